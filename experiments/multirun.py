@@ -1,94 +1,73 @@
-"""Hydra's own sweep, `-m`: for a handful of runs; `python -m sweeps` is the way for more.
+"""`-m`: a handful of runs, one after another here or by a launcher of Hydra's.
 
-Hydra splits the commas and launches; each job composes its configuration as a single run does, so
-folders, hashes and resume are the same. Limits of Hydra's Slurm launcher (it waits, and calls a
-failed job completed) are in docs/cluster.md.
+Commas, ranges and globs are Hydra's; each run composes its configuration as a single one does, so
+folders, hashes and resume are the same. `python -m sweeps` is the way for more. Limits of Hydra's
+Slurm launcher (it waits, and calls a failed job completed) are in docs/cluster.md.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-import os
 import sys
-from typing import Any
 
 from experiments.config import help_text
-from experiments.config.compose import load, options_of, readable, register_resolvers
-from experiments.config.schema import CONF, GROUPS, Config
-from experiments.runtime.command import Interrupted, print_error
+from experiments.config.compose import load, readable, register_resolvers
+from experiments.config.schema import CONF, Config
+from experiments.runtime.command import print_error
 from experiments.training import run_folder
 from routing.errors import UserError
 from routing.parsing import check_word
 
-_sweeping = 0  # the process whose jobs run one after another in it
-_failed: list[str] = []
 _MOST = 10_000  # runs one after another; each is composed and checked before the first
 
 
-class _Stop(BaseException):
-    """A stop that was asked for; Hydra would take an Exception for the failure of one job."""
+def _run(config: Config) -> None:
+    if config.dry:
+        help_text.dry_run(config)
+        return
+    from experiments.training.session import train
 
-    def __init__(self, asked: Interrupted) -> None:
-        super().__init__(str(asked))
-        self.asked = asked
+    train(config)
 
 
-def job(cfg: object) -> str:
-    """Train one job of a Hydra sweep (dry=true: print it); return its run folder."""
+def job(cfg: object) -> None:
+    """Train one job of a launcher of Hydra's (dry=true: print it)."""
     from hydra.core.hydra_config import HydraConfig
 
-    overrides = [text for text in HydraConfig.get().overrides.task if not text.startswith("hydra")]
-    here = os.getpid() == _sweeping
-    try:
-        config = load(overrides)
-        if config.dry:
-            help_text.dry_run(config)
-            return ""
-        from experiments.training.session import train
-
-        return str(train(config))
-    except Interrupted as asked:
-        if here:
-            raise _Stop(asked) from None
-        raise
-    except UserError as error:
-        # One run that diverged is no reason to give up the others; Hydra would print a traceback.
-        if here:
-            print_error(error)
-            _failed.append(" ".join(overrides))
-            return ""
-        raise
+    words = HydraConfig.get().overrides.task
+    _run(load([word for word in words if not word.startswith("hydra")]))
 
 
-def _check(words: list[str]) -> list[Config]:
-    """Refuse what no job may have; return the runs, or [] where Hydra alone knows them."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+def _split(words: list[str]) -> list[list[str]]:
+    """Return the overrides of each run, as Hydra reads these."""
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import Glob
     from hydra.errors import HydraException
 
-    if any(word.startswith("hydra/sweeper") for word in words):
-        return []
-    own = [word for word in words if not word.startswith(("-", "hydra"))]
-    for word in own:
+    for word in words:
         check_word(word)
+    lists = {}
     try:
-        parsed = OverridesParser.create().parse_overrides(own)
-        count = math.prod(_values(one) for one in parsed)
-        if not 1 <= count <= _MOST:
-            raise UserError(f"-m: {' '.join(own)} makes {count:,} runs; expected 1 to {_MOST:,}")
-        if any(isinstance(one.value(), Glob) for one in parsed):
-            return []  # the names of a group's files, which Hydra puts in
-        jobs = [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            loader = GlobalHydra.instance().config_loader()
+            for one in OverridesParser.create(loader).parse_overrides(words):
+                key = one.get_key_element()
+                if one.is_discrete_sweep():
+                    values = list(itertools.islice(one.sweep_string_iterator(), _MOST + 1))
+                else:  # `ValueError` for an interval, which a sweeper samples
+                    values = [one.get_value_element_as_str()]
+                lists[key] = [f"{key}={value}" for value in values]
     except (HydraException, ValueError, OverflowError) as error:
-        if isinstance(error, UserError):
-            raise
         reason = " ".join(str(error).split("\n")[0].split())
         raise UserError(
-            f"-m cannot read {' '.join(own)} ({reason}); values are separated by commas, as in "
+            f"-m cannot read {' '.join(words)} ({reason}); values are separated by commas, as in "
             "route=none,2-8, or made by range(0,3)"
         ) from None
-    return [load(list(overrides)) for overrides in jobs]
+    if not 1 <= math.prod(map(len, lists.values())) <= _MOST:
+        raise UserError(f"-m: {' '.join(words)} makes no run, or more than {_MOST:,}")
+    return [list(one) for one in itertools.product(*lists.values())]
 
 
 def _summed_up(runs: list[Config]) -> str:
@@ -98,65 +77,58 @@ def _summed_up(runs: list[Config]) -> str:
         for either in (run.settled() for run in runs)
         if not any(run_folder.finished(one.folder, one.train.steps) for one in either)
     ]
-    root = runs[0].paths.runs
-    text = f"-m: {len(runs) - len(left)} of {len(runs)} runs are done, in {root}"
-    if left:
-        some = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
-        text += f"; not done: {some} (their logs are below {root}/.multirun)"
-    return text
+    text = f"-m: {len(runs) - len(left)} of {len(runs)} runs are done, in {runs[0].paths.runs}"
+    return f"{text}; not done: {', '.join(left[:4])}{', ...' * (len(left) > 4)}" if left else text
 
 
-def _values(override: Any) -> int:
-    """Return how many values an override sweeps over, without making them."""
-    from hydra.core.override_parser.types import ChoiceSweep, Glob, RangeSweep
-
-    value = override.value()
-    if isinstance(value, RangeSweep):
-        start, stop, step = float(value.start or 0), float(value.stop or 0), float(value.step)
-        return max(0, math.ceil((stop - start) / step)) if step else 0
-    if isinstance(value, Glob):
-        group = override.key_or_group
-        return len(value.filter(options_of(group))) if group in GROUPS else 0
-    return len(value.list) if isinstance(value, ChoiceSweep) else 1
-
-
-def multirun(argv: list[str]) -> int:
-    """Run Hydra's `-m` with these arguments.
-
-    Raises:
-        UserError: A job that cannot run or did not end well; Python 3.14, whose argparse Hydra
-            1.3.8's decorator does not pass.
-        Interrupted: A signal asked for a stop; the jobs after this one do not start.
-    """
-    global _sweeping
+def _launched(words: list[str]) -> None:
+    """Let Hydra run the jobs, through the launcher and the sweeper that its words name."""
     import hydra
 
     if sys.version_info >= (3, 14) and hydra.__version__.startswith("1.3"):
         raise UserError(
-            f"-m needs Hydra 1.4 on Python {sys.version_info.major}.{sys.version_info.minor} "
-            f"(hydra-core {hydra.__version__} "
-            "is installed): python -m sweeps launch does the same here"
+            f"Hydra's launchers need Hydra 1.4 on Python 3.14 ({hydra.__version__} is installed): "
+            "python -m sweeps launch does the same here"
         )
-    # Flags and Hydra's own words as they are.
-    argv = [readable(w) if "=" in w and not w.startswith(("-", "hydra")) else w for w in argv]
-    runs = _check(argv)
-    if not any(word.startswith("hydra.sweep.dir=") for word in argv):
+    if not any(word.startswith("hydra.sweep.dir=") for word in words):
         # Hydra's own record of the sweep goes beside the runs, not into the current folder.
-        argv = [*argv, "hydra.sweep.dir=${runs:}/.multirun/${now:%Y-%m-%d_%H-%M-%S}"]
-    _failed.clear()
-    held, sys.argv, _sweeping = sys.argv, [sys.argv[0], *argv], os.getpid()
+        words = [*words, "hydra.sweep.dir=${runs:}/.multirun/${now:%Y-%m-%d_%H-%M-%S}"]
+    held, sys.argv = sys.argv, [sys.argv[0], *words]
     try:
         register_resolvers()
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
-    except _Stop as stop:
-        raise stop.asked from None
     except SystemExit as end:
         if end.code:
             raise UserError("-m: Hydra or one of these runs failed; it says why above") from None
     finally:
         sys.argv = held
+
+
+def multirun(argv: list[str]) -> int:
+    """Run each of the runs that these arguments make; one that fails leaves the others.
+
+    Raises:
+        UserError: A run that cannot start or did not end well.
+        Interrupted: A signal asked for a stop; the runs after this one do not start.
+    """
+    # Flags and Hydra's own words as they are.
+    theirs = [word for word in argv if word.startswith(("-", "hydra"))]
+    own = [readable(word) if "=" in word else word for word in argv if word not in theirs]
+    sampled = any(word.startswith("hydra/sweeper") for word in theirs)  # it alone knows the runs
+    runs, failed = [] if sampled else [load(words) for words in _split(own)], []
+    try:
+        if {*theirs} - {"-m", "--multirun"}:
+            _launched([*theirs, *own])
+            return 0
+        for config in runs:
+            try:
+                _run(config)
+            except UserError as error:  # no reason to give up the others
+                print_error(error)
+                failed.append(config.name)
+    finally:
         if runs and not runs[0].dry:
             print(_summed_up(runs), flush=True)
-    if _failed:
-        raise UserError(f"{len(_failed)} of the runs did not end well: {'; '.join(_failed)}")
+    if failed:
+        raise UserError(f"{len(failed)} of the runs did not end well: {'; '.join(failed)}")
     return 0

@@ -1,14 +1,13 @@
 """Launch, retry and cancel: look, decide and submit under one lock, so nothing goes out twice."""
 
 import contextlib
-import re
-import shutil
 import sys
 import time
 import traceback
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 from experiments.runtime.files import atomic_write, locked
@@ -16,73 +15,46 @@ from routing.errors import UserError
 from sweeps import SweepError, run_status
 from sweeps.jobs import pool, slurm
 from sweeps.jobs.cluster_resources import Resources
-from sweeps.jobs.job import REQUEUE, STOPPED, GivenUp, Job, RunFailed, execute
+from sweeps.jobs.job import REQUEUE, STOPPED, Job
 from sweeps.jobs.sweep_folder import JobBatch, Sweep, snapshot
 from sweeps.planning.grid import ENTRIES, Grid
 from sweeps.planning.planned_runs import Plan, PlannedRun
 
 Say = Callable[[str], None]
 Runs = list[PlannedRun]
+LIVE = "in the queue or running"
 
 
-@dataclass
-class Launched:
-    """What a launch did."""
-
-    submitted: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)  # in this process only
-    stopped: bool = False
-
-    @property
-    def well(self) -> bool:
-        """Whether nothing failed or was stopped."""
-        return not (self.failed or self.stopped)
-
-
-def launch(made: Plan, resources: Resources, say: Say = print) -> Launched:
+def launch(made: Plan, resources: Resources, say: Say = print) -> Runs | None:
     """Submit what is missing of a plan (not done, not live, not failed); `say` takes lines.
 
-    `SweepError` if the scheduler refuses; nothing is noted as submitted then.
+    Return the runs that failed in this process, None if nothing was missing. `SweepError` if the
+    scheduler refuses; nothing is noted as submitted then.
     """
     sweep = Sweep(made.root, made.grid.name)
-    with locked(sweep.locked_folder, wait_s=60.0):
+    with locked(sweep.locked_folder, wait_s=60.0), _taken_back(sweep):
         runs, noted = missing(sweep, made.runs, say)
-        with _taken_back(sweep, ()):
-            sweep.add(made.grid.title, noted)
-            if not runs:
-                say("nothing to submit")
-                return Launched()
-            batch = _submit(sweep, runs, resources, made.grid.code, say)
+        sweep.add(made.grid.title, noted)
+        if not runs:
+            say("nothing to submit")
+            return None
+        batch = _submit(sweep, runs, resources, made.grid.code, say)
     return _run_here(sweep, runs, batch, say)
 
 
 @contextlib.contextmanager
-def _taken_back(sweep: Sweep, runs: Sequence[PlannedRun]) -> Iterator[None]:
-    """Leave the disk as it was if a submission is refused; the caller holds the lock."""
+def _taken_back(sweep: Sweep) -> Iterator[None]:
+    """Leave nothing noted of a submission that is refused; the caller holds the lock."""
     files = [sweep.path / "sweep.json", sweep.path / "batches.jsonl"]
-    files += [sweep.attempts(run.name).path for run in runs]
-    before = {path: path.read_bytes() if path.is_file() else None for path in files}
-    code = set(sweep.snapshots.glob("*"))
+    before = {path: path.read_bytes() for path in files if path.is_file()}
     try:
         yield
-    except slurm.Unsure:
-        raise
     except SweepError:
-        for path, content in before.items():
-            if content is None:
-                path.unlink(missing_ok=True)
+        for path in files:
+            if path in before:
+                atomic_write(path, before[path])
             else:
-                atomic_write(path, content)
-        # What submitit had prepared: of a job it is renamed after its id, or a link to that.
-        prepared = re.compile(r"(\.submission_file_)?[0-9a-f]{32}\.(pkl|sh)")
-        for path in sweep.logs.glob("*"):
-            if prepared.fullmatch(path.name) and not path.is_symlink():
-                path.unlink()
-        for path in set(sweep.snapshots.glob("*")) - code:
-            shutil.rmtree(path)
-        for folder in (sweep.logs, sweep.path, sweep.snapshots):
-            with contextlib.suppress(OSError):  # not empty, or never there
-                folder.rmdir()
+                path.unlink(missing_ok=True)
         raise
 
 
@@ -95,31 +67,30 @@ def _known(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[run_status.RunStatu
 
 def missing(sweep: Sweep, runs: Sequence[PlannedRun], say: Say) -> tuple[Runs, Runs]:
     """Return the runs that need a job, and those to note; say how many need none and why."""
-    said = {"done": "done", "live": "in the queue or running"}
-    said["failed"] = f"failed: python -m sweeps retry {sweep.name}"
-    found = {}
+    known, why = sweep.runs(), {}
     for row in _known(sweep, runs):
-        found[row.run.name] = "live" if row.live else row.state
         if row.sweep:
-            found[row.run.name] = f"by {row.sweep}"
-            said[f"by {row.sweep}"] = f"{row.why}: python -m sweeps status {row.sweep}"
-    for what, text in said.items():
-        if count := list(found.values()).count(what):
-            say(f"{count} of {len(runs)} {text}")
+            why[row.run.name] = f"{row.why}: python -m sweeps status {row.sweep}"
+        elif row.live:
+            why[row.run.name] = LIVE
+        elif row.state in ("done", "failed"):
+            retry = f": python -m sweeps retry {sweep.name}"
+            why[row.run.name] = row.state + (retry if row.state == "failed" else "")
+    for text, count in Counter(why.values()).items():
+        say(f"{count} of {len(runs)} {text}")
     # A live run, and a retry of it, keeps the words that it was submitted with.
-    known = sweep.runs()
-    noted = [run for run in runs if found[run.name] != "live" or run.name not in known]
-    return [run for run in noted if found[run.name] not in said], noted
+    noted = [run for run in runs if why.get(run.name) != LIVE or run.name not in known]
+    return [run for run in runs if run.name not in why], noted
 
 
 def retry(
     sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, say: Say = print,
     found: Grid | None = None,
-) -> Launched:  # fmt: skip
+) -> Runs | None:  # fmt: skip
     """Submit failed and stopped runs of a sweep again; each goes on from its last checkpoint.
 
-    `found` is its grid, if that is one in Python; `SweepError` for code that neither it nor this
-    suite has, as the sweep's file may name.
+    It returns what `launch` does. `found` is its grid, if that is one in Python; `SweepError` for
+    code that neither it nor this suite has, as the sweep's file may name.
     """
     known = {*ENTRIES.values(), *(found.commands.values() if found else ())}
     if others := {run.entry for run in runs} - known:
@@ -127,42 +98,34 @@ def retry(
             f"sweep {sweep.name} runs {', '.join(sorted(others))}, a command of a grid in Python; "
             f"type python -m sweeps retry PATH/{sweep.name}.py"
         )
-    with locked(sweep.locked_folder, wait_s=60.0):
-        rows = _known(sweep, runs)
-        names = {row.run.name for row in rows if row.state in ("failed", "stopped")}
-        chosen = [run for run in runs if run.name in names]
+    with locked(sweep.locked_folder, wait_s=60.0), _taken_back(sweep):
+        due = {r.run.name for r in _known(sweep, runs) if r.state in ("failed", "stopped")}
+        chosen = [run for run in runs if run.name in due]
         if not chosen:
             say("nothing has failed or stopped")
-            return Launched()
-        with _taken_back(sweep, chosen):
-            for run in chosen:
-                sweep.attempts(run.name).note("retry")
-            batch = _submit(sweep, chosen, resources, found.code if found else None, say)
+            return None
+        batch = _submit(sweep, chosen, resources, found.code if found else None, say)
     return _run_here(sweep, chosen, batch, say)
 
 
 def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Say = print) -> int:
     """Cancel live runs (what they have saved stays); return how many."""
+    count, ids = 0, []
     with locked(sweep.locked_folder, wait_s=60.0):
-        rows = _known(sweep, runs)
         latest = sweep.latest_batches()
-        ids: list[str] = []
-        count = 0
-        for row in rows:
-            if row.sweep and row.live:
-                say(f"{row.run.name}: {row.why}: python -m sweeps cancel {row.sweep}")
-            if row.sweep or not row.live:
-                continue
-            batch = latest[row.run.name]
-            if batch.kind == "debug":
-                say(f"{row.run.name}: runs in another shell: press Ctrl-C there")
-                continue
-            sweep.attempts(row.run.name).note("cancelled")
-            if batch.kind == "slurm":
-                ids.append(row.job)
+        for row in [row for row in _known(sweep, runs) if row.live]:
+            name, batch = row.run.name, latest.get(row.run.name)
+            if row.sweep or batch is None:
+                say(f"{name}: {row.why}: python -m sweeps cancel {row.sweep}")
+            elif batch.kind == "debug":
+                say(f"{name}: runs in another shell: press Ctrl-C there")
             else:
-                pool.cancel(sweep, batch.name, row.run.name)
-            count += 1
+                sweep.note(name, "cancelled")
+                count += 1
+                if batch.kind == "slurm":
+                    ids.append(row.job)
+                else:
+                    pool.cancel(sweep, batch.name, name)
         slurm.cancel(ids)
     say(f"cancelled {count} of {len(runs)} runs" if count else "nothing is in the queue or running")
     return count
@@ -176,8 +139,7 @@ def _submit(
     The name of what is noted, also the jobs', finds a submission that is cut off; hence more runs
     than an array may have are several, each of which starts when the one before it has ended.
     """
-    kind, after = resources.kind, ""
-    ids: dict[str, str] = {}
+    kind, after, jobs = resources.kind, "", []
     limit = slurm.max_array() if kind == "slurm" else len(runs)
     copied = "" if kind == "debug" else snapshot(sweep.snapshots, own=code).name
     for start in range(0, len(runs), limit):
@@ -190,42 +152,43 @@ def _submit(
         if kind == "debug":
             return batch
         if kind == "slurm":
-            found = slurm.submit(sweep, part, resources, batch, after)
+            ids = slurm.submit(sweep, part, resources, batch, after)
         else:
-            found = pool.start(sweep, part, resources, batch)
-        sweep.submitted(batch.name, found)
-        ids, after = ids | found, found[part[0].name].split("_")[0]
-    if kind == "slurm":
-        place = f"job {', '.join(sorted({i.split('_')[0] for i in ids.values()}, key=int))}"
-        place += f", at most {resources.throttle} at once" if len(runs) > 1 else ""
-    else:
-        workers = min(resources.workers, len(runs))
-        place = f"{workers} worker{'s' * (workers > 1)} on this machine"
+            ids = pool.start(sweep, part, resources, batch)
+        sweep.submitted(batch.name, ids)
+        after = ids[part[0].name].split("_")[0]
+        jobs.append(after)
+    place = f"job {', '.join(jobs)}, at most {resources.throttle} at once"
+    if kind == "local":
+        place = f"a pool of {min(resources.workers, len(runs))} on this machine"
     say(f"submitted {len(runs)} run{'s' * (len(runs) > 1)} as {place}; code {copied}")
     say(f"python -m sweeps status {sweep.name}")
     return batch
 
 
-def _run_here(sweep: Sweep, runs: Sequence[PlannedRun], batch: JobBatch, say: Say) -> Launched:
-    """Run what is debugged one after the other: a failure is shown and the next one starts."""
-    found = Launched([run.name for run in runs])
+def _run_here(sweep: Sweep, runs: Sequence[PlannedRun], batch: JobBatch, say: Say) -> Runs:
+    """Run what is debugged one after the other; return those that failed, which are shown.
+
+    `SystemExit` if one was asked to stop.
+    """
+    failed = []
     for number, run in enumerate(runs if batch.kind == "debug" else (), 1):
         say(f"--- {number}/{len(runs)}  {run.name}  {run.label}")
         try:
-            execute(Job.of(sweep, run, batch))
+            Job.of(sweep, run, batch)()
         except SystemExit as exit_:
             if exit_.code in (REQUEUE, STOPPED):
                 say("stopped; the same command goes on")
-                found.stopped = True
-                break
+                raise SystemExit(1) from None
             raise
         except Exception as error:
             text = "".join(traceback.format_exception(error))
             sweep.logs.mkdir(parents=True, exist_ok=True)
             (sweep.logs / f"{batch.name}_{run.name}.err").write_text(text)
             # What a run says of itself is a sentence; the place in the code is in the log.
-            own = isinstance(error, UserError | RunFailed | GivenUp)
             with contextlib.suppress(OSError):
-                sys.stderr.write(f"error: {error}\n" if own else text)
-            found.failed.append(run.name)
-    return found
+                sys.stderr.write(f"error: {error}\n" if isinstance(error, UserError) else text)
+            failed.append(run)
+    if failed:
+        say(f"{len(failed)} of {len(runs)} failed")
+    return failed

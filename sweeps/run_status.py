@@ -2,12 +2,12 @@
 
 import contextlib
 import functools
-import heapq
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -20,8 +20,14 @@ from sweeps.jobs.job import KILLED, host
 from sweeps.jobs.sweep_folder import JobBatch, Sweep, all_sweeps
 from sweeps.planning.planned_runs import PlannedRun
 
-# In the order of the table.
-STATES = ("running", "starting", "failed", "requeued", "pending", "stopped", "new", "done")
+POOL = "waits for a worker"
+LIVE = ("running", "starting", "requeued", "pending")
+# In the order of the table, with their colours, legible on dark and on light: blue vanishes on
+# black, yellow and cyan on white.
+STATES = {
+    "running": "green", "starting": "green", "failed": "bold red", "requeued": "magenta",
+    "pending": "magenta", "stopped": "magenta", "new": "dim", "done": "",
+}  # fmt: skip
 
 
 @dataclass
@@ -46,19 +52,12 @@ class RunStatus:
     trained: float = 0.0  # those of them spent on steps
 
     @property
-    def progress(self) -> str:
-        """`120/1000`, or what is known of it."""
-        return "" if self.steps is None else f"{self.step or 0}/{self.steps}"
-
-    @property
     def live(self) -> bool:
         """Whether a job for it is in a queue or running."""
-        return self.state in ("running", "starting", "requeued", "pending")
+        return self.state in LIVE
 
 
 Jobs = dict[str, slurm.QueueJob]
-# PENDING, RUNNING, another state of Slurm's, or "" for a run's latest job, and what Slurm knows.
-JobState = tuple[str, slurm.QueueJob | None]
 Queue = Callable[[], tuple[Jobs, str]]
 
 
@@ -84,10 +83,9 @@ def statuses(
     known = sweep.runs()
     chosen = {run.name: run for run in (known.values() if runs is None else runs)}
     # All of them: how long the others take is what an estimate is made of.
-    every = known | chosen
     rows = {
         name: _status(sweep, run, latest.get(name), jobs.get(name), trouble)
-        for name, run in every.items()
+        for name, run in (known | chosen).items()
     }
     for other in all_sweeps(sweep.root):
         left = {name for name, row in rows.items() if not row.live and row.state != "done"}
@@ -96,32 +94,36 @@ def statuses(
         jobs, silent = ask(other, theirs, queue, history=False)
         trouble = trouble or silent
         for name, batch in theirs.items():
-            if jobs[name][0] in ("PENDING", "RUNNING"):
+            if jobs[name].live:
                 rows[name] = _status(other, rows[name].run, batch, jobs[name], silent)
                 rows[name].sweep, rows[name].why = other.name, f"queued by sweep {other.name}"
     estimate(list(rows.values()), latest)
     shown = [row for name, row in rows.items() if name in chosen]
-    return sorted(shown, key=lambda row: STATES.index(row.state)), trouble
+    return sorted(shown, key=lambda row: [*STATES].index(row.state)), trouble
 
 
 def ask(
     sweep: Sweep, latest: Mapping[str, JobBatch], queue: Queue, history: bool = True
-) -> tuple[dict[str, JobState], str]:
+) -> tuple[Jobs, str]:
     """Ask Slurm (two calls at most) and the pools about the latest jobs of runs, by run."""
     batches = {batch.name: batch for batch in latest.values()}.values()
     pools = {b.name: pool.states(sweep, b.name) for b in batches if b.kind == "local"}
-    on_slurm = {run: batch for run, batch in latest.items() if batch.kind == "slurm"}
-    queued, trouble = queue() if on_slurm else ({}, "")
+    queued, trouble = queue() if any(b.kind == "slurm" for b in batches) else ({}, "")
     adopt(sweep, batches, queued)
-    ids = [batch.ids[run] for run, batch in on_slurm.items() if run in batch.ids]
-    gone = [i for i in ids if i not in queued]
-    known = slurm.history(gone) if history and gone and not trouble else {}
-    states: dict[str, JobState] = {}
+    ids = {run: batch.ids.get(run, "") for run, batch in latest.items()}
+    gone = [ids[run] for run, b in latest.items() if b.kind == "slurm" and ids[run] not in queued]
+    known = slurm.history(gone) if history and any(gone) and not trouble else {}
+    jobs = {}
     for run, batch in latest.items():
-        states[run] = pools.get(batch.name, {}).get(run, ""), None
-        if batch.kind == "slurm":
-            states[run] = _slurm_state(batch, batch.ids.get(run, ""), queued, known)
-    return states, trouble
+        job = queued.get(ids[run])
+        # Another job may bear the same id after a cluster was set up anew: the name tells.
+        if job is None or job.name != batch.name:
+            job = known.get(ids[run], slurm.QueueJob(ids[run], ""))
+        if batch.kind == "local":
+            state = pools[batch.name].get(run, "")
+            job = slurm.QueueJob(ids[run], state, POOL)
+        jobs[run] = job
+    return jobs, trouble
 
 
 def adopt(sweep: Sweep, batches: Iterable[JobBatch], queued: Jobs) -> None:
@@ -137,39 +139,33 @@ def adopt(sweep: Sweep, batches: Iterable[JobBatch], queued: Jobs) -> None:
             sweep.submitted(batch.name, ids, "found in the queue")
 
 
-def _slurm_state(batch: JobBatch, job_id: str, queued: Jobs, known: Jobs) -> JobState:
-    job = queued.get(job_id)
-    # Another job may bear the same id after a cluster was set up anew: the name tells.
-    if job is None or job.name != batch.name:
-        job = known.get(job_id)
-    elif job.live:
-        return ("RUNNING" if job.state in slurm.RUNNING else "PENDING"), job
-    return (job.state if job else ""), job
-
-
 def _status(
-    sweep: Sweep, run: PlannedRun, batch: JobBatch | None, state: JobState | None, trouble: str
+    sweep: Sweep, run: PlannedRun, batch: JobBatch | None, job: slurm.QueueJob | None, trouble: str
 ) -> RunStatus:
     row = RunStatus(run, "new", steps=run.steps)
-    events = sweep.attempts(run.name).events() if batch else []
-    row.attempts = sum(e["event"] == "start" for e in events)
-    row.elapsed = _spent(events, 0.0)
+    events = sweep.events(run.name) if batch else []
+    starts = [event for event in events if event["event"] == "start"]
+    row.attempts, row.elapsed = len(starts), _spent(events, 0.0)
     if sweep.is_done(run):
         return _done(row)
-    if batch is None or state is None:
+    if batch is None or job is None:
         return row
-    row.job, (found, job) = batch.ids.get(run.name, ""), state
-    row.node = job.node if job else ""
-    if found == "RUNNING" or (batch.kind == "debug" and _lives(events)):
-        return _running(row, events, batch)
+    row.job, row.node = batch.ids.get(run.name, ""), job.node
     row.step = run.saved_step if run.trains else None
-    if found == "PENDING":
+    # Those of an earlier submission may have been killed: what they said last is old.
+    times = [e["time"] for e in starts if e.get("batch", batch.name) == batch.name]
+    if job.running or (batch.kind == "debug" and _lives(events)):
+        return _running(row, events, times)
+    if job.live:
         row.state = "requeued" if row.attempts else "pending"
-        row.why = "waits for a worker" if job is None else job.reason.replace("None", "")
-        if job and "held" in job.reason.lower():
-            row.why, row.held = f"held ({job.reason}): scontrol release {job.id}", True
+        row.why = job.reason.replace("None", "")
+        if "held" in job.reason.lower():
+            row.held = True
+            row.why = f"held ({job.reason}): scontrol release {job.id}"
         return row
-    return _ended(sweep, row, batch, events, found, job, trouble)
+    last = events[-1] if events and (times or events[-1]["event"] == "cancelled") else {}
+    row.state, row.why = _ended(sweep, row, batch, last, events, job, trouble)
+    return row
 
 
 def _lives(events: Sequence[Mapping[str, Any]]) -> bool:
@@ -207,16 +203,12 @@ def _done(row: RunStatus) -> RunStatus:
     return row
 
 
-def _running(row: RunStatus, events: list[dict[str, Any]], batch: JobBatch) -> RunStatus:
-    run, starts = row.run, [event for event in events if event["event"] == "start"]
-    # Those of an earlier submission may have been killed: what they said last is old.
-    times = [event["time"] for event in starts if event.get("batch", batch.name) == batch.name]
-    row.state = "running" if times and not run.trains else "starting"
-    row.step = run.saved_step if run.trains else None
+def _running(row: RunStatus, events: list[dict[str, Any]], times: list[float]) -> RunStatus:
+    row.state = "running" if times and not row.run.trains else "starting"
     if not times:
         return row
     row.elapsed = _spent(events, time.time())
-    beat = run_folder.read(Path(run.folder) / "status.json") if run.trains else {}
+    beat = run_folder.read(Path(row.run.folder) / "status.json") if row.run.trains else {}
     now = number(beat, "time") or 0.0
     if now < max(times):  # of an earlier attempt
         return row
@@ -230,39 +222,36 @@ def _running(row: RunStatus, events: list[dict[str, Any]], batch: JobBatch) -> R
 
 
 def _ended(
-    sweep: Sweep, row: RunStatus, batch: JobBatch, events: list[dict[str, Any]], found: str,
-    job: slurm.QueueJob | None, trouble: str,
-) -> RunStatus:  # fmt: skip
-    last = events[-1] if events else {}
-    of_rank_0 = [e for e in events if e["event"] == "end" and e.get("rank") == 0]
-    if last.get("event") in ("retry", "cancelled"):
-        cancelled, last = last["event"] == "cancelled", {}
-    else:
-        cancelled = found == "CANCELLED"
-    if last.get("how") in ("failed", "given up"):
+    sweep: Sweep, row: RunStatus, batch: JobBatch, last: Mapping[str, Any],
+    events: Sequence[Mapping[str, Any]], job: slurm.QueueJob, trouble: str,
+) -> tuple[str, str]:  # fmt: skip
+    """Return the state and the reason of a run without a job; `last` is its job's last word."""
+    how = last.get("how")
+    if how in ("failed", "given up"):
         # Other ranks fail because the first one does.
-        told = next((e for e in of_rank_0[-1:] if e.get("how") in ("failed", "given up")), last)
-        row.state, where = "failed", told.get("where")
-        row.why = " ".join(str(told.get("error", "")).split()) + (f"  ({where})" if where else "")
-    elif last.get("how") == "done":
-        row.why = "more steps are wanted" if row.run.trains else "its run has gone on since"
-    elif cancelled or last.get("how") == "stopped":
-        row.state, row.why = "stopped", "cancelled" if cancelled else str(last.get("signal", ""))
-    elif trouble and batch.kind == "slurm":
-        row.state = "starting" if row.attempts else "pending"
-        row.why = "unknown: Slurm does not answer"
-    elif not batch.ids and not events:
-        row.state, row.why = "new", "its submission was cut off"
-    elif last.get("event") != "start" and not found:
+        ends = [e for e in events if e["event"] == "end" and e.get("rank") == 0]
+        told = next((e for e in ends[-1:] if "error" in e), last)
+        where = f"  ({told['where']})" if told.get("where") else ""
+        return "failed", " ".join(str(told.get("error", "")).split()) + where
+    if how == "done":
+        why = "more steps are wanted" if row.run.trains else "its run has gone on since"
+        return "stopped", why
+    if last.get("event") == "cancelled" or job.state == "CANCELLED":
+        return "stopped", "cancelled"
+    if how == "stopped":
+        return "stopped", str(last.get("signal", ""))
+    if trouble and batch.kind == "slurm":
+        return "starting" if row.attempts else "pending", "unknown: Slurm does not answer"
+    if not batch.ids and not last:
+        return "new", "its submission was cut off"
+    if last.get("event") != "start" and not job.state:
         # A task that is cancelled while it waits leaves no trace where there is no accounting.
-        row.state, row.why = "stopped", "its job is gone"
-    else:
-        said, remarks = tail(sweep.log(batch, row.run.name, "err"))
-        cause = in_words(found, job, remarks)
-        row.state, row.why = "failed", f"{cause}, saved step {row.step or 0}"
-        # Whom a signal ended had no last word.
-        row.why += f": {said}" if said and not cause.startswith("killed") else ""
-    return row
+        return "stopped", "its job is gone"
+    said, remarks = tail(sweep.log(batch, row.run.name, "err"))
+    cause = in_words(job, remarks)
+    # Whom a signal ended had no last word.
+    said = f": {said}" if said and not cause.startswith("killed") else ""
+    return "failed", f"{cause}, saved step {row.step or 0}{said}"
 
 
 _ENDS = {
@@ -276,15 +265,16 @@ _ENDS = {
 }
 
 
-def in_words(state: str, job: slurm.QueueJob | None, remarks: str) -> str:
+def in_words(job: slurm.QueueJob, remarks: str) -> str:
     """Return why a job ended that has left no word itself.
 
-    `state` is Slurm's or a pool's, or ""; the exit code is `CODE:SIGNAL` by accounting, 128 +
-    SIGNAL from a shell; `remarks` of Slurm in the log are such as `srun: error: task 0: Killed`.
+    Its exit code is `CODE:SIGNAL` by accounting, 128 + SIGNAL from a shell; `remarks` of Slurm in
+    the log are such as `srun: error: task 0: Killed`.
     """
+    state = job.state
     if state not in ("", "FAILED"):
         return _ENDS.get(state, state)
-    code, _, number = (job.exit if job else "").partition(":")
+    code, _, number = job.exit.partition(":")
     killed = int(number or 0) or max(0, int(code or 0) - 128)
     died = re.findall(r"tasks? [\d,-]+: (?!Exited)([A-Z][A-Za-z ]+)", remarks)
     if killed == 9 or "Killed" in died:
@@ -295,16 +285,10 @@ def in_words(state: str, job: slurm.QueueJob | None, remarks: str) -> str:
     return f"{_ENDS.get(state, state)}{exit_code}"
 
 
-def tail(path: Path | None, size: int = 4096) -> tuple[str, str]:
+def tail(path: Path | None) -> tuple[str, str]:
     """Return the last line of a log that a run wrote, and what Slurm put beside it."""
-    if path is None:
-        return "", ""
-    try:
-        with path.open("rb") as handle:
-            handle.seek(max(0, path.stat().st_size - size))
-            lines = handle.read().decode(errors="replace").splitlines()
-    except OSError:
-        return "", ""
+    written = path.read_bytes()[-4096:] if path is not None and path.is_file() else b""
+    lines = written.decode(errors="replace").splitlines()
     theirs = ("srun:", "slurmstepd", "submitit ")
     own = [line.strip() for line in lines if line.strip() and not line.startswith(theirs)]
     return "".join(own[-1:])[:300], "\n".join(line for line in lines if line.startswith(theirs))
@@ -331,45 +315,38 @@ def estimate(rows: Sequence[RunStatus], latest: Mapping[str, JobBatch]) -> None:
     best from one that differs in the seed alone. Pending runs take the places of those before
     them, as many at once as run now (or as the throttle allows, where that is what they wait for).
     """
+
+    def left(row: RunStatus) -> float:
+        like = max(len(_kind(row) & other) for other, _ in known)
+        rate = fmean([rate for other, rate in known if len(_kind(row) & other) == like])
+        return max(1.0, rate * (row.steps or 1) - row.elapsed)
+
     done = [row for row in rows if row.state == "done" and row.elapsed > 0]
-    beside = _mean([row.elapsed - row.trained for row in done if row.trained])
+    beside = fmean([row.elapsed - row.trained for row in done if row.trained] or [0.0])
     known = [(_kind(row), row.elapsed / max(1, row.step or row.steps or 1)) for row in done]
     active = [row for row in rows if row.state in ("running", "starting")]
-    for row in active:
-        if row.eta is not None:
-            same = [rate for kind, rate in known if kind == _kind(row)]
-            other = _mean(same) * (row.steps or 1) - row.elapsed if same else row.eta
-            row.eta = max(1.0, row.eta + (0.0 if same else beside), other)
-    known += [(_kind(r), (r.elapsed + r.eta) / (r.steps or 1)) for r in active if r.eta is not None]
+    told = [row for row in active if row.eta is not None]
+    for row in told:
+        alike = any(kind == _kind(row) for kind, _ in known)
+        row.eta = max(1.0, row.eta or 0.0, left(row)) if alike else (row.eta or 0.0) + beside
+    known += [(_kind(row), (row.elapsed + (row.eta or 0.0)) / (row.steps or 1)) for row in told]
     known = known[-64:]  # thousands of rows are compared with each
     if not known:
         return
-
-    def left(row: RunStatus) -> float:
-        kind = _kind(row)
-        like = max(len(kind & other) for other, _ in known)
-        rate = _mean([rate for other, rate in known if len(kind & other) == like])
-        return max(1.0, rate * (row.steps or 1) - row.elapsed)
-
     for row in active:
         row.eta = left(row) if row.eta is None else row.eta
     waiting = [row for row in rows if row.state in ("pending", "requeued") and not row.held]
     batches = [latest[row.run.name] for row in waiting if row.run.name in latest]
     # The throttle of an array, the workers of a pool.
-    kinds = {"local": "workers", "slurm": "throttle"}
-    most = max((number(b.resources, kinds.get(b.kind, "")) or 1 for b in batches), default=1)
-    limited = any(row.why == "JobArrayTaskLimit" for row in waiting)
-    limited = limited or not active or any(batch.kind == "local" for batch in batches)
-    count = max(1, min(int(most), len(active) + len(waiting))) if limited else len(active)
-    free = sorted(row.eta or 0.0 for row in active) + [0.0] * (count - len(active))
-    heapq.heapify(free)
+    limits = [number(b.resources, "workers" if b.kind == "local" else "throttle") for b in batches]
+    limited = not active or any(row.why in ("JobArrayTaskLimit", POOL) for row in waiting)
+    most = max(1, int(max((limit or 1 for limit in limits), default=1)))
+    places = min(most, len(active) + len(waiting)) if limited else len(active)
+    free = [row.eta or 0.0 for row in active] + [0.0] * (places - len(active))
     for row in waiting:
-        row.eta = heapq.heappop(free) + left(row)
-        heapq.heappush(free, row.eta)
-
-
-def _mean(numbers: Sequence[float]) -> float:
-    return sum(numbers) / len(numbers) if numbers else 0.0
+        free.sort()
+        row.eta = free[0] + left(row)
+        free[0] = row.eta
 
 
 def _kind(row: RunStatus) -> frozenset[tuple[str, str]]:

@@ -8,7 +8,7 @@ finds every trial's run again, so that none is lost and none is trained twice.
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from routing.parsing import whole
 from sweeps import SweepError
 from sweeps.jobs.cluster_resources import Resources
 from sweeps.jobs.sweep_folder import Sweep
-from sweeps.launch import Launched, cancel, launch, retry
+from sweeps.launch import cancel, launch, retry
 from sweeps.planning.grid import Grid
 from sweeps.planning.overrides import show
 from sweeps.planning.planned_runs import Plan, PlannedRun
@@ -40,14 +40,11 @@ def optuna() -> Any:
     return package
 
 
-def _study(sweep: Sweep, **options: Any) -> Any:
-    """Open a sweep's study; with `options` of optuna's `create_study`, make it if there is none."""
+def _place(sweep: Sweep) -> dict[str, Any]:
+    """Return the name and the storage of a sweep's study."""
     storages = optuna().storages
     file = storages.journal.JournalFileBackend(str(sweep.path / "search" / "journal.log"))
-    place = {"study_name": sweep.name, "storage": storages.JournalStorage(file)}
-    if options:
-        return optuna().create_study(load_if_exists=True, **place, **options)
-    return optuna().load_study(**place)
+    return {"study_name": sweep.name, "storage": storages.JournalStorage(file)}
 
 
 class Search:
@@ -70,7 +67,7 @@ class Search:
         raw, where = found.raw["search"], f"grid {found.name}: search"
         wanted = raw.get("trials", 20) if trials is None else trials
         self.trials, over = whole(wanted, f"{where}: trials=", SweepError), raw.get("over")
-        if self.trials < 1 or not isinstance(over, dict) or not over:
+        if self.trials < 1 or not over:
             raise SweepError(f"{where}: expected trials of at least 1 and over: {{key: values}}")
         if typed := sorted(set(over) & set(user)):
             raise SweepError(f"{where}: {typed[0]} is searched over; leave the word out")
@@ -94,24 +91,38 @@ class Search:
         """
         self.place, self.say, package = place, say, optuna()
         room = {"slurm": place.throttle, "local": place.workers}.get(place.kind, 1)
-        better = {"lower": "minimize", "higher": "maximize"}[METRICS[self.metric].better]
         with locked(self.sweep.path / "search"):
-            self.study = _study(
-                self.sweep, direction=better,
+            self.study = package.create_study(
+                direction={"lower": "minimize", "higher": "maximize"}[METRICS[self.metric].better],
                 sampler=package.samplers.TPESampler(constant_liar=True),
                 pruner=package.pruners.MedianPruner(n_startup_trials=STARTUP),
+                load_if_exists=True, **_place(self.sweep),
             )  # fmt: skip
             self.study.set_user_attr("metric", self.metric)
-            for old in self.study.trials:
-                if not old.state.is_finished():
-                    self._start(package.trial.Trial(self.study, old._trial_id))
-            if self.live:
-                say(f"{len(self.live)} trials of an earlier start go on")
-                self._submit(self.live)
+            old = [
+                package.trial.Trial(self.study, trial._trial_id)
+                for trial in self.study.trials
+                if not trial.state.is_finished()
+            ]
+            if old:
+                say(f"{len(old)} trials of an earlier start go on")
+                self._start(old)
                 # What ended while nobody looked.
                 runs = [run for _, run in self.live.values()]
-                _go_on(retry(self.sweep, runs, place, _quiet, self.found))
-            while self._fill(room):
+                retry(self.sweep, runs, place, _quiet, self.found)
+            while True:
+                # As many as there is room for.
+                new = min(room - len(self.live), self.trials - len(self.study.trials))
+                try:
+                    asked = [self.study.ask(self.space) for _ in range(new)]
+                except ValueError as error:
+                    raise SweepError(
+                        f"grid {self.found.name}: its search is another than its study has "
+                        f"({error}); copy the file under another name"
+                    ) from None
+                self._start(asked)
+                if not self.live and new <= 0:
+                    break
                 rows, trouble = statuses(self.sweep, [run for _, run in self.live.values()])
                 by_name = {} if trouble else {row.run.name: row for row in rows}
                 for number, (trial, run) in list(self.live.items()):
@@ -123,43 +134,25 @@ class Search:
             say(line)
         return int(not any(t.value is not None for t in self.study.trials))
 
-    def _fill(self, room: int) -> bool:
-        """Ask for as many trials as there is room for; return whether any is live."""
-        before = dict(self.live)
-        while len(self.live) < room and len(self.study.trials) < self.trials:
-            self._start(self.study.ask())
-        if fresh := {n: self.live[n] for n in self.live.keys() - before.keys()}:
-            self._submit(fresh)
-        return bool(self.live)
-
-    def _start(self, trial: Any) -> None:
-        """Plan a trial's run; values that it had before a kill stay."""
-        values = {}
-        try:
-            for key, one in self.space.items():
-                if hasattr(one, "choices"):
-                    values[key] = trial.suggest_categorical(key, one.choices)
-                else:
-                    kind = trial.suggest_int if isinstance(one.low, int) else trial.suggest_float
-                    values[key] = _brief(kind(key, one.low, one.high, step=one.step, log=one.log))
-        except ValueError as error:
-            raise SweepError(
-                f"grid {self.found.name}: its search is another than its study has ({error}); "
-                "copy the file under another name"
-            ) from None
-        try:
-            (run,) = self.planned(self.found.at(values)).runs
-        except UserError as error:  # a point that cannot be run
-            self._end(trial, "FAIL", str(error))
-            return
-        trial.set_user_attr("run", run.name)
-        self.say(f"trial {trial.number}  {_words(values)}  {run.name}")
-        self.live[trial.number] = (trial, run)
-
-    def _submit(self, started: Mapping[int, tuple[Any, PlannedRun]]) -> None:
-        unique = {run.name: run for _, run in started.values()}
-        made = Plan(self.found, self.corner.scale, self.sweep.root, list(unique.values()))
-        _go_on(launch(made, self.place, _quiet if self.place.kind != "debug" else self.say))
+    def _start(self, trials: Sequence[Any]) -> None:
+        """Plan and launch trials' runs; values that one had before a kill stay."""
+        started = {}
+        for trial in trials:
+            values = {key: _brief(value) for key, value in trial.params.items()}
+            try:
+                if values.keys() != self.space.keys():
+                    raise SweepError("it was cut off before it had its values")
+                (run,) = self.planned(self.found.at(values)).runs
+            except UserError as error:  # a point that cannot be run
+                self._end(trial, "FAIL", str(error))
+                continue
+            trial.set_user_attr("run", run.name)
+            self.say(f"trial {trial.number}  {_words(values)}  {run.name}")
+            self.live[trial.number] = trial, run
+            started[run.name] = run
+        if started:
+            made = Plan(self.found, self.corner.scale, self.sweep.root, list(started.values()))
+            launch(made, self.place, self.say if self.place.kind == "debug" else _quiet)
 
     def _settled(self, trial: Any, row: RunStatus) -> bool:
         """Tell what is known of a trial; return whether it is over."""
@@ -205,12 +198,6 @@ def _distribution(where: str, space: Any) -> Any:
 def _quiet(_: str) -> None: ...
 
 
-def _go_on(done: Launched) -> None:
-    """Raise `KeyboardInterrupt` if a run in this process was stopped: so is the search."""
-    if done.stopped:
-        raise KeyboardInterrupt
-
-
 def _brief(value: Any) -> Any:
     """A number of three digits, which can be typed again; anything else as it is."""
     return float(f"{value:.3g}") if isinstance(value, float) else value
@@ -225,7 +212,7 @@ def summary(sweep: Sweep) -> list[str]:
     if not (sweep.path / "search" / "journal.log").is_file():
         return []
     try:
-        study = _study(sweep)
+        study = optuna().load_study(**_place(sweep))
     except KeyError:  # cut off before there was one
         return []
     trials, metric = study.trials, study.user_attrs.get("metric", "score")

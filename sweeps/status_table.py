@@ -1,7 +1,7 @@
 """The status table on a terminal (live), one plain line per run elsewhere, and one run in full."""
 
 import contextlib
-import sys
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,16 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runtime.console import clock
-from sweeps import SweepError
 from sweeps.jobs.sweep_folder import Sweep
 from sweeps.planning.planned_runs import PlannedRun
 from sweeps.run_status import STATES, RunStatus, statuses
-
-# Legible on dark and on light: blue vanishes on black, yellow and cyan on white.
-_COLOUR = {
-    "running": "green", "starting": "green", "failed": "bold red",
-    "requeued": "magenta", "pending": "magenta", "stopped": "magenta", "new": "dim", "done": "",
-}  # fmt: skip
 
 
 def counts(rows: Sequence[RunStatus]) -> str:
@@ -37,15 +30,23 @@ def note(row: RunStatus) -> str:
     return "  ".join(part for part in parts if part)
 
 
+def _cells(row: RunStatus) -> tuple[str, str, str, str, str]:
+    """Return progress, speed, the time that it took, the time that is left, and its job."""
+    speed = f"{row.speed:.4g}" if row.speed else ""
+    spent = clock(row.elapsed) if row.elapsed >= 1 else ""
+    eta = "" if row.eta is None else clock(row.eta)
+    progress = "" if row.steps is None else f"{row.step or 0}/{row.steps}"
+    return progress, speed, spent, eta, f"{row.job}  {row.node}".strip()
+
+
 def plain(rows: Sequence[RunStatus]) -> list[str]:
     """Return one line per run, for pipes and logs: state, run, what varies, progress, times..."""
     lines, keys = [], varying(rows)
     for row in rows:
-        speed = f"{row.speed:.4g} img/s" if row.speed else ""
-        spent = f"after {clock(row.elapsed)}" if row.elapsed >= 1 else ""
-        eta = f"ETA {clock(row.eta)}" if row.eta is not None else ""
-        cells = [label(row, keys), row.progress, speed, spent, eta, row.job, row.node, note(row)]
-        lines.append("  ".join([row.state.ljust(8), row.run.name, *filter(None, cells)]))
+        shapes = zip(("{}", "{} img/s", "after {}", "ETA {}", "{}"), _cells(row), strict=True)
+        cells = [shape.format(cell) for shape, cell in shapes if cell]
+        parts = [row.state.ljust(8), row.run.name, label(row, keys), *cells, note(row)]
+        lines.append("  ".join(filter(None, parts)))
     return lines
 
 
@@ -57,12 +58,10 @@ def overview(sweep: Sweep, rows: Sequence[RunStatus]) -> str:
 
 def elapsed(sweep: Sweep, rows: Sequence[RunStatus]) -> float:
     """Return the seconds from the first launch to now, or to the last end if nothing is live."""
-    batches = sweep.batches()
-    if not batches:
-        return 0.0
-    last = [e["time"] for row in rows for e in sweep.attempts(row.run.name).events()[-1:]]
+    began = min((batch.time for batch in sweep.batches()), default=0.0)
+    last = [e["time"] for row in rows for e in sweep.events(row.run.name)[-1:]]
     over = time.time() if any(row.live for row in rows) else max(last, default=0.0)
-    return max(0.0, over - (batches[0].time or over))
+    return max(0.0, over - began) if began else 0.0
 
 
 def as_json(sweep: Sweep, rows: Sequence[RunStatus], trouble: str) -> dict[str, Any]:
@@ -80,50 +79,24 @@ def as_json(sweep: Sweep, rows: Sequence[RunStatus], trouble: str) -> dict[str, 
     }
 
 
-def one_run(runs: Sequence[PlannedRun], part: str) -> PlannedRun:
-    """Return the run whose name contains `part`; raise `SweepError` unless there is just one."""
-    found = [r for r in runs if part in r.name]
-    if len(found) != 1:
-        some = ", ".join(r.name for r in (found or runs)[:4])
-        raise SweepError(
-            f"{len(found)} runs have {part!r} in their name; expected one, such as --run {some}"
-        )
-    return found[0]
-
-
-def follow(sweep: Sweep, run: PlannedRun, seconds: float = 0.5) -> None:
+def follow(sweep: Sweep, run: PlannedRun) -> None:
     """Print what a run's log says from its last lines on, until it is no longer live."""
     read: dict[Path, int] = {}
-    shown, due = "", 0.0
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            row = None
-            if time.monotonic() >= due:
-                (row,), _ = statuses(sweep, [run])
-                due = time.monotonic() + 5.0
-            batch = sweep.latest_batches().get(run.name)
-            for kind in ("out", "err"):
-                log = sweep.log(batch, run.name, kind) if batch else None
-                if log is not None and log.is_file():
-                    _print_on(log, read)
-            if row is not None:
-                if shown != (shown := f"{row.state} {row.why}"):
-                    print("\n".join(plain([row])), flush=True)
-                if not row.live:
-                    return
-            time.sleep(seconds)
-
-
-def _print_on(log: Path, read: dict[Path, int], first: int = 4096) -> None:
-    with log.open("rb") as handle:
-        start = read.get(log, max(0, log.stat().st_size - first))
-        handle.seek(start)
-        text = handle.read()
-        if log not in read and start:
-            text = text.partition(b"\n")[2]  # not from the middle of a line
-        read[log] = handle.tell()
-    sys.stdout.write(text.decode(errors="replace"))
-    sys.stdout.flush()
+    shown = ""
+    for look in itertools.count():
+        rows = [] if look % 10 else statuses(sweep, [run])[0]
+        batch = sweep.latest_batches().get(run.name)
+        for log in [sweep.log(batch, run.name, kind) for kind in ("out", "err")] if batch else ():
+            if log is not None and log.is_file():
+                text = log.read_text(errors="replace")
+                print(text[read.get(log, max(0, len(text) - 4096)) :], end="", flush=True)
+                read[log] = len(text)
+        for row in rows:
+            if shown != (shown := f"{row.state} {row.why}"):
+                print("\n".join(plain([row])), flush=True)
+            if not row.live:
+                return
+        time.sleep(0.5)
 
 
 def details(sweep: Sweep, one: PlannedRun) -> list[str]:
@@ -136,7 +109,7 @@ def details(sweep: Sweep, one: PlannedRun) -> list[str]:
             lines.append(f"batch    {_date(batch.time)}  {batch.cluster}  {job}  code {batch.code}")
             log = sweep.log(batch, one.name, "err")
             lines += [f"log      {log}"] if log and log.exists() else []
-    for event in sweep.attempts(one.name).events():
+    for event in sweep.events(one.name):
         rest = {k: v for k, v in event.items() if k not in ("event", "time")}
         text = "  ".join(f"{k} {v}" for k, v in rest.items() if v not in (None, ""))
         lines.append(f"{event['event'] + ' ':<9}{_date(event['time'])}  {text}")
@@ -156,51 +129,42 @@ def table(title: str, rows: Sequence[RunStatus], width: int, room: int | None = 
     from rich.table import Table
     from rich.text import Text
 
-    shown = list(rows)
-    if room is not None and len(shown) > room - 7:
-        shown = shown[: max(3, room - 8)]
-    keys = varying(rows)
+    shown = list(rows) if room is None or len(rows) <= room - 7 else rows[: max(3, room - 8)]
+    keys, one = varying(rows), len({row.run.stage for row in rows}) == 1
     left = f"({len(rows) - len(shown)} not shown)" if len(shown) < len(rows) else ""
-    caption = "   ".join(filter(None, (counts(rows), to_go(rows), left)))
     # Texts: what a user's data hold is no markup.
     made = Table(
         title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
-        padding=(0, 1), caption=caption, caption_justify="left",
+        padding=(0, 1), caption=sums(rows, left), caption_justify="left",
     )  # fmt: skip
     # Runs of several kinds name their keys in each row.
-    one = len({row.run.stage for row in rows}) == 1
     what = " ".join(keys) if one and keys else "run"
     for head in ("state", what, "step", "img/s", "time", "ETA", "job"):
         right = head in ("img/s", "time", "ETA")
         made.add_column(Text(head), no_wrap=True, justify="right" if right else "left")
     made.add_column()  # errors are long: this column alone is cut; `show --run` has them whole
     for row in shown:
+        step, *others = map(Text, _cells(row))
+        if width >= 100 and row.steps and row.state in ("running", "requeued"):
+            step.append(" " + "\u2501" * min(8, round(8 * (row.step or 0) / row.steps)), "green")
         what = label(row, keys, named=not one) or row.run.label or row.run.name
-        step = Text(row.progress)
-        if width >= 100:
-            step.append(_bar(row), "green")
-        made.add_row(
-            Text(row.state, _COLOUR[row.state]), Text(what), step,
-            f"{row.speed:.4g}" if row.speed else "", clock(row.elapsed) if row.elapsed >= 1 else "",
-            "" if row.eta is None else clock(row.eta),
-            Text(f"{row.job} {row.node}".strip()),
-            Text(note(row), no_wrap=True, overflow="ellipsis"),
-        )  # fmt: skip
+        state = Text(row.state, STATES[row.state])
+        remarks = Text(note(row), no_wrap=True, overflow="ellipsis")
+        made.add_row(state, Text(what), step, *others, remarks)
     return made
 
 
 def varying(rows: Sequence[RunStatus]) -> list[str]:
     """Return the keys that set runs of one stage apart, whether an axis or a launch varied them."""
-    kinds: dict[str, list[dict[str, str]]] = {}
-    for row in rows:
-        kinds.setdefault(row.run.stage, []).append(row.run.values)
-    found: dict[str, None] = {}
-    for several in kinds.values():
-        known = dict.fromkeys(key for values in several for key in values)
-        found |= {k: None for k in known if len({values.get(k) for values in several}) > 1}
+    values: dict[tuple[str, str], set[str | None]] = {}
+    for stage in dict.fromkeys(row.run.stage for row in rows):
+        several = [row.run.values for row in rows if row.run.stage == stage]
+        for key in dict.fromkeys(key for one in several for key in one):
+            values[stage, key] = {one.get(key) for one in several}
     # Places follow from the rest, and steps have a column.
-    keys = [k for k in found if k not in ("paths.runs", "out", "init", "train.steps")]
-    return keys or [k for row in rows[:1] for k in row.run.varies]
+    apart = ("paths.runs", "out", "init", "train.steps")
+    keys = dict.fromkeys(k for (_, k), found in values.items() if len(found) > 1 and k not in apart)
+    return list(keys) or [k for row in rows[:1] for k in row.run.varies]
 
 
 def label(row: RunStatus, keys: Sequence[str], named: bool = True) -> str:
@@ -214,42 +178,29 @@ def label(row: RunStatus, keys: Sequence[str], named: bool = True) -> str:
 
 def to_go(rows: Sequence[RunStatus]) -> str:
     """Return when the last live run ends, "" where that cannot be said of any."""
-    live = [row for row in rows if row.live]
-    known = [row.eta for row in live if row.eta is not None]
-    if not known:
-        return ""
-    return f"{'' if len(known) == len(live) else 'more than '}{clock(max(known))} to go"
+    etas = [row.eta for row in rows if row.live]
+    known = [eta for eta in etas if eta is not None]
+    more = "more than " if len(known) < len(etas) else ""
+    return f"{more}{clock(max(known))} to go" if known else ""
 
 
-def _bar(row: RunStatus) -> str:
-    if not row.steps or row.state not in ("running", "requeued"):
-        return ""
-    return " " + "\u2501" * min(8, round(8 * (row.step or 0) / row.steps))
+def sums(rows: Sequence[RunStatus], left: str = "") -> str:
+    """Return the last line of a table."""
+    return "   ".join(filter(None, (counts(rows), to_go(rows), left)))
 
 
-def watch(
-    title: str, ask: Callable[[], tuple[list[RunStatus], str]], seconds: float = 5.0
-) -> list[RunStatus]:
-    """Show a live table until nothing is live or Ctrl-C is pressed; return the last rows."""
+def watch(title: str, ask: Callable[[], tuple[list[RunStatus], str]]) -> None:
+    """Show a live table until nothing is live or Ctrl-C is pressed."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
 
     console = Console()
-
-    def picture(rows: list[RunStatus], trouble: str) -> Any:
-        parts: list[Any] = [table(title, rows, console.width, console.height)]
-        if trouble:
-            parts.append(Text(trouble, style="red"))
-        return Group(*parts)
-
-    rows, trouble = ask()
-    with Live(picture(rows, trouble), console=console, auto_refresh=False) as live:
-        try:
-            while any(row.live for row in rows):
-                time.sleep(seconds)
-                rows, trouble = ask()
-                live.update(picture(rows, trouble), refresh=True)
-        except KeyboardInterrupt:
-            pass
-    return rows
+    with Live(console=console, auto_refresh=False) as live, contextlib.suppress(KeyboardInterrupt):
+        while True:
+            rows, trouble = ask()
+            made = table(title, rows, console.width, console.height)
+            live.update(Group(made, *([Text(trouble, "red")] if trouble else ())), refresh=True)
+            if not any(row.live for row in rows):
+                break
+            time.sleep(5.0)

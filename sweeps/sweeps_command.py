@@ -1,6 +1,7 @@
 """The commands: launch, status, retry, cancel, show, list."""
 
 import argparse
+import contextlib
 import functools
 import json
 import re
@@ -22,7 +23,7 @@ from sweeps.jobs.sweep_folder import Sweep, all_sweeps
 from sweeps.launch import cancel, launch, retry
 from sweeps.planning import grid, overrides
 from sweeps.planning.overrides import Typed
-from sweeps.planning.planned_runs import Plan, PlannedRun, budget, estimate, plan, runs_root
+from sweeps.planning.planned_runs import Plan, PlannedRun, estimate, plan, runs_root
 from sweeps.run_status import RunStatus, slurm_queue, statuses
 from sweeps.search import Search
 from sweeps.search import summary as search_summary
@@ -92,10 +93,8 @@ def _dispatch(words: list[str]) -> int | None:
         step = f"status {launched[-1]}" if launched else "launch route_placement --dry-run"
         print(f"{HELP}\nNext: python -m sweeps {step}\n      python -m sweeps COMMAND --help")
         return 0
-    if not words[0].startswith("-") and words[0] not in COMMANDS:
-        raise SweepError(
-            f"no command {words[0]!r}; expected {', '.join(COMMANDS)}{suggest(words[0], COMMANDS)}"
-        )
+    if not words[0].startswith("-"):
+        one_of("no command", words[0], list(COMMANDS), SweepError)
     made = parser()
     # argparse cannot mix flags and positionals under a subcommand: overrides may stand after flags.
     chosen, rest = made.parse_known_args(words)
@@ -110,44 +109,74 @@ def _dispatch(words: list[str]) -> int | None:
 class CommandWords:
     """A command's words, sorted: scale, cluster and its keys, and overrides of the runs."""
 
-    def __init__(self, words: Sequence[str], throttle: int | None = None) -> None:
-        self.overrides = overrides.parse(words)
-        self.scale = self._one("scale", "tiny")
-        self.cluster = self._one("cluster", "")
-        keys = [key for key in self.overrides if key.startswith("cluster.")]
+    def __init__(self, chosen: argparse.Namespace) -> None:
+        self.typed = overrides.parse(chosen.words)
+        for key in {key.partition(".")[0] for key in self.typed} & {"cluster", "dry"}:
+            theirs = ("launch", "retry") if key == "cluster" else ("launch",)
+            if chosen.command not in theirs:
+                where = " and ".join(theirs)
+                raise SweepError(f"{key}= belongs to {where}; leave it out of {chosen.command}")
+        throttle = getattr(chosen, "throttle", None)
+        ours = ("scale", "cluster", "dry")
+        keys = [key for key in self.typed if key.startswith("cluster.")]
+        self.overrides = {k: v for k, v in self.typed.items() if k not in (*ours, *keys)}
         # One value with its commas, as sbatch has lists: cluster.exclude=n1,n2
-        texts = {key: ",".join(v.text for v in self.overrides.pop(key)) for key in keys}
-        self.cluster_keys = {k.removeprefix("cluster."): t.strip("'\"") for k, t in texts.items()}
+        texts = {key.removeprefix("cluster."): ",".join(self.typed[key]) for key in keys}
+        self.cluster_keys = {key: text.strip("'\"") for key, text in texts.items()}
         if throttle is not None:
             if "throttle" in self.cluster_keys:
                 raise SweepError("--throttle and cluster.throttle are one setting; type one")
             self.cluster_keys["throttle"] = str(throttle)
         self.root = runs_root(self.overrides)
-        self.dry = self._one("dry", "false")
+        self.cluster, self.dry = self.one("cluster", ""), self.one("dry", "false")
         one_of("dry", self.dry, ("true", "false", "full"), SweepError)
         for key in self.overrides:  # a run has no such keys, so that it could not suggest them
             if (guess := suggest(key, (*GROUPS, "cluster", "seed"))).endswith(" cluster?"):
                 raise SweepError(f"unknown key {key}{guess}")
 
-    def _one(self, key: str, default: str) -> str:
-        return overrides.only(key, self.overrides.pop(key, [Typed(default)]))
+    def one(self, key: str, default: str) -> str:
+        """Return the one value of a key, or `default`."""
+        return overrides.only(key, self.typed.get(key, [Typed(default)]))
 
-    def resources(self, default: str) -> cluster_resources.Resources:
-        """Return the resources that were asked for."""
-        return cluster_resources.load(self.cluster or default, self.scale, self.cluster_keys)
+    @property
+    def scale(self) -> str:
+        """The scale of what is launched; elsewhere it is a filter like any other key."""
+        return self.one("scale", "tiny")
+
+    def resources(self, default: str = "", scale: str = "") -> cluster_resources.Resources:
+        """Return the resources that were asked for; by default Slurm where there is one."""
+        default = default or ("slurm" if shutil.which("sbatch") else "local")
+        name = self.cluster or default
+        return cluster_resources.load(name, scale or self.scale, self.cluster_keys)
+
+    def among(self, sweep: Sweep) -> list[PlannedRun]:
+        """Return the runs of a sweep that have the values that were typed."""
+        every = sweep.runs()
+        filters = {k: v for k, v in self.typed.items() if k in self.overrides or k == "scale"}
+        filters.pop("paths.runs", None)
+        return [
+            run
+            for run in every.values()
+            if all(
+                any(overrides.same(Typed(_values(run, every).get(key, "")), v) for v in values)
+                for key, values in filters.items()
+            )
+        ]
 
 
-def _default_cluster() -> str:
-    return "slurm" if shutil.which("sbatch") else "local"
+def _values(run: PlannedRun, every: Mapping[str, PlannedRun]) -> dict[str, str]:
+    """Return a run's overrides by key; a command has those of the run that it reads too."""
+    return {**every.get(Path(run.folder).name, run).values, **run.values}
 
 
 def _launch(chosen: argparse.Namespace) -> int:
-    words = CommandWords(chosen.words, chosen.throttle)
+    words = CommandWords(chosen)
     dry = "true" if chosen.dry_run and words.dry == "false" else words.dry
     found = grid.load(chosen.grid)
-    place = words.resources("slurm" if dry != "false" else _default_cluster())
-    way = budget(chosen.compare_at)
-    planned = functools.partial(plan, scale=words.scale, user=words.overrides, budget=way)
+    place = words.resources("slurm" if dry != "false" else "")
+    planned = functools.partial(
+        plan, scale=words.scale, user=words.overrides, compare_at=chosen.compare_at
+    )
     if found.raw.get("search"):
         space = Search(found, planned, words.overrides, chosen.trials)
         print(f"search: {space.trials} trials over {', '.join(space.space)}")
@@ -158,22 +187,15 @@ def _launch(chosen: argparse.Namespace) -> int:
         raise SweepError(f"--trials: grid {found.name} has no search section (see search_route)")
     while True:
         made = planned(found)
-        for label, why in made.left_out:
-            print(f"left out: {label} ({why})")
+        print("".join(f"{line}\n" for line in made.notes()), end="")
         if dry != "false":
             _dry_run(made, place, full=dry == "full")
             return 0
         _check_ready(made, place)
-        done = launch(made, place)
-        if not done.well:
-            failed = f"{len(done.failed)} of {len(done.submitted)} failed"
-            print(failed if done.failed else "stopped")
-            return 1
-        if place.kind == "debug" and made.waiting and done.submitted:
-            continue  # parents are done now: the next stage can be planned
-        for label, why in made.waiting:
-            print(f"waiting: {label} (for {why}); launch again when that is done")
-        return 0
+        failed = launch(made, place)
+        if failed is None or failed or place.kind != "debug" or not made.waiting:
+            return int(bool(failed))
+        # Parents are done now: the next stage can be planned.
 
 
 def _check_ready(made: Plan, place: cluster_resources.Resources) -> None:
@@ -184,16 +206,12 @@ def _check_ready(made: Plan, place: cluster_resources.Resources) -> None:
 
 
 def _dry_run(made: Plan, place: cluster_resources.Resources, full: bool) -> None:
-    for line in estimate(made, place.tflops):
-        print(line)
-    for label, why in made.waiting:
-        print(f"waiting: {label} (for {why})")
-    for run in made.runs if full else ():
-        print(f"{run.entry} {shlex.join(run.args)}")
+    words = [f"{run.entry} {shlex.join(run.args)}" for run in made.runs] if full else []
+    print("\n".join([*estimate(made, place.tflops), *words]))
     counts = f"{len(made.runs)} runs on cluster={place.name}, {len(made.waiting)} waiting"
     more = "" if full else " (dry=full adds the words of every run)"
     print(f"{counts}; nothing was submitted{more}")
-    if place.kind == "slurm" and _default_cluster() != "slurm":
+    if place.kind == "slurm" and shutil.which("sbatch") is None:
         print("there is no sbatch here: a launch without cluster= would train on this machine")
     if place.kind == "slurm" and made.runs:
         sweep = Sweep(made.root, made.grid.name)
@@ -203,44 +221,17 @@ def _dry_run(made: Plan, place: cluster_resources.Resources, full: bool) -> None
 
 def _sweep(chosen: argparse.Namespace) -> tuple[Sweep, list[PlannedRun], CommandWords]:
     """Return the sweep, those of its runs that match the words, and the words."""
-    # Here `scale` is a filter like any other key.
-    scales = [word for word in chosen.words if word.startswith("scale=")]
-    others = [word for word in chosen.words if word not in scales]
-    words = CommandWords(others, getattr(chosen, "throttle", None))
-    if words.dry != "false":
-        raise SweepError(
-            f"dry={words.dry} belongs to launch; python -m sweeps status {chosen.grid} shows what "
-            "there is to retry or cancel"
-        )
-    if chosen.command != "retry" and (words.cluster or words.cluster_keys):
-        raise SweepError(f"cluster belongs to launch and retry; leave it out of {chosen.command}")
-    wanted = words.overrides | overrides.parse(scales)
-    wanted.pop("paths.runs", None)
+    words = CommandWords(chosen)
     name = grid.check_name(re.sub(r"\.(yaml|yml|py)\Z", "", Path(chosen.grid).name))
     sweep = Sweep(words.root, name)
     if not sweep.exists():
         known = [s.name for s in all_sweeps(words.root)]
         what = f"expected {', '.join(known)}{suggest(name, known)}" if known else "none was"
         raise SweepError(f"no sweep {name!r} was launched below {words.root}; {what}")
-    runs = _matching(sweep, wanted)
+    runs = words.among(sweep)
     if not runs:
         raise SweepError(f"sweep {name}: none of its runs has {' '.join(chosen.words)}")
     return sweep, runs, words
-
-
-def _matching(sweep: Sweep, wanted: Mapping[str, Sequence[Typed]]) -> list[PlannedRun]:
-    every = sweep.runs()
-
-    def has(run: PlannedRun, key: str, values: Sequence[Typed]) -> bool:
-        found = Typed(_values(run, every).get(key, ""))
-        return any(overrides.same(found, value) for value in values)
-
-    return [run for run in every.values() if all(has(run, k, v) for k, v in wanted.items())]
-
-
-def _values(run: PlannedRun, every: Mapping[str, PlannedRun]) -> dict[str, str]:
-    """Return a run's overrides by key; a command has those of the run that it reads too."""
-    return {**every.get(Path(run.folder).name, run).values, **run.values}
 
 
 def _status(chosen: argparse.Namespace) -> None:
@@ -253,22 +244,21 @@ def _status(chosen: argparse.Namespace) -> None:
         known = sweep.runs()  # another launch may have changed their steps
         return statuses(sweep, [known[run.name] for run in runs])
 
-    if chosen.json:
-        print(json.dumps(status_table.as_json(sweep, *ask()), indent=1))
-        return
     terminal = sys.stdout.isatty()
-    if terminal and not chosen.once:
+    if terminal and not (chosen.json or chosen.once):
         status_table.watch(sweep.name, ask)
         return
     rows, trouble = ask()
+    if chosen.json:
+        print(json.dumps(status_table.as_json(sweep, rows, trouble), indent=1))
+        return
     if terminal:
         from rich.console import Console
 
         console = Console()
         console.print(status_table.table(sweep.name, rows, console.width))
     else:
-        sums = filter(None, (status_table.counts(rows), status_table.to_go(rows)))
-        print("\n".join([*status_table.plain(rows), "   ".join(sums)]))
+        print("\n".join([*status_table.plain(rows), status_table.sums(rows)]))
     for line in search_summary(sweep):
         print(line)
     if trouble:
@@ -276,13 +266,13 @@ def _status(chosen: argparse.Namespace) -> None:
 
 
 def _all_sweeps(chosen: argparse.Namespace, before: str = "") -> None:
-    wanted = overrides.parse([*filter(None, [getattr(chosen, "grid", None)]), *chosen.words])
-    root, queue, found, told = runs_root(wanted), functools.cache(slurm_queue), [], []
-    wanted.pop("paths.runs", None)
-    launched, troubles = all_sweeps(root), set()
+    chosen.words += filter(None, [getattr(chosen, "grid", None)])  # no grid, but a first word
+    words = CommandWords(chosen)
+    queue, found, told, troubles = functools.cache(slurm_queue), [], [], set()
+    launched = all_sweeps(words.root)
     for sweep in launched:
         try:
-            runs = _matching(sweep, wanted)
+            runs = words.among(sweep)
         except SweepError as error:  # of this sweep; the others are shown
             troubles.add(str(error))
             continue
@@ -294,10 +284,8 @@ def _all_sweeps(chosen: argparse.Namespace, before: str = "") -> None:
     if getattr(chosen, "json", False):
         print(json.dumps(told, indent=1))
     elif found or not before:
-        asked = " ".join(f"{key}={','.join(v.text for v in of)}" for key, of in wanted.items())
-        none = f"no sweep was launched below {root}"
-        none = f"no run of a sweep below {root} has {asked}" if wanted and launched else none
-        print("\n".join(found) or none)
+        none = f"no run of a sweep below {words.root} has the values that were typed"
+        print("\n".join(found) or none if launched else f"no sweep was launched below {words.root}")
     for trouble in sorted(troubles - {""}):
         print(trouble, file=sys.stderr)
 
@@ -306,21 +294,18 @@ def _retry(chosen: argparse.Namespace) -> int:
     sweep, runs, words = _sweep(chosen)
     every, latest = sweep.runs(), sweep.latest_batches()
     due = [row.run for row in statuses(sweep, runs)[0] if row.state in ("failed", "stopped")]
-    groups: dict[tuple[str, str], list[PlannedRun]] = {}
+    groups: dict[str, tuple[cluster_resources.Resources, list[PlannedRun]]] = {}
     for run in due or runs[:1]:  # without any, or without an answer, `retry` says so
-        scale = _values(run, every).get("scale", words.scale)
         # As it was launched last: a sweep may have several scales, and a run that was debugged.
-        before = {} if words.cluster or run.name not in latest else latest[run.name].resources
-        groups.setdefault((scale, json.dumps(before)), []).append(run)
-    places = []
-    for words.scale, text in groups:
-        before = json.loads(text)
-        again = before and cluster_resources.again(before, words.cluster_keys)
-        places.append(again or words.resources(_default_cluster()))
+        if not words.cluster and run.name in latest and (before := latest[run.name].resources):
+            place = cluster_resources.again(before, words.cluster_keys)
+        else:
+            place = words.resources(scale=_values(run, every).get("scale", ""))
+        groups.setdefault(repr(place), (place, []))[1].append(run)
     found = grid.load(chosen.grid) if chosen.grid.endswith(".py") else None
-    pairs = [*zip(groups.values(), places, strict=True)]
-    pairs.sort(key=lambda pair: pair[1].kind == "debug")  # what is submitted first does not wait
-    return int(not all([retry(sweep, group, place, found=found).well for group, place in pairs]))
+    # What is submitted first does not wait.
+    ordered = sorted(groups.values(), key=lambda group: group[0].kind == "debug")
+    return int(any([retry(sweep, part, place, found=found) for place, part in ordered]))
 
 
 def _cancel(chosen: argparse.Namespace) -> None:
@@ -331,24 +316,24 @@ def _cancel(chosen: argparse.Namespace) -> None:
 def _show(chosen: argparse.Namespace) -> None:
     if chosen.run is not None or chosen.follow:
         sweep, runs, _ = _sweep(chosen)
-        one = status_table.one_run(runs, chosen.run or "")
-        if chosen.follow:
-            status_table.follow(sweep, one)
-        else:
-            print("\n".join(status_table.details(sweep, one)))
+        found = [run for run in runs if (chosen.run or "") in run.name]
+        if len(found) != 1:
+            some = ", ".join(run.name for run in (found or runs)[:4])
+            raise SweepError(f"{len(found)} runs are so named; expected one, such as --run {some}")
+        if not chosen.follow:
+            print("\n".join(status_table.details(sweep, found[0])))
+            return
+        with contextlib.suppress(KeyboardInterrupt):
+            status_table.follow(sweep, found[0])
         return
-    words, found = CommandWords(chosen.words), grid.load(chosen.grid)
-    made = plan(found, words.scale, words.overrides)
-    print(f"{found.name}: {found.title}")
-    print(f"makes: {', '.join(found.makes) or 'nothing of its own'}")
-    if found.raw.get("note"):
-        print(" ".join(str(found.raw["note"]).split()))
-    for run in made.runs:
-        print(f"  {run.name}  {run.label}")
-    for label, why in made.waiting:
-        print(f"  waits for {why}: {label}")
-    for label, why in made.left_out:
-        print(f"  left out: {label} ({why})")
+    words, one = CommandWords(chosen), grid.load(chosen.grid)
+    made = plan(one, words.scale, words.overrides)
+    print(f"{one.name}: {one.title}")
+    print(f"makes: {', '.join(one.makes) or 'nothing of its own'}")
+    if one.raw.get("note"):
+        print(" ".join(one.raw["note"].split()))
+    for line in (*(f"{run.name}  {run.label}" for run in made.runs), *made.notes()):
+        print(f"  {line}")
     print(f"{len(made.runs)} runs at scale {words.scale}, {len(made.waiting)} waiting")
 
 

@@ -451,9 +451,9 @@ def make_sweep(folder):
     sweep.intend(JobBatch("b", "debug", "debug", ["r0", "r1"], 0.0, "c"))
     sweep.submitted("b", {"r0": "1", "r1": "2"})
     for run in runs:
-        sweep.attempts(run.name).note("start", step=0, rank=0, pid=1)
-    sweep.attempts("r0").note("end", how="done", step=10, rank=0)
-    sweep.attempts("r1").note("end", how="failed", step=2, rank=0, error="it broke", where="x:1")
+        sweep.note(run.name, "start", step=0, rank=0, pid=1)
+    sweep.note("r0", "end", how="done", step=10, rank=0)
+    sweep.note("r1", "end", how="failed", step=2, rank=0, error="it broke", where="x:1")
     done = {"status": "done", "step": 10, "images_per_s": 5.0, "scores": {"fd": 3.0}}
     (folder / "r0" / "summary.json").write_text(json.dumps(done))
     (folder / "r1" / "status.json").write_text(json.dumps({"status": "failed", "step": 2, "time": 5.0}))  # fmt: skip

@@ -202,4 +202,4 @@ class Launcher:
         return {seed: row.state for seed, row in self.rows().items()}
 
     def events(self, seed):
-        return self.sweep.attempts(self.rows()[seed].run.name).events()
+        return self.sweep.events(self.rows()[seed].run.name)

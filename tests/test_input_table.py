@@ -337,13 +337,13 @@ TABLE: list[tuple[str, str, str]] = [
             ("status ...yaml", "a folder gets the name"),
             ("launch route_placement cluster.extra={ --dry-run", "not YAML"),
             (f"launch route_placement cluster.cpus={NINES} --dry-run", "at most 100 digits"),
-            ("launch route_placement cluster.workers=1000000000 --dry-run", "from 1 to 100000"),
+            ("launch route_placement cluster.workers=1000000000 --dry-run", "from 1 to 99999"),
             (f"launch route_placement cluster.time={'9' * 50} --dry-run", "days-hours"),
             ("launch route_placement seed=x --dry-run", "seed=x: expected a whole number"),
             ("launch {bad}/fits.yaml --dry-run", "fits 'rout': expected one of route, data"),
             ("launch {bad}/where.yaml --dry-run", "say which with of"),
             ("launch {bad}/twice.yaml --dry-run", "'seeds' stands twice"),
-            ("launch route_placement cluster.extra={array: 0-5} --dry-run", "the sweep itself sets"),
+            ("launch route_placement cluster.extra={array: 0-5} --dry-run", "options that the sweep does not set"),
         ]
     ],
     # --- analysis

@@ -6,15 +6,16 @@ Everything a Slurm site needs (partition, account, time, GPUs, constraint) stand
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from routing.errors import one_of
-from routing.parsing import is_number, yaml_of
+from routing.parsing import yaml_of
 from sweeps import SweepError
 from sweeps.planning.grid import named_yaml
+from sweeps.planning.overrides import fits
 
 FOLDER = Path(__file__).parents[1] / "resources"
 
@@ -39,7 +40,7 @@ class Resources:
     gpus: int | str = 0  # a number, or Slurm's TYPE:NUMBER
     cpus: int = 1
     memory_gb: float | None = None
-    time: str = "4:00:00"
+    time: str | int = "4:00:00"
     signal_s: int = 180
     throttle: int = 16
     workers: int = 1
@@ -47,13 +48,13 @@ class Resources:
     setup: list[str] = field(default_factory=list)
     srun: list[str] = field(default_factory=list)
     python: str | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    scales: Mapping[str, Any] = field(default_factory=dict)
+    extra: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+    scales: dict[str, Any] = field(default_factory=dict)
 
     @property
     def minutes(self) -> int:
         """The time limit in whole minutes."""
-        return minutes(self.time)
+        return minutes(str(self.time))
 
     @property
     def gpu_count(self) -> int:
@@ -64,20 +65,13 @@ class Resources:
 def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = None) -> Resources:
     """Read resources (name or path), a scale's section, `cluster.KEY=VALUE`; or `SweepError`."""
     path, raw = named_yaml("cluster", name, FOLDER, "kind, partition, time")
-    where, scales = f"resources {path.stem}", raw.get("scales") or {}
-    section = (scales.get(scale) or {}) if isinstance(scales, dict) else None
+    scales = raw.get("scales") or {}
+    section = scales.get(scale) or {} if isinstance(scales, dict) else None
     if not isinstance(section, dict):
-        raise SweepError(f"{where}: scales must map tiny, small, paper to mappings")
-    values = {**raw, **section, **_typed(overrides or {})}
-    known = [f.name for f in fields(Resources) if f.name != "name"]
-    for key in values:
-        one_of(f"{where}: unknown key", key, known, SweepError)
-    if values.get("kind") is None:
-        raise SweepError(f"{where}: kind is missing; expected slurm, local or debug")
+        raise SweepError(f"resources {path.stem}: scales must map tiny, small, paper to mappings")
     # A file of the user's is remembered by its place, for a retry from another folder.
     name = str(path.resolve()) if path.parent != FOLDER else path.stem
-    given = {k: v for k, v in values.items() if v is not None}
-    return _checked(Resources(name=name, **given), overrides or {})
+    return _checked(name, {**raw, **section}, overrides or {})
 
 
 def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
@@ -86,99 +80,81 @@ def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
     `SweepError` if it had lines of a shell: a folder of runs, which may come from anywhere, names
     no code.
     """
-    known = {f.name for f in fields(Resources)}
-    for key in overrides:
-        one_of("unknown key of cluster:", key, sorted(known), SweepError)
     if code := [key for key in _CODE if values.get(key)]:
         raise SweepError(
             f"the last launch had cluster.{code[0]}, and what runs code is not taken from a folder "
             f"of runs: type cluster= again (it was cluster={values.get('name')})"
         )
-    kept = {"name": "", "kind": ""} | {k: v for k, v in values.items() if k in known}
-    return _checked(Resources(**kept | _typed(overrides)), overrides)
+    shapes = get_type_hints(Resources)
+    kept = {key: value for key, value in values.items() if key in shapes}
+    return _checked(str(kept.pop("name", "")), kept, overrides)
 
 
-def _typed(words: Mapping[str, str]) -> dict[str, Any]:
-    if "scales" in words:
-        raise SweepError("cluster.scales is the file's; type cluster.KEY=VALUE for one launch")
-    texts = (*_TEXT, "python")
-    return {k: v if k in texts else yaml_of(v, f"cluster.{k}={v}") for k, v in words.items()}
-
-
-_TEXT = ("partition", "account", "qos", "constraint", "exclude", "time")
 _CODE = ("setup", "srun", "python")
-_WHOLE = {"nodes": 1, "tasks": 1, "cpus": 1, "signal_s": 5, "throttle": 1, "workers": 1}
-_MOST = 100_000
-_OURS = {"array", "chdir", "error", "job-name", "open-mode", "output", "requeue", "signal", "wrap"}
-# Options with a key of their own, which other parts of a sweep read too.
-_KEYS = {"nodes": "nodes", "ntasks": "tasks", "ntasks-per-node": "tasks", "time": "time"}
-_SAFE = re.compile(r"[\w.,:&|*@\-\[\]()/ +=%!?~]+\Z")
-_EXAMPLES = {
-    "setup": "[module load cuda/12.4, export NCCL_DEBUG=WARN]",
-    "srun": "[--container-image=/images/torch.sqsh]",
-}
+OPTIONS = ("partition", "account", "qos", "constraint", "exclude")  # sbatch's own
+# Options of sbatch that the sweep itself sets, or that have a key which its other parts read too.
+_OURS = "array|chdir|error|job-name|open-mode|output|requeue|signal|wrap"
+_KEYS = "nodes|ntasks|ntasks-per-node|time"
+_SAFE = r"[\w.,:&|*@\-\[\]()/ +=%!?~]+"
+_LINE = r"[^\x00-\x1f\x7f]+"
+_OPTIONS = "sbatch options that the sweep does not set, as {mail-type: END}; a date needs quotes"
+# What the values of keys are: a pattern for each item, and what was expected in words.
+_VALUES = (
+    ("kind", "slurm|local|debug", "slurm, local or debug"),
+    (
+        "partition account qos constraint exclude time",
+        _SAFE,
+        "no characters but those of sbatch options",
+    ),
+    ("nodes tasks cpus throttle workers", r"[1-9]\d{0,4}", "a whole number from 1 to 99999"),
+    ("signal_s", r"[5-9]|[1-9]\d{1,4}", "a whole number from 5 to 99999"),
+    ("memory_gb tflops", r"(?=.*[1-9])[\d.]+(e\S+)?", "a number above 0"),
+    ("gpus", r"([A-Za-z][\w.-]*:)?\d{1,4}", "a whole number or TYPE:NUMBER, such as a100:2"),
+    ("setup", _LINE, "a list of lines such as [module load cuda/12.4]; quote one with ': ' in it"),
+    ("srun", "-" + _LINE, "a list of options, --NAME=VALUE in one"),
+    ("python", _LINE, "the command that starts Python, such as apptainer exec IMAGE.sif python"),
+    ("extra", rf"(?!({_OURS}|{_KEYS})=)[a-z][a-z0-9-]*={_SAFE}", _OPTIONS),
+    ("scales", ".*", "a mapping of tiny, small, paper"),
+)
 
 
-def _checked(found: Resources, typed: Collection[str]) -> Resources:
-    """Refuse what is wrong; a throttle that was typed bounds a pool's workers too."""
-    one_of(f"resources {found.name}: kind", found.kind, ("slurm", "local", "debug"), SweepError)
-    for fault in _faults(found):
-        raise SweepError(f"resources {found.name}: {fault}")
+def _checked(name: str, values: Mapping[str, Any], typed: Mapping[str, str]) -> Resources:
+    """Return resources, or refuse what is wrong; a typed throttle bounds a pool's workers too."""
+    where, shapes = f"resources {name}", get_type_hints(Resources)
+    if "scales" in typed:
+        raise SweepError("cluster.scales is the file's; type cluster.KEY=VALUE for one launch")
+    texts = (*OPTIONS, "time", "python")
+    read = {k: v if k in texts else yaml_of(v, f"cluster.{k}={v}") for k, v in typed.items()}
+    given = {key: value for key, value in {**values, **read}.items() if value is not None}
+    for key in given:
+        one_of(f"{where}: unknown key", str(key), [*shapes][1:], SweepError)
+    for keys, pattern, expected in _VALUES:
+        for key in given.keys() & {*keys.split()}:
+            value = given[key]
+            items = value if isinstance(value, list) else [value]
+            if isinstance(value, dict):
+                items = [f"{option}={item}" for option, item in value.items()]
+            good = all(re.fullmatch(pattern, str(item), re.ASCII) for item in items)
+            if not (good and fits(value, shapes[key])):
+                raise SweepError(f"{where}: {key}={value!r}; expected {expected}")
+    if "kind" not in given:
+        raise SweepError(f"{where}: kind is missing; expected slurm, local or debug")
+    found = Resources(**{**given, "name": name})
+    if found.kind != "slurm" and (code := [key for key in _CODE if getattr(found, key)]):
+        raise SweepError(f"{where}: {code[0]} is for kind: slurm; here the shell's own counts")
+    if found.kind != "slurm" and found.nodes * found.tasks > 1:
+        raise SweepError(
+            f"{where}: kind: {found.kind} gives a run one process; for several on this machine use "
+            "torchrun experiments/run.py, for several nodes cluster=slurm"
+        )
+    if found.minutes * 60 <= found.signal_s:
+        raise SweepError(
+            f"{where}: signal_s={found.signal_s} is not shorter than time={found.time}; a run "
+            "would be told to stop as it starts"
+        )
     if found.kind == "local" and "throttle" in typed:
         return replace(found, workers=min(found.workers, found.throttle))
     return found
-
-
-def _faults(found: Resources) -> Iterator[str]:
-    """Yield what is wrong with a value and what was expected; later checks rely on earlier ones."""
-    for key, least in _WHOLE.items():
-        value = getattr(found, key)
-        if type(value) is not int or not least <= value <= _MOST:
-            yield f"{key}={value!r}; expected a whole number from {least} to {_MOST}"
-    if not re.fullmatch(r"([A-Za-z][\w.-]*:)?\d{1,4}", str(found.gpus), re.ASCII):
-        yield f"gpus={found.gpus!r}; expected a whole number or TYPE:NUMBER, such as a100:2"
-    for key, example in _EXAMPLES.items():
-        lines = getattr(found, key)
-        texts = isinstance(lines, list) and all(isinstance(line, str) for line in lines)
-        if not texts or not all(line.strip() and line.isprintable() for line in lines):
-            what = f"must be a list of texts of one line each, such as {example}"
-            yield f"{key} {what}, got {lines!r} (a text with ': ' in it needs quotes)"
-    python = found.python
-    if python is not None and not (isinstance(python, str) and python.isprintable() and python):
-        example = "'apptainer exec --nv /images/torch.sif python'"
-        what = f"the command that starts Python in a job, such as {example}"
-        yield f"python={python!r}; expected {what}"
-    if odd := [word for word in found.srun if not word.startswith("-")]:
-        yield f"srun has {odd[0]!r}; expected options, --NAME=VALUE in one"
-    if found.kind != "slurm" and (given := [key for key in _CODE if getattr(found, key)]):
-        yield f"{given[0]} is for kind: slurm; here the shell's own counts"
-    if found.kind != "slurm" and found.nodes * found.tasks > 1:
-        what = f"kind: {found.kind} gives a run one process; for several on this machine use"
-        yield f"{what} torchrun experiments/run.py, for several nodes cluster=slurm"
-    for key in ("memory_gb", "tflops"):
-        value = getattr(found, key)
-        if value is not None and not (is_number(value) and value > 0):
-            yield f"{key}={value!r}; expected a number above 0"
-    for key in _TEXT:
-        value = getattr(found, key)
-        if value is not None and not _SAFE.match(str(value)):
-            yield f"{key}={value!r} has characters that no sbatch option has"
-    if not isinstance(found.extra, Mapping) or not all(
-        re.match(r"[a-z][a-z0-9-]*\Z", str(k))
-        and _SAFE.match(str(v))
-        # YAML makes a date of a day, which neither sbatch nor a file of ours reads as it was typed.
-        and isinstance(v, str | int | float | None)
-        for k, v in found.extra.items()
-    ):
-        what = "{mail-type: END}; a date needs quotes"
-        yield f"extra must map sbatch's long options to plain values, such as {what}"
-    if taken := sorted(_OURS & set(found.extra)):
-        yield f"extra sets {', '.join(taken)}, which the sweep itself sets"
-    if taken := sorted(_KEYS.keys() & set(found.extra)):
-        yield f"extra sets {taken[0]}; expected the key {_KEYS[taken[0]]}"
-    if found.minutes * 60 <= found.signal_s:
-        late = f"signal_s={found.signal_s} is not shorter than time={found.time}"
-        yield f"{late}; a run would be told to stop as it starts"
 
 
 def minutes(time: str) -> int:

@@ -34,26 +34,16 @@ from experiments.runtime.command import EXIT_CODES, ROOT, Interrupted, choose_sp
 from experiments.runtime.files import atomic_write
 from experiments.training import run_folder
 from routing.errors import UserError
-from sweeps.jobs.sweep_folder import FRUITLESS, Attempts, JobBatch, Sweep, python_path
+from sweeps import SweepError
+from sweeps.jobs.sweep_folder import JobBatch, Sweep, python_path
 from sweeps.planning.planned_runs import PlannedRun
 
+FRUITLESS = 3  # attempts that start from the same step before a run is given up
 # Exit codes: a local worker asks for a place at the end of the queue (EX_TEMPFAIL) ...
 REQUEUE = 75
 STOPPED = 76  # ... or has saved and stopped because it was told to
 # What a run that SIGKILL ended cannot say itself.
 KILLED = "killed by signal 9 (out of memory?)"
-
-
-class RunFailed(RuntimeError):
-    """A run's command returned a code other than 0, or ran other code than was submitted."""
-
-
-class EarlySignal(BaseException):
-    """A signal that came while nothing could be saved."""
-
-
-class GivenUp(RuntimeError):
-    """A run started from the same step too often."""
 
 
 @dataclass(frozen=True)
@@ -74,18 +64,26 @@ class Job:
         """Return the job of one of a sweep's runs, for the folder that this process is in."""
         code = str(sweep.snapshots / batch.code) if batch.code else None
         return cls(
-            run.to_dict(), str(sweep.root), sweep.name, os.getcwd(), code, batch.name,
-            batch.kind, batch.resources["signal_s"],
+            run.__dict__, str(sweep.root), sweep.name, os.getcwd(), code, batch.name, batch.kind,
+            batch.resources["signal_s"],
         )  # fmt: skip
 
     @property
     def id(self) -> str | None:
-        """The id that Slurm's commands take for this job; None in a pool."""
-        return own_id() if self.kind == "slurm" else None
+        """The id that `scontrol requeue` needs for this process's job; None outside Slurm.
 
-    def __call__(self) -> None:
-        """Run it (submitit calls this in every task of the job)."""
-        execute(self)
+        The raw job id is wrong for the one task of an array whose raw id equals the array's: it
+        means them all.
+        """
+        if self.kind != "slurm":
+            return None
+        array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+        return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
+
+    @property
+    def folder(self) -> Sweep:
+        """The folder of the sweep that it belongs to."""
+        return Sweep(Path(self.root), self.sweep)
 
     def checkpoint(self) -> Any:
         """Answer a signal that comes before this job listens: there is nothing to save yet."""
@@ -93,59 +91,50 @@ class Job:
 
         return submitit.helpers.DelayedSubmission(self)
 
-    @property
-    def folder(self) -> Sweep:
-        """The folder of the sweep that it belongs to."""
-        return Sweep(Path(self.root), self.sweep)
-
-    @property
-    def attempts(self) -> Attempts:
-        """The record of this run's starts and ends."""
-        return self.folder.attempts(self.run["name"])
-
     def note_end(self, how: str, **values: Any) -> None:
         """Note how this start ended, with the step that is saved."""
-        step = PlannedRun.from_dict(self.run).saved_step
-        self.attempts.note("end", how=how, step=step, job=self.id, **values)
+        run = PlannedRun(**self.run)
+        self.folder.note(run.name, "end", how=how, step=run.saved_step, job=self.id, **values)
 
+    def check_progress(self, step: int) -> None:
+        """Raise `SweepError` if this submission began at `step` often enough already."""
+        events = self.folder.events(self.run["name"])
+        starts = [e for e in events if e["event"] == "start" and e.get("batch") == self.batch]
+        if len(starts) >= FRUITLESS and all(e.get("step") == step for e in starts[-FRUITLESS:]):
+            raise SweepError(
+                f"given up: {FRUITLESS} attempts started at step {step} and none saved a later "
+                "one; see what ends them, then python -m sweeps retry"
+            )
 
-def execute(job: Job) -> None:
-    """Run a job in this process: note the attempt, call the entry, answer signals.
+    def __call__(self) -> None:
+        """Run it (submitit calls this in every task): note the attempt, answer signals.
 
-    Raises:
-        GivenUp: This would be the fourth start from the same step.
-        RunFailed: The command returned another code than 0, or the code is not what was submitted.
-    """
-    run = PlannedRun.from_dict(job.run)
-    rank = export_ranks() if job.id else int(os.environ.get("RANK", 0))
-    step, parent_step = run.saved_step, run.parent_step
-    with _failures(job, rank):
-        if job.code is not None:
-            check_code(Path(job.code))
-        os.chdir(job.cwd)
+        Raises:
+            SweepError: It returned another code than 0, runs other code than was submitted, or this
+                would be the fourth start from the same step.
+        """
+        run = PlannedRun(**self.run)
+        rank = export_ranks() if self.id else int(os.environ.get("RANK", 0))
+        step, parent_step = run.saved_step, run.parent_step
+        with _failures(self, rank):
+            if self.code is not None:
+                check_code(Path(self.code))
+            os.chdir(self.cwd)
+            if rank == 0:
+                self.check_progress(step)
+                self.folder.note(
+                    run.name, "start", step=step, job=self.id, pid=os.getpid(),
+                    code=self.code and Path(self.code).name, host=host(), batch=self.batch,
+                    restart=int(os.environ.get("SLURM_RESTART_COUNT", 0)),
+                )  # fmt: skip
+            with _watchdog(self, run, rank):
+                asked = _call(run)
+        if asked is not None:
+            _interrupted(self, run, rank, asked)
         if rank == 0:
-            _guard(job.attempts, step)
-            job.attempts.note(
-                "start", step=step, job=job.id, pid=os.getpid(),
-                code=job.code and Path(job.code).name, host=host(), batch=job.batch,
-                restart=int(os.environ.get("SLURM_RESTART_COUNT", 0)),
-            )  # fmt: skip
-        with _watchdog(job, run, rank):
-            asked = _call(run)
-    if asked is not None:
-        _interrupted(job, run, rank, asked)
-    if rank == 0:
-        if not run.trains:
-            job.folder.mark_done(run.name, parent_step)
-        job.note_end("done")
-
-
-def _guard(attempts: Attempts, step: int) -> None:
-    if attempts.fruitless(step) >= FRUITLESS:
-        raise GivenUp(
-            f"given up: {FRUITLESS} attempts started at step {step} and none saved a later one; "
-            f"see what ends them, then python -m sweeps retry"
-        )
+            if not run.trains:
+                self.folder.mark_done(run.name, parent_step)
+            self.note_end("done")
 
 
 @contextlib.contextmanager
@@ -157,35 +146,32 @@ def _failures(job: Job, rank: int) -> Iterator[None]:
         job.note_end("stopped", rank=rank)
         raise
     except Exception as error:
-        own = isinstance(error, GivenUp | RunFailed | UserError)
+        own = isinstance(error, UserError)
         text = str(error) if own else f"{type(error).__name__}: {error}"
-        how = "given up" if isinstance(error, GivenUp) else "failed"
-        job.note_end(how, rank=rank, error=text[:2000], where="" if own else place(error))
+        job.note_end("failed", rank=rank, error=text[:2000], where="" if own else place(error))
         raise
 
 
 def _call(run: PlannedRun) -> str | None:
-    """Call the entry point; return the signal that interrupted it, None if done; or `RunFailed`."""
+    """Call the entry point; return the signal that interrupted it, None if it is done."""
     choose_spinning()
     module, _, name = run.entry.partition(":")
     try:
         with _early():
-            code = getattr(importlib.import_module(module), name)(list(run.args))
+            code = getattr(importlib.import_module(module), name)(run.args)
     except SystemExit as exit_:
         code = exit_.code
     except Interrupted as error:
         return error.reason
-    except EarlySignal as error:
-        return str(error)
     for reason, number in EXIT_CODES.items():
-        if code == number and run.trains:
+        if code == number:
             return reason
     if code not in (0, None):
         status = run_folder.read(Path(run.folder) / "status.json") if run.folder else {}
         why = status.get("error") or "see the lines above in this log"
-        raise RunFailed(f"{run.entry} returned {code}: {why}")
+        raise SweepError(f"{run.entry} returned {code}: {why}")
     if run.trains and not run.finished:
-        raise RunFailed(
+        raise SweepError(
             f"{run.entry} returned, but {run.folder} holds no finished run of {run.steps} steps"
         )
     return None
@@ -198,7 +184,7 @@ def _early() -> Iterator[None]:
     def unwind(number: int, _frame: FrameType | None) -> None:
         # A forked data worker inherits the handler and gets the signal too.
         if os.getpid() == owner:
-            raise EarlySignal(signal.Signals(number).name)
+            raise SystemExit(EXIT_CODES[signal.Signals(number).name])
 
     owner, kept = os.getpid(), {}
     for name in ("SIGUSR2", "SIGTERM"):
@@ -227,10 +213,8 @@ def _watchdog(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
                 since = time.monotonic()
             elif time.monotonic() - since > 0.7 * job.signal_s:
                 job.note_end("requeued", signal="USR2, not answered in time")
-                with contextlib.suppress(RunFailed):
-                    try:
-                        _requeue(job)
-                    except SystemExit:
+                with contextlib.suppress(SweepError):
+                    if not _requeue(job):
                         os._exit(REQUEUE)
                 return
 
@@ -249,7 +233,7 @@ def _interrupted(job: Job, run: PlannedRun, rank: int, asked: str) -> NoReturn:
         # Given up here already rather than after another wait in the queue.
         if requeue:
             with _failures(job, rank):
-                _guard(job.attempts, step)
+                job.check_progress(step)
         job.note_end("requeued" if requeue else "stopped", signal=asked)
     if job.id is None:
         raise SystemExit(REQUEUE if requeue else STOPPED)
@@ -258,31 +242,34 @@ def _interrupted(job: Job, run: PlannedRun, rank: int, asked: str) -> NoReturn:
     if requeue and rank == 0:
         print(f"saved step {step}; requeueing {job.id}", flush=True)
         with _failures(job, rank):
-            _requeue(job)
+            if not _requeue(job):
+                raise SystemExit(REQUEUE)
     over = time.monotonic() + 900.0
     while not ended and time.monotonic() < over:  # Slurm's TERM; its KILL would come later
         time.sleep(0.1)
     raise SystemExit(128 + signal.SIGTERM)
 
 
-def _requeue(job: Job) -> None:
+def _requeue(job: Job) -> bool:
+    """Requeue the job, or leave that to its script: return False then, which waits for our end."""
     if shutil.which("scontrol") is None:  # in a container: the job's script, outside, looks for it
         atomic_write(job.folder.logs / f"{job.id}.requeue", "")
-        raise SystemExit(REQUEUE)
+        return False
     words = ["scontrol", "requeue", str(job.id)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         reason = " ".join(done.stderr.split())
-        raise RunFailed(f"scontrol requeue {job.id}: {reason}; python -m sweeps retry goes on")
+        raise SweepError(f"scontrol requeue {job.id}: {reason}; python -m sweeps retry goes on")
+    return True
 
 
 # --- the process: its code, its node, its rank ----------------------------------------------------
 
 
 def check_code(code: Path) -> None:
-    """Make sure that children run the snapshot; raise `RunFailed` if this process does not."""
+    """Make sure that children run the snapshot; raise `SweepError` if this process does not."""
     if code.resolve() != ROOT:
-        raise RunFailed(
+        raise SweepError(
             f"the job imported sweeps from {ROOT}, not from its snapshot {code}: "
             "PYTHONPATH or a .pth file of this environment comes first"
         )
@@ -293,13 +280,12 @@ def check_code(code: Path) -> None:
 
 def place(error: BaseException) -> str:
     """Return `file:line` of the innermost frame that is neither of this package nor installed."""
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
-        path = Path(frame.filename)
-        if "site-packages" not in path.parts and not path.is_relative_to(ROOT / "sweeps"):
-            shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
-            return f"{shown}:{frame.lineno}"
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    own = ROOT / "sweeps"
+    theirs = [f for f in frames if "site-packages" in f[0].parts or f[0].is_relative_to(own)]
+    for path, line in [f for f in frames if f not in theirs][-1:] or frames[-1:]:
+        return f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name}:{line}"
+    return ""
 
 
 def host() -> str:
@@ -309,31 +295,15 @@ def host() -> str:
 
 def export_ranks() -> int:
     """Give torch.distributed its variables in a job of several tasks; return the rank."""
-    tasks = int(os.environ.get("SLURM_NTASKS", 1))
-    if tasks == 1:
+    if int(os.environ.get("SLURM_NTASKS", 1)) == 1:
         return 0
     import submitit
 
-    env = submitit.JobEnvironment()
     # Another port after a requeue: the old one may linger.
     seed = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', 0)}"
-    os.environ.update(
-        RANK=str(env.global_rank), WORLD_SIZE=str(tasks),
-        LOCAL_RANK=str(env.local_rank), LOCAL_WORLD_SIZE=str(tasks // env.num_nodes),
-        MASTER_ADDR=str(env.hostnames[0]),
-        MASTER_PORT=str(random.Random(seed).randint(20000, 30000)),
-    )  # fmt: skip
-    return int(env.global_rank)
-
-
-def own_id() -> str | None:
-    """Return the id that `scontrol requeue` needs for this process's job, None outside Slurm.
-
-    The raw job id is wrong for the one task of an array whose raw id equals the array's: it means
-    them all.
-    """
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
+    os.environ["MASTER_PORT"] = str(random.Random(seed).randint(20000, 30000))
+    distributed = submitit.helpers.TorchDistributedEnvironment()
+    return int(distributed.export(set_cuda_visible_devices=False, overwrite=True).rank)
 
 
 if __name__ == "__main__":  # `python -m sweeps.jobs.job FILE` is what a local worker starts

@@ -55,14 +55,12 @@ def start(
             [sys.executable, "-m", "sweeps.jobs.pool", str(folder)], cwd=code, env=environment,
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-    end, over = time.monotonic() + 60, False
-    while not (folder / "state.json").is_file():
-        if over:
-            process.terminate()  # its runs would be nobody's
-            raise SweepError(f"the pool did not start; see {folder / 'pool.log'}")
-        # Looked for once more: it may have written it last.
-        over = time.monotonic() > end or process.poll() is not None
+    state, looks = folder / "state.json", 3000  # a minute
+    while process.poll() is None and not state.is_file() and (looks := looks - 1):
         time.sleep(0.02)
+    if not state.is_file():
+        process.terminate()  # its runs would be nobody's
+        raise SweepError(f"the pool did not start; see {folder / 'pool.log'}")
     process.returncode = 0  # it outlives this command on purpose: no warning about that
     return {run.name: f"{batch.name}/{run.name}" for run in runs}
 
@@ -100,59 +98,56 @@ class Pool:
         self.ended: set[str] = set()
         self.stopping = False
 
-    def write(self) -> None:
-        """Write who runs and who waits."""
+    def state(self) -> str:
+        """Return who runs and who waits, as it is written."""
         found = dict.fromkeys(self.ended, "ENDED") | dict.fromkeys(self.queue, "PENDING")
         found |= dict.fromkeys(self.live, "RUNNING")
         taken = [gpu for _, gpus in self.live.values() for gpu in gpus or ()]
-        values = {"pid": os.getpid(), "runs": found, "gpus": taken}
-        atomic_write(self.folder / "state.json", json.dumps(values))
+        return json.dumps({"pid": os.getpid(), "runs": found, "gpus": taken})
 
     def run(self) -> None:
         """Work until the queue is empty or TERM has come."""
         # A handler may come anywhere: the flag is read by the loop.
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopping", True))
-        written = True
-        while self.queue or self.live:
+        written = ""
+        while self.queue or self.live or self.state() != written:
             # On a full disk nothing starts; what runs has its pool all the same.
             with contextlib.suppress(OSError):
-                room, written = written, False
-                if any([self._cancel(), self._collect(), room and self._fill()]) or not room:
-                    self.write()
-                written = True
+                self._cancel()
+                self._collect()
+                if self.state() == written:
+                    self._fill()
+                if (state := self.state()) != written:
+                    atomic_write(self.folder / "state.json", state)
+                    written = state
             time.sleep(0.1)
-        self.write()
 
-    def _cancel(self) -> bool:
+    def _cancel(self) -> None:
         cancelled = [path.stem for path in self.folder.glob("[!.]*.cancel")]  # whole files
-        wanted = list(self.jobs) if self.stopping else cancelled
-        for run in wanted:
+        for run in self.jobs if self.stopping else cancelled:
             (self.folder / f"{run}.cancel").unlink(missing_ok=True)
             if run in self.queue:
                 self.queue.remove(run)
             elif run in self.live and run not in self.ended:
                 self.live[run][0].send_signal(signal.SIGTERM)
             self.ended.add(run)
-        return bool(wanted)
 
-    def _collect(self) -> bool:
+    def _collect(self) -> None:
         """Take in the runs that ended; one that asks for a requeue waits behind the others."""
-        over = [run for run, (process, _) in self.live.items() if process.poll() is not None]
-        for run in over:
+        for run in [run for run, (process, _) in self.live.items() if process.poll() is not None]:
             process, gpus = self.live.pop(run)
             self.idle.append(gpus)
-            told = run in self.ended
-            if process.returncode == REQUEUE and not told:
+            if run in self.ended:  # as it was told
+                continue
+            if process.returncode == REQUEUE:
                 self.queue.append(run)
-            else:
-                self.ended.add(run)
-            if process.returncode == -9 and not told:
+                continue
+            self.ended.add(run)
+            if process.returncode == -9:
                 # SIGKILL: it could leave no word itself.
                 Job(**run_folder.read(self.jobs[run])).note_end("failed", rank=0, error=KILLED)
-        return bool(over)
 
-    def _fill(self) -> bool:
-        room = bool(self.queue and self.idle)
+    def _fill(self) -> None:
         while self.queue and self.idle:
             run, gpus = self.queue[0], self.idle[0]
             environment = environment_of_jobs()
@@ -167,7 +162,6 @@ class Pool:
                 )  # fmt: skip
             del self.queue[0], self.idle[0]
             self.live[run] = process, gpus
-        return room
 
 
 if __name__ == "__main__":  # the pool of the folder on the command line

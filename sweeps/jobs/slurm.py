@@ -5,7 +5,6 @@ import io
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runtime.command import environment_of_jobs
+from routing.errors import UserError
 from sweeps import SweepError
-from sweeps.jobs.cluster_resources import Resources
+from sweeps.jobs.cluster_resources import OPTIONS, Resources
 from sweeps.jobs.job import Job
 from sweeps.jobs.sweep_folder import JobBatch, Sweep, python_path
 from sweeps.planning.planned_runs import PlannedRun
@@ -25,13 +25,6 @@ LIVE = {
     "REQUEUE_FED", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SPECIAL_EXIT",
 }  # fmt: skip
 RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "SUSPENDED"}
-
-# What Slurm's clients say where they are installed and find no controller.
-_NO_CLUSTER = ("establish a configuration source", "Unable to contact slurm controller")
-
-
-class Unsure(SweepError):
-    """A submission that failed when jobs of it are, or may be, in the queue."""
 
 
 @dataclass(frozen=True)
@@ -50,27 +43,20 @@ class QueueJob:
         """Whether it is in the queue or running."""
         return self.state in LIVE
 
+    @property
+    def running(self) -> bool:
+        """Whether it holds a node."""
+        return self.state in RUNNING
 
-def call(words: Sequence[str], timeout: float = 60.0) -> str:
+
+def call(words: Sequence[str]) -> str:
     """Return what a Slurm command (words, never a shell) printed; `SweepError` if it fails."""
-    if shutil.which(words[0]) is None:
-        raise SweepError(
-            f"{words[0]} is not on PATH: this is no Slurm login node; "
-            "use cluster=local or cluster=debug"
-        )
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=True)
-    except subprocess.TimeoutExpired:
-        late = f"{words[0]} gave no answer in {timeout:.0f} s"
-        raise SweepError(f"{late}; is slurmctld up?") from None
-    except subprocess.CalledProcessError as error:
-        reason = " ".join(error.stderr.split()) or f"exit code {error.returncode}"
-        if any(sign in reason for sign in _NO_CLUSTER):
-            raise SweepError(
-                f"no Slurm cluster answers {words[0]} here; type it where one does, or use "
-                "cluster=local"
-            ) from None
-        raise SweepError(f"{words[0]}: {reason}") from None
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = " ".join(str(getattr(error, "stderr", None) or error).split())
+        advice = "where no Slurm cluster answers use cluster=local or cluster=debug"
+        raise SweepError(f"{words[0]}: {reason}; {advice}") from None
     return done.stdout
 
 
@@ -92,7 +78,7 @@ def history(ids: Iterable[str]) -> dict[str, QueueJob]:
     """Return the jobs that accounting remembers, {} where the site keeps none."""
     # Of a damaged file, only what is a number: the others would fail the call for all.
     bases = sorted({base for i in ids if (base := i.split("_")[0]).isdecimal()})
-    if not bases or shutil.which("sacct") is None:
+    if not bases:
         return {}
     columns = "JobID,State,ExitCode,NodeList"
     try:
@@ -122,9 +108,9 @@ def tasks(name: str) -> list[str]:
 
 
 def cancel(ids: Sequence[str]) -> None:
-    """Cancel jobs, a few hundred per call."""
-    for start in range(0, len(ids), 200):
-        call(["scancel", *ids[start : start + 200]])
+    """Cancel jobs."""
+    if ids:
+        call(["scancel", *ids])
 
 
 def max_array() -> int:
@@ -155,11 +141,7 @@ def parameters(resources: Resources, batch: str, code: Path, logs: Path) -> dict
         "srun_args": ["--kill-on-bad-exit=1", *resources.srun],
         "setup": resources.setup or None,
         "teardown": [_teardown(logs)],
-        "partition": resources.partition,
-        "account": resources.account,
-        "qos": resources.qos,
-        "constraint": resources.constraint,
-        "exclude": resources.exclude,
+        **{key: getattr(resources, key) for key in OPTIONS},
         "gpus_per_node": resources.gpus if resources.gpu_count else None,
         "mem": resources.memory_gb and f"{round(resources.memory_gb * 1024)}M",
     }
@@ -192,22 +174,22 @@ def python(resources: Resources) -> str:
 
 
 def script(sweep: Sweep, resources: Resources, runs: int, code: Path) -> str:
-    """Return, without Slurm, the script that `submit` makes; `SweepError` with another submitit."""
-    from submitit.slurm import slurm as renderer
+    """Return, without Slurm, the script that `submit` makes."""
+    from submitit.slurm.slurm import _make_sbatch_string
 
-    make = getattr(renderer, "_make_sbatch_string", None)
-    if make is None:
-        raise SweepError("this submitit cannot render a script; pip install 'submitit>=1.5,<1.6'")
     command = f"{python(resources)} -u -m submitit.core._submit {shlex.quote(str(sweep.logs))}"
     options = parameters(resources, f"{sweep.name}.BATCH", code, sweep.logs)
-    count = {"map_count": runs} if runs > 1 else {}
-    return str(make(command=command, folder=sweep.logs, **count, **options))
+    options |= {"map_count": runs} if runs > 1 else {}
+    return _make_sbatch_string(command=command, folder=sweep.logs, **options)
 
 
 def submit(
     sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch, after: str = ""
 ) -> dict[str, str]:
-    """Submit an array that starts after the job `after`; return ids by run, or `SweepError`."""
+    """Submit an array that starts after the job `after`; return ids by run.
+
+    `SweepError` if it was refused, another `UserError` if jobs of it are or may be in the queue.
+    """
     import submitit
 
     executor = submitit.SlurmExecutor(
@@ -231,7 +213,7 @@ def submit(
             why = f"sbatch refused {len(runs)} of the runs: {reason}; the same launch submits them"
         else:
             raise SweepError(f"sbatch refused: {reason}") from None
-        raise Unsure(why) from None
+        raise UserError(why) from None
     return {run.name: handle.job_id for run, handle in zip(runs, handles, strict=True)}
 
 

@@ -10,12 +10,13 @@ outputs/          of commands that are no training run
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -26,11 +27,11 @@ from experiments.runtime.files import atomic_write, code_commit
 from experiments.training import run_folder
 from sweeps import SweepError
 from sweeps.planning.grid import is_file_name
+from sweeps.planning.overrides import fits, record
 from sweeps.planning.planned_runs import PlannedRun
 
-FRUITLESS = 3  # attempts that start from the same step before a run is given up
-# No part of a snapshot of the code.
-_SKIP = {"__pycache__", ".ipynb_checkpoints", "notebooks", ".mypy_cache", ".ruff_cache"}
+# No part of a snapshot of the code; hidden files are an editor's.
+_IGNORED = shutil.ignore_patterns(".*", "__pycache__", "notebooks", "*.pyc", "*.so.tmp", "*~")
 
 
 @dataclass
@@ -73,31 +74,32 @@ class Sweep:
         """Return the runs of every launch so far, by name."""
         path = self.path / "sweep.json"
         values: Any = run_folder.read(path).get("runs") if path.is_file() else {}
-        try:
-            return {name: PlannedRun.from_dict(run) for name, run in values.items()}
-        except (AttributeError, SweepError):  # launching would read it, too
-            raise SweepError(
-                f"{path} cannot be read; if it is damaged, remove it, then launch the grid again"
-            ) from None
+        with contextlib.suppress(AttributeError, SweepError):
+            known = {name: record(PlannedRun, run) for name, run in values.items()}
+            if all(is_file_name(run.name) for run in known.values()):
+                return known
+        raise SweepError(  # launching would read it, too
+            f"{path} cannot be read; if it is damaged, remove it, then launch the grid again"
+        )
 
     def add(self, title: str, runs: Iterable[PlannedRun]) -> None:
         """Write runs into the sweep's file; a name that is there gets the new one's steps."""
         known = self.runs() | {run.name: run for run in runs}
-        values = {"format": 1, "title": title, "runs": {n: r.to_dict() for n, r in known.items()}}
+        values = {"format": 1, "title": title, "runs": {n: r.__dict__ for n, r in known.items()}}
         atomic_write(self.path / "sweep.json", json.dumps(values, indent=1))
 
     def batches(self) -> list[JobBatch]:
         """Return the submissions in order, each with its ids if they were written."""
         found: dict[str, JobBatch] = {}
         for line in read_jsonl(self.path / "batches.jsonl"):
-            name, ids = line.get("batch"), line.get("ids", {})
-            if not (isinstance(name, str) and is_file_name(name)):  # a pool's folder is called so
-                continue
-            if "runs" in line:
-                if batch := _batch(name, line):
-                    found[name] = batch
-            elif name in found and isinstance(ids, dict) and {*map(type, ids.values())} <= {str}:
-                found[name].ids.update(ids)
+            name = str(line.get("batch"))
+            ids: Any = line.get("ids")
+            if "runs" not in line:
+                if name in found and fits(ids, dict[str, str]):
+                    found[name].ids.update(ids)
+            elif is_file_name(name) and _is_time(line.get("time")):  # a pool's folder is called so
+                with contextlib.suppress(SweepError):
+                    found[name] = record(JobBatch, {**line, "name": name})
         return list(found.values())
 
     def latest_batches(self) -> dict[str, JobBatch]:
@@ -126,40 +128,18 @@ class Sweep:
         mark = self.path / "done" / f"{run}.json"
         atomic_write(mark, json.dumps({"run": run, "time": time.time(), "step": step}))
 
-    def attempts(self, run: str) -> Attempts:
-        """Return the record of a run's starts and ends."""
-        return Attempts(self.path / "attempts" / f"{run}.jsonl")
+    def events(self, run: str) -> list[dict[str, Any]]:
+        """Return the starts and ends of a run, and what was asked of it, oldest first."""
+        lines = read_jsonl(self.attempts(run))
+        return [x for x in lines if isinstance(x.get("event"), str) and _is_time(x.get("time"))]
 
+    def attempts(self, run: str) -> Path:
+        """Return the file of a run's events, appended by its jobs."""
+        return self.path / "attempts" / f"{run}.jsonl"
 
-@dataclass(frozen=True)
-class Attempts:
-    """Starts and ends of one run, appended by its jobs."""
-
-    path: Path
-
-    def events(self) -> list[dict[str, Any]]:
-        """Return all events, oldest first."""
-        return [
-            line
-            for line in read_jsonl(self.path)
-            if isinstance(line.get("event"), str) and _is_time(line.get("time"))
-        ]
-
-    def note(self, event: str, **values: Any) -> None:
-        """Append an event with the time."""
-        append_jsonl(self.path, [{"event": event, "time": time.time(), **values}])
-
-    def fruitless(self, step: int) -> int:
-        """Count the last starts that began at `step` too, since it ended well or by hand."""
-        count = 0
-        for event in reversed(self.events()):
-            started, how = event["event"] == "start", event.get("how")
-            by_hand = event["event"] in ("retry", "cancelled")
-            by_hand = by_hand or (how == "stopped" and event.get("signal") != "SIGTERM")
-            if by_hand or how == "done" or (started and event.get("step") != step):
-                break
-            count += started
-        return count
+    def note(self, run: str, event: str, **values: Any) -> None:
+        """Append an event of a run with the time."""
+        append_jsonl(self.attempts(run), [{"event": event, "time": time.time(), **values}])
 
 
 def all_sweeps(root: Path) -> list[Sweep]:
@@ -167,29 +147,8 @@ def all_sweeps(root: Path) -> list[Sweep]:
     return [Sweep(root, p.parent.name) for p in sorted((root / ".sweeps").glob("*/sweep.json"))]
 
 
-def _batch(name: str, line: Mapping[str, Any]) -> JobBatch | None:
-    """Return the submission that a line notes, or None if something else stands there."""
-    values = [line.get(key) for key in ("cluster", "kind", "code")]
-    runs, when, resources = line["runs"], line.get("time"), line.get("resources", {})
-    good = isinstance(runs, list) and {*map(type, [*runs, *values])} <= {str}
-    if not (good and _is_time(when) and isinstance(resources, dict)):
-        return None
-    return JobBatch(name, line["cluster"], line["kind"], runs, when, line["code"], resources)
-
-
 def _is_time(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and abs(value) < 1e11  # the calendar of C ends there
-
-
-def code_files(root: Path = ROOT) -> Iterator[Path]:
-    """Yield the files of the five packages below `root`, relative to it, in a fixed order."""
-    for package in PACKAGES:
-        for folder, folders, names in os.walk(root / package):
-            folders[:] = sorted(f for f in folders if f not in _SKIP)
-            for name in sorted(names):
-                # Hidden files are an editor's: a lock may be a link to nothing.
-                if not name.endswith((".pyc", ".so.tmp", "~")) and not name.startswith("."):
-                    yield (Path(folder) / name).relative_to(root)
 
 
 def snapshot(where: Path, root: Path = ROOT, own: Path | None = None) -> Path:
@@ -197,21 +156,20 @@ def snapshot(where: Path, root: Path = ROOT, own: Path | None = None) -> Path:
 
     A grid in Python, `own`, is kept beside them. The caller holds the lock of all sweeps.
     """
-    # Read once: what is edited meanwhile is whole in the copy, and its name is the copy's hash.
-    contents = {path: (root / path).read_bytes() for path in code_files(root)}
+    building = where / ".building"
+    shutil.rmtree(building, ignore_errors=True)  # of a copy that was cut off
+    for package in PACKAGES:
+        shutil.copytree(root / package, building / package, ignore=_IGNORED)
     if own is not None:
-        contents[Path(own.name)] = own.read_bytes()
+        shutil.copy(own, building)
     digest = hashlib.sha256()
-    for path, content in contents.items():
-        digest.update(f"{path}\0{len(content)}\0".encode() + content)
-    target, building = where / digest.hexdigest()[:12], where / ".building"
+    for path in sorted(path for path in building.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(building)}\0{len(content)}\0".encode() + content)
+    target = where / digest.hexdigest()[:12]
     if (target / "snapshot.json").is_file():
+        shutil.rmtree(building)
         return target
-    for unfinished in (building, target):  # of a copy that was cut off, as by a full disk
-        shutil.rmtree(unfinished, ignore_errors=True)
-    for path, content in contents.items():
-        (building / path).parent.mkdir(parents=True, exist_ok=True)
-        (building / path).write_bytes(content)
     facts = {"commit": code_commit(root), "hash": target.name, "time": time.time()}
     atomic_write(building / "snapshot.json", json.dumps(facts, indent=1))
     building.rename(target)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from experiments.training.routes import TrainingRoutes, run_cost
 from routing.errors import UserError, one_of
 from routing.route import RouteError
 from sweeps import SweepError
-from sweeps.planning.grid import Grid, GridCell, expand, is_file_name
-from sweeps.planning.overrides import KEY, Typed, only, show
+from sweeps.planning.grid import Grid, GridCell, expand
+from sweeps.planning.overrides import KEY, Typed, fill, only, show
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class PlannedRun:
     stage: str
     label: str
     entry: str
-    args: tuple[str, ...]
+    args: list[str]
     trains: bool
     folder: str  # the run folder; of another command: that of its parent, or ""
     steps: int | None
@@ -63,26 +63,6 @@ class PlannedRun:
         words = (word.partition("=") for word in self.args)
         return {k: v for k, equals, v in words if equals and KEY.match(k)} | dict(self.varies)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON-able values; `from_dict` inverts it."""
-        return {**self.__dict__, "args": list(self.args), "varies": dict(self.varies)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> PlannedRun:
-        """Build a run from a sweep's file; `SweepError` if its values are not of `to_dict`."""
-        try:
-            known = {k: values[k] for k in cls.__dataclass_fields__}
-            texts = [known[k] for k in ("name", "stage", "label", "entry", "folder")]
-            texts += [*known["args"], *known["varies"], *known["varies"].values()]
-            good = all(isinstance(text, str) for text in texts)
-            good = good and (known["steps"] is None or type(known["steps"]) is int)
-            good = good and is_file_name(known["name"])
-        except (KeyError, TypeError, AttributeError):
-            good = False
-        if not good:
-            raise SweepError("a run in the sweep's file is damaged")
-        return cls(**{**known, "args": tuple(known["args"])})
-
 
 @dataclass
 class Plan:
@@ -97,38 +77,46 @@ class Plan:
     waiting: list[tuple[str, str]] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
 
-
-Budget = Callable[[Any, Sequence[str]], int | None]
+    def notes(self) -> list[str]:
+        """Return a line for each cell that waits or is left out."""
+        waiting = [f"waiting: {cell} (for {why}; launch again then)" for cell, why in self.waiting]
+        return [f"left out: {cell} ({why})" for cell, why in self.left_out] + waiting
 
 
 def plan(
     grid: Grid, scale: str = "tiny", user: Mapping[str, Sequence[Typed]] | None = None,
-    budget: Budget | None = None,
+    compare_at: str = "steps",
 ) -> Plan:  # fmt: skip
     """Compose and check every cell of a grid at a scale, with a user's overrides by key.
 
-    `budget` gives a cell's number of steps from its config and overrides; None keeps its own.
+    `compare_at` says of what each cell gets as much as its dense run: steps, flops or hours.
 
     Raises:
         SweepError: A cell cannot be composed, or two cells are the same run at this scale.
     """
+    one_of("--compare-at", compare_at, ("steps", "flops", "hours"), SweepError)
     made = Plan(grid, scale, runs_root(user or {}))
-    seen: dict[str, GridCell] = {}
     planned: dict[int, PlannedRun] = {}
+    seen: dict[str, GridCell] = {}
     for index, cell in enumerate(expand(grid, scale, user)):
-        parent = planned.get(cell.parent) if cell.parent is not None else None
-        if cell.parent is not None and parent is None:
-            made.waiting.append((cell.label, "its parent, which is waiting or left out"))
+        parent = None if cell.parent is None else planned.get(cell.parent)
+        if cell.parent is not None and (parent is None or not parent.finished):
+            why = parent.name if parent else "its parent, which is waiting or left out"
+            made.waiting.append((cell.label, why))
             continue
-        if parent is not None and not parent.finished:
-            made.waiting.append((cell.label, parent.name))
-            continue
-        trains = cell.stage.trains
-        run = _train(made, cell, parent, budget) if trains else _command(made, cell, parent)
+        train = cell.stage.trains
+        run = _train(made, cell, parent, compare_at) if train else _command(made, cell, parent)
         if run is None:
             continue
         if (first := seen.setdefault(run.name, cell)) is not cell:
-            raise SweepError(_coincide(made, first, cell, run.name))
+            config = made.configs.get(run.name)
+            about = f", route {config.resolved_route} at depth {config.depth}" if config else ""
+            raise SweepError(
+                f"grid {grid.name}: cells coincide at scale {scale}, '{first.label}' and "
+                f"'{cell.label}' are one run{about}; a dense run does not depend on how tokens are "
+                "routed, and no name holds keys that only report, such as train.steps: launch once "
+                "for each"
+            )
         planned[index] = run
         made.runs.append(run)
     if not made.runs and not made.waiting:
@@ -143,24 +131,19 @@ def runs_root(user: Mapping[str, Sequence[Typed]]) -> Path:
     return Path(typed).expanduser().absolute()
 
 
-def _words(made: Plan, cell: GridCell, parent: PlannedRun | None) -> list[str]:
-    words = {**cell.overrides, **({"paths.runs": str(made.root)} if cell.stage.trains else {})}
-    return [f"{k}={show(_filled(v, parent))}" for k, v in words.items()]
-
-
-def _filled(value: Any, parent: PlannedRun | None) -> Any:
-    text = isinstance(value, str)
-    return value.replace("{parent}", parent.folder) if parent and text else value
+def _words(cell: GridCell, parent: PlannedRun | None, **more: str) -> list[str]:
+    places = {"parent": parent.folder} if parent else {}
+    return [f"{k}={show(fill(v, places))}" for k, v in {**cell.overrides, **more}.items()]
 
 
 def _train(
-    made: Plan, cell: GridCell, parent: PlannedRun | None, budget: Budget | None
+    made: Plan, cell: GridCell, parent: PlannedRun | None, compare_at: str
 ) -> PlannedRun | None:
-    words = _words(made, cell, parent)
+    words = _words(cell, parent, **{"paths.runs": str(made.root)})
     try:
         config = load_config(words)
-        steps = budget(config, words) if budget else None
-        if steps is not None and steps != config.train.steps:
+        steps = _steps(config, words, compare_at)
+        if steps != config.train.steps:
             words = [w for w in words if not w.startswith("train.steps=")]
             words.append(f"train.steps={steps}")
             config = load_config(words)
@@ -170,50 +153,30 @@ def _train(
             made.left_out.append((cell.label, str(error)))
             return None
         raise SweepError(f"{cell.label or 'the cell'}: {error}") from None
-    run = PlannedRun(
-        config.name, cell.stage.name, cell.label, cell.stage.entry, tuple(words), True,
-        str(made.root / config.name), config.train.steps,
-        {k: show(v) for k, v in cell.varies.items()},
+    made.configs[config.name] = config
+    return PlannedRun(
+        config.name, cell.stage.name, cell.label, cell.stage.entry, words, True,
+        str(made.root / config.name), steps, {k: show(v) for k, v in cell.varies.items()},
     )  # fmt: skip
-    made.configs[run.name] = config
-    return run
 
 
 def _command(made: Plan, cell: GridCell, parent: PlannedRun | None) -> PlannedRun:
     """Fill `{parent}`, `{out}` and `{key}` in a command's arguments; other keys follow as words."""
-    used = {key for key in cell.overrides for arg in cell.stage.args if f"{{{key}}}" in arg}
-    args = []
-    for arg in cell.stage.args:
-        for key in used:
-            arg = arg.replace(f"{{{key}}}", show(cell.overrides[key]).strip("'\""))
-        args.append(str(_filled(arg, parent)))
-    args += [w for w in _words(made, cell, parent) if w.split("=", 1)[0] not in used]
+    texts = {key: show(value).strip("'\"") for key, value in cell.overrides.items()}
+    used = {key for key in texts for arg in cell.stage.args if f"{{{key}}}" in arg}
+    if parent:
+        texts["parent"] = parent.folder
+    args = [fill(arg, texts) for arg in cell.stage.args]
+    args += [w for w in _words(cell, parent) if w.split("=", 1)[0] not in used]
     text = json.dumps([cell.stage.entry, args, parent.name if parent else None])
     name = f"{cell.stage.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     out = made.root / ".sweeps" / made.grid.name / "outputs" / name
-    filled = tuple(a.replace("{out}", str(out)) for a in args)
     return PlannedRun(
-        name, cell.stage.name, cell.label, cell.stage.entry, filled, False,
-        parent.folder if parent else "", None, {k: show(v) for k, v in cell.varies.items()},
+        name, cell.stage.name, cell.label, cell.stage.entry,
+        [fill(arg, {"out": str(out)}) for arg in args], False,
+        parent.folder if parent else "", None,
+        {k: show(v) for k, v in cell.varies.items()},
     )  # fmt: skip
-
-
-def _coincide(made: Plan, first: GridCell, second: GridCell, name: str) -> str:
-    keys = {**first.varies, **second.varies}
-    both = {key: (first.varies.get(key), second.varies.get(key)) for key in keys}
-    differ = {key: pair for key, pair in both.items() if show(pair[0]) != show(pair[1])}
-    pairs = (f"{key}={show(one)} and {key}={show(two)}" for key, (one, two) in differ.items())
-    what = f"{' with '.join(pairs)} make one and the same run"
-    config, roles, why = made.configs.get(name), {role(key) for key in differ}, ""
-    if not differ:
-        what = f"'{first.label}' stands twice"
-    elif config is not None and "route" in differ:
-        why = f": both are route {config.resolved_route} at depth {config.depth}"
-    elif config is not None and config.resolved_route == "none" and roles == {"routes"}:
-        why = ": a dense run does not depend on how tokens are routed"
-    elif roles == {"reports"}:
-        why = f": a run's name does not hold {' or '.join(differ)}; launch once for each"
-    return f"grid {made.grid.name}: cells coincide at scale {made.scale}, {what}{why}"
 
 
 # --- cost -----------------------------------------------------------------------------------------
@@ -230,40 +193,29 @@ def training_macs(config: Config) -> float:
     return per_image * config.train.batch * steps
 
 
-def budget(way: str) -> Budget | None:
-    """Return what gives a cell its steps, None for equal ones; `SweepError` for another `way`."""
-    ways: dict[str, Budget | None] = {"steps": None, "flops": _flops, "hours": _hours}
-    one_of("--compare-at", way, list(ways), SweepError)
-    return ways[way]
-
-
-def dense_of(words: Sequence[str]) -> Config:
-    """Return the dense run that a run of these words is compared with."""
-    return load_config([w for w in words if role(w.partition("=")[0]) != "routes"] + ["route=none"])
-
-
-def _flops(config: Config, words: Sequence[str]) -> int:
+def _steps(config: Config, words: Sequence[str], compare_at: str) -> int:
+    """Return the steps of a run that costs as much as its dense run, or takes as long."""
+    steps = config.train.steps
+    if compare_at == "steps":
+        return steps
     # A decoder or an aligned block is part of what a method costs, not of the dense run.
-    dense = run_cost(dense_of(words)).macs_dense
-    per_step = training_macs(config) / config.train.steps / config.train.batch
-    return max(1, round(config.train.steps * dense / per_step))
-
-
-def _hours(config: Config, words: Sequence[str]) -> int | None:
-    dense = dense_of(words)
+    plain = [word for word in words if role(word.partition("=")[0]) != "routes"]
+    dense = load_config([*plain, "route=none"])
+    if compare_at == "flops":
+        per_image = training_macs(config) / steps / config.train.batch
+        return max(1, round(steps * run_cost(dense).macs_dense / per_image))
     if dense.name == config.name:
-        return None
-    found = []
+        return steps
+    speeds = []
     for one in (config, dense):
         measured = run_folder.speed(Path(config.paths.runs) / one.name)
         if measured is None:
             raise SweepError(
-                f"--compare-at hours needs the measured speed of {one.name}: "
-                "first run the same sweep for a few steps (train.steps=50); "
-                "the longer runs go on from there"
+                f"--compare-at hours needs the measured speed of {one.name}: first run the same "
+                "sweep for a few steps (train.steps=50); the longer runs go on from there"
             )
-        found.append(measured)
-    return max(1, round(config.train.steps * found[0] / found[1]))
+        speeds.append(measured)
+    return max(1, round(steps * speeds[0] / speeds[1]))
 
 
 def estimate(made: Plan, tflops: float | None) -> list[str]:
@@ -271,26 +223,23 @@ def estimate(made: Plan, tflops: float | None) -> list[str]:
 
     `tflops` is what one GPU reaches, in TFLOP/s; with None no hours are estimated.
     """
+
+    def said(flops: float, share: str = "") -> str:
+        text = f"{big(flops)} FLOPs{share}"
+        if tflops is not None:
+            hours = flops / (tflops * 1e12) / 3600
+            text += f", about {hours:.3g} GPU hours at {tflops:g} TFLOP/s"
+        return text
+
     lines, total = [], 0.0
     for run in made.runs:
-        config = made.configs.get(run.name)
-        if config is None:
-            lines.append(f"{run.name}  {run.label}")
-            continue
-        # Forward and backward are three forwards; 2 FLOPs per MAC.
-        flops = 6 * training_macs(config)
-        total += flops
-        cost = run_cost(config)
-        dense = config.resolved_route == "none"
-        share = "" if dense else f", {cost.speedup:.2f}x fewer per image than dense"
-        lines.append(
-            f"{run.name}  {run.label}  {config.train.steps} steps  {big(cost.params)} parameters  "
-            f"{big(flops)} FLOPs{share}{_hours_text(flops, tflops)}"
-        )
-    return [*lines, f"together: {big(total)} FLOPs{_hours_text(total, tflops)}"] if total else lines
-
-
-def _hours_text(flops: float, tflops: float | None) -> str:
-    if tflops is None:
-        return ""
-    return f", about {flops / (tflops * 1e12) / 3600:.3g} GPU hours at {tflops:g} TFLOP/s"
+        words = [run.name, run.label]
+        if (config := made.configs.get(run.name)) is not None:
+            # Forward and backward are three forwards; 2 FLOPs per MAC.
+            flops, cost = 6 * training_macs(config), run_cost(config)
+            total += flops
+            dense = config.resolved_route == "none"
+            share = "" if dense else f", {cost.speedup:.2f}x fewer per image than dense"
+            words += [f"{run.steps} steps", f"{big(cost.params)} parameters", said(flops, share)]
+        lines.append("  ".join(words))
+    return [*lines, f"together: {said(total)}"] if total else lines

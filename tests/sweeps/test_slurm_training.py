@@ -47,7 +47,7 @@ class OneRunSweep:
         return run_status.statuses(self.sweep)[0][0]
 
     def starts(self):
-        return [e for e in self.sweep.attempts(self.row.run.name).events() if e["event"] == "start"]
+        return [e for e in self.sweep.events(self.row.run.name) if e["event"] == "start"]
 
     def interrupt(self, step):
         until(

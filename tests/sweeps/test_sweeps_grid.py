@@ -138,31 +138,31 @@ def test_a_grid_may_refuse_a_scale_with_its_reason(tmp_path):
     ("raw", "said"),
     [
         ({"axis": {}}, "unknown key 'axis'.*did you mean axes"),
-        ({"axes": {"route": "none"}}, "axis route must be a list"),
-        ({"axes": {"route": []}}, "axis route must be a list"),
-        ({"zip": {"a": [1], "b": [1, 2]}}, "columns of one length, got a 1, b 2"),
-        ({"cells": {"a": 1}}, "cells must be a list, got"),
+        ({"axes": {"route": "none"}}, "axes must be a mapping of keys to lists of values"),
+        ({"axes": {"route": []}}, "axes need values"),
+        ({"zip": {"a": [1], "b": [1, 2]}}, "zip columns of one length, got.*a.*b"),
+        ({"cells": {"a": 1}}, "cells must be a list of mappings.*got"),
         ({"command": "trian"}, "did you mean train"),
         ({"command": "call", "entry": "subprocess:call"}, "unknown key 'entry'"),
         ({"command": "call"}, "command 'call': expected one of train, evaluate, bench, analysis$"),
-        ({"where": 5}, "where must be a mapping, got 5"),
+        ({"where": 5}, "where must be a mapping.*got 5"),
         ({"base": []}, "base must be a mapping"),
-        ({"base": {"seed": 3}}, "seed is no key of base.*seeds has them"),
+        ({"base": {"seed": 3}}, "seed is no key of base.*seeds"),
         ({"cells": [{"route": "2-8", "paths.runs": "/x"}]}, "paths.runs is no key of.*every command"),
-        ({"fits": [5]}, "fits 5: expected one of route, data"),
-        ({"axes": {3: [1]}}, "axes has the key 3"),
+        ({"fits": ["rout"]}, "fits 'rout': expected one of route, data"),
+        ({"axes": {3: [1]}}, "axes must be a mapping of keys.*3"),
         ({"seeds": ["9" * 5000]}, "seeds: 9{40}.*at most 18 digits"),
         ({"stages": [{"name": []}]}, "name must be a text"),
         ({"stages": {}}, "stages must be a list"),
         ({"axes": {"a": list(range(1000)), "b": list(range(1000))}}, "more than 10000 cells"),
         ({"scales": {"huge": {}}}, "unknown key 'huge'"),
         ({"scales": {"tiny": {"sed": [1]}}}, "unknown key 'sed'.*did you mean seeds"),
-        ({"stages": [{"name": "x", "of": "y"}]}, "is no earlier stage"),
+        ({"stages": [{"name": "x", "of": "y"}]}, "is of no earlier stage"),
         ({"stages": [{"name": "train"}]}, "two stages are named 'train'"),
-        ({"stages": ["x"]}, "a stage must be a mapping"),
+        ({"stages": ["x"]}, "expected a mapping with keys"),
         ({"stages": [{"name": ".."}]}, r"name '..': expected one that a file can have"),
         ({"stages": [{"name": "../x"}]}, r"name '../x': expected one that a file can have"),
-        ({"search": {"over": [1]}}, r"over must be a mapping, got \[1\]"),
+        ({"search": {"over": [1]}}, r"over must be a mapping.*got \[1\]"),
         ({"stages": [{"name": "x", "of": "train", "where": {"route": "z"}}]}, "has no parent"),
     ],
 )
@@ -193,8 +193,8 @@ def test_files_that_are_no_grids(tmp_path):
         (["a b=3"], "is no override"),
         (["--x=3"], "is no override"),
         (["a=1", "a=2"], "a stands twice; give its values as a=A,B"),
-        (["a=1,,2"], "has an empty value"),
-        (["a="], "has an empty value"),
+        (["a=1,,2"], "expected key=value or key=A,B"),
+        (["a="], "expected key=value or key=A,B"),
         (["seeds=0,1"], "key of a grid's file; type seed=0,1$"),
     ],
 )
@@ -205,8 +205,8 @@ def test_wrong_words(words, said):
 
 def test_commas_in_brackets_and_quotes_do_not_split():
     found = overrides.parse(["a=1,[2,3],{x:1,y:2}", "b='p,q',r"])
-    assert [v.text for v in found["a"]] == ["1", "[2,3]", "{x:1,y:2}"]
-    assert [v.text for v in found["b"]] == ["'p,q'", "r"]
+    assert found["a"] == ["1", "[2,3]", "{x:1,y:2}"]
+    assert found["b"] == ["'p,q'", "r"]
 
 
 @given(st.lists(st.text("abc019.-@+/", min_size=1), min_size=1))
@@ -223,7 +223,7 @@ def test_splitting_inverts_joining(parts):
 )  # fmt: skip
 def test_values_are_written_as_hydra_reads_them(value, text):
     assert overrides.show(value) == text
-    if isinstance(value, str) and value and "-" not in value:
+    if type(value) is str and value and "-" not in value:
         assert load([f"paths.runs={text}"]).paths.runs == value
 
 

@@ -1,5 +1,6 @@
 """Plans: checked cells, names, coinciding cells, budgets, cost; resources."""
 
+import argparse
 import dataclasses
 import datetime
 import json
@@ -25,7 +26,7 @@ def make(tmp_path, name="g", **raw):
 
 def planned(tmp_path, *words, scale="tiny", way="steps", **raw):
     user = overrides.parse([f"paths.runs={tmp_path / 'runs'}", *words])
-    return planned_runs.plan(make(tmp_path, **raw), scale, user, budget=planned_runs.budget(way))
+    return planned_runs.plan(make(tmp_path, **raw), scale, user, way)
 
 
 def test_runs_have_the_names_and_folders_of_their_configs(tmp_path):
@@ -37,26 +38,23 @@ def test_runs_have_the_names_and_folders_of_their_configs(tmp_path):
     for run in made.runs:
         assert run.folder == str(tmp_path / "runs" / run.name)
         assert made.configs[run.name].folder == Path(run.folder)
-        assert planned_runs.PlannedRun.from_dict(json.loads(json.dumps(run.to_dict()))) == run
+        assert planned_runs.PlannedRun(**json.loads(json.dumps(run.__dict__))) == run
 
 
-def test_coinciding_cells_are_refused_with_the_reason(tmp_path):
-    with pytest.raises(
-        SweepError, match="coincide at scale tiny, route=auto and route=2-8 make one.*depth 12"
-    ):
-        planned(tmp_path, axes={"route": ["auto", "2-8"]})
-    with pytest.raises(
-        SweepError,
-        match="routing.selection=random and routing.selection=rows.*a dense run does not",
-    ):
-        planned(tmp_path, axes={"routing.selection": ["random", "rows"]})
-    with pytest.raises(SweepError, match="train.steps=2.*does not hold train.steps; launch once"):
-        planned(tmp_path, axes={"train.steps": [2, 4]})
-    with pytest.raises(SweepError, match="'seed=1' stands twice"):
-        planned(tmp_path, seeds=[1, 1])
-    # At depth 12 the two ways of scaling a route are one: the grid itself runs deeper there.
-    with pytest.raises(SweepError, match="route=2-8 and route=2--4"):
-        planned(tmp_path, axes={"route": ["2-8", "2--4"]})
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({"axes": {"route": ["auto", "2-8"]}}, "route=auto seed=0' and 'route=2-8 seed=0'.*route 2-8 at depth 12"),
+        ({"axes": {"routing.selection": ["random", "rows"]}}, "random seed=0' and.*rows.*a dense run does not depend"),
+        ({"axes": {"train.steps": [2, 4]}}, "train.steps=2.*no name holds keys that only report.*launch once"),
+        ({"seeds": [1, 1]}, "'seed=1' and 'seed=1' are one run"),
+        # At depth 12 the two ways of scaling a route are one: the grid itself runs deeper there.
+        ({"axes": {"route": ["2-8", "2--4"]}}, "route=2-8 seed=0' and 'route=2--4"),
+    ],
+)
+def test_coinciding_cells_are_refused_with_the_reason(raw, said, tmp_path):
+    with pytest.raises(SweepError, match=f"coincide at scale tiny.*{said}"):
+        planned(tmp_path, **raw)
 
 
 def test_a_route_that_does_not_fit_is_left_out_or_refused(tmp_path):
@@ -133,14 +131,14 @@ def test_a_stage_waits_for_its_parent(tmp_path):
     (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 5}))
     made = planned(tmp_path, **raw)
     assert not made.waiting and [r.args for r in made.runs[1:]] == [
-        (str(folder), "w=1"),
-        (str(folder), "w=2"),
+        [str(folder), "w=1"],
+        [str(folder), "w=2"],
     ]
     assert made.runs[1].name != made.runs[2].name and not made.runs[1].trains
     # Quotes keep a comma that is typed, and are no part of what the command reads.
     raw["stages"][0] |= {"args": ["--guidance", "{w}"]}
     for typed in ("w='cfg,scale=2'", 'w="cfg,scale=2"'):
-        assert planned(tmp_path, typed, **raw).runs[1].args == ("--guidance", "cfg,scale=2")
+        assert planned(tmp_path, typed, **raw).runs[1].args == ["--guidance", "cfg,scale=2"]
     # More steps are wanted than the parent has.
     assert len(planned(tmp_path, "train.steps=6", **raw).waiting) == 2
 
@@ -168,7 +166,7 @@ def test_equal_flops_count_a_schedule(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["masking", "one_two_routes", "repa"])
 def test_every_method_of_a_grid_meets_the_same_dense_run(name, monkeypatch):
-    made = planned_runs.plan(grid.load(name), "tiny", budget=planned_runs.budget("flops"))
+    made = planned_runs.plan(grid.load(name), "tiny", compare_at="flops")
     macs = [planned_runs.training_macs(made.configs[run.name]) for run in made.runs]
     dense = made.runs[0]
     assert made.configs[dense.name].resolved_route == "none"
@@ -179,7 +177,7 @@ def test_every_method_of_a_grid_meets_the_same_dense_run(name, monkeypatch):
     monkeypatch.setattr(
         planned_runs.run_folder, "speed", lambda folder: 100.0 if asked.add(folder.name) is None else None
     )
-    planned_runs.plan(grid.load(name), "tiny", budget=planned_runs.budget("hours"))
+    planned_runs.plan(grid.load(name), "tiny", compare_at="hours")
     assert asked <= {run.name for run in made.runs}
 
 
@@ -194,12 +192,14 @@ def test_equal_hours_take_measured_speeds(tmp_path):
         (Path(run.folder) / "summary.json").write_text(json.dumps({"images_per_s": speed}))
     assert [r.steps for r in planned(tmp_path, way="hours", **raw).runs] == [1000, 1300]
     with pytest.raises(SweepError, match="did you mean flops"):
-        planned_runs.budget("flop")
+        planned(tmp_path, way="flop", **raw)
 
 
 def test_two_throttles_are_refused():
     with pytest.raises(SweepError, match="are one setting; type one"):
-        sweeps_command.CommandWords(["cluster.throttle=2"], 4)
+        sweeps_command.CommandWords(
+            argparse.Namespace(command="launch", words=["cluster.throttle=2"], throttle=4)
+        )
 
 
 def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
@@ -248,7 +248,6 @@ def test_times_as_slurm_reads_them(text, minutes):
 
 def test_accounting_is_asked_for_numbers_alone(monkeypatch):
     asked = []
-    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
     monkeypatch.setattr(slurm, "call", lambda words: asked.append(words[-1]) or "7_1|FAILED|1:0|n1\n")
     assert slurm.history(["x_1", "7_1", "7_2", ""])["7_1"].exit == "1:0" and asked == ["7"]
     assert slurm.history(["x_1"]) == {} and asked == ["7"]
@@ -274,7 +273,7 @@ def test_a_time_needs_no_quotes(text, tmp_path):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"kind": "pbs"}, "kind 'pbs': expected one of slurm, local, debug"),
+        ({"kind": "pbs"}, "kind='pbs'; expected slurm, local or debug"),
         ({"gpu": 1}, "unknown key 'gpu'.*did you mean gpus"),
         ({"nodes": 0}, "nodes=0; expected a whole number from 1 to"),
         ({"nodes": True}, "nodes=True"),
@@ -283,20 +282,20 @@ def test_a_time_needs_no_quotes(text, tmp_path):
         ({"memory_gb": True}, "memory_gb=True; expected a number above 0"),
         ({"time": "soon"}, "time='soon'; expected minutes"),
         ({"time": "1:00", "signal_s": 120}, "signal_s=120 is not shorter than time=1:00"),
-        ({"partition": "a; rm -rf /"}, "characters that no sbatch option has"),
-        ({"extra": {"wrap": "$(x)"}}, "extra must map"),
-        ({"extra": {"Bad Key": 1}}, "extra must map"),
-        ({"extra": {"begin": datetime.date(2026, 12, 1)}}, "extra must map.*a date needs quotes"),
-        ({"extra": {"exclude": [1, 2]}}, "extra must map"),
-        ({"extra": {"ntasks": 2}}, "extra sets ntasks; expected the key tasks"),
-        ({"extra": {"chdir": "/"}}, "extra sets chdir, which the sweep itself sets"),
+        ({"partition": "a; rm -rf /"}, "no characters but those of sbatch options"),
+        ({"extra": {"wrap": "$(x)"}}, "expected sbatch options"),
+        ({"extra": {"Bad Key": 1}}, "expected sbatch options"),
+        ({"extra": {"begin": datetime.date(2026, 12, 1)}}, "expected sbatch options.*a date needs quotes"),
+        ({"extra": {"exclude": [1, 2]}}, "expected sbatch options"),
+        ({"extra": {"ntasks": 2}}, "extra=.*ntasks.*options that the sweep does not set"),
+        ({"extra": {"chdir": "/"}}, "extra=.*chdir.*options that the sweep does not set"),
         ({"gpus": "a100"}, "gpus='a100'; expected a whole number or TYPE:NUMBER, such as a100:2"),
         ({"gpus": -1}, "gpus=-1"),
         ({"gpus": True}, "gpus=True"),
-        ({"setup": "module load cuda"}, r"setup must be a list of texts of one line each.*\[module load"),
-        ({"setup": [{"export A": "b"}]}, "a text with ': ' in it needs quotes"),
-        ({"setup": ["a\nb"]}, "setup must be a list"),
-        ({"srun": ["--exclusive", "rm"]}, "srun has 'rm'; expected options"),
+        ({"setup": "module load cuda"}, r"setup=.*expected a list of lines such as \[module load"),
+        ({"setup": [{"export A": "b"}]}, "quote one with ': ' in it"),
+        ({"setup": ["a\nb"]}, "setup=.*expected a list of lines"),
+        ({"srun": ["--exclusive", "rm"]}, "srun=.*'rm'.*expected a list of options"),
         ({"python": ["apptainer"]}, "expected the command that starts Python"),
         ({"kind": "local", "setup": ["true"]}, "setup is for kind: slurm"),
         ({"kind": "debug", "nodes": 2}, "kind: debug gives a run one process; .*cluster=slurm"),
@@ -323,7 +322,7 @@ def test_a_retry_takes_nothing_that_runs_code_from_a_folder_of_runs():
     for key, value in (("setup", ["rm x"]), ("srun", ["--x"]), ("python", "p")):
         with pytest.raises(SweepError, match=f"cluster.{key}.*type cluster= again"):
             cluster_resources.again({**noted, key: value}, {})
-    with pytest.raises(SweepError, match="kind '': expected one of slurm"):
+    with pytest.raises(SweepError, match="kind is missing; expected slurm"):
         cluster_resources.again({}, {})  # of a damaged record
 
 

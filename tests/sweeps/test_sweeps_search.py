@@ -184,7 +184,7 @@ def test_a_python_grid_yields_overrides_runs_its_own_command_and_is_kept(tmp_pat
         ("import nothing_there", "ModuleNotFoundError"),
         ("commands = {'tell': lambda words: print(words)}", "needs a function with a name in this file"),
         ("def cells():\n    yield 3", "TypeError"),
-        ("axes = {'seed': 1}", "must be a list of values"),
+        ("axes = {'seed': 1}", "to lists of values"),
         ("cells = [{'rout': 'none'}]", "did you mean route"),
         ("def cells():\n    while True:\n        yield {}", "more than 10000 cells"),
     ],

@@ -517,8 +517,7 @@ def test_hydras_multirun_of_dry_runs_trains_nothing(tmp_path):
     done = run("-m", *words, cwd=tmp_path, env=home)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("nothing was trained") == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["home"], "no folder named ~"
-    assert [path.name for path in (tmp_path / "home" / "my runs").iterdir()] == [".multirun"]
+    assert not list(tmp_path.iterdir()), "no folder named ~, nor any other"
 
 
 def test_a_multirun_with_a_precision_to_be_settled_is_summed_up(tmp_path):

@@ -15,7 +15,7 @@ import pytest
 from small import command, overrides
 
 from experiments.runtime.console import Console
-from sweeps.status_table import _COLOUR
+from sweeps.run_status import STATES
 
 LEGIBLE = {"0", "1", "2", "3", "31", "32", "35"}  # plain, bold, dim, italic, red, green, magenta
 
@@ -69,7 +69,7 @@ def test_a_run_fits_80_columns_and_its_colours_show_on_dark_and_light(tmp_path):
 
 
 def test_the_status_of_a_sweep_is_legible_too():
-    assert set(" ".join(_COLOUR.values()).split()) <= {"green", "red", "magenta", "bold", "dim"}
+    assert set(" ".join(STATES.values()).split()) <= {"green", "red", "magenta", "bold", "dim"}
 
 
 def test_a_line_is_broken_between_words_and_never_inside_a_path(capsys):
