@@ -13,7 +13,7 @@ from analysis.runs.run_records import pick
 from analysis.runs.seed_statistics import ENOUGH_SEEDS, Estimate, paired, ratio
 from analysis.similarity import SimilarityFile
 from analysis.tables import guidance_table, main_table
-from analysis.tables.score_entries import gap, metric_decimals
+from analysis.tables.table import gap, metric_decimals
 from routing.route import Route
 
 
@@ -39,7 +39,7 @@ def main(study: Study) -> list[str]:
     """Say for each backbone how the guideline's route changes every score."""
     said = []
     for base, dense, routed in study.pairs():
-        kinds = main_table.score_set(study, base)
+        kinds = main_table.score_set(base)
         gaps = {name: gap(routed, dense, f"score.{name}") for name in kinds}
         known = {name: found for name, found in gaps.items() if found}
         parts = [f"{name} {change(found, metric_decimals(name))}" for name, found in known.items()]

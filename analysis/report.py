@@ -30,8 +30,7 @@ from analysis.runs.run_records import AnalysisError
 from analysis.runs.seed_statistics import ENOUGH_SEEDS
 from analysis.tables.equal_cost import headline_cell
 from analysis.tables.render import TEMPLATES, frame_csv, to_html
-from analysis.tables.score_entries import after, metric_decimals
-from analysis.tables.table import Column, Table, Value, build, plain
+from analysis.tables.table import Column, Table, Value, after, build, metric_decimals, plain
 from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, check_replaceable
 
@@ -145,7 +144,7 @@ def _headlines(study: Study) -> tuple[list[dict[str, Any]], list[str]]:
             without.append(f"{label} ({seeds.partition(',')[0]} seeds reach it)")
             continue
         facts = [(text, plain(speedups[key])) for text, key in _FACTS.items()]
-        about = {"backbone": str(base.any.first("backbone")), "label": label}
+        about = {"backbone": base.backbone, "label": label}
         about["big"] = factor.number(factor.value) + factor.unit
         about["line"] = f"fewer training FLOPs to the dense run's best score (n={factor.seeds})"
         cards.append({**about, "facts": [*facts, ("metric", base.metric)]})

@@ -16,7 +16,7 @@ from analysis.figures.style import Options, Plot, styled
 from analysis.runs.cells import Base, Cell, Study, same_machine
 from analysis.runs.grouping import shared, short
 from analysis.tables.equal_cost import reach, speedup
-from analysis.tables.score_entries import metric_decimals
+from analysis.tables.table import metric_decimals
 
 AXES = (("step", "training steps"), ("macs", "training multiply-adds"), ("hours", "training time"))
 # On one page: settings, panels of other methods, recipes of samples.
@@ -103,7 +103,7 @@ def convergence(study: Study) -> Plot | None:
             _scales(ax, key, log)
             ax.set_xlabel(f"{label}{unit}\n{_arrow(ax, base, curves, key, factor)}")
         row[0].set_ylabel(base.metric.replace(" (", "\n("))
-        row[0].set_title(names[base.label], color=style.colour(str(base.any.first("backbone"))))
+        row[0].set_title(names[base.label], color=style.colour(base.backbone))
         # Beside the title, above the panels: it would hide curves.
         legend = row[-1].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderpad=0)
         legend.set_in_layout(False)
@@ -150,7 +150,7 @@ def methods(study: Study) -> Plot | None:
 
 def _curve(ax: Axes, base: Base, cell: Cell, path: pd.DataFrame, x: pd.Series, **look: Any) -> None:
     """Draw a cell's mean over seeds and, as a band, its standard deviation."""
-    usual = style.colour(str(base.any.first("backbone")))
+    usual = style.colour(base.backbone)
     shade = look.pop("shade", style.DENSE_COLOUR if cell.treatment == "dense" else usual)
     label = look.pop("label", cell.treatment) + f" ({_seeds(cell, path)})"
     ax.plot(x, path["mean"], color=shade, label=label, **(style.line(cell.treatment) | look))
@@ -195,15 +195,14 @@ def _arrow(ax: Axes, base: Base, curves: list[Curve], key: str, unit: float) -> 
         return "two machines: not compared"
     best = first["mean"].min() if base.better == "lower" else first["mean"].max()
     ax.axhline(best, color="#999999", linewidth=0.7, linestyle=":")
-    there = [item for item in reached if item.routed is not None]
+    there = reached[reached["there"].astype(bool)]
     if factor.is_missing:
         return "cost not logged"
     if factor.value is None:
         return "dense best not reached"
     if factor.few:
         return f"dense best reached by {len(there)} of {len(reached)} seeds"
-    start = unit * float(np.mean([item.dense[key] for item in there]))
-    end = unit * float(np.mean([item.routed[key] for item in there if item.routed]))
+    start, end = (unit * float(there[f"{side}_{key}"].mean()) for side in ("dense", "routed"))
     arrow: Options = {"arrowstyle": "-|>", "color": "#1a1a1a", "lw": 1.1}
     arrow |= {"shrinkA": 2, "shrinkB": 2}
     ax.annotate("", xy=(end, best), xytext=(start, best), arrowprops=arrow, zorder=5)
@@ -293,7 +292,7 @@ def samples(study: Study) -> Plot | None:
     names = short(base.label for base, _ in both)
     for y, recipe in enumerate(lines):
         for x, (base, found) in enumerate(recipe):
-            tint = style.colour(str(base.any.first("backbone")))
+            tint = style.colour(base.backbone)
             for cell, row, image in found:
                 ax = axes[each * y + (cell is not found[0][0])][x]
                 ax.set_visible(True)
@@ -327,7 +326,7 @@ def overview(study: Study) -> Plot | None:
         both = len(curves) == len(found) == 2 and _cost_known(curves)
         if both and drawn == {cell.steps for cell, _ in curves}:
             page = pages.setdefault((base.recipe, curves[0][0].steps), {})
-            backbone = str(base.any.first("backbone"))
+            backbone = base.backbone
             rival = page.setdefault(backbone, (base, curves, found))
             page[backbone] = max(rival, (base, curves, found), key=lambda found: _points(found[1]))
     if not pages:

@@ -17,7 +17,7 @@ from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.grouping import shared, short
 from analysis.runs.seed_statistics import extent, mean_std
 from analysis.tables import guidance_table
-from analysis.tables.score_entries import metric_decimals
+from analysis.tables.table import metric_decimals
 
 # Maps on one page.
 _MAPS = 6
@@ -38,7 +38,7 @@ def _guidance_rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]
         estimate = mean_std(list(part.groupby("seed")["value"].mean()))
         if estimate:
             about = {"panel": base.label, "treatment": cell.treatment, "better": base.better}
-            about |= {"backbone": base.any.first("backbone"), "metric": part["metric"].iloc[0]}
+            about |= {"backbone": base.backbone, "metric": part["metric"].iloc[0]}
             score = {"value": estimate.mean, "std": estimate.std, "n": estimate.n}
             rows.append({**about, **_rates(str(text)), **score, "step": int(part["step"].iloc[0])})
     return rows

@@ -18,12 +18,12 @@ from analysis.runs.run_files import model_arguments
 from analysis.runs.seed_statistics import ENOUGH_SEEDS, extent, mean_std
 from analysis.tables import paper
 from analysis.tables.ablations import half, plain_routes, span_order
-from analysis.tables.score_entries import gap, metric_decimals
+from analysis.tables.table import gap, metric_decimals
 from backbones.cost import cost as count_cost
 
 
 def _placement_rows(base: Base) -> list[dict[str, Any]]:
-    about = {"panel": base.label, "backbone": base.any.first("backbone")}
+    about = {"panel": base.label, "backbone": base.backbone}
     protocol = {"metric": base.metric, "depth": base.any.depth}
     protocol["sign"] = 1 if base.better == "lower" else -1
     rows = []
@@ -131,7 +131,7 @@ def _rate_rows(base: Base) -> list[dict[str, Any]]:
         for rate in sorted(known):
             estimate = mean_std(list(known[rate].by_seed(base.score, steps).values()))
             if estimate is not None:
-                shared = {"panel": base.label, "backbone": base.any.first("backbone"), "span": span}
+                shared = {"panel": base.label, "backbone": base.backbone, "span": span}
                 std = float("nan") if estimate.std is None else estimate.std
                 spread = {"mean": estimate.mean, "std": std, "n": estimate.n, "step": int(steps)}
                 rows.append({**shared, "metric": base.metric, "rate": rate, **spread})

@@ -5,16 +5,8 @@ from typing import Any
 
 from analysis.runs.cells import Base, Cell, Study, is_usual
 from analysis.tables import paper
-from analysis.tables.score_entries import (
-    PAIRED,
-    Memory,
-    better_end,
-    difference,
-    heading,
-    paper_notes,
-    score,
-)
-from analysis.tables.table import Column, Table, Value, build, published
+from analysis.tables import table as tables
+from analysis.tables.table import MEMORY, PAIRED, Column, Table, Value, build, published
 
 Axis = list[tuple[object, str, Cell | None]]
 Published = dict[object, dict[str, Any]]
@@ -25,20 +17,19 @@ def _table(
     known: Published, source: str,
 ) -> Table:  # fmt: skip
     """Build a table of one axis: a row per value, ours, the difference, the paper's."""
-    memory = Memory.of(study)
     columns = (
         Column(label, numeric=False),
-        Column("Ours", better=better_end(study)),
+        Column("Ours", better=tables.better_end(study)),
         Column("\u0394 to dense"),
-        *memory.columns("Memorisation"),
+        MEMORY,
         *Column.each("Paper", "Paper \u0394", published=True),
     )
     rows = [
-        (heading(base), [text, *memory.scores(base, cell), *_published(known, key)])
+        (tables.heading(base), [text, *tables.scores(base, cell), *_published(known, key)])
         for base in study.bases
         for key, text, cell in rows_of(base)
     ]
-    notes = paper_notes(source, PAIRED, *memory.notes)
+    notes = tables.paper_notes(source, PAIRED, *tables.memory_notes(study))
     unrun = [(str(key), _published(known, key)) for key in known]
     return build(name, title, columns, rows, notes, unrun)
 
@@ -154,12 +145,11 @@ def routes(study: Study) -> Table:
 
 def scan_order(study: Study) -> Table:
     """Which tokens stay, per backbone: scan order is kept by all but `unsorted`, the control."""
-    memory = Memory.of(study)
     columns = (
         Column("Selection", numeric=False),
-        Column("Score", better=better_end(study)),
+        Column("Score", better=tables.better_end(study)),
         *Column.each("\u0394 to dense", "\u0394 to random"),
-        *memory.columns("Memorisation"),
+        MEMORY,
         Column("Paper", numeric=False, published=True),
     )
     rows: list[tuple[str, list[Value]]] = []
@@ -170,17 +160,16 @@ def scan_order(study: Study) -> Table:
                 name = str(cell.first("config.routing.selection", "random"))
                 spans.setdefault(str(cell.first("route")), {})[name] = cell
         for span, cells in spans.items():
-            head = heading(base, base.dense, *cells.values(), tail=f", route {span}")
+            head = tables.heading(base, base.dense, *cells.values(), tail=f", route {span}")
             order = sorted(cells, key=lambda name: (name != "random", name == "unsorted", name))
             for name in order if len(cells) > 1 else ():
-                cell, random = cells[name], cells.get("random")
-                gaps = (difference(base, cell, other) for other in (base.dense, random))
+                score, change, *memory = tables.scores(base, cells[name])
+                change = [change, tables.difference(base.metric, cells[name], cells.get("random"))]
                 text = f"{name} (control)" if name == "unsorted" else name
-                entries = [score(base, cell), *gaps, *memory.entries(base, cell)]
-                rows.append((head, [text, *entries, None]))
+                rows.append((head, [text, score, *change, *memory, None]))
     notes = (
         PAIRED,
-        *memory.notes,
+        *tables.memory_notes(study),
         "The paper only says that backbones with a spatial bias need care; it publishes no "
         "comparison.",
     )

@@ -15,9 +15,19 @@ from analysis.runs.run_files import Damaged, read_json
 from analysis.runs.run_records import AnalysisError, read_beside
 from analysis.runs.seed_statistics import extent, mean_std, paired
 from analysis.tables import paper
+from analysis.tables import table as tables
 from analysis.tables.main_table import score_set
-from analysis.tables.score_entries import PAIRED, better_end, metric_decimals, paper_notes
-from analysis.tables.table import Column, Entry, Table, Value, build, head, ours
+from analysis.tables.table import (
+    PAIRED,
+    Column,
+    Entry,
+    Table,
+    Value,
+    build,
+    head,
+    metric_decimals,
+    ours,
+)
 from routing.parsing import is_number
 
 # Kinds of scores that guidance moves.
@@ -63,7 +73,7 @@ def evaluations(
         return pd.DataFrame()
     rows = known[known["run"].isin(cell.runs["run"])].dropna(subset=["seed", "step"])
     # By kind: the cell's runs may have been scored at another number of samples than the base's.
-    about = study.runs.attrs.get("metrics", {}).get(metric, {})
+    about = base.known.get(metric, {})
     for key in ("key", "features"):
         rows = rows[rows[key].map(_text) == _text(about.get(key))]
     if rows.empty:
@@ -117,7 +127,7 @@ def responses(study: Study) -> pd.DataFrame:
     rows = []
     for base in study.bases:
         found: list[dict[str, Any]] = []
-        for metric, about in score_set(study, base).items():
+        for metric, about in score_set(base).items():
             if about.get("key") not in _RESPOND:
                 continue
             for cell in filter(None, base.pair()):
@@ -131,7 +141,7 @@ def responses(study: Study) -> pd.DataFrame:
                     assert estimate is not None, "a score is a finite number"
                     found.append({
                         "base": base.key, "panel": base.label, "treatment": cell.treatment,
-                        "backbone": base.any.first("backbone"), "setting": str(name),
+                        "backbone": base.backbone, "setting": str(name),
                         "metric": part["metric"].iloc[0], "better": about.get("better"),
                         "mean": estimate.mean, "std": estimate.std, "n": estimate.n,
                         "step": int(part["step"].iloc[0]),
@@ -163,7 +173,7 @@ def response(study: Study) -> Table:
             # A lone seed has no spread, which a column of numbers holds as nan.
             spread = part["std"].astype(object).where(part["std"].notna(), None)
             known = zip(part["setting"], part["mean"], spread, strict=True)
-            scores = {name: Entry("", mean, std, decimals=digits) for name, mean, std in known}
+            scores = {name: Entry("", mean, std=std, decimals=digits) for name, mean, std in known}
             label = head(Column(str(metric), better=part["better"].iloc[0]))
             entries = [scores.get(name, "") for name in settings]
             rows.append((heading, [label, str(tokens), *entries]))
@@ -178,7 +188,7 @@ def guidance(study: Study) -> Table:
     """Scores and cost under each guidance, per trained cell (SG, Tables 1 and 2)."""
     columns = (
         Column("Guidance", numeric=False),
-        Column("Score", better=better_end(study)),
+        Column("Score", better=tables.better_end(study)),
         Column("\u0394 to none"),
         Column("GMACs per sample", decimals=3),
         Column("GMACs per step", decimals=4),
@@ -203,7 +213,7 @@ def guidance(study: Study) -> Table:
                 entries = _row(base, text, part, None if none is None else parts[none])
                 rows.append((group, [*entries, *_paper(known, text, best)]))
     unrun = [(row["method"], [row["fid"], row["gmacs"]]) for row in known.values()]
-    notes = paper_notes(
+    notes = tables.paper_notes(
         "guidance",
         PAIRED,
         "The paper's two sparse settings stand beside ours of the same kind: SG_FLOPS at rates 0.5 "
@@ -356,4 +366,4 @@ def _scale_entry(rows: list[dict[str, Any]], name: str, one: bool) -> Entry:
     if len(rows) > 1:
         return dataclasses.replace(ours(mean_std(known), decimals), of=len(rows))
     low, high = (rows[0].get(f"{name}_{end}") for end in ("low", "high"))
-    return Entry("", known[0], None, low, high, None if one else 1, decimals=decimals)
+    return Entry("", known[0], None if one else 1, low=low, high=high, decimals=decimals)
