@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from analysis.figures import style
 from analysis.figures.style import Options, Plot, styled
-from analysis.runs.cells import Base, Cell, Study
+from analysis.runs.cells import Study
 from analysis.runs.grouping import shared, short
 from analysis.runs.seed_statistics import extent, mean_std
 from analysis.tables import guidance_table
@@ -31,26 +31,22 @@ def _rates(text: str) -> dict[str, float | None]:
     return rates if plain and None not in rates.values() else {}
 
 
-def _guidance_rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]:
-    frame = guidance_table.evaluations(study, base, cell, wanted=_rates)
-    rows: list[dict[str, Any]] = []
-    for text, part in () if frame.empty else frame.groupby("guidance"):
-        estimate = mean_std(list(part.groupby("seed")["value"].mean()))
-        if estimate:
-            about = {"panel": base.label, "treatment": cell.treatment, "better": base.better}
-            about |= {"backbone": base.backbone, "metric": part["metric"].iloc[0]}
-            score = {"value": estimate.mean, "std": estimate.std, "n": estimate.n}
-            rows.append({**about, **_rates(str(text)), **score, "step": int(part["step"].iloc[0])})
-    return rows
-
-
 @styled
 def guidance(study: Study) -> Plot | None:
     """Draw a map per cell and scale that was scored at four or more pairs of rates; else None."""
-    cells = [(base, cell) for base in study.bases for cell in base.cells]
-    frame = pd.DataFrame([row for pair in cells for row in _guidance_rows(study, *pair)])
-    if frame.empty:
+    rows: list[dict[str, Any]] = []
+    for base, cell in ((one, cell) for one in study.bases for cell in one.cells):
+        scored = guidance_table.evaluations(study, base, cell, wanted=_rates)
+        about = {"panel": base.label, "treatment": cell.treatment, "better": base.better}
+        for text, part in () if scored.empty else scored.groupby("guidance"):
+            if found := mean_std(list(guidance_table.by_seed(part).values())):
+                metric, step = part[["metric", "step"]].iloc[0]
+                more = {"backbone": base.backbone, "metric": metric, **_rates(str(text))}
+                score = {"value": found.mean, "std": found.std, "n": found.n, "step": int(step)}
+                rows.append({**about, **more, **score})
+    if not rows:
         return None
+    frame = pd.DataFrame(rows)
     groups = frame.groupby(["panel", "treatment", "scale"], sort=False)
     found = [(key, part) for key, part in groups if len(part) >= 4]
     if not found:

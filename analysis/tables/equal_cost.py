@@ -29,7 +29,7 @@ from analysis.tables.table import (
     build,
     ours,
 )
-from routing.parsing import is_number, json_of
+from routing.parsing import json_of
 
 COSTS = ("step", "macs", "hours")
 
@@ -291,15 +291,7 @@ def _benchmark_rows(record: dict[str, Any]) -> list[tuple[str, list[Value]]]:
             numbers = [ratio, allowed, ratio / allowed if ratio and allowed else None]
             numbers += [*map(row.get("faster", {}).get, _VARIANTS), row.get("plain")]
             entries: list[Value] = [f"{step}, {'dense' if route == 'none' else route}"]
-            entries.append(1e3 * _number(row["seconds"]))
-            entries += ["" if n is None else _number(n) for n in numbers]
+            entries.append(1e3 * float(row["seconds"]))
+            entries += ["" if n is None else float(n) for n in numbers]
             rows.append((f"{about}, {options['clock']} clock: {place}", entries))
     return rows
-
-
-def _number(value: Any) -> float:
-    if not is_number(value):
-        raise TypeError(f"{value!r} is no number")
-    if value <= 0:
-        raise ValueError(f"{value} is no time, speed or count")
-    return float(value)

@@ -1,6 +1,7 @@
 """Guidance: kinds and their cost (SG, Tables 1 to 3), responses to it, the effective scale."""
 
 import dataclasses
+import itertools
 import operator
 import re
 from collections import Counter
@@ -67,8 +68,7 @@ def evaluations(
     reference and one kind of weights, of two as good the run's own. The steps are those after which
     most guidances of most runs were scored.
     """
-    metric = metric or base.metric
-    known = study.scores
+    metric, known = metric or base.metric, study.scores
     if known.empty:
         return pd.DataFrame()
     rows = known[known["run"].isin(cell.runs["run"])].dropna(subset=["seed", "step"])
@@ -76,13 +76,10 @@ def evaluations(
     about = base.known.get(metric, {})
     for key in ("key", "features"):
         rows = rows[rows[key].map(_text) == _text(about.get(key))]
-    if rows.empty:
-        return rows
     # A weaker model is named by its step alone: seeds' paths differ.
     path, own = r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1"
-    said = rows["guidance"].fillna("not said").map(lambda text: re.sub(path, own, str(text)))
-    rows = rows.assign(guidance=said)
-    rows = rows[rows["guidance"].map(lambda text: bool(wanted(text)))]
+    said = [re.sub(path, own, str(text)) for text in rows["guidance"].fillna("not said")]
+    rows = rows.assign(guidance=said)[[bool(wanted(text)) for text in said]]
     if rows.empty:
         return rows
     ways = [tuple(map(_text, row)) for row in rows[[*_WAY]].to_numpy()]
@@ -127,25 +124,23 @@ def responses(study: Study) -> pd.DataFrame:
     rows = []
     for base in study.bases:
         found: list[dict[str, Any]] = []
-        for metric, about in score_set(base).items():
-            if about.get("key") not in _RESPOND:
-                continue
-            for cell in filter(None, base.pair()):
-                frame = evaluations(study, base, cell, metric, setting)
-                if frame.empty:
-                    continue
-                places = frame["guidance"].map(setting)
-                frame = frame[frame["seed"].isin(frame["seed"][places != "CFG 1"])]
-                for name, part in frame.groupby(places, sort=True):
-                    estimate = mean_std(list(_by_seed(part).values()))
-                    assert estimate is not None, "a score is a finite number"
-                    found.append({
-                        "base": base.key, "panel": base.label, "treatment": cell.treatment,
-                        "backbone": base.backbone, "setting": str(name),
-                        "metric": part["metric"].iloc[0], "better": about.get("better"),
-                        "mean": estimate.mean, "std": estimate.std, "n": estimate.n,
-                        "step": int(part["step"].iloc[0]),
-                    })  # fmt: skip
+        kinds = {name: about for name, about in score_set(base).items() if about["key"] in _RESPOND}
+        for metric, cell in itertools.product(kinds, filter(None, base.pair())):
+            frame = evaluations(study, base, cell, metric, setting)
+            places = frame["guidance"].map(setting) if len(frame) else pd.Series(dtype=object)
+            frame = (
+                frame[frame["seed"].isin(frame["seed"][places != "CFG 1"])] if len(frame) else frame
+            )
+            about = {"base": base.key, "panel": base.label, "treatment": cell.treatment}
+            for name, part in frame.groupby(places, sort=True) if len(frame) else ():
+                estimate = mean_std(list(by_seed(part).values()))
+                assert estimate is not None, "a score is a finite number"
+                found.append({
+                    **about, "backbone": base.backbone, "setting": str(name),
+                    "metric": part["metric"].iloc[0], "better": kinds[metric].get("better"),
+                    "mean": estimate.mean, "std": estimate.std, "n": estimate.n,
+                    "step": int(part["step"].iloc[0]),
+                })  # fmt: skip
         if len({row["setting"] for row in found}) >= 3:
             rows += found
     return pd.DataFrame(rows)
@@ -171,9 +166,12 @@ def response(study: Study) -> Table:
         for (metric, tokens), part in group.groupby(["metric", "treatment"], sort=False):
             digits = metric_decimals(str(metric))
             # A lone seed has no spread, which a column of numbers holds as nan.
-            spread = part["std"].astype(object).where(part["std"].notna(), None)
-            known = zip(part["setting"], part["mean"], spread, strict=True)
-            scores = {name: Entry("", mean, std=std, decimals=digits) for name, mean, std in known}
+            scores = {
+                row.setting: Entry(
+                    "", row.mean, std=row.std if row.n > 1 else None, decimals=digits
+                )
+                for row in part.itertuples()
+            }
             label = head(Column(str(metric), better=part["better"].iloc[0]))
             entries = [scores.get(name, "") for name in settings]
             rows.append((heading, [label, str(tokens), *entries]))
@@ -195,23 +193,32 @@ def guidance(study: Study) -> Table:
         *Column.each("Paper FID-50K", "Paper GMACs per step", published=True),
     )
     known = {row["key"]: row for row in paper.rows("guidance")}
-    rows = []
-    for base in study.bases:
-        for cell in base.cells:
-            frame = evaluations(study, base, cell)
-            if frame.empty or frame["guidance"].nunique() < 2:
-                continue
-            sparse = frame[frame["guidance"].str.startswith("routed")]
-            sign = 1 if base.better == "lower" else -1
-            means = sparse.groupby("guidance")["value"].mean() * sign
-            best = None if means.empty else str(means.idxmin())
-            measured = f"{frame['metric'].iloc[0]}, after {frame['step'].iloc[0]:.0f} steps"
-            group = f"{base.label}, {cell.treatment}: {measured}"
-            parts = {str(text): part for text, part in frame.groupby("guidance", sort=True)}
-            none = next((text for text in parts if parse(text)[0] == "none"), None)
-            for text, part in parts.items():
-                entries = _row(base, text, part, None if none is None else parts[none])
-                rows.append((group, [*entries, *_paper(known, text, best)]))
+    rows: list[tuple[str, list[Value]]] = []
+    for base, cell in ((one, cell) for one in study.bases for cell in one.cells):
+        frame = evaluations(study, base, cell)
+        if frame.empty or frame["guidance"].nunique() < 2:
+            continue
+        sparse = frame[frame["guidance"].str.startswith("routed")]
+        means = sparse.groupby("guidance")["value"].mean() * (1 if base.better == "lower" else -1)
+        best = None if means.empty else str(means.idxmin())
+        measured = f"{frame['metric'].iloc[0]}, after {frame['step'].iloc[0]:.0f} steps"
+        parts = {str(text): part for text, part in frame.groupby("guidance", sort=True)}
+        none = next((text for text in parts if parse(text)[0] == "none"), None)
+        before, digits = by_seed(parts[none]) if none else {}, metric_decimals(base.metric)
+        steps = re.search(r"steps=(\d+)", str(frame["sampler"].iloc[0]))  # of `heun steps=12`
+        for text, part in parts.items():
+            values, (key, options) = by_seed(part), parse(text)
+            score = ours(mean_std(list(values.values())), digits)
+            delta = ours(paired(before, values), digits, signed=True)
+            macs = pd.to_numeric(part["macs_per_sample"], errors="coerce").dropna()
+            giga = None if macs.empty else float(macs.mean()) / 1e9
+            each = giga / int(steps[1]) if steps and giga is not None and int(steps[1]) else None
+            if key == "routed":
+                flops = (number(options["strong"]), number(options["weak"])) == (0.5, 0.9)
+                key = "sg_flops" if flops else "sg_fid" if text == best else ""
+            theirs = [known.get(key, {}).get(name) for name in ("fid", "gmacs")]
+            entries = [text, score, Entry() if text == none else delta, giga, each, *theirs]
+            rows.append((f"{base.label}, {cell.treatment}: {measured}", entries))
     unrun = [(row["method"], [row["fid"], row["gmacs"]]) for row in known.values()]
     notes = tables.paper_notes(
         "guidance",
@@ -223,28 +230,9 @@ def guidance(study: Study) -> Table:
     return build("guidance", title, columns, rows, notes, unrun)
 
 
-def _by_seed(part: pd.DataFrame) -> dict[int, float]:
+def by_seed(part: pd.DataFrame) -> dict[int, float]:
+    """Return seed to the mean of its values."""
     return {int(seed): float(value) for seed, value in part.groupby("seed")["value"].mean().items()}  # type: ignore[call-overload]
-
-
-def _row(base: Base, text: str, part: pd.DataFrame, none: pd.DataFrame | None) -> list[Value]:
-    values = _by_seed(part)
-    digits, before = metric_decimals(base.metric), {} if none is None else _by_seed(none)
-    score = ours(mean_std(list(values.values())), digits)
-    delta = Entry() if none is part else ours(paired(before, values), digits, signed=True)
-    known = pd.to_numeric(part["macs_per_sample"], errors="coerce").dropna()
-    giga = None if known.empty else float(known.mean()) / 1e9
-    steps = re.search(r"steps=(\d+)", str(part["sampler"].iloc[0]))  # of `heun steps=12`
-    count = int(steps[1]) if steps else 0
-    return [text, score, delta, giga, giga / count if giga is not None and count else None]
-
-
-def _paper(known: dict[str, dict[str, Any]], text: str, best: str | None) -> list[Value]:
-    key, options = parse(text)
-    if key == "routed":
-        flops = (number(options["strong"]), number(options["weak"])) == (0.5, 0.9)
-        key = "sg_flops" if flops else "sg_fid" if text == best else ""
-    return [known.get(key, {}).get(name) for name in ("fid", "gmacs")]
 
 
 # --- the effective scale: what `analysis.guidance_scale` stored beside runs -----------------------
@@ -275,24 +263,22 @@ _SCALE_NOTES = (
 def read_scales(path: Path) -> dict[str, Any]:
     """Read what was stored beside a run; raise `AnalysisError` where it is not such a file."""
     try:
-        found = read_json(path)
+        found, reason = read_json(path), "other content"
     except Damaged as error:
-        found = {"reason": str(error)}
-    rows = found.get("rows")
+        found, reason = {}, str(error)
+    kinds = all(isinstance(found.get(key), kind) for key, kind in _SCALE_KINDS.items())
+    rows = found["rows"] if kinds else []
     if (
-        found.get("format") != FORMAT
-        or not all(isinstance(found.get(key), kind) for key, kind in _SCALE_KINDS.items())
+        not (kinds and found.get("format") == FORMAT)
         or not all(is_number(found.get(key)) for key in ("step", "seed"))
-        or not all(isinstance(row, dict) and isinstance(row.get("pair"), str) for row in rows or ())
+        or not all(isinstance(row, dict) and isinstance(row.get("pair"), str) for row in rows)
         or not all(
-            row.get(key) is None or is_number(row[key])
-            for row in rows or ()
-            for key in ("level", *NUMBERS)
+            row.get(n) is None or is_number(row[n]) for row in rows for n in ("level", *NUMBERS)
         )
     ):
         raise AnalysisError(
-            f"{path} is not a {FORMAT} file ({found.get('reason', 'other content')}); make one "
-            "with python -m analysis guidance-scale RUN"
+            f"{path} is not a {FORMAT} file ({reason}); make one with python -m analysis "
+            "guidance-scale RUN"
         )
     return found
 
@@ -322,17 +308,18 @@ def recipe(found: dict[str, Any]) -> str:
     return f"{found['backbone']}-{found['size']}, {found['data']}{found.get('apart', '')}"
 
 
-def scale_label(found: dict[str, Any]) -> str:
-    """Return what the seeds of one setting share: its recipe, route and steps."""
-    route = "dense" if found["route"] == "none" else f"route {found['route']}"
-    return f"{recipe(found)}, {route}, after {found['step']:.0f} steps"
-
-
 def settings(files: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the label of each file, with its run where a seed of one label stands twice."""
-    labels = [scale_label(found) for found in files]
+    """Return recipe, route and steps of each file, which the seeds of one setting share.
+
+    Who knows what tells two of one seed apart: they have their run's name, too.
+    """
+    labels = [
+        f"{recipe(found)}, {'dense' if found['route'] == 'none' else 'route ' + found['route']}, "
+        f"after {found['step']:.0f} steps"
+        for found in files
+    ]
     known = [(label, found["seed"]) for label, found in zip(labels, files, strict=True)]
-    twice = [known.count(each) > 1 for each in known]  # who knows what tells them apart
+    twice = [known.count(each) > 1 for each in known]
     return [t + f": {f['run']}" * two for t, f, two in zip(labels, files, twice, strict=True)]
 
 
