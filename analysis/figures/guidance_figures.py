@@ -158,13 +158,8 @@ def _curve(ax: Axes, curve: pd.DataFrame, settings: list[str], tokens: str) -> A
 @styled
 def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
     """Draw what `analysis.guidance_scale` stored by recipe, steps and form; None without any."""
-    about = ("run", "backbone", "data", "route", "seed", "step")
-    frame = pd.DataFrame(
-        {"setting": setting, **{key: found[key] for key in about}, **row}
-        | {"panel": f"{guidance_table.recipe(found)}, after {found['step']:.0f} steps"}
-        for setting, found in zip(guidance_table.settings(files), files, strict=True)
-        for row in found["rows"]
-    ).reindex(columns=["setting", *about, "pair", "level", *guidance_table.NUMBERS, "panel"])
+    frame = guidance_table.scale_rows(files)
+    frame["panel"] = [f"{row.recipe}, after {row.step:.0f} steps" for row in frame.itertuples()]
     curves = frame[frame["pair"].isin(("dense", "routed")) & frame["level"].notna()]
     rivals = curves.groupby(["backbone", "data"])["panel"].transform("nunique")
     groups = [
@@ -199,4 +194,4 @@ def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
         title = fill(panel, 48) if rivals[part.index[0]] > 1 else f"{backbone}, {data}"
         ax.set_title(title, color=style.colour(backbone))
         ax.legend(frameon=False)
-    return Plot.of("guidance_scale", figure, frame.drop(columns="panel"))
+    return Plot.of("guidance_scale", figure, frame.drop(columns=["panel", "recipe"]))

@@ -18,17 +18,7 @@ from analysis.runs.cells import Base, Cell, Study, same_machine
 from analysis.runs.seed_statistics import mean_std, paired, ratio
 from analysis.tables import paper
 from analysis.tables import table as tables
-from analysis.tables.table import (
-    MEMORY,
-    OTHER_MACHINE,
-    PAIRED,
-    Column,
-    Entry,
-    Table,
-    Value,
-    build,
-    ours,
-)
+from analysis.tables.table import Column, Entry, Table, Value, build, ours
 from routing.parsing import json_of
 
 COSTS = ("step", "macs", "hours")
@@ -97,7 +87,7 @@ def headline_cell(base: Base, dense: Cell, routed: Cell) -> dict[str, Entry]:
     target = mean_std(list(reached["target"])) or dense.estimate(base.score)
     entries = {cost: speedup(reached, cost) for cost in COSTS}
     if reached["there"].any() and not same_machine(dense, routed):
-        entries["hours"] = OTHER_MACHINE
+        entries["hours"] = tables.OTHER_MACHINE
     entries["seeds"] = Entry(f"{reached['there'].sum()} of {len(reached)}{scored}")
     return entries | {"target": ours(target, tables.metric_decimals(base.metric))}
 
@@ -122,7 +112,7 @@ def masking(study: Study) -> Table:
     for what in _BUDGETS.values():
         columns += [Column(f"Equal {what}", better=end), Column(f"\u0394 {what}")]
     columns += [Column("Own end", better=None if mixed else end), Column("\u0394 own end")]
-    columns += [MEMORY, Column("Hours", decimals=3)]
+    columns += [tables.MEMORY, Column("Hours", decimals=3)]
     columns += Column.each("Paper (400K)", "Paper hours", published=True)
     known = {row["method"]: row for row in paper.rows("masking") if row["steps_k"] == 400}
     rows: list[tuple[str, list[Value]]] = []
@@ -139,7 +129,7 @@ def masking(study: Study) -> Table:
             entries: list[Value] = [cell.treatment]
             for cost in _BUDGETS:
                 if cost == "hours" and not same_machine(*cells):
-                    entries += [OTHER_MACHINE, ""]
+                    entries += [tables.OTHER_MACHINE, ""]
                     continue
                 values = _scores_at(cell, cost, budget[cost])
                 dense = _scores_at(base.dense, cost, budget[cost]) if base.dense else {}
@@ -156,7 +146,7 @@ def masking(study: Study) -> Table:
         "Budgets are the least that every seed of every row spent, so that all rows are read at "
         "the same cost; scores between two scored steps are interpolated linearly. Every "
         "\u0394 is to the dense runs at that cost.",
-        PAIRED,
+        tables.PAIRED,
         *tables.memory_notes(study),
     )
     return build("masking", "Routing against dropping and masking", columns, rows, notes, unrun)
@@ -211,7 +201,7 @@ def throughput(study: Study) -> Table:
         theirs = text if base.backbone == "dit" else None
         known: list[Value] = [speedup, allowed, share, theirs]
         if base.dense and not same_machine(base.dense, cell):
-            known, share = [OTHER_MACHINE, allowed, "", theirs], None
+            known, share = [tables.OTHER_MACHINE, allowed, "", theirs], None
         # Speed-ups beyond what the multiply-adds allow do not come from routing.
         doubtful = doubtful or bool(not dense and share and share > 1.05)
         known = [""] * 4 if dense else known

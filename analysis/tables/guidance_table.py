@@ -18,17 +18,7 @@ from analysis.runs.seed_statistics import extent, mean_std, paired
 from analysis.tables import paper
 from analysis.tables import table as tables
 from analysis.tables.main_table import score_set
-from analysis.tables.table import (
-    PAIRED,
-    Column,
-    Entry,
-    Table,
-    Value,
-    build,
-    head,
-    metric_decimals,
-    ours,
-)
+from analysis.tables.table import Column, Entry, Table, Value, build, ours
 from routing.parsing import is_number
 
 # Kinds of scores that guidance moves.
@@ -164,7 +154,7 @@ def response(study: Study) -> Table:
     for (_, panel), group in [] if frame.empty else frame.groupby(["base", "panel"], sort=False):
         heading = f"{panel}: after {extent(group['step'])} steps, n = {extent(group['n'])}"
         for (metric, tokens), part in group.groupby(["metric", "treatment"], sort=False):
-            digits = metric_decimals(str(metric))
+            digits = tables.metric_decimals(str(metric))
             # A lone seed has no spread, which a column of numbers holds as nan.
             scores = {
                 row.setting: Entry(
@@ -172,7 +162,7 @@ def response(study: Study) -> Table:
                 )
                 for row in part.itertuples()
             }
-            label = head(Column(str(metric), better=part["better"].iloc[0]))
+            label = tables.head(Column(str(metric), better=part["better"].iloc[0]))
             entries = [scores.get(name, "") for name in settings]
             rows.append((heading, [label, str(tokens), *entries]))
     notes = (
@@ -204,7 +194,7 @@ def guidance(study: Study) -> Table:
         measured = f"{frame['metric'].iloc[0]}, after {frame['step'].iloc[0]:.0f} steps"
         parts = {str(text): part for text, part in frame.groupby("guidance", sort=True)}
         none = next((text for text in parts if parse(text)[0] == "none"), None)
-        before, digits = by_seed(parts[none]) if none else {}, metric_decimals(base.metric)
+        before, digits = by_seed(parts[none]) if none else {}, tables.metric_decimals(base.metric)
         steps = re.search(r"steps=(\d+)", str(frame["sampler"].iloc[0]))  # of `heun steps=12`
         for text, part in parts.items():
             values, (key, options) = by_seed(part), parse(text)
@@ -222,7 +212,7 @@ def guidance(study: Study) -> Table:
     unrun = [(row["method"], [row["fid"], row["gmacs"]]) for row in known.values()]
     notes = tables.paper_notes(
         "guidance",
-        PAIRED,
+        tables.PAIRED,
         "The paper's two sparse settings stand beside ours of the same kind: SG_FLOPS at rates 0.5 "
         "and 0.9, SG_FID beside our best sparse setting.",
     )
@@ -303,24 +293,28 @@ def stored_scales(study: Study) -> list[dict[str, Any]]:
     return read_beside(study.runs, FILE, apart)
 
 
-def recipe(found: dict[str, Any]) -> str:
-    """Return model, data and what tells their settings apart."""
-    return f"{found['backbone']}-{found['size']}, {found['data']}{found.get('apart', '')}"
+def scale_rows(files: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Return the rows of stored scales with what each run is.
 
-
-def settings(files: Sequence[dict[str, Any]]) -> list[str]:
-    """Return recipe, route and steps of each file, which the seeds of one setting share.
-
-    Who knows what tells two of one seed apart: they have their run's name, too.
+    `recipe` is model, data and what tells their settings apart; `setting` adds route and steps,
+    which the seeds of one setting share. Who knows what tells two of one seed apart: they have
+    their run's name, too.
     """
-    labels = [
-        f"{recipe(found)}, {'dense' if found['route'] == 'none' else 'route ' + found['route']}, "
-        f"after {found['step']:.0f} steps"
-        for found in files
+    about = ("run", "backbone", "data", "route", "seed", "step")
+    runs = pd.DataFrame([{key: found[key] for key in about} for found in files], columns=about)
+    runs["recipe"] = [
+        f"{f['backbone']}-{f['size']}, {f['data']}{f.get('apart', '')}" for f in files
     ]
-    known = [(label, found["seed"]) for label, found in zip(labels, files, strict=True)]
-    twice = [known.count(each) > 1 for each in known]
-    return [t + f": {f['run']}" * two for t, f, two in zip(labels, files, twice, strict=True)]
+    runs["setting"] = [
+        f"{run.recipe}, {'dense' if run.route == 'none' else f'route {run.route}'}, "
+        f"after {run.step:.0f} steps"
+        for run in runs.itertuples()
+    ]
+    twice = runs.duplicated(["setting", "seed"], keep=False)
+    runs.loc[twice, "setting"] += ": " + runs["run"]
+    known = zip(runs.to_dict("records"), files, strict=True)
+    rows = pd.DataFrame([{**run, **row} for run, found in known for row in found["rows"]])
+    return rows.reindex(columns=["setting", *about, "pair", "level", *NUMBERS, "recipe"])
 
 
 def scale_table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
@@ -331,17 +325,17 @@ def scale_table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
     """
     columns = (*Column.each("Strong over weak", "Sigma", numeric=False), *Column.each(*_HEADINGS))
     groups: dict[tuple[str, str, float | None], list[dict[str, Any]]] = {}
-    for heading, found in zip(settings(files), files, strict=True):
-        for row in found["rows"]:
-            if levels or row.get("level") is None:
-                groups.setdefault((heading, row["pair"], row.get("level")), []).append(row)
-    rows = []
+    rows = [row for found in files for row in found["rows"]]
+    for heading, row in zip(scale_rows(files)["setting"], rows, strict=True):
+        if levels or row.get("level") is None:
+            groups.setdefault((heading, row["pair"], row.get("level")), []).append(row)
+    shown: list[tuple[str, list[Value]]] = []
     for (heading, pair, level), same in groups.items():
-        names = [pair, "mean" if level is None else f"{level:.3g}"]
-        rows.append((heading, names + [_scale_entry(same, name, levels) for name in _SHOWN]))
+        entries = [_scale_entry(same, name, levels) for name in _SHOWN]
+        shown.append((heading, [pair, "mean" if level is None else f"{level:.3g}", *entries]))
     said = dict.fromkeys(note for found in files for note in found["notes"] if levels)
     title, notes = "Effective guidance scale", (*map(str, said), *_SCALE_NOTES)
-    return build("guidance_scale", title, columns, rows, notes)
+    return build("guidance_scale", title, columns, shown, notes)
 
 
 def _scale_entry(rows: list[dict[str, Any]], name: str, one: bool) -> Entry:
