@@ -7,6 +7,7 @@ apart from none where its paired 95 % interval over seeds excludes zero, and not
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from analysis.runs.cells import Base, Cell, Study, same_machine
 from analysis.runs.run_records import pick
@@ -88,7 +89,7 @@ def scale(study: Study) -> list[str]:
     """Say how the effective guidance scale of routed runs differs from dense ones'."""
     frame, said = guidance_table.scale_rows(guidance_table.stored_scales(study)), []
     frame = frame[frame["level"].isna() & frame["instrumented"].notna()]
-    lengths = frame.groupby("recipe")["step"].nunique()
+    lengths: dict[Any, int] = frame.groupby("recipe")["step"].nunique().to_dict()
     for (model, steps), part in frame.groupby(["recipe", "step"], sort=False):
         name = f"{model}, after {steps:.0f} steps" if lengths[model] > 1 else str(model)
         pairs = {

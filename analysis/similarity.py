@@ -83,20 +83,20 @@ class SimilarityFile:
     protocol: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def backbone(self) -> str:
-        """Backbone of the run."""
-        return str(self.protocol["backbone"])
-
-    @property
     def route(self) -> str:
         """Resolved route of the run."""
         return str(self.protocol["route"])
 
     @property
+    def model(self) -> str:
+        """Backbone and size."""
+        return "{backbone}-{size}".format_map(self.protocol)
+
+    @property
     def label(self) -> str:
         """Backbone, size and route."""
         text = "dense" if self.route == "none" else f"route {self.route}"
-        return f"{self.backbone}-{self.protocol['size']}, {text}"
+        return f"{self.model}, {text}"
 
     def protocol_line(self) -> str:
         """Return the protocol in one sentence."""

@@ -95,7 +95,11 @@ def convergence(study: Study) -> Plot | None:
     names = short(base.label for base, _ in pairs)
     for (base, curves), row in zip(shown, axes, strict=True):
         for ax, (key, label) in zip(row, AXES, strict=True):
-            unit, factor = _unit(key, curves)
+            unit, factor = "", 1.0
+            if key == "hours":
+                hours = max(float(path[key].iloc[-1]) for _, path in curves)
+                known = (" (s)", 3600.0) if hours <= 0.04 else (" (min)", 60.0)
+                unit, factor = (" (h)", 1.0) if hours > 2 else known
             for cell, path in curves:
                 _curve(ax, base, cell, path, path[key] * factor)
             _scales(ax, key, log)
@@ -158,14 +162,6 @@ def _curve(ax: Axes, base: Base, cell: Cell, path: pd.DataFrame, x: pd.Series, *
 def _wide(means: Sequence[pd.Series]) -> bool:
     """Say whether scores span so much that a logarithmic axis shows them better."""
     return min(m.min() for m in means) > 0 and max(m.max() / m.min() for m in means) > 3
-
-
-def _unit(key: str, curves: Sequence[Curve]) -> tuple[str, float]:
-    """Return what an axis' label says of its unit, and the numbers' factor from hours."""
-    if key != "hours":
-        return "", 1.0
-    hours = max(float(path[key].iloc[-1]) for _, path in curves)
-    return (" (h)", 1.0) if hours > 2 else (" (min)", 60.0) if hours > 0.04 else (" (s)", 3600.0)
 
 
 def _scales(ax: Axes, key: str, log: bool) -> None:

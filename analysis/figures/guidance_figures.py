@@ -37,13 +37,13 @@ def guidance(study: Study) -> Plot | None:
     rows: list[dict[str, Any]] = []
     for base, cell in ((one, cell) for one in study.bases for cell in one.cells):
         scored = guidance_table.evaluations(study, base, cell, wanted=_rates)
-        about = {"panel": base.label, "treatment": cell.treatment, "better": base.better}
+        own = {"panel": base.label, "treatment": cell.treatment, "better": base.better}
         for text, part in () if scored.empty else scored.groupby("guidance"):
-            if found := mean_std(list(guidance_table.by_seed(part).values())):
+            if mean := mean_std(list(guidance_table.by_seed(part).values())):
                 metric, step = part[["metric", "step"]].iloc[0]
                 more = {"backbone": base.backbone, "metric": metric, **_rates(str(text))}
-                score = {"value": found.mean, "std": found.std, "n": found.n, "step": int(step)}
-                rows.append({**about, **more, **score})
+                score = {"value": mean.mean, "std": mean.std, "n": mean.n, "step": int(step)}
+                rows.append({**own, **more, **score})
     if not rows:
         return None
     frame = pd.DataFrame(rows)
@@ -58,9 +58,9 @@ def guidance(study: Study) -> Plot | None:
         # Maps of one model have one scale of colours: a flat map looks flat.
         same = frame[(frame["panel"] == panel) & frame["metric"].isin(part["metric"])]["value"]
         _guidance_map(ax, part, (same.min(), same.max()))
-        about = f"{treatment}, w={scale:g}, step {part['step'].iloc[0]}, n={extent(part['n'])}"
+        said = f"{treatment}, w={scale:g}, step {part['step'].iloc[0]}, n={extent(part['n'])}"
         tint = style.colour(str(part["backbone"].iloc[0]))
-        ax.set_title(f"{fill(names[str(panel)], 48)}\n{about}", color=tint)
+        ax.set_title(f"{fill(names[str(panel)], 48)}\n{said}", color=tint)
     return Plot.of("guidance", figure, frame, names=shared(names), more=more)
 
 

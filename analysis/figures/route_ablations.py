@@ -23,7 +23,7 @@ from backbones.cost import cost as count_cost
 
 
 def _placements(base: Base) -> list[dict[str, Any]]:
-    about = {"panel": base.label, "backbone": base.backbone}
+    about: dict[str, Any] = {"panel": base.label, "backbone": base.backbone}
     protocol = {"metric": base.metric, "depth": base.any.depth}
     protocol["sign"] = 1 if base.better == "lower" else -1
     rows = []
@@ -42,17 +42,12 @@ def placement(study: Study) -> Plot | None:
     found = [rows for base in study.bases if len(rows := _placements(base)) > 1]
     if not found:
         return None
-    theirs = {"panel": "Paper: DiT-B/2, ImageNet-256", "backbone": "paper", "n": None}
-    theirs |= {
-        "step": 400_000,
-        "metric": "FID-5K",
-        "depth": 12,
-        "sign": 1,
-        "low": None,
-        "high": None,
-    }
-    known = paper.table("placement").rename(columns={"fid": "score"})[["route", "delta", "score"]]
-    found.append([{**theirs, **row} for row in known.to_dict("records")])
+    theirs: dict[str, Any] = {"panel": "Paper: DiT-B/2, ImageNet-256", "backbone": "paper"}
+    theirs |= {"step": 400_000, "metric": "FID-5K", "depth": 12, "sign": 1}
+    theirs |= dict.fromkeys(("n", "low", "high"))
+    known = paper.table("placement").rename(columns={"fid": "score"})
+    every = known[["route", "delta", "score"]].itertuples(index=False)
+    found.append([{**theirs, "route": r, "delta": d, "score": score} for r, d, score in every])
     columns, rows = 2, [row for panel in found for row in panel]
     # The line of every route, by depth, so that panels are read across.
     places: dict[int, dict[str, int]] = {}
@@ -143,13 +138,13 @@ def rate(study: Study) -> Plot | None:
         mine = frame[frame["metric"] == metric]
         for (panel, span), part in mine.groupby(["panel", "span"], sort=False):
             steps = part["step"].iloc[0]
-            about = f"{fill(names[str(panel)], 40)}, {span}, step {steps} (n={extent(part['n'])})"
+            label = f"{fill(names[str(panel)], 40)}, {span}, step {steps} (n={extent(part['n'])})"
             look = style.line(str(span)) | {"color": style.colour(str(part["backbone"].iloc[0]))}
-            look |= {"capsize": 2, "label": about, "elinewidth": 0.8}
+            look |= {"capsize": 2, "label": label, "elinewidth": 0.8}
             ax.errorbar(part["rate"], part["mean"], yerr=part["std"].fillna(0.0), **look)
         ax.set(title="Ours", ylabel=metric)
-    known, look = paper.table("rate"), {"color": style.PAPER_COLOUR, "marker": "s"}
-    axes[0][-1].plot(known["rate"], known["fid"], label="DiT-B/2, 2-8, step 400000", **look)
+    theirs, look = paper.table("rate"), {"color": style.PAPER_COLOUR, "marker": "s"}
+    axes[0][-1].plot(theirs["rate"], theirs["fid"], label="DiT-B/2, 2-8, step 400000", **look)
     axes[0][-1].set(title="Paper, Table 5", ylabel="FID-50K")
     for ax in axes[0]:
         ax.set(xlabel="share of tokens that skip (0: dense)")

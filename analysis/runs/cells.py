@@ -348,7 +348,9 @@ def _order(cell: Cell) -> tuple[Any, ...]:
 def _scored(runs: pd.DataFrame, paths: Paths) -> dict[tuple[str, float], dict[int, float]]:
     """Return scores and costs by column, steps and seed: of a cell's runs' ends and on the way."""
     found: dict[tuple[str, float], dict[int, float]] = {}
-    columns = [c for c in runs if c.startswith("score.") or c in ("wall_s", *_OF_ANY_LENGTH)]
+    columns = [
+        c for c in map(str, runs) if c.startswith("score.") or c in ("wall_s", *_OF_ANY_LENGTH)
+    ]
     ends = runs[["run", "seed", "step", *columns]].dropna(subset=["seed"])
     for row in ends.sort_values("step", kind="stable").to_dict("records"):
         known = [(c, row["step"], row[c]) for c in columns if not pd.isna(row[c])]

@@ -105,7 +105,7 @@ def common(frame: pd.DataFrame) -> dict[str, str]:
 def _counted(frame: pd.DataFrame) -> dict[str, pd.Series]:
     """Return every config key's column with its values' counts."""
     kept = frame.filter(regex=r"^config\.(?!paths\.)").astype("string").fillna("null")
-    return {column: kept[column].value_counts() for column in kept}
+    return {str(column): kept[column].value_counts() for column in kept}
 
 
 def command(options: argparse.Namespace) -> int:

@@ -225,8 +225,8 @@ def _derive(row: dict[str, Any]) -> None:
     row["objective"] = row.get("config.objective.name")
     row["variant"] = variant(row)
     # Images per second over the whole run: what a log line says is one moment's.
-    size, wall = (row.get("step"), row.get("config.train.batch")), row.get("wall_s")
-    speed = math.prod(size) / wall if _over(wall, *size) else None
+    parts: list[Any] = [row.get(key) for key in ("step", "config.train.batch", "wall_s")]
+    speed = parts[0] * parts[1] / parts[2] if _over(*parts) else None
     row["throughput"] = speed if run_files.is_measured(speed) else None
 
 

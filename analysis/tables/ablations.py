@@ -156,9 +156,9 @@ def scan_order(study: Study) -> Table:
             order = sorted(cells, key=lambda name: (name != "random", name == "unsorted", name))
             for name in order if len(cells) > 1 else ():
                 score, change, *memory = tables.scores(base, cells[name])
-                change = [change, tables.difference(base.metric, cells[name], cells.get("random"))]
+                changes = [change, tables.difference(base.metric, cells[name], cells.get("random"))]
                 text = f"{name} (control)" if name == "unsorted" else name
-                rows.append((head, [text, score, *change, *memory, None]))
+                rows.append((head, [text, score, *changes, *memory, None]))
     notes = (
         PAIRED,
         *tables.memory_notes(study),

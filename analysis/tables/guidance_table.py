@@ -156,12 +156,9 @@ def response(study: Study) -> Table:
         for (metric, tokens), part in group.groupby(["metric", "treatment"], sort=False):
             digits = tables.metric_decimals(str(metric))
             # A lone seed has no spread, which a column of numbers holds as nan.
-            scores = {
-                row.setting: Entry(
-                    "", row.mean, std=row.std if row.n > 1 else None, decimals=digits
-                )
-                for row in part.itertuples()
-            }
+            spread = part["std"].astype(object).where(part["std"].notna(), None)
+            known = zip(part["setting"], part["mean"], spread, strict=True)
+            scores = {name: Entry("", mean, std, decimals=digits) for name, mean, std in known}
             label = tables.head(Column(str(metric), better=part["better"].iloc[0]))
             entries = [scores.get(name, "") for name in settings]
             rows.append((heading, [label, str(tokens), *entries]))
@@ -347,4 +344,4 @@ def _scale_entry(rows: list[dict[str, Any]], name: str, one: bool) -> Entry:
     if len(rows) > 1:
         return dataclasses.replace(ours(mean_std(known), decimals), of=len(rows))
     low, high = (rows[0].get(f"{name}_{end}") for end in ("low", "high"))
-    return Entry("", known[0], None if one else 1, low=low, high=high, decimals=decimals)
+    return Entry("", known[0], None, low, high, None if one else 1, decimals=decimals)

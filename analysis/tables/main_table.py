@@ -150,15 +150,9 @@ def steps_and_cost(study: Study) -> Table:
     """Dense against routed after equal steps, and after equal multiply-adds of training."""
     rows: Rows = []
     for base, dense, routed in study.pairs():
-        # The multiply-adds of training by the number of steps that a cell was scored after.
-        first, second = (
-            pd.concat(cell.paths.values()).groupby("step")["macs"].mean() if cell.paths else {}
-            for cell in (dense, routed)
-        )
-        costs = {
-            (s, t): b / a for s, a in dict(first).items() for t, b in dict(second).items() if a
-        }
-        pairs = [(s, s) for s in dict(first) if s in second]
+        first, second = map(_training_macs, (dense, routed))
+        costs = {(s, t): second[t] / first[s] for s in first for t in second if first[s]}
+        pairs = [(s, s) for s in first if s in second]
         # Two trainings cost the same if the routed one takes this share of the dense one's MACs.
         pairs += [(s, t) for (s, t), cost in costs.items() if s != t and 0.95 <= cost <= 1.0]
         found = []
@@ -172,11 +166,15 @@ def steps_and_cost(study: Study) -> Table:
         if len(found) > 1:
             rows += [(group, entries) for n, entries in found if n >= most]
     note = "Two numbers of steps: the routed runs' multiply-adds are those of the dense."
-    title, first = (
-        "Dense against routed after equal steps and at equal cost",
-        "Steps, dense \u2192 routed",
-    )
-    return _by_kind(study, "steps", title, first, "MACs", rows, _ARROW, note)
+    title = "Dense against routed after equal steps and at equal cost"
+    label = "Steps, dense \u2192 routed"
+    return _by_kind(study, "steps", title, label, "MACs", rows, _ARROW, note)
+
+
+def _training_macs(cell: Cell) -> dict[float, float]:
+    """Return the multiply-adds of training by the number of steps that a cell was scored after."""
+    paths = [path[["step", "macs"]] for path in cell.paths.values()]
+    return dict(pd.concat(paths).groupby("step")["macs"].mean()) if paths else {}
 
 
 def treatments(study: Study) -> Table:

@@ -36,10 +36,10 @@ class Entry:
 
     text: str = ""  # beside a number it stands after it
     value: float | None = None
-    n: int | None = None  # seeds; None: not ours to replicate (published, analytic)
     std: float | None = None  # sample standard deviation over seeds
     low: float | None = None  # ends of a 95 % interval
     high: float | None = None
+    n: int | None = None  # seeds; None: not ours to replicate (published, analytic)
     of: int | None = None  # seeds tried, where some may give no number (a target not reached)
     decimals: int = 2
     signed: bool = False  # a plus sign too (differences)
@@ -174,9 +174,11 @@ def ours(
     """Return mean +- std (n), an interval instead of std where there is one, or `missing`."""
     if found is None or found != found:
         return Entry(MISSING)
-    known = found if isinstance(found, Estimate) else Estimate(found, None)
-    known = known if known.low is None else replace(known, std=None)
-    return Entry("", *astuple(known), decimals=decimals, unit=unit, signed=signed)
+    if not isinstance(found, Estimate):
+        return Entry("", found, decimals=decimals, unit=unit, signed=signed)
+    mean, n, std, low, high = astuple(found)
+    std = std if low is None else None
+    return Entry("", mean, std, low, high, n, decimals=decimals, unit=unit, signed=signed)
 
 
 def published(value: float | None, text: str = "", signed: bool = False) -> Entry:
