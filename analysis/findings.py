@@ -7,13 +7,14 @@ apart from none where its paired 95 % interval over seeds excludes zero, and not
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from analysis.runs.cells import Base, Cell, Study, same_machine
 from analysis.runs.run_records import pick
 from analysis.runs.seed_statistics import ENOUGH_SEEDS, Estimate, paired, ratio
 from analysis.similarity import SimilarityFile
 from analysis.tables import guidance_table, main_table
-from analysis.tables.score_entries import gap, metric_decimals
+from analysis.tables.table import gap, metric_decimals
 from routing.route import Route
 
 
@@ -39,7 +40,7 @@ def main(study: Study) -> list[str]:
     """Say for each backbone how the guideline's route changes every score."""
     said = []
     for base, dense, routed in study.pairs():
-        kinds = main_table.score_set(study, base)
+        kinds = main_table.score_set(base)
         gaps = {name: gap(routed, dense, f"score.{name}") for name in kinds}
         known = {name: found for name, found in gaps.items() if found}
         parts = [f"{name} {change(found, metric_decimals(name))}" for name, found in known.items()]
@@ -86,23 +87,18 @@ def response(study: Study) -> list[str]:
 
 def scale(study: Study) -> list[str]:
     """Say how the effective guidance scale of routed runs differs from dense ones'."""
-    # By model and steps, then by route and pass, then by seed.
-    known: dict[tuple[str, float], dict[tuple[str, str], dict[int, float]]] = {}
-    for file in guidance_table.stored_scales(study):
-        runs = guidance_table.recipe(file), float(file["step"])
-        for row in file["rows"]:
-            if row.get("level") is None and row.get("instrumented") is not None:
-                pair = known.setdefault(runs, {}).setdefault((file["route"], row["pair"]), {})
-                pair[int(file["seed"])] = row["instrumented"]
-    said = []
-    for (model, steps), pairs in known.items():
-        name = model
-        if sum(other == model for other, _ in known) > 1:
-            name += f", after {steps:.0f} steps"
-        baseline = pairs.get(("none", "dense"), {})
-        routes = [route for route in dict.fromkeys(route for route, _ in pairs) if route != "none"]
+    frame, said = guidance_table.scale_rows(guidance_table.stored_scales(study)), []
+    frame = frame[frame["level"].isna() & frame["instrumented"].notna()]
+    lengths: dict[Any, int] = frame.groupby("recipe")["step"].nunique().to_dict()
+    for (model, steps), part in frame.groupby(["recipe", "step"], sort=False):
+        name = f"{model}, after {steps:.0f} steps" if lengths[model] > 1 else str(model)
+        pairs = {
+            key: dict(zip(rows["seed"], rows["instrumented"], strict=True))
+            for key, rows in part.groupby(["route", "pair"], sort=False)
+        }
+        routes = [route for route in part["route"].unique() if route != "none"]
         for route, way in itertools.product(routes, ("dense", "routed")):
-            if found := paired(baseline, pairs.get((route, way), {})):
+            if found := paired(pairs.get(("none", "dense"), {}), pairs.get((route, way), {})):
                 about = f"{name}, route {route}" if len(routes) > 1 else name
                 text = f"{change(found, 3)}: {verdict(found, None)} (n={found.n})"
                 how = f"inference {way}: instrumented w_eff against dense"

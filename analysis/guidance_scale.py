@@ -77,7 +77,7 @@ def instrumented(sums: np.ndarray) -> np.ndarray:
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    return np.where(below > 0, above / np.where(below > 0, below, 1), np.nan)
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
 
 
 def estimates(form: Form, measured: np.ndarray, minus: np.ndarray | None = None) -> np.ndarray:
@@ -94,13 +94,11 @@ def estimates(form: Form, measured: np.ndarray, minus: np.ndarray | None = None)
         where undefined; an interval in which a scale becomes undefined is open (infinite).
     """
     n, rng = measured.shape[1], np.random.default_rng(0)
-    found = np.empty((1 + REPLICATES, len(measured)))
-    for i in range(1 + REPLICATES):
-        # The first takes every sample once.
-        weights = np.bincount(rng.integers(n, size=n), minlength=n) / n if i else np.full(n, 1 / n)
-        found[i] = form(np.einsum("n,lnk->lk", weights, measured))
-        if minus is not None:
-            found[i] -= form(np.einsum("n,lnk->lk", weights, minus))
+    drawn = (np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(REPLICATES))
+    weights = np.stack([np.ones(n), *drawn]) / n  # the first takes every sample once
+    found = form(np.einsum("rn,lnk->rlk", weights, measured, optimize=True))
+    if minus is not None:
+        found -= form(np.einsum("rn,lnk->rlk", weights, minus, optimize=True))
     found = np.concatenate((found, found.mean(axis=1, keepdims=True)), axis=1)
     lost = np.isnan(found[1:])
     ends = [

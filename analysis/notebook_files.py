@@ -73,14 +73,12 @@ def build(chosen: list[str] | None = None, out: str | Path = FOLDER) -> list[Pat
             raise AnalysisError(f"notebooks need {package}: pip install -e '.[notebooks]'")
     import nbformat
 
-    paths, every = [], chosen or names()
+    every = {name: Path(out) / f"{name}.ipynb" for name in chosen or names()}
     for name in every:
         source(name)  # before the first is run
-    for name in every:
-        path = Path(out) / f"{name}.ipynb"
+    for name, path in every.items():
         atomic_write(path, nbformat.writes(execute(name)) + "\n")
-        paths.append(path)
-    return paths
+    return list(every.values())
 
 
 def runs_folder(given: Path | None = None) -> Path:

@@ -74,10 +74,8 @@ def _pages(folder: Path, more: Sequence[Path]) -> dict[Path, str]:
     for page in [*sorted(folder.glob("*.md")), *more]:
         try:
             found[page] = page.read_text(encoding="utf-8")
-        except OSError:
-            raise AnalysisError(f"no page {page}; name Markdown files that are there") from None
-        except UnicodeDecodeError:
-            raise AnalysisError(f"{page} is no text in UTF-8; name Markdown files") from None
+        except (OSError, UnicodeDecodeError):
+            raise AnalysisError(f"{page} is no page; name Markdown files in UTF-8") from None
     return found
 
 
@@ -127,12 +125,18 @@ def fill(text: str, study: Study) -> str:
         archives = [word.removeprefix("of=") for word in words if word.startswith("of=")]
         of = _archived(ROOT / archives[-1]) if archives else study
         name, *options = [word for word in words if not word.startswith("of=")] or [""]
-        if kind == "finding":
-            body = _finding(name, options, of) + "\n"
-        elif kind == "table":
+        if kind == "table":
             body = _table(name, options, of)
-        else:  # what a machine or a commit is called may hold anything
+        elif kind == "facts":  # what a machine or a commit is called may hold anything
             body = "".join(f"- {markdown_escape(line)}\n" for line in facts(study))
+        elif all(word.startswith("having=") for word in options):
+            having = [word.removeprefix("having=") for word in options]
+            body = findings.make(name, of, having) + "\n"
+        else:
+            raise AnalysisError(
+                f"a page asks for finding {name} {' '.join(options)}; options are `having=WORD` "
+                "(of a setting) and `of=ARCHIVE`"
+            )
         return f"{match[1]}\n{body}\n{match[3]}"
 
     openings, blocks = (len(re.findall(form, text)) for form in (_OPENING, _BLOCK))
@@ -146,16 +150,6 @@ def fill(text: str, study: Study) -> str:
 @functools.lru_cache(maxsize=8)
 def _archived(archive: Path) -> Study:
     return Study.of(unpack(archive, ROOT / PUBLISHED))
-
-
-def _finding(name: str, options: list[str], study: Study) -> str:
-    having = [word.removeprefix("having=") for word in options]
-    if not all(word.startswith("having=") for word in options):
-        raise AnalysisError(
-            f"a page asks for finding {name} {' '.join(options)}; options are `having=WORD` (of a "
-            "setting) and `of=ARCHIVE`"
-        )
-    return findings.make(name, study, having)
 
 
 def _table(name: str, options: list[str], study: Study) -> str:

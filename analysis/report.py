@@ -22,7 +22,6 @@ from PIL import Image
 
 from analysis import figures, tables
 from analysis.figures.convergence import picture
-from analysis.figures.style import Plot
 from analysis.publish import facts
 from analysis.runs import compare
 from analysis.runs.cells import Source, Study, study_for_command
@@ -30,8 +29,7 @@ from analysis.runs.run_records import AnalysisError
 from analysis.runs.seed_statistics import ENOUGH_SEEDS
 from analysis.tables.equal_cost import headline_cell
 from analysis.tables.render import TEMPLATES, frame_csv, to_html
-from analysis.tables.score_entries import after, metric_decimals
-from analysis.tables.table import Column, Table, Value, build, plain
+from analysis.tables.table import Column, Table, Value, after, build, metric_decimals, plain
 from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, check_replaceable
 
@@ -61,7 +59,10 @@ def html(study: Study, title: str | None = None, say: Callable[[str], object] = 
     drawn: dict[str, dict[str, Any]] = {}
     for name, draw in figures.FIGURES.items():
         if (plot := draw(study)) is not None:
-            drawn[name] = _figure(plot)
+            image = _uri(plot.svg().encode(), "image/svg+xml")
+            about = {"name": plot.name, "title": plot.title, "caption": plot.caption}
+            about |= {"image": image, "csv": _uri(frame_csv(plot.data).encode(), "text/csv")}
+            drawn[name] = {**about, "width": round(plot.figure.get_figwidth() * 140)}
         say(f"figure {name}")
     folder = Path(__file__).with_name("templates")
     css, js = ((folder / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
@@ -76,6 +77,11 @@ def html(study: Study, title: str | None = None, say: Callable[[str], object] = 
         for name in ("backbone", "route", "scale", "data")
     }
     known["route"] = [route for route in known["route"] if route != "none"]
+    varying = []
+    for key, part in compare.varying(study.runs).groupby("key", sort=False):
+        values = [f"{row.value} ({row.runs})" for row in part.itertuples()]
+        more_values = f" and {len(values) - 12} more" if len(values) > 12 else ""
+        varying.append((str(key), ",  ".join(values[:12]) + more_values))
     say("samples and runs")
     return TEMPLATES.get_template("report.html").render(
         title=title or f"Runs in {os.path.basename(os.path.abspath(attrs.get('root', 'runs')))}",
@@ -99,7 +105,7 @@ def html(study: Study, title: str | None = None, say: Callable[[str], object] = 
         runs_table=runs_table(study),
         # What the whole page can be filtered by.
         picks={name.capitalize(): values for name, values in known.items() if len(values) > 1},
-        varying=_varying(study.runs),
+        varying=varying,
         common=sorted(compare.common(study.runs).items()),
         machines=facts(study) if len(study.runs) else [],
         enough=ENOUGH_SEEDS,
@@ -145,18 +151,11 @@ def _headlines(study: Study) -> tuple[list[dict[str, Any]], list[str]]:
             without.append(f"{label} ({seeds.partition(',')[0]} seeds reach it)")
             continue
         facts = [(text, plain(speedups[key])) for text, key in _FACTS.items()]
-        about = {"backbone": str(base.any.first("backbone")), "label": label}
+        about = {"backbone": base.backbone, "label": label}
         about["big"] = factor.number(factor.value) + factor.unit
         about["line"] = f"fewer training FLOPs to the dense run's best score (n={factor.seeds})"
         cards.append({**about, "facts": [*facts, ("metric", base.metric)]})
     return cards, without
-
-
-def _figure(plot: Plot) -> dict[str, Any]:
-    about = {"name": plot.name, "title": plot.title, "caption": plot.caption}
-    image = _uri(plot.svg().encode(), "image/svg+xml")
-    csv = _uri(frame_csv(plot.data).encode(), "text/csv")
-    return {**about, "image": image, "csv": csv, "width": round(plot.figure.get_figwidth() * 140)}
 
 
 def runs_table(study: Study) -> Table:
@@ -173,36 +172,24 @@ def runs_table(study: Study) -> Table:
         Column("Hours", decimals=3),
         Column("GMACs per image", decimals=4),
     ]
-    rows = []
+    rows: list[tuple[str, list[Value]]] = []
     for row in frame.to_dict("records"):
         macs = "macs_dense" if row.get("variant") == "dense" else "macs_routed"
         units = dict.fromkeys(["seed", "step", *(f"score.{name}" for name in metrics)], 1.0)
         units |= {"throughput": 1, "wall_s": 3600, macs: 1e9}
-        known = {key: None if pd.isna(value) else value for key, value in row.items()}
-        entries: list[Value] = [str(known.get(key) or "") for key in text]
-        entries += [
-            None if (value := known.get(key)) is None else float(value) / unit
-            for key, unit in units.items()
+        known = {key: value for key, value in row.items() if not pd.isna(value)}
+        numbers = [
+            float(known[key]) / unit if key in known else None for key, unit in units.items()
         ]
-        rows.append(("", entries))
+        rows.append(("", [*(str(known.get(key) or "") for key in text), *numbers]))
     return build("runs", "Every finished run", columns, rows)
-
-
-def _varying(frame: pd.DataFrame) -> list[tuple[str, str]]:
-    result = []
-    for key, part in compare.varying(frame).groupby("key", sort=False):
-        values = [f"{row.value} ({row.runs})" for row in part.itertuples()]
-        more = f" and {len(values) - 12} more" if len(values) > 12 else ""
-        result.append((str(key), ",  ".join(values[:12]) + more))
-    return result
 
 
 def _grids(study: Study) -> tuple[list[dict[str, str]], int]:
     """Return a grid per treatment, of its lowest seed, re-encoded; and how many more there are."""
     found: list[dict[str, str]] = []
     more = 0
-    cells = [(base.label, cell) for base in study.bases for cell in base.cells]
-    for label, cell in cells:
+    for base, cell in ((one, cell) for one in study.bases for cell in one.cells):
         runs = [Path(str(path)) for path in cell.runs.sort_values("seed")["path"]]
         runs = [run for run in runs if (run / "samples" / "final.png").is_file()]
         shown = runs[:1] if len(found) < _MOST_GRIDS else []
@@ -211,7 +198,7 @@ def _grids(study: Study) -> tuple[list[dict[str, str]], int]:
             if (image := picture(run)) is not None:
                 stream = io.BytesIO()
                 Image.fromarray(image).save(stream, format="PNG")
-                about = {"run": run.name, "label": f"{label}: {cell.treatment}"}
+                about = {"run": run.name, "label": f"{base.label}: {cell.treatment}"}
                 found.append({**about, "image": _uri(stream.getvalue(), "image/png")})
     return found, more
 

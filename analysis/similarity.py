@@ -83,20 +83,20 @@ class SimilarityFile:
     protocol: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def backbone(self) -> str:
-        """Backbone of the run."""
-        return str(self.protocol["backbone"])
-
-    @property
     def route(self) -> str:
         """Resolved route of the run."""
         return str(self.protocol["route"])
 
     @property
+    def model(self) -> str:
+        """Backbone and size."""
+        return "{backbone}-{size}".format_map(self.protocol)
+
+    @property
     def label(self) -> str:
         """Backbone, size and route."""
         text = "dense" if self.route == "none" else f"route {self.route}"
-        return f"{self.backbone}-{self.protocol['size']}, {text}"
+        return f"{self.model}, {text}"
 
     def protocol_line(self) -> str:
         """Return the protocol in one sentence."""
@@ -170,18 +170,13 @@ def measure(
         protocol: What to average over; None is the default protocol.
         device: Where to compute; None is CUDA where there is one.
 
-    Raises:
-        AnalysisError: `routed` was asked for a run without a route.
-        UserError: what `HeldOut.open` refuses.
+    A run without a route has no routed pass, whatever the protocol says. `UserError` says what
+    `HeldOut.open` refuses.
     """
     protocol = protocol or Protocol()
     data = HeldOut.open(run, weights=protocol.weights, device=device)
-    if protocol.routed and data.config.resolved_route == "none":
-        raise AnalysisError(f"{run} is without a route: leave routed out, or give a routed run")
-    return _measured(run, data, protocol)
-
-
-def _measured(run: str | Path, data: HeldOut, protocol: Protocol) -> SimilarityFile:
+    routed = protocol.routed and data.config.resolved_route != "none"
+    protocol = replace(protocol, routed=routed)
     if size := data.dataset.sizes.get("test"):
         protocol = replace(protocol, samples=min(protocol.samples, size))
     route = first_route(data.config)
@@ -276,9 +271,7 @@ def command(options: argparse.Namespace) -> int:
     protocol = Protocol(**{option.name: given[option.name] for option in fields(Protocol)})
 
     def stored(folder: Path) -> None:
-        data = HeldOut.open(folder, weights=protocol.weights)
-        routed = protocol.routed and data.config.resolved_route != "none"
-        result = _measured(folder, data, replace(protocol, routed=routed))
+        result = measure(folder, protocol)
         path = beside(folder, "similarity.npz")
         result.save(path)
         print(f"{path}  {result.label}, lowest {result.arrays['cosine'].min():.3f}")

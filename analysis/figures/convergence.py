@@ -1,6 +1,6 @@
 """Convergence against steps, multiply-adds and hours, other methods, sample grids, the overview."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -12,22 +12,22 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from PIL import Image
 
 from analysis.figures import style
-from analysis.figures.style import Options, Plot, styled
+from analysis.figures.style import Plot, styled
 from analysis.runs.cells import Base, Cell, Study, same_machine
 from analysis.runs.grouping import shared, short
 from analysis.tables.equal_cost import reach, speedup
-from analysis.tables.score_entries import metric_decimals
+from analysis.tables.table import metric_decimals
 
 AXES = (("step", "training steps"), ("macs", "training multiply-adds"), ("hours", "training time"))
 # On one page: settings, panels of other methods, recipes of samples.
 _LINES, _PANELS, _RECIPES = 5, 12, 3
-Curve = tuple[Cell, pd.DataFrame]
-Found = list[tuple[Cell, dict[Any, Any], np.ndarray]]
 # A picture beyond this many pixels is not a grid of ours; it must not eat the memory.
 _MOST_PIXELS = 64_000_000
 # Pictures of one class beside each other in a sample grid (experiments/training/evaluation.py).
 _PER_CLASS = 8
-Column = tuple[Base, list[Curve], Found]
+_SEEDS = '"n=3 of 5": the others were scored at their end alone.'
+Curve = tuple[Cell, pd.DataFrame]
+Found = list[tuple[Cell, dict[Any, Any], np.ndarray]]  # a cell's run and its sample grid
 
 
 def mean_path(cell: Cell) -> pd.DataFrame:
@@ -44,9 +44,6 @@ def mean_path(cell: Cell) -> pd.DataFrame:
     values = {"mean": ("value", "mean"), "std": ("value", "std"), "n": ("value", "size")}
     found = groups.agg(macs=("macs", "mean"), hours=("hours", "mean"), **values)
     return found[found["n"] == len(paths)].reset_index()
-
-
-_SEEDS = '"n=3 of 5": the others were scored at their end alone.'
 
 
 def _seeds(cell: Cell, path: pd.DataFrame) -> str:
@@ -76,13 +73,14 @@ def _pairs(study: Study) -> list[tuple[Base, list[Curve]]]:
     return [(base, curves) for base, curves in found if len(curves) == 2]
 
 
-def _data(panels: Iterable[tuple[Base, list[Curve]]]) -> pd.DataFrame:
+def _plot(name: str, figure: Any, panels: Sequence[tuple[Base, list[Curve]]], more: str) -> Plot:
     rows = (
         path.assign(panel=base.label, treatment=cell.treatment, metric=base.metric)
         for base, curves in panels
         for cell, path in curves
     )
-    return pd.concat(rows, ignore_index=True)
+    said = {"names": shared(base.label for base, _ in panels), "seeds": _SEEDS, "more": more}
+    return Plot.of(name, figure, pd.concat(rows, ignore_index=True), **said)
 
 
 @styled
@@ -97,18 +95,21 @@ def convergence(study: Study) -> Plot | None:
     names = short(base.label for base, _ in pairs)
     for (base, curves), row in zip(shown, axes, strict=True):
         for ax, (key, label) in zip(row, AXES, strict=True):
-            unit, factor = _unit(key, curves)
+            unit, factor = "", 1.0
+            if key == "hours":
+                hours = max(float(path[key].iloc[-1]) for _, path in curves)
+                known = (" (s)", 3600.0) if hours <= 0.04 else (" (min)", 60.0)
+                unit, factor = (" (h)", 1.0) if hours > 2 else known
             for cell, path in curves:
                 _curve(ax, base, cell, path, path[key] * factor)
             _scales(ax, key, log)
             ax.set_xlabel(f"{label}{unit}\n{_arrow(ax, base, curves, key, factor)}")
         row[0].set_ylabel(base.metric.replace(" (", "\n("))
-        row[0].set_title(names[base.label], color=style.colour(str(base.any.first("backbone"))))
+        row[0].set_title(names[base.label], color=style.colour(base.backbone))
         # Beside the title, above the panels: it would hide curves.
         legend = row[-1].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderpad=0)
         legend.set_in_layout(False)
-    data = _data(pairs)
-    return Plot.of("convergence", figure, data, names=shared(names), seeds=_SEEDS, more=more)
+    return _plot("convergence", figure, pairs, more)
 
 
 @styled
@@ -144,13 +145,12 @@ def methods(study: Study) -> Plot | None:
             ax.set_ylabel(base.metric.replace(" (", "\n("))
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles[:2], labels[:2], loc="outside lower center", ncols=2)
-    data = _data((base, [other]) for base, _, other in found)
-    return Plot.of("methods", figure, data, names=shared(names), seeds=_SEEDS, more=more)
+    return _plot("methods", figure, [(base, [other]) for base, _, other in found], more)
 
 
 def _curve(ax: Axes, base: Base, cell: Cell, path: pd.DataFrame, x: pd.Series, **look: Any) -> None:
     """Draw a cell's mean over seeds and, as a band, its standard deviation."""
-    usual = style.colour(str(base.any.first("backbone")))
+    usual = style.colour(base.backbone)
     shade = look.pop("shade", style.DENSE_COLOUR if cell.treatment == "dense" else usual)
     label = look.pop("label", cell.treatment) + f" ({_seeds(cell, path)})"
     ax.plot(x, path["mean"], color=shade, label=label, **(style.line(cell.treatment) | look))
@@ -162,14 +162,6 @@ def _curve(ax: Axes, base: Base, cell: Cell, path: pd.DataFrame, x: pd.Series, *
 def _wide(means: Sequence[pd.Series]) -> bool:
     """Say whether scores span so much that a logarithmic axis shows them better."""
     return min(m.min() for m in means) > 0 and max(m.max() / m.min() for m in means) > 3
-
-
-def _unit(key: str, curves: Sequence[Curve]) -> tuple[str, float]:
-    """Return what an axis' label says of its unit, and the numbers' factor from hours."""
-    if key != "hours":
-        return "", 1.0
-    hours = max(float(path[key].iloc[-1]) for _, path in curves)
-    return (" (h)", 1.0) if hours > 2 else (" (min)", 60.0) if hours > 0.04 else (" (s)", 3600.0)
 
 
 def _scales(ax: Axes, key: str, log: bool) -> None:
@@ -195,19 +187,18 @@ def _arrow(ax: Axes, base: Base, curves: list[Curve], key: str, unit: float) -> 
         return "two machines: not compared"
     best = first["mean"].min() if base.better == "lower" else first["mean"].max()
     ax.axhline(best, color="#999999", linewidth=0.7, linestyle=":")
-    there = [item for item in reached if item.routed is not None]
+    there = reached[reached["there"].astype(bool)]
+    seeds = f"{len(there)} of {len(reached)} seeds"
     if factor.is_missing:
         return "cost not logged"
     if factor.value is None:
         return "dense best not reached"
     if factor.few:
-        return f"dense best reached by {len(there)} of {len(reached)} seeds"
-    start = unit * float(np.mean([item.dense[key] for item in there]))
-    end = unit * float(np.mean([item.routed[key] for item in there if item.routed]))
-    arrow: Options = {"arrowstyle": "-|>", "color": "#1a1a1a", "lw": 1.1}
-    arrow |= {"shrinkA": 2, "shrinkB": 2}
+        return f"dense best reached by {seeds}"
+    start, end = (unit * float(there[f"{side}_{key}"].mean()) for side in ("dense", "routed"))
+    arrow = {"arrowstyle": "-|>", "color": "#1a1a1a", "lw": 1.1, "shrinkA": 2, "shrinkB": 2}
     ax.annotate("", xy=(end, best), xytext=(start, best), arrowprops=arrow, zorder=5)
-    return f"{factor.value:.1f}x to dense best ({len(there)} of {len(reached)} seeds)"
+    return f"{factor.value:.1f}x to dense best ({seeds})"
 
 
 def picture(run: str | Path) -> np.ndarray | None:
@@ -293,16 +284,15 @@ def samples(study: Study) -> Plot | None:
     names = short(base.label for base, _ in both)
     for y, recipe in enumerate(lines):
         for x, (base, found) in enumerate(recipe):
-            tint = style.colour(str(base.any.first("backbone")))
+            tint = style.colour(base.backbone)
             for cell, row, image in found:
-                ax = axes[each * y + (cell is not found[0][0])][x]
+                ax, value = axes[each * y + (cell is not found[0][0])][x], row.get(base.score)
                 ax.set_visible(True)
                 show(ax, base, image)
-                value = row.get(base.score)
                 about = f"{cell.treatment}, step {row['step']}, seed {row['seed']}"
                 if not pd.isna(value):
-                    digits = metric_decimals(base.metric)
-                    about += f", {base.metric.split(' ')[0]} {value:.{digits}f}"
+                    text = f"{value:.{metric_decimals(base.metric)}f}"
+                    about += f", {base.metric.split(' ')[0]} {text}"
                 # About 17 characters an inch.
                 width = int(17 * figure.get_figwidth() / columns)
                 title = f"{fill(names[base.label], width)}\n{fill(about, width)}"
@@ -320,16 +310,16 @@ def overview(study: Study) -> Plot | None:
     All columns are of one recipe after one number of steps: those that the most backbones share,
     of these the ones with the most seeds and points, then the longest.
     """
-    pages: dict[tuple[str, float], dict[str, Column]] = {}
+    pages: dict[tuple[str, float], dict[str, tuple[Base, list[Curve], Found]]] = {}
     for base in study.bases:
         curves, found = _curves(*base.pair()), chosen(base)
-        drawn = {row["step"] for _, row, _ in found}
         both = len(curves) == len(found) == 2 and _cost_known(curves)
-        if both and drawn == {cell.steps for cell, _ in curves}:
+        if both and {row["step"] for _, row, _ in found} == {cell.steps for cell, _ in curves}:
             page = pages.setdefault((base.recipe, curves[0][0].steps), {})
-            backbone = str(base.any.first("backbone"))
-            rival = page.setdefault(backbone, (base, curves, found))
-            page[backbone] = max(rival, (base, curves, found), key=lambda found: _points(found[1]))
+            own = base, curves, found
+            page[base.backbone] = max(
+                page.get(base.backbone, own), own, key=lambda x: _points(x[1])
+            )
     if not pages:
         return None
     (_, steps), page = max(

@@ -13,11 +13,11 @@ from matplotlib.patches import Rectangle
 
 from analysis.figures import style
 from analysis.figures.style import Options, Plot, styled
-from analysis.runs.cells import Base, Cell, Study
+from analysis.runs.cells import Study
 from analysis.runs.grouping import shared, short
 from analysis.runs.seed_statistics import extent, mean_std
 from analysis.tables import guidance_table
-from analysis.tables.score_entries import metric_decimals
+from analysis.tables.table import metric_decimals
 
 # Maps on one page.
 _MAPS = 6
@@ -31,26 +31,22 @@ def _rates(text: str) -> dict[str, float | None]:
     return rates if plain and None not in rates.values() else {}
 
 
-def _guidance_rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]:
-    frame = guidance_table.evaluations(study, base, cell, wanted=_rates)
-    rows: list[dict[str, Any]] = []
-    for text, part in () if frame.empty else frame.groupby("guidance"):
-        estimate = mean_std(list(part.groupby("seed")["value"].mean()))
-        if estimate:
-            about = {"panel": base.label, "treatment": cell.treatment, "better": base.better}
-            about |= {"backbone": base.any.first("backbone"), "metric": part["metric"].iloc[0]}
-            score = {"value": estimate.mean, "std": estimate.std, "n": estimate.n}
-            rows.append({**about, **_rates(str(text)), **score, "step": int(part["step"].iloc[0])})
-    return rows
-
-
 @styled
 def guidance(study: Study) -> Plot | None:
     """Draw a map per cell and scale that was scored at four or more pairs of rates; else None."""
-    cells = [(base, cell) for base in study.bases for cell in base.cells]
-    frame = pd.DataFrame([row for pair in cells for row in _guidance_rows(study, *pair)])
-    if frame.empty:
+    rows: list[dict[str, Any]] = []
+    for base, cell in ((one, cell) for one in study.bases for cell in one.cells):
+        scored = guidance_table.evaluations(study, base, cell, wanted=_rates)
+        own = {"panel": base.label, "treatment": cell.treatment, "better": base.better}
+        for text, part in () if scored.empty else scored.groupby("guidance"):
+            if mean := mean_std(list(guidance_table.by_seed(part).values())):
+                metric, step = part[["metric", "step"]].iloc[0]
+                more = {"backbone": base.backbone, "metric": metric, **_rates(str(text))}
+                score = {"value": mean.mean, "std": mean.std, "n": mean.n, "step": int(step)}
+                rows.append({**own, **more, **score})
+    if not rows:
         return None
+    frame = pd.DataFrame(rows)
     groups = frame.groupby(["panel", "treatment", "scale"], sort=False)
     found = [(key, part) for key, part in groups if len(part) >= 4]
     if not found:
@@ -62,9 +58,9 @@ def guidance(study: Study) -> Plot | None:
         # Maps of one model have one scale of colours: a flat map looks flat.
         same = frame[(frame["panel"] == panel) & frame["metric"].isin(part["metric"])]["value"]
         _guidance_map(ax, part, (same.min(), same.max()))
-        about = f"{treatment}, w={scale:g}, step {part['step'].iloc[0]}, n={extent(part['n'])}"
+        said = f"{treatment}, w={scale:g}, step {part['step'].iloc[0]}, n={extent(part['n'])}"
         tint = style.colour(str(part["backbone"].iloc[0]))
-        ax.set_title(f"{fill(names[str(panel)], 48)}\n{about}", color=tint)
+        ax.set_title(f"{fill(names[str(panel)], 48)}\n{said}", color=tint)
     return Plot.of("guidance", figure, frame, names=shared(names), more=more)
 
 
@@ -162,13 +158,8 @@ def _curve(ax: Axes, curve: pd.DataFrame, settings: list[str], tokens: str) -> A
 @styled
 def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
     """Draw what `analysis.guidance_scale` stored by recipe, steps and form; None without any."""
-    about = ("run", "backbone", "data", "route", "seed", "step")
-    frame = pd.DataFrame(
-        {"setting": setting, **{key: found[key] for key in about}, **row}
-        | {"panel": f"{guidance_table.recipe(found)}, after {found['step']:.0f} steps"}
-        for setting, found in zip(guidance_table.settings(files), files, strict=True)
-        for row in found["rows"]
-    ).reindex(columns=["setting", *about, "pair", "level", *guidance_table.NUMBERS, "panel"])
+    frame = guidance_table.scale_rows(files)
+    frame["panel"] = [f"{row.recipe}, after {row.step:.0f} steps" for row in frame.itertuples()]
     curves = frame[frame["pair"].isin(("dense", "routed")) & frame["level"].notna()]
     rivals = curves.groupby(["backbone", "data"])["panel"].transform("nunique")
     groups = [
@@ -203,4 +194,4 @@ def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
         title = fill(panel, 48) if rivals[part.index[0]] > 1 else f"{backbone}, {data}"
         ax.set_title(title, color=style.colour(backbone))
         ax.legend(frameon=False)
-    return Plot.of("guidance_scale", figure, frame.drop(columns="panel"))
+    return Plot.of("guidance_scale", figure, frame.drop(columns=["panel", "recipe"]))

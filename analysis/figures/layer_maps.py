@@ -85,7 +85,7 @@ def similarity(
 
 def _place(item: SimilarityFile) -> tuple[str, str]:
     """Return model and route: column and line, dense (the empty route) first."""
-    return f"{item.backbone}-{item.protocol['size']}", item.route.replace("none", "")
+    return item.model, item.route.replace("none", "")
 
 
 def _similarity_map(
@@ -104,7 +104,7 @@ def _similarity_map(
         corner, size = segment.start + 0.5, segment.end - segment.start + 1
         look: Options = {"fill": False, "edgecolor": "#56B4E9", "linewidth": 1.8}
         ax.add_patch(Rectangle((corner, corner), size, size, **look))
-    ax.set_title(item.label, color=style.colour(item.backbone))
+    ax.set_title(item.label, color=style.colour(str(item.protocol["backbone"])))
     step, seed = (item.protocol.get(name, "?") for name in ("step", "seed_of_run"))
     ax.set_xlabel(f"block (step {step}, seed {seed})")
     return image

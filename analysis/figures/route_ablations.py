@@ -18,48 +18,42 @@ from analysis.runs.run_files import model_arguments
 from analysis.runs.seed_statistics import ENOUGH_SEEDS, extent, mean_std
 from analysis.tables import paper
 from analysis.tables.ablations import half, plain_routes, span_order
-from analysis.tables.score_entries import gap, metric_decimals
+from analysis.tables.table import gap, metric_decimals
 from backbones.cost import cost as count_cost
 
 
-def _placement_rows(base: Base) -> list[dict[str, Any]]:
-    about = {"panel": base.label, "backbone": base.any.first("backbone")}
+def _placements(base: Base) -> list[dict[str, Any]]:
+    about: dict[str, Any] = {"panel": base.label, "backbone": base.backbone}
     protocol = {"metric": base.metric, "depth": base.any.depth}
     protocol["sign"] = 1 if base.better == "lower" else -1
     rows = []
     for route, cell in half(base).items():
-        estimate, own = gap(cell, base.dense, base.score), cell.estimate(base.score)
-        if estimate is not None and own is not None:
-            delta = {"delta": estimate.mean, "low": estimate.low, "high": estimate.high}
-            score = {"n": estimate.n, "score": own.mean, "step": int(cell.steps)}
+        found, own = gap(cell, base.dense, base.score), cell.estimate(base.score)
+        if found is not None and own is not None:
+            delta = {"delta": found.mean, "low": found.low, "high": found.high, "n": found.n}
+            score = {"score": own.mean, "step": int(cell.steps)}
             rows.append({**about, "route": route, **delta, **score, **protocol})
     return sorted(rows, key=lambda row: span_order(row["route"]))
-
-
-def _paper_rows() -> list[dict[str, Any]]:
-    frame = paper.table("placement")
-    about = {"panel": "Paper: DiT-B/2, ImageNet-256", "backbone": "paper"}
-    spread = dict.fromkeys(("low", "high", "n"))
-    protocol = {"step": 400_000, "metric": "FID-5K", "depth": 12, "sign": 1}
-    return [
-        {**about, **spread, "route": row.route, "delta": row.delta, "score": row.fid, **protocol}
-        for row in frame.itertuples()
-    ]
 
 
 @styled
 def placement(study: Study) -> Plot | None:
     """Draw every base with two or more routes beside the paper's figure; else None."""
-    found = [rows for base in study.bases if len(rows := _placement_rows(base)) > 1]
+    found = [rows for base in study.bases if len(rows := _placements(base)) > 1]
     if not found:
         return None
-    found.append(_paper_rows())
+    theirs: dict[str, Any] = {"panel": "Paper: DiT-B/2, ImageNet-256", "backbone": "paper"}
+    theirs |= {"step": 400_000, "metric": "FID-5K", "depth": 12, "sign": 1}
+    theirs |= dict.fromkeys(("n", "low", "high"))
+    known = paper.table("placement").rename(columns={"fid": "score"})
+    every = known[["route", "delta", "score"]].itertuples(index=False)
+    found.append([{**theirs, "route": r, "delta": d, "score": score} for r, d, score in every])
     columns, rows = 2, [row for panel in found for row in panel]
     # The line of every route, by depth, so that panels are read across.
     places: dict[int, dict[str, int]] = {}
     for row in sorted(rows, key=lambda row: span_order(row["route"])):
-        known = places.setdefault(row["depth"], {})
-        known.setdefault(row["route"], len(known))
+        line = places.setdefault(row["depth"], {})
+        line.setdefault(row["route"], len(line))
     # Bars are equally thick in all panels: each line of panels is as tall as its longest list.
     counts = [len(places[panel[0]["depth"]]) for panel in found]
     tallest = [max(counts[i : i + columns]) for i in range(0, len(counts), columns)]
@@ -67,13 +61,11 @@ def placement(study: Study) -> Plot | None:
     mean = sum(heights) / len(heights)
     figure, axes = style.panels(len(found), columns, mean, height_ratios=heights)
     names = short(panel[0]["panel"] for panel in found[:-1])
-    # One scale of colours for all panels of a metric.
-    largest: dict[str, float] = {}
-    for row in rows:
-        largest[row["metric"]] = max(largest.get(row["metric"], 1e-9), abs(row["delta"]))
     for index, (panel, ax) in enumerate(zip(found, axes.flat, strict=False)):
         about = panel[0]
-        _panel(ax, panel, places[about["depth"]], largest[about["metric"]])
+        # One scale of colours for all panels of a metric.
+        largest = max(abs(row["delta"]) for row in rows if row["metric"] == about["metric"])
+        _panel(ax, panel, places[about["depth"]], max(largest, 1e-9))
         tint = "#333333" if about["backbone"] == "paper" else style.colour(about["backbone"])
         # Above the metric's name, which stands over the numbers.
         ax.set_title(names.get(about["panel"], about["panel"]), color=tint, pad=10)
@@ -82,19 +74,18 @@ def placement(study: Study) -> Plot | None:
 
 
 def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest: float) -> None:
-    depth, digits = rows[0]["depth"], metric_decimals(rows[0]["metric"])
+    depth, metric = rows[0]["depth"], rows[0]["metric"]
     usual = Counter(row["step"] for row in rows).most_common(1)[0][0]
     norm, cmap = TwoSlopeNorm(0, -largest, largest), colormaps[style.SIGNED]
     by_route = {row["route"]: row for row in rows}
     for route, y in places.items():
-        row = by_route.get(route)
-        if row is None:
+        if (row := by_route.get(route)) is None:
             _bar(ax, route, y, facecolor="none", edgecolor="#BBBBBB", linestyle=":")
             continue
         _bar(ax, route, y, facecolor=cmap(norm(row["delta"] * row["sign"])), edgecolor="#555555")
-        text = f"{row['delta']:+.{digits}f}"
-        if row["high"] is not None:
-            text += f" \u00b1 {(row['high'] - row['low']) / 2:.{digits}f}"
+        ends = None if row["high"] is None else (row["high"] - row["low"]) / 2
+        text = f"{row['delta']:+.{metric_decimals(metric)}f}"
+        text += "" if ends is None else f" \u00b1 {ends:.{metric_decimals(metric)}f}"
         text += "\u2020" if row["n"] is not None and row["n"] < ENOUGH_SEEDS else ""
         text += "" if row["step"] == usual else f" (step {row['step']})"
         ax.text(depth - 0.2, y, text, ha="left", va="center", fontsize=7, color="#333333")
@@ -108,8 +99,8 @@ def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest
     ax.grid(axis="y", visible=False)
     ax.spines["left"].set_visible(False)
     ax.spines["bottom"].set_bounds(-0.5, depth - 0.5)
-    metric = rows[0]["metric"].split(" ")[0]
-    ax.text(depth - 0.2, -0.75, f"\u0394 {metric}", fontsize=7, color="#666666", va="bottom")
+    name = f"\u0394 {metric.split(' ')[0]}"
+    ax.text(depth - 0.2, -0.75, name, fontsize=7, color="#666666", va="bottom")
 
 
 def _bar(ax: Axes, route: str, y: int, **look: Any) -> None:
@@ -120,30 +111,24 @@ def _bar(ax: Axes, route: str, y: int, **look: Any) -> None:
     style.centred(ax, (start + end) / 2, y, route, fontsize=7, color=shade, zorder=3)
 
 
-def _rate_rows(base: Base) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for span, cells in plain_routes(base).items():
-        if len(cells) < 2:
-            continue
-        known = {0.0: base.dense, **cells} if base.dense else cells
-        # A curve over rates is of one number of steps.
-        steps, _ = Counter(cell.steps for cell in cells.values()).most_common(1)[0]
-        for rate in sorted(known):
-            estimate = mean_std(list(known[rate].by_seed(base.score, steps).values()))
-            if estimate is not None:
-                shared = {"panel": base.label, "backbone": base.any.first("backbone"), "span": span}
-                std = float("nan") if estimate.std is None else estimate.std
-                spread = {"mean": estimate.mean, "std": std, "n": estimate.n, "step": int(steps)}
-                rows.append({**shared, "metric": base.metric, "rate": rate, **spread})
-    return rows
-
-
 @styled
 def rate(study: Study) -> Plot | None:
     """Draw every base with two or more rates on one span beside the paper's; None without one."""
-    frame = pd.DataFrame([row for base in study.bases for row in _rate_rows(base)])
-    if frame.empty:
+    rows = []
+    for base in study.bases:
+        for span, cells in plain_routes(base).items():
+            # A curve over rates is of one number of steps.
+            steps, _ = Counter(cell.steps for cell in cells.values()).most_common(1)[0]
+            known = {0.0: base.dense, **cells} if base.dense else cells
+            for rate in sorted(known) if len(cells) > 1 else ():
+                if found := mean_std(list(known[rate].by_seed(base.score, steps).values())):
+                    about = {"panel": base.label, "backbone": base.backbone, "span": span}
+                    std = float("nan") if found.std is None else found.std
+                    score = {"mean": found.mean, "std": std, "n": found.n, "step": int(steps)}
+                    rows.append({**about, "metric": base.metric, "rate": rate, **score})
+    if not rows:
         return None
+    frame = pd.DataFrame(rows)
     names = short(frame["panel"])
     metrics = list(dict.fromkeys(frame["metric"]))
     # The longest legend stands below the panels.
@@ -153,13 +138,13 @@ def rate(study: Study) -> Plot | None:
         mine = frame[frame["metric"] == metric]
         for (panel, span), part in mine.groupby(["panel", "span"], sort=False):
             steps = part["step"].iloc[0]
-            about = f"{fill(names[str(panel)], 40)}, {span}, step {steps} (n={extent(part['n'])})"
+            label = f"{fill(names[str(panel)], 40)}, {span}, step {steps} (n={extent(part['n'])})"
             look = style.line(str(span)) | {"color": style.colour(str(part["backbone"].iloc[0]))}
-            look |= {"capsize": 2, "label": about, "elinewidth": 0.8}
+            look |= {"capsize": 2, "label": label, "elinewidth": 0.8}
             ax.errorbar(part["rate"], part["mean"], yerr=part["std"].fillna(0.0), **look)
         ax.set(title="Ours", ylabel=metric)
-    known, look = paper.table("rate"), {"color": style.PAPER_COLOUR, "marker": "s"}
-    axes[0][-1].plot(known["rate"], known["fid"], label="DiT-B/2, 2-8, step 400000", **look)
+    theirs, look = paper.table("rate"), {"color": style.PAPER_COLOUR, "marker": "s"}
+    axes[0][-1].plot(theirs["rate"], theirs["fid"], label="DiT-B/2, 2-8, step 400000", **look)
     axes[0][-1].set(title="Paper, Table 5", ylabel="FID-50K")
     for ax in axes[0]:
         ax.set(xlabel="share of tokens that skip (0: dense)")
@@ -168,55 +153,49 @@ def rate(study: Study) -> Plot | None:
     return Plot.of("selection_rate", figure, frame, names=shared(names))
 
 
-def _panel_data(base: Base) -> pd.DataFrame | None:
-    routed = base.auto()
-    paths = () if routed is None else routed.runs["path"]
-    arguments = next((m for path in paths if (m := model_arguments(path))), None)
-    if routed is None or arguments is None:
-        return None
-    try:
-        dense = count_cost(**arguments)
-        sparse = count_cost(**arguments, route=str(routed.first("route")))
-    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
-        return None  # somebody else's metadata: no model of ours
-    about = {"panel": base.label, **{name: routed.first(name) for name in ("backbone", "route")}}
-    blocks = {"block": range(len(dense.per_block)), "dense_macs": dense.per_block}
-    blocks |= {"routed_macs": sparse.per_block, "tokens": sparse.tokens}
-    totals = {"total_dense": dense.macs_dense, "total_routed": sparse.macs_routed}
-    return pd.DataFrame({**about, **blocks, **totals})
-
-
 @styled
 def cost(study: Study) -> Plot | None:
     """Draw every base with exported weights, whose metadata say what was built; else None."""
     found: dict[tuple[Any, ...], pd.DataFrame] = {}
     for base in study.bases:
-        if (data := _panel_data(base)) is not None:
-            # Objectives and optimisers cost nothing per block: one panel per architecture does.
-            found.setdefault((*data.iloc[0][["backbone", "total_dense", "total_routed"]],), data)
+        routed = base.auto()
+        paths = () if routed is None else routed.runs["path"]
+        arguments = next((m for path in paths if (m := model_arguments(path))), None)
+        if routed is None or arguments is None:
+            continue
+        try:
+            dense = count_cost(**arguments)
+            sparse = count_cost(**arguments, route=str(routed.first("route")))
+        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
+            continue  # somebody else's metadata: no model of ours
+        about = {
+            "panel": base.label,
+            **{name: routed.first(name) for name in ("backbone", "route")},
+        }
+        blocks = {"block": range(len(dense.per_block)), "dense_macs": dense.per_block}
+        blocks |= {"routed_macs": sparse.per_block, "tokens": sparse.tokens}
+        totals = {"total_dense": dense.macs_dense, "total_routed": sparse.macs_routed}
+        # Objectives and optimisers cost nothing per block: one panel per architecture does.
+        panel = pd.DataFrame({**about, **blocks, **totals})
+        found.setdefault((about["backbone"], *totals.values()), panel)
     if not found:
         return None
     figure, axes = style.panels(len(found), 3, 1.9, sharey=True)
+    outline: Options = {"facecolor": "#f4f4f4", "edgecolor": "#888888", "linewidth": 0.8}
     for ax, data in zip(axes.flat, found.values(), strict=False):
-        _draw(ax, data)
+        panel, backbone, route = data.iloc[0][["panel", "backbone", "route"]]
+        total, routed_total = data.iloc[0][["total_dense", "total_routed"]]
+        tint = style.colour(str(backbone))
+        ax.bar(data["block"], data["dense_macs"] / 1e6, 0.8, label="dense", **outline)
+        ax.bar(data["block"], data["routed_macs"] / 1e6, 0.8, label=f"route {route}", color=tint)
+        saved = f"\u2212{1 - routed_total / total:.0%} MACs, {total / routed_total:.2f}x"
+        ax.set_title(f"{panel.split(',')[0]}: {saved}", color=tint)
+        ax.set_xlabel("block")
+        ax.set_xticks(range(0, len(data), 2 if len(data) <= 12 else 4))
+        ax.grid(axis="x", visible=False)
+        ax.legend(loc="upper right", ncols=2, handlelength=1.2, columnspacing=1)
     # The panels share their axis: room for the legend above the tallest bar of all.
     tallest = max(data["dense_macs"].max() for data in found.values())
     axes[0][0].set_ylim(top=tallest / 1e6 * 1.3)
     axes[0][0].set_ylabel("MACs per image (M)")
     return Plot.of("cost", figure, pd.concat(found.values(), ignore_index=True))
-
-
-def _draw(ax: Axes, data: pd.DataFrame) -> None:
-    tint = style.colour(str(data["backbone"].iloc[0]))
-    outline: Options = {"facecolor": "#f4f4f4", "edgecolor": "#888888", "linewidth": 0.8}
-    label = f"route {data['route'].iloc[0]}"
-    ax.bar(data["block"], data["dense_macs"] / 1e6, 0.8, label="dense", **outline)
-    ax.bar(data["block"], data["routed_macs"] / 1e6, 0.8, label=label, color=tint)
-    total, routed = data["total_dense"].iloc[0], data["total_routed"].iloc[0]
-    head = str(data["panel"].iloc[0]).split(",")[0]
-    saved = f"\u2212{1 - routed / total:.0%} MACs, {total / routed:.2f}x"
-    ax.set_title(f"{head}: {saved}", color=tint)
-    ax.set_xlabel("block")
-    ax.set_xticks(range(0, len(data), 2 if len(data) <= 12 else 4))
-    ax.grid(axis="x", visible=False)
-    ax.legend(loc="upper right", ncols=2, handlelength=1.2, columnspacing=1)

@@ -18,16 +18,15 @@ from typing import Any
 import pandas as pd
 
 from analysis.runs.grouping import USUAL_OPTIONS, named
-from analysis.runs.run_records import load, pick, scores
+from analysis.runs.run_records import Metrics, load, pick, scores
 from analysis.runs.seed_statistics import Estimate, mean_std
 from backbones.sizes import parse_size
 
-_PATH = ("step", "macs", "hours", "value")
+_PATH = ["step", "macs", "hours", "value"]
 # Of a run's own columns, numbers that seeds are averaged over; all but the time are of any length.
 _MACS = ("macs_dense", "macs_routed", "macs_dense_no_attention", "macs_routed_no_attention")
 _OF_ANY_LENGTH = ("throughput", *_MACS)
-Scored = dict[tuple[str, float], dict[int, float]]
-Paths = Mapping[str, Mapping[str, pd.DataFrame]]  # step, macs, hours, value by run and metric
+Paths = Mapping[str, Mapping[Any, pd.DataFrame]]  # step, macs, hours, value by run and metric
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,21 +36,16 @@ class Cell:
     treatment: str  # how tokens were routed
     runs: pd.DataFrame = field(repr=False)  # finished ones
     # By `(column, step)` and seed: scores, those on the way to a run's end included, and costs.
-    scored: Scored = field(repr=False)
+    scored: dict[tuple[str, float], dict[int, float]] = field(repr=False)
     ways: Paths = field(repr=False)  # of all runs
     score: str  # column of the base's metric
     # Scores are read after these, so that differences pair seed and step.
     steps: float = float("nan")
-    # Tables and figures ask for the same values thousands of times.
-    _known: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def first(self, column: str, default: Any = None) -> Any:
         """Return the first known value of a column."""
-        if column not in self._known:
-            known = self.runs[column].dropna().head(1) if column in self.runs else ()
-            self._known[column] = next(iter(known), None)
-        value = self._known[column]
-        return default if value is None else value
+        known = self.runs[column].dropna() if column in self.runs else ()
+        return next(iter(known), default)
 
     def by_seed(self, column: str, steps: float | None = None) -> dict[int, float]:
         """Return seed to value after `steps` (the cell's own by default), no value missing.
@@ -62,11 +56,12 @@ class Cell:
         known = self.scored.get((column, self.steps if steps is None else steps), {})
         if known or column not in _OF_ANY_LENGTH:
             return known
-        return {
-            seed: value
-            for at in sorted(self.ends)
-            for seed, value in self.scored.get((column, at), {}).items()
-        }
+        every = (self.scored.get((column, end), {}) for end in sorted(self.ends))
+        return {seed: value for values in every for seed, value in values.items()}
+
+    def estimate(self, column: str) -> Estimate | None:
+        """Return mean, standard deviation and n over seeds of a column."""
+        return mean_std(list(self.by_seed(column).values()))
 
     @functools.cached_property
     def paths(self) -> dict[int, pd.DataFrame]:
@@ -75,20 +70,38 @@ class Cell:
         Of runs of one seed the one that was scored most often counts, of those the longest; a seed
         without a score after the cell's steps is left out, as everywhere.
         """
-        found: dict[int, list[pd.DataFrame]] = {seed: [] for seed in self.by_seed(self.score)}
-        for row in self.runs[["seed", "run"]].dropna().to_dict("records"):
-            path = self.ways.get(row["run"], {}).get(self.score.removeprefix("score."))
-            if path is not None and row["seed"] in found:
-                found[row["seed"]].append(path)
-        return {
-            seed: max(paths, key=lambda path: (len(path), path["step"].iloc[-1]))
-            for seed, paths in found.items()
-            if paths
-        }
+        metric, found = self.score.removeprefix("score."), dict[int, pd.DataFrame]()
+        seeds = self.by_seed(self.score)
+        known = [
+            (seed, self.ways[run][metric])
+            for seed, run in self.runs[["seed", "run"]].dropna().itertuples(index=False)
+            if seed in seeds and metric in self.ways.get(run, ())
+        ]
+        known.sort(key=lambda item: (len(item[1]), item[1]["step"].iloc[-1]), reverse=True)
+        for seed, path in known:
+            found.setdefault(seed, path)
+        return {seed: found[seed] for seed in seeds if seed in found}
 
     def at(self, steps: float) -> Cell:
         """Return the cell read after other steps; itself where nothing was scored there."""
         return replace(self, steps=steps) if self.by_seed(self.score, steps) else self
+
+    def read_with(self, others: Sequence[Cell], ends: Iterable[float]) -> Cell:
+        """Return the cell after the steps (of `ends`) with the most seeds to pair with the others.
+
+        Where none of them pairs: after the others' steps, else after those that most seeds took.
+        """
+
+        def pairs(step: float) -> int:
+            own = self.by_seed(self.score, step).keys()
+            return sum(len(own & other.by_seed(self.score, step).keys()) for other in others)
+
+        for steps in (ends, {end for other in others for end in other.ends}):
+            best = max(steps, key=lambda step: (pairs(step), step), default=None)
+            if best is not None and pairs(best):
+                return replace(self, steps=best)
+        usual = self._longest.mode().max()  # of two as frequent the larger
+        return replace(self, steps=float("nan") if pd.isna(usual) else float(usual))
 
     @functools.cached_property
     def _longest(self) -> pd.Series:
@@ -100,24 +113,10 @@ class Cell:
         return {float(step) for step in self.runs["step"].dropna()}
 
     @property
-    def usual(self) -> float:
-        """The number of steps that most seeds took, of two as frequent the larger; nan: unknown."""
-        return float(self._longest.mode().max()) if len(self._longest) else float("nan")
-
-    @property
     def odd_steps(self) -> list[int]:
         """The numbers of steps of the seeds without a score after `steps`."""
         known = self.by_seed(self.score)
         return sorted({int(step) for seed, step in self._longest.items() if seed not in known})
-
-    def estimate(self, column: str) -> Estimate | None:
-        """Return mean, standard deviation and n over seeds of a column."""
-        return mean_std(list(self.by_seed(column).values()))
-
-    @functools.cached_property
-    def machines(self) -> frozenset[str]:
-        """The devices that its runs name; those of older runs name none."""
-        return frozenset(self.runs["device"].dropna()) if "device" in self.runs else frozenset()
 
     @property
     def macs_share(self) -> float | None:
@@ -140,9 +139,14 @@ class Base:
     recipe: str
     label: str
     metric: str
-    better: str
+    known: Metrics  # of all runs
     dense: Cell | None
     routed: tuple[Cell, ...]
+
+    @property
+    def better(self) -> str:
+        """The better end of its metric."""
+        return self.known[self.metric].get("better") or "lower"
 
     @property
     def any(self) -> Cell:
@@ -150,9 +154,14 @@ class Base:
         return self.dense or self.routed[0]
 
     @property
+    def backbone(self) -> str:
+        """Its name."""
+        return str(self.any.first("backbone"))
+
+    @property
     def model(self) -> str:
         """Backbone and size."""
-        return f"{self.any.first('backbone')}-{self.any.first('size')}"
+        return f"{self.backbone}-{self.any.first('size')}"
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -163,6 +172,39 @@ class Base:
     def score(self) -> str:
         """Column of the metric."""
         return f"score.{self.metric}"
+
+    @functools.cached_property
+    def metrics(self) -> Metrics:
+        """The metrics of its scores, its own first, then those in the same features.
+
+        Of those that count samples, the ones of as many.
+        """
+        own = self.known[self.metric]
+        found = {
+            name: about
+            for name, about in self.known.items()
+            if about.get("features") is None or about.get("n") == own.get("n")
+            if any(cell.by_seed(f"score.{name}") for cell in self.cells)
+        }
+        rank = {name: about.get("features") != own.get("features") for name, about in found.items()}
+        return {self.metric: own} | {name: found[name] for name in sorted(found, key=rank.get)}  # type: ignore[arg-type]
+
+    @functools.cached_property
+    def by_kind(self) -> dict[Any, str]:
+        """The metric of each kind (`fd`, `recall`), its own or in the features of that first."""
+        return {about.get("key"): name for name, about in reversed(self.metrics.items())}
+
+    @functools.cached_property
+    def memory(self) -> str | None:
+        """The metric of its memorisation, in the features of its score before pixels."""
+        own, found = self.known[self.metric], dict[str, tuple[bool, bool, int]]()
+        for name, about in self.known.items():
+            features = about.get("key") == "memorisation"
+            fits = about.get("features") == own.get("features") if features else True
+            count = sum(len(cell.by_seed(f"score.{name}")) for cell in self.cells)
+            if about.get("key") in ("memorisation", "memorisation_pixels") and fits and count:
+                found[name] = (features, about.get("n") == own.get("n"), count)
+        return max(found, key=found.__getitem__, default=None)
 
     @functools.cached_property
     def plain(self) -> list[Cell]:
@@ -185,7 +227,9 @@ class Base:
 
 def same_machine(*cells: Cell) -> bool:
     """Return whether clock times of these cells may be compared: no two devices are named."""
-    return len(frozenset().union(*(cell.machines for cell in cells))) < 2
+    return (
+        len({name for c in cells if "device" in c.runs for name in c.runs["device"].dropna()}) < 2
+    )
 
 
 def is_usual(cell: Cell, *except_for: str) -> bool:
@@ -211,6 +255,11 @@ class Study:
             return source if metric in (None, source.metric) else cls(source.runs, metric)
         return cls(source if isinstance(source, pd.DataFrame) else load(source), metric)
 
+    @property
+    def metrics(self) -> Metrics:
+        """What each metric's name means."""
+        return self.runs.attrs.get("metrics", {})
+
     @functools.cached_property
     def named(self) -> pd.DataFrame:
         """Its runs with base, recipe, setting and treatment (`grouping.named`)."""
@@ -219,42 +268,39 @@ class Study:
         return frame
 
     @functools.cached_property
+    def scores(self) -> pd.DataFrame:
+        """Every score of every run with its cost."""
+        found = scores(self.runs)
+        found.attrs = {}  # as in `named`
+        return found
+
+    @functools.cached_property
     def bases(self) -> list[Base]:
         """Runs sorted into bases and treatments; `AnalysisError` if none has the metric."""
-        known, metric = self.runs.attrs.get("metrics", {}), self.metric
-        if metric is not None:
-            pick("score", metric, known)
-        if self.runs.empty:
-            return []
-        found = []
-        for key, part in self.named.groupby("base", sort=False):
+        known, found, paths = self.metrics, list[Base](), self._paths
+        if self.metric is not None:
+            pick("score", self.metric, known)
+        for key, part in self.named.groupby("base", sort=False) if len(self.runs) else ():
             # The metric that most runs have, Frechet distances before others.
             counts = {n: part[f"score.{n}"].notna().sum() for n in known if f"score.{n}" in part}
             ranks = {n: (known[n].get("key") == "fd", own) for n, own in counts.items() if own}
-            name = metric or max(ranks, key=ranks.__getitem__, default=None)
+            name = self.metric or max(ranks, key=ranks.__getitem__, default=None)
             if name is None or name not in ranks:
                 continue
             cells = [
-                Cell(str(text), runs, scored(runs, self._paths), self._paths, f"score.{name}")
+                Cell(str(text), runs, _scored(runs, paths), paths, f"score.{name}")
                 for text, runs in part.groupby("treatment", sort=False)
             ]
             cells.sort(key=_order)
             dense = next((cell for cell in cells if cell.first("variant") == "dense"), None)
             others = [cell for cell in cells if cell is not dense]
-            routed = tuple(read_at(cell, [dense] if dense else [], cell.ends) for cell in others)
+            held = [dense] if dense else []
+            routed = tuple(cell.read_with(held, cell.ends) for cell in others)
             if dense is not None:
-                dense = read_at(dense, routed, dense.ends.union(*(cell.ends for cell in routed)))
-            better = known.get(name, {}).get("better") or "lower"
+                dense = dense.read_with(routed, dense.ends.union(*(cell.ends for cell in routed)))
             row = part.iloc[0]
-            found.append(Base(str(key), row["recipe"], row["setting"], name, better, dense, routed))
+            found.append(Base(str(key), row["recipe"], row["setting"], name, known, dense, routed))
         return sorted(found, key=lambda base: base.label)
-
-    @functools.cached_property
-    def scores(self) -> pd.DataFrame:
-        """Every score of every run with its cost."""
-        found = scores(self.runs)
-        found.attrs = {}  # as in `bases`
-        return found
 
     def pairs(self) -> Iterator[tuple[Base, Cell, Cell]]:
         """Yield every base that has both: with its dense cell and the guideline's."""
@@ -265,19 +311,29 @@ class Study:
 
     @functools.cached_property
     def _paths(self) -> Paths:
-        """Every run's own scores."""
-        found: dict[str, dict[str, pd.DataFrame]] = {}
-        if not self.scores.empty:
-            own = self.scores.loc[self.scores["own"].astype(bool), ["run", "metric", *_PATH]]
-            own = own.dropna(subset=["step", "value"]).sort_values("step", kind="stable")
-            own = own.drop_duplicates(["run", "metric", "step"], keep="last")
-            # Split once: tables and figures ask for a run's path thousands of times.
-            for (run, metric), part in own.groupby(["run", "metric"], sort=False):
-                found.setdefault(str(run), {})[str(metric)] = part[list(_PATH)]
-        return found
+        """Every run's own scores, split once: they are asked for thousands of times."""
+        if self.scores.empty:
+            return {}
+        own = self.scores.loc[self.scores["own"].astype(bool), ["run", "metric", *_PATH]]
+        own = own.dropna(subset=["step", "value"]).sort_values("step", kind="stable")
+        own = own.drop_duplicates(["run", "metric", "step"], keep="last")
+        return {
+            str(run): {metric: path[_PATH] for metric, path in part.groupby("metric", sort=False)}
+            for run, part in own.groupby("run", sort=False)
+        }
 
 
 Source = Study | pd.DataFrame | str | Path
+
+
+def study_for_command(options: argparse.Namespace) -> Study:
+    """Return the study that a command line asks for; say on stderr what is left out of it."""
+    study = Study.of(options.runs, options.metric)
+    for item in study.runs.attrs["damaged"]:
+        print(f"damaged: {item['run']}: {item['reason']}", file=sys.stderr)
+    if count := len(study.runs.attrs["unfinished"]):
+        print(f"unfinished: {count} (python -m analysis list {options.runs})", file=sys.stderr)
+    return study
 
 
 def _order(cell: Cell) -> tuple[Any, ...]:
@@ -289,44 +345,18 @@ def _order(cell: Cell) -> tuple[Any, ...]:
     return (variant != "dense", variant != "TREAD", variant, *place)
 
 
-def scored(runs: pd.DataFrame, paths: Paths) -> Scored:
+def _scored(runs: pd.DataFrame, paths: Paths) -> dict[tuple[str, float], dict[int, float]]:
     """Return scores and costs by column, steps and seed: of a cell's runs' ends and on the way."""
-    found: Scored = {}
-    costs = ("wall_s", *_OF_ANY_LENGTH)
-    columns = [c for c in map(str, runs) if c.startswith("score.") or c in costs]
+    found: dict[tuple[str, float], dict[int, float]] = {}
+    columns = [
+        c for c in map(str, runs) if c.startswith("score.") or c in ("wall_s", *_OF_ANY_LENGTH)
+    ]
     ends = runs[["run", "seed", "step", *columns]].dropna(subset=["seed"])
     for row in ends.sort_values("step", kind="stable").to_dict("records"):
         known = [(c, row["step"], row[c]) for c in columns if not pd.isna(row[c])]
-        for metric, path in paths.get(str(row["run"]), {}).items():
+        for metric, path in paths.get(row["run"], {}).items():
             points = zip(path["step"], path["value"], strict=True)
             known += [(f"score.{metric}", *point) for point in points]
         for column, step, value in known:
             found.setdefault((column, float(step)), {})[int(row["seed"])] = float(value)
     return found
-
-
-def read_at(cell: Cell, others: Sequence[Cell], ends: Iterable[float]) -> Cell:
-    """Return a cell read after the steps (of `ends`) with the most seeds to pair with the others.
-
-    Where none of them pairs: after the others' steps, else after those that most of its seeds took.
-    """
-
-    def pairs(step: float) -> int:
-        own = cell.by_seed(cell.score, step).keys()
-        return sum(len(own & other.by_seed(cell.score, step).keys()) for other in others)
-
-    for steps in (ends, {end for other in others for end in other.ends}):
-        best = max(steps, key=lambda step: (pairs(step), step), default=None)
-        if best is not None and pairs(best):
-            return replace(cell, steps=best)
-    return replace(cell, steps=cell.usual)
-
-
-def study_for_command(options: argparse.Namespace) -> Study:
-    """Return the study that a command line asks for; say on stderr what is left out of it."""
-    study = Study.of(options.runs, options.metric)
-    for item in study.runs.attrs["damaged"]:
-        print(f"damaged: {item['run']}: {item['reason']}", file=sys.stderr)
-    if count := len(study.runs.attrs["unfinished"]):
-        print(f"unfinished: {count} (python -m analysis list {options.runs})", file=sys.stderr)
-    return study

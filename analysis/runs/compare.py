@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,14 +66,13 @@ def text(first: str | Path, second: str | Path) -> str:
     lines = [f"{side}  {name}, step {step}" for side, (name, step) in zip("AB", names, strict=True)]
     for title, rows in (("config", config), ("scores", scores), ("size, cost and time", rest)):
         lines += ["", title if rows else f"{title}: the same"]
-        width = max((len(row.key) for row in rows), default=0)
-        column = max((len(_show(row.first)) for row in rows), default=0)
-        for row in rows:
+        shown = [(row.key, _show(row.first), _show(row.second)) for row in rows]
+        width, column = (max((len(texts[i]) for texts in shown), default=0) for i in (0, 1))
+        for row, (key, one, two) in zip(rows, shown, strict=True):
             # A score after more steps is no difference of the configurations.
             paired = title == "scores" and names[0][1] == names[1][1] and None not in row
             gap = f"   ({row.second - row.first:+.4g})" if paired else ""
-            sides = f"{_show(row.first):>{column}}  ->  {_show(row.second)}{gap}"
-            lines.append(f"  {row.key:<{width}}  {sides}".rstrip())
+            lines.append(f"  {key:<{width}}  {one:>{column}}  ->  {two}{gap}".rstrip())
     return "\n".join(lines)
 
 
@@ -90,8 +88,8 @@ def varying(frame: pd.DataFrame) -> pd.DataFrame:
     Columns key, value, runs; keys in order, the most frequent value first.
     """
     rows = [
-        (key, str(value), int(n))
-        for key, counts in _counted(frame)
+        (column.removeprefix("config."), str(value), int(n))
+        for column, counts in _counted(frame).items()
         if len(counts) > 1
         for value, n in counts.items()
     ]
@@ -100,15 +98,14 @@ def varying(frame: pd.DataFrame) -> pd.DataFrame:
 
 def common(frame: pd.DataFrame) -> dict[str, str]:
     """Return the config keys that all runs share, with their value."""
-    return {key: str(counts.index[0]) for key, counts in _counted(frame) if len(counts) == 1}
+    counted = _counted(frame).items()
+    return {c.removeprefix("config."): str(n.index[0]) for c, n in counted if len(n) == 1}
 
 
-def _counted(frame: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
-    """Yield every config key with its values' counts."""
-    for column in frame.columns:
-        if column.startswith("config.") and not column.startswith("config.paths."):
-            counts = frame[column].astype("string").fillna("null").value_counts()
-            yield column.removeprefix("config."), counts
+def _counted(frame: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return every config key's column with its values' counts."""
+    kept = frame.filter(regex=r"^config\.(?!paths\.)").astype("string").fillna("null")
+    return {str(column): kept[column].value_counts() for column in kept}
 
 
 def command(options: argparse.Namespace) -> int:

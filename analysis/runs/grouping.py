@@ -7,6 +7,7 @@ table's cell is the set of seeds of one base and one treatment.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -43,23 +44,30 @@ def named(frame: pd.DataFrame) -> pd.DataFrame:
     frame.attrs = {}  # pandas copies them, however large, with every column
     versions = [set(keys) for keys in attrs.get("config_keys", [])]
     for data in frame["data"].unique():
-        for column in (f"config.data.{key}" for key in places(str(data))):
-            if column in frame:  # where the files lay, on whichever machine
-                frame[column] = frame[column].mask(frame["data"] == data)
+        for column in frame.columns.intersection(
+            [f"config.data.{key}" for key in places(str(data))]
+        ):
+            # Where the files lay, on whichever machine.
+            frame[column] = frame[column].mask(frame["data"] == data)
     if "config.init" in frame:
         # Seeds fine-tune their own parents; what they share is the parents' kind.
-        frame = frame.assign(**{"config.init": frame["config.init"].map(parent)})
+        frame["config.init"] = frame["config.init"].map(parent)
     frame = _filled(frame, [part for _, part in frame.groupby("backbone")], versions)
-    columns = [*_HEAD, *_PROTOCOL, *_columns(frame)]
+    columns = [*_HEAD, *_PROTOCOL, *_learned(frame)]
     shared = [c for c in columns if not c.startswith(("backbone", "config.backbone."))]
     frame = frame.assign(
         base=_keys(frame, columns),
         recipe=_keys(_filled(frame, [frame], versions), shared),
         treatment=[treatment(row) for row in frame.to_dict("records")],
     )
-    apart = [*_PROTOCOL, *(c for c in _columns(frame) if c not in _IN_HEAD)]
-    settings = frame["base"].map(labelled(frame, apart))
-    frame = frame.assign(setting=settings, treatment=_told_apart(frame))
+    for (_, name), part in frame.groupby(["base", "treatment"], sort=False):
+        # Those of one base and name, with the keys in which they still differ.
+        keys = tuple(f"config.{k}" for w, more in _FURTHER.items() if w in str(name) for k in more)
+        own = _keys(part, [column for column in map(str, frame) if column.startswith(keys)])
+        texts = [f"{name}, {text}".removesuffix(", ").replace("config.", "") for text in own]
+        frame.loc[part.index, "treatment"] = texts
+    apart = [*_PROTOCOL, *(c for c in _learned(frame) if c not in _IN_HEAD)]
+    frame["setting"] = frame["base"].map(_labels(frame, apart))
     frame.attrs = attrs
     return frame
 
@@ -81,17 +89,6 @@ def treatment(row: Mapping[Any, Any]) -> str:
     return ", ".join(options)
 
 
-def _told_apart(frame: pd.DataFrame) -> pd.Series:
-    """Return treatments, those of one base and name with the keys in which they still differ."""
-    found = frame["treatment"].copy()
-    for (_, name), part in frame.groupby(["base", "treatment"], sort=False):
-        keys = tuple(f"config.{k}" for w, more in _FURTHER.items() if w in str(name) for k in more)
-        own = _keys(part, [column for column in map(str, frame) if column.startswith(keys)])
-        for place, text in zip(part.index, own, strict=True):
-            found[place] = f"{name}, {text}".removesuffix(", ").replace("config.", "")
-    return found
-
-
 def parent(init: object) -> str | None:
     """Return `RUN@STEP` of a run's `init` without seed and hash; None for one from scratch."""
     if pd.isna(init):  # type: ignore[call-overload]
@@ -100,7 +97,7 @@ def parent(init: object) -> str | None:
     return re.sub(r"_s\d+-[0-9a-f]{8}(?=@|$)", "", name)
 
 
-def _columns(frame: pd.DataFrame) -> list[str]:
+def _learned(frame: pd.DataFrame) -> list[str]:
     """Columns of the keys that decide what is learnt, but for the seed that replicates it."""
     keys = {c: c.removeprefix("config.") for c in frame.columns if c.startswith("config.")}
     return [c for c, key in keys.items() if key != "seed" and role(key) == "learns"]
@@ -117,7 +114,7 @@ def _filled(
     if len(versions) < 2:
         return frame
     filled = {}
-    for column in _columns(frame):
+    for column in _learned(frame):
         has = frame["config_keys"].map(lambda place, c=column: c in versions[int(place)])
         if has.all():
             continue
@@ -138,18 +135,31 @@ def _keys(frame: pd.DataFrame, columns: Sequence[str]) -> list[str]:
     return ["; ".join(f"{c}={v}" for c, v in zip(varying, row, strict=True)) for row in rows]
 
 
-def labelled(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, str]:
+def _labels(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, str]:
     """Return the label of every value of the column `base`; `columns` tell equal heads apart."""
     text = "{backbone}-{size}, {data}, {objective}, scale {scale}"
     heads = {
         str(row["base"]): text.format_map(row)
         for row in frame.drop_duplicates("base")[["base", *_HEAD]].to_dict("records")
     }
-    labels = {}
-    for key, head in heads.items():
-        rivals = [other for other, text in heads.items() if text == head]
-        apart = _difference(frame, key, rivals, columns) if len(rivals) > 1 else ""
-        labels[key] = f"{head} ({apart})" if apart else head
+    labels = dict(heads)
+    for head, count in Counter(heads.values()).items():
+        among = frame[frame["base"].map(heads) == head]
+        if count > 1 and "config.experiment" in among:
+            # A named recipe says at once what a dozen keys would.
+            recipes = among["config.experiment"].fillna("none").map(str)
+            own = recipes.groupby(among["base"]).unique()
+            if own.map(len).eq(1).all() and own.map(lambda names: names[0]).is_unique:
+                for key, (name,) in own.items():
+                    said = "scale's own recipe" if name == "none" else f"experiment={name}"
+                    labels[str(key)] = f"{head} ({said})"
+                continue
+        varying = [c for c in columns if c in among and among[c].map(str).nunique() > 1]
+        for _, row in among.drop_duplicates("base").iterrows() if count > 1 else ():
+            # What a run leaves unset is told by what the others name.
+            known = [c for c in varying if not pd.isna(row[c])]
+            apart = ", ".join(f"{c.removeprefix('config.')}={row[c]}" for c in known)
+            labels[row["base"]] = f"{head} ({apart})" if apart else head
     return labels
 
 
@@ -174,19 +184,3 @@ def shared(labels: Iterable[str]) -> str:
 def _parts(label: str) -> list[str]:
     head, _, tail = label.partition(" (")
     return [*head.split(", "), *([tail.removesuffix(")")] if tail else [])]
-
-
-def _difference(frame: pd.DataFrame, key: str, rivals: list[str], columns: Sequence[str]) -> str:
-    among = frame[frame["base"].isin(rivals)]
-    if "config.experiment" in among:
-        # A named recipe says at once what a dozen keys would.
-        recipes = among.assign(recipe=among["config.experiment"].fillna("none").map(str))
-        own = recipes.groupby("base")["recipe"].unique()
-        if own.map(len).eq(1).all() and own.map(lambda names: names[0]).is_unique:
-            name = own[key][0]
-            return "scale's own recipe" if name == "none" else f"experiment={name}"
-    varying = [c for c in columns if c in among and among[c].map(str).nunique() > 1]
-    # What a run leaves unset is told by what the others name.
-    row = among[among["base"] == key].iloc[0]
-    known = [c for c in varying if not pd.isna(row[c])]
-    return ", ".join(f"{c.removeprefix('config.')}={row[c]}" for c in known)

@@ -6,16 +6,18 @@ keys: `{backbone: dit, size: B/2, data: latents, route: none, seed: 0, train.bat
 Nothing is unpickled.
 """
 
-import csv
 import dataclasses
+import io
 import re
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.run_files import Damaged, leaves, read_json, read_lines, shown
+import pandas as pd
+
+from analysis.runs.run_files import Damaged, leaves, read_json, read_lines, read_yaml, shown
 from experiments.config.schema import Config
 from experiments.metrics.eval_options import METRICS
-from routing.parsing import Malformed, bytes_of, is_number, json_of, yaml_of
+from routing.parsing import bytes_of, is_number, json_of
 
 _EVENTS, _CHART = "events.out.tfevents.", "wandb_export_"
 _TABLE = re.compile(rf"history\.(csv|jsonl?)|{_CHART}.*\.csv")
@@ -77,15 +79,7 @@ def _configs(folder: Path) -> dict[str, Any]:
     """Return what is said of the configuration, in any keys."""
     found: dict[str, Any] = {}
     for path in (folder / name for name in _CONFIGS):
-        if not path.is_file():
-            continue
-        try:
-            values = yaml_of(bytes_of(path).decode("utf-8"), path.name)  # JSON is YAML too
-        except (OSError, UnicodeDecodeError, Malformed) as error:
-            raise Damaged(f"{path.name} cannot be read ({error})") from None
-        if not isinstance(values, dict):
-            raise Damaged(f"{path.name} holds no mapping")
-        for key, value in values.items():
+        for key, value in (read_yaml(path) if path.is_file() else {}).items():
             # W&B writes {key: {desc: ..., value: ...}}.
             wrapped = isinstance(value, dict) and "value" in value
             found[str(key)] = value["value"] if wrapped else value
@@ -158,19 +152,12 @@ def _table(path: Path) -> list[dict[str, Any]]:
         if path.suffix == ".json":
             rows = json_of(bytes_of(path), path.name)
             return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-        rows = list(csv.DictReader(bytes_of(path).decode("utf-8-sig").splitlines()))
-    except (OSError, UnicodeDecodeError, Malformed, csv.Error) as error:
+        frame = pd.read_csv(io.BytesIO(bytes_of(path)), encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
         raise Damaged(f"{path.name} cannot be read ({error})") from None
-    heads = [h for h in (rows[0] if rows else ()) if h and not h.endswith(("__MIN", "__MAX"))]
-    return [{head: _number(row[head]) for head in heads if row[head]} for row in rows]
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return int(value) if value.is_integer() else value
+    numbers = frame.loc[:, ~frame.columns.str.endswith(("__MIN", "__MAX"))]
+    rows = numbers.apply(pd.to_numeric, errors="coerce").to_dict("records")
+    return [{k: int(v) if v % 1 == 0 else v for k, v in row.items() if v == v} for row in rows]
 
 
 def _events(folder: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,8 @@ all others alone. Nothing is unpickled, and nothing here needs torch.
 import functools
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -42,20 +43,38 @@ def shown(path: str | Path) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON file's mapping of text and numbers that can be written; else `Damaged`."""
+def _read(path: Path) -> bytes:
+    """Return a file's bytes; `Damaged` where it is missing, a pipe or unreadable."""
     try:
-        value = json_of(bytes_of(path), path.name)
-        text = json.dumps(value, ensure_ascii=False)
+        return bytes_of(path)
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read ({type(error).__name__})") from None
+
+
+def _mapping(content: bytes, name: str, parse: Callable[..., Any]) -> dict[str, Any]:
+    """Return the mapping of a document, of text and numbers that can be written; else `Damaged`."""
+    try:
+        value = parse(content.decode("utf-8"), name)
+        text = json.dumps(value, ensure_ascii=False, default=str)
     except Malformed as error:
         raise Damaged(str(error)) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise Damaged(f"{path.name} cannot be read ({type(error).__name__})") from None
-    if not isinstance(value, dict):
-        raise Damaged(f"{path.name} holds no mapping")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Damaged(f"{name} cannot be read ({type(error).__name__})") from None
+    if not isinstance(value, dict | None):
+        raise Damaged(f"{name} holds no mapping")
     if "\\u0000" in text or not is_text(text):
-        raise Damaged(f"{path.name} has a character that is no text")
-    return value
+        raise Damaged(f"{name} has a character that is no text")
+    return value or {}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON file's mapping of text and numbers that can be written; else `Damaged`."""
+    return _mapping(_read(path), path.name, json_of)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return a YAML (or JSON) file's mapping, as `read_json` does."""
+    return _mapping(_read(path), path.name, yaml_of)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -63,12 +82,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
     A missing file is empty and a half-written last line is left out; another one is `Damaged`.
     """
-    try:
-        lines = bytes_of(path).splitlines()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise Damaged(f"{path.name} cannot be read ({type(error).__name__})") from None
+    lines = _read(path).splitlines() if path.exists() else []
     found: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
@@ -83,47 +97,24 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return a YAML file as `config.<dotted key>` to value; `Damaged` if it is no configuration."""
-    try:
-        text = bytes_of(path).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Damaged(f"config.yaml cannot be read ({type(error).__name__})") from None
-    row: dict[str, Any] = {}
-    for block in _blocks(text):
-        row.update(_parse(block))
+    """Return a YAML file as `config.<dotted key>` to value; `Damaged` if it is no configuration.
+
+    It is cut at its top-level keys and equal blocks are parsed once: the runs of a sweep differ in
+    a few lines, so that 2,000 configurations cost as much as a few dozen.
+    """
+    content = _read(path)
+    whole = any(sign in content for sign in (b"&", b"*", b"---"))
+    blocks = [content] if whole else re.split(rb"(?m)^(?=[^\s\-#\]})])", content)
+    row = {key: value for block in blocks for key, value in _parse(block).items()}
     if not row:
         raise Damaged("config.yaml is empty")
     return row
 
 
-def _blocks(text: str) -> list[str]:
-    """Split a document at its top-level keys, so that equal blocks are parsed once.
-
-    The runs of a sweep differ in a few lines; the cache makes 2,000 configs cost as much as a few
-    dozen.
-    """
-    if "&" in text or "*" in text or "---" in text:
-        return [text]
-    blocks: list[list[str]] = []
-    for line in text.splitlines(keepends=True):
-        starts = bool(line.strip()) and line[0] not in " -#]})\t"
-        if starts or not blocks:
-            blocks.append([])
-        blocks[-1].append(line)
-    return ["".join(block) for block in blocks]
-
-
 @functools.lru_cache(maxsize=4096)
-def _parse(block: str) -> dict[str, Any]:
-    try:
-        value = yaml_of(block, "config.yaml")
-    except Malformed as error:
-        raise Damaged(str(error)) from None
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise Damaged("config.yaml holds no mapping")
-    return {f"config.{key}": leaf for key, leaf in leaves(value).items()}
+def _parse(block: bytes) -> dict[str, Any]:
+    values = leaves(_mapping(block, "config.yaml", yaml_of))
+    return {f"config.{key}": value for key, value in values.items()}
 
 
 def leaves(values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -163,9 +154,6 @@ def is_text(value: object) -> bool:
 
 def fault(row: Mapping[str, Any]) -> str | None:
     """Return what is wrong with a run's flat row (summary and `config.*`), or None."""
-    for key, value in row.items():
-        if not is_text(key) or (isinstance(value, str) and not is_text(value)):
-            return f"{_brief(key)} is {_brief(value)}, which has a character that is no text"
     for key, kind in SUMMARY.items():
         value = row.get(key)
         good = isinstance(value, str)

@@ -150,37 +150,17 @@ def read_run(folder: Path, metrics: Metrics | None = None) -> dict[str, Any]:
     run_files.check_path(folder)
     row: dict[str, Any] = {"run": folder.name, "path": str(folder)}
     if is_other({entry.name for entry in folder.iterdir()}):
-        return _completed(folder, row | other_logs.read_row(folder), metrics)
-    if not (folder / "summary.json").exists():
-        if not (folder / "status.json").exists():
-            raise Damaged("neither summary.json nor status.json")
+        row |= other_logs.read_row(folder)
+    elif (folder / "summary.json").exists():
+        row |= _finished(folder)
+    elif (folder / "status.json").exists():
         status = run_files.read_json(folder / "status.json")
         row.update((key, status[key]) for key in _STATUS if key in status)
         # A summary is the proof of an end: a heartbeat alone never makes a run finished.
         said = str(status.get("status", "unknown"))
-        row["status"] = "unfinished" if said == "done" else said
-        return row
-    summary = run_files.read_json(folder / "summary.json")
-    row["status"] = str(summary.get("status", "unknown"))
-    row.update({key: summary.get(key) for key in run_files.SUMMARY})
-    row.update(run_files.read_config(folder / "config.yaml"))
-    # What a routed step costs is one stage's; where routes changed, the run has counted a mean.
-    parts = [summary.get("macs"), *(row.get(key) for key in ("step", "config.train.batch"))]
-    known = [part for part in parts if run_files.is_measured(part) and part > 0]
-    mean, usual = (known[0] / known[1] / known[2] if len(known) == 3 else 0), row["macs_routed"]
-    if mean and run_files.is_measured(usual) and not math.isclose(mean, usual, rel_tol=1e-3):
-        row["macs_routed"], row["macs_routed_no_attention"] = round(mean), None
-    # What it ran on: None where env.json is missing or of an older kind.
-    about = run_files.json_or_nothing(folder / "env.json")
-    packages = about.get("packages")
-    torch = packages.get("torch") if isinstance(packages, dict) else None
-    values = {"device": about.get("device"), "torch": torch, "commit": about.get("git")}
-    row |= {key: value if isinstance(value, str) else None for key, value in values.items()}
-    return _completed(folder, row, metrics)
-
-
-def _completed(folder: Path, row: dict[str, Any], metrics: Metrics | None) -> dict[str, Any]:
-    """Check a run's row, and add what follows from it and its scores."""
+        return row | {"status": "unfinished" if said == "done" else said}
+    else:
+        raise Damaged("neither summary.json nor status.json")
     if wrong := run_files.fault(row):
         raise Damaged(wrong)
     # A key that a run's version did not know is not the same as one that is null; the trainer's is
@@ -188,7 +168,7 @@ def _completed(folder: Path, row: dict[str, Any], metrics: Metrics | None) -> di
     keys = {key for key in row if key.startswith("config.")} | {"config.trainer"}
     row["config_keys"] = ",".join(sorted(keys))
     try:
-        derive(row)
+        _derive(row)
     except (RouteError, ScheduleError, BackboneError) as error:
         what = "size" if isinstance(error, BackboneError) else "route"
         raise Damaged(f"its {what} cannot be read ({error})") from None
@@ -206,12 +186,33 @@ def _completed(folder: Path, row: dict[str, Any], metrics: Metrics | None) -> di
     return row
 
 
-def derive(row: dict[str, Any]) -> None:
-    """Add span, rate, selection, objective, variant and throughput to a run's flat row.
+def _finished(folder: Path) -> dict[str, Any]:
+    """Return what summary, configuration and environment of a run of this suite say."""
+    summary = run_files.read_json(folder / "summary.json")
+    row: dict[str, Any] = {"status": str(summary.get("status", "unknown"))}
+    row |= {key: summary.get(key) for key in run_files.SUMMARY}
+    row |= run_files.read_config(folder / "config.yaml")
+    # What a routed step costs is one stage's; where routes changed, the run has counted a mean.
+    mean = _over(summary.get("macs"), row["step"], row.get("config.train.batch"))
+    usual = row["macs_routed"]
+    if mean and run_files.is_measured(usual) and not math.isclose(mean, usual, rel_tol=1e-3):
+        row["macs_routed"], row["macs_routed_no_attention"] = round(mean), None
+    # What it ran on: None where env.json is missing or of an older kind.
+    about = run_files.json_or_nothing(folder / "env.json")
+    packages = about.get("packages")
+    torch = packages.get("torch") if isinstance(packages, dict) else None
+    values = {"device": about.get("device"), "torch": torch, "commit": about.get("git")}
+    return row | {key: value if isinstance(value, str) else None for key, value in values.items()}
 
-    A `RouteError` or `ScheduleError` says that the route cannot be read, or does not fit the depth,
-    a `BackboneError` that the size cannot be read.
-    """
+
+def _over(amount: Any, *counts: Any) -> float | None:
+    """Return an amount per count, None where one of the numbers is unknown or not above zero."""
+    known = all(run_files.is_measured(part) and part > 0 for part in (amount, *counts))
+    return amount / math.prod(counts) if known else None
+
+
+def _derive(row: dict[str, Any]) -> None:
+    """Add span, rate, selection, objective, variant and throughput to a run's flat row."""
     routes = RouteSchedule.parse(str(row.get("route") or row.get("config.route") or "none"))
     size = parse_size(row["size"])  # of a known depth, too: tables compare sizes by their patch
     # What others call auto or 2--4 is one route with what this suite has resolved.
@@ -224,9 +225,8 @@ def derive(row: dict[str, Any]) -> None:
     row["objective"] = row.get("config.objective.name")
     row["variant"] = variant(row)
     # Images per second over the whole run: what a log line says is one moment's.
-    parts = [row.get(key) for key in ("step", "config.train.batch", "wall_s")]
-    known = [float(part) for part in parts if isinstance(part, int | float) and part > 0]
-    speed = known[0] * known[1] / known[2] if len(known) == 3 else None
+    parts: list[Any] = [row.get(key) for key in ("step", "config.train.batch", "wall_s")]
+    speed = parts[0] * parts[1] / parts[2] if _over(*parts) else None
     row["throughput"] = speed if run_files.is_measured(speed) else None
 
 
@@ -319,30 +319,28 @@ def scores(runs: Runs) -> pd.DataFrame:
         own protocol), `macs` (training multiply-adds spent by that step) and `hours`. The cost is
         read from the training log, linearly between logged steps.
     """
-    frame = _collect(runs, _scores)
-    for name in _SCORE:
-        if name not in frame and not frame.empty:
-            frame[name] = None
-    return frame
 
+    def of_run(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+        own = [line for line in records(folder, "scores.jsonl") if is_score(line)]
+        later = [line for line in evaluations(folder, problems) if is_score(line)]
+        # Steps and values of the costs in the training log, from the origin on.
+        log, curve = records(folder, "metrics.jsonl"), {}
+        for key in ("macs", "time"):
+            known = [(float(line["step"]), float(line[key])) for line in log if _has(line, key)]
+            curve[key] = ([0.0, *(x for x, _ in known)], [0.0, *(y for _, y in known)])
+        scales = run_files.guidance_scales(folder)
+        for place, line in enumerate([*own, *later, *scales]):
+            found = {("sample_seed" if key == "seed" else key): v for key, v in line.items()}
+            step = found.setdefault("step")
+            at = float("nan") if step is None else float(step)
+            mine = place < len(own) and run_files.protocol(line) == run_files.protocol(own[0])
+            found["own"], found["weights"] = mine or line in scales, line.get("weights") or "ema"
+            found["macs"], found["hours"] = _at(at, *curve["macs"]), _at(at, *curve["time"]) / 3600
+            yield found
 
-def _scores(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
-    own = [line for line in records(folder, "scores.jsonl") if is_score(line)]
-    later = [line for line in evaluations(folder, problems) if is_score(line)]
-    # Steps and values of the costs in the training log, from the origin on.
-    log, curve = records(folder, "metrics.jsonl"), {}
-    for key in ("macs", "time"):
-        known = [(float(line["step"]), float(line[key])) for line in log if _has(line, key)]
-        curve[key] = ([0.0, *(x for x, _ in known)], [0.0, *(y for _, y in known)])
-    scales = run_files.guidance_scales(folder)
-    for place, line in enumerate([*own, *later, *scales]):
-        found = {("sample_seed" if key == "seed" else key): value for key, value in line.items()}
-        step = found.setdefault("step")
-        at = float("nan") if step is None else float(step)
-        of_run = place < len(own) and run_files.protocol(line) == run_files.protocol(own[0])
-        found["own"], found["weights"] = of_run or line in scales, line.get("weights") or "ema"
-        found["macs"], found["hours"] = _at(at, *curve["macs"]), _at(at, *curve["time"]) / 3600
-        yield found
+    frame = _collect(runs, of_run)
+    missing = [name for name in _SCORE if name not in frame and not frame.empty]
+    return frame.assign(**dict.fromkeys(missing))
 
 
 def evaluations(folder: Path, problems: list[str]) -> list[dict[str, Any]]:
@@ -434,7 +432,7 @@ def read_beside(runs: pd.DataFrame, name: str, read: Callable[[Path], Any]) -> l
 
 def one_by_one(runs: Sequence[Path], measure: Callable[[Path], None]) -> None:
     """Measure every run; one that is damaged is named, and refused after all others are done."""
-    failed = 0
+    failed = []
     for run in runs:
         try:
             run_files.check_path(run)
@@ -442,10 +440,10 @@ def one_by_one(runs: Sequence[Path], measure: Callable[[Path], None]) -> None:
         except (UserError, Damaged) as error:
             if len(runs) == 1:
                 raise AnalysisError(str(error)) from None
+            failed.append(run)
             print(f"damaged: {shown(run.name)}: {error}", file=sys.stderr)
-            failed += 1
     if failed:
-        raise AnalysisError(f"{failed} of {len(runs)} runs could not be measured")
+        raise AnalysisError(f"{len(failed)} of {len(runs)} runs could not be measured")
 
 
 def command(options: argparse.Namespace) -> int:

@@ -7,8 +7,7 @@ in training multiply-adds and in hours, is averaged over seeds geometrically, wi
 interval on the logarithms. Seeds that never get there are counted and shown.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,54 +17,33 @@ import pandas as pd
 from analysis.runs.cells import Base, Cell, Study, same_machine
 from analysis.runs.seed_statistics import mean_std, paired, ratio
 from analysis.tables import paper
-from analysis.tables.score_entries import (
-    OTHER_MACHINE,
-    PAIRED,
-    Memory,
-    better_end,
-    heading,
-    metric_decimals,
-    paper_notes,
-    score,
-)
+from analysis.tables import table as tables
 from analysis.tables.table import Column, Entry, Table, Value, build, ours
-from routing.parsing import is_number, json_of
+from routing.parsing import json_of
 
 COSTS = ("step", "macs", "hours")
 
 
-@dataclass(frozen=True)
-class Reach:
-    """One seed's speed-ups (dense cost over routed cost), None where the target is not reached."""
+def reach(base: Base, dense: Cell, routed: Cell) -> pd.DataFrame:
+    """Return what each paired seed spent to the dense run's best score, its `target`.
 
-    seed: int
-    target: float
-    dense: dict[str, float]
-    routed: dict[str, float] | None
-
-    def factor(self, cost: str) -> float | None:
-        """Return dense over routed cost."""
-        if self.routed is None or not self.routed[cost] > 0:
-            return None
-        return self.dense[cost] / self.routed[cost]
-
-
-def reach(base: Base, dense: Cell, routed: Cell) -> list[Reach]:
-    """Return every paired seed's way to the dense run's best score."""
-    found = []
+    A row per seed: `dense_COST` and `routed_COST` (NaN where that never gets `there`), and their
+    ratio `COST`.
+    """
+    rows = {}
     for seed in sorted(dense.paths.keys() & routed.paths):
         one, two = dense.paths[seed], routed.paths[seed]
         sign = 1.0 if base.better == "lower" else -1.0
-        place = int((sign * one["value"]).argmin())
-        best = float(one["value"].iloc[place])
-        there = np.flatnonzero(sign * two["value"] <= sign * best)
-        cost = _cost(two, there[0]) if len(there) else None
-        found.append(Reach(seed, best, _cost(one, place), cost))
-    return found
-
-
-def _cost(path: pd.DataFrame, place: int) -> dict[str, float]:
-    return {key: float(path[key].iloc[place]) for key in COSTS}
+        best = one.iloc[(sign * one["value"]).argmin()]
+        there = two[sign * two["value"] <= sign * best["value"]]
+        spent = there.iloc[0] if len(there) else dict.fromkeys(COSTS, float("nan"))
+        row = {"target": best["value"], "there": len(there) > 0}
+        for cost in COSTS:
+            row |= {f"dense_{cost}": best[cost], f"routed_{cost}": spent[cost]}
+            row[cost] = best[cost] / spent[cost] if spent[cost] > 0 else float("nan")
+        rows[seed] = row
+    sides = [f"{side}{cost}" for cost in COSTS for side in ("dense_", "routed_", "")]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["target", "there", *sides])
 
 
 def headline(study: Study) -> Table:
@@ -84,13 +62,13 @@ def headline(study: Study) -> Table:
     for base in study.bases:
         if base.dense is None:
             continue
-        claim = text if base.any.first("backbone") == "dit" else None
+        claim = text if base.backbone == "dit" else None
         for routed in base.routed:
             found = headline_cell(base, base.dense, routed)
             entries = [found[key] for key in ("target", "seeds", *COSTS)]
             # The claim is about the guideline's route: beside any other row it would mislead.
             theirs = claim if routed is base.auto() else ""
-            rows.append((heading(base), [routed.treatment, *entries, theirs]))
+            rows.append((tables.heading(base), [routed.treatment, *entries, theirs]))
     notes = (
         "Target: each seed's dense run at its best score. A routed run's cost counts to the first "
         "scored step that is as good: a run that was scored once can reach it at its end alone. "
@@ -104,26 +82,21 @@ def headline(study: Study) -> Table:
 def headline_cell(base: Base, dense: Cell, routed: Cell) -> dict[str, Entry]:
     """Return speed-ups by cost (`step`, `macs`, `hours`), `target` and `seeds` there."""
     reached = reach(base, dense, routed)
-    there = [item for item in reached if item.routed is not None]
-    counts = sorted({len(routed.paths[item.seed]) for item in reached})
+    counts = sorted({len(routed.paths[seed]) for seed in reached.index})
     scored = f", {'-'.join(map(str, counts))} scored" if counts else ""
-    entries = {"seeds": Entry(f"{len(there)} of {len(reached)}{scored}")}
-    digits = metric_decimals(base.metric)
-    target = mean_std([item.target for item in reached])
-    entries["target"] = ours(target, digits) if reached else score(base, dense)
-    entries |= {cost: speedup(reached, cost) for cost in COSTS}
-    if there and not same_machine(dense, routed):
-        entries["hours"] = OTHER_MACHINE
-    return entries
+    target = mean_std(list(reached["target"])) or dense.estimate(base.score)
+    entries = {cost: speedup(reached, cost) for cost in COSTS}
+    if reached["there"].any() and not same_machine(dense, routed):
+        entries["hours"] = tables.OTHER_MACHINE
+    entries["seeds"] = Entry(f"{reached['there'].sum()} of {len(reached)}{scored}")
+    return entries | {"target": ours(target, tables.metric_decimals(base.metric))}
 
 
-def speedup(reached: Sequence[Reach], cost: str) -> Entry:
+def speedup(reached: pd.DataFrame, cost: str) -> Entry:
     """Return the mean speed-up, by one cost, over the seeds that reach the target."""
-    estimate = ratio([factor for item in reached if (factor := item.factor(cost)) is not None])
-    if estimate is None:
-        known = not reached or any(item.routed is not None for item in reached)
-        return ours(None) if known else Entry("not reached")
-    return replace(ours(estimate, unit="x"), of=len(reached))
+    if estimate := ratio(list(reached[cost])):
+        return replace(ours(estimate, unit="x"), of=len(reached))
+    return ours(None) if reached.empty or reached["there"].any() else Entry("not reached")
 
 
 _BASELINES = {"dense": "DiT", "TREAD": "TREAD-2", "MaskDiT": "MaskDiT"}
@@ -132,59 +105,51 @@ _BUDGETS = {"step": "steps", "macs": "FLOPs", "hours": "time"}
 
 def masking(study: Study) -> Table:
     """Dense, routed, dropping and masking at equal steps, equal FLOPs and equal time."""
-    memory, end = Memory.of(study), better_end(study)
+    end = tables.better_end(study)
     # Whoever went on for longer is not the better one for it; at equal cost there is a best.
-    heads = [heading(base) for base in study.bases]
-    mixed = any(head.mixed for head in heads)
+    mixed = any(tables.heading(base).mixed for base in study.bases)
     columns = [Column("Tokens", numeric=False)]
     for what in _BUDGETS.values():
         columns += [Column(f"Equal {what}", better=end), Column(f"\u0394 {what}")]
     columns += [Column("Own end", better=None if mixed else end), Column("\u0394 own end")]
-    columns += [*memory.columns("Memorisation"), Column("Hours", decimals=3)]
+    columns += [tables.MEMORY, Column("Hours", decimals=3)]
     columns += Column.each("Paper (400K)", "Paper hours", published=True)
     known = {row["method"]: row for row in paper.rows("masking") if row["steps_k"] == 400}
-    rows = []
-    for base, head in zip(study.bases, heads, strict=True):
+    rows: list[tuple[str, list[Value]]] = []
+    for base in study.bases:
         if len({str(cell.first("variant")) for cell in base.routed}) < 2:
             continue
-        for cell, entries in _masking_rows(base, memory):
-            theirs = known.get(_BASELINES.get(str(cell.first("variant")), ""), {})
-            rows.append((str(head), [*entries, theirs.get("fid"), theirs.get("hours")]))
+        # The dense run, the guideline's route and every other method.
+        cells = [c for c in base.cells if c.first("variant") != "TREAD" or c is base.auto()]
+        every = [path for cell in cells for path in cell.paths.values()]
+        # Of runs that logged no time or cost nothing is known there: NaN is left out.
+        budget = pd.DataFrame([path.iloc[-1] for path in every], columns=list(_BUDGETS)).min()
+        digits = tables.metric_decimals(base.metric)
+        for cell in cells:
+            entries: list[Value] = [cell.treatment]
+            for cost in _BUDGETS:
+                if cost == "hours" and not same_machine(*cells):
+                    entries += [tables.OTHER_MACHINE, ""]
+                    continue
+                values = _scores_at(cell, cost, budget[cost])
+                dense = _scores_at(base.dense, cost, budget[cost]) if base.dense else {}
+                delta = ours(paired(dense, values), digits, signed=True)
+                entries.append(ours(mean_std(list(values.values())), digits))
+                entries.append("" if cell is base.dense else delta)
+            hours = mean_std([v / 3600 for v in cell.by_seed("wall_s").values()])
+            row = known.get(_BASELINES.get(str(cell.first("variant")), ""), {})
+            entries += [*tables.scores(base, cell), hours, row.get("fid"), row.get("hours")]
+            rows.append((str(tables.heading(base)), entries))
     unrun = [(name, [row["fid"], row["hours"]]) for name, row in known.items()]
-    notes = paper_notes(
+    notes = tables.paper_notes(
         "masking",
         "Budgets are the least that every seed of every row spent, so that all rows are read at "
         "the same cost; scores between two scored steps are interpolated linearly. Every "
         "\u0394 is to the dense runs at that cost.",
-        PAIRED,
-        *memory.notes,
+        tables.PAIRED,
+        *tables.memory_notes(study),
     )
     return build("masking", "Routing against dropping and masking", columns, rows, notes, unrun)
-
-
-def _masking_rows(base: Base, memory: Memory) -> list[tuple[Cell, list[Value]]]:
-    """Return the dense run, the guideline's route and every other method, with their entries."""
-    cells = [c for c in base.cells if c.first("variant") != "TREAD" or c is base.auto()]
-    every = [path for cell in cells for path in cell.paths.values()]
-    # Of runs that logged no time or cost nothing is known there: NaN is left out.
-    ends = pd.DataFrame([path.iloc[-1] for path in every], columns=list(_BUDGETS))
-    budget = {cost: float(ends[cost].min()) for cost in _BUDGETS}
-    digits = metric_decimals(base.metric)
-    rows = []
-    for cell in cells:
-        entries: list[Value] = [cell.treatment]
-        for cost in _BUDGETS:
-            if cost == "hours" and not same_machine(*cells):
-                entries += [OTHER_MACHINE, ""]
-                continue
-            values = _scores_at(cell, cost, budget[cost])
-            dense = _scores_at(base.dense, cost, budget[cost]) if base.dense else {}
-            delta = ours(paired(dense, values), digits, signed=True)
-            entries.append(ours(mean_std(list(values.values())), digits))
-            entries.append("" if cell is base.dense else delta)
-        hours = mean_std([v / 3600 for v in cell.by_seed("wall_s").values()])
-        rows.append((cell, [*entries, *memory.scores(base, cell), hours]))
-    return rows
 
 
 def _scores_at(cell: Cell, cost: str, budget: float) -> dict[int, float]:
@@ -218,13 +183,30 @@ def throughput(study: Study) -> Table:
     )
     speeds = paper.table("speed").set_index("method")["steps_per_s"]
     text = f"{speeds['TREAD'] / speeds['DiT']:.2f}x (DiT-XL/2)"
-    rows = []
-    for base in study.bases:
-        rows += [(base.label, _throughput_row(base, cell, text)) for cell in base.cells]
-    shares = [entries[6] for _, entries in rows]
-    # Speed-ups beyond what the multiply-adds allow do not come from routing.
-    doubtful = any(isinstance(share, float) and share > 1.05 for share in shares)
-    notes = paper_notes(
+    rows: list[tuple[str, list[Value]]] = []
+    doubtful = False
+    for base, cell in ((one, cell) for one in study.bases for cell in one.cells):
+        dense = cell is base.dense
+        side = "macs_dense" if dense else "macs_routed"
+        macs, lean = (cell.estimate(column) for column in (side, f"{side}_no_attention"))
+        entries: list[Value] = [count.mean / 1e9 if count else None for count in (macs, lean)]
+        first = base.dense.by_seed("throughput") if base.dense else {}
+        second = cell.by_seed("throughput")
+        speedup = ratio(
+            [second[s] / first[s] for s in first.keys() & second.keys() if first[s] > 0]
+        )
+        full = cell.estimate("macs_dense")
+        allowed = full.mean / macs.mean if full and macs and macs.mean else None
+        share = speedup.mean / allowed if speedup and allowed else None
+        theirs = text if base.backbone == "dit" else None
+        known: list[Value] = [speedup, allowed, share, theirs]
+        if base.dense and not same_machine(base.dense, cell):
+            known, share = [tables.OTHER_MACHINE, allowed, "", theirs], None
+        # Speed-ups beyond what the multiply-adds allow do not come from routing.
+        doubtful = doubtful or bool(not dense and share and share > 1.05)
+        known = [""] * 4 if dense else known
+        rows.append((base.label, [cell.treatment, *entries, cell.estimate("throughput"), *known]))
+    notes = tables.paper_notes(
         "speed",
         *([_BUSY] if doubtful else []),
         "GMACs are multiply-adds of one forward pass per image, with attention matmuls; the "
@@ -285,53 +267,21 @@ def _benchmark_rows(record: dict[str, Any]) -> list[tuple[str, list[Value]]]:
     threads = f"{machine['threads']} thread{'s' * (machine['threads'] != 1)}"
     place = f"{machine['device_name']}, {threads}, torch {machine['torch']}"
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    plain: dict[tuple[str, str], float] = {}
     for row in [*record.get("variants", []), *record.get("steps", [])]:
-        name = "dit" if row["backbone"] == "plain" else row["backbone"]
-        key = f"{name}-{row['size']}, {row['tokens']} tokens", row["route"]
-        if row["backbone"] == "plain":
-            plain[key] = row["ours_faster_by"]
-        else:
-            found[key] = found.get(key, {}) | row
-    heading = f"{about}, {options['clock']} clock: {place}"
-    rows = []
+        plain = row["backbone"] == "plain"
+        name = "dit" if plain else row["backbone"]
+        known = found.setdefault(
+            (f"{name}-{row['size']}, {row['tokens']} tokens", row["route"]), {}
+        )
+        known |= {"plain": row["ours_faster_by"]} if plain else row
+    rows: list[tuple[str, list[Value]]] = []
     for (step, route), row in found.items():
-        faster, allowed = row.get("faster", {}), row.get("allowed")
-        ratio = row.get("speedup")
-        numbers = [ratio, allowed, ratio / allowed if ratio and allowed else None]
-        numbers += [faster.get(name) for name in _VARIANTS]
-        numbers.append(plain.get((step, route)))
-        entries: list[Value] = [f"{step}, {'dense' if route == 'none' else route}"]
-        entries.append(1e3 * _number(row["seconds"]))
-        entries += ["" if n is None else _number(n) for n in numbers]
-        rows.append((heading, entries))
+        if "seconds" in row:
+            ratio, allowed = row.get("speedup"), row.get("allowed")
+            numbers = [ratio, allowed, ratio / allowed if ratio and allowed else None]
+            numbers += [*map(row.get("faster", {}).get, _VARIANTS), row.get("plain")]
+            entries: list[Value] = [f"{step}, {'dense' if route == 'none' else route}"]
+            entries.append(1e3 * float(row["seconds"]))
+            entries += ["" if n is None else float(n) for n in numbers]
+            rows.append((f"{about}, {options['clock']} clock: {place}", entries))
     return rows
-
-
-def _number(value: Any) -> float:
-    if not is_number(value):
-        raise TypeError(f"{value!r} is no number")
-    if value <= 0:
-        raise ValueError(f"{value} is no time, speed or count")
-    return float(value)
-
-
-def _throughput_row(base: Base, cell: Cell, text: str) -> list[Value]:
-    dense = cell is base.dense
-    side = "macs_dense" if dense else "macs_routed"
-    macs, lean = (cell.estimate(column) for column in (side, f"{side}_no_attention"))
-    entries: list[Value] = [cell.treatment]
-    entries += [count.mean / 1e9 if count else None for count in (macs, lean)]
-    entries.append(cell.estimate("throughput"))
-    if dense:
-        return [*entries, *[""] * 4]
-    first = base.dense.by_seed("throughput") if base.dense else {}
-    second = cell.by_seed("throughput")
-    speedup = ratio([second[s] / first[s] for s in first.keys() & second.keys() if first[s] > 0])
-    full = cell.estimate("macs_dense")
-    allowed = full.mean / macs.mean if full and macs and macs.mean else None
-    share = speedup.mean / allowed if speedup and allowed else None
-    theirs = text if base.any.first("backbone") == "dit" else None
-    if base.dense and not same_machine(base.dense, cell):
-        return [*entries, OTHER_MACHINE, allowed, "", theirs]
-    return [*entries, speedup, allowed, share, theirs]

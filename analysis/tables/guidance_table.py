@@ -1,6 +1,7 @@
 """Guidance: kinds and their cost (SG, Tables 1 to 3), responses to it, the effective scale."""
 
 import dataclasses
+import itertools
 import operator
 import re
 from collections import Counter
@@ -15,9 +16,9 @@ from analysis.runs.run_files import Damaged, read_json
 from analysis.runs.run_records import AnalysisError, read_beside
 from analysis.runs.seed_statistics import extent, mean_std, paired
 from analysis.tables import paper
+from analysis.tables import table as tables
 from analysis.tables.main_table import score_set
-from analysis.tables.score_entries import PAIRED, better_end, metric_decimals, paper_notes
-from analysis.tables.table import Column, Entry, Table, Value, build, head, ours
+from analysis.tables.table import Column, Entry, Table, Value, build, ours
 from routing.parsing import is_number
 
 # Kinds of scores that guidance moves.
@@ -57,22 +58,18 @@ def evaluations(
     reference and one kind of weights, of two as good the run's own. The steps are those after which
     most guidances of most runs were scored.
     """
-    metric = metric or base.metric
-    known = study.scores
+    metric, known = metric or base.metric, study.scores
     if known.empty:
         return pd.DataFrame()
     rows = known[known["run"].isin(cell.runs["run"])].dropna(subset=["seed", "step"])
     # By kind: the cell's runs may have been scored at another number of samples than the base's.
-    about = study.runs.attrs.get("metrics", {}).get(metric, {})
+    about = base.known.get(metric, {})
     for key in ("key", "features"):
         rows = rows[rows[key].map(_text) == _text(about.get(key))]
-    if rows.empty:
-        return rows
     # A weaker model is named by its step alone: seeds' paths differ.
     path, own = r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1"
-    said = rows["guidance"].fillna("not said").map(lambda text: re.sub(path, own, str(text)))
-    rows = rows.assign(guidance=said)
-    rows = rows[rows["guidance"].map(lambda text: bool(wanted(text)))]
+    said = [re.sub(path, own, str(text)) for text in rows["guidance"].fillna("not said")]
+    rows = rows.assign(guidance=said)[[bool(wanted(text)) for text in said]]
     if rows.empty:
         return rows
     ways = [tuple(map(_text, row)) for row in rows[[*_WAY]].to_numpy()]
@@ -117,25 +114,23 @@ def responses(study: Study) -> pd.DataFrame:
     rows = []
     for base in study.bases:
         found: list[dict[str, Any]] = []
-        for metric, about in score_set(study, base).items():
-            if about.get("key") not in _RESPOND:
-                continue
-            for cell in filter(None, base.pair()):
-                frame = evaluations(study, base, cell, metric, setting)
-                if frame.empty:
-                    continue
-                places = frame["guidance"].map(setting)
-                frame = frame[frame["seed"].isin(frame["seed"][places != "CFG 1"])]
-                for name, part in frame.groupby(places, sort=True):
-                    estimate = mean_std(list(_by_seed(part).values()))
-                    assert estimate is not None, "a score is a finite number"
-                    found.append({
-                        "base": base.key, "panel": base.label, "treatment": cell.treatment,
-                        "backbone": base.any.first("backbone"), "setting": str(name),
-                        "metric": part["metric"].iloc[0], "better": about.get("better"),
-                        "mean": estimate.mean, "std": estimate.std, "n": estimate.n,
-                        "step": int(part["step"].iloc[0]),
-                    })  # fmt: skip
+        kinds = {name: about for name, about in score_set(base).items() if about["key"] in _RESPOND}
+        for metric, cell in itertools.product(kinds, filter(None, base.pair())):
+            frame = evaluations(study, base, cell, metric, setting)
+            places = frame["guidance"].map(setting) if len(frame) else pd.Series(dtype=object)
+            frame = (
+                frame[frame["seed"].isin(frame["seed"][places != "CFG 1"])] if len(frame) else frame
+            )
+            about = {"base": base.key, "panel": base.label, "treatment": cell.treatment}
+            for name, part in frame.groupby(places, sort=True) if len(frame) else ():
+                estimate = mean_std(list(by_seed(part).values()))
+                assert estimate is not None, "a score is a finite number"
+                found.append({
+                    **about, "backbone": base.backbone, "setting": str(name),
+                    "metric": part["metric"].iloc[0], "better": kinds[metric].get("better"),
+                    "mean": estimate.mean, "std": estimate.std, "n": estimate.n,
+                    "step": int(part["step"].iloc[0]),
+                })  # fmt: skip
         if len({row["setting"] for row in found}) >= 3:
             rows += found
     return pd.DataFrame(rows)
@@ -159,12 +154,12 @@ def response(study: Study) -> Table:
     for (_, panel), group in [] if frame.empty else frame.groupby(["base", "panel"], sort=False):
         heading = f"{panel}: after {extent(group['step'])} steps, n = {extent(group['n'])}"
         for (metric, tokens), part in group.groupby(["metric", "treatment"], sort=False):
-            digits = metric_decimals(str(metric))
+            digits = tables.metric_decimals(str(metric))
             # A lone seed has no spread, which a column of numbers holds as nan.
             spread = part["std"].astype(object).where(part["std"].notna(), None)
             known = zip(part["setting"], part["mean"], spread, strict=True)
             scores = {name: Entry("", mean, std, decimals=digits) for name, mean, std in known}
-            label = head(Column(str(metric), better=part["better"].iloc[0]))
+            label = tables.head(Column(str(metric), better=part["better"].iloc[0]))
             entries = [scores.get(name, "") for name in settings]
             rows.append((heading, [label, str(tokens), *entries]))
     notes = (
@@ -178,34 +173,43 @@ def guidance(study: Study) -> Table:
     """Scores and cost under each guidance, per trained cell (SG, Tables 1 and 2)."""
     columns = (
         Column("Guidance", numeric=False),
-        Column("Score", better=better_end(study)),
+        Column("Score", better=tables.better_end(study)),
         Column("\u0394 to none"),
         Column("GMACs per sample", decimals=3),
         Column("GMACs per step", decimals=4),
         *Column.each("Paper FID-50K", "Paper GMACs per step", published=True),
     )
     known = {row["key"]: row for row in paper.rows("guidance")}
-    rows = []
-    for base in study.bases:
-        for cell in base.cells:
-            frame = evaluations(study, base, cell)
-            if frame.empty or frame["guidance"].nunique() < 2:
-                continue
-            sparse = frame[frame["guidance"].str.startswith("routed")]
-            sign = 1 if base.better == "lower" else -1
-            means = sparse.groupby("guidance")["value"].mean() * sign
-            best = None if means.empty else str(means.idxmin())
-            measured = f"{frame['metric'].iloc[0]}, after {frame['step'].iloc[0]:.0f} steps"
-            group = f"{base.label}, {cell.treatment}: {measured}"
-            parts = {str(text): part for text, part in frame.groupby("guidance", sort=True)}
-            none = next((text for text in parts if parse(text)[0] == "none"), None)
-            for text, part in parts.items():
-                entries = _row(base, text, part, None if none is None else parts[none])
-                rows.append((group, [*entries, *_paper(known, text, best)]))
+    rows: list[tuple[str, list[Value]]] = []
+    for base, cell in ((one, cell) for one in study.bases for cell in one.cells):
+        frame = evaluations(study, base, cell)
+        if frame.empty or frame["guidance"].nunique() < 2:
+            continue
+        sparse = frame[frame["guidance"].str.startswith("routed")]
+        means = sparse.groupby("guidance")["value"].mean() * (1 if base.better == "lower" else -1)
+        best = None if means.empty else str(means.idxmin())
+        measured = f"{frame['metric'].iloc[0]}, after {frame['step'].iloc[0]:.0f} steps"
+        parts = {str(text): part for text, part in frame.groupby("guidance", sort=True)}
+        none = next((text for text in parts if parse(text)[0] == "none"), None)
+        before, digits = by_seed(parts[none]) if none else {}, tables.metric_decimals(base.metric)
+        steps = re.search(r"steps=(\d+)", str(frame["sampler"].iloc[0]))  # of `heun steps=12`
+        for text, part in parts.items():
+            values, (key, options) = by_seed(part), parse(text)
+            score = ours(mean_std(list(values.values())), digits)
+            delta = ours(paired(before, values), digits, signed=True)
+            macs = pd.to_numeric(part["macs_per_sample"], errors="coerce").dropna()
+            giga = None if macs.empty else float(macs.mean()) / 1e9
+            each = giga / int(steps[1]) if steps and giga is not None and int(steps[1]) else None
+            if key == "routed":
+                flops = (number(options["strong"]), number(options["weak"])) == (0.5, 0.9)
+                key = "sg_flops" if flops else "sg_fid" if text == best else ""
+            theirs = [known.get(key, {}).get(name) for name in ("fid", "gmacs")]
+            entries = [text, score, Entry() if text == none else delta, giga, each, *theirs]
+            rows.append((f"{base.label}, {cell.treatment}: {measured}", entries))
     unrun = [(row["method"], [row["fid"], row["gmacs"]]) for row in known.values()]
-    notes = paper_notes(
+    notes = tables.paper_notes(
         "guidance",
-        PAIRED,
+        tables.PAIRED,
         "The paper's two sparse settings stand beside ours of the same kind: SG_FLOPS at rates 0.5 "
         "and 0.9, SG_FID beside our best sparse setting.",
     )
@@ -213,28 +217,9 @@ def guidance(study: Study) -> Table:
     return build("guidance", title, columns, rows, notes, unrun)
 
 
-def _by_seed(part: pd.DataFrame) -> dict[int, float]:
+def by_seed(part: pd.DataFrame) -> dict[int, float]:
+    """Return seed to the mean of its values."""
     return {int(seed): float(value) for seed, value in part.groupby("seed")["value"].mean().items()}  # type: ignore[call-overload]
-
-
-def _row(base: Base, text: str, part: pd.DataFrame, none: pd.DataFrame | None) -> list[Value]:
-    values = _by_seed(part)
-    digits, before = metric_decimals(base.metric), {} if none is None else _by_seed(none)
-    score = ours(mean_std(list(values.values())), digits)
-    delta = Entry() if none is part else ours(paired(before, values), digits, signed=True)
-    known = pd.to_numeric(part["macs_per_sample"], errors="coerce").dropna()
-    giga = None if known.empty else float(known.mean()) / 1e9
-    steps = re.search(r"steps=(\d+)", str(part["sampler"].iloc[0]))  # of `heun steps=12`
-    count = int(steps[1]) if steps else 0
-    return [text, score, delta, giga, giga / count if giga is not None and count else None]
-
-
-def _paper(known: dict[str, dict[str, Any]], text: str, best: str | None) -> list[Value]:
-    key, options = parse(text)
-    if key == "routed":
-        flops = (number(options["strong"]), number(options["weak"])) == (0.5, 0.9)
-        key = "sg_flops" if flops else "sg_fid" if text == best else ""
-    return [known.get(key, {}).get(name) for name in ("fid", "gmacs")]
 
 
 # --- the effective scale: what `analysis.guidance_scale` stored beside runs -----------------------
@@ -265,24 +250,22 @@ _SCALE_NOTES = (
 def read_scales(path: Path) -> dict[str, Any]:
     """Read what was stored beside a run; raise `AnalysisError` where it is not such a file."""
     try:
-        found = read_json(path)
+        found, reason = read_json(path), "other content"
     except Damaged as error:
-        found = {"reason": str(error)}
-    rows = found.get("rows")
+        found, reason = {}, str(error)
+    kinds = all(isinstance(found.get(key), kind) for key, kind in _SCALE_KINDS.items())
+    rows = found["rows"] if kinds else []
     if (
-        found.get("format") != FORMAT
-        or not all(isinstance(found.get(key), kind) for key, kind in _SCALE_KINDS.items())
+        not (kinds and found.get("format") == FORMAT)
         or not all(is_number(found.get(key)) for key in ("step", "seed"))
-        or not all(isinstance(row, dict) and isinstance(row.get("pair"), str) for row in rows or ())
+        or not all(isinstance(row, dict) and isinstance(row.get("pair"), str) for row in rows)
         or not all(
-            row.get(key) is None or is_number(row[key])
-            for row in rows or ()
-            for key in ("level", *NUMBERS)
+            row.get(n) is None or is_number(row[n]) for row in rows for n in ("level", *NUMBERS)
         )
     ):
         raise AnalysisError(
-            f"{path} is not a {FORMAT} file ({found.get('reason', 'other content')}); make one "
-            "with python -m analysis guidance-scale RUN"
+            f"{path} is not a {FORMAT} file ({reason}); make one with python -m analysis "
+            "guidance-scale RUN"
         )
     return found
 
@@ -307,23 +290,28 @@ def stored_scales(study: Study) -> list[dict[str, Any]]:
     return read_beside(study.runs, FILE, apart)
 
 
-def recipe(found: dict[str, Any]) -> str:
-    """Return model, data and what tells their settings apart."""
-    return f"{found['backbone']}-{found['size']}, {found['data']}{found.get('apart', '')}"
+def scale_rows(files: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Return the rows of stored scales with what each run is.
 
-
-def scale_label(found: dict[str, Any]) -> str:
-    """Return what the seeds of one setting share: its recipe, route and steps."""
-    route = "dense" if found["route"] == "none" else f"route {found['route']}"
-    return f"{recipe(found)}, {route}, after {found['step']:.0f} steps"
-
-
-def settings(files: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the label of each file, with its run where a seed of one label stands twice."""
-    labels = [scale_label(found) for found in files]
-    known = [(label, found["seed"]) for label, found in zip(labels, files, strict=True)]
-    twice = [known.count(each) > 1 for each in known]  # who knows what tells them apart
-    return [t + f": {f['run']}" * two for t, f, two in zip(labels, files, twice, strict=True)]
+    `recipe` is model, data and what tells their settings apart; `setting` adds route and steps,
+    which the seeds of one setting share. Who knows what tells two of one seed apart: they have
+    their run's name, too.
+    """
+    about = ("run", "backbone", "data", "route", "seed", "step")
+    runs = pd.DataFrame([{key: found[key] for key in about} for found in files], columns=about)
+    runs["recipe"] = [
+        f"{f['backbone']}-{f['size']}, {f['data']}{f.get('apart', '')}" for f in files
+    ]
+    runs["setting"] = [
+        f"{run.recipe}, {'dense' if run.route == 'none' else f'route {run.route}'}, "
+        f"after {run.step:.0f} steps"
+        for run in runs.itertuples()
+    ]
+    twice = runs.duplicated(["setting", "seed"], keep=False)
+    runs.loc[twice, "setting"] += ": " + runs["run"]
+    known = zip(runs.to_dict("records"), files, strict=True)
+    rows = pd.DataFrame([{**run, **row} for run, found in known for row in found["rows"]])
+    return rows.reindex(columns=["setting", *about, "pair", "level", *NUMBERS, "recipe"])
 
 
 def scale_table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
@@ -334,17 +322,17 @@ def scale_table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
     """
     columns = (*Column.each("Strong over weak", "Sigma", numeric=False), *Column.each(*_HEADINGS))
     groups: dict[tuple[str, str, float | None], list[dict[str, Any]]] = {}
-    for heading, found in zip(settings(files), files, strict=True):
-        for row in found["rows"]:
-            if levels or row.get("level") is None:
-                groups.setdefault((heading, row["pair"], row.get("level")), []).append(row)
-    rows = []
+    rows = [row for found in files for row in found["rows"]]
+    for heading, row in zip(scale_rows(files)["setting"], rows, strict=True):
+        if levels or row.get("level") is None:
+            groups.setdefault((heading, row["pair"], row.get("level")), []).append(row)
+    shown: list[tuple[str, list[Value]]] = []
     for (heading, pair, level), same in groups.items():
-        names = [pair, "mean" if level is None else f"{level:.3g}"]
-        rows.append((heading, names + [_scale_entry(same, name, levels) for name in _SHOWN]))
+        entries = [_scale_entry(same, name, levels) for name in _SHOWN]
+        shown.append((heading, [pair, "mean" if level is None else f"{level:.3g}", *entries]))
     said = dict.fromkeys(note for found in files for note in found["notes"] if levels)
     title, notes = "Effective guidance scale", (*map(str, said), *_SCALE_NOTES)
-    return build("guidance_scale", title, columns, rows, notes)
+    return build("guidance_scale", title, columns, shown, notes)
 
 
 def _scale_entry(rows: list[dict[str, Any]], name: str, one: bool) -> Entry:

@@ -1,7 +1,5 @@
 """A table as LaTeX (booktabs, siunitx), CSV or HTML, escaped for each, and its files."""
 
-import csv
-import io
 import math
 import textwrap
 from pathlib import Path
@@ -180,27 +178,24 @@ def _num(text: str, signed: bool) -> str:
 
 def to_csv(table: Table) -> str:
     """Return CSV: text per word column; value, std, low, high, n and text per numeric one."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    header = ["group"]
-    for column in table.columns:
-        parts = ("", " std", " low", " high", " n", " note") if column.numeric else ("",)
-        # A metric's name is whoever's wrote the run; readers know our own heading as it is.
-        label = column.label if column.label == "+ TREAD" else _safe(column.label)
-        header += [label + part for part in parts]
-    writer.writerow(header)
-    for row in table.rows:
-        line: list[object] = [_safe(row.group)]
-        for column, entry in zip(table.columns, row.entries, strict=True):
-            if column.numeric:
-                for value in (entry.value, entry.std, entry.low, entry.high):
-                    known = math.nan if value is None else float(value)
-                    line.append(repr(known) if math.isfinite(known) else "")
-                line += ["" if entry.n is None else entry.n, _safe(entry.text)]
-            else:
-                line.append(_safe(plain(entry)))
-        writer.writerow(line)
-    return stream.getvalue()
+
+    def number(value: float | None, kind: type = float) -> str:
+        return "" if value is None or not math.isfinite(value) else str(kind(value))
+
+    heads, columns = ["group"], [[row.group for row in table.rows]]
+    for place, column in enumerate(table.columns):
+        entries = [row.entries[place] for row in table.rows]
+        if not column.numeric:
+            heads.append(column.label)
+            columns.append([plain(entry) for entry in entries])
+            continue
+        heads += [f"{column.label}{part}" for part in ("", " std", " low", " high", " n", " note")]
+        for part in ("value", "std", "low", "high"):
+            columns.append([number(getattr(entry, part)) for entry in entries])
+        columns.append([number(entry.n, int) for entry in entries])
+        columns.append([entry.text for entry in entries])
+    frame = pd.DataFrame(zip(*columns, strict=True), dtype=str)
+    return frame_csv(frame.set_axis(heads, axis="columns"))
 
 
 def _safe(text: str) -> str:
@@ -218,10 +213,10 @@ def _safe(text: str) -> str:
 
 def frame_csv(frame: pd.DataFrame) -> str:
     """Return a data frame as CSV; texts that a spreadsheet would run get a leading apostrophe."""
-    safe = frame.rename(columns=_safe)
-    for name in safe.select_dtypes(exclude=["number", "bool"]):
-        safe[name] = [_safe(value) if isinstance(value, str) else value for value in safe[name]]
-    return str(safe.to_csv(index=False, lineterminator="\n"))
+    safe = frame.map(lambda value: _safe(value) if isinstance(value, str) else value)
+    # A metric's name is whoever's wrote the run; readers know our own heading as it is.
+    heads = [h if h.startswith("+ TREAD") else _safe(h) for h in map(str, frame)]
+    return str(safe.set_axis(heads, axis="columns").to_csv(index=False, lineterminator="\n"))
 
 
 # Pages and tables in HTML; every value is escaped.

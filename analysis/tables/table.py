@@ -1,21 +1,30 @@
-"""What a table is, columns, rows of entries and notes, and how it reads as Markdown.
+"""What a table is, columns, rows of entries and notes, how it reads, and entries of our runs.
 
 An entry is a word or a number with its spread, its n and its marks; nothing in it is escaped. Rows
 are given as plain values (`Value`): their column knows how numbers of it are written.
 Markdown is made here, since notebooks show it; the other formats in `analysis.tables.render`.
+
+A distance that was bought by copying is worth nothing, so memorisation stands beside the score: the
+mean distance of samples to their nearest training image over that to their nearest held-out one, 0
+for copies of the training set. The two sets differ in size, so images that were never seen do not
+get exactly 1; what they get stands in the note.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
-from analysis.runs.seed_statistics import ENOUGH_SEEDS, Estimate
+from analysis.runs.cells import Base, Cell, Study
+from analysis.runs.seed_statistics import ENOUGH_SEEDS, Estimate, paired
+from analysis.tables import paper
 
 MISSING = "missing"
 FEW_NOTE = f"\u2020 fewer than {ENOUGH_SEEDS} seeds, or no more than half: under-replicated."
 MISSING_NOTE = "missing: no finished run gives this number."
+PAIRED = "Differences are paired by seed and step, with Student's 95 % interval."
 # Group of the rows that only the paper has numbers for.
 NOT_RUN = "Of the paper, not run here"
 _MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\`*_{}[]<>#|~"})
@@ -59,6 +68,11 @@ class Entry:
         return f"{value:{'+' if self.signed else ''}.{self.decimals}f}"
 
 
+# Hours of two machines say nothing about routing.
+OTHER_MACHINE = Entry("other machine")
+NOT_SCORED = Entry("not scored")
+
+
 @dataclass(frozen=True)
 class Column:
     """A column: heading, kind, which end is best, whose numbers."""
@@ -69,6 +83,7 @@ class Column:
     published: bool = False
     decimals: int = 2
     unit: str = ""
+    optional: bool = False  # left out where none of its entries was scored
 
     def entry(self, value: Value) -> Entry:
         """Return a value as an entry; no number is `missing`, of others' columns not published."""
@@ -76,11 +91,9 @@ class Column:
             return value
         if isinstance(value, str):
             return Entry(value)
-        if isinstance(value, Estimate):
-            return ours(value, self.decimals, self.unit)
-        if value is None or value != value:
-            return published(None) if self.published else ours(None)
-        return Entry("", value, decimals=self.decimals, unit=self.unit)
+        if self.published and (value is None or value != value):
+            return published(None)
+        return ours(value, self.decimals, self.unit)
 
     @classmethod
     def each(cls, *labels: str, **kind: Any) -> tuple[Column, ...]:
@@ -126,8 +139,7 @@ class Table:
             ours: Leave out rows that miss every number of ours in these columns.
         """
         places = range(len(self.columns)) if places is None else places
-        columns = tuple(self.columns[place] for place in places)
-        rows = []
+        columns, rows = tuple(self.columns[place] for place in places), []
         for row in self.rows:
             entries = tuple(row.entries[place] for place in places)
             own = [e for c, e in zip(columns, entries, strict=True) if not c.published]
@@ -156,22 +168,24 @@ def _mark_notes(rows: Sequence[Row]) -> list[str]:
     return few + ([MISSING_NOTE] if any(entry.is_missing for entry in entries) else [])
 
 
-def ours(found: Estimate | None, decimals: int = 2, unit: str = "", signed: bool = False) -> Entry:
+def ours(
+    found: Estimate | float | None, decimals: int = 2, unit: str = "", signed: bool = False
+) -> Entry:
     """Return mean +- std (n), an interval instead of std where there is one, or `missing`."""
-    if found is None:
+    if found is None or found != found:
         return Entry(MISSING)
+    if not isinstance(found, Estimate):
+        return Entry("", found, decimals=decimals, unit=unit, signed=signed)
     mean, n, std, low, high = astuple(found)
     std = std if low is None else None
     return Entry("", mean, std, low, high, n, decimals=decimals, unit=unit, signed=signed)
 
 
-def published(
-    value: float | None, decimals: int = 2, signed: bool = False, text: str = ""
-) -> Entry:
+def published(value: float | None, text: str = "", signed: bool = False) -> Entry:
     """Return a published number; None is `not published`."""
     if value is None or value != value:
-        return Entry(text=text or "not published")
-    return Entry(text, float(value), decimals=decimals, signed=signed)
+        return Entry(text or "not published")
+    return Entry(text, float(value), signed=signed)
 
 
 def build(
@@ -184,10 +198,10 @@ def build(
     one whose best is under-replicated. Ties are all flagged. Without a row of ours those of `unrun`
     stand there, each its name and the paper's values, and all other numbers are missing.
     """
-    for first, paper in () if rows else unrun:
-        own = columns[1 : len(columns) - len(paper)]
+    for first, theirs in () if rows else unrun:
+        own = columns[1 : len(columns) - len(theirs)]
         blank = [None if column.numeric or column.published else "" for column in own]
-        rows = [*rows, (NOT_RUN if paper else "", [first, *blank, *paper])]
+        rows = [*rows, (NOT_RUN if theirs else "", [first, *blank, *theirs])]
     entries = [[c.entry(v) for c, v in zip(columns, own, strict=True)] for _, own in rows]
     groups: dict[str, list[list[Entry]]] = {}
     for (group, _), row in zip(rows, entries, strict=True):
@@ -201,7 +215,13 @@ def build(
                 if row[place].value == best and not row[place].few:
                     row[place] = replace(row[place], best=True)
     made = [Row(group, tuple(row)) for (group, _), row in zip(rows, entries, strict=True)]
-    return Table(name, title, tuple(columns), tuple(made), (*notes, *_mark_notes(made)))
+    kept = [
+        place
+        for place, column in enumerate(columns)
+        if not column.optional or any(row[place] != NOT_SCORED for row in entries)
+    ]
+    notes = (*notes, *_mark_notes(made))
+    return Table(name, title, tuple(columns), tuple(made), notes).only(kept)
 
 
 def markdown_escape(text: str) -> str:
@@ -246,3 +266,119 @@ def markdown(table: Table) -> str:
         lines.append("| " + " | ".join(texts) + " |")
     lines += ["", *(f"- {markdown_escape(note)}" for note in table.notes)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+# --- headings and entries of our runs -------------------------------------------------------------
+
+
+def metric_decimals(metric: str) -> int:
+    """Return a metric's digits: distances two, shares three, losses four, squared MMD five."""
+    shares = ("accuracy", "precision", "recall", "memorisation", "adherence", "w_eff")
+    digits = {("kd", "kid"): 5, ("heldout",): 4, shares: 3}
+    return next((n for names, n in digits.items() if metric.lower().startswith(names)), 2)
+
+
+class Heading(str):
+    """A group's heading."""
+
+    mixed = False  # its rows took different numbers of steps: none of them is the best
+
+
+def heading(base: Base, *cells: Cell | None, tail: str = "", what: str = "") -> Heading:
+    """Return a group's heading: what its runs share, the metric (or `what`), guidance, steps.
+
+    The steps are those of the cells that the table shows, by default all of the group's.
+    """
+    guidance = base.any.first("guidance")
+    # A plain pass has a scale of 1 by definition.
+    protocol = f", guidance {'none' if guidance == 'none scale=1.0' else guidance}"
+    shown = [cell for cell in cells if cell is not None] or list(base.cells)
+    label = f"{base.label}: {what or base.metric}{protocol if guidance else ''}"
+    made = Heading(f"{label}{after(shown)}{tail}")
+    made.mixed = len({cell.steps for cell in shown}) > 1
+    return made
+
+
+def after(cells: Sequence[Cell]) -> str:
+    """Return the steps after which cells are read, `, after 400 steps (4-8: 600)`."""
+    texts = {cell.treatment: steps(cell) for cell in cells}
+    usual, _ = collections.Counter(f"{cell.steps:.0f}" for cell in cells).most_common(1)[0]
+    others = [f"{name}: {text}" for name, text in texts.items() if text != usual]
+    return f", after {usual} steps" + (f" ({'; '.join(others)})" if others else "")
+
+
+def steps(cell: Cell) -> str:
+    """Return the number of steps behind a cell's scores, and those of seeds that are left out."""
+    odd = f", without the seeds of {', '.join(map(str, cell.odd_steps))}" if cell.odd_steps else ""
+    return f"{cell.steps:.0f}{odd}"
+
+
+def better_end(study: Study) -> str | None:
+    """Return the better end of the metric that a study is read by; None where bases differ."""
+    ends = {base.better for base in study.bases}
+    return ends.pop() if len(ends) == 1 else ("lower" if not ends else None)
+
+
+def score(metric: str, cell: Cell | None) -> Entry:
+    """Return a cell's score by a metric."""
+    return ours(cell.estimate(f"score.{metric}") if cell else None, metric_decimals(metric))
+
+
+def difference(metric: str, cell: Cell | None, baseline: Cell | None) -> Entry:
+    """Return a cell's score minus the baseline's as `gap` does; the baseline's own is empty."""
+    if cell is not None and cell is baseline:
+        return Entry()
+    return ours(gap(cell, baseline, f"score.{metric}"), metric_decimals(metric), signed=True)
+
+
+def gap(cell: Cell | None, baseline: Cell | None, column: str) -> Estimate | None:
+    """Return a cell's column minus the baseline's after the same steps, paired by seed."""
+    if cell is None or baseline is None:
+        return None
+    return paired(baseline.by_seed(column, cell.steps), cell.by_seed(column))
+
+
+def paper_notes(table: str, *ours: str) -> tuple[str, ...]:
+    """Return a table's notes: ours, where the paper's numbers stand, what to know of them."""
+    note = paper.table(table).attrs.get("note")
+    return (*ours, f"Paper: {paper.citation(table)}.", *([note] if note else []))
+
+
+MEMORY = Column("Memorisation", decimals=3, optional=True)
+
+
+def memory(base: Base, *cells: Cell | None) -> list[Value]:
+    """Return each cell's memorisation; endless data cannot be memorised: it is never missing."""
+    if base.memory is None:
+        return [NOT_SCORED for _ in cells]
+    return [cell.estimate(f"score.{base.memory}") if cell else None for cell in cells]
+
+
+def scores(base: Base, cell: Cell | None) -> list[Value]:
+    """Return a cell's score, its difference to the dense one, and its memorisation."""
+    change = difference(base.metric, cell, base.dense)
+    return [score(base.metric, cell), change, *memory(base, cell)]
+
+
+def memory_notes(study: Study) -> tuple[str, ...]:
+    """Say what memorisation means, and what images get that were never seen; nothing without."""
+    scored = [(base, base.known[name], name) for base in study.bases if (name := base.memory)]
+    if not scored:
+        return ()
+    known = {"memorisation_pixels": "pixels", "memorisation": "the score's features"}
+    spaces = " or ".join(sorted({known[about["key"]] for _, about, _ in scored}))
+    note = (
+        "Memorisation: distance to the nearest training image over that to the nearest "
+        f"held-out one, in {spaces}; 0 for copies."
+    )
+    fresh = []
+    for base, about, name in scored:
+        wanted = [f"{about['key']}_heldout", about.get("features"), about.get("n")]
+        for other, its in base.known.items():
+            if [its.get(key) for key in ("key", "features", "n")] == wanted:
+                found = (cell.estimate(f"score.{other}") for cell in base.cells)
+                if mean := next((known.mean for known in found if known), None):
+                    fresh.append(f"{mean:.3f} on {base.any.first('data')} ({name})")
+                    break
+    said = ", ".join(dict.fromkeys(fresh))
+    return (note, f"Images that were never seen get {said}.") if said else (note,)

@@ -148,7 +148,7 @@ def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_p
     (tmp_path / "page.md").write_bytes(b"\xff")
     words = ["publish", str(runs), "--out", str(out), "--pages", str(tmp_path / "page.md")]
     assert analysis_command.main(words) == 2
-    assert "page.md is no text in UTF-8" in capsys.readouterr().err
+    assert "page.md is no page; name Markdown files in UTF-8" in capsys.readouterr().err
     (out / "README.md").write_text("<!-- table mian -->\n<!-- end -->")
     assert analysis_command.main(["publish", str(runs), "--out", str(out)]) == 2
     assert "did you mean main" in capsys.readouterr().err

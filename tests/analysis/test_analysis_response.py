@@ -77,7 +77,7 @@ def runs(tmp_path_factory):
 
 def test_the_set_of_a_base_begins_with_its_own_metric_and_space(runs):
     dit, mamba = runs.bases
-    names = list(score_set(runs, dit))
+    names = list(score_set(dit))
     assert names == [
         "FD-500 (digits-classifier)",
         "FD-500 (autoencoder)",
@@ -90,7 +90,7 @@ def test_the_set_of_a_base_begins_with_its_own_metric_and_space(runs):
         "w_eff (instrumented)",
         "w_eff (plain)",
     ]
-    assert list(score_set(runs, mamba)) == names[:8]
+    assert list(score_set(mamba)) == names[:8]
 
 
 def test_the_main_table_has_dense_routed_and_their_paired_difference_for_each_metric(runs):

@@ -126,14 +126,6 @@ def test_tokens_that_took_the_route_do_not_move_inside_it(exported):
     assert routed[1, 2] < 0.9999 and routed[5, 6] < 0.9999
 
 
-def test_routed_needs_a_route(tmp_path):
-    model = backbones.create("dit", "T/1", depth=2, in_channels=1, input_size=8, num_classes=10)
-    config = load(["backbone=dit", "route=none", "backbone.depth=2"])
-    export(tmp_path / "model.safetensors", model, model.state_dict(), config, 1, {})
-    with pytest.raises(AnalysisError, match="without a route"):
-        measure(tmp_path, Protocol(samples=1, routed=True), device="cpu")
-
-
 def test_no_more_samples_than_are_held_out(exported):
     found = measure(exported, Protocol(levels=(1.0,), samples=10**6, batch=180), device="cpu")
     assert found.protocol["samples"] == 360
