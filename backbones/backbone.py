@@ -9,6 +9,7 @@ business: a forward pass hands it a `Routing`, or none for a dense pass.
 """
 
 import dataclasses
+import pkgutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -175,7 +176,7 @@ class Backbone(nn.Module, Pretrained):
         self.labels = LabelEmbedder(num_classes, shape.width) if num_classes else None
         self.text = TextEmbedder(text, shape.width) if text else None
         self.modulate = Modulation(shape.width, shape.depth)
-        block = spec.block_class()
+        block = pkgutil.resolve_name(spec.block)
         self.stack = Stack(
             [
                 DiTBlock(shape, i, self.grid, DiTOptions())

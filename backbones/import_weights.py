@@ -83,8 +83,8 @@ def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     Raises:
         BackboneError: An unknown source, or names that are not in its table.
     """
-    family = _family(source)
-    given = _plain(state)
+    one_of("source of weights", source, tuple(SOURCES), BackboneError)
+    family, given = SOURCES[source], _plain(state)
     found, unknown = {}, []
     joined: dict[str, dict[int, Tensor]] = {"weight": {}, "bias": {}}
     for key, value in given.items():
@@ -121,8 +121,8 @@ def describe(state: Mapping[str, Tensor], source: str, heads: int | None = None)
     Raises:
         BackboneError: The dict lacks what tells the shape, or the heads cannot be told.
     """
-    family = _family(source)
-    given = _plain(state)
+    one_of("source of weights", source, tuple(SOURCES), BackboneError)
+    family, given = SOURCES[source], _plain(state)
     needed = (_PATCHES, "pos_embed", "final_layer.linear.weight")
     lacking = [key for key in needed if key not in given]
     if lacking:
@@ -213,11 +213,6 @@ def _equal(table: Tensor, ours: Tensor) -> bool:
     # Weights kept in half precision have their tables rounded with them.
     rounding = {torch.float16: 1e-3, torch.bfloat16: 8e-3}.get(table.dtype, 1e-4)
     return table.shape == ours.shape and bool((table.float() - ours).abs().max() <= rounding)
-
-
-def _family(source: str) -> str:
-    one_of("source of weights", source, tuple(SOURCES), BackboneError)
-    return SOURCES[source]
 
 
 def _read(path: Path) -> Mapping[str, Tensor]:

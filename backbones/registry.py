@@ -73,11 +73,6 @@ class Spec:
             self.check(size, options)
         return options
 
-    def block_class(self) -> Any:
-        """Import the block class."""
-        module, _, name = self.block.partition(":")
-        return getattr(importlib.import_module(module), name)
-
 
 _SPECS: dict[str, Spec] = {}
 OUTSIDE = "TREAD_BACKBONES"
@@ -191,7 +186,7 @@ KERNELS = {
 def check_kernel(requested: str, op: str, error: type[UserError] = BackboneError) -> None:
     """Raise `error` unless an operation has a kernel of that name, here or elsewhere."""
     known = ("auto", "torch", "reference", "kernel", *KERNELS[op])
-    one_of(f"{op}: kernel", requested, known, error)
+    one_of("kernel", requested, known, error)
 
 
 def check_choice(options: Any, name: str, *choices: str) -> None:

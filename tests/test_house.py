@@ -122,7 +122,7 @@ finally:
 
 @pytest.mark.slow
 def test_a_reader_of_one_training_step_turns_few_pages(tmp_path):
-    run = "backbone=dit route=2-8 train.steps=4 train.batch=8 eval=none".split()
+    run = ["backbone=dit", "route=2-8", "train.steps=4", "train.batch=8", "eval=none"]
     command = [sys.executable, "-c", STEP, str(ROOT), " ".join(PACKAGES), *run, f"paths.runs={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     files = json.loads(done.stdout.splitlines()[-1])

@@ -13,7 +13,7 @@ from backbones.mamba import REVERSED, Conv, Direction, Mixer, TwoMixers
 from backbones.more.more_spec import HydraOptions
 from backbones.ops.conv import causal_conv
 from backbones.ops.native import OPERATIONS
-from backbones.ops.ssd import ssd
+from backbones.ops.ssd import ssd_packed
 from backbones.sizes import Size
 from routing.layout import Layout
 
@@ -75,10 +75,11 @@ class Hydra(Mixer):
 
     def _scan(self, u: Tensor, x: Tensor, bc: Tensor, way: Direction) -> Tensor:
         dt = F.softplus(way.dt_proj(u).to(way.dt_bias.dtype) + way.dt_bias)
-        b, c = bc.unsqueeze(-2).chunk(2, dim=-1)
         heads, rates = x.unflatten(-1, (-1, self.headdim)), -torch.exp(way.log_a)
-        y = ssd(heads, dt, rates, b, c, chunk=self.options.chunk, kernel=self.options.kernel)
+        packed, chunk, kernel = torch.cat((x, bc), -1), self.options.chunk, self.options.kernel
+        y = ssd_packed(packed, dt, rates, None, chunk, kernel, width=self.headdim)
         # What the token wrote itself, dt <C, B> x, is on the diagonal, which has its own term.
+        b, c = bc.unsqueeze(-2).chunk(2, dim=-1)
         itself = dt * (b * c).sum(-1)
         return (y - itself.to(y.dtype)[..., None] * heads).flatten(-2)
 

@@ -4,7 +4,6 @@ Sources: arXiv 2312.06635 (GLA), 2407.09941 (Hydra), 2404.05892 (RWKV-6) and 250
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from backbones.mamba_spec import check_scan
 from backbones.registry import BlockCost, Spec, check_choice, check_kernel, register
@@ -83,22 +82,19 @@ def hydra_cost(size: Size, options: HydraOptions, index: int) -> BlockCost:
 
 @dataclass(frozen=True)
 class MatrixRWKVOptions:
-    """Options of `rwkv6`, and the base of `rwkv7`'s.
+    """Options of the families `rwkv6` and `rwkv7`.
 
     Attributes:
-        operation: What the scan is called by `ops.dispatch` (no option).
         missing: `self`, `zero` or `nearest`: what stands in for an absent neighbour.
         kernel: `auto`, `torch` or a kernel of `backbones.ops.matrix_state`.
     """
-
-    operation: ClassVar[str] = "rwkv6"
 
     missing: str = "self"
     kernel: str = "auto"
 
     def __post_init__(self) -> None:
         check_choice(self, "missing", *MISSING)
-        check_kernel(self.kernel, self.operation)
+        check_kernel(self.kernel, "rwkv6")  # The same as for "rwkv7".
 
 
 def rwkv6_cost(size: Size, options: MatrixRWKVOptions, index: int) -> BlockCost:
@@ -113,12 +109,6 @@ def rwkv6_cost(size: Size, options: MatrixRWKVOptions, index: int) -> BlockCost:
         mixing=lambda n: n * (matrix_scan(d) + 2 * d + 13 * d),
         saved=51 * d + 2 * hidden,
     )
-
-
-class RWKV7Options(MatrixRWKVOptions):
-    """Options of `rwkv7`: those of `rwkv6`, for another scan."""
-
-    operation: ClassVar[str] = "rwkv7"
 
 
 def rwkv7_cost(size: Size, options: MatrixRWKVOptions, index: int) -> BlockCost:
@@ -138,7 +128,7 @@ def rwkv7_cost(size: Size, options: MatrixRWKVOptions, index: int) -> BlockCost:
     )
 
 
-register(Spec("gla", GLAOptions, gla_cost, "backbones.more.gla:GLABlock"))
+register(Spec("gla", GLAOptions, gla_cost, "backbones.more.matrix_blocks:GLABlock"))
 register(Spec("hydra", HydraOptions, hydra_cost, "backbones.more.hydra:HydraBlock"))
-register(Spec("rwkv6", MatrixRWKVOptions, rwkv6_cost, "backbones.more.matrix_rwkv:RWKV6Block"))
-register(Spec("rwkv7", RWKV7Options, rwkv7_cost, "backbones.more.matrix_rwkv:RWKV7Block"))
+register(Spec("rwkv6", MatrixRWKVOptions, rwkv6_cost, "backbones.more.matrix_blocks:RWKV6Block"))
+register(Spec("rwkv7", MatrixRWKVOptions, rwkv7_cost, "backbones.more.matrix_blocks:RWKV7Block"))

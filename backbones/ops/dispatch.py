@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import pkgutil
 import re
 import sys
 import warnings
@@ -67,27 +68,27 @@ _PROBED: dict[tuple[str, str], Probed] = {}
 _RESOLVED: dict[tuple[str, str, str], Choice] = {}
 
 
-def _import(module: str, name: str) -> Callable[..., Any]:
+def _import(where: str) -> Callable[..., Any]:
     """Import a function from a submodule, also of a package whose own `__init__` fails.
 
     `import a.b` runs a's `__init__` first, and mamba-ssm's needs its CUDA module, which its Triton
     files do not. So the package is then put into `sys.modules` unexecuted, where Python looks for
     the parent, and stays there if that was enough.
     """
-    root = module.split(".")[0]
-    fresh = root not in sys.modules
+    root, inside, _ = where.partition(".")
+    fresh = inside and root not in sys.modules
     # Under -W error a warning of the package's own would read as a package that does not load.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return getattr(importlib.import_module(module), name)
+            return pkgutil.resolve_name(where)
         except Exception as error:
-            spec = importlib.util.find_spec(root) if fresh and module != root else None
+            spec = importlib.util.find_spec(root) if fresh else None
             if spec is None:
                 raise
             sys.modules[root] = importlib.util.module_from_spec(spec)
             try:
-                return getattr(importlib.import_module(module), name)
+                return pkgutil.resolve_name(where)
             except Exception:
                 del sys.modules[root]
                 raise error from None
@@ -98,15 +99,15 @@ def _probe(op: str, kernel: str) -> Probed:
         found, reason = native.library()
         function = {"shift": "shift_mix"}.get(op, op)
         return (getattr(torch.ops.tread, function) if found else None), reason
-    where = _WHERE.get((op, kernel)) or _WHERE[kernel]
-    module, _, name = where.format(op).partition(":")
+    where = (_WHERE.get((op, kernel)) or _WHERE[kernel]).format(op)
     package = {"fla": "fla-core"}.get(kernel, kernel)
-    if importlib.util.find_spec(kernel if kernel == "triton" else module.split(".")[0]) is None:
+    root = "triton" if kernel == "triton" else re.split("[.:]", where)[0]
+    if importlib.util.find_spec(root) is None:
         return None, f"{package} is not installed: {INSTALL[kernel]}"
     if op == "selective_scan" and importlib.util.find_spec("selective_scan_cuda") is None:
         return None, "mamba-ssm was built without its Mamba-1 kernel"
     try:
-        found = _import(module, name)
+        found = _import(where)
         if (op, kernel) == ("ssd", "fla") and _fla_is_wrong():
             return None, "fla-core wants tilelang on Hopper with triton 3.4.0 to 3.7.0"
     except Exception as error:  # A broken binary raises anything: ImportError, OSError ...

@@ -29,29 +29,16 @@ def reference(
     D: Tensor | None = None,
     decay_gap: Tensor | None = None,
 ) -> Tensor:
-    """The recurrence in float64, token by token: `ssd` as gated linear attention."""
+    """The recurrence in float64, token by token, as gated linear attention.
+
+    x is (B, T, H, P), B and C are (B, T, 1, N); the rest as for `ssd_packed`.
+    """
     steps = dt.double() if decay_gap is None else dt.double() * decay_gap[..., None]
     keys, queries = (m.double().expand(-1, -1, x.shape[2], -1) for m in (B, C))
     values = dt.double()[..., None] * x.double()
     log_decay = (steps * A.double())[..., None]
     y = matrix_state.reference(queries, keys, values, log_decay, floor=-torch.inf)
     return (y if D is None else y + D.double()[:, None] * x.double()).to(x.dtype)
-
-
-def ssd(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    chunk: int = 64,
-    kernel: str = "auto",
-    decay_gap: Tensor | None = None,
-) -> Tensor:
-    """Mamba-2's scan of x (B, T, H, P), with B and C (B, T, 1, N); the rest as `ssd_packed`."""
-    packed = torch.cat((x.flatten(2), B[:, :, 0], C[:, :, 0]), -1)
-    return ssd_packed(packed, dt, A, D, chunk, kernel, decay_gap, width=x.shape[3])
 
 
 def ssd_packed(

@@ -127,8 +127,12 @@ def case(name, batch, tokens, channels):
     dt, rates = F.softplus(draw(batch, tokens, 3, seed=4) - 2), -draw(3, seed=5).exp()
     gap = None if place is None else draw(batch, tokens, seed=6).exp()
     skip = [] if how == "no skip" else [draw(3, seed=7)]
-    call = lambda run: lambda p, d, A, D=None: ssd_of(run)(p, d, A, D, gap)  # noqa: E731
-    return call(ssd.ssd), call(ssd.reference), [packed], [dt, rates, *skip]
+    return (
+        lambda p, d, A, D=None: ssd.ssd_packed(p, d, A, D, decay_gap=gap, width=channels),
+        lambda p, d, A, D=None: ssd_of(ssd.reference)(p, d, A, D, gap),
+        [packed],
+        [dt, rates, *skip],
+    )
 
 
 native.library()  # before cases take operations from it

@@ -35,6 +35,11 @@ def ssd_inputs(batch, tokens, heads, width, state, dtype=torch.float64, seed=0, 
     return [m.to(dtype).requires_grad_() for m in values]
 
 
+def ssd(x, dt, A, B, C, D=None, **how):
+    packed = torch.cat((x.flatten(2), B.flatten(2), C.flatten(2)), -1)
+    return dual.ssd_packed(packed, dt, A, D, width=x.shape[3], **how)
+
+
 def scan_inputs(batch, tokens, width, state, dtype=torch.float64, seed=0, fast=1.0):
     g = generator(seed)
     draw = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
@@ -85,7 +90,7 @@ def test_ssd_equals_flas_recurrence(implementation):
     expected, _ = fla_naive()(
         C.expand(-1, -1, 4, -1), B.expand(-1, -1, 4, -1), x * dt[..., None], dt * A, scale=1.0
     )
-    assert relative(dual.ssd(x, dt, A, B, C, chunk=16, kernel=implementation), expected) < 1e-6
+    assert relative(ssd(x, dt, A, B, C, chunk=16, kernel=implementation), expected) < 1e-6
 
 
 def test_selective_scan_equals_flas_recurrence_when_channels_share_their_rate():
@@ -113,7 +118,7 @@ def test_ssd_inside_transformers_mamba2_mixer():
     z, xbc, dt = mixer.in_proj(hidden).split((inner, inner + 2 * groups * state, heads), -1)
     xbc = F.silu(mixer.conv1d(xbc.mT)[..., :24].mT)
     x, B, C = xbc.split((inner, groups * state, groups * state), -1)
-    y = dual.ssd(
+    y = ssd(
         x.unflatten(-1, (heads, 16)),
         F.softplus(dt + mixer.dt_bias),
         -mixer.A_log.exp(),
@@ -156,7 +161,7 @@ def test_ssd_equals_the_recurrence(tokens, chunk, gap, fast):
     values = ssd_inputs(2, tokens, 4, 3, 5, fast=fast)
     shape = {"none": None, "shared": (tokens,), "own": (2, tokens)}[gap]
     gaps = None if shape is None else torch.randint(1, 5, shape, generator=generator(1))
-    fast_path = dual.ssd(*values, chunk=chunk, decay_gap=gaps, kernel="torch")
+    fast_path = ssd(*values, chunk=chunk, decay_gap=gaps, kernel="torch")
     same_gradients(fast_path, dual.reference(*values, gaps), values, rtol=1e-8, atol=1e-9)
 
 
@@ -176,7 +181,7 @@ def test_selective_scan_equals_the_recurrence(tokens, gap, fast):
 
 def test_gradcheck():
     values = ssd_inputs(1, 6, 2, 2, 2)
-    assert torch.autograd.gradcheck(lambda *a: dual.ssd(*a, chunk=4, kernel="torch"), values)
+    assert torch.autograd.gradcheck(lambda *a: ssd(*a, chunk=4, kernel="torch"), values)
     values = scan_inputs(1, 5, 2, 2)
     assert torch.autograd.gradcheck(lambda *a: ss.selective_scan(*a, kernel="torch"), values)
 
@@ -184,7 +189,7 @@ def test_gradcheck():
 def test_without_skip_and_with_gradients_for_some_inputs_only():
     x, dt, A, B, C, _ = ssd_inputs(1, 16, 2, 4, 4)
     plain = dual.reference(x, dt, A, B, C)
-    (ours,) = torch.autograd.grad(dual.ssd(x, dt.detach(), A.detach(), B, C, chunk=8).sum(), B)
+    (ours,) = torch.autograd.grad(ssd(x, dt.detach(), A.detach(), B, C, chunk=8).sum(), B)
     torch.testing.assert_close(ours, torch.autograd.grad(plain.sum(), B)[0], rtol=1e-10, atol=1e-12)
 
 
@@ -201,8 +206,8 @@ def test_ssd_of_the_kept_tokens_is_the_dense_one_with_dt_zero():
     kept = kept_of(2, 32, 13)
     rows = torch.arange(2)[:, None]
     mask = torch.zeros(2, 32, 1, dtype=torch.float64).index_put((rows, kept), torch.ones(()).double())
-    dense = dual.ssd(x, dt * mask, A, B, C, D, chunk=8)[rows, kept]
-    routed = dual.ssd(x[rows, kept], dt[rows, kept], A, B[rows, kept], C[rows, kept], D, chunk=8)
+    dense = ssd(x, dt * mask, A, B, C, D, chunk=8)[rows, kept]
+    routed = ssd(x[rows, kept], dt[rows, kept], A, B[rows, kept], C[rows, kept], D, chunk=8)
     same_gradients(routed, dense, (x, dt, A, B, C, D))
 
 
@@ -225,7 +230,7 @@ def test_stock_mamba2_initialisation_has_finite_gradients():
     values[1].fill_(0.1)
     values[2].fill_(-16.0)
     values = [m.requires_grad_() for m in values]
-    y = dual.ssd(*values, chunk=64, kernel="torch")
+    y = ssd(*values, chunk=64, kernel="torch")
     for grad in (y, *torch.autograd.grad(y.square().sum(), values)):
         assert torch.isfinite(grad).all()
 
@@ -236,7 +241,7 @@ def test_steps_that_overflow_have_exact_gradients():
     A = torch.full_like(A, -16.0).requires_grad_()
     # exp(6 * 16 * 15) is infinite even in float64.
     values = (x, dt, A, B, C, D)
-    fast = dual.ssd(*values, chunk=16, kernel="torch")
+    fast = ssd(*values, chunk=16, kernel="torch")
     same_gradients(fast, dual.reference(*values), values, rtol=1e-9, atol=1e-10)
 
 
@@ -245,7 +250,7 @@ def test_float32_error_of_ssd(fast, bound):
     """Relative to float64, the output and the gradients of x, dt, B, C and D."""
     values = ssd_inputs(2, 256, 4, 16, 16, torch.float32, fast=fast)
     exact = [m.detach().double().requires_grad_() for m in values]
-    y, plain = dual.ssd(*values, kernel="torch"), dual.reference(*exact)
+    y, plain = ssd(*values, kernel="torch"), dual.reference(*exact)
     assert relative(y, plain) < bound
     g = torch.randn(y.shape, generator=generator(5))
     ours, theirs = torch.autograd.grad(y, values, g), torch.autograd.grad(plain, exact, g.double())
@@ -268,7 +273,7 @@ def test_bfloat16_inputs_are_summed_in_float32():
     """2.9e-3 is the rounding of the inputs themselves; sums in bfloat16 would give 1.3e-2."""
     x, dt, A, B, C, D = (m.detach() for m in ssd_inputs(2, 256, 4, 16, 16, torch.float32))
     exact = dual.reference(x, dt, A, B, C, D)
-    half = dual.ssd(x.bfloat16(), dt, A, B.bfloat16(), C.bfloat16(), D, kernel="torch")
+    half = ssd(x.bfloat16(), dt, A, B.bfloat16(), C.bfloat16(), D, kernel="torch")
     assert half.dtype == torch.bfloat16
     assert relative(half, exact) < 6e-3
     u, dt, A, B, C, D = (m.detach() for m in scan_inputs(1, 128, 8, 16, torch.float32))
@@ -280,7 +285,7 @@ def test_bfloat16_inputs_are_summed_in_float32():
 def test_autocast_changes_nothing(op):
     if op == "ssd":
         values = ssd_inputs(1, 64, 2, 8, 8, torch.float32)
-        run = lambda: dual.ssd(*values, chunk=16, kernel="torch")  # noqa: E731
+        run = lambda: ssd(*values, chunk=16, kernel="torch")  # noqa: E731
     else:
         values = scan_inputs(1, 20, 4, 4, torch.float32)
         run = lambda: ss.selective_scan(*values, kernel="torch")  # noqa: E731
@@ -297,7 +302,7 @@ def test_what_is_saved_grows_with_the_tokens_not_their_square(op):
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
             if op == "ssd":
-                dual.ssd(*ssd_inputs(1, tokens, 2, 8, 8, torch.float32), chunk=32)
+                ssd(*ssd_inputs(1, tokens, 2, 8, 8, torch.float32), chunk=32)
             else:
                 ss.selective_scan(*scan_inputs(1, tokens, 4, 4, torch.float32))
         return sum(sizes)
@@ -330,7 +335,7 @@ def test_the_ssd_kernels_are_fed_what_they_document(monkeypatch, kernel, gap):
     monkeypatch.setattr(dual, "choose", lambda *a: kernel)
     values = ssd_inputs(2, 24, 4, 8, 8, torch.float32)
     gaps = torch.randint(1, 5, (2, 24), generator=generator(2)) if gap else None
-    assert relative(dual.ssd(*values, decay_gap=gaps), dual.reference(*values, gaps)) < 1e-5
+    assert relative(ssd(*values, decay_gap=gaps), dual.reference(*values, gaps)) < 1e-5
 
 
 @pytest.mark.parametrize("gap", [False, True])
@@ -358,7 +363,7 @@ def test_the_ssd_kernels_on_a_gpu(kernel, gap):
         pytest.skip(reason)
     values = [m.detach().cuda().requires_grad_() for m in ssd_inputs(2, 256, 4, 64, 64, torch.float32)]
     gaps = torch.randint(1, 4, (2, 256), generator=generator(2)).cuda() if gap else None
-    fast, plain = dual.ssd(*values, kernel=kernel, decay_gap=gaps), dual.ssd(*values, kernel="torch", decay_gap=gaps)
+    fast, plain = ssd(*values, kernel=kernel, decay_gap=gaps), ssd(*values, kernel="torch", decay_gap=gaps)
     assert relative(fast, plain) < 5e-3  # Their products run in TF32.
     g = torch.randn_like(plain)
     for a, b in zip(torch.autograd.grad(fast, values, g), torch.autograd.grad(plain, values, g), strict=True):
@@ -401,7 +406,7 @@ def test_float32_decays_that_would_be_denormal_change_nothing():
     values[1].fill_(0.1)
     values[2].fill_(-15.0)  # Neighbours at distance 58..69 fall between the smallest normal and 0.
     exact = dual.reference(*[m.double() for m in values])
-    assert relative(dual.ssd(*values, chunk=64, kernel="torch"), exact) < 1e-6
+    assert relative(ssd(*values, chunk=64, kernel="torch"), exact) < 1e-6
 
 
 @pytest.mark.parametrize(

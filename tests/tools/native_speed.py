@@ -85,8 +85,7 @@ def ops():
             "gated RMS norm": (fused.gated_rms_norm, [tokens(inner), tokens(inner), draw(inner, t=f32)]),
             "convolution + SiLU": (lambda x, w, b, p=place: conv.causal_conv(x, w, b, p, activation="silu"),
                                    [tokens(mixed), draw(mixed, 4, t=f32), draw(mixed, t=f32)]),
-            "shift + mix": (lambda x, m, y=layout: torch.stack(native.shift_mix(
-                                x, y.neighbours(), m, y.grid if y.is_full else None)),
+            "shift + mix": (lambda x, m, y=layout: torch.stack(native.shift_mix(x, y.neighbours(), m)),
                             [tokens(width), draw(3, width, t=f32)]),
             "GELU": (fused.gelu, [tokens(4 * width)]),
             "squared ReLU": (fused.squared_relu, [tokens(4 * width)]),

@@ -92,7 +92,7 @@ def test_the_first_channels_alone_are_guided(name):
     want[:, :3] = null[:, :3] + 4 * (given[:, :3] - null[:, :3])
     torch.testing.assert_close(guidance.combine([given, null], {}), want)
     assert torch.equal(guidance.combine([given], {}), given)
-    with pytest.raises(DiffusionError, match=r"guidance\.channels=0: expected a whole number of at least 1"):
+    with pytest.raises(UserError, match=r"guidance\.channels=0: expected a whole number of at least 1"):
         create_guidance({"name": name, "channels": 0})
 
 

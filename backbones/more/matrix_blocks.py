@@ -1,8 +1,10 @@
-"""RWKV-6 (Finch, arXiv 2404.05892) and RWKV-7 (Goose, arXiv 2503.14456) for images.
+"""Blocks with a matrix state and token-dependent decays: GLA, RWKV-6 and RWKV-7.
 
-Both have a matrix state with token-dependent decay; RWKV-7's is also rewritten along one direction.
-The token shift is the two-dimensional one of `backbones.rwkv`, by the layout's table of neighbours;
-each block scans one path, the next block another one (`layers.turns`).
+Gated linear attention is arXiv 2312.06635 as a diffusion block, after DiG (arXiv 2405.18428);
+RWKV-6 is Finch (arXiv 2404.05892); RWKV-7 is Goose (arXiv 2503.14456), whose state is also
+rewritten along one direction. A block scans one path with its state, the next block another one:
+forward and reversed, along rows and along columns, in turn (`layers.turns`). The RWKVs' token shift
+is the two-dimensional one of `backbones.rwkv`, by the layout's table of neighbours.
 
 In RWKV-7 the values of the first block travel with the tokens as `v_first`: later blocks mix them
 in, so a route gathers and scatters them like the residual stream (`carries`).
@@ -17,15 +19,58 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers import Block, head_norm, turns
-from backbones.more.more_spec import MatrixRWKVOptions
+from backbones.layers import Block, SwiGLU, head_norm, turns
+from backbones.more.more_spec import GLAOptions, MatrixRWKVOptions
 from backbones.ops.matrix_state import gla, rwkv7
 from backbones.ops.shift import grid_shift
 from backbones.rwkv import ChannelMix, Shift
 from backbones.sizes import Size, hidden_for, low_rank, matrix_head
 from routing.layout import Layout
 
+TEMPER = 16.0  # The decay is sigmoid(.)^(1/16): near 1 at the start, so that memory is long.
 SLOWEST = math.exp(-0.5)  # Log decays lie in (-e^-0.5, 0): 54 % of the state stay at least.
+
+
+class GatedLinearAttention(nn.Module):
+    """Token mixer: y_t = q_t^T S_t with S_t = diag(a_t) S_{t-1} + k_t v_t^T, normalised and gated.
+
+    Queries and keys have half the width, as in the paper.
+    """
+
+    def __init__(self, width: int, kernel: str) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.narrow, self.heads = width // 2, width // matrix_head(width)
+        rank = low_rank(width)
+        self.qkv = nn.Linear(width, 2 * self.narrow + 2 * width, bias=False)
+        self.decay_down = nn.Linear(width, rank, bias=False)
+        self.decay_up = nn.Linear(rank, self.narrow)
+        self.norm = nn.GroupNorm(self.heads, width, eps=1e-5)
+        self.output = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        """Mix tokens (B, T, D) that are in scan order."""
+        width = x.shape[-1]
+        q, k, v, gate = self.qkv(x).split([self.narrow, self.narrow, width, width], dim=-1)
+        logits = self.decay_up(self.decay_down(x))
+        g = F.logsigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))) / TEMPER
+        q, k, v, g = (z.unflatten(-1, (self.heads, -1)) for z in (q, k, v, g))
+        y = gla(q * q.shape[-1] ** -0.5, k, v, g, kernel=self.kernel)
+        return self.output(head_norm(y, self.norm) * F.silu(gate))
+
+
+class GLABlock(Block):
+    """Gated linear attention, then SwiGLU."""
+
+    branches = ("mixer", "mlp")
+
+    def __init__(self, size: Size, index: int, grid: tuple[int, int], options: GLAOptions) -> None:
+        super().__init__(index)
+        self.scans = (turns(index), None)
+        self.mixer = GatedLinearAttention(size.width, options.kernel)
+        spent = sum(p.numel() for p in self.mixer.parameters())
+        self.mlp = SwiGLU(size.width, hidden_for(size.width, spent, 3), bias=False)
+        self.operations = [("gla", options.kernel)]
 
 
 def decay_speed(width: int, index: int, depth: int) -> Tensor:
@@ -91,6 +136,7 @@ class RWKV6Block(Block):
 
     branches = ("time", "channel")
     mixer: Callable[[int, int, MatrixRWKVOptions], Any] = TimeMix6
+    operation = "rwkv6"
 
     def __init__(
         self, size: Size, index: int, grid: tuple[int, int], options: MatrixRWKVOptions
@@ -101,7 +147,7 @@ class RWKV6Block(Block):
         spent = sum(p.numel() for p in self.time.parameters()) + self.time.left_out
         hidden = hidden_for(width, spent, 2, width * width)
         self.channel = ChannelMix(width, hidden, options.missing)
-        self.operations = [(options.operation, options.kernel), ("shift", "auto")]
+        self.operations = [(self.operation, options.kernel), ("shift", "auto")]
         self.lookups = [(Layout.neighbours, options.missing), (Layout.reorder, turns(index))]
 
     def initialise(self) -> None:
@@ -196,6 +242,7 @@ class RWKV7Block(RWKV6Block):
 
     carries = ("v_first",)
     mixer = TimeMix7
+    operation = "rwkv7"
 
     def forward(
         self, x: Tensor, cond: Tensor, layout: Layout, state: dict[str, Tensor] | None = None
