@@ -1,12 +1,14 @@
 """All data sets by name: their options, what is known of them unread, errors of data (no torch).
 
-A data set is conf/data/NAME.yaml and a class `NameOptions` that experiments/data/__init__.py lists.
+A data set is conf/data/NAME.yaml and a class `NameOptions`, in a file NAME.py of its own or among
+those that experiments/data/__init__.py lists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Annotated, Any, ClassVar, cast
@@ -97,7 +99,10 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class ImageOptions(DataOptions):
-    """Options of a set of labelled images that fits in memory: `image_sets.read` returns them."""
+    """Options of a set of labelled images that fits in memory.
+
+    `image_sets.read` returns them; those in a file of its own have a method `read` that does.
+    """
 
     patch = 4
     dataset = "experiments.data.image_sets.PixelSet"
@@ -279,7 +284,10 @@ def names() -> tuple[str, ...]:
 def options_class(name: str) -> type[DataOptions]:
     """Return the class of a data set's options."""
     one_of("unknown data set", name, names(), DataError)
-    return cast(type[DataOptions], getattr(experiments.data, f"{name.capitalize()}Options"))
+    own = f"{name.capitalize()}Options"
+    home = experiments.data
+    home = home if own in home.__all__ else import_module(f"experiments.data.{name}")
+    return cast(type[DataOptions], getattr(home, own))
 
 
 def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:

@@ -180,8 +180,8 @@ class Dataset(abc.ABC):
             size, low, high = self.sizes[split], int(index.min()), int(index.max())
             if not 0 <= low <= high < (size or math.inf):
                 raise DataError(
-                    f"samples {low} to {high} of the {split} split of data={self.name}, which holds "
-                    f"{size or 'endless'} samples, counted from 0"
+                    f"samples {low} to {high} of the {split} split of data={self.name}, which "
+                    f"holds {size or 'endless'} samples, counted from 0"
                 )
 
 

@@ -70,7 +70,8 @@ def read(options: ImageOptions) -> LabelledImages:
         "icons": _icons,
         "torchvision": _torchvision,
     }
-    return readers[options.name](options)
+    made = readers.get(options.name, lambda own: own.read())
+    return made(options)
 
 
 # --- one set that is split here -------------------------------------------------------------------

@@ -1,4 +1,5 @@
 import pytest
+import torch
 from data_tools import latents, write_lightning, write_store, write_tars
 
 from experiments.config import compose, load, options_of
@@ -85,3 +86,28 @@ def test_what_is_not_there_is_described(tmp_path):
     assert describe(options)["num_classes"] == 1000 and fingerprint(options) == "absent"
     (tmp_path / "x.tar").write_bytes(b"nonsense")
     assert describe({"name": "latents", "path": str(tmp_path)})["shape"] == [4, 32, 32]
+
+
+def test_a_data_set_of_ones_own_is_one_file_and_one_yaml(tmp_path, monkeypatch):
+    """What CONTRIBUTING says, done: blobs.py is found by its name, described without torch, and read."""
+    (tmp_path / "blobs.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from experiments.data.data_options import ImageOptions\n"
+        "@dataclass(frozen=True)\n"
+        "class BlobsOptions(ImageOptions):\n"
+        "    name: str = 'blobs'\n"
+        "    sample_shape, class_count = (1, 8, 8), 2\n"
+        "    def read(self):\n"
+        "        import numpy as np\n"
+        "        from experiments.data.image_sets import LabelledImages\n"
+        "        images = np.arange(4 * 64, dtype=np.uint8).reshape(4, 1, 8, 8)\n"
+        "        split = images, np.array([0, 1, 0, 1])\n"
+        "        return LabelledImages({'train': split, 'test': split}, ['round', 'square'])\n"
+    )
+    import experiments.data
+
+    monkeypatch.setattr(experiments.data, "__path__", [*experiments.data.__path__, str(tmp_path)])
+    monkeypatch.setattr(data_options, "names", lambda: ("blobs", "digits"))
+    assert data_options.describe({"name": "blobs"})["shape"] == [1, 8, 8]
+    batch = experiments.data.create({"name": "blobs"}, task="class").batch(torch.arange(4), None)
+    assert batch.x.shape == (4, 1, 8, 8) and batch.y.tolist() == [0, 1, 0, 1]
