@@ -116,16 +116,12 @@ def code_commit(root: Path) -> str | None:
     """
     with contextlib.suppress(OSError, ValueError):
         return json_of((root / "snapshot.json").read_bytes())["commit"]
-
-    def git(*words: str) -> str:
+    describe = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=30
+            [*describe, "--dirty=+"], capture_output=True, text=True, check=True, timeout=30
         ).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
+    return None
 
 
 # --- locks ----------------------------------------------------------------------------------------

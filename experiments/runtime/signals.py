@@ -9,10 +9,10 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, SimpleNamespace
 
-_state: dict[str, str | int | None] = {"reason": None, "pid": None}
-_answering = False
+# The signal that asked for a stop; the process that handles signals; whether `answer` raises.
+_now = SimpleNamespace(reason=None, pid=None, answers=False)
 NAMES = ("SIGINT", "SIGTERM", "SIGUSR2")
 
 
@@ -27,45 +27,42 @@ class Asked(Exception):
 @contextlib.contextmanager
 def answered(now: bool = True) -> Iterator[None]:
     """Let `answer` raise inside the block: what is done there can be done again."""
-    global _answering
-    held, _answering = _answering, now
+    held, _now.answers = _now.answers, now
     try:
         yield
     finally:
-        _answering = held
+        _now.answers = held
 
 
 def answer() -> None:
     """Raise `Asked` inside `answered` if a stop was asked for; it costs nothing otherwise."""
-    reason = requested()
-    if _answering and reason is not None:
-        raise Asked(reason)
+    if _now.answers and _now.reason is not None:
+        raise Asked(_now.reason)
 
 
 def requested() -> str | None:
     """Return the name of the signal that asked for a stop, or None."""
-    return _state["reason"]  # type: ignore[return-value]
+    return _now.reason
 
 
 def request(reason: str) -> None:
     """Ask for a stop as a signal would."""
-    _state["reason"] = reason
+    _now.reason = reason
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    if os.getpid() != _state["pid"]:
+    if os.getpid() != _now.pid:
         # A forked worker inherited this handler; the parent got the signal too.
         return
     name = signal.Signals(number).name
-    if name == "SIGINT" and _state["reason"] is not None:
+    if name == "SIGINT" and _now.reason is not None:
         # Whatever asked first: a person who presses Ctrl-C again wants an end now.
         raise KeyboardInterrupt
-    if _state["reason"] is None:
-        _state["reason"] = name
+    if _now.reason is None:
+        _now.reason = name
         if name == "SIGINT":
-            os.write(
-                2, b"\nstopping after this step and a save; press Ctrl-C again to stop at once\n"
-            )
+            said = "stopping after this step and a save; press Ctrl-C again to stop at once"
+            os.write(2, f"\n{said}\n".encode())
 
 
 @contextlib.contextmanager
@@ -75,20 +72,18 @@ def installed() -> Iterator[None]:
     A block inside another one leaves handlers and what was asked for to the outer one: a signal
     that came between the two must not be forgotten.
     """
-    if _state["pid"] == os.getpid():
+    if _now.pid == os.getpid():
         yield
         return
-    _state.update(reason=None, pid=os.getpid())
+    _now.reason, _now.pid = None, os.getpid()
     held = {}
-    for name in NAMES:
-        number = getattr(signal, name, None)
-        if number is not None:
-            # Only the main thread may set handlers; a notebook's worker thread goes without.
-            with contextlib.suppress(ValueError):
-                held[number] = signal.signal(number, _handle)
+    for number in (getattr(signal, name) for name in NAMES if hasattr(signal, name)):
+        # Only the main thread may set handlers; a notebook's worker thread goes without.
+        with contextlib.suppress(ValueError):
+            held[number] = signal.signal(number, _handle)
     try:
         yield
     finally:
         for number, handler in held.items():
             signal.signal(number, handler)
-        _state["pid"] = None
+        _now.pid = None

@@ -86,6 +86,11 @@ def train(config: Config, *, quiet: bool = False) -> Path:
             except BaseException as error:
                 last = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
                 with contextlib.suppress(OSError):  # on a full disk the first error counts
+                    # There may be no room for a second file; the heartbeat has room of its own.
+                    known = json.dumps(
+                        run_folder.read(folder / "status.json") | {"status": "failed"}
+                    )
+                    (folder / "status.json").write_text(known)
                     log.write_status(folder, "failed", error=last, steps=steps)
                 raise
     return folder
