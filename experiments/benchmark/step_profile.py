@@ -232,22 +232,21 @@ class BlockRun:
 
 def block_times(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
     """Time a block of every family at every length; return one row per length."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for size in o.size:
         width = parse_size(size).width
         for tokens in o.block_tokens:
             batch = max(1, VALUES // (tokens * width)) if device.type == "cpu" else o.batch
             blocks = [BlockRun(name, size, tokens, batch, device) for name in o.backbone]
             timed, _ = interleave(blocks, o, device)
-            row: dict[str, Any] = {"size": size, "tokens": tokens, "batch": batch}
-            for i, (name, block) in enumerate(zip(o.backbone, blocks, strict=True)):
+            rows.append({"size": size, "tokens": tokens, "batch": batch})
+            for name, block, seconds in zip(o.backbone, blocks, timed, strict=True):
                 kept = kept_bytes(block.forward, block.block)
-                row[name] = {
-                    "seconds_per_image": float(np.median(timed[i])) / batch,
-                    "relative": ratio(timed[i], timed[0]),
+                rows[-1][name] = {
+                    "seconds_per_image": float(np.median(seconds)) / batch,
+                    "relative": ratio(seconds, timed[0]),
                     "kept_bytes_per_token": kept / (batch * tokens),
                 }
-            rows.append(row)
     return rows
 
 
@@ -255,9 +254,6 @@ def crossings(rows: list[dict[str, Any]], names: Sequence[str]) -> dict[str, int
     """Return for each family after the first the fewest tokens from which on it is cheaper."""
     found: dict[str, int | None] = {}
     for name in names[1:]:
-        found[name] = None
-        for row in sorted(rows, key=lambda r: r["tokens"], reverse=True):
-            if row[name]["relative"] >= 1:
-                break
-            found[name] = row["tokens"]
+        dear = max((row["tokens"] for row in rows if row[name]["relative"] >= 1), default=0)
+        found[name] = min((row["tokens"] for row in rows if row["tokens"] > dear), default=None)
     return found

@@ -103,8 +103,12 @@ def sentence(error: Exception) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
-        ours = error.name is None or error.name.partition(".")[0] in PACKAGES
-        return None if ours else _missing(str(error.name))
+        if error.name is None or error.name.partition(".")[0] in PACKAGES:
+            return None
+        return (
+            f"{sys.executable} has no package {error.name!r}; type `make env` in {ROOT} and use "
+            f".venv/bin/python there, or `{sys.executable} -m pip install {error.name}`"
+        )
     if isinstance(error, RuntimeError):
         return next((said for part, said in _KNOWN.items() if part in str(error)), None)
     if not isinstance(error, OSError):
@@ -120,18 +124,6 @@ def sentence(error: Exception) -> str | None:
         f"{error.filename} cannot be used ({error.strerror}); give a folder that you can write "
         "to, such as paths.runs=FOLDER, --out FOLDER or the OUT of prepare"
     )
-
-
-def _missing(package: str) -> str:
-    """Return the sentence for a package that this Python does not have, as before `make env`."""
-    own = ROOT / ".venv" / "bin" / "python"
-    if own.exists() and Path(sys.prefix).resolve() != own.parents[1].resolve():
-        advice = f"type {own} in its place, or `source {own.with_name('activate')}` first"
-    elif (ROOT / "pyproject.toml").exists():
-        advice = f"type `make env` in {ROOT}, or `{sys.executable} -m pip install -e {ROOT}`"
-    else:
-        advice = f"type `{sys.executable} -m pip install {package}`"
-    return f"{sys.executable} has no package {package!r}; {advice}"
 
 
 # What others raise as a RuntimeError, by a part of its message.

@@ -85,13 +85,13 @@ def train(config: Config, *, quiet: bool = False) -> Path:
                 raise
             except BaseException as error:
                 last = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-                with contextlib.suppress(OSError):  # on a full disk the first error counts
-                    # There may be no room for a second file; the heartbeat has room of its own.
-                    known = json.dumps(
-                        run_folder.read(folder / "status.json") | {"status": "failed"}
-                    )
-                    (folder / "status.json").write_text(known)
+                try:
                     log.write_status(folder, "failed", error=last, steps=steps)
+                except OSError:
+                    # On a full disk a second file has no room, and the heartbeat room of its own.
+                    known = run_folder.read(folder / "status.json") | {"status": "failed"}
+                    with contextlib.suppress(OSError):
+                        (folder / "status.json").write_text(json.dumps(known))
                 raise
     return folder
 
