@@ -32,11 +32,11 @@ NOTES = (
 )
 
 
-def table(rows: Sequence[dict[str, Any]], columns: Mapping[str, tuple[str, float, str]]) -> str:
-    """Lay out rows; a column is a dotted key of theirs, a factor and a format.
+Column = tuple[str, float, str]  # a key of a row, a factor and a format
 
-    The first column is to the left, the others to the right; what a row lacks is left empty.
-    """
+
+def table(rows: Sequence[dict[str, Any]], columns: Mapping[str, Column]) -> str:
+    """Lay out rows, the first column to the left, the others to the right; no value: no text."""
     frame = pd.json_normalize(rows).dropna(axis=1, how="all")
     shown = pd.DataFrame({
         title: (frame[key] * factor).map(form.format, na_action="ignore")
@@ -129,7 +129,7 @@ def profile_table(profiles: dict[str, dict[str, float]]) -> str:
 def blocks_table(rows: Sequence[dict[str, Any]]) -> str:
     """Print one block of every family by tokens, and where each becomes the cheaper one."""
     names = [k for k, v in rows[0].items() if isinstance(v, dict)]
-    columns = {"block": ("size", 1, "{}"), "tokens": ("tokens", 1, "{}")}
+    columns: dict[str, Column] = {"block": ("size", 1, "{}"), "tokens": ("tokens", 1, "{}")}
     for name in names:
         columns[f"{name} ms/img"] = (f"{name}.seconds_per_image", 1e3, "{:.2f}")
         columns[f"{name}/{names[0]}"] = (f"{name}.relative", 1, "{:.2f}")

@@ -24,6 +24,7 @@ _TYPES = {
     int: "a whole number", float: "a number", str: "a word", bool: "true or false",
     type(None): "null",
 }  # fmt: skip
+_BOUNDS = (("of at least", ge), ("above", gt), ("at most", le), ("below", lt))
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ class Key:
             return not self.among or value in self.among
         if not isinstance(value, int | float) or isinstance(value, bool):
             return True
-        bounds = ((self.least, ge), (self.above, gt), (self.most, le), (self.below, lt))
+        ends = zip(_BOUNDS, (self.least, self.above, self.most, self.below), strict=True)
         finite = isinstance(value, int) or math.isfinite(value)
-        return finite and all(bound is None or fits(value, bound) for bound, fits in bounds)
+        return finite and all(bound is None or fits(value, bound) for (_, fits), bound in ends)
 
     def expected(self, kind: Any) -> str:
         """Return in words what a value of this type has to be."""
@@ -76,10 +77,9 @@ class Key:
             return f"{'one of ' * (len(self.among) > 1)}{' '.join(self.among)}"
         if kind not in (int, float):
             return _TYPES.get(kind, "a mapping of keys")
-        ends = ("of at least", self.least), ("above", self.above)
-        ends += ("at most", self.most), ("below", self.below)
-        bounds = " and ".join(f"{word} {bound:,}" for word, bound in ends if bound is not None)
-        return f"{_TYPES[kind]} {bounds}".rstrip()
+        ends = zip(_BOUNDS, (self.least, self.above, self.most, self.below), strict=True)
+        bounds = [f"{words} {bound:,}" for (words, _), bound in ends if bound is not None]
+        return f"{_TYPES[kind]} {' and '.join(bounds)}".rstrip()
 
     def check(
         self, name: str, value: Any, error: type[UserError], kind: Any = str, tip: Any = None

@@ -136,7 +136,8 @@ def draw_curve(folder: Path) -> str | None:
     if not found:
         return None
     steps, losses = zip(*found, strict=True)
-    axes = Figure(figsize=(6, 3.2), layout="constrained").subplots()
+    figure = Figure(figsize=(6, 3.2), layout="constrained")
+    axes = figure.subplots()
     if len(steps) < 20:  # a mean over so few lags behind them
         axes.plot(steps, losses, "o-", linewidth=0.8, clip_on=False, label="logged")
     else:
@@ -150,5 +151,5 @@ def draw_curve(folder: Path) -> str | None:
     axes.legend(frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     with atomic_path(folder / "loss.png") as temporary:
-        axes.figure.savefig(temporary, dpi=150)
+        figure.savefig(temporary, dpi=150)
     return "loss.png"
