@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,15 +33,8 @@ def split(text: str, key: str = "init=") -> tuple[Path, int | None]:
     if text == "required":
         raise InitError("this recipe goes on from another run's weights: say which with init=RUN")
     # A run has an @ of its own in its name (2-8@0.75); a step is what follows the last one.
-    head, at, tail = text.rpartition("@")
-    number = tail.isascii() and tail.isdigit()
-    if at and not number and Path(text).expanduser().exists():
-        at = ""
-    path, step = (head, tail) if at else (text, "")
-    if at and not number:
-        raise InitError(
-            f"{key}{text}: expected RUN or RUN@STEP with a whole number, got step {step!r}"
-        )
+    named = re.fullmatch(r"(.+)@([0-9]+)", text)
+    path, step = (named[1], int(named[2])) if named else (text, None)
     found = Path(path).expanduser()
     if not found.exists() and glob.has_magic(path):
         # A shell leaves init=runs/dit-* as it is, and run folders end in a hash.
@@ -51,8 +45,11 @@ def split(text: str, key: str = "init=") -> tuple[Path, int | None]:
         found = Path(fits[0])
     if not found.exists():
         siblings = [p.name for p in found.parent.iterdir()] if found.parent.is_dir() else []
-        raise InitError(f"{key}{text}: {found} does not exist{suggest(found.name, siblings)}")
-    return found, int(step) if at else None
+        raise InitError(
+            f"{key}{text}: {found} does not exist; expected RUN, or RUN@STEP with a whole number"
+            f"{suggest(found.name, siblings)}"
+        )
+    return found, step
 
 
 def parent_digest(text: str) -> str:
