@@ -87,25 +87,27 @@ def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:
             with safe_open(path, "numpy") as handle:
                 about = handle.metadata()
             told = {key: json_of(about[key]) for key in ("config", "model")}
-        theirs, parent = told["config"]["objective"], dict(told["model"])
-        # REPA's projector stays behind.
-        there, here = (cost(**{**of, "align": None}).params for of in (parent, model))
-        old, new = (
-            parse_size(of["size"], *(of.get(key) for key in ("depth", "width", "heads"))).heads
-            for of in (parent, model)
-        )
+        theirs, there = told["config"]["objective"], _facts(told["model"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
         raise InitError(
             f"init={text}: {path} does not say which model it is of; name a run, or weights that "
             "this suite exported"
         ) from None
     check_weights(f"init={text}", theirs, objective)
-    if (parent["name"], there, old) != (model["name"], here, new):
+    if there != (here := _facts(model)):
+        old, new = (
+            "{} with {:,} parameters and {} heads".format(*facts) for facts in (there, here)
+        )
         raise InitError(
-            f"init={text}: {parent['name']} with {there:,} parameters and {old} heads does not fit "
-            f"{model['name']} with {here:,} and {new}; give both the same backbone, size, data and "
+            f"init={text}: {old} does not fit {new}; give both the same backbone, size, data and "
             "learned parts"
         )
+
+
+def _facts(model: Mapping[str, Any]) -> tuple[str, int, int]:
+    """Return a model's family, parameters without REPA's projector, which stays behind, heads."""
+    size = parse_size(model["size"], *(model.get(key) for key in ("depth", "width", "heads")))
+    return model["name"], cost(**{**model, "align": None}).params, size.heads
 
 
 def _weights(text: str) -> Path:

@@ -134,16 +134,11 @@ _KNOWN = {
     "determine home directory": "a path begins with ~NAME and this machine has no user of that "
     "name; write the path in full, or ./~NAME for what bears that name here",
 }
-_LONGEST = 1000
 
 
 def print_error(error: object) -> None:
-    """Print one line: of a message beyond bounds its beginning and its end, which is the advice."""
-    text = str(error)
-    if len(text) > _LONGEST:
-        head, tail = text[: _LONGEST * 2 // 3], text[-_LONGEST // 4 :]
-        text = f"{head} ... ({len(text) - len(head) - len(tail)} characters) ... {tail}"
-    print(f"error: {text}", file=sys.stderr)
+    """Print the one line that a command ends with."""
+    print(f"error: {error}", file=sys.stderr)
 
 
 def run_command(
