@@ -105,13 +105,8 @@ def _around(event: Any, name: str) -> Any:
     return event
 
 
-def _own(event: Any, cuda: bool) -> float:
-    """The microseconds of an operation without those inside it, of the GPU if `cuda`."""
-    return float(event.self_device_time_total if cuda else event.self_cpu_time_total)
-
-
-def attribute(events: list[Any], cuda: bool) -> dict[str, float]:
-    """Sum the own microseconds of a torch profile's operations by part, of the GPU if `cuda`."""
+def attribute(events: list[Any], clock: str) -> dict[str, float]:
+    """Sum the microseconds of a torch profile's operations by part; `clock` is their attribute."""
     made: dict[int, str] = {}  # the part of the operation that made each autograd node
     totals: dict[str, float] = defaultdict(float)
     tasks = {event: _around(event, "autograd::engine::evaluate_function") for event in events}
@@ -129,13 +124,15 @@ def attribute(events: list[Any], cuda: bool) -> dict[str, float]:
         else:
             part = made.get(task.sequence_nr, "draw, loss")
         scanned = part == NORM and event.name == "aten::index_select"
-        totals[SCAN if scanned else part] += _own(event, cuda)
+        totals[SCAN if scanned else part] += getattr(event, clock)
     return totals
 
 
 def profile(step: Step, rounds: int = 2) -> dict[str, float]:
     """Return each part's share of a step's time, which sum to 1, and the shares of `WITHIN`."""
-    cuda, kinds = step.device.type == "cuda", torch.profiler.supported_activities()
+    kinds = torch.profiler.supported_activities()
+    # The time of an operation without those inside it.
+    clock = f"self_{'device' if step.device.type == 'cuda' else 'cpu'}_time_total"
     step()
     with _scopes(step):
         step()
@@ -143,10 +140,12 @@ def profile(step: Step, rounds: int = 2) -> dict[str, float]:
             for _ in range(rounds):
                 step()
     events = list(seen.events())
-    totals = attribute(events, cuda)
+    totals = attribute(events, clock)
     whole = sum(totals.values())
     for kind, names in WITHIN.items():
-        totals[kind] = sum(_own(event, cuda) for event in events if event.name.startswith(names))
+        totals[kind] = sum(
+            getattr(event, clock) for event in events if event.name.startswith(names)
+        )
     return {part: totals[part] / whole for part in (*PARTS, *WITHIN)}
 
 
