@@ -128,7 +128,15 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
     plural = "s" * (threads > 1)
     console.say(f"device      {where}, {threads} thread{plural}, {config.train.precision}{other}")
     console.say()
-    _check_scores(trainer, console)
+    # Guidance, sampler and what a score lacks (weights, a reference) are refused or said before
+    # training, not after the last step.
+    SamplingPipeline.make(trainer.model, config)
+    if config.eval["name"] != "none" and state.step < steps:
+        if trainer.dataset.can_decode:
+            for note in scoring.check(config, trainer.dataset, trainer.device):
+                console.once(note)
+        else:  # there is still a model to train, and to score elsewhere
+            console.say(f"no pictures and no scores in this run: {trainer.dataset.cannot_decode}")
     log.open_tracker(config.log, folder, config.name, config.to_dict(), accelerator)
     if accelerator.is_main_process:  # nothing is refused any more: a finished run may change
         (folder / "summary.json").unlink(missing_ok=True)
@@ -144,22 +152,6 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
     show_results(console, folder)
 
 
-def _check_scores(trainer: Trainer, console: log.Console) -> None:
-    """Refuse before training what the run's pictures and scores cannot have."""
-    config, dataset = trainer.config, trainer.dataset
-    # Guidance and sampler are refused before training too, if they do not fit this model.
-    SamplingPipeline.make(trainer.model, config)
-    if config.eval["name"] == "none" or trainer.state.step >= config.train.steps:
-        return
-    if not dataset.can_decode:
-        # Without an autoencoder there is still a model to train, and to score elsewhere.
-        console.say(f"no pictures and no scores in this run: {dataset.cannot_decode}")
-        return
-    # What a score lacks (weights, a reference) is said now, not after the last step.
-    for note in scoring.check(config, dataset, trainer.device):
-        console.once(note)
-
-
 # --- files ---------------------------------------------------------------------------------------
 
 
@@ -169,13 +161,11 @@ def environment() -> dict[str, Any]:
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
-    device = f"{processor()}, {os.cpu_count()} cores"
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_name()
+    gpu = torch.cuda.is_available()
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
-        "device": device,
+        "device": torch.cuda.get_device_name() if gpu else f"{processor()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
         "spins": os.environ.get("GOMP_SPINCOUNT"),
         "packages": versions,
