@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from routing.errors import UserError
 
@@ -56,11 +57,6 @@ class Interrupted(Exception):
         self.step = step
 
 
-# A folder that cannot be used is the user's to mend; a missing file may be our mistake.
-_FOLDER_ERRORS = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
-    errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE,
-)  # fmt: skip
 _NOT_DISKS = ("/proc/", "/sys/", "/dev/")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -88,14 +84,11 @@ def check_packages() -> None:
 _python_format = warnings.formatwarning
 
 
-def _plain(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int,
-    line: str | None = None,
-) -> str:  # fmt: skip
+def _plain(message: Warning | str, category: type[Warning], *where: Any, **line: Any) -> str:
     # Ours are sentences for the user; of others, where they come from is half of what they say.
     if category.__module__.split(".")[0] in PACKAGES:
         return f"warning: {message}\n"
-    return _python_format(message, category, filename, lineno, line)
+    return _python_format(message, category, *where, **line)
 
 
 def sentence(error: Exception) -> str | None:
@@ -116,9 +109,10 @@ def sentence(error: Exception) -> str | None:
     if error.errno in _FULL:
         where = f" under {error.filename}" if error.filename else ""
         return f"the disk is full{where}; free some space and type the same command to go on"
-    # Nothing can be made below /proc and the like: the system says that the parent is missing.
-    missing = error.errno == errno.ENOENT and str(error.filename or "").startswith(_NOT_DISKS)
-    if error.filename is None or not (missing or error.errno in _FOLDER_ERRORS):
+    # A folder that cannot be used is the user's to mend; a missing file may be our mistake, but for
+    # what nothing can be made below: there the system says that the parent is missing.
+    ours = error.errno in (None, errno.ENOENT) and not str(error.filename).startswith(_NOT_DISKS)
+    if error.filename is None or ours:
         return None
     return (
         f"{error.filename} cannot be used ({error.strerror}); give a folder that you can write "
