@@ -324,10 +324,7 @@ def _check_routing(config: Config) -> None:
             f"name one of {' '.join(ENCODERS)}"
         )
     block = given.get("block", AlignOptions.block)
-    if type(block) is not int or not 0 <= block < config.depth:
-        raise RouteError(
-            f"backbone.align.block={block}: {name} has {config.depth} blocks, 0..{config.depth - 1}"
-        )
+    Key(least=0, below=config.depth).check("backbone.align.block", block, RouteError, int)
     channels = given.get("channels", AlignOptions.channels)
     if channels != ENCODERS[encoder]:
         raise RouteError(

@@ -116,8 +116,7 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
         state.start_from(config, console.say)
     if accelerator.is_main_process:
         log.write_status(folder, "running", step=state.step, steps=steps)
-    for line in banner_lines(config, trainer.cost, trainer.model.describe()):
-        console.say(line)
+    console.say("\n".join(banner_lines(config, trainer.cost, trainer.model.describe())))
     about = f"resumed at step {state.step}" if resumed else "new; the same command resumes it"
     if config.init and not resumed:
         about += f"; weights from {config.init}"

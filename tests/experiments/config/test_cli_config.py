@@ -429,7 +429,7 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
         ("data=digits eval.metrics=[fd,adherence]", "metric adherence needs data=scenes"),
         ("data=scenes eval=digits", "digits-classifier is for data=digits, here is the data set scenes"),
         ("data=digits eval.samples=3", "with 3 neighbours need more images than that, got 3"),
-        ("data=digits train.encoder=random backbone.align={{channels:64,block:12}}", "12 blocks, 0..11"),
+        ("data=digits train.encoder=random backbone.align={{channels:64,block:12}}", "align.block=12: expected a whole number of at least 0 and below 12"),
         ("data=digits train.encoder=probe", "pictures of 32x32, and those of data=digits are 8x8"),
         ("data=digits eval.features=[scenes-probe] eval.metrics=[fd]", "pictures of 32x32, and those of data=digits are 8x8"),
         ("data=digits sampler.reuse=2-80", "sampler.reuse 2-80: .* has 12 blocks"),
