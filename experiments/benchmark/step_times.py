@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.utils.benchmark
 from torch import Tensor, nn
 
 from backbones.cost import Cost, cost
@@ -184,8 +183,13 @@ def interleave(
         The seconds as an array (variants, rounds), and the matmul's FLOP/s (rounds,) beside them.
     """
     warm = EAGER + 1 if o.graphs else 2  # a step is recorded after so many
-    # That of the wall waits for CUDA.
-    timer = time.process_time if o.clock == "cpu" else torch.utils.benchmark.timer
+
+    def wall() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    timer = time.process_time if o.clock == "cpu" else wall
     matmul, flops = peak(device, o.precision)
     for run in (*runs, matmul):
         for _ in range(warm):

@@ -17,7 +17,6 @@ from timeit import timeit
 from typing import Any
 
 import torch
-import torch.utils.benchmark
 import yaml
 
 from backbones import Cost
@@ -291,8 +290,8 @@ def bf16_speed(runs: list[Config], accelerator: Any) -> float:
         with out_of_memory(high - low):
             trainer.backward(trainer.loss(rows, batch))
         trainer.state.optimizer.zero_grad()
+        if trainer.device.type == "cuda":
+            torch.cuda.synchronize()
 
-    # The timer waits for CUDA.
-    seconds = partial(timeit, timer=torch.utils.benchmark.timer, number=1)
-    pairs = [[seconds(partial(one_pass, run)) for run in runs] for _ in range(1 + ROUNDS)]
+    pairs = [[timeit(partial(one_pass, run), number=1) for run in runs] for _ in range(1 + ROUNDS)]
     return statistics.median(fp32 / bf16 for fp32, bf16 in pairs[1:])
