@@ -282,7 +282,10 @@ def test_expand():
         ({"name": "edm", "sigma_max": 0.001}, "sigma_min < sigma_max is needed"),
         ({"name": "flow", "times": "logit"}, "lognormal uniform"),
         ({"name": "ddpm", "steps": 2.5}, "whole number"),
-        ({"name": "ddpm", "beta_end": 2}, "expected a number above 0 and below 1; try objective.beta_end=0.02"),
+        (
+            {"name": "ddpm", "beta_end": 2},
+            "expected a number above 0 and below 1; try objective.beta_end=0.02",
+        ),
         ({"name": "ddpm", "beta_start": None}, "objective.beta_start=null: expected a number"),
         ({"name": "edm", "p_mean": float("nan")}, "objective.p_mean=nan: expected a finite number"),
         ({"name": "edm", "sigma_max": float("inf")}, "expected a number above 0"),

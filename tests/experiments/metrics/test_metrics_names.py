@@ -69,7 +69,10 @@ def test_yaml_has_every_option_with_a_comment(path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"metrics": ("fdi",)}, "eval.metrics 'fdi': expected one of fd, sfid, .*; did you mean fd"),
+        (
+            {"metrics": ("fdi",)},
+            "eval.metrics 'fdi': expected one of fd, sfid, .*; did you mean fd",
+        ),
         ({"metrics": ("precison",)}, "did you mean precision"),
         ({"metrics": ()}, "no metric was asked for"),
         ({"metrics": 5}, "eval.metrics=5: expected a list of names"),
