@@ -41,9 +41,9 @@ def guidance(study: Study) -> Plot | None:
         for text, part in () if scored.empty else scored.groupby("guidance"):
             if mean := mean_std(list(guidance_table.by_seed(part).values())):
                 metric, step = part[["metric", "step"]].iloc[0]
-                more = {"backbone": base.backbone, "metric": metric, **_rates(str(text))}
+                model = {"backbone": base.backbone, "metric": metric, **_rates(str(text))}
                 score = {"value": mean.mean, "std": mean.std, "n": mean.n, "step": int(step)}
-                rows.append({**own, **more, **score})
+                rows.append({**own, **model, **score})
     if not rows:
         return None
     frame = pd.DataFrame(rows)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from analysis.runs.cells import Base, Cell, Study, is_usual
 from analysis.tables import paper
 from analysis.tables import table as tables
-from analysis.tables.table import MEMORY, PAIRED, Column, Table, Value, build, published
+from analysis.tables.table import PAIRED, Column, Table, Value, build, published
 
 Rows = list[tuple[object, str, Cell | None]]  # a value of the axis, its name, its cell
 
@@ -122,7 +122,7 @@ def along(study: Study, name: str) -> Table:
         Column(axis.label, numeric=False),
         Column("Ours", better=tables.better_end(study)),
         Column("\u0394 to dense"),
-        MEMORY,
+        *tables.memory_columns(study, "Memorisation"),
         *Column.each("Paper", "Paper \u0394", published=True),
     )
     rows = [
@@ -141,7 +141,7 @@ def scan_order(study: Study) -> Table:
         Column("Selection", numeric=False),
         Column("Score", better=tables.better_end(study)),
         *Column.each("\u0394 to dense", "\u0394 to random"),
-        MEMORY,
+        *tables.memory_columns(study, "Memorisation"),
         Column("Paper", numeric=False, published=True),
     )
     rows: list[tuple[str, list[Value]]] = []

@@ -112,7 +112,7 @@ def masking(study: Study) -> Table:
     for what in _BUDGETS.values():
         columns += [Column(f"Equal {what}", better=end), Column(f"\u0394 {what}")]
     columns += [Column("Own end", better=None if mixed else end), Column("\u0394 own end")]
-    columns += [tables.MEMORY, Column("Hours", decimals=3)]
+    columns += [*tables.memory_columns(study, "Memorisation"), Column("Hours", decimals=3)]
     columns += Column.each("Paper (400K)", "Paper hours", published=True)
     known = {row["method"]: row for row in paper.rows("masking") if row["steps_k"] == 400}
     rows: list[tuple[str, list[Value]]] = []

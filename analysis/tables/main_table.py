@@ -18,7 +18,7 @@ from analysis.runs.run_files import model_arguments
 from analysis.runs.seed_statistics import paired
 from analysis.tables import paper
 from analysis.tables import table as tables
-from analysis.tables.table import MEMORY, PAIRED, Column, Entry, Table, Value, build, published
+from analysis.tables.table import PAIRED, Column, Entry, Table, Value, build, published
 from backbones.sizes import parse_size
 
 Rows = list[tuple[str, list[Value]]]
@@ -359,8 +359,8 @@ _OURS = (
     Column("Tokens", decimals=0),
     *Column.each("Dense", "+ TREAD", "\u0394"),
     *Column.each("Dense GMACs", "Routed GMACs", decimals=3),
-    *(replace(MEMORY, label=f"Memorisation, {what}") for what in ("dense", "+ TREAD")),
 )
+_MEMORY = ("Memorisation, dense", "Memorisation, + TREAD")
 _PAPER = (
     Column("Paper", numeric=False, published=True),
     *Column.each("Paper dense", "Paper + TREAD", published=True),
@@ -389,7 +389,8 @@ def _against(study: Study, name: str, title: str, task: str, bases: Sequence[Bas
     theirs = [f"{row['task']}, DiT-B/2, FID-10K", row["dense"], row["tread"], costs]
     rows = [(tables.heading(base, *base.pair()), [*_costs_row(base), *theirs]) for base in bases]
     notes = tables.paper_notes("resolution", PAIRED, _MACS, *tables.memory_notes(study))
-    return build(name, title, (*_OURS, *_PAPER), rows, notes, [("none run", theirs)])
+    columns = (*_OURS, *tables.memory_columns(study, *_MEMORY), *_PAPER)
+    return build(name, title, columns, rows, notes, [("none run", theirs)])
 
 
 def tokens(study: Study) -> Table:
@@ -407,7 +408,8 @@ def tokens(study: Study) -> Table:
                 rows.append((f"{model}, {data}: {base.metric}{shown}", _costs_row(base)))
     note = "Patch sizes share features, so their distances compare. The paper publishes none."
     notes = (PAIRED, _MACS, *tables.memory_notes(study), note)
-    return build("tokens", "256 against 1024 tokens", _OURS, rows, notes)
+    columns = (*_OURS, *tables.memory_columns(study, *_MEMORY))
+    return build("tokens", "256 against 1024 tokens", columns, rows, notes)
 
 
 def token_count(base: Base) -> int | None:

@@ -1,5 +1,6 @@
 """A table as LaTeX (booktabs, siunitx), CSV or HTML, escaped for each, and its files."""
 
+import itertools
 import math
 import textwrap
 from pathlib import Path
@@ -132,15 +133,13 @@ def _latex_float(part: Table, rows: list[Row], page: float, continued: bool) -> 
         rf"    {' & '.join(heads)} \\",
         r"    \midrule",
     ]
-    group = None
-    for row in rows:
-        if row.group and row.group != group:
-            if group is not None:
-                lines.append(r"    \addlinespace")
-            group = row.group
-            box = rf"\multicolumn{{{len(places)}}}{{@{{}}{ragged}{{{width - 0.05:.2f}in}}@{{}}}}"
+    box = rf"\multicolumn{{{len(places)}}}{{@{{}}{ragged}{{{width - 0.05:.2f}in}}@{{}}}}"
+    for group, own_rows in itertools.groupby(rows, key=lambda row: row.group):
+        if group:
+            lines += [r"    \addlinespace"] * (lines[-1] != r"    \midrule")
             lines.append(rf"    {box}{{\emph{{{latex_escape(group)}}}}} \\")
-        lines.append("    " + " & ".join(_latex_entry(entry) for entry in row.entries) + r" \\")
+        for row in own_rows:
+            lines.append("    " + " & ".join(map(_latex_entry, row.entries)) + r" \\")
     return [*lines, r"    \bottomrule", r"  \end{tabular}", rf"\end{{{kind}}}"]
 
 

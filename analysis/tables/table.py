@@ -13,6 +13,7 @@ get exactly 1; what they get stands in the note.
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
@@ -70,7 +71,6 @@ class Entry:
 
 # Hours of two machines say nothing about routing.
 OTHER_MACHINE = Entry("other machine")
-NOT_SCORED = Entry("not scored")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Column:
     published: bool = False
     decimals: int = 2
     unit: str = ""
-    optional: bool = False  # left out where none of its entries was scored
+    shown: bool = True  # else its entries are left out
 
     def entry(self, value: Value) -> Entry:
         """Return a value as an entry; no number is `missing`, of others' columns not published."""
@@ -215,11 +215,7 @@ def build(
                 if row[place].value == best and not row[place].few:
                     row[place] = replace(row[place], best=True)
     made = [Row(group, tuple(row)) for (group, _), row in zip(rows, entries, strict=True)]
-    kept = [
-        place
-        for place, column in enumerate(columns)
-        if not column.optional or any(row[place] != NOT_SCORED for row in entries)
-    ]
+    kept = [place for place, column in enumerate(columns) if column.shown]
     notes = (*notes, *_mark_notes(made))
     return Table(name, title, tuple(columns), tuple(made), notes).only(kept)
 
@@ -255,15 +251,14 @@ def markdown(table: Table) -> str:
     lines = [f"### {markdown_escape(table.title)}", ""]
     lines.append("| " + " | ".join(markdown_escape(head(c)) for c in table.columns) + " |")
     lines.append("|" + "|".join(" ---: " if c.numeric else " :--- " for c in table.columns) + "|")
-    group = None
-    for row in table.rows:
-        if row.group and row.group != group:
-            group = row.group
+    for group, rows in itertools.groupby(table.rows, key=lambda row: row.group):
+        if group:
             cells = [f"**{markdown_escape(group)}**", *[""] * (len(table.columns) - 1)]
             lines.append("| " + " | ".join(cells) + " |")
-        texts = [markdown_escape(plain(entry)) for entry in row.entries]
-        texts = [f"**{t}**" if e.best else t for t, e in zip(texts, row.entries, strict=True)]
-        lines.append("| " + " | ".join(texts) + " |")
+        for row in rows:
+            texts = [markdown_escape(plain(entry)) for entry in row.entries]
+            texts = [f"**{t}**" if e.best else t for t, e in zip(texts, row.entries, strict=True)]
+            lines.append("| " + " | ".join(texts) + " |")
     lines += ["", *(f"- {markdown_escape(note)}" for note in table.notes)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -344,13 +339,16 @@ def paper_notes(table: str, *ours: str) -> tuple[str, ...]:
     return (*ours, f"Paper: {paper.citation(table)}.", *([note] if note else []))
 
 
-MEMORY = Column("Memorisation", decimals=3, optional=True)
+def memory_columns(study: Study, *labels: str) -> tuple[Column, ...]:
+    """Return a column per label, not shown where no run was scored."""
+    shown = any(base.memory for base in study.bases)
+    return Column.each(*labels, decimals=3, shown=shown)
 
 
 def memory(base: Base, *cells: Cell | None) -> list[Value]:
     """Return each cell's memorisation; endless data cannot be memorised: it is never missing."""
     if base.memory is None:
-        return [NOT_SCORED for _ in cells]
+        return [Entry("not scored") for _ in cells]
     return [cell.estimate(f"score.{base.memory}") if cell else None for cell in cells]
 
 
