@@ -137,7 +137,7 @@ def cost(
     if align is not None:
         to = build_options(AlignOptions, align, "align")
         sides = ((d, to.hidden), (to.hidden, to.hidden), (to.hidden, to.channels))
-        parts += [_layer(*side, tokens=0) for side in sides]
+        parts += [_layer(inputs, outputs, 0) for inputs, outputs in sides]
 
     def total(counts: Sequence[int], kept: int, mixing: bool) -> int:
         around = sum(p.linear + p.kept * kept + mixing * p.mixing for p in parts)
