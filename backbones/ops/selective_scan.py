@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from backbones.ops import matrix_state
 from backbones.ops.dispatch import choose, full_precision, kernel_function, work_dtype
 
-SPAN = 16  # Tokens per recomputed piece.
+SPAN = 8  # Tokens per recomputed piece.
 
 
 def reference(
