@@ -388,9 +388,9 @@ class StackPass:
         blocks, device, stream = self.stack.blocks[first:end], self.x.device.type, self.x.dtype
         # Tables are made and conditions picked here: a block that did it would be compiled once
         # for every index, and once more for the tables that are there already.
-        for block in blocks:
-            if hasattr(block, "prepare"):
-                block.prepare(self.layout)
+        prepares: list[Any] = [getattr(block, "prepare", None) for block in blocks]
+        for prepare in filter(None, prepares):
+            prepare(self.layout)
         inside = self.stack.checkpoint and self.span is not None and torch.is_grad_enabled()
         again = partial(checkpoint, _call, use_reentrant=False) if inside else _call
         wide, self.fp32_next = self.fp32_next and torch.is_autocast_enabled(device), False
@@ -402,7 +402,7 @@ class StackPass:
                 given = tree_map_only(Tensor, as_float, (self.x, cond, self.state))
                 self.x, cond, self.state = given
             with torch.autocast(device, enabled=False) if wide else nullcontext():
-                if inside or getattr(block, "carries", ()):
+                if inside or getattr(block, "carries", None):
                     self.x, self.state = again(block, self.x, cond, self.layout, self.state)
                 else:
                     self.x = block(self.x, cond, self.layout)

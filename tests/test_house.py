@@ -12,10 +12,8 @@ import pytest
 from small import ROOT
 
 PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
-# Bounds of what was reached; they are lowered where it gets less. LINES was raised five times: for the convolution's
-# kernels on a GPU, the corners that three readers found, a file that readers looked for, the controls of a tail, and
-# the words of other trainers.
-LINES, IN_FUNCTIONS, FOR_TYPES, COMMANDS = 34_585, 26, 2, 12
+# Bounds of what was reached; they are lowered where it gets less.
+LINES, IN_FUNCTIONS, FOR_TYPES, COMMANDS = 31_700, 26, 2, 12
 STEP_FILES, STEP_CHANGES = 15, 80
 
 

@@ -96,9 +96,9 @@ def _import(where: str) -> Callable[..., Any]:
 
 def _probe(op: str, kernel: str) -> Probed:
     if kernel == "native":
-        found, reason = native.library()
+        there, reason = native.library()
         function = {"shift": "shift_mix"}.get(op, op)
-        return (getattr(torch.ops.tread, function) if found else None), reason
+        return (getattr(torch.ops.tread, function) if there else None), reason
     where = (_WHERE.get((op, kernel)) or _WHERE[kernel]).format(op)
     package = {"fla": "fla-core"}.get(kernel, kernel)
     root = "triton" if kernel == "triton" else re.split("[.:]", where)[0]

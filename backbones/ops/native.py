@@ -198,8 +198,8 @@ def _cpu() -> str:
 def _built(compiler: str, version: str) -> Path:
     """Return the library's file, after building it if need be."""
     sources = KERNELS.read_bytes() + OPERATORS.read_bytes()
-    facts = (compiler, version, *FLAGS, str(TUNING), platform.platform(), _cpu())
-    facts += (torch.__version__, torch.__file__)
+    built_for = (platform.platform(), _cpu(), str(torch.__version__), str(torch.__file__))
+    facts = (compiler, version, *FLAGS, str(TUNING), *built_for)
     name = hashlib.sha256(sources + "\0".join(facts).encode()).hexdigest()[:24]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = home / "tread-suite" / "native"

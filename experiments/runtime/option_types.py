@@ -142,9 +142,13 @@ def check_ranges(options: Any, where: str, error: type[UserError]) -> None:
         value = getattr(options, name)
         plain = {kind, *typing.get_args(kind)} & {int, float, bool}
         if plain or key.among and isinstance(value, str):
-            default = options.__dataclass_fields__[name].default
-            tip = default if key.tip is None else key.tip
-            key.check(where + name, value, error, kind, tip)
+            key.check(where + name, value, error, kind, _tip(options, name, key))
+
+
+def _tip(cls: Any, name: str, key: Key) -> Any:
+    """What to type for a number that is refused: the key's tip, or its default."""
+    default = cls.__dataclass_fields__[name].default
+    return default if key.tip is None and isinstance(default, int | float) else key.tip
 
 
 def build(cls: Any, values: Any, where: str = "") -> Any:
@@ -156,7 +160,7 @@ def build(cls: Any, values: Any, where: str = "") -> Any:
         if name not in fields:
             raise ConfigError(f"unknown key {where}{name}{suggest(str(name), fields)}")
         kind, key = fields[name]
-        made[name] = key.check(where + name, value, ConfigError, kind)
+        made[name] = key.check(where + name, value, ConfigError, kind, _tip(cls, name, key))
     for f in dataclasses.fields(cls):
         required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and f.name not in values:
