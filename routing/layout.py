@@ -1,4 +1,4 @@
-"""Where tokens sit on the grid: scan orders of those present, gaps, neighbours, positions.
+"""Where tokens sit on the grid: scan orders (`zigzag:3`) of those present, gaps, neighbours.
 
 A sequence is `prefix` tokens (text; never routed), then grid tokens in ascending raster order: all
 N = H * W of them, or the K that stayed inside a route. An operator that scans asks for an `order`

@@ -1,4 +1,4 @@
-"""A route: which blocks the routed tokens skip, and how route and rate change over a run.
+"""A route (`2-8@0.75`): which blocks the routed tokens skip, and how it changes over a run.
 
 TREAD (Krause et al., ICCV 2025) sends a fraction of the tokens past blocks i..j, both ends
 included, while the rest are processed as usual (formula in `routing.stack`). With 12 blocks,

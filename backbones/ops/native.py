@@ -1,4 +1,4 @@
-"""The fused operations of all families: C++ on a CPU (`native.cpp`), plain formulas elsewhere.
+"""The fused operations: C++ compiled on first use on a CPU (`native.cpp`), formulas elsewhere.
 
 Next to the matmuls, a block on a CPU spends its time streaming activations through memory: every
 element-wise operation reads and writes all of them. Here a chain of them is one pass over memory,
