@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+import traceback
 
 from experiments.config import help_text
 from experiments.config.compose import load, readable, register_resolvers
 from experiments.config.schema import CONF, Config
-from experiments.runtime.command import print_error
+from experiments.runtime.command import EXIT_CODES, Interrupted, print_error, sentence
 from experiments.training import run_folder
 from routing.errors import UserError
 from routing.parsing import check_word
@@ -36,7 +37,10 @@ def job(cfg: object) -> None:
     from hydra.core.hydra_config import HydraConfig
 
     words = HydraConfig.get().overrides.task
-    _run(load([word for word in words if not word.startswith("hydra")]))
+    try:
+        _run(load([word for word in words if not word.startswith("hydra")]))
+    except Interrupted as stop:  # for Hydra an exception is one failed job: the next would start
+        raise SystemExit(EXIT_CODES[stop.reason]) from None
 
 
 def _split(words: list[str]) -> list[list[str]]:
@@ -98,6 +102,8 @@ def _launched(words: list[str]) -> None:
         register_resolvers()
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     except SystemExit as end:
+        if end.code in EXIT_CODES.values():
+            raise
         if end.code:
             raise UserError("-m: Hydra or one of these runs failed; it says why above") from None
     finally:
@@ -123,8 +129,12 @@ def multirun(argv: list[str]) -> int:
         for config in runs:
             try:
                 _run(config)
-            except UserError as error:  # no reason to give up the others
-                print_error(error)
+            except Interrupted:
+                raise
+            except Exception as error:  # no reason to give up the others
+                if sentence(error) is None:
+                    traceback.print_exc()
+                print_error(sentence(error) or f"{config.name}: {type(error).__name__}")
                 failed.append(config.name)
     finally:
         if runs and not runs[0].dry:

@@ -53,7 +53,6 @@ def _key(seed: int, stream: str) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-@lru_cache(maxsize=64)
 def widest(device: torch.device) -> torch.dtype:
     """Return float64, or float32 where the device has no wider one."""
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64

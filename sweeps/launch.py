@@ -32,19 +32,23 @@ def launch(made: Plan, resources: Resources, say: Say = print) -> Runs | None:
     scheduler refuses; nothing is noted as submitted then.
     """
     sweep = Sweep(made.root, made.grid.name)
-    with locked(sweep.locked_folder, wait_s=60.0), _taken_back(sweep):
+    with locked(sweep.locked_folder, wait_s=60.0):
         runs, noted = missing(sweep, made.runs, say)
-        sweep.add(made.grid.title, noted)
-        if not runs:
-            say("nothing to submit")
-            return None
-        batch = _submit(sweep, runs, resources, made.grid.code, say)
+        with _taken_back(sweep):
+            sweep.add(made.grid.title, noted)
+            if not runs:
+                say("nothing to submit")
+                return None
+            batch = _submit(sweep, runs, resources, made.grid.code, say)
     return _run_here(sweep, runs, batch, say)
 
 
 @contextlib.contextmanager
 def _taken_back(sweep: Sweep) -> Iterator[None]:
-    """Leave nothing noted of a submission that is refused; the caller holds the lock."""
+    """Leave nothing noted of a submission that is refused; the caller holds the lock.
+
+    It is entered after the look at the queue, which may have noted ids of an earlier one.
+    """
     files = [sweep.path / "sweep.json", sweep.path / "batches.jsonl"]
     before = {path: path.read_bytes() for path in files if path.is_file()}
     try:
@@ -98,13 +102,14 @@ def retry(
             f"sweep {sweep.name} runs {', '.join(sorted(others))}, a command of a grid in Python; "
             f"type python -m sweeps retry PATH/{sweep.name}.py"
         )
-    with locked(sweep.locked_folder, wait_s=60.0), _taken_back(sweep):
+    with locked(sweep.locked_folder, wait_s=60.0):
         due = {r.run.name for r in _known(sweep, runs) if r.state in ("failed", "stopped")}
         chosen = [run for run in runs if run.name in due]
         if not chosen:
             say("nothing has failed or stopped")
             return None
-        batch = _submit(sweep, chosen, resources, found.code if found else None, say)
+        with _taken_back(sweep):
+            batch = _submit(sweep, chosen, resources, found.code if found else None, say)
     return _run_here(sweep, chosen, batch, say)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -163,7 +164,11 @@ def _status(
             row.held = True
             row.why = f"held ({job.reason}): scontrol release {job.id}"
         return row
-    last = events[-1] if events and (times or events[-1]["event"] == "cancelled") else {}
+    last = events[-1] if events else {}
+    if last and not times:  # its job failed before its start, or the word is another's
+        by_job = batch.kind == "slurm" and last["event"] != "cancelled"
+        own = row.job and row.job == last.get("job") if by_job else last["time"] >= batch.time
+        last = last if own else {}
     row.state, row.why = _ended(sweep, row, batch, last, events, job, trouble)
     return row
 
@@ -230,7 +235,8 @@ def _ended(
     if how in ("failed", "given up"):
         # Other ranks fail because the first one does.
         ends = [e for e in events if e["event"] == "end" and e.get("rank") == 0]
-        told = next((e for e in ends[-1:] if "error" in e), last)
+        ends = [e for e in ends[-1:] if "error" in e and e.get("job") == last.get("job")]
+        told = ends[0] if ends else last
         where = f"  ({told['where']})" if told.get("where") else ""
         return "failed", " ".join(str(told.get("error", "")).split()) + where
     if how == "done":
@@ -285,10 +291,17 @@ def in_words(job: slurm.QueueJob, remarks: str) -> str:
     return f"{_ENDS.get(state, state)}{exit_code}"
 
 
+def read_on(path: Path, start: int | None = None) -> tuple[str, int | None]:
+    """Return a log from `start` on (None: its last 4 KiB), and where it ends; "" for no file."""
+    with contextlib.suppress(OSError), path.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - 4096) if start is None else start)
+        return log.read().decode(errors="replace"), log.tell()
+    return "", start
+
+
 def tail(path: Path | None) -> tuple[str, str]:
     """Return the last line of a log that a run wrote, and what Slurm put beside it."""
-    written = path.read_bytes()[-4096:] if path is not None and path.is_file() else b""
-    lines = written.decode(errors="replace").splitlines()
+    lines = read_on(path)[0].splitlines() if path is not None else []
     theirs = ("srun:", "slurmstepd", "submitit ")
     own = [line.strip() for line in lines if line.strip() and not line.startswith(theirs)]
     return "".join(own[-1:])[:300], "\n".join(line for line in lines if line.startswith(theirs))

@@ -104,6 +104,11 @@ class Search:
                 for trial in self.study.trials
                 if not trial.state.is_finished()
             ]
+            for trial in old:
+                keys, mine = trial.params.keys(), self.space.keys()
+                # A trial that has a run had all its values; one that was cut off had the first.
+                if keys - mine or ("run" in trial.user_attrs and keys != mine):
+                    raise self._another(f"trial {trial.number} has {', '.join(keys)}")
             if old:
                 say(f"{len(old)} trials of an earlier start go on")
                 self._start(old)
@@ -116,10 +121,7 @@ class Search:
                 try:
                     asked = [self.study.ask(self.space) for _ in range(new)]
                 except ValueError as error:
-                    raise SweepError(
-                        f"grid {self.found.name}: its search is another than its study has "
-                        f"({error}); copy the file under another name"
-                    ) from None
+                    raise self._another(str(error)) from None
                 self._start(asked)
                 if not self.live and new <= 0:
                     break
@@ -134,11 +136,17 @@ class Search:
             say(line)
         return int(not any(t.value is not None for t in self.study.trials))
 
+    def _another(self, why: str) -> SweepError:
+        return SweepError(
+            f"grid {self.found.name}: its search is another than its study has ({why}); "
+            "copy the file under another name"
+        )
+
     def _start(self, trials: Sequence[Any]) -> None:
         """Plan and launch trials' runs; values that one had before a kill stay."""
         started = {}
         for trial in trials:
-            values = {key: _brief(value) for key, value in trial.params.items()}
+            values = _values(trial)
             try:
                 if values.keys() != self.space.keys():
                     raise SweepError("it was cut off before it had its values")
@@ -198,13 +206,18 @@ def _distribution(where: str, space: Any) -> Any:
 def _quiet(_: str) -> None: ...
 
 
-def _brief(value: Any) -> Any:
-    """A number of three digits, which can be typed again; anything else as it is."""
-    return float(f"{value:.3g}") if isinstance(value, float) else value
+def _values(trial: Any) -> dict[str, Any]:
+    """A trial's values: of a range numbers of three digits, of a list what stands there."""
+    return {
+        key: float(f"{value:.3g}")
+        if isinstance(value, float) and not hasattr(trial.distributions[key], "choices")
+        else value
+        for key, value in trial.params.items()
+    }
 
 
 def _words(values: Mapping[str, Any]) -> str:
-    return " ".join(f"{k}={show(_brief(v))}" for k, v in values.items())
+    return " ".join(f"{k}={show(v)}" for k, v in values.items())
 
 
 def summary(sweep: Sweep) -> list[str]:
@@ -219,7 +232,7 @@ def summary(sweep: Sweep) -> list[str]:
     scored = [t for t in trials if t.state.name == "COMPLETE"]
     lines = {
         t.number: f"trial {t.number}  {t.state.name.lower():<9}"
-        f"{'' if t.value is None else f'{t.value:.4g}':<9}{_words(t.params)}  "
+        f"{'' if t.value is None else f'{t.value:.4g}':<9}{_words(_values(t))}  "
         f"{t.user_attrs.get('run', '')}"
         for t in trials
     }

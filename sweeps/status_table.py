@@ -11,7 +11,7 @@ from typing import Any
 from experiments.runtime.console import clock
 from sweeps.jobs.sweep_folder import Sweep
 from sweeps.planning.planned_runs import PlannedRun
-from sweeps.run_status import STATES, RunStatus, statuses
+from sweeps.run_status import STATES, RunStatus, read_on, statuses
 
 
 def counts(rows: Sequence[RunStatus]) -> str:
@@ -81,16 +81,15 @@ def as_json(sweep: Sweep, rows: Sequence[RunStatus], trouble: str) -> dict[str, 
 
 def follow(sweep: Sweep, run: PlannedRun) -> None:
     """Print what a run's log says from its last lines on, until it is no longer live."""
-    read: dict[Path, int] = {}
+    read: dict[Path, int | None] = {}
     shown = ""
     for look in itertools.count():
         rows = [] if look % 10 else statuses(sweep, [run])[0]
         batch = sweep.latest_batches().get(run.name)
         for log in [sweep.log(batch, run.name, kind) for kind in ("out", "err")] if batch else ():
-            if log is not None and log.is_file():
-                text = log.read_text(errors="replace")
-                print(text[read.get(log, max(0, len(text) - 4096)) :], end="", flush=True)
-                read[log] = len(text)
+            if log is not None:
+                text, read[log] = read_on(log, read.get(log))
+                print(text, end="", flush=True)
         for row in rows:
             if shown != (shown := f"{row.state} {row.why}"):
                 print("\n".join(plain([row])), flush=True)

@@ -100,8 +100,10 @@ class Plain:
 
 
 #: By type of device: `torch.ops.tread` for CPUs once `library` has found one, else `Plain`. A
-#: dictionary, so that a compiled block looks through it.
-OPERATIONS: defaultdict[str, Any] = defaultdict(lambda: Plain)
+#: dictionary, so that a compiled block looks through it, and filled, so that tracing adds nothing.
+OPERATIONS: defaultdict[str, Any] = defaultdict(
+    lambda: Plain, dict.fromkeys(("cpu", "cuda", "mps", "xpu"), Plain)
+)
 
 
 def modulate(unit: Tensor, shift: Tensor, scale: Tensor, order: Order | None = None) -> Tensor:
@@ -142,14 +144,13 @@ def library() -> tuple[bool, str]:
 @contextlib.contextmanager
 def without_library() -> Iterator[None]:
     """Run the plain formulas, as where there is no compiler; a library that is loaded stays so."""
-    loaded, operations = LOADED[:], OPERATIONS.pop("cpu", None)
+    loaded, operations = LOADED[:], OPERATIONS["cpu"]
+    OPERATIONS["cpu"] = Plain
     LOADED[:] = [(False, "switched off")]
     try:
         yield
     finally:
-        LOADED[:] = loaded
-        if operations is not None:
-            OPERATIONS["cpu"] = operations
+        LOADED[:], OPERATIONS["cpu"] = loaded, operations
 
 
 def _load() -> tuple[bool, str]:

@@ -150,10 +150,9 @@ bool half_or_single(at::ScalarType type) { return type == at::kFloat || type == 
 bool takes(TensorList tensors) {
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return false;
   auto type = tensors[0].scalar_type();
-  if (!half_or_single(type) || !tensors[0].numel()) return false;
   for (auto& t : tensors)
     if (!plain(t) || t.scalar_type() != type) return false;
-  return true;
+  return half_or_single(type) && tensors[0].numel();
 }
 
 // A stream (B, T, D) and its rows (B, 1, D), all float32.
@@ -171,7 +170,7 @@ using Order = optional<std::vector<Tensor>>;
 Tensor permuted(const Tensor& x, const Order& order, int which) {
   if (!order) return x;
   const Tensor& index = (*order)[which];
-  if (index.numel() == x.size(1)) return x.index_select(1, index);
+  if (index.sym_numel() == x.sym_size(1)) return x.index_select(1, index);
   return x.flatten(0, 1).index_select(0, index).view_as(x);
 }
 
@@ -231,7 +230,7 @@ Tensor sigmoid_gate(const Tensor& x, const Tensor& y) {
 
 Tensor adaln(const Tensor& given, const Tensor& shift_rows, const Tensor& scale_rows, const Order& order) {
   if (!takes_stream(given, {shift_rows, scale_rows})) {
-    Tensor unit = at::layer_norm(given, {given.size(-1)}, {}, {}, EPS);
+    Tensor unit = at::layer_norm_symint(given, {given.sym_size(-1)}, {}, {}, EPS);
     return permuted(at::addcmul(shift_rows, unit, scale_rows + 1), order, 0);
   }
   auto type = at::kFloat;
@@ -247,14 +246,16 @@ Tensor adaln(const Tensor& given, const Tensor& shift_rows, const Tensor& scale_
   Tensor mean = floats({B, T}), rstd = floats({B, T}), out = at::empty(x.sizes(), type);
   call(adaln_pair.forward, type, x, shift, scale, stride, float(EPS), perm.index, perm.each, B, T, C, out, mean, rstd);
   return run({out}, {mean, rstd}, {x, shift, scale}, [=](auto& grads, auto& saved, auto& ours) {
-    call(adaln_pair.backward, type, grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], stride, float(EPS),
+    // The stride is that of the saved rows: a hook may have given back a copy.
+    call(adaln_pair.backward, type, grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], saved[2].stride(0), float(EPS),
          perm.index, perm.each, B, T, C, ours[0], ours[1], ours[2]);
   })[0];
 }
 
 Tensor gated_sum(const Tensor& given, const Tensor& gate_rows, const Tensor& branch, const Order& order) {
   auto type = branch.scalar_type();
-  if (!half_or_single(type) || branch.sizes() != given.sizes() || !plain(branch) || !takes_stream(given, {gate_rows}))
+  // What is plain comes first: a compiler's tensor would fix its sizes when they are read.
+  if (!half_or_single(type) || !plain(branch) || !takes_stream(given, {gate_rows}) || branch.sizes() != given.sizes())
     return at::addcmul(given, gate_rows.to(given.scalar_type()), permuted(branch, order, 1).to(given.scalar_type()));
   Tensor x = given.contiguous(), y = branch.contiguous();
   Tensor gate = gate_rows.stride(2) == 1 ? gate_rows : gate_rows.contiguous(), out = at::empty_like(x);
@@ -262,7 +263,7 @@ Tensor gated_sum(const Tensor& given, const Tensor& gate_rows, const Tensor& bra
   Permutation perm(order, T);
   call(gated_sum_pair.forward, type, x, gate, y, stride, perm.index, perm.each, B, T, C, out);
   return run({out}, {}, {x, gate, y}, [=](auto& grads, auto& saved, auto& ours) {
-    call(gated_sum_pair.backward, type, grads[0], saved[0], saved[1], stride, perm.index, perm.each, B, T, C,
+    call(gated_sum_pair.backward, type, grads[0], saved[0], saved[1], saved[0].stride(0), perm.index, perm.each, B, T, C,
          ours[0], ours[1]);
   }, true)[0];
 }
@@ -270,7 +271,7 @@ Tensor gated_sum(const Tensor& given, const Tensor& gate_rows, const Tensor& bra
 Tensor gated_rms_norm(const Tensor& branch, const Tensor& gate, const Tensor& weights) {
   auto type = branch.scalar_type();
   if (!takes({branch, gate}) || !plain(weights))
-    return at::rms_norm(branch * at::silu(gate), weights.sizes(), weights.to(type), EPS);
+    return at::rms_norm_symint(branch * at::silu(gate), weights.sym_sizes(), weights.to(type), EPS);
   Tensor y = branch.contiguous(), z = gate.contiguous(), weight = weights.to(at::kFloat).contiguous();
   int64_t C = y.size(-1), rows = y.numel() / C;
   Tensor out = at::empty_like(y), scale = floats({rows});

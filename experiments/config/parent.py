@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,22 @@ def parent_digest(text: str) -> str:
                 about = handle.get_slice(name)
                 facts = [name.removeprefix("ema."), about.get_dtype(), about.get_shape()]
                 digest.update(json.dumps(facts).encode())
-                digest.update(handle.get_tensor(name).tobytes())
+                digest.update(_content(handle, path, name))
     except (OSError, ValueError, TypeError, MemoryError, SafetensorError):
         raise InitError(
             f"init={text}: {path} is no whole safetensors file; name a run or weights it exported"
         ) from None
     return digest.hexdigest()
+
+
+def _content(handle: Any, path: Path, name: str) -> bytes:
+    """Return a tensor's bytes; numpy has no bfloat16, which torch reads."""
+    with suppress(TypeError):
+        return handle.get_tensor(name).tobytes()
+    import torch
+
+    with safe_open(path, "pt") as other:
+        return other.get_tensor(name).reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:

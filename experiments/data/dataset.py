@@ -9,6 +9,7 @@ nothing to store, to broadcast or to restore. Integers only, so every device giv
 from __future__ import annotations
 
 import abc
+import functools
 import importlib
 import itertools
 import math
@@ -210,6 +211,7 @@ def create(
 
 _WORD = 0xFFFFFFFF
 _ROUNDS = 6
+_SMALL = 1 << 16
 
 
 def _mix(value: Tensor) -> Tensor:
@@ -238,6 +240,8 @@ class SampleOrder:
         self._key = int(_mix(_mix(halves[:1]) ^ halves[1:]))
         # Small domains make a weak cipher: 6 bits at least.
         self._half = 3 if size is None else max(3, (max(size - 1, 1).bit_length() + 1) // 2)
+        # Where it is small, an epoch's order is kept: a walk in each step takes milliseconds.
+        self._epoch = functools.lru_cache(2)(self._whole)
 
     def lookup(self, positions: Tensor) -> Tensor:
         """Return the samples, `0..size-1`, at `positions`, every sample once per epoch.
@@ -248,8 +252,18 @@ class SampleOrder:
             return positions
         epoch = torch.div(positions, self.size, rounding_mode="floor")
         place = positions - epoch * self.size
-        value = self._permute(place, epoch)
-        while bool((outside := value >= self.size).any()):
+        if self.size <= _SMALL and positions.device.type == "cpu" and positions.numel():
+            first, last = int(epoch.min()), int(epoch.max())
+            if last - first <= 1:
+                return torch.stack([self._epoch(first), self._epoch(last)])[epoch - first, place]
+        return self._walk(place, epoch)
+
+    def _whole(self, epoch: int) -> Tensor:
+        return self._walk(torch.arange(self.size or 0), torch.tensor(epoch))
+
+    def _walk(self, value: Tensor, epoch: Tensor) -> Tensor:
+        value = self._permute(value, epoch)
+        while bool((outside := value >= (self.size or 0)).any()):
             value = torch.where(outside, self._permute(value, epoch), value)
         return value
 

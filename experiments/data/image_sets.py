@@ -387,6 +387,15 @@ class PixelSet(Dataset):
         self._labels: dict[str, Tensor] = {}
         for split, (images, labels) in found.splits.items():
             missing = [self.shape[axis] - images.shape[axis] for axis in (-2, -1)]
+            foreign = {*np.unique(labels).tolist()} - {*range(self.options.class_count)}
+            form = images.dtype == np.uint8 and images.shape[:-2] == (len(labels), self.shape[0])
+            require(
+                form and min(missing) >= 0 and not foreign,
+                f"data={self.name}: read() returned as {split} {images.dtype} images of shape "
+                f"{images.shape} with labels {min(labels, default=0)} to {max(labels, default=0)}; "
+                f"expected N of uint8 {self.shape}, or smaller, and N labels below "
+                f"{self.options.class_count}",
+            )
             around = [(side // 2, side - side // 2) for side in missing]
             pixels, known = np.pad(images, [(0, 0), (0, 0), *around]), labels.astype(np.int64)
             digest.update(pixels.data)

@@ -267,8 +267,9 @@ class LightningStore(Store):
         self.kind, self.shape = moments_or_sample(stored, kind, f"{path}: latents")
         rows = {"latents": stored, "latents_flip": stored, "labels": ()}
         tails = {name: tail for name, tail in rows.items() if name in files[0][1]}
-        # What holds none, or no rows of them, is refused as a file of another shape.
-        counts = [max(1, *file.get("latents", torch.empty(1)).shape[:1]) for _, file in files]
+        # What holds none is refused as a file of another shape.
+        counts = [(*file.get("latents", torch.empty(0)).shape, 0)[0] for _, file in files]
+        require(sum(counts) > 0, f"{path} holds {len(files)} shards without a sample")
         self._open(files, {"latents": stored} | tails, counts)
         statistics = path / "latents_stats.pt"
         if statistics.exists():

@@ -50,7 +50,7 @@ def walk(path: Path) -> Iterator[Member]:
         with tarfile.open(path, "r:") as archive:
             for info in archive:
                 outside = info.name.startswith("/") or ".." in PurePosixPath(info.name).parts
-                if outside or not (info.isreg() or info.isdir()):
+                if outside or info.issym() or info.islnk() or info.isdev():
                     said = (
                         f"{path}: member {info.name!r} is a link or points outside of the archive"
                     )

@@ -7,6 +7,7 @@ value raises `DiffusionError`: one sentence with what is wrong and what to type 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import typing
 from collections.abc import Mapping
@@ -402,8 +403,8 @@ def options_of(kind: str, value: Any) -> Any:
 
     Args:
         kind: `objective`, `sampler` or `guidance`.
-        value: A name, a mapping with a `name` (keys left out keep their defaults), options as this
-            returns them, or `None` for the group's first entry.
+        value: A name, a mapping or dataclass with a `name` (keys left out keep their defaults), or
+            `None` for the group's first entry.
 
     Raises:
         UserError: For an unknown name or key, or a wrong value.
@@ -415,6 +416,8 @@ def options_of(kind: str, value: Any) -> Any:
         value = {"name": value}
     if isinstance(value, tuple(known.values())):
         return value
+    if dataclasses.is_dataclass(value):
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if not isinstance(value, Mapping):
         raise DiffusionError(f"{kind}={value!r}: a name or a mapping with a name is needed")
     name = str(value.get("name", next(iter(known))))

@@ -65,6 +65,8 @@ def evaluate(args: argparse.Namespace) -> int:
             f"{source} does not exist: expected a run folder, a model.safetensors, "
             f"a folder of pictures or an .npz{suggest(source.name, siblings)}"
         )
+    if args.reference and not Path(args.reference).expanduser().is_file():
+        raise MetricError(f"--reference {args.reference}: no such file; expected an .npz")
     args.metrics, args.features = split_names(args.metrics), split_names(args.features)
     for given in filter(None, (args.write_reference, args.write_samples)):
         check_replaceable(given)  # before what takes minutes

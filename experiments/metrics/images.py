@@ -65,9 +65,11 @@ def split_batches(
 
 def whole_split(dataset: Any, split: str) -> tuple[Tensor, Tensor | None]:
     """Return images `(N, 3, H, W)` uint8 and labels `(N,)`, if any, of a split, on the CPU."""
-    pixels, labels = zip(*split_batches(dataset, split), strict=True)
+    # Batch by batch: all pictures of a split of latents are more than a GPU has room for.
+    pieces = ((x.cpu(), y) for x, y in split_batches(dataset, split))
+    pixels, labels = zip(*pieces, strict=True)
     known = [y for y in labels if y is not None]
-    return torch.cat(pixels).cpu(), torch.cat(known).cpu() if known else None
+    return torch.cat(pixels), torch.cat(known).cpu() if known else None
 
 
 # --- images of no run -----------------------------------------------------------------------------

@@ -110,6 +110,8 @@ def sample_and_score(
     """
     device, console = torch.device(device), console or Console(quiet=True)
     total, (rank, processes) = options.samples, world()
+    if total < processes:  # before networks are trained and references made
+        raise MetricError(f"{total} images are fewer than {processes} processes; ask for more")
     cache, conditional = cache or cache_of(config), config.task != "none"
     meters = prepare(options, dataset, cache, device, conditional, config.data)
     made = {part: described(getattr(pipeline, part).options) for part in ("guidance", "sampler")}

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import numbers
 import types
 import typing
 from collections.abc import Mapping
@@ -114,8 +115,9 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
             return tuple(_convert(inner[0], item, name) for item in value)
     elif origin is dict and isinstance(value, Mapping):
         return dict(value)
-    elif kind is float and type(value) is int:
-        return float(value)
+    elif kind in (int, float) and not isinstance(value, bool):  # numpy's numbers too
+        if isinstance(value, numbers.Integral if kind is int else numbers.Real):
+            return kind(value)
     elif kind is Any or type(value) is origin:
         return value
     raise TypeError
@@ -141,7 +143,7 @@ def check_ranges(options: Any, where: str, error: type[UserError]) -> None:
     for name, (kind, key) in keys_of(options.__class__).items():
         value = getattr(options, name)
         plain = {kind, *typing.get_args(kind)} & {int, float, bool}
-        if plain or key.among and isinstance(value, str):
+        if plain or key.among and isinstance(value, str | None):
             key.check(where + name, value, error, kind, _tip(options, name, key))
 
 

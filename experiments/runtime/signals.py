@@ -11,8 +11,8 @@ import signal
 from collections.abc import Iterator
 from types import FrameType, SimpleNamespace
 
-# The signal that asked for a stop; the process that handles signals; whether `answer` raises.
-_now = SimpleNamespace(reason=None, pid=None, answers=False)
+#: The signal that asked for a stop; the process that handles signals; whether `answer` raises.
+NOW = SimpleNamespace(reason=None, pid=None, answers=False)
 NAMES = ("SIGINT", "SIGTERM", "SIGUSR2")
 
 
@@ -27,39 +27,39 @@ class Asked(Exception):
 @contextlib.contextmanager
 def answered(now: bool = True) -> Iterator[None]:
     """Let `answer` raise inside the block: what is done there can be done again."""
-    held, _now.answers = _now.answers, now
+    held, NOW.answers = NOW.answers, now
     try:
         yield
     finally:
-        _now.answers = held
+        NOW.answers = held
 
 
 def answer() -> None:
     """Raise `Asked` inside `answered` if a stop was asked for; it costs nothing otherwise."""
-    if _now.answers and _now.reason is not None:
-        raise Asked(_now.reason)
+    if NOW.answers and NOW.reason is not None:
+        raise Asked(NOW.reason)
 
 
 def requested() -> str | None:
     """Return the name of the signal that asked for a stop, or None."""
-    return _now.reason
+    return NOW.reason
 
 
 def request(reason: str) -> None:
     """Ask for a stop as a signal would."""
-    _now.reason = reason
+    NOW.reason = reason
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    if os.getpid() != _now.pid:
+    if os.getpid() != NOW.pid:
         # A forked worker inherited this handler; the parent got the signal too.
         return
     name = signal.Signals(number).name
-    if name == "SIGINT" and _now.reason is not None:
+    if name == "SIGINT" and NOW.reason is not None:
         # Whatever asked first: a person who presses Ctrl-C again wants an end now.
         raise KeyboardInterrupt
-    if _now.reason is None:
-        _now.reason = name
+    if NOW.reason is None:
+        NOW.reason = name
         if name == "SIGINT":
             said = "stopping after this step and a save; press Ctrl-C again to stop at once"
             os.write(2, f"\n{said}\n".encode())
@@ -72,10 +72,10 @@ def installed() -> Iterator[None]:
     A block inside another one leaves handlers and what was asked for to the outer one: a signal
     that came between the two must not be forgotten.
     """
-    if _now.pid == os.getpid():
+    if NOW.pid == os.getpid():
         yield
         return
-    _now.reason, _now.pid = None, os.getpid()
+    NOW.reason, NOW.pid = None, os.getpid()
     held = {}
     for number in (getattr(signal, name) for name in NAMES if hasattr(signal, name)):
         # Only the main thread may set handlers; a notebook's worker thread goes without.
@@ -86,4 +86,4 @@ def installed() -> Iterator[None]:
     finally:
         for number, handler in held.items():
             signal.signal(number, handler)
-        _now.pid = None
+        NOW.pid = None

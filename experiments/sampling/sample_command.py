@@ -47,6 +47,9 @@ def sample(args: argparse.Namespace) -> int:
     for key, least in (("batch", 1), ("pngs", 0)):
         if getattr(args, key) < least:
             raise DiffusionError(f"--{key} {getattr(args, key)}: {least} or more is needed")
+    for kind in ("sampler", "guidance"):
+        if "name" in changes[kind]:
+            chosen_options(kind, {}, changes[kind])
     device, (rank, processes) = join(args.device), world()
     loaded = load_model(args.source, step=args.step, weights=args.weights, device=device)
     model, config = loaded.model, loaded.config

@@ -299,7 +299,7 @@ class Trainer:
 
     def agreed_stop(self) -> str | None:
         """Return the signal that any process got, the same on every process."""
-        reason = signals.requested()
+        reason = signals.NOW.reason
         if self.accelerator.num_processes > 1:
             codes = ["", *signals.NAMES]
             code = torch.tensor(codes.index(reason or ""))

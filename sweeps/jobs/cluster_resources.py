@@ -126,6 +126,8 @@ def _checked(name: str, values: Mapping[str, Any], typed: Mapping[str, str]) -> 
     texts = (*OPTIONS, "time", "python")
     read = {k: v if k in texts else yaml_of(v, f"cluster.{k}={v}") for k, v in typed.items()}
     given = {key: value for key, value in {**values, **read}.items() if value is not None}
+    # As in `account: 12345`.
+    given |= {key: str(given[key]) for key in OPTIONS if type(given.get(key)) is int}
     for key in given:
         one_of(f"{where}: unknown key", str(key), [*shapes][1:], SweepError)
     for keys, pattern, expected in _VALUES:

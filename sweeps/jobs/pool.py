@@ -109,8 +109,9 @@ class Pool:
         """Work until the queue is empty or TERM has come."""
         # A handler may come anywhere: the flag is read by the loop.
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopping", True))
-        written = ""
-        while self.queue or self.live or self.state() != written:
+        written, tries = "", 100  # of the last write, where the disk stays full
+        while self.queue or self.live or (self.state() != written and tries):
+            tries -= not (self.queue or self.live)
             # On a full disk nothing starts; what runs has its pool all the same.
             with contextlib.suppress(OSError):
                 self._cancel()

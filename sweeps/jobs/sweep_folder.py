@@ -157,11 +157,13 @@ def snapshot(where: Path, root: Path = ROOT, own: Path | None = None) -> Path:
     A grid in Python, `own`, is kept beside them. The caller holds the lock of all sweeps.
     """
     building = where / ".building"
+    _make_writable(building)
     shutil.rmtree(building, ignore_errors=True)  # of a copy that was cut off
     for package in PACKAGES:
         shutil.copytree(root / package, building / package, ignore=_IGNORED)
     if own is not None:
         shutil.copy(own, building)
+    _make_writable(building)
     digest = hashlib.sha256()
     for path in sorted(path for path in building.rglob("*") if path.is_file()):
         content = path.read_bytes()
@@ -172,8 +174,15 @@ def snapshot(where: Path, root: Path = ROOT, own: Path | None = None) -> Path:
         return target
     facts = {"commit": code_commit(root), "hash": target.name, "time": time.time()}
     atomic_write(building / "snapshot.json", json.dumps(facts, indent=1))
+    shutil.rmtree(target, ignore_errors=True)  # a part of one
     building.rename(target)
     return target
+
+
+def _make_writable(folder: Path) -> None:
+    """Let folders be removed which have the modes of a read-only installation."""
+    for path in [path for path in (folder, *folder.rglob("*")) if path.is_dir()]:
+        path.chmod(path.stat().st_mode | 0o700)
 
 
 def python_path(code: Path) -> str:

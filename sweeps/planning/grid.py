@@ -337,7 +337,7 @@ def _stage(raw: Any, scale: str, known: Mapping[str, str]) -> Stage | None:
         merged[key] = {k: v for k, v in both.items() if v is not None}
     base, axes = merged["base"], merged["axes"]
     columns, rows = merged.get("zip", {}), merged.get("cells") or [{}]
-    if len({*map(len, columns.values())}) > 1 or not all([*axes.values(), *columns.values()]):
+    if not all([*axes.values(), *columns.values()]) or len({*map(len, columns.values())}) > 1:
         raise SweepError(f"axes need values, zip columns of one length, got {axes | columns}")
     command = merged.get("command", "train")
     name, trains = merged.get("name", command), command == "train"
@@ -349,9 +349,11 @@ def _stage(raw: Any, scale: str, known: Mapping[str, str]) -> Stage | None:
     if "where" in merged and "of" not in merged:
         raise SweepError("where picks runs of an earlier stage; say which with of")
     seeds = merged.get("seeds", [0] if trains and "of" not in merged else None)
-    # Both are set for every run, whatever a file says of them.
-    taken = {"seed", "paths.runs"} & {key for row in (base, axes, columns, *rows) for key in row}
-    if taken and (trains or seeds is not None):
+    # Both are set for every run, whatever a file says of them; without seeds a later stage's are
+    # its parents', or its own.
+    ours = {"seed"} if seeds is not None else set()
+    ours |= {"paths.runs"} if trains else set()
+    if taken := ours & {key for row in (base, axes, columns, *rows) for key in row}:
         raise SweepError(
             f"{' and '.join(taken)} is no key of base, axes, zip or cells; the list seeds has "
             "seeds, and paths.runs=FOLDER is typed with every command"

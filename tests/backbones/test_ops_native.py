@@ -297,6 +297,36 @@ def test_a_compiler_sees_the_formula():
 
 
 @compiled
+def test_compiled_blocks_take_any_number_of_tokens_in_one_graph():
+    from torch._dynamo.utils import counters
+
+    block = backbones.create("dit", "T/2", input_size=12, depth=1, num_classes=0).stack.blocks[0]
+    block.prepare(Layout((6, 6)))
+    block.compile(backend="aot_eager")
+    counters.clear()
+    for tokens in (16, 15, 13, 12, 9):
+        ids = torch.arange(tokens).expand(2, -1)
+        block(draw(2, tokens, 64).float(), draw(2, 6, 1, 64).float(), Layout((6, 6)).subset(ids))
+    assert counters["stats"]["unique_graphs"] <= 2, counters["stats"]
+    torch._dynamo.reset()
+
+
+@compiled
+def test_saved_rows_may_come_back_as_copies():
+    """Hooks that offload or clone return compact rows, where slices of one tensor went in."""
+    x, cond = draw(2, 5, 16).float().requires_grad_(), draw(2, 6, 1, 16).float().requires_grad_()
+
+    def gradients():
+        shift, scale, gate = cond.unbind(1)[:3]
+        y = operations().gated_sum(x, gate, operations().adaln(x, shift, scale))
+        return torch.autograd.grad(y.square().sum(), [x, cond])
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        copied = gradients()
+    assert all(torch.equal(a, b) for a, b in zip(copied, gradients(), strict=True))
+
+
+@compiled
 def test_infinite_keys_and_lost_numbers():
     k, v, w, u = (
         m.float()

@@ -122,6 +122,17 @@ def test_later_stages_start_from_the_runs_they_name(tmp_path):
     assert dict(cells[4].overrides) == {"w": 2}
 
 
+@pytest.mark.parametrize(
+    "own", [{"base": {"seed": 3}}, {"axes": {"seed": [3]}}, {"cells": [{"seed": 3}]}]
+)
+def test_a_later_stage_may_train_with_seeds_of_its_own(tmp_path, own):
+    stage = {"name": "finetune", "of": "train"}
+    cells = grid.expand(make(tmp_path, seeds=[1], stages=[stage | own]))
+    assert [cell.overrides["seed"] for cell in cells] == [1, 3]
+    with pytest.raises(SweepError, match="seed is no key"):
+        grid.expand(make(tmp_path, stages=[stage | own | {"seeds": [4]}]))
+
+
 def test_a_key_without_a_value_is_as_good_as_none(tmp_path):
     made = make(tmp_path, **dict.fromkeys(grid.GRID))
     assert (made.title, made.makes, len(grid.expand(made))) == ("g", [], 1)
@@ -140,6 +151,7 @@ def test_a_grid_may_refuse_a_scale_with_its_reason(tmp_path):
         ({"axis": {}}, "unknown key 'axis'.*did you mean axes"),
         ({"axes": {"route": "none"}}, "axes must be a mapping of keys to lists of values"),
         ({"axes": {"route": []}}, "axes need values"),
+        ({"zip": {"route": None, "size": ["S/2"]}}, "zip columns of one length, got.*route.*None"),
         ({"zip": {"a": [1], "b": [1, 2]}}, "zip columns of one length, got.*a.*b"),
         ({"cells": {"a": 1}}, "cells must be a list of mappings.*got"),
         ({"command": "trian"}, "did you mean train"),

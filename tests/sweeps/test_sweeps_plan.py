@@ -316,6 +316,15 @@ def test_resources_have_sections_and_overrides():
         cluster_resources.load("slrum")
 
 
+def test_numbers_are_as_good_as_texts_for_sbatch(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("kind: slurm\naccount: 12345\npartition: 7\n")
+    place = cluster_resources.load(str(path))
+    assert (place.account, place.partition) == ("12345", "7")
+    noted = {"name": "slurm", "kind": "slurm", "qos": 3, "constraint": 4, "exclude": 5}
+    assert cluster_resources.again(noted, {}).exclude == "5"
+
+
 def test_a_retry_takes_nothing_that_runs_code_from_a_folder_of_runs():
     noted = dataclasses.asdict(cluster_resources.load("slurm", "tiny", {"gpus": "a100:2"}))
     assert cluster_resources.again(noted, {"throttle": "2"}).gpus == "a100:2"

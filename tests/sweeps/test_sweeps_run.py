@@ -297,6 +297,20 @@ def test_a_pool_outlives_a_full_disk(tmp_path, monkeypatch):
     assert run_folder.read(tmp_path / "state.json")["runs"] == {"a": "ENDED", "b": "ENDED"}
 
 
+def test_a_pool_ends_on_a_disk_that_stays_full(tmp_path, monkeypatch):
+    def refused(*_):
+        tries.append(1)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    tries = []
+    (tmp_path / "pool.json").write_text(json.dumps({"jobs": {}, "workers": [None], "logs": ""}))
+    monkeypatch.setattr(pool, "atomic_write", refused)
+    monkeypatch.setattr(pool.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(pool.time, "sleep", lambda _: None)
+    pool.Pool(tmp_path).run()
+    assert len(tries) == 100
+
+
 def test_a_pool_that_is_not_there_in_time_is_ended(shop, monkeypatch):
     class Slow:
         def __init__(self, *_, **__): ...
@@ -381,6 +395,24 @@ def test_nothing_is_noted_of_a_refused_submission(shop, monkeypatch):
     for command in ("retry", "launch"):
         shop(command, *refused, *(["seed=5"] if command == "launch" else []), code=2)
         assert noted(shop.sweep) == before
+
+
+def test_ids_that_are_found_before_a_refused_submission_stay_noted(shop, monkeypatch):
+    def refused(*_):
+        raise SweepError("sbatch refused")
+
+    shop("launch", "cluster=debug", "seed=0")
+    one = next(iter(shop.sweep.runs()))
+    shop.sweep.intend(JobBatch("count.b", "slurm", "slurm", [one.replace("_s0", "_s1")], 1.0, "c"))
+    monkeypatch.setattr(launch, "_submit", refused)
+
+    def missing(sweep, *_):
+        sweep.submitted("count.b", {"r": "18"}, "found in the queue")
+        return [sweep.runs()[one]], []
+
+    monkeypatch.setattr(launch, "missing", missing)
+    assert "sbatch refused" in shop("launch", "cluster=debug", code=2)
+    assert shop.sweep.batches()[-1].ids == {"r": "18"}
 
 
 def test_a_submission_without_an_answer_stays_noted(shop, monkeypatch):
@@ -643,6 +675,21 @@ def test_a_snapshot_holds_the_code_once(tmp_path):
     assert code_commit(first) == code_commit(ROOT)
 
 
+def test_a_read_only_installations_snapshot_can_be_removed_and_a_part_is_made_anew(tmp_path):
+    root = tmp_path / "site"
+    for package in sweep_folder.PACKAGES:
+        (root / package).mkdir(parents=True)
+        (root / package / "x.py").write_text(package)
+        (root / package).chmod(0o555)
+    made = sweep_folder.snapshot(tmp_path / "code", root)
+    assert all(path.stat().st_mode & 0o200 for path in made.rglob("*"))
+    (made / "snapshot.json").unlink()
+    assert sweep_folder.snapshot(tmp_path / "code", root) == made
+    assert (made / "snapshot.json").is_file() and len([*(tmp_path / "code").iterdir()]) == 1
+    for package in sweep_folder.PACKAGES:
+        (root / package).chmod(0o755)
+
+
 def test_the_script_asks_for_what_the_resources_say(tmp_path):
     keys = {
         "partition": "gpu",
@@ -767,6 +814,41 @@ def test_a_retry_that_has_not_begun_is_starting_whatever_the_killed_run_said(tmp
     sweep.note(run.name, "start", batch="many.c")
     (row,), _ = run_status.statuses(sweep, [run])
     assert (row.state, row.step) == ("running", 4)
+
+
+def test_a_job_that_ends_before_its_start_says_why_not_an_older_word(tmp_path, monkeypatch):
+    sweep, run = Sweep(tmp_path, "g"), make_run(tmp_path)
+    sweep.add("G", [run])
+    monkeypatch.setattr(slurm, "queue", dict)
+    ended = slurm.QueueJob("19", "FAILED", exit="1:0")
+    monkeypatch.setattr(slurm, "history", lambda _: {"19": ended})
+
+    def say():
+        (row,), _ = run_status.statuses(sweep)
+        return row.state, row.why
+
+    for batch, job_id in (("g.a", "18"), ("g.b", "19")):
+        sweep.intend(JobBatch(batch, "slurm", "slurm", ["r"], time.time(), "c"))
+        sweep.submitted(batch, {"r": job_id})
+        if batch == "g.a":
+            sweep.note("r", "end", how="failed", rank=0, error="old", job="18")
+            assert say() == ("failed", "old")
+            sweep.note("r", "cancelled")
+            assert say() == ("stopped", "cancelled")
+    assert say() == ("failed", "FAILED with exit code 1, saved step 0")
+    sweep.note("r", "end", how="failed", rank=1, error="no code", where="", job="19")
+    assert say() == ("failed", "no code")
+
+
+def test_logs_are_read_from_where_they_were_read_to(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    assert run_status.read_on(log) == ("", None) and run_status.tail(log) == ("", "")
+    log.write_text("x" * 5000 + "\nlast\n")
+    text, end = run_status.read_on(log)
+    assert len(text) == 4096 and run_status.tail(log)[0] == "last"
+    with log.open("a") as handle:
+        handle.write("more")
+    assert run_status.read_on(log, end) == ("more", end + 4)
 
 
 def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypatch):

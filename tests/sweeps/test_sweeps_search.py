@@ -15,7 +15,7 @@ from sweeps import sweeps_command
 from sweeps.jobs import pool
 from sweeps.jobs.sweep_folder import Sweep
 from sweeps.planning import grid
-from sweeps.search import summary
+from sweeps.search import _distribution, _place, optuna, summary
 
 pytest.importorskip("optuna")
 OVER = {
@@ -95,6 +95,22 @@ def test_ctrl_c_stops_a_search_in_this_process_and_its_trial_goes_on_later(tmp_p
     (tmp_path / "runs" / "stub.json").write_text(json.dumps({"*": {"sleep": 0}}))
     assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 0
     assert [t[2] for t in trials(sweep)] == ["complete"] * 2
+
+
+def test_listed_values_are_exact_and_a_live_trial_of_another_search_stays(tmp_path, capsys):
+    over = {"train.lr": [0.00012345], "train.ema": [0.9999]}
+    words, sweep = make(tmp_path, base=BASE | {"route": "none"}, search={"trials": 1, "over": over})
+    assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 0
+    (run,) = sweep.runs().values()
+    assert {k: float(run.varies[k]) for k in over} == {k: v for k, (v,) in over.items()}
+    assert "train.lr=0.00012345 train.ema=0.9999" in summary(sweep)[0]
+    study = optuna().load_study(**_place(sweep))
+    live = study.ask({k: _distribution("", v) for k, v in over.items()})
+    live.set_user_attr("run", "r")
+    words, _ = make(tmp_path, base=BASE | {"route": "none"}, search={"over": {"train.lr": [0.5]}})
+    assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 2
+    assert "its search is another than its study has (trial 1 has" in capsys.readouterr().err
+    assert [t[2] for t in trials(sweep)] == ["complete", "running"]
 
 
 @pytest.mark.parametrize(

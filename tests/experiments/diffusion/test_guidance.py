@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -466,3 +467,7 @@ def test_path_drop_leaves_out_the_fused_span():
     assert labels == [3, 5] * 3  # the weak pass has the null class
     cost = sampling_cost(path, walk, guidance, lambda rate, weak, skipped=(): 5 - len(skipped), 5)
     assert cost.macs == len(ran) and cost.batches == 6
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert create_guidance({"name": "cfg", "scale": np.float64(1.5), "channels": np.int64(3)}).options.channels == 3
