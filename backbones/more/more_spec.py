@@ -76,7 +76,7 @@ def hydra_cost(size: Size, options: HydraOptions, index: int) -> BlockCost:
         params=2 * (linear + 5 * heads + inner + conv * 8 * mixed),
         linear=2 * linear,
         mixing=lambda n: 2 * n * scan,
-        saved=2 * (5 * d + 8 * inner + (3 + 3 * conv) * mixed),
+        saved=2 * (5 * d + 6 * inner + (3 + 3 * conv) * mixed),
     )
 
 
