@@ -342,8 +342,7 @@ class StackPass:
         state: dict[str, Tensor] | None,
     ) -> None:
         self.stack, self.x, self.input, self.cond = stack, x, x, cond
-        self.layout = layout if layout.device == x.device else layout.to(x.device)
-        self.state = dict(state or {})
+        self.layout, self.state = layout.to(x.device), dict(state or {})
         self.routing = Routing(Route()) if routing is None else routing
         self.route = self.routing.resolve(stack.depth)
         self.segments = {s.start: (k, s) for k, s in enumerate(self._segments())}
@@ -466,8 +465,7 @@ class StackPass:
         if ids is None and gate is not None:
             ids = LearnedRouter.choose(gate, outer.prefix, keep)
         if ids is None:
-            draws = routing.draws or routing.require_draws()
-            ids = mode.ids(draws, k, outer.grid, keep, outer.ids)
+            ids = mode.ids(routing.require_draws(), k, outer.grid, keep, outer.ids)
         check_ids(ids, outer.grid, self.x.shape[0])
         if mode.mode != "unsorted":
             return outer.subset(ids)

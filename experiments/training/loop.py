@@ -105,8 +105,7 @@ class Trainer:
         """
         draws, step = self.draws(rows), self.state.step
         if batch is None:
-            samples = self.order.lookup(step * self.config.train.batch + rows)
-            batch = self.dataset.batch(samples, draws)
+            batch = self.dataset.batch(self.samples(step, rows), draws)
         route = self.routes.schedule.at(step / self.config.train.steps)
         return batch, draws, self.routes.every_step.on(route, draws)
 
