@@ -64,6 +64,7 @@ def main(steps: int = 1500) -> None:
         if step % 50 == 0 or step == steps - 1:
             inside = attached.inner[0].tokens
             print(f"step {step:4d}  loss {loss.item():.3f}  tokens 64 -> {inside} in {ROUTE}")
+    accelerator.end_training()
     attached.remove()  # or leave it: evaluation is dense either way
     pipeline = DiTPipeline(accelerator.unwrap_model(model).eval(), vae, scheduler)
     pipeline.set_progress_bar_config(disable=True)

@@ -42,58 +42,7 @@ from experiments.metrics.images import (
     whole_split,
 )
 from experiments.runtime.files import atomic_path, sha256
-
-# --- processes ------------------------------------------------------------------------------------
-
-
-def join(device: str | None = None) -> Device:
-    """Join the processes of torchrun, if there are any; return this one's device.
-
-    The `device` is what the user chose, by default CUDA where there is one.
-    """
-    gpu = torch.cuda.is_available()
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return device or ("cuda" if gpu else "cpu")
-    from accelerate import PartialState
-
-    # Without the word, accelerate starts no process group where there is no GPU.
-    return PartialState(cpu=device == "cpu" or not gpu).device
-
-
-def world() -> tuple[int, int]:
-    """Return (rank, number of processes)."""
-    dist = torch.distributed
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
-
-
-def share(n: int, rank: int | None = None) -> range:
-    """Return a process's part of `n` items: consecutive, in rank order, of nearly equal size."""
-    own, size = world()
-    rank = own if rank is None else rank
-    return range(n * rank // size, n * (rank + 1) // size)
-
-
-def own_images(dataset: Any, split: str) -> Iterator[Tensor]:
-    """Yield this process's part of a split as uint8 batches of shape `(B, 3, H, W)`."""
-    index = split_indices(dataset, split)
-    mine = share(len(index))
-    return (pixels for pixels, _ in split_batches(dataset, split, index[mine.start : mine.stop]))
-
-
-def gather(own: Any) -> list[Any]:
-    """Return every process's `own`, in rank order; a collective call."""
-    parts = [own] * world()[1]
-    if len(parts) > 1:
-        torch.distributed.all_gather_object(parts, own)
-    return parts
-
-
-def gather_rows(own: Tensor) -> Tensor:
-    """Return every process's rows (n, ...), in rank order, on the CPU; n may differ."""
-    return torch.cat(gather(own.cpu()))
-
+from experiments.runtime.processes import gather, gather_rows, share, world
 
 # --- what is collected ----------------------------------------------------------------------------
 
@@ -182,6 +131,13 @@ def collect(
     for batch in images:
         collector.update(batch)
     return collector.merged()
+
+
+def own_images(dataset: Any, split: str) -> Iterator[Tensor]:
+    """Yield this process's part of a split as uint8 batches of shape `(B, 3, H, W)`."""
+    index = split_indices(dataset, split)
+    mine = share(len(index))
+    return (pixels for pixels, _ in split_batches(dataset, split, index[mine.start : mine.stop]))
 
 
 # --- reference statistics -------------------------------------------------------------------------

@@ -17,16 +17,7 @@ import torch
 
 from experiments.data.dataset import create
 from experiments.metrics import scoring
-from experiments.metrics.collect import (
-    collect,
-    gather,
-    join,
-    own_images,
-    prepare,
-    save_reference,
-    share,
-    world,
-)
+from experiments.metrics.collect import collect, own_images, prepare, save_reference
 from experiments.metrics.eval_options import (
     EvalOptions,
     MetricError,
@@ -39,6 +30,7 @@ from experiments.metrics.images import Images
 from experiments.metrics.small_networks import checksum
 from experiments.runtime import console as log
 from experiments.runtime.files import atomic_write, check_replaceable, default_cache, sha256
+from experiments.runtime.processes import gather, join, share, world
 from experiments.sampling import write_npz
 from experiments.sampling.pipeline import SamplingPipeline, chosen_options, parse_overrides
 from experiments.training import build

@@ -30,11 +30,12 @@ from experiments.config.schema import Config
 from experiments.diffusion.auxiliary_losses import masked_mean, pixel_mask
 from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.diffusion.objective import Objective, create_objective
-from experiments.metrics.collect import exact, gather, gather_rows, prepare, share, world
+from experiments.metrics.collect import exact, prepare
 from experiments.metrics.eval_options import EvalOptions, MetricError, Score, options_for, scored
 from experiments.metrics.images import split_indices
 from experiments.runtime.console import Console
 from experiments.runtime.files import default_cache
+from experiments.runtime.processes import gather, gather_rows, share, world
 from experiments.sampling.generation import evaluating, labels_from_seeds
 from experiments.sampling.pipeline import SamplingPipeline, described
 from experiments.sampling.sample_store import SampleStore

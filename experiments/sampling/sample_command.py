@@ -17,11 +17,11 @@ from experiments.data.dataset import create
 from experiments.data.latents import LatentSpace
 from experiments.data.latents_spec import LatentsOptions
 from experiments.diffusion.diffusion_options import DiffusionError
-from experiments.metrics.collect import join, world
 from experiments.metrics.images import Images
 from experiments.metrics.small_networks import checksum
 from experiments.runtime import console as log
 from experiments.runtime.files import locked, sha256
+from experiments.runtime.processes import join, world
 from experiments.sampling.pipeline import FLAGS, SamplingPipeline, chosen_options, parse_overrides
 from experiments.sampling.sample_store import (
     SHARD,

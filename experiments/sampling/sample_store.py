@@ -28,9 +28,9 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from experiments.diffusion.diffusion_options import DiffusionError
-from experiments.metrics.collect import gather, world
 from experiments.runtime.files import atomic_path, atomic_write
 from experiments.runtime.option_types import differing
+from experiments.runtime.processes import gather, world
 from experiments.sampling.generation import Progress, labels_from_seeds
 from experiments.sampling.pipeline import SamplingPipeline
 from routing.parsing import json_of

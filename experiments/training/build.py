@@ -11,6 +11,7 @@ import backbones
 from experiments.config.schema import Config
 from experiments.data.dataset import Dataset, Device, create
 from experiments.runtime.memory import check_fits
+from experiments.runtime.processes import leave_at_exit
 from experiments.training.routes import model_arguments, run_cost
 from routing.errors import UserError
 
@@ -25,6 +26,7 @@ def make_accelerator(config: Config) -> Any:
     options: dict[str, Any] = {"cpu": not torch.cuda.is_available(), "mixed_precision": "no"}
     if config.log != "none":
         options.update(log_with=config.log, project_dir=str(config.folder))
+    leave_at_exit()
     accelerator = Accelerator(**options)
     try:
         torch.empty(0, device=accelerator.device)

@@ -25,9 +25,9 @@ from torch import Tensor
 from experiments.config.schema import Config
 from experiments.data.dataset import Batch, Dataset, Prefetch, SampleOrder
 from experiments.diffusion import create_objective
-from experiments.metrics.collect import gather
 from experiments.runtime import console, memory, signals
 from experiments.runtime.command import Interrupted
+from experiments.runtime.processes import gather
 from experiments.training import build, checkpoint
 from experiments.training.cuda_graphs import GraphedSteps
 from experiments.training.evaluation import Evaluation, forget_after

@@ -23,13 +23,13 @@ from backbones import Cost
 from experiments.config.help_text import check_ready
 from experiments.config.schema import Config
 from experiments.metrics import scoring
-from experiments.metrics.collect import gather
 from experiments.runtime import console as log
 from experiments.runtime import signals
 from experiments.runtime.command import ROOT, Interrupted
 from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, code_commit, locked
 from experiments.runtime.memory import out_of_memory
+from experiments.runtime.processes import gather
 from experiments.sampling.pipeline import SamplingPipeline
 from experiments.training import build, checkpoint, evaluation, run_folder
 from experiments.training.loop import Trainer

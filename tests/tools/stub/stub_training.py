@@ -40,7 +40,10 @@ def main(overrides):
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         import torch.distributed as dist
 
+        from experiments.runtime.processes import leave_at_exit
+
         dist.init_process_group("gloo")
+        leave_at_exit()
     with signals.installed():
         if rank:
             return work(config, folder, options, write=False)

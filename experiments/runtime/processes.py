@@ -1,0 +1,68 @@
+"""The processes of a command: one, or those of torchrun or Slurm, which share its work."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def join(device: str | None = None) -> str | torch.device:
+    """Join the processes of torchrun, if there are any; return this one's device.
+
+    The `device` is what the user chose, by default CUDA where there is one.
+    """
+    gpu = torch.cuda.is_available()
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return device or ("cuda" if gpu else "cpu")
+    from accelerate import PartialState
+
+    leave_at_exit()
+    # Without the word, accelerate starts no process group where there is no GPU.
+    return PartialState(cpu=device == "cpu" or not gpu).device
+
+
+def leave_at_exit() -> None:
+    """Have the process group ended while Python still runs.
+
+    Gloo's threads would let go of a last collective call after that, which aborts one process in
+    three that ends right behind it. NCCL has no such threads, and would wait for ranks that failed.
+    """
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    dist = torch.distributed
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
+
+
+def world() -> tuple[int, int]:
+    """Return (rank, number of processes)."""
+    dist = torch.distributed
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def share(n: int, rank: int | None = None) -> range:
+    """Return a process's part of `n` items: consecutive, in rank order, of nearly equal size."""
+    own, size = world()
+    rank = own if rank is None else rank
+    return range(n * rank // size, n * (rank + 1) // size)
+
+
+def gather(own: Any) -> list[Any]:
+    """Return every process's `own`, in rank order; a collective call."""
+    parts = [own] * world()[1]
+    if len(parts) > 1:
+        torch.distributed.all_gather_object(parts, own)
+    return parts
+
+
+def gather_rows(own: Tensor) -> Tensor:
+    """Return every process's rows (n, ...), in rank order, on the CPU; n may differ."""
+    return torch.cat(gather(own.cpu()))
