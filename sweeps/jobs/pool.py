@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from experiments.runtime.command import environment_of_jobs
 from experiments.runtime.files import atomic_write, is_locked, locked
 from experiments.runtime.memory import visible_gpus
@@ -73,15 +75,29 @@ def _busy(sweep: Sweep) -> set[str]:
 
 
 def states(sweep: Sweep, batch: str) -> dict[str, str]:
-    """Return PENDING, RUNNING or ENDED of a pool's runs, by run; {} if the pool is gone."""
+    """Return PENDING, RUNNING or ENDED of a pool's runs, by run; if it is gone, what goes on."""
     folder = sweep.pools / batch
-    known = run_folder.read(folder / "state.json") if is_locked(folder) else {}
-    return {run: str(state) for run, state in known.get("runs", {}).items()}
+    known = run_folder.read(folder / "state.json").get("runs", {})
+    if is_locked(folder):
+        return {run: str(state) for run, state in known.items()}
+    return dict.fromkeys(_orphans(folder) if "RUNNING" in known.values() else (), "RUNNING")
+
+
+def _orphans(folder: Path) -> dict[str, psutil.Process]:
+    """Return the workers that a killed pool has left, by run; they know nothing of its end."""
+    # A data worker that was forked has the words of its worker, and a higher number.
+    every = sorted(psutil.process_iter(["cmdline"]), key=lambda one: one.pid, reverse=True)
+    files = [(Path((one.info["cmdline"] or [""])[-1]), one) for one in every]
+    return {file.stem: one for file, one in files if file.parent == folder}
 
 
 def cancel(sweep: Sweep, batch: str, run: str) -> None:
     """Take a run out of a pool: if it waits, it leaves its queue; if it runs, it gets TERM."""
-    atomic_write(sweep.pools / batch / f"{run}.cancel", "")
+    folder = sweep.pools / batch
+    if is_locked(folder):
+        atomic_write(folder / f"{run}.cancel", "")
+    elif run in (left := _orphans(folder)):
+        left[run].terminate()
 
 
 class Pool:

@@ -268,6 +268,22 @@ def test_a_killed_pool_is_noticed(shop):
     assert "its job is gone" in shop.rows()[0].why
 
 
+def test_runs_whose_pool_was_killed_go_on_as_running_and_can_be_cancelled(shop):
+    shop.stub({"sleep": 0.05})
+    shop("launch", "cluster=local", "seed=0,1", "train.steps=1000")
+    until(lambda: shop.rows()[0].state == "running", what="a run")
+    (folder,) = (shop.sweep.path / "pools").iterdir()
+    os.kill(run_folder.read(folder / "state.json")["pid"], signal.SIGKILL)
+    until(lambda: shop.states() == {0: "running", 1: "stopped"}, what="the pool's end")
+    text = shop("launch", "cluster=local", "seed=0", "train.steps=1000")
+    assert "1 of 1 in the queue or running" in text and "nothing to submit" in text
+    assert "nothing has failed or stopped" in shop("retry", "seed=0")
+    assert "cancelled 1 of 2" in shop("cancel")
+    until(lambda: shop.states() == {0: "stopped", 1: "stopped"}, what="its end")
+    *_, start, _, end = shop.events(0)
+    assert (start["event"], end["how"]) == ("start", "stopped") and end["step"] > 0
+
+
 def test_a_pool_outlives_a_full_disk(tmp_path, monkeypatch):
     class Done:
         returncode = 0
