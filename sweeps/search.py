@@ -207,11 +207,10 @@ def _quiet(_: str) -> None: ...
 
 
 def _values(trial: Any) -> dict[str, Any]:
-    """A trial's values: of a range numbers of three digits, of a list what stands there."""
+    """A trial's values: three digits of a range, all of one with steps or of a list's."""
+    digits = {k: 3 if getattr(d, "step", 0) is None else 15 for k, d in trial.distributions.items()}
     return {
-        key: float(f"{value:.3g}")
-        if isinstance(value, float) and not hasattr(trial.distributions[key], "choices")
-        else value
+        key: float(f"{value:.{digits[key]}g}") if isinstance(value, float) else value
         for key, value in trial.params.items()
     }
 

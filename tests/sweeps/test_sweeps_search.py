@@ -97,6 +97,16 @@ def test_ctrl_c_stops_a_search_in_this_process_and_its_trial_goes_on_later(tmp_p
     assert [t[2] for t in trials(sweep)] == ["complete"] * 2
 
 
+def test_values_of_steps_are_exact(tmp_path):
+    steps = {"low": 0.1, "high": 0.7, "step": 0.1}
+    over = {"train.clip": {"low": 0.4375, "high": 0.4375, "step": 0.0625}, "train.ema": steps}
+    words, sweep = make(tmp_path, base=BASE | {"route": "none"}, search={"trials": 7, "over": over})
+    assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 0
+    varies = [run.varies for run in sweep.runs().values()]
+    assert {values["train.clip"] for values in varies} == {"0.4375"}
+    assert {values["train.ema"] for values in varies} <= {f"0.{i}" for i in range(1, 8)}
+
+
 def test_listed_values_are_exact_and_a_live_trial_of_another_search_stays(tmp_path, capsys):
     over = {"train.lr": [0.00012345], "train.ema": [0.9999]}
     words, sweep = make(tmp_path, base=BASE | {"route": "none"}, search={"trials": 1, "over": over})
