@@ -131,7 +131,8 @@ def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Say = print) -> int:
                     ids.append(row.job)
                 else:
                     pool.cancel(sweep, batch.name, name)
-        slurm.cancel(ids)
+        if ids:
+            slurm.call(["scancel", *ids])
     say(f"cancelled {count} of {len(runs)} runs" if count else "nothing is in the queue or running")
     return count
 

@@ -223,9 +223,8 @@ def _sweep(chosen: argparse.Namespace) -> tuple[Sweep, list[PlannedRun], Command
     """Return the sweep, those of its runs that match the words, and the words."""
     words = CommandWords(chosen)
     name = grid.check_name(re.sub(r"\.(yaml|yml|py)\Z", "", Path(chosen.grid).name))
-    sweep = Sweep(words.root, name)
-    if not sweep.exists():
-        known = [s.name for s in all_sweeps(words.root)]
+    sweep, known = Sweep(words.root, name), [s.name for s in all_sweeps(words.root)]
+    if name not in known:
         what = f"expected {', '.join(known)}{suggest(name, known)}" if known else "none was"
         raise SweepError(f"no sweep {name!r} was launched below {words.root}; {what}")
     runs = words.among(sweep)

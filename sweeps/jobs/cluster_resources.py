@@ -52,11 +52,6 @@ class Resources:
     scales: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def minutes(self) -> int:
-        """The time limit in whole minutes."""
-        return minutes(str(self.time))
-
-    @property
     def gpu_count(self) -> int:
         """GPUs per node, of whatever type."""
         return int(str(self.gpus).rpartition(":")[2])
@@ -149,7 +144,7 @@ def _checked(name: str, values: Mapping[str, Any], typed: Mapping[str, str]) -> 
             f"{where}: kind: {found.kind} gives a run one process; for several on this machine use "
             "torchrun experiments/run.py, for several nodes cluster=slurm"
         )
-    if found.minutes * 60 <= found.signal_s:
+    if minutes(found.time) * 60 <= found.signal_s:
         raise SweepError(
             f"{where}: signal_s={found.signal_s} is not shorter than time={found.time}; a run "
             "would be told to stop as it starts"
@@ -159,7 +154,7 @@ def _checked(name: str, values: Mapping[str, Any], typed: Mapping[str, str]) -> 
     return found
 
 
-def minutes(time: str) -> int:
+def minutes(time: str | int) -> int:
     """Return minutes of Slurm's times: `90`, `4:00:00`, `2-00:00:00`, `1-12`, or `SweepError`."""
     form = re.compile(r"(?:(\d{1,6})-)?(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?", re.ASCII)
     match = form.fullmatch(str(time).strip())

@@ -35,10 +35,11 @@ def start(
     gpus = visible_gpus() if each else []
     gpus.sort(key=_busy(sweep).__contains__)  # a search has a pool for each of its trials
     if each and len(gpus) < resources.workers * each:
+        most = len(gpus) // each
         raise SweepError(
             f"cluster.workers={resources.workers} with cluster.gpus={resources.gpus} needs "
             f"{resources.workers * each} GPUs, {len(gpus)} are visible; "
-            f"try cluster.workers={max(1, len(gpus) // each)}"
+            f"try {f'cluster.workers={most}' if most else f'cluster.gpus={len(gpus)}'}"
         )
     folder, code = sweep.pools / batch.name, sweep.snapshots / batch.code
     folder.mkdir(parents=True)

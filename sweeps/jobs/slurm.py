@@ -15,16 +15,15 @@ from typing import Any
 from experiments.runtime.command import environment_of_jobs
 from routing.errors import UserError
 from sweeps import SweepError
-from sweeps.jobs.cluster_resources import OPTIONS, Resources
+from sweeps.jobs.cluster_resources import OPTIONS, Resources, minutes
 from sweeps.jobs.job import Job
 from sweeps.jobs.sweep_folder import JobBatch, Sweep, python_path
 from sweeps.planning.planned_runs import PlannedRun
 
-LIVE = {
-    "PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD",
-    "REQUEUE_FED", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SPECIAL_EXIT",
-}  # fmt: skip
 RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "SUSPENDED"}
+LIVE = RUNNING | {
+    "PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING", "STOPPED", "SPECIAL_EXIT",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,12 +106,6 @@ def tasks(name: str) -> list[str]:
     return ids
 
 
-def cancel(ids: Sequence[str]) -> None:
-    """Cancel jobs."""
-    if ids:
-        call(["scancel", *ids])
-
-
 def max_array() -> int:
     """Return how many tasks one array may have here (MaxArraySize; Slurm's default is 1001)."""
     found = re.search(r"(?m)^\s*MaxArraySize\s*=\s*(\d+)", call(["scontrol", "show", "config"]))
@@ -130,7 +123,7 @@ def parameters(resources: Resources, batch: str, code: Path, logs: Path) -> dict
     extra |= {k: v for k, v in resources.extra.items() if v is not None and v is not False}
     chosen: dict[str, Any] = {
         "job_name": batch,
-        "time": resources.minutes,
+        "time": minutes(resources.time),
         "nodes": resources.nodes,
         "ntasks_per_node": resources.tasks,
         "cpus_per_task": resources.cpus,

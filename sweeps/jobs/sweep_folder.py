@@ -66,10 +66,6 @@ class Sweep:
             return self.logs / f"{batch.ids[run]}_0_log.{kind}" if run in batch.ids else None
         return self.logs / f"{batch.name}_{run}.{kind}"
 
-    def exists(self) -> bool:
-        """Whether anything was launched here."""
-        return (self.path / "sweep.json").is_file()
-
     def runs(self) -> dict[str, PlannedRun]:
         """Return the runs of every launch so far, by name."""
         path = self.path / "sweep.json"

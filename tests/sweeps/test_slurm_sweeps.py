@@ -306,7 +306,7 @@ def test_a_wrong_partition_is_one_sentence_and_nothing_counts_as_submitted(shop)
     said, error = text.rstrip().splitlines()  # a grid in Python is said to be code, then the refusal
     assert "is code" in said and error.startswith("error: sbatch refused:")
     assert "partition" in error
-    assert not shop.sweep.exists() and shop.sweep.batches() == []
+    assert not shop.sweep.runs() and shop.sweep.batches() == []
     shop("launch", "seed=0")
     shop.done(0)
     before = shop.sweep.runs(), shop.sweep.batches()

@@ -403,7 +403,7 @@ def noted(sweep):
 def test_nothing_is_noted_of_a_refused_submission(shop, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     refused = ["cluster=local", "cluster.gpus=1"]
-    assert "needs 1 GPUs, 0 are visible" in shop("launch", *refused, code=2)
+    assert "needs 1 GPUs, 0 are visible; try cluster.gpus=0" in shop("launch", *refused, code=2)
     assert noted(shop.sweep) == {} and not list(shop.runs.glob("dit-*"))
     shop.stub({"sleep": 0}, seed0={"fail": 3})
     shop("launch", "cluster=debug", code=1)
