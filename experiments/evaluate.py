@@ -12,6 +12,7 @@ if __name__ == "__main__":
 import argparse
 
 from experiments.metrics.eval_options import FEATURES, METRICS
+from experiments.runtime.command import home_path as _path
 from experiments.runtime.command import run_command
 from routing.errors import Parser
 
@@ -28,10 +29,6 @@ examples:
 Scores go to RUN/evaluations/*.json and never to the run's own record. A command that was cut short
 goes on where it was when it is given again. torchrun shares the samples over processes.
 """
-
-
-def _path(text: str) -> Path:
-    return Path(text).expanduser()
 
 
 def parser() -> argparse.ArgumentParser:

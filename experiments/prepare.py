@@ -20,6 +20,7 @@ if __name__ == "__main__":
 
 from experiments.data.data_options import PICTURES, DataError, require
 from experiments.runtime.command import Interrupted, run_command
+from experiments.runtime.command import home_path as _path
 from experiments.runtime.console import Console
 from experiments.runtime.files import check_replaceable, locked
 from routing.errors import Parser
@@ -33,11 +34,6 @@ _EXAMPLES = """examples:
 then:
   python experiments/run.py data=latents data.path=latents/photos
 """
-
-
-def _path(name: str) -> Path:
-    """Return a path whose ~, quoted or behind `=`, is the home all the same."""
-    return Path(name).expanduser()
 
 
 def _full_path(name: str) -> str:

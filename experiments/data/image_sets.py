@@ -70,8 +70,7 @@ def read(options: ImageOptions) -> LabelledImages:
         "icons": _icons,
         "torchvision": _torchvision,
     }
-    made = readers.get(options.name, lambda own: own.read())
-    return made(options)
+    return readers.get(options.name, lambda own: own.read())(options)
 
 
 # --- one set that is split here -------------------------------------------------------------------
@@ -387,17 +386,19 @@ class PixelSet(Dataset):
         self._labels: dict[str, Tensor] = {}
         for split, (images, labels) in found.splits.items():
             missing = [self.shape[axis] - images.shape[axis] for axis in (-2, -1)]
-            foreign = {*np.unique(labels).tolist()} - {*range(self.options.class_count)}
-            form = images.dtype == np.uint8 and images.shape[:-2] == (len(labels), self.shape[0])
+            known = np.asarray(labels)  # a list or a tensor will do
+            seen = np.unique(known).tolist()
+            foreign = {*seen} - {*range(self.options.class_count)}
+            form = images.dtype == np.uint8 and images.shape[:-2] == (*known.shape, self.shape[0])
             require(
                 form and min(missing) >= 0 and not foreign,
                 f"data={self.name}: read() returned as {split} {images.dtype} images of shape "
-                f"{images.shape} with labels {min(labels, default=0)} to {max(labels, default=0)}; "
+                f"{images.shape} with labels {known.shape}, {seen[:1]} to {seen[-1:]}; "
                 f"expected N of uint8 {self.shape}, or smaller, and N labels below "
                 f"{self.options.class_count}",
             )
             around = [(side // 2, side - side // 2) for side in missing]
-            pixels, known = np.pad(images, [(0, 0), (0, 0), *around]), labels.astype(np.int64)
+            pixels, known = np.pad(images, [(0, 0), (0, 0), *around]), known.astype(np.int64)
             digest.update(pixels.data)
             digest.update(known.data)
             self._pixels[split] = torch.from_numpy(pixels).to(self.device)
@@ -405,11 +406,13 @@ class PixelSet(Dataset):
         self.sizes = {split: len(labels) for split, labels in self._labels.items()}
         self.fingerprint = found.fingerprint or digest.hexdigest()[:16]
         # Exact, from how often each value occurs.
-        parts = self._pixels["train"].cpu().split(4096)
+        parts = self._pixels.get("train", torch.empty(0, dtype=torch.uint8)).cpu().split(4096)
         counts = torch.stack([part.flatten().bincount(minlength=256) for part in parts]).sum(0)
         share, values = counts.double() / counts.sum(), torch.arange(256, dtype=torch.float64)
         self._mean = float((share * values).sum())
         self._std = float((share * (values - self._mean) ** 2).sum().sqrt())
+        said = f"data={self.name}: read() returned no images as train, or all pixels are alike"
+        require(self._std > 0, f"{said}; expected images that differ, to train on")
         scaled = (values - self._mean) * (self.sigma_data / self._std)
         self._scaled = scaled.float().to(self.device)
 

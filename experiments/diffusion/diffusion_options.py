@@ -307,7 +307,7 @@ class IntervalOptions(CFGOptions):
 
     name: str = "interval"
     scale: float = 2.1
-    low: float = 0.28
+    low: NotNegative = 0.28
     high: float | None = 2.9
 
 

@@ -173,12 +173,11 @@ class EvalOptions:
     dinov2_weights: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("features", "metrics"):
+        for name, known in (("features", FEATURES), ("metrics", METRICS)):
             value = getattr(self, name)
             if not isinstance(value, Sequence):
                 raise MetricError(f"eval.{name}={value}: expected a list of names")
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        for name, known in (("features", FEATURES), ("metrics", METRICS)):
             for word in getattr(self, name):
                 one_of(f"eval.{name}", str(word), list(known), MetricError)
         if not self.metrics:

@@ -130,6 +130,11 @@ _KNOWN = {
 }
 
 
+def home_path(name: str) -> Path:
+    """Return a path whose ~, quoted or behind `=`, is the home all the same."""
+    return Path(name).expanduser()
+
+
 def print_error(error: object) -> None:
     """Print the one line that a command ends with."""
     print(f"error: {error}", file=sys.stderr)

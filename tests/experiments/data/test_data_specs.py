@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from data_tools import latents, write_lightning, write_store, write_tars
@@ -5,6 +6,7 @@ from data_tools import latents, write_lightning, write_store, write_tars
 from experiments.config import compose, load, options_of
 from experiments.data import create, data_options
 from experiments.data.data_options import DataError, ShapeError, describe, fingerprint
+from experiments.data.image_sets import LabelledImages, PixelSet
 
 LABELS = [k % 4 for k in range(8)]
 
@@ -111,3 +113,35 @@ def test_a_data_set_of_ones_own_is_one_file_and_one_yaml(tmp_path, monkeypatch):
     assert data_options.describe({"name": "blobs"})["shape"] == [1, 8, 8]
     batch = experiments.data.create({"name": "blobs"}, task="class").batch(torch.arange(4), None)
     assert batch.x.shape == (4, 1, 8, 8) and batch.y.tolist() == [0, 1, 0, 1]
+
+
+IMAGES = np.arange(4 * 64, dtype=np.uint8).reshape(4, 1, 8, 8)
+TURNS = [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("splits", "says"),
+    [
+        ({"test": (IMAGES, TURNS)}, "no images as train, or all pixels are alike"),
+        ({"train": (IMAGES[:0], [])}, "no images as train"),
+        ({"train": (IMAGES * 0, TURNS)}, "all pixels are alike"),
+        ({"train": (IMAGES, np.eye(2)[TURNS])}, r"labels \(4, 2\), \[0.0\] to \[1.0\]"),
+        ({"train": (IMAGES, [0, 1, 2, 1])}, r"labels \(4,\), \[0\] to \[2\].*labels below 2"),
+        ({"train": (IMAGES, TURNS)}, None),
+        ({"train": (IMAGES, torch.tensor(TURNS))}, None),
+    ],
+)
+def test_what_a_data_set_of_ones_own_reads(splits, says):
+    """Labels are an array, a list or a tensor; what cannot be trained on is one sentence."""
+
+    class Own(data_options.ImageOptions):
+        sample_shape, class_count = (1, 8, 8), 2
+
+        def read(self):
+            return LabelledImages(splits, ["round", "square"])
+
+    if says:
+        with pytest.raises(DataError, match=says):
+            PixelSet(Own("own"))
+    else:
+        assert PixelSet(Own("own")).batch(torch.arange(4)).y.tolist() == TURNS

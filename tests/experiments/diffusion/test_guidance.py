@@ -406,6 +406,7 @@ def test_reuse_does_not_outlive_its_batch():
         ({"name": "cfg", "low": None}, None, "guidance.low=null: expected a number"),
         ({"name": "routed", "null_class": "no"}, "1-2", "null_class=no: expected true or false"),
         ({"name": "interval", "low": 3}, None, "low < high is needed"),
+        ({"name": "interval", "low": -1}, None, r"guidance\.low=-1\.0: expected a number of at least 0"),
         ({"name": "apg", "momentum": -1}, None, "above -1 and below 1"),
     ],
 )
