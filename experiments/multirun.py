@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import sys
 import traceback
 
@@ -23,7 +24,8 @@ from routing.parsing import check_word
 _MOST = 10_000  # runs one after another; each is composed and checked before the first
 
 
-def _run(config: Config) -> None:
+def run_one(config: Config) -> None:
+    """Train one run, or print it (dry=true)."""
     if config.dry:
         help_text.dry_run(config)
         return
@@ -38,7 +40,7 @@ def job(cfg: object) -> None:
 
     words = HydraConfig.get().overrides.task
     try:
-        _run(load([word for word in words if not word.startswith("hydra")]))
+        run_one(load([word for word in words if not word.startswith("hydra")]))
     except Interrupted as stop:  # for Hydra an exception is one failed job: the next would start
         raise SystemExit(EXIT_CODES[stop.reason]) from None
 
@@ -128,16 +130,17 @@ def multirun(argv: list[str]) -> int:
             return 0
         for config in runs:
             try:
-                _run(config)
-            except Interrupted:
-                raise
-            except Exception as error:  # no reason to give up the others
+                run_one(config)
+            except Exception as error:  # no reason to give up the others, but for a process of
+                # several: those beside it may wait for it in this run, and end as it does.
+                if isinstance(error, Interrupted) or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                    raise
                 if sentence(error) is None:
                     traceback.print_exc()
                 print_error(sentence(error) or f"{config.name}: {type(error).__name__}")
                 failed.append(config.name)
     finally:
-        if runs and not runs[0].dry:
+        if runs and not runs[0].dry and os.environ.get("RANK", "0") == "0":
             print(_summed_up(runs), flush=True)
     if failed:
         raise UserError(f"{len(failed)} of the runs did not end well: {'; '.join(failed)}")

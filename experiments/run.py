@@ -27,19 +27,12 @@ def main(argv: list[str]) -> int:
 
         complete(argv)
         return 0
-    if any(flag in argv for flag in ("-m", "--multirun")):
-        from experiments.multirun import multirun
-
-        return multirun(argv)
     from experiments.config.compose import load
+    from experiments.multirun import multirun, run_one
 
-    config = load(argv)
-    if config.dry:
-        help_text.dry_run(config)
-        return 0
-    from experiments.training.session import train
-
-    train(config)
+    if any(flag in argv for flag in ("-m", "--multirun")):
+        return multirun(argv)
+    run_one(load(argv))
     return 0
 
 

@@ -157,6 +157,7 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     data_options.parse(config.data).check()
     info = data_options.describe(config.data)
     model = routes.model_arguments(config, info)
+    routes.run_cost(config, model)  # which refuses a patch or a decoder that the model cannot have
     if config.init:
         check_parent(config.init, config.objective, model)
     guidance = diffusion_options("guidance", config.guidance)

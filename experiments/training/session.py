@@ -145,8 +145,8 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
     if accelerator.is_main_process:
         finish(config, state, trainer.cost, time.monotonic() - began)
     accelerator.wait_for_everyone()
-    if config.log != "none":
-        accelerator.end_training()
+    for tracker in accelerator.trackers:  # not `end_training`, which ends the process group too
+        tracker.finish()
     show_results(console, folder)
 
 

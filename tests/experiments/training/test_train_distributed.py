@@ -13,9 +13,10 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from small import ROOT, overrides, run
+from small import ROOT, overrides, run, small
 
 from experiments.runtime import console
+from experiments.runtime.files import locked
 
 pytestmark = pytest.mark.slow
 RUN = str(ROOT / "experiments" / "run.py")
@@ -106,6 +107,17 @@ def test_a_batch_that_ranks_cannot_share_is_refused(tmp_path):
     done = torchrun(*overrides(tmp_path, "train.batch=7"))
     assert done.returncode != 0
     assert "train.batch=7 cannot be split over 2 processes: try train.batch=8" in done.stderr
+
+
+def test_a_multirun_trains_each_run_on_two_ranks_and_ends_with_one_that_failed_on_one(tmp_path):
+    words = overrides(tmp_path, "log=tensorboard", "train.steps=2")
+    done = torchrun("-m", *words, "seed=0,1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("-m: 2 of 2 runs are done") == 1, "said once, by the first rank"
+    with locked(small(tmp_path).folder):  # the first rank alone is refused; the other one waits for it
+        done = torchrun("-m", *words, "train.steps=4", "seed=0,1")
+    assert done.returncode != 0 and "is being written by process" in done.stderr
+    assert "0 of 2 runs are done" in done.stdout, "the next run did not begin"
 
 
 def test_one_process_under_accelerate_launch(tmp_path):
