@@ -27,7 +27,6 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -139,18 +138,6 @@ def library() -> tuple[bool, str]:
         if LOADED[0][0]:
             OPERATIONS["cpu"] = torch.ops.tread
     return LOADED[0]
-
-
-@contextlib.contextmanager
-def without_library() -> Iterator[None]:
-    """Run the plain formulas, as where there is no compiler; a library that is loaded stays so."""
-    loaded, operations = LOADED[:], OPERATIONS["cpu"]
-    OPERATIONS["cpu"] = Plain
-    LOADED[:] = [(False, "switched off")]
-    try:
-        yield
-    finally:
-        LOADED[:], OPERATIONS["cpu"] = loaded, operations
 
 
 def _load() -> tuple[bool, str]:
