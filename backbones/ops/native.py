@@ -153,8 +153,8 @@ def _load() -> tuple[bool, str]:
         version = _output(compiler, "--version").partition("\n")[0]
         torch.ops.load_library(_built(compiler, version))
         return True, f"built by {version}"
-    # A user without an entry and without $HOME has no home: a RuntimeError.
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+    # A user without an entry and $HOME: a RuntimeError. Words in another encoding: a ValueError.
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         failed = isinstance(error, subprocess.CalledProcessError) and error.stderr
         said = str(failed or error).strip().splitlines()
         line = next((line for line in said if "error" in line), said[0])

@@ -518,6 +518,15 @@ def test_a_user_without_a_home_has_no_library(monkeypatch, caplog):
     assert not native._load()[0] and "home directory" in caplog.text
 
 
+def test_a_compiler_that_answers_in_other_bytes_builds_nothing(tmp_path, monkeypatch, caplog):
+    compiler = tmp_path / "c++"
+    compiler.write_bytes(b"#!/bin/sh\necho 'Compilateur 12 (\xe9t\xe9)'\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.delenv("TREAD_NATIVE", raising=False)
+    assert not native._load()[0] and "cannot build them" in caplog.text
+
+
 @compiled
 def test_what_kernels_return_may_be_written_into():
     """A block's hook may steer it in place; a view of an argument could not be."""
