@@ -196,14 +196,11 @@ class Backbone(nn.Module, Pretrained):
                     f"{counted}; mend the count, which banners, budgets and tables are made from"
                 )
         self._implementations()  # A kernel that is not there is an error now, not in step 1.
-        self.head: Head | None = None
-        self.decoder: Decoder | None = None
+        small = decoder is not None and build_options(DecoderOptions, decoder, "decoder")
+        out = shape.patch, self.out_channels
+        self.head = None if small else Head(self.width, *out, spec.weighted_norms)
+        self.decoder = Decoder(self.width, small, self.grid, *out) if small else None
         self.align: Projector | None = None
-        if decoder is None:
-            self.head = Head(self.width, shape.patch, self.out_channels, spec.weighted_norms)
-        else:
-            small = build_options(DecoderOptions, decoder, "decoder")
-            self.decoder = Decoder(self.width, small, self.grid, shape.patch, self.out_channels)
         if align is not None:
             target = build_options(AlignOptions, align, "align")
             self._check_taps([target.block], least=0)

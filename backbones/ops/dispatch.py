@@ -62,7 +62,7 @@ class Choice:
 
 
 # A kernel's function and where it is from; or None and why it cannot be had.
-Probed = tuple[Callable[..., Any] | None, str]
+Probed = tuple[Any, str]
 # Dictionaries, not functools.cache: a compiled block reads them, and looks through that wrapper.
 _PROBED: dict[tuple[str, str], Probed] = {}
 _RESOLVED: dict[tuple[str, str, str], Choice] = {}
@@ -135,9 +135,7 @@ def probe(op: str, kernel: str) -> Probed:
 
 def kernel_function(op: str, kernel: str) -> Callable[..., Any]:
     """Return the function of a kernel that `resolve` chose."""
-    function = probe(op, kernel)[0]
-    assert function is not None
-    return function
+    return probe(op, kernel)[0]
 
 
 @contextlib.contextmanager
@@ -146,14 +144,18 @@ def without_native() -> Iterator[None]:
 
     The library itself stays loaded; every kernel is probed anew inside, and again afterwards.
     """
+    before = native.LOADED[:], native.OPERATIONS["cpu"]
+    _use([(False, "switched off")], native.Plain)
+    try:
+        yield
+    finally:
+        _use(*before)
+
+
+def _use(loaded: list[tuple[bool, str]], operations: Any) -> None:
+    native.LOADED[:], native.OPERATIONS["cpu"] = loaded, operations
     _PROBED.clear()
     _RESOLVED.clear()
-    try:
-        with native.without_library():
-            yield
-    finally:
-        _PROBED.clear()
-        _RESOLVED.clear()
 
 
 def _refusal(op: str, kernel: str, device: str) -> str | None:

@@ -27,7 +27,6 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -141,18 +140,6 @@ def library() -> tuple[bool, str]:
     return LOADED[0]
 
 
-@contextlib.contextmanager
-def without_library() -> Iterator[None]:
-    """Run the plain formulas, as where there is no compiler; a library that is loaded stays so."""
-    loaded, operations = LOADED[:], OPERATIONS["cpu"]
-    OPERATIONS["cpu"] = Plain
-    LOADED[:] = [(False, "switched off")]
-    try:
-        yield
-    finally:
-        LOADED[:], OPERATIONS["cpu"] = loaded, operations
-
-
 def _load() -> tuple[bool, str]:
     if os.environ.get(SWITCH, "1") == "0":
         return False, f"{SWITCH}=0"
@@ -166,8 +153,8 @@ def _load() -> tuple[bool, str]:
         version = _output(compiler, "--version").partition("\n")[0]
         torch.ops.load_library(_built(compiler, version))
         return True, f"built by {version}"
-    # A user without an entry and without $HOME has no home: a RuntimeError.
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+    # A user without an entry and $HOME: a RuntimeError. Words in another encoding: a ValueError.
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         failed = isinstance(error, subprocess.CalledProcessError) and error.stderr
         said = str(failed or error).strip().splitlines()
         line = next((line for line in said if "error" in line), said[0])

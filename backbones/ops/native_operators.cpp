@@ -111,7 +111,10 @@ struct Kernel : torch::autograd::Function<Kernel> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     auto kept = c10::static_intrusive_pointer_cast<Kept>(ctx->saved_data["kept"].toCapsule());
     variable_list saved = ctx->get_saved_variables(), ours, out{Tensor()};
-    for (auto& grad : grads) grad = grad.contiguous();
+    // A tensor that is zero or negated by a flag alone has no memory, or other numbers in it.
+    for (auto& grad : grads) grad = (grad._is_zerotensor() || grad.is_neg() ? grad.clone() : grad).contiguous();
+    for (auto& t : saved)  // a hook may have given back another tensor
+      if (t.defined()) t = t.contiguous();
     for (size_t i = 0; i < kept->inputs; i++)
       ours.push_back(saved[i].defined() ? at::empty_like(saved[i]) : Tensor());
     kept->back(grads, saved, ours);
@@ -139,6 +142,7 @@ variable_list run(const variable_list& results, const variable_list& kept, const
 
 bool plain(const Tensor& t) {
   constexpr c10::DispatchKeySet odd({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
+                                     c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor,
                                      c10::DispatchKey::FuncTorchBatched,
                                      c10::DispatchKey::FuncTorchGradWrapper});
   return t.is_cpu() && t.layout() == at::kStrided && !t.key_set().has_any(odd);
@@ -223,7 +227,7 @@ Tensor squared_relu(const Tensor& x) {
 }
 
 Tensor sigmoid_gate(const Tensor& x, const Tensor& y) {
-  return takes({x, y}) ? pointwise(sigmoid_gate_pair, {x, y}) : x.sigmoid() * y;
+  return takes({x, y}) && x.sizes() == y.sizes() ? pointwise(sigmoid_gate_pair, {x, y}) : x.sigmoid() * y;
 }
 
 // ---------------------------------------------------------------- adaLN and the gated residual
@@ -246,7 +250,6 @@ Tensor adaln(const Tensor& given, const Tensor& shift_rows, const Tensor& scale_
   Tensor mean = floats({B, T}), rstd = floats({B, T}), out = at::empty(x.sizes(), type);
   call(adaln_pair.forward, type, x, shift, scale, stride, float(EPS), perm.index, perm.each, B, T, C, out, mean, rstd);
   return run({out}, {mean, rstd}, {x, shift, scale}, [=](auto& grads, auto& saved, auto& ours) {
-    // The stride is that of the saved rows: a hook may have given back a copy.
     call(adaln_pair.backward, type, grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], saved[2].stride(0), float(EPS),
          perm.index, perm.each, B, T, C, ours[0], ours[1], ours[2]);
   })[0];
@@ -270,7 +273,8 @@ Tensor gated_sum(const Tensor& given, const Tensor& gate_rows, const Tensor& bra
 
 Tensor gated_rms_norm(const Tensor& branch, const Tensor& gate, const Tensor& weights) {
   auto type = branch.scalar_type();
-  if (!takes({branch, gate}) || !plain(weights))
+  if (!takes({branch, gate}) || !plain(weights) || gate.sizes() != branch.sizes() ||
+      weights.sizes() != branch.sizes().slice(branch.dim() - 1))
     return at::rms_norm_symint(branch * at::silu(gate), weights.sym_sizes(), weights.to(type), EPS);
   Tensor y = branch.contiguous(), z = gate.contiguous(), weight = weights.to(at::kFloat).contiguous();
   int64_t C = y.size(-1), rows = y.numel() / C;

@@ -10,9 +10,10 @@ rest: memory linear in tokens, N / SPAN of an activation.
 Source: Gu and Dao, Mamba (2312.00752), section 3.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from backbones.ops import matrix_state
 from backbones.ops.dispatch import choose, full_precision, kernel_function, work_dtype
@@ -93,24 +94,46 @@ def _spans(steps: Tensor, write: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Ten
     """The torch path: y_t = <C_t, h_t>, h_t = exp(steps_t A) h_{t-1} + write_t B_t."""
     rates = A.t().contiguous()  # (N, D): channels last, so that inner loops are long.
     state, pieces = write.new_zeros(len(write), *rates.shape), []
-    for step, new, b, c in zip(*(m.split(SPAN, 1) for m in (steps, write, B, C)), strict=True):
-        piece, state = checkpoint(
-            _span, state, step, new, rates, b, c, use_reentrant=False, preserve_rng_state=False
-        )
+    for span in zip(*(m.split(SPAN, 1) for m in (steps, write, B, C)), strict=True):
+        piece, state = _Span.apply(state, rates, *span)
         pieces.append(piece)
     return torch.cat(pieces, 1)
 
 
-def _span(
-    state: Tensor, steps: Tensor, write: Tensor, rates: Tensor, B: Tensor, C: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Run a piece from the state (B, N, D) before it; return y (B, span, D) and the state after."""
+def _states(first: Tensor, rates: Tensor, *span: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a span's decays and states, (B, span, N, D) each, from the state before it."""
+    steps, write, B = span
     # exp is 300 times slower on a CPU where its result is denormal; e^-60 is as good as 0.
-    decay = (steps[:, :, None] * rates).clamp(min=-60.0).exp()
-    states = []
-    for keep, new in zip(
-        decay.unbind(1), (write[:, :, None] * B[..., None]).unbind(1), strict=True
-    ):
-        state = torch.addcmul(new, keep, state)
-        states.append(state)
-    return (C[:, :, None] @ torch.stack(states, 1))[:, :, 0], state
+    decay = (steps[:, :, None] * rates).clamp_(min=-60.0).exp_()
+    states, before = write[:, :, None] * B[..., None], first
+    for keep, state in zip(decay.unbind(1), states.unbind(1), strict=True):
+        before = state.addcmul_(keep, before)
+    return decay, states
+
+
+class _Span(torch.autograd.Function):
+    """A span's y (B, span, D) and the state (B, N, D) after it, from the one before."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, rates: Tensor, *span: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(first, rates, *span)
+        _, states = _states(first, rates, *span[:3])
+        return (span[3][:, :, None] @ states)[:, :, 0], states[:, -1].clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor, after: Tensor) -> tuple[Tensor, ...]:
+        first, rates, steps, write, B, C = ctx.saved_tensors
+        with full_precision(grad):
+            decay, states = _states(first, rates, steps, write, B)
+            dstates = grad[:, :, None] * C[..., None]
+            for keep, state in zip(decay.unbind(1)[::-1], dstates.unbind(1)[::-1], strict=True):
+                after = keep * state.add_(after)
+            dB, dC = (dstates @ write[..., None])[..., 0], (states @ grad[..., None])[..., 0]
+            # d/d(log decay) = dh_t * decay_t * h_{t-1}
+            dlog = decay.mul_(dstates)
+            dlog[:, 0] *= first
+            dlog[:, 1:] *= states[:, :-1]
+            drates = (dlog * steps[:, :, None]).sum((0, 1))
+            dwrite = (B[:, :, None] @ dstates)[:, :, 0]
+            return after, drates, (dlog * rates).sum(2), dwrite, dB, dC

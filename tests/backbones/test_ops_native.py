@@ -327,6 +327,38 @@ def test_saved_rows_may_come_back_as_copies():
 
 
 @compiled
+@pytest.mark.parametrize("name", CASES)
+def test_tensors_that_are_not_their_memory(name):
+    """Hooks that give back strided views; gradients that are zero or negated by a flag of torch."""
+    fast, _, tokens, parameters = case(name, 2, 5, 16)
+    values = typed([*tokens, *parameters], torch.float32, False)
+    out, *plain = run(fast, values)
+    apart = lambda t: t.repeat_interleave(2, -1) if t.dim() else t  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(apart, lambda t: t[..., ::2] if t.dim() else t):
+        assert all(torch.equal(a, b) for a, b in zip(run(fast, values)[1:], plain, strict=True))
+    probe = draw(*out.shape, seed=9).bfloat16().float()
+    negated = torch.autograd.grad(fast(*values), values, torch._neg_view(-probe))
+    assert all(torch.equal(a, b) for a, b in zip(negated, plain, strict=True))
+    zeros = torch.autograd.grad(fast(*values), values, torch._efficientzerotensor(out.shape))
+    assert not any(m.any() for m in zeros)
+
+
+@compiled
+def test_operations_broadcast_and_refuse_as_their_formulas():
+    """Smaller operands made kernels read beyond them."""
+    x, gate, weight = draw(3, 5, 16).float(), draw(1, 1, 16, seed=1).float(), draw(16).float()
+    for ours, plain, given in (
+        (operations().sigmoid_gate, native.Plain.sigmoid_gate, (x, gate)),
+        (operations().gated_rms_norm, native.Plain.gated_rms_norm, (x, gate, weight)),
+    ):
+        torch.testing.assert_close(ours(*given), plain(*given))
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        operations().gated_rms_norm(x, x, weight[:8])
+    negated = torch._neg_view(-x)
+    torch.testing.assert_close(operations().gelu(negated), native.Plain.gelu(x))
+
+
+@compiled
 def test_infinite_keys_and_lost_numbers():
     k, v, w, u = (
         m.float()
@@ -484,6 +516,15 @@ def test_a_user_without_a_home_has_no_library(monkeypatch, caplog):
     monkeypatch.delenv("TREAD_NATIVE", raising=False)
     monkeypatch.setattr(native.Path, "home", nobody)
     assert not native._load()[0] and "home directory" in caplog.text
+
+
+def test_a_compiler_that_answers_in_other_bytes_builds_nothing(tmp_path, monkeypatch, caplog):
+    compiler = tmp_path / "c++"
+    compiler.write_bytes(b"#!/bin/sh\necho 'Compilateur 12 (\xe9t\xe9)'\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.delenv("TREAD_NATIVE", raising=False)
+    assert not native._load()[0] and "cannot build them" in caplog.text
 
 
 @compiled
