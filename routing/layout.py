@@ -284,7 +284,7 @@ class Layout:
         if inner.ids is None:
             raise LayoutError("a full layout is no subset of another; give it explicit ids")
         slots = self._once(("slots",), self._slots)
-        rows = max(slots.shape[0], inner.ids.shape[0])
+        rows = inner.ids.shape[0] if slots.shape[0] == 1 else slots.shape[0]
         local = slots.expand(rows, -1).gather(1, inner.ids.expand(rows, -1))
         if not self.is_full and self.device.type == "cpu" and bool((local < 0).any()):
             raise LayoutError("ids that are to stay have left already; choose from those present")

@@ -42,7 +42,7 @@ DEFAULT_RATE = 0.5  # TREAD, Table 5: the best of 0, 0.25, 0.5 and 0.75
 MODES = ("random", "rows", "columns", "blocks", "stride", "quad", "unsorted")
 AUTO = (2, -4)  # TREAD, Table 6: absolute placement, start 2 and end depth - 4
 
-_RANGE = re.compile(r"(-?\d+)\s*-\s*(-?\d+)")
+_RANGE = re.compile(r"(-?\d{1,18})\s*-\s*(-?\d{1,18})")
 _FORMS = "none, auto, 2-8, 2-8@0.75, 2--4 or 0-4+6-9"
 
 

@@ -33,12 +33,13 @@ def check_ids(ids: Tensor, grid: tuple[int, int], batch: int) -> None:
     On a GPU their values are not looked at: the host would wait for them.
 
     Raises:
-        SelectionError: No ids or another shape, another number of rows, an id outside the grid, or
-            one that comes twice.
+        SelectionError: No ids, another type or shape, another number of rows, an id outside the
+            grid, or one that comes twice.
     """
-    if not isinstance(ids, Tensor) or ids.dim() not in (1, 2) or not ids.numel():
-        said = tuple(ids.shape) if isinstance(ids, Tensor) else ids
-        raise SelectionError(f"ids {said}: expected a tensor of the shape (K,), (1, K) or (B, K)")
+    whole = isinstance(ids, Tensor) and not ids.is_floating_point()
+    if not whole or ids.dim() not in (1, 2) or not ids.shape[-1]:  # a batch may have no samples
+        said = f"{ids.dtype} {(*ids.shape,)}" if isinstance(ids, Tensor) else ids
+        raise SelectionError(f"ids {said}: expected whole numbers (K,), (1, K) or (B, K)")
     tokens, table = grid[0] * grid[1], ids if ids.dim() > 1 else ids[None]
     if len(table) not in (1, batch):
         raise SelectionError(
@@ -59,7 +60,7 @@ def given_ids(ids: Sequence[Tensor | None] | Tensor | None, route: Route, k: int
     Raises:
         SelectionError: If there are not as many as segments.
     """
-    given = (ids,) if isinstance(ids, Tensor) else ids
+    given = ids if ids is None or isinstance(ids, Sequence) else (ids,)
     if given is not None and len(given) != len(route.segments):
         raise SelectionError(
             f"{len(given)} tensors of ids for the {len(route.segments)} segments of route {route}; "

@@ -239,7 +239,7 @@ class Stack(nn.Module):
             reuse: Record or replay what a stretch of blocks adds (between sampling steps).
 
         Raises:
-            RoutingError: If the routing contradicts itself or the stack.
+            RoutingError: If the routing contradicts itself or the stack, or x the layout.
             RouteError: If the route does not fit the depth.
         """
         at = StackPass(self, x, cond, layout, routing, state)
@@ -341,6 +341,8 @@ class StackPass:
         routing: Routing | None,
         state: dict[str, Tensor] | None,
     ) -> None:
+        if x.shape[1] != layout.length:
+            raise RoutingError(f"{x.shape[1]} tokens come in, and their layout has {layout.length}")
         self.stack, self.x, self.input, self.cond = stack, x, x, cond
         self.layout, self.state = layout.to(x.device), dict(state or {})
         self.routing = Routing(Route()) if routing is None else routing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from backbones.cost import Cost, cost
@@ -27,8 +27,8 @@ class TrainingRoutes:
     def __init__(self, config: Config, model: dict[str, Any] | None = None) -> None:
         self.config = config
         self.schedule = config.routing.resolve(config.depth)
-        self._model = model
-        self.macs = cache(self._macs)
+        # The forward MACs of one image on a route: a mean where an end is drawn.
+        self.macs = cache(lambda route: float(run_cost(config, model, route).macs_routed))
 
     @cached_property
     def every_step(self) -> Routing:
@@ -36,10 +36,6 @@ class TrainingRoutes:
         from routing.stack import Routing
 
         return Routing.from_options(self.config.routing)
-
-    def _macs(self, route: Route) -> float:
-        """Return the forward MACs of one image on a route: a mean where an end is drawn."""
-        return float(run_cost(self.config, self._model, route).macs_routed)
 
 
 def first_route(config: Config) -> Route:
@@ -168,16 +164,13 @@ def run_cost(
     options = config.routing
     arguments = model_arguments(config, describe(config.data)) if model is None else model
     route = counted_route(config) if route is None else route
-
-    def counted(of: Route) -> Cost:
-        return cost(**arguments, route=of, reinsert=options.reinsert, remove=options.remove)
-
-    full = counted(route)
+    counted = partial(cost, **arguments, reinsert=options.reinsert, remove=options.remove)
+    full = counted(route=route)
     if not options.random_end or not route:
         return full
     # Segments save independently of each other, and every end is as likely.
     ends = [
-        (counted(Route((Segment(s.start, end, s.rate),))), s.end - s.start + 1)
+        (counted(route=Route((Segment(s.start, end, s.rate),))), s.end - s.start + 1)
         for s in route.segments
         for end in range(s.start, s.end + 1)
     ]

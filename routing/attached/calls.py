@@ -70,8 +70,8 @@ class Call:
 
     def get(self, name: str) -> Any:
         """Return an argument, or None if it was not given."""
-        given: dict = dict(zip(self.signature.places, self.args, strict=False)) | self.kwargs
-        return given.get(name)
+        place = self.signature.places.get(name, len(self.args))
+        return self.kwargs.get(name, (*self.args[place : place + 1], None)[0])
 
     def put(self, name: str, value: Any) -> None:
         """Replace an argument that was given."""

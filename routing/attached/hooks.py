@@ -16,10 +16,11 @@ hooks themselves are never compiled: `torch.compile` breaks its graph there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from routing.attached.passes import ForwardPass, Passes
 from routing.attached.supported import geometry, refuse_positional, refuse_unknown_prefix
 from routing.errors import one_of, suggest
 from routing.layout import Layout
+from routing.parsing import whole
 from routing.rng import Draws
 from routing.route import Route, keep_count
 from routing.selection import Selection, check_ids, given_ids
@@ -88,7 +90,11 @@ class Attached:
             blocks, own_grid, own_prefix = geometry(blocks)
             grid = own_grid if grid is None else grid
             prefix = own_prefix if prefix is None else prefix
-        members = list(blocks)
+        members = list(blocks) if isinstance(blocks, Iterable) else []
+        if not members or not all(isinstance(block, nn.Module) for block in members):
+            raise AttachError("blocks: expected a model or its list of blocks, as in model.blocks")
+        if isinstance(extra, str) or not isinstance(extra, Collection):
+            raise AttachError(f"extra={extra!r}: expected names in a sequence: ('{extra}',)")
         self._route = Route.parse(route).resolve(len(members), "the list")
         for i in self._route.sparse_blocks:
             refuse_positional(members[i])
@@ -103,8 +109,8 @@ class Attached:
                     f"block {i} is block {first} once more, and their calls cannot be told apart; "
                     "pass a list in which every block is another module"
                 )
-        pair = isinstance(grid, Sequence) and [*map(type, grid)] == [int, int]
-        if grid is not None and not (pair and min(grid) > 0):
+        pair = isinstance(grid, Sequence) and [isinstance(side, Integral) for side in grid]
+        if grid is not None and not (pair == [True, True] and min(grid) > 0):
             raise AttachError(f"grid={grid!r}: expected (rows, columns), such as grid=(16, 16)")
         self._signatures = [Signature(block, extra) for block in members]
         timm = any(signature.library == "timm" for signature in self._signatures)
@@ -113,12 +119,12 @@ class Attached:
                 "the number of class and register tokens before the image's is unknown; pass the "
                 "model instead of its blocks, or prefix=1 (prefix=0 if there are none)"
             )
-        self.grid = None if grid is None else (grid[0], grid[1])
-        self.prefix, self.seed, self.when = prefix or 0, seed, when
+        self.grid = None if grid is None else (int(grid[0]), int(grid[1]))
+        self.prefix, self.seed, self.when = whole(prefix or 0, "prefix=", AttachError), seed, when
         self._prefix_known, self.automatic = prefix is not None, isinstance(selection, str)
         if self.prefix < 0:
             raise AttachError(f"prefix={prefix}: expected 0 or more tokens before the image's")
-        self.selection = Selection(selection) if isinstance(selection, str) else selection
+        self.selection = selection if isinstance(selection, Selection) else Selection(selection)
         self.ids: Sequence[Tensor | None] | Tensor | None = None
         self.inner: tuple[Layout, ...] = ()
         if grid is None and self.selection.mode not in _FREE:
@@ -306,8 +312,6 @@ def _has_route(block: nn.Module) -> bool:
 
 def _check_extra(extra: Sequence[str], known: Sequence[Signature]) -> None:
     """Refuse names that are no argument of any block in the route."""
-    if isinstance(extra, str):
-        raise AttachError(f"extra={extra!r}: expected a sequence of names, such as ({extra!r},)")
     for name in extra:
         if known and not any(block.any_name or name in block.places for block in known):
             has = known[0].places

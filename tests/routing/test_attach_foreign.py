@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_structure
 
 import routing
-from routing import AttachError, Selection
+from routing import AttachError, Selection, UserError
 
 diffusers = pytest.importorskip("diffusers")
 timm = pytest.importorskip("timm")
@@ -482,7 +482,7 @@ def plain():
     ("blocks", "options", "message"),
     [
         (lambda: [nn.TransformerEncoderLayer(8, 2, 8) for _ in range(4)], {}, "build it with batch_first=True"),
-        (plain, {"extra": "pos"}, r"extra='pos': expected a sequence of names, such as \('pos',\)"),
+        (plain, {"extra": "pos"}, r"extra='pos': expected names in a sequence: \('pos',\)"),
         (plain, {"extra": ["poss"]}, "no argument poss; they have x, mask, pos; did you mean pos"),
         (plain, {"when": "trainin"}, "did you mean training"),
     ],
@@ -594,3 +594,40 @@ def test_masks_of_a_decoder_layer_are_refused():
             with pytest.raises(AttachError, match=f"{name} spans all 16 tokens"):
                 layers[0](x, memory, **{name: mask})
         assert layers[0](x, memory, tgt_mask=causal, tgt_is_causal=True).shape[1] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((None, "1-2"), {}, "blocks: expected a model or its list of blocks"),
+        (("blocks", "1-2"), {}, "blocks: expected a model or its list of blocks"),
+        (([], "0-0"), {}, "blocks: expected a model or its list of blocks"),
+        ((plain(), "1-2"), {"prefix": "two"}, "prefix=two: expected a whole number"),
+        ((plain(), "1-2"), {"prefix": 1.5}, "prefix=1.5: expected a whole number"),
+        ((plain(), "1-2"), {"selection": 5}, "selection 5: expected one of random, rows"),
+        ((plain(), "1-2"), {"extra": 5}, "extra=5: expected names in a sequence"),
+    ],
+)
+def test_arguments_of_another_type_are_refused_in_a_sentence(arguments, options, message):
+    with pytest.raises(UserError, match=message):
+        routing.attach(*arguments, **options)
+
+
+def test_a_grid_of_numpys_numbers_is_one():
+    pair = tuple(torch.tensor([2, 8]).numpy())
+    assert routing.attach(plain(), "1-2", grid=pair).grid == (2, 8)
+
+
+@pytest.mark.parametrize("ids", [5, torch.rand(3), torch.rand(3) > 0.5, torch.zeros(2, 0).long()])
+def test_ids_that_are_none_are_refused(ids):
+    blocks = plain()
+    with routing.attach(blocks, "1-2") as attached, pytest.raises(UserError, match="ids"):
+        attached.ids = ids
+        nn.Sequential(*blocks)(torch.randn(2, 16, 8))
+
+
+def test_a_batch_without_samples_passes():
+    """As the last one of an uneven split is."""
+    blocks = plain()
+    with routing.attach(blocks, "1-2"):
+        assert nn.Sequential(*blocks)(torch.randn(0, 16, 8)).shape == (0, 16, 8)

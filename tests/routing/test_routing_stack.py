@@ -445,7 +445,7 @@ def test_options_that_contradict():
         with pytest.raises(RoutingError, match="distinct numbers from 0 to"):
             model(x, cond, layout, routing("2-5", ids=torch.tensor(ids)))
     for ids in ([[0, 1]], [torch.arange(0)], torch.tensor(3), torch.zeros(1, 1, 1).long()):
-        with pytest.raises(RoutingError, match=r"ids .*: expected a tensor of the shape \(K,\)"):
+        with pytest.raises(RoutingError, match=r"ids .*: expected whole numbers \(K,\)"):
             model(x, cond, layout, routing("2-5", ids=ids))
     part = Layout(GRID, torch.arange(4).expand(BATCH, -1), PREFIX)
     with pytest.raises(UserError, match="left already; choose from those present"):
@@ -528,3 +528,18 @@ def test_compiled_blocks_compile_once():
         assert torch.allclose(model(x, cond, Layout(GRID, prefix=PREFIX), how).x, value, atol=1e-12)
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[1] == graphs[3] and not counters["graph_break"]
+
+
+def test_a_batch_without_samples_passes():
+    x, cond, layout = inputs()
+    assert stack(Mix)(x[:0], cond[:0], layout, routing(draws=draws(index=0))).x.shape == (0, T, WIDTH)
+
+
+@pytest.mark.parametrize("tokens", [T - 1, T + 2])
+@pytest.mark.parametrize("route", ["none", "2-5"])
+def test_tokens_that_the_layout_does_not_have_are_refused(tokens, route):
+    """Too many of them would be gathered from the wrong samples, without a word."""
+    _, cond, layout = inputs()
+    x = torch.zeros(BATCH, tokens, WIDTH, dtype=torch.float64)
+    with pytest.raises(RoutingError, match=f"{tokens} tokens come in, and their layout has {T}"):
+        stack(Mix)(x, cond, layout, routing(route))
