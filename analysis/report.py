@@ -178,9 +178,7 @@ def runs_table(study: Study) -> Table:
         units = dict.fromkeys(["seed", "step", *(f"score.{name}" for name in metrics)], 1.0)
         units |= {"throughput": 1, "wall_s": 3600, macs: 1e9}
         known = {key: value for key, value in row.items() if not pd.isna(value)}
-        numbers = [
-            float(known[key]) / unit if key in known else None for key, unit in units.items()
-        ]
+        numbers = [float(known[k]) / unit if k in known else None for k, unit in units.items()]
         rows.append(("", [*(str(known.get(key) or "") for key in text), *numbers]))
     return build("runs", "Every finished run", columns, rows)
 

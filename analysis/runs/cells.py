@@ -227,9 +227,8 @@ class Base:
 
 def same_machine(*cells: Cell) -> bool:
     """Return whether clock times of these cells may be compared: no two devices are named."""
-    return (
-        len({name for c in cells if "device" in c.runs for name in c.runs["device"].dropna()}) < 2
-    )
+    named = {name for c in cells if "device" in c.runs for name in c.runs["device"].dropna()}
+    return len(named) < 2
 
 
 def is_usual(cell: Cell, *except_for: str) -> bool:

@@ -44,9 +44,8 @@ def named(frame: pd.DataFrame) -> pd.DataFrame:
     frame.attrs = {}  # pandas copies them, however large, with every column
     versions = [set(keys) for keys in attrs.get("config_keys", [])]
     for data in frame["data"].unique():
-        for column in frame.columns.intersection(
-            [f"config.data.{key}" for key in places(str(data))]
-        ):
+        own = [f"config.data.{key}" for key in places(str(data))]
+        for column in frame.columns.intersection(own):
             # Where the files lay, on whichever machine.
             frame[column] = frame[column].mask(frame["data"] == data)
     if "config.init" in frame:

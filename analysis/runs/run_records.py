@@ -17,13 +17,16 @@ Nothing is fatal: `df.attrs["damaged"]` lists folders that cannot be read, with 
 """
 
 import argparse
+import gzip
 import hashlib
+import io
 import math
 import os
 import sys
 import tarfile
 import tempfile
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,13 +76,15 @@ def unpack(archive: Path, folder: Path) -> Path:
         # Beside it, so that a folder that looks whole is whole.
         with tempfile.TemporaryDirectory(dir=folder) as part:
             try:
-                with tarfile.open(archive) as packed:
+                # Unpacked first: tarfile takes a damaged header for the end, and no checksum.
+                whole = io.BytesIO(gzip.decompress(archive.read_bytes()))
+                with tarfile.open(fileobj=whole) as packed:
                     # Pythons before 3.11.4 have no filter: what it refuses is left out there.
                     inside = [m for m in packed if m.isfile() and ".." not in Path(m.name).parts]
                     extra: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-                    packed.extractall(part, [m for m in inside if m.name[0] != "/"], **extra)
+                    packed.extractall(part, [m for m in inside if m.name[:1] != "/"], **extra)
                 (Path(part) / "runs").rename(place)
-            except (OSError, EOFError, tarfile.TarError) as error:
+            except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
                 if not place.is_dir():  # else another process was first
                     raise AnalysisError(f"{archive} holds no records of runs: {error}") from None
     return place

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import textwrap
 from pathlib import Path
 
@@ -197,25 +198,22 @@ def to_csv(table: Table) -> str:
     return frame_csv(frame.set_axis(heads, axis="columns"))
 
 
+# A spreadsheet runs what starts like a formula. A signed number is none, nor are our own headings,
+# which readers know as they are; a metric's name is whoever's wrote the run.
+_HARMLESS = re.compile(r"(?is)(?![=+\-@\t\n]).*|[+-][\d.]+(e[+-]?\d+)?|\+ (TREAD|tail)( \w+)?")
+
+
 def _safe(text: str) -> str:
-    # A spreadsheet runs what starts like a formula; a signed number is none. A bare carriage return
-    # would start a row of its own: only line feeds are quoted.
+    # A bare carriage return would start a row of its own: only line feeds are quoted.
     text = text.replace("\r", "\n")
-    if not text.startswith(("=", "+", "-", "@", "\t", "\n")):
-        return text
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}"
-    return text
+    return text if _HARMLESS.fullmatch(text) else f"'{text}"
 
 
 def frame_csv(frame: pd.DataFrame) -> str:
     """Return a data frame as CSV; texts that a spreadsheet would run get a leading apostrophe."""
     safe = frame.map(lambda value: _safe(value) if isinstance(value, str) else value)
-    # A metric's name is whoever's wrote the run; readers know our own heading as it is.
-    heads = [h if h.startswith("+ TREAD") else _safe(h) for h in map(str, frame)]
-    return str(safe.set_axis(heads, axis="columns").to_csv(index=False, lineterminator="\n"))
+    safe = safe.rename(columns=lambda name: _safe(str(name)))
+    return str(safe.to_csv(index=False, lineterminator="\n"))
 
 
 # Pages and tables in HTML; every value is escaped.

@@ -1,5 +1,6 @@
 """`python -m analysis publish`: a folder whose every number can be made again from its archive."""
 
+import io
 import json
 import tarfile
 
@@ -8,7 +9,7 @@ from analysis_runs import write
 
 from analysis import analysis_command, publish
 from analysis.runs.cells import Study
-from analysis.runs.run_records import AnalysisError, find
+from analysis.runs.run_records import AnalysisError, find, unpack
 
 PAGE = """# Ours
 
@@ -65,8 +66,7 @@ def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, cap
     with tarfile.open(out / publish.ARCHIVE) as tar:
         assert not [name for name in tar.getnames() if name.endswith(".safetensors")]
         assert [name for name in tar.getnames() if name.endswith("final.png")]
-        tar.extractall(tmp_path / "again", filter="data")
-    again = Study.of(tmp_path / "again" / "runs")
+    again = Study.of(unpack(out / publish.ARCHIVE, tmp_path / "again"))
     assert publish.fill(page, again) == page
     assert publish.fill(other.read_text(), again) == other.read_text()
     assert "routed scale=1.5" in other.read_text()
@@ -113,6 +113,20 @@ def test_a_block_may_take_other_records(runs, tmp_path, monkeypatch):
         publish.fill(page.format(" of=text.md"), study)
     # Who reads all runs of this folder reads none of these.
     assert not find(tmp_path / "runs")
+
+
+def test_a_damaged_archive_is_refused_whole(runs, tmp_path):
+    study = Study.of(runs)
+    whole = publish.archive({name: path.read_bytes() for name, path in publish.records(study).items()})
+    flipped = [bytes(b ^ (0xFF if place == at else 0) for place, b in enumerate(whole)) for at in (2000, len(whole) - 6)]
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as nameless:
+        nameless.addfile(tarfile.TarInfo(""))
+    for content in (*flipped, whole[:-4], whole[: len(whole) // 2], stream.getvalue()):
+        (tmp_path / "damaged.tar.gz").write_bytes(content)
+        with pytest.raises(AnalysisError, match="damaged.tar.gz holds no records of runs"):
+            unpack(tmp_path / "damaged.tar.gz", tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_headings_are_asked_for_before_they_become_notes(runs):

@@ -393,7 +393,7 @@ def test_strings_are_escaped_in_markdown():
 @pytest.mark.parametrize(
     "text, kept",
     [("-0.5", True), ("+1e3", True), ("route", True), ("=1+1", False), ("@SUM(A1)", False),
-     ("+cmd|' /C calc'!A0", False), ("-2+3", False), ("\t=1", False), ("\n=1", False)],
+     ("+cmd|' /C calc'!A0", False), ("-2+3", False), ("+ tail", True), ("+ TREAD std", True), ("+ tail|A0", False), ("\t=1", False), ("\n=1", False)],
 )  # fmt: skip
 def test_no_csv_holds_a_formula(text, kept):
     frame = pd.DataFrame({"a": pd.Series([text], dtype="string"), text: [-1.5], "n": [None]})

@@ -8,6 +8,7 @@ from small import ROOT
 
 from analysis import findings, notebook_files, publish, tables
 from analysis.runs.cells import Study
+from analysis.runs.run_records import unpack
 from analysis.tables.table import markdown
 
 RESULTS = ROOT / "results"
@@ -15,10 +16,7 @@ RESULTS = ROOT / "results"
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("results")
-    with tarfile.open(RESULTS / publish.ARCHIVE) as tar:
-        tar.extractall(folder, filter="data")
-    return Study.of(folder / "runs")
+    return Study.of(unpack(RESULTS / publish.ARCHIVE, tmp_path_factory.mktemp("results")))
 
 
 @pytest.mark.parametrize("page", ["results/README.md", "results/speed.md", "README.md"])
