@@ -11,15 +11,14 @@ from routing.errors import Parser
 
 _EXAMPLES = """\
 examples:
-  python -m analysis report runs                    runs/report.html: one page, opens from disk
-  python -m analysis tables runs --out results      every table as .md .tex .csv .html
-  python -m analysis tables runs --only main --columns Dense "+ TREAD" 3 --width 5.5
-  python -m analysis figures runs --only route_placement  pictures as .pdf .png .csv
-  python -m analysis compare RUN_A RUN_B            what differs in config and scores
-  python -m analysis similarity runs --routed       layer similarity of every run, beside its
-  weights
-  python -m analysis guidance-scale DENSE_s0 DENSE_s1 ROUTED_s0  w_eff by noise level, beside the
-  weights; a dense run of another seed is the instrument
+  python -m analysis report runs             runs/report.html: one page
+  python -m analysis tables runs             every table: .md .tex .csv .html
+  python -m analysis tables runs --only main --columns Dense "+ TREAD" 3
+  python -m analysis figures runs --only route_placement
+  python -m analysis compare RUN_A RUN_B     what differs in keys and scores
+  python -m analysis similarity runs         how alike the blocks of a run are
+  python -m analysis guidance-scale DENSE_s0 DENSE_s1 ROUTED_s0
+      w_eff by noise level; a dense run of another seed is the instrument
 """
 # The module of each command, and what it does.
 _COMMANDS = {

@@ -18,16 +18,16 @@ from routing.errors import Parser
 
 EXAMPLES = """\
 examples:
-  python experiments/evaluate.py runs/dit-T1-digits_2-8_s0-1a2b3c4d --samples 1000
-  python experiments/evaluate.py RUN --step 400 --guidance none cfg,scale=2 routed,weak=0.8
-  python experiments/evaluate.py RUN --features inception-adm --metrics fd sfid is \\
-      --reference VIRTUAL_imagenet256_labeled.npz --samples 50000 --write-samples samples.npz
+  python experiments/evaluate.py runs/NAME --samples 1000
+  python experiments/evaluate.py RUN --step 400 --guidance none cfg,scale=2
+  python experiments/evaluate.py RUN --features inception-adm --metrics fd is \\
+      --reference VIRTUAL_imagenet256_labeled.npz --write-samples samples.npz
   python experiments/evaluate.py RUN data.path=LATENTS --samples 5000
-  python experiments/evaluate.py samples.npz --reference VIRTUAL_imagenet256_labeled.npz
-  python experiments/evaluate.py pictures/ --features dinov2-vitl14 --write-reference real.npz
+  python experiments/evaluate.py samples.npz --reference VIRTUAL.npz
+  python experiments/evaluate.py pictures/ --write-reference real.npz
 
-Scores go to RUN/evaluations/*.json and never to the run's own record. A command that was cut short
-goes on where it was when it is given again. torchrun shares the samples over processes.
+Scores go to RUN/evaluations/*.json. A command that was cut short goes on where
+it was when it is given again. torchrun shares the samples over processes.
 """
 
 

@@ -27,10 +27,10 @@ from routing.errors import Parser
 
 _EXAMPLES = """examples:
   python experiments/prepare.py ~/photos latents/photos
-  python experiments/prepare.py imagenet/train latents/imagenet256 --device cuda --batch 64
-  torchrun --nproc_per_node 8 experiments/prepare.py imagenet/train latents/imagenet512 --size 512
-  python experiments/prepare.py coco/train2014 latents/coco --captions captions_train2014.json \\
-      --text openai/clip-vit-large-patch14
+  python experiments/prepare.py imagenet/train latents/in256 --batch 64
+  torchrun --nproc_per_node 8 experiments/prepare.py PICTURES OUT --size 512
+  python experiments/prepare.py coco/train2014 latents/coco \\
+      --captions captions_train2014.json --text openai/clip-vit-large-patch14
 then:
   python experiments/run.py data=latents data.path=latents/photos
 """

@@ -16,15 +16,16 @@ from routing.errors import Parser
 
 EXAMPLES = """\
 examples:
-  python experiments/sample.py runs/NAME                    64 images, as the run samples
-  python experiments/sample.py model.safetensors --classes 3,7 --seeds 0-63 --guidance cfg --scale 2
-  python experiments/sample.py runs/NAME --guidance routed guidance.strong=0.3 guidance.weak=0.8
-  python experiments/sample.py runs/NAME --guidance autoguidance guidance.checkpoint=runs/NAME@300
-  python experiments/sample.py runs/NAME --seeds 0-49999 --pngs 0 --out fid50k   (resumes)
-  python experiments/sample.py runs/NAME sampler.reuse=4-9  blocks 4..9 at every 2nd step
+  python experiments/sample.py runs/NAME              64 images, as in training
+  python experiments/sample.py OUT.safetensors --classes 3,7 --scale 2
+  python experiments/sample.py RUN --guidance routed guidance.weak=0.8
+  python experiments/sample.py RUN --guidance autoguidance \\
+      guidance.checkpoint=RUN@300
+  python experiments/sample.py RUN --seeds 0-49999 --pngs 0 --out fid50k
+  python experiments/sample.py RUN sampler.reuse=4-9  blocks 4..9 every 2nd step
 
-Options of a sampler or a guidance are group.key=value; experiments/conf/sampler and
-experiments/conf/guidance list them.
+The same command again resumes. experiments/conf/sampler and
+experiments/conf/guidance list the options that are group.key=value.
 Several GPUs: accelerate launch experiments/sample.py ...
 """
 

@@ -68,7 +68,7 @@ class SampleStore:
         if other := differing(found if isinstance(found, dict) else {}, about):
             raise DiffusionError(
                 f"{self.folder} holds samples with another {', '.join(other)}; give another "
-                "folder, or remove this one"
+                "folder (--out), or remove this one"
             )
 
     def write(self, number: int, pixels: Tensor, seeds: Tensor, labels: Tensor | None) -> None:
@@ -200,7 +200,8 @@ def generate_shards(
                 None if labels is None else labels[rows],
                 None if text is None else text(rows),
                 batch=batch,
-                progress=lambda count, _, done=done: report(done + count, total),  # type: ignore[misc]
+                # Its last batch is reported below, once the shard is written.
+                progress=lambda n, of, done=done: n < of and report(done + n, total),  # type: ignore
             )
             pixels = torch.cat([to_pixels(piece).cpu() for piece in images.split(batch)])
             store.write(k, pixels, seeds[rows], None if labels is None else labels[rows])

@@ -272,10 +272,10 @@ def _saved(run: Path, step: int | None, weights: str) -> _Parts:
     asked = [p for at, p in reversed(found.items()) if step in (None, at)]
     path = next((p for p in asked if damage(p) is None), None)
     if path is None:
-        why = f"damaged: {damage(asked[0])}" if asked else "not there"
-        what = "no checkpoint verifies" if step is None else f"the checkpoint of step {step} is"
+        why = f"is damaged ({damage(asked[0])})" if asked else "is not there"
+        what = "no checkpoint verifies, the newest" if step is None else f"checkpoint {step}"
         raise CheckpointError(
-            f"{run}: {what} ({why}); choose another --step: there are {', '.join(map(str, found))}"
+            f"{run}: {what} {why}; choose another --step: there are {', '.join(map(str, found))}"
         )
     tensors, state = read(path)
     prefix = "ema." if weights == "ema" else "model."
