@@ -21,13 +21,14 @@ examples:
   python experiments/evaluate.py runs/NAME --samples 1000
   python experiments/evaluate.py RUN --step 400 --guidance none cfg,scale=2
   python experiments/evaluate.py RUN --features inception-adm --metrics fd is \\
-      --reference VIRTUAL_imagenet256_labeled.npz --write-samples samples.npz
+      --reference VIRTUAL_imagenet256_labeled.npz --samples 50000
   python experiments/evaluate.py RUN data.path=LATENTS --samples 5000
-  python experiments/evaluate.py samples.npz --reference VIRTUAL.npz
+  python experiments/evaluate.py samples.npz --reference real.npz
   python experiments/evaluate.py pictures/ --write-reference real.npz
 
-Scores go to RUN/evaluations/*.json. A command that was cut short goes on where
-it was when it is given again. torchrun shares the samples over processes.
+Scores go to RUN/evaluations/*.json and never to the run's own record. A command
+that was cut short goes on where it was when it is given again. torchrun shares
+the samples over processes.
 """
 
 

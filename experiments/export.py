@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     args = parser().parse_args(argv)
     if args.out.suffix != ".safetensors":
-        raise UserError(f"{args.out}: expected a file name such as model.safetensors")
+        raise UserError(f"{args.out}: expected a name that ends in .safetensors")
 
     from experiments.training import checkpoint
 

@@ -16,7 +16,7 @@ from routing.errors import Parser
 
 EXAMPLES = """\
 examples:
-  python experiments/sample.py runs/NAME              64 images, as in training
+  python experiments/sample.py runs/NAME              64 images, as the run samples
   python experiments/sample.py OUT.safetensors --classes 3,7 --scale 2
   python experiments/sample.py RUN --guidance routed guidance.weak=0.8
   python experiments/sample.py RUN --guidance autoguidance \\

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
@@ -61,6 +62,8 @@ class Parser(argparse.ArgumentParser):
         unknown = message.partition("unrecognized arguments: ")[2].split()
         if flags := [word.partition("=")[0] for word in unknown if word.startswith("-")]:
             message += suggest(flags[0], self._option_string_actions)
+        if choice := re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", message):
+            message += suggest(choice[1], choice[2].replace("'", "").split(", "))
         what, colon, names = message.partition("required: ")
         # argparse also lists words of which none is fine, such as KEY=VALUE.
         needed = ", ".join(name for name in names.split(", ") if "=" not in name)

@@ -179,6 +179,10 @@ class EvalOptions:
                 raise MetricError(f"eval.{name}={value}: expected a list of names")
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
             for word in getattr(self, name):
+                if word == "fid":
+                    raise MetricError(
+                        "eval.metrics fid: type fd, which is FID with --features inception-adm"
+                    )
                 one_of(f"eval.{name}", str(word), list(known), MetricError)
         if not self.metrics:
             raise MetricError(f"no metric was asked for; name some of {', '.join(METRICS)}")

@@ -78,6 +78,8 @@ def split_names(values: Sequence[str] | None) -> tuple[str, ...] | None:
 def words_of(group: str, choice: str) -> list[str]:
     """Return `NAME[,KEY=VALUE...]` as words `group.KEY=VALUE`; an empty name keeps the run's."""
     name, *parts = choice.split(",")
+    if "=" in name:
+        raise MetricError(f"--{group} {choice}: a name comes first, as in NAME,{choice}")
     return [*([f"{group}.name={name}"] if name else []), *(f"{group}.{part}" for part in parts)]
 
 

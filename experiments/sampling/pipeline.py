@@ -244,8 +244,10 @@ def parse_overrides(items: Sequence[str], **flags: Any) -> dict[str, dict[str, A
         group, dot, name = key.partition(".")
         if group not in GROUPS or not dot or not equals:
             hint = "" if group in GROUPS else suggest(group, GROUPS)
-            if key in ("sampler", "guidance"):
+            if key in FLAGS:
                 hint = f"; type --{key} {value}"
+            elif not (equals or dot):
+                hint = "; a list is one word, such as 3,7"
             raise DiffusionError(
                 f"{item}: sampling can change {', '.join(f'{g}.KEY=VALUE' for g in GROUPS)}{hint}"
             )

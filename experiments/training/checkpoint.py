@@ -266,8 +266,10 @@ def _exported(path: Path) -> _Parts:
 def _saved(run: Path, step: int | None, weights: str) -> _Parts:
     found = dict(listed(run))
     if not found:
+        files = " or ".join(sorted(path.name for path in run.glob("*.safetensors"))[:3])
         raise CheckpointError(
             f"{run} has no checkpoints: give a run folder that trained for a while"
+            + (f", or {files} in it" if files else "")
         )
     asked = [p for at, p in reversed(found.items()) if step in (None, at)]
     path = next((p for p in asked if damage(p) is None), None)

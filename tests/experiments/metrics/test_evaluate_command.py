@@ -147,6 +147,8 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     ("arguments", "sentence"),
     [
         (("--metrics", "fdi"), "did you mean fd"),
+        (("--metrics", "fid"), "type fd, which is FID with --features inception-adm"),
+        (("--guidance", "cfg", "scale=2"), "a name comes first, as in NAME,scale=2"),
         (("--guidance", "cgf"), "guidance=cgf: choose one of"),
         (("--guidance", "cfg,scale"), "guidance.scale: sampling can change"),
         (("--guidance", "cfg,scal=2"), "did you mean scale"),

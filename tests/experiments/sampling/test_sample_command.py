@@ -229,6 +229,8 @@ def test_text_model(tmp_path, capsys):
         (["--sampler", "huen"], "did you mean heun"),
         (["--steps", "0"], "at least 1"),
         (["--captions", "a cat"], "not conditioned on text"),
+        (["scale=3"], "type --scale 3"),
+        (["--classes", "3,", "7"], "a list is one word, such as 3,7"),
         (["model.width=3"], "sampling can change sampler.KEY=VALUE"),
         (["--batch", "0"], "1 or more"),
         (["--step", "3"], "run folder"),
