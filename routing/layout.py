@@ -36,6 +36,13 @@ class LayoutError(UserError):
 # --- tables of a full grid, computed once per process --------------------------------------------
 
 
+def transforming() -> bool:
+    """Return whether a transform of torch.func runs: tensors that are made in it end with it."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def table(make: _Table) -> _Table:
     """Compute a table once for each set of (hashable, positional) arguments.
 
@@ -47,6 +54,8 @@ def table(make: _Table) -> _Table:
     @wraps(make)
     def cached(*key: Any) -> Any:
         if key not in store:
+            if transforming():
+                return make(*key)
             if len(store) >= _TABLES:
                 store.clear()
             with torch.inference_mode(False):
@@ -298,6 +307,8 @@ class Layout:
 
     def _once(self, key: tuple, make: Callable[[], Any]) -> Any:
         if key not in self._memo:
+            if transforming():
+                return make()
             with torch.inference_mode(False):  # of a full grid, it must still serve training
                 self._memo[key] = make()
         return self._memo[key]

@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from backbones.ops.shift import grid_shift
-from routing.layout import Order, permute
+from routing.layout import Order, permute, transforming
 
 SWITCH = "TREAD_NATIVE"
 KERNELS, OPERATORS = (Path(__file__).with_name(f"native{s}.cpp") for s in ("", "_operators"))
@@ -121,8 +121,8 @@ def shift_mix(
 
 
 def bypassed() -> bool:
-    """Whether somebody looks at single operations: a compiler, or a mode that counts or traces."""
-    return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+    """Whether somebody sees single operations: a compiler, a mode, a transform of torch.func."""
+    return torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or transforming()
 
 
 # --- the build ------------------------------------------------------------------------------------

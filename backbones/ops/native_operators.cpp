@@ -80,6 +80,9 @@ std::vector<void*> pointers(const variable_list& tensors) {
   return list;
 }
 
+// A tensor that is zero or negated by a flag alone has no memory, or other numbers in it.
+Tensor dense(const Tensor& t) { return (t._is_zerotensor() || t.is_neg() ? t.clone() : t).contiguous(); }
+
 // What a call keeps for its way back: `back(gradients, saved, gradients of the saved inputs)`.
 using Back = std::function<void(const variable_list&, const variable_list&, variable_list&)>;
 struct Kept : torch::CustomClassHolder {
@@ -111,10 +114,9 @@ struct Kernel : torch::autograd::Function<Kernel> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     auto kept = c10::static_intrusive_pointer_cast<Kept>(ctx->saved_data["kept"].toCapsule());
     variable_list saved = ctx->get_saved_variables(), ours, out{Tensor()};
-    // A tensor that is zero or negated by a flag alone has no memory, or other numbers in it.
-    for (auto& grad : grads) grad = (grad._is_zerotensor() || grad.is_neg() ? grad.clone() : grad).contiguous();
+    for (auto& grad : grads) grad = dense(grad);
     for (auto& t : saved)  // a hook may have given back another tensor
-      if (t.defined()) t = t.contiguous();
+      if (t.defined()) t = dense(t);
     for (size_t i = 0; i < kept->inputs; i++)
       ours.push_back(saved[i].defined() ? at::empty_like(saved[i]) : Tensor());
     kept->back(grads, saved, ours);
@@ -292,8 +294,8 @@ Tensor gated_rms_norm(const Tensor& branch, const Tensor& gate, const Tensor& we
 Tensor conv(const Tensor& given, const Tensor& rows_given, const optional<Tensor>& bias_given,
             const optional<Tensor>& taps, bool silu) {
   auto type = given.scalar_type();
-  Tensor x = given.contiguous(), rows = rows_given.to(at::kFloat).contiguous();
-  Tensor bias = bias_given ? bias_given->to(at::kFloat).contiguous() : Tensor(), out = at::empty_like(x);
+  Tensor x = dense(given), rows = dense(rows_given.to(at::kFloat));
+  Tensor bias = bias_given ? dense(bias_given->to(at::kFloat)) : Tensor(), out = at::empty_like(x);
   Table table(taps, 3);
   int64_t B = x.size(0), T = x.size(1), C = x.size(2), W = rows.size(0), active = silu;
   call(conv_pair.forward, type, x, rows, bias, table.index, table.each, active, B, T, C, W, out);
@@ -306,7 +308,7 @@ Tensor conv(const Tensor& given, const Tensor& rows_given, const optional<Tensor
 // x mix + shifted (1 - mix) for rows of `mix` (M, C).
 std::vector<Tensor> shift_mix(const Tensor& given, const Tensor& neighbours, const Tensor& mixes) {
   auto type = given.scalar_type();
-  Tensor x = given.contiguous(), mix = mixes.to(at::kFloat).contiguous();
+  Tensor x = dense(given), mix = dense(mixes.to(at::kFloat));
   Table table(neighbours, 3);
   int64_t B = x.size(0), T = x.size(1), C = x.size(2), M = mix.size(0);
   variable_list out;
@@ -322,8 +324,8 @@ std::vector<Tensor> shift_mix(const Tensor& given, const Tensor& neighbours, con
 Tensor biwkv(const Tensor& k_given, const Tensor& v_given, const Tensor& decay_given, const Tensor& bonus_given,
              const optional<Tensor>& positions, int64_t length) {
   auto type = v_given.scalar_type();
-  Tensor k = k_given.contiguous(), v = v_given.contiguous();
-  Tensor decay = decay_given.contiguous(), bonus = bonus_given.contiguous(), out = at::empty_like(v);
+  Tensor k = dense(k_given), v = dense(v_given);
+  Tensor decay = dense(decay_given), bonus = dense(bonus_given), out = at::empty_like(v);
   Table place(positions, 2);
   int64_t B = k.size(0), T = k.size(1), C = k.size(2);
   variable_list kept(4);
@@ -341,8 +343,8 @@ Tensor biwkv(const Tensor& k_given, const Tensor& v_given, const Tensor& decay_g
 Tensor ssd(const Tensor& packed_given, const Tensor& dt_given, const Tensor& decay_given,
            const optional<Tensor>& skip_given, int64_t width) {
   auto type = packed_given.scalar_type();
-  Tensor packed = packed_given.contiguous(), dt = dt_given.contiguous(), decay = decay_given.contiguous();
-  Tensor skip = skip_given ? skip_given->contiguous() : Tensor();
+  Tensor packed = dense(packed_given), dt = dense(dt_given), decay = dense(decay_given);
+  Tensor skip = skip_given ? dense(*skip_given) : Tensor();
   int64_t B = dt.size(0), T = dt.size(1), H = dt.size(2), N = (packed.size(2) - H * width) / 2;
   Tensor out = at::empty({B, T, H, width}, type), exact = type == at::kFloat ? out.detach() : floats(out.sizes());
   call(ssd_pair.forward, type, packed, dt, decay, skip, B, T, H, width, N, out, exact);

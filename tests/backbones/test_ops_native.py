@@ -329,7 +329,7 @@ def test_saved_rows_may_come_back_as_copies():
 @compiled
 @pytest.mark.parametrize("name", CASES)
 def test_tensors_that_are_not_their_memory(name):
-    """Hooks that give back strided views; gradients that are zero or negated by a flag of torch."""
+    """Hooks that give back strided views; what is zero or negated by a flag of torch alone."""
     fast, _, tokens, parameters = case(name, 2, 5, 16)
     values = typed([*tokens, *parameters], torch.float32, False)
     out, *plain = run(fast, values)
@@ -341,6 +341,22 @@ def test_tensors_that_are_not_their_memory(name):
     assert all(torch.equal(a, b) for a, b in zip(negated, plain, strict=True))
     zeros = torch.autograd.grad(fast(*values), values, torch._efficientzerotensor(out.shape))
     assert not any(m.any() for m in zeros)
+    apart = [torch._neg_view(-v.detach()) for v in values]
+    torch.testing.assert_close(fast(*apart), out)
+
+
+@compiled
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_transforms_of_functions_see_formulas(name):
+    fast, _, tokens, parameters = case(name, 2, 5, 16)
+    values = typed([*tokens, *parameters], torch.float32, False)
+    out, *plain = run(fast, values)
+    probe = draw(*out.shape, seed=9).bfloat16().float()
+    slope = torch.func.grad(lambda *v: (fast(*v) * probe).sum(), tuple(range(len(values))))
+    torch.testing.assert_close(slope(*values), tuple(plain), rtol=1e-4, atol=1e-4)
+    both = torch.func.vmap(fast)(*(torch.stack([v, v]) for v in values))
+    torch.testing.assert_close(both, torch.stack([out, out]), rtol=1e-4, atol=1e-5)
 
 
 @compiled

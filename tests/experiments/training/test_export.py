@@ -97,7 +97,7 @@ def test_help_needs_no_torch():
 
 def test_what_cannot_be_exported_is_one_sentence(weights, tmp_path, capsys):
     assert exported(weights, tmp_path / "model.pt") == 2
-    assert "expected a file name such as model.safetensors" in capsys.readouterr().err
+    assert "expected a name that ends in .safetensors" in capsys.readouterr().err
     assert exported(tmp_path / "no", tmp_path / "model.safetensors") == 2
     assert "does not exist" in capsys.readouterr().err
     loaded = checkpoint.load_model(weights, device="cpu")
