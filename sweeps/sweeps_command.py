@@ -31,15 +31,15 @@ from sweeps.search import summary as search_summary
 HELP = """\
 Many runs, one grid per table or figure of the paper.
 
-  python -m sweeps list                              the grids, and what was launched
-  python -m sweeps launch route_placement --dry-run  runs, cost, the sbatch script
+  python -m sweeps list                             grids, and what was launched
+  python -m sweeps launch route_placement --dry-run runs, cost, sbatch script
   python -m sweeps launch route_placement cluster=debug train.steps=20
   python -m sweeps launch route_placement backbone=dit,mamba cluster=slurm \\
       scale=paper
-  python -m sweeps launch search_route --trials 20   optuna proposes, runs answer
-  python -m sweeps launch mygrid.py                  a grid in Python (executed)
-  python -m sweeps status                            all sweeps, any shell, later
-  python -m sweeps status route_placement            one, run by run
+  python -m sweeps launch search_route --trials 20  optuna proposes
+  python -m sweeps launch mygrid.py                 a grid in Python (executed)
+  python -m sweeps status                           all sweeps, any shell, later
+  python -m sweeps status route_placement           one, run by run
 
 The same launch again submits only what is missing. A word is an override
 (key=value); a comma makes a list: it replaces that axis of the grid, picks rows

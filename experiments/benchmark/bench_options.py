@@ -7,6 +7,7 @@ import re
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import fill, indent
 from typing import Annotated, Any
 
 from backbones.registry import find
@@ -132,12 +133,12 @@ def help_text() -> str:
     lines = [
         "python experiments/bench.py [key=value ...]",
         "",
-        "Times training steps dense and routed, a step's parts and single blocks, side by side in",
-        "one process, and prints what the clock shows beside what multiply-accumulates allow.",
+        "Times training steps dense and routed, a step's parts and single blocks, side",
+        "by side in one process, and prints what the clock shows beside the MACs.",
         "",
         "  python experiments/bench.py backbone=dit depth=8 rounds=3",
         "  python experiments/bench.py tokens=64,256,1024 rate=0.5,0.75 parts=steps",
-        "  python experiments/bench.py size=XL/2 batch=64 precision=bf16 device=cuda graphs=true",
+        "  python experiments/bench.py size=XL/2 batch=64 precision=bf16 graphs=true",
         "",
     ]
     doc = (BenchOptions.__doc__ or "").split("Attributes:")[1]
@@ -145,5 +146,5 @@ def help_text() -> str:
         value = getattr(BenchOptions, name)
         shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         shown = {"True": "true", "False": "false", "None": "null"}.get(shown, shown)
-        lines += [f"  {name}={shown}", f"      {' '.join(meaning.split())}"]
+        lines += [f"  {name}={shown}", indent(fill(" ".join(meaning.split()), 74), 6 * " ")]
     return "\n".join(lines)
