@@ -179,7 +179,7 @@ class EvalOptions:
                 raise MetricError(f"eval.{name}={value}: expected a list of names")
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
             for word in getattr(self, name):
-                if word == "fid":
+                if (name, word) == ("metrics", "fid"):
                     raise MetricError(
                         "eval.metrics fid: type fd, which is FID with --features inception-adm"
                     )
