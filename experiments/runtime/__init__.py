@@ -1,1 +1,1 @@
-"""Tools of every command: files, locks, console, signals, memory, processes. None knows diffusion."""
+"""Tools of every command: files, locks, console, signals, memory, processes; no diffusion."""
