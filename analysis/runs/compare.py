@@ -69,11 +69,20 @@ def text(first: str | Path, second: str | Path) -> str:
         shown = [(row.key, _show(row.first), _show(row.second)) for row in rows]
         width, column = (max((len(texts[i]) for texts in shown), default=0) for i in (0, 1))
         for row, (key, one, two) in zip(rows, shown, strict=True):
-            # A score after more steps is no difference of the configurations.
+            # A score after more steps, or in the features of another network, is no difference of
+            # the configurations.
             paired = title == "scores" and names[0][1] == names[1][1] and None not in row
+            paired = paired and _network(first, key) == _network(second, key)
             gap = f"   ({row.second - row.first:+.4g})" if paired else ""
             lines.append(f"  {key:<{width}}  {one:>{column}}  ->  {two}{gap}".rstrip())
     return "\n".join(lines)
+
+
+def _network(folder: str | Path, metric: str) -> str | None:
+    """Return the network behind a run's score, `digits-classifier@d2f54a3c`, None without one."""
+    extractor = metric.rpartition("(")[2].removesuffix(")")
+    networks = str(_read(folder).get("networks") or "").split()
+    return next((name for name in networks if name.partition("@")[0] == extractor), None)
 
 
 def _show(value: Any) -> str:

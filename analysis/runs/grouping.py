@@ -53,6 +53,8 @@ def named(frame: pd.DataFrame) -> pd.DataFrame:
         frame["config.init"] = frame["config.init"].map(parent)
     frame = _filled(frame, [part for _, part in frame.groupby("backbone")], versions)
     columns = [*_HEAD, *_PROTOCOL, *_learned(frame)]
+    frame, networks = _with_networks(frame, _keys(frame, columns))
+    columns += networks
     shared = [c for c in columns if not c.startswith(("backbone", "config.backbone."))]
     frame = frame.assign(
         base=_keys(frame, columns),
@@ -65,7 +67,7 @@ def named(frame: pd.DataFrame) -> pd.DataFrame:
         own = _keys(part, [column for column in map(str, frame) if column.startswith(keys)])
         texts = [f"{name}, {text}".removesuffix(", ").replace("config.", "") for text in own]
         frame.loc[part.index, "treatment"] = texts
-    apart = [*_PROTOCOL, *(c for c in _learned(frame) if c not in _IN_HEAD)]
+    apart = [*_PROTOCOL, *networks, *(c for c in _learned(frame) if c not in _IN_HEAD)]
     frame["setting"] = frame["base"].map(_labels(frame, apart))
     frame.attrs = attrs
     return frame
@@ -94,6 +96,31 @@ def parent(init: object) -> str | None:
         return None
     name = re.split(r"[/\\\\]", str(init).rstrip("/\\"))[-1]
     return re.sub(r"_s\d+-[0-9a-f]{8}(?=@|$)", "", name)
+
+
+def _with_networks(frame: pd.DataFrame, groups: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
+    """Add a column per feature extractor whose network differs between runs of one group.
+
+    A score in the features of another network is another quantity, whatever its name says. Records
+    that name an extractor without its hash form a group of their own. Runs without scores in
+    features (a held-out loss alone) are split from nothing by that.
+    """
+    if "networks" not in frame:
+        return frame, []
+    of_run = [dict(_name_and_hash(text)) for text in frame["networks"].fillna("")]
+    columns = {}
+    for extractor in sorted({name for networks in of_run for name in networks}):
+        weights = pd.Series([networks.get(extractor) for networks in of_run], frame.index, object)
+        differ = weights.groupby(list(groups)).transform("nunique") > 1
+        if differ.any():
+            columns[f"network.{extractor}"] = weights.where(differ, None)
+    return frame.assign(**columns), list(columns)
+
+
+def _name_and_hash(text: str) -> list[tuple[str, str]]:
+    """Return extractors and the starts of their hashes, of `mnist-classifier@114458aa ...`."""
+    pairs = [network.partition("@") for network in text.split()]
+    return [(name, weights) for name, _, weights in pairs]
 
 
 def _learned(frame: pd.DataFrame) -> list[str]:

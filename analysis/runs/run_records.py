@@ -11,6 +11,7 @@ A run folder is any folder that holds `config.yaml`, `summary.json`, `status.jso
     config.trainer                           whose run it is, if not this suite's (`other_logs`)
     score.<full metric name>                 the run's own last scores, as "score.FD-500 (...)"
     guidance, sampler, reference, score_n    the protocol of those scores
+    networks                                 networks behind them, as "mnist-classifier@114458aa"
 
 Nothing is fatal: `df.attrs["damaged"]` lists folders that cannot be read, with the reason, and
 `df.attrs["unfinished"]` those without a summary, with their last status.
@@ -191,6 +192,9 @@ def read_run(folder: Path, metrics: Metrics | None = None) -> dict[str, Any]:
     if own:
         row |= {key: own[0].get(key) for key in ("guidance", "sampler", "reference")}
         row["score_n"] = own[0].get("n")
+        row["networks"] = " ".join(
+            sorted({str(line["features"]) for line in own if line.get("features")})
+        )
     return row
 
 

@@ -12,6 +12,8 @@ Networks and references are loaded before anything is sampled, so that an evalua
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -155,7 +157,7 @@ class Reference:
     mu_s: Any = None  # the same of ADM's spatial features, d = 2023
     sigma_s: Any = None
     rows: Tensor | None = None  # feature vectors, `(n, d)` float32
-    checksum: str = ""  # SHA-256 of the file
+    checksum: str = ""  # SHA-256 of the file; of a held-out split, of what decides its statistics
 
     @property
     def label(self) -> str:
@@ -235,23 +237,29 @@ def heldout_reference(
     spatial: bool = False,
     split: str = "test",
 ) -> Reference:
-    """Return the statistics of a data set's held-out split, from the cache or computed now."""
+    """Return the statistics of a data set's held-out split, from the cache or computed now.
+
+    Its checksum is made of the images, the split and the network's weights, not of the file: the
+    last digits of a covariance differ between machines, what samples are compared with does not.
+    """
     n = len(split_indices(dataset, split))
     of = identity(features).replace("@", "-")
     key = f"{dataset.name}-{dataset.pixels_fingerprint}-{split}{n}-{of}"
     path = Path(cache) / "references" / f"{key}{'-spatial' if spatial else ''}.npz"
+    checksum = hashlib.sha256(f"{key} {features.checksum}".encode()).hexdigest()
     kept = None
     with contextlib.suppress(MetricError):  # absent, damaged, or of other features
         kept = load_reference(path, features, rows=True, spatial=spatial)
     # All processes decide alike, whichever of them saw the file first.
     if all(gather(kept is not None)) and kept is not None:
-        return kept
+        return dataclasses.replace(kept, checksum=checksum)
     wanted = ("moments", "rows", "spatial") if spatial else ("moments", "rows")
     found = collect(features, own_images(dataset, split), wanted)
     if not world()[0]:
         save_reference(path, features, found, f"{dataset.name}-{split}")
     gather(None)  # the file is there
-    return load_reference(path, features, rows=True, spatial=spatial)
+    reference = load_reference(path, features, rows=True, spatial=spatial)
+    return dataclasses.replace(reference, checksum=checksum)
 
 
 # --- meters ---------------------------------------------------------------------------------------

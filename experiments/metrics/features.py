@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,7 @@ from experiments.metrics.small_networks import (
     SmallClassifier,
     checksum,
     load_or_make,
+    load_shipped,
 )
 from experiments.runtime.files import sha256
 
@@ -248,8 +249,8 @@ def create_features(
     """Return the extractor called `name`, one of `eval_options.FEATURES`, on `device`.
 
     The `options` say where the weights of the large networks are; the folder `cache` has trained
-    classifiers and downloaded weights; `dataset` is the run's, and `data` its options: a classifier
-    is trained on labels, whatever the run's task is.
+    networks and downloaded weights; `dataset` is the run's, and `data` its options: a classifier is
+    trained on labels, whatever the run's task is.
 
     Raises:
         MetricError: An unknown name, a classifier of another data set, or missing weights.
@@ -271,32 +272,56 @@ def create_features(
     labelled = name != "autoencoder"
     if labelled and dataset.task != "class":
         dataset = create(data or {"name": dataset.name}, task="class", device=dataset.device)
-    return _trained(name, labelled, cache, dataset, device)
+    return _own_network(name, labelled, cache, dataset, device)
 
 
-def _trained(name: str, labelled: bool, cache: Path, dataset: Any, device: Device) -> Features:
-    """Return a network of the data set's own: its classifier, or without labels its autoencoder."""
+class Plan(NamedTuple):
+    """How a network of a data set's own is built and trained."""
+
+    kind: str  # `classifier` or `autoencoder`
+    settings: list[Any]  # what decides the weights beside the recipe
+    recipe: Any
+    build: Callable[[], Any]  # returns the network untrained
+    size: int  # side of the images
+
+
+def own_network_plan(labelled: bool, dataset: Any) -> Plan:
+    """Return how the classifier, or without labels the autoencoder, of a data set is trained."""
     # Latents have another side than the images that they are decoded to.
     size = next(split_batches(dataset, "train", torch.arange(1)))[0].shape[-1]
     settings = [dataset.name, dataset.pixels_fingerprint, size]
     if labelled:
         # 2 to 16 epochs, of 32,000 images in all if possible.
-        recipe: Any = Recipe(epochs=max(2, min(16, 32000 // dataset.sizes["train"])))
+        recipe = Recipe(epochs=max(2, min(16, 32000 // dataset.sizes["train"])))
+        build = partial(SmallClassifier, size, dataset.num_classes, recipe)
         settings = [CLASSIFIER_VERSION, *settings, dataset.num_classes]
-        build: Any = partial(SmallClassifier, size, dataset.num_classes, recipe)
-        folder, said = "classifiers", "held-out images right"
-    elif size > _LARGEST:
+        return Plan("classifier", settings, recipe, build, size)
+    if size > _LARGEST:
         raise MetricError(
             f"the autoencoder is for images up to {_LARGEST} pixels wide, these are {size}; "
             "choose other features, such as inception-adm"
         )
-    else:
-        recipe, settings = CodeRecipe(), [AUTOENCODER_VERSION, *settings]
-        build = partial(SmallAutoencoder, size, recipe)
-        folder, said = "autoencoders", "the held-out images' variance explained"
-    splits = partial(whole_split, dataset)
-    kept = load_or_make(cache / folder, dataset.name, settings, recipe, build, splits)
-    model = kept.model.to(device)
+    code_recipe = CodeRecipe()
+    build_autoencoder = partial(SmallAutoencoder, size, code_recipe)
+    return Plan(
+        "autoencoder", [AUTOENCODER_VERSION, *settings], code_recipe, build_autoencoder, size
+    )
+
+
+def _own_network(name: str, labelled: bool, cache: Path, dataset: Any, device: Device) -> Features:
+    """Return a network of the data set's own: its classifier, or without labels its autoencoder.
+
+    It is the one that comes with the package, where that was trained on these very images.
+    """
+    kind, settings, recipe, build, size = own_network_plan(labelled, dataset)
+    network = load_shipped(f"{dataset.name}-{kind}", settings, recipe, build)
+    origin = f"comes with the package, {network and network.path.name}"
+    if network is None:
+        splits = partial(whole_split, dataset)
+        folder = cache / f"{kind}s"
+        network = load_or_make(folder, dataset.name, settings, recipe, build, splits)
+        origin = f"{'trained now, kept in' if network.fresh else 'from'} {network.path}"
+    model = network.model.to(device)
 
     def measure(images: Tensor) -> dict[str, Tensor]:
         if images.shape[-2:] != (size, size):
@@ -306,6 +331,6 @@ def _trained(name: str, labelled: bool, cache: Path, dataset: Any, device: Devic
             )
         return model(images)
 
-    origin = "trained now, kept in" if kept.fresh else "from"
-    note = f"{name}: {kept.quality:.1%} of {said}, {origin} {kept.path}"
+    share = "held-out images right" if labelled else "the held-out images' variance explained"
+    note = f"{name}: {network.quality:.1%} of {share}, {origin}"
     return Features(name, model.dim, checksum(model), measure, device, note)

@@ -2,10 +2,13 @@
 
 A classifier's features favour whatever makes an image more typical of its class, as guidance does.
 Those of the autoencoder, which saw no label, hold what is needed to draw the image again, and tell
-a second, independent story. Both are trained once per data set, on its training split, in seconds
-on a CPU thread, and kept in the cache under a lock. A file's name is made of everything that
-decides its weights. Training runs in float64 on one thread and the result is rounded to float32, so
-that machines agree to far more digits than a score prints.
+a second, independent story. Those of digits, mnist and fashion come with the package (`SHIPPED`).
+Others are trained once per data set, on its training split, in seconds on a CPU thread, and kept in
+the cache under a lock. A file's name is made of everything that decides its weights. Training runs
+in float64 on one thread and the result is rounded to float32, so that machines agree to far more
+digits than a score prints.
+
+`python -m experiments.metrics.train_score_networks DATA` trains the shipped networks anew.
 """
 
 from __future__ import annotations
@@ -24,10 +27,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from experiments.metrics.eval_options import MetricError
 from experiments.runtime.files import atomic_path, locked
 
 #: Raise one when its network or training changes: old files are then left alone, new ones made.
 CLASSIFIER_VERSION, AUTOENCODER_VERSION = 1, 1
+#: Networks that come with the package: the file's name without suffix, and the SHA-256 of the
+#: weights (`checksum`), which identifies the metric in every score.
+SHIPPED = {
+    "digits-classifier": "d2f54a3cbc19ffc03f5129f40d7180fcb98df955d7fd8a79c45d7692398ae39a",
+    "digits-autoencoder": "7e980fbb46dbfb8374ce848c57056e44527782c0ba2bcbc834a33cbb24dab1e4",
+    "mnist-classifier": "114458aa38617c2a8063a6ea72bd9da725458ea4feae63857475c1aeab3f779e",
+    "mnist-autoencoder": "a4511aad6098cd83bc601f71b81679f963a63f7a3c29540170fe1dc7cb90bbf2",
+    "fashion-classifier": "2ae1be5545c8d138a7f6a0bd621f80f3e363fdf91fb7bf260ce92b1e61cd3586",
+    "fashion-autoencoder": "f2ebe58a0ee16a3b2d3721075eed992a6f70201e6d2d03987634da147d4f3803",
+}
+SHIPPED_FOLDER = Path(__file__).with_name("score_networks")
 # Seconds to wait for another process that trains.
 _WAIT_S = 3600.0
 # Numbers of training images that are learnt from without a word.
@@ -69,49 +84,98 @@ def load_or_make(
     `quality`; `splits` what these take of the split `train` or `test`: images (N, 3, H, W) uint8,
     and labels (N,) for a classifier.
     """
-    identity = json.dumps([*settings, vars(recipe)], sort_keys=True)
+    identity = identity_of(settings, recipe)
     path = folder / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.safetensors"
-
-    def kept() -> KeptNetwork | None:
-        """Return what the file holds, or None if it is not there, broken or of something else."""
-        try:
-            with safe_open(path, framework="pt") as handle:
-                metadata = handle.metadata() or {}
-            if metadata.get("identity") != identity:
-                return None
-            with torch.random.fork_rng(devices=[]):
-                model = build()
-            model.load_state_dict(load_file(path))
-            quality = float(metadata["accuracy"])
-        except (OSError, SafetensorError, RuntimeError, KeyError, ValueError):
-            return None
-        return KeptNetwork(model.eval().requires_grad_(False), quality, path, fresh=False)
-
-    if found := kept():
-        return found
+    if cached := read_network(path, identity, build):
+        return cached
     with locked(folder, wait_s=_WAIT_S):
-        if found := kept():
-            return found
-        images, threads = splits("train"), torch.get_num_threads()
+        if cached := read_network(path, identity, build):
+            return cached
+        images = splits("train")
         if images[0].numel() > _QUICK:
-            said = f"training a network for scores of {name}, once for this machine"
-            print(f"{said}; up to minutes on a CPU", file=sys.stderr, flush=True)
-        # Fixed seed and one thread: sums in one order, hence the same weights everywhere.
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.manual_seed(recipe.seed)
-            torch.set_num_threads(1)
-            try:
-                model = build().double()
-                model.learn(*images)
-            finally:
-                torch.set_num_threads(threads)
-        model.float().eval().requires_grad_(False)
+            print(
+                f"training a network for scores of {name}, once for this machine; up to minutes "
+                "on a CPU",
+                file=sys.stderr,
+                flush=True,
+            )
+        model = train_network(recipe, build, images)
         with torch.no_grad():
             quality = model.quality(*splits("test"))
-        with atomic_path(path) as temporary:
-            metadata = {"identity": identity, "accuracy": repr(quality)}
-            save_file(model.state_dict(), temporary, metadata=metadata)
+        write_network(path, model, identity, quality)
     return KeptNetwork(model, quality, path, fresh=True)
+
+
+def load_shipped(
+    name: str, settings: list[Any], recipe: _Recipe, build: Callable[[], Any]
+) -> KeptNetwork | None:
+    """Return the network `name` of the package, or None if none fits these data and this recipe.
+
+    Raises:
+        MetricError: The file is missing, or its weights are not those of `SHIPPED`.
+    """
+    path = SHIPPED_FOLDER / f"{name}.safetensors"
+    if name not in SHIPPED or _stored_identity(path) not in (None, identity_of(settings, recipe)):
+        return None
+    network = read_network(path, identity_of(settings, recipe), build)
+    if network is None or checksum(network.model) != SHIPPED[name]:
+        raise MetricError(
+            f"{path} is missing or damaged: expected weights with SHA-256 {SHIPPED[name][:8]}; "
+            "install the package again"
+        )
+    return network
+
+
+def identity_of(settings: list[Any], recipe: _Recipe) -> str:
+    """Return everything that decides a network's weights, as JSON."""
+    return json.dumps([*settings, vars(recipe)], sort_keys=True)
+
+
+def train_network(recipe: _Recipe, build: Callable[[], Any], images: tuple[Any, ...]) -> Any:
+    """Return a network trained on what its `learn` takes, in evaluation mode."""
+    threads = torch.get_num_threads()
+    # Fixed seed and one thread: sums in one order, hence the same weights everywhere.
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(recipe.seed)
+        torch.set_num_threads(1)
+        try:
+            model = build().double()
+            model.learn(*images)
+        finally:
+            torch.set_num_threads(threads)
+    return model.float().eval().requires_grad_(False)
+
+
+def write_network(path: Path, model: nn.Module, identity: str, quality: float) -> None:
+    """Write weights as safetensors, with what decided them and their quality on held-out images."""
+    with atomic_path(path) as temporary:
+        metadata = {"identity": identity, "accuracy": repr(quality)}
+        save_file(model.state_dict(), temporary, metadata=metadata)
+
+
+def read_network(path: Path, identity: str, build: Callable[[], Any]) -> KeptNetwork | None:
+    """Return the network in a file, or None if it is absent, broken or of another identity."""
+    try:
+        with safe_open(path, framework="pt") as handle:
+            metadata = handle.metadata() or {}
+        if metadata.get("identity") != identity:
+            return None
+        with torch.random.fork_rng(devices=[]):
+            model = build()
+        model.load_state_dict(load_file(path))
+        quality = float(metadata["accuracy"])
+    except (OSError, SafetensorError, RuntimeError, KeyError, ValueError):
+        return None
+    return KeptNetwork(model.eval().requires_grad_(False), quality, path, fresh=False)
+
+
+def _stored_identity(path: Path) -> str | None:
+    """Return the identity in a file's metadata, or None if the file is absent or broken."""
+    try:
+        with safe_open(path, framework="pt") as handle:
+            return (handle.metadata() or {}).get("identity")
+    except (OSError, SafetensorError):
+        return None
 
 
 @dataclass(frozen=True)
