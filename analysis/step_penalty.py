@@ -1,0 +1,193 @@
+"""Does a variant pay per multiply-add? Step penalty s, relative cost s * m, and the routed gap.
+
+    s(N)   steps that the variant needs to reach the held-out loss of the baseline after N steps,
+           divided by N
+    m      multiply-adds per training step, variant over baseline
+    s * m  below 1: the variant reaches the same loss with fewer multiply-adds
+    gap    held-out loss of a routed model's routed pass over that of its dense pass, minus 1
+
+The variant is usually routed and the baseline dense. Held-out losses are logged on the way without
+sampling (`eval.metrics=[heldout_loss] eval.every=500`). Between two logged steps the loss is
+interpolated linearly in the logarithm of the step. A seed whose variant never reaches the target is
+censored: its s is NaN, it is counted, and it is never dropped silently.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.runs.run_records import AnalysisError, Runs, scores
+from analysis.runs.seed_statistics import Estimate, interval, ratio
+
+#: Losses of one run: columns `step`, `macs` (cumulative) and `loss`, NaN or absent `routed_loss`.
+COLUMNS = ("step", "macs", "loss", "routed_loss")
+
+
+def loss_curves(runs: Runs) -> dict[str, pd.DataFrame]:
+    """Return the held-out losses of every run by the run's name, one row per scored step.
+
+    Only a run's own scores count (its own weights and protocol). Columns are those of `COLUMNS`:
+    `macs` are the training multiply-adds spent by that step, `loss` is the dense pass, and
+    `routed_loss` the routed pass, NaN for a dense run.
+    """
+    frame = scores(runs)
+    if frame.empty:
+        return {}
+    frame = frame[frame["own"].astype(bool)]
+    curves = {}
+    for run, part in frame.groupby("run", sort=False):
+        dense = part[part["key"] == "heldout_loss"]
+        if dense.empty:
+            continue
+        dense = dense.drop_duplicates("step", keep="last").set_index("step")
+        routed = part[part["key"] == "heldout_loss_routed"]
+        routed = routed.drop_duplicates("step", keep="last").set_index("step")
+        curve = pd.DataFrame({"macs": dense["macs"], "loss": dense["value"]})
+        curve["routed_loss"] = routed["value"].reindex(curve.index)
+        curves[str(run)] = curve.sort_index().reset_index()[list(COLUMNS)]
+    return curves
+
+
+def loss_at_step(curve: pd.DataFrame, step: float) -> float:
+    """Return the loss at a step, linear in log(step) between logged steps.
+
+    Raises:
+        AnalysisError: The step lies outside the logged ones.
+    """
+    return _interpolated(curve, "step", step)
+
+
+def loss_at_macs(curve: pd.DataFrame, macs: float) -> float:
+    """Return the loss after so many multiply-adds, linear in log(macs) between logged steps.
+
+    Raises:
+        AnalysisError: The cost lies outside the logged ones.
+    """
+    return _interpolated(curve, "macs", macs)
+
+
+def _interpolated(curve: pd.DataFrame, axis: str, position: float) -> float:
+    points = curve[axis].to_numpy(float)
+    # A total that is equal up to rounding (steps are whole) counts as reached.
+    low, high = points.min() * (1 - 1e-3), points.max() * (1 + 1e-3)
+    if not low <= position <= high:
+        raise AnalysisError(
+            f"no held-out loss at {axis} {position:g}: expected a value between "
+            f"{points.min():g} and {points.max():g}, where it was logged"
+        )
+    return float(np.interp(math.log(position), np.log(points), curve["loss"].to_numpy(float)))
+
+
+def steps_to_reach(curve: pd.DataFrame, target: float) -> float:
+    """Return the first step at which the loss is at most `target`, NaN if it never is.
+
+    Raises:
+        AnalysisError: It is already so low at the first logged step, so the step is unknown.
+    """
+    steps, losses = curve["step"].to_numpy(float), curve["loss"].to_numpy(float)
+    if losses[0] < target:
+        raise AnalysisError(
+            f"the loss at the first logged step, {steps[0]:g}, is {losses[0]:.5g} and below the "
+            f"target {target:.5g}; log earlier steps"
+        )
+    for i in range(len(steps)):
+        if losses[i] > target:
+            continue
+        if losses[i] == target:
+            return float(steps[i])
+        share = (losses[i - 1] - target) / (losses[i - 1] - losses[i])
+        return float(steps[i - 1] * (steps[i] / steps[i - 1]) ** share)
+    return math.nan
+
+
+def step_penalty(baseline: pd.DataFrame, variant: pd.DataFrame, steps: float) -> float:
+    """Return s(N) of one pair of runs with the same seed; NaN where the target is not reached.
+
+    Args:
+        baseline: Curve of the baseline; its loss after `steps` steps is the target.
+        variant: Curve of the variant.
+        steps: N, within the baseline's logged steps.
+    """
+    return steps_to_reach(variant, loss_at_step(baseline, steps)) / steps
+
+
+def macs_ratio(baseline: pd.DataFrame, variant: pd.DataFrame) -> float:
+    """Return m: multiply-adds per training step, variant over baseline, each at its last step."""
+    first, second = baseline.iloc[-1], variant.iloc[-1]
+    return float((second["macs"] / second["step"]) / (first["macs"] / first["step"]))
+
+
+def gap(curve: pd.DataFrame) -> pd.Series:
+    """Return routed over dense pass's loss, minus 1, by step; NaN for a run without a route."""
+    values = curve["routed_loss"].to_numpy(float) / curve["loss"].to_numpy(float) - 1
+    return pd.Series(values, index=curve["step"], name="gap")
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """Step penalty and relative cost over paired seeds."""
+
+    # One row per paired seed: `s` (NaN: censored), `m`, `sm`, `censored`
+    seeds: pd.DataFrame
+    s: Estimate | None  # mean of s with a t-interval; None while a seed is censored
+    # Geometric mean of s * m with a t-interval on ln(s * m); None while a seed is censored
+    sm: Estimate | None
+
+    @property
+    def censored(self) -> int:
+        """Number of seeds whose variant did not reach the target."""
+        return int(self.seeds["censored"].sum())
+
+    def __str__(self) -> str:
+        """Return the result in one line."""
+        count = f"n = {len(self.seeds)}"
+        if self.censored:
+            least = self.seeds.loc[~self.seeds["censored"], "sm"]
+            others = ", ".join(f"{value:.3f}" for value in least) or "none"
+            return f"s*m undecided: {self.censored} seeds censored ({count}; the others: {others})"
+        assert self.sm is not None
+        bounds = "" if self.sm.low is None else f", 95 % {self.sm.low:.3f}-{self.sm.high:.3f}"
+        return f"s*m {self.sm.mean:.3f}{bounds} ({count})"
+
+
+def paired_penalty(
+    baselines: Mapping[Any, pd.DataFrame], variants: Mapping[Any, pd.DataFrame], steps: float
+) -> Penalty:
+    """Return step penalty and relative cost over the seeds that both have, curves by seed.
+
+    With a censored seed there is no mean: leaving that seed out would favour the variant.
+
+    Raises:
+        AnalysisError: No seed is in both.
+    """
+    common = sorted(set(baselines) & set(variants))
+    if not common:
+        raise AnalysisError("no seed has both runs; a step penalty needs pairs of one seed")
+    rows = {}
+    for seed in common:
+        s = step_penalty(baselines[seed], variants[seed], steps)
+        m = macs_ratio(baselines[seed], variants[seed])
+        rows[seed] = {"s": s, "m": m, "sm": s * m, "censored": math.isnan(s)}
+    frame = pd.DataFrame.from_dict(rows, orient="index")
+    frame["censored"] = frame["censored"].astype(bool)
+    if frame["censored"].any():
+        return Penalty(frame, None, None)
+    return Penalty(frame, interval(list(frame["s"])), ratio(list(frame["sm"])))
+
+
+def log_ratio_at_equal_macs(
+    baselines: Mapping[Any, pd.DataFrame], variants: Mapping[Any, pd.DataFrame], macs: float
+) -> dict[Any, float]:
+    """Return ln(variant's loss / baseline's loss) by seed after the same multiply-adds.
+
+    It is the primary endpoint of the study `study_equal_macs`: negative favours the variant.
+    """
+    common = sorted(set(baselines) & set(variants))
+    return {
+        seed: math.log(loss_at_macs(variants[seed], macs) / loss_at_macs(baselines[seed], macs))
+        for seed in common
+    }

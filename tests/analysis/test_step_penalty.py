@@ -1,0 +1,193 @@
+"""Step penalty, relative cost and gap: by hand, censored seeds, and the values of the published records."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pandas as pd
+import pytest
+from analysis_runs import lines, score, write
+from small import ROOT, overrides, small
+
+import analysis
+from analysis import step_penalty as penalty
+from analysis.runs.run_records import AnalysisError, unpack
+from experiments.run import main
+
+
+def curve(losses, macs=10.0, routed=None):
+    """A curve from losses by step, at `macs` multiply-adds per step."""
+    steps = list(losses)
+    return pd.DataFrame(
+        {
+            "step": steps,
+            "macs": [macs * step for step in steps],
+            "loss": list(losses.values()),
+            "routed_loss": [math.nan if routed is None else routed[step] for step in steps],
+        }
+    )
+
+
+DENSE = {1000: 0.3, 2000: 0.25, 4000: 0.2}
+
+
+def test_the_step_is_interpolated_linearly_in_its_logarithm():
+    # Halfway between the losses at 1,000 and 4,000 lies the geometric mean of the steps.
+    variant = curve({1000: 0.3, 4000: 0.2})
+    assert penalty.steps_to_reach(variant, 0.25) == pytest.approx(2000)
+    assert penalty.loss_at_step(variant, 2000) == pytest.approx(0.25)
+    assert penalty.steps_to_reach(variant, 0.2) == 4000
+
+
+def test_a_run_that_learns_as_fast_has_penalty_one():
+    assert penalty.step_penalty(curve(DENSE), curve(DENSE), 2000) == pytest.approx(1)
+    assert penalty.step_penalty(curve(DENSE), curve(DENSE), 3000) == pytest.approx(1)
+
+
+def test_a_run_that_needs_half_as_many_steps_again():
+    slower = {step * 1.5: loss for step, loss in DENSE.items()}
+    assert penalty.step_penalty(curve(DENSE), curve(slower, 7.0), 2000) == pytest.approx(1.5)
+    assert penalty.macs_ratio(curve(DENSE), curve(slower, 7.0)) == pytest.approx(0.7)
+
+
+def test_the_first_crossing_counts_where_a_curve_rises_again():
+    noisy = curve({1000: 0.3, 2000: 0.24, 3000: 0.26, 4000: 0.2})
+    assert 1000 < penalty.steps_to_reach(noisy, 0.25) < 2000
+
+
+def test_a_target_that_is_not_reached_is_nan():
+    assert math.isnan(penalty.steps_to_reach(curve(DENSE), 0.19))
+    assert math.isnan(penalty.step_penalty(curve(DENSE), curve({1000: 0.4, 4000: 0.21}), 4000))
+
+
+def test_a_target_that_was_passed_before_the_first_logged_step_is_refused():
+    with pytest.raises(AnalysisError, match="log earlier steps"):
+        penalty.steps_to_reach(curve(DENSE), 0.31)
+
+
+@pytest.mark.parametrize("step", [500, 5000])
+def test_a_loss_outside_the_logged_steps_is_refused(step):
+    with pytest.raises(AnalysisError, match="expected a value between 1000 and 4000"):
+        penalty.loss_at_step(curve(DENSE), step)
+
+
+def test_the_interval_is_that_of_the_logarithm():
+    slower = {
+        s: curve({step * s: loss for step, loss in DENSE.items()}, 7.0) for s in (1.2, 1.3, 1.4)
+    }
+    result = penalty.paired_penalty({s: curve(DENSE) for s in slower}, slower, 2000)
+    assert list(result.seeds["sm"]) == pytest.approx([0.84, 0.91, 0.98])
+    logs = [math.log(value) for value in (0.84, 0.91, 0.98)]
+    mean = sum(logs) / 3
+    std = math.sqrt(sum((x - mean) ** 2 for x in logs) / 2)
+    half = 4.302653 * std / math.sqrt(3)
+    assert result.sm is not None
+    expected = [math.exp(mean), math.exp(mean - half), math.exp(mean + half)]
+    assert [result.sm.mean, result.sm.low, result.sm.high] == pytest.approx(expected, rel=1e-6)
+    assert result.censored == 0 and str(result).startswith("s*m 0.908, 95 % ")
+
+
+def test_a_censored_seed_is_counted_and_leaves_no_mean():
+    variants = {0: curve(DENSE, 7.0), 1: curve({1000: 0.4, 4000: 0.26}, 7.0)}
+    result = penalty.paired_penalty({seed: curve(DENSE) for seed in (0, 1, 2)}, variants, 2000)
+    assert list(result.seeds.index) == [0, 1]
+    assert list(result.seeds["censored"]) == [False, True] and math.isnan(result.seeds["sm"][1])
+    assert result.sm is None and result.s is None and result.censored == 1
+    assert str(result) == "s*m undecided: 1 seeds censored (n = 2; the others: 0.700)"
+
+
+def test_runs_of_different_seeds_are_no_pairs():
+    with pytest.raises(AnalysisError, match="pairs of one seed"):
+        penalty.paired_penalty({0: curve(DENSE)}, {1: curve(DENSE)}, 2000)
+
+
+def test_losses_at_equal_multiply_adds():
+    cheap = curve({step * 2: 1.1 * loss for step, loss in DENSE.items()}, 5.0)
+    found = penalty.log_ratio_at_equal_macs({0: curve(DENSE), 7: curve(DENSE)}, {0: cheap}, 25000.0)
+    assert found == {0: pytest.approx(math.log(1.1))}
+
+
+def test_the_gap_compares_both_passes_of_a_model():
+    routed = {step: 1.01 * loss for step, loss in DENSE.items()}
+    assert penalty.gap(curve(DENSE, routed=routed)).tolist() == pytest.approx([0.01] * 3)
+    assert penalty.gap(curve(DENSE)).isna().all()
+
+
+def test_curves_are_read_from_run_folders(tmp_path):
+    folder = write(tmp_path, route="2-8")
+    rows = [
+        score({"seed": 0, "route": "2-8"}, step, loss, "heldout-loss-360", key=key, features=None)
+        for step in (100, 200, 400)
+        for key, loss in (("heldout_loss", 30 / step), ("heldout_loss_routed", 33 / step))
+    ]
+    lines(folder / "scores.jsonl", rows)
+    (losses,) = penalty.loss_curves(tmp_path).values()
+    assert list(losses) == list(penalty.COLUMNS)
+    assert losses["step"].tolist() == [100, 200, 400]
+    assert losses["loss"].tolist() == [0.3, 0.15, 0.075]
+    assert penalty.gap(losses).tolist() == pytest.approx([0.1] * 3)
+    logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert losses["macs"].tolist() == [e["macs"] for e in logged if e["step"] in (100, 200, 400)]
+
+
+def test_a_run_logs_both_passes_without_samples_or_a_feature_network(tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.metrics.scoring.sample_pieces", None)  # calling it would fail
+    monkeypatch.setattr("experiments.metrics.collect.create_features", None)
+    words = ["eval=digits", "eval.metrics=[heldout_loss]", "eval.every=2", "route=1-2"]
+    config = small(tmp_path, *words)
+    assert main(overrides(tmp_path, *words)) == 0
+    losses = penalty.loss_curves(tmp_path)[config.folder.name]
+    assert losses["step"].tolist() == [2, 4, 6]
+    assert losses[["macs", "loss", "routed_loss"]].notna().all(axis=None)
+    assert losses["macs"].diff().dropna().nunique() == 1
+
+
+# --- the published records ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """Curves of the published pairs by backbone, route and seed; runs that went on are one curve."""
+    frame = analysis.load(unpack(ROOT / "results/runs.tar.gz", tmp_path_factory.mktemp("records")))
+    frame = frame[(frame["data"] == "fashion") & (frame["step"] >= 3000)]
+    frame = frame[frame["variant"].isin(["dense", "TREAD"]) & frame["route"].isin(["none", "2-8"])]
+    curves = penalty.loss_curves(frame)
+    merged = {}
+    for key, runs in frame.groupby(["backbone", "route", "seed"]):
+        parts = [curves[run] for run in runs["run"]]
+        merged[key] = (
+            pd.concat(parts).drop_duplicates("step").sort_values("step").reset_index(drop=True)
+        )
+    return merged
+
+
+@pytest.mark.parametrize(
+    ("backbone", "penalties", "m", "sm", "low", "high"),
+    [
+        ("dit", [1.253, 1.305, 1.260], 0.69, 0.879, 0.831, 0.929),
+        ("mamba", [1.305, 1.264, 1.266], 0.71, 0.909, 0.869, 0.950),
+    ],
+)
+def test_the_published_records_give_the_declared_values(
+    published, backbone, penalties, m, sm, low, high
+):
+    arms = [
+        {seed: published[backbone, route, seed] for seed in range(3)} for route in ("none", "2-8")
+    ]
+    result = penalty.paired_penalty(*arms, 3000)
+    assert list(result.seeds["s"]) == pytest.approx(penalties, abs=1e-3)
+    assert list(result.seeds["m"]) == pytest.approx([m] * 3, abs=5e-3)
+    assert result.sm is not None
+    assert [result.sm.mean, result.sm.low, result.sm.high] == pytest.approx(
+        [sm, low, high], abs=1e-3
+    )
+
+
+def test_one_published_pair_is_censored(published):
+    arms = [
+        {seed: published["rwkv", route, seed] for seed in range(3)} for route in ("none", "2-8")
+    ]
+    result = penalty.paired_penalty(*arms, 3000)
+    assert list(result.seeds["censored"]) == [True, False, False] and result.sm is None
+    assert list(result.seeds["s"])[1:] == pytest.approx([1.357, 1.264], abs=1e-3)
