@@ -87,11 +87,7 @@ def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
     `SweepError` if it had lines of a shell, or options of sbatch that may run code or change what
     a job runs: a folder of runs, which may come from anywhere, names no code.
     """
-    extra = values.get("extra")
-    options = extra if isinstance(extra, dict) else {}
-    refused = [key for key in _CODE if values.get(key)]
-    refused += [f"extra={{{key}: ...}}" for key in options if key not in _RETRY_EXTRA]
-    if refused:
+    if refused := untrusted_keys(values):
         raise SweepError(
             f"the last launch had cluster.{refused[0]}, and what may run code is not taken from a "
             f"folder of runs: type cluster= again (it was cluster={values.get('name')})"
@@ -99,6 +95,14 @@ def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
     shapes = get_type_hints(Resources)
     kept = {key: value for key, value in values.items() if key in shapes}
     return _checked(str(kept.pop("name", "")), kept, overrides)
+
+
+def untrusted_keys(values: Mapping[str, Any]) -> list[str]:
+    """Return the keys of resources that may run code in a job, or hold secrets of its user."""
+    extra = values.get("extra")
+    options = extra if isinstance(extra, dict) else {}
+    keys = [key for key in _CODE if values.get(key)]
+    return keys + [f"extra={{{key}: ...}}" for key in options if key not in _RETRY_EXTRA]
 
 
 _CODE = ("setup", "srun", "python")
