@@ -70,14 +70,29 @@ def _taken_back(sweep: Sweep) -> Iterator[None]:
 def _known(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[run_status.RunStatus]:
     rows, trouble = run_status.statuses(sweep, runs)
     if trouble:
-        raise SweepError(f"{trouble} (without the queue nobody knows which runs are live)")
+        raise _no_queue(trouble)
     return rows
 
 
-def missing(sweep: Sweep, runs: Sequence[PlannedRun], say: Say) -> tuple[Runs, Runs]:
-    """Return the runs that need a job, and those to note; say how many need none and why."""
+def _no_queue(trouble: str) -> SweepError:
+    return SweepError(f"{trouble} (without the queue nobody knows which runs are live)")
+
+
+def missing(
+    sweep: Sweep, runs: Sequence[PlannedRun], say: Say, need_queue: bool = True
+) -> tuple[Runs, Runs]:
+    """Return the runs that need a job, and those to note; say how many need none and why.
+
+    Without `need_queue` runs whose jobs Slurm does not answer for count as live; with it that is a
+    `SweepError`.
+    """
     known, why = sweep.runs(), {}
-    for row in _known(sweep, runs):
+    rows, trouble = run_status.statuses(sweep, runs)
+    if trouble and need_queue:
+        raise _no_queue(trouble)
+    if trouble:
+        say(f"{trouble}; what was submitted earlier counts as {LIVE}")
+    for row in rows:
         if row.sweep:
             why[row.run.name] = f"{row.why}: python -m sweeps status {row.sweep}"
         elif row.live:

@@ -108,14 +108,16 @@ def untrusted_keys(values: Mapping[str, Any]) -> list[str]:
 _CODE = ("setup", "srun", "python")
 # Options of sbatch that only ask for resources or say when a job runs and whom it tells. The others
 # are not taken from a folder of runs: export: LD_PRELOAD=..., container: and plugins' run code.
-_RETRY_EXTRA = frozenset(
-    "begin clusters comment contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu "
-    "cpus-per-task deadline delay-boot dependency distribution exclusive gpu-bind gpu-freq gpus "
-    "gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint hold licenses mail-type mem "
-    "mem-per-cpu mem-per-gpu mincpus nice nodelist no-kill overcommit oversubscribe prefer priority "
-    "reservation sockets-per-node spread-job switches thread-spec threads-per-core time-min tmp "
-    "use-min-nodes wait-all-nodes wckey".split()
-)
+_RETRY_EXTRA = {
+    "begin", "clusters", "comment", "contiguous", "core-spec", "cores-per-socket", "cpu-freq",
+    "cpus-per-gpu", "cpus-per-task", "deadline", "delay-boot", "dependency", "distribution",
+    "exclusive", "gpu-bind", "gpu-freq", "gpus", "gpus-per-node", "gpus-per-socket",
+    "gpus-per-task", "gres", "gres-flags", "hint", "hold", "licenses", "mail-type", "mem",
+    "mem-per-cpu", "mem-per-gpu", "mincpus", "nice", "nodelist", "no-kill", "overcommit",
+    "oversubscribe", "prefer", "priority", "reservation", "sockets-per-node", "spread-job",
+    "switches", "thread-spec", "threads-per-core", "time-min", "tmp", "use-min-nodes",
+    "wait-all-nodes", "wckey",
+}  # fmt: skip
 OPTIONS = ("partition", "account", "qos", "constraint", "exclude")  # sbatch's own
 # Options of sbatch that the sweep itself sets, or that have a key which its other parts read too.
 _OURS = "array|chdir|error|job-name|open-mode|output|requeue|signal|wrap"

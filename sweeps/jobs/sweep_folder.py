@@ -195,9 +195,8 @@ def snapshot(where: Path, root: Path = ROOT, own: Path | None = None) -> Path:
             _remove(building)
             return target
         if complete:
-            warnings.warn(
-                f"{target} was changed after it was copied; it is copied again", SnapshotWarning
-            )
+            text = f"{target} was changed after it was copied; it is copied again"
+            warnings.warn(text, SnapshotWarning, stacklevel=2)
         _remove(target)
     facts = {"commit": code_commit(root), "hash": target.name, "time": time.time()}
     atomic_write(building / "snapshot.json", json.dumps(facts, indent=1))

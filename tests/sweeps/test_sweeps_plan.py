@@ -107,7 +107,7 @@ def test_dry_true_is_dry_run_and_full_adds_the_words(tmp_path, capsys, monkeypat
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] and "3 runs on cluster=slurm" in said[0]
     assert said[2].count("experiments.run:main") == 3 and "experiments.run:main" not in said[0]
-    # The plan of data that are not there can be looked at; the refusal of a launch follows.
+    # The plan of data that are not there can be looked at; the refusal of a launch comes first.
     assert sweeps_command.main([*words, "dry=true", "scale=paper"]) == 2
     out, err = capsys.readouterr()
     assert "together:" in out and "data.path=FOLDER" in err and err.count("\n") == 1
@@ -350,7 +350,7 @@ def test_a_number_that_yaml_would_read_as_another_is_refused(text, key, tmp_path
         cluster_resources.load(str(path))
     with pytest.raises(SweepError, match=said):
         cluster_resources.load("slurm", "tiny", {key: text})
-    path.write_text(f"kind: slurm\nmemory_gb: 1_0\n")
+    path.write_text("kind: slurm\nmemory_gb: 1_0\n")
     with pytest.raises(SweepError, match="memory_gb='1_0'; expected a number above 0"):
         cluster_resources.load(str(path))
 
