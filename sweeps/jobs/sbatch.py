@@ -2,6 +2,7 @@
 
 import re
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,17 @@ from routing.errors import UserError
 _ANSWER = re.compile(r"(?:Submitted batch job )?(\d+)(?:(?:;| on cluster )([\w.-]+))?", re.ASCII)
 
 
-def parse_answer(text: str) -> tuple[str, str]:
+def parse_answer(text: str) -> tuple[str, str] | None:
     """Return the job id and the cluster ("" if none is named) that sbatch or a wrapper printed.
 
     A site's banner may stand before or after the answer, and may have numbers in its sentences:
     only a line that is nothing but an answer counts, the last one if there are several.
-
-    Raises:
-        UserError: There is none. The job is or may be in the queue all the same.
     """
     for line in reversed(text.splitlines()):
         match = _ANSWER.fullmatch(line.strip())
         if match is not None:
             return match[1], match[2] or ""
-    brief = " ".join(text.split())[:200]
-    raise UserError(
-        f"sbatch printed {brief!r}, expected a job id or 'Submitted batch job ID'; the job may be "
-        "in the queue under the name of this sweep: look with squeue, and cancel it there"
-    )
+    return None
 
 
 class Executor(SlurmExecutor):  # type: ignore[misc]
@@ -39,13 +33,27 @@ class Executor(SlurmExecutor):  # type: ignore[misc]
 
     slurm_cluster = ""  # that sbatch named in its answer
 
+    def __init__(self, find_by_name: Callable[[str], str | None], **values: Any) -> None:
+        super().__init__(**values)
+        self.find_by_name = find_by_name  # the job id of a name in the queue
+
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         submission_file_path.chmod(0o600)  # its `setup` lines may hold secrets
         return ["sbatch", "--parsable", str(submission_file_path)]
 
     def _get_job_id_from_submission_command(self, string: bytes | str) -> str:
         text = string if isinstance(string, str) else string.decode(errors="replace")
-        job_id, self.slurm_cluster = parse_answer(text)
+        answer = parse_answer(text)
+        name = self.parameters["job_name"]
+        if answer is None and (job_id := self.find_by_name(name)) is not None:
+            answer = (job_id, "")
+        if answer is None:
+            brief = " ".join(text.split())[:200]
+            raise UserError(
+                f"sbatch printed {brief!r}, expected a job id or 'Submitted batch job ID', and no "
+                f"job {name} is in the queue; launch again once `squeue --me` shows none"
+            )
+        job_id, self.slurm_cluster = answer
         return job_id
 
     def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> Any:

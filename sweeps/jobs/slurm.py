@@ -206,7 +206,16 @@ def submit(
 
     from sweeps.jobs.sbatch import Executor
 
-    executor = Executor(folder=sweep.logs, max_num_timeout=10_000, python=python(resources))
+    def find_by_name(name: str) -> str | None:
+        with contextlib.suppress(SweepError):
+            for job in queue(batch.slurm_cluster).values():
+                if job.name == name:
+                    return job.id.partition("_")[0]
+        return None
+
+    executor = Executor(
+        find_by_name, folder=sweep.logs, max_num_timeout=10_000, python=python(resources)
+    )
     code = sweep.snapshots / batch.code
     options = parameters(resources, batch.name, code, sweep.logs)
     if after:

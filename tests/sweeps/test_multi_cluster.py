@@ -123,11 +123,20 @@ def test_several_clusters_are_refused_before_anything_is_submitted(
     assert not (fake_slurm / "submissions").exists() and not shop.sweep.path.exists()
 
 
+def test_after_an_answer_without_a_job_id_the_jobs_are_found_by_their_name(
+    shop, fake_slurm, monkeypatch
+):
+    monkeypatch.setenv("ANSWER", "thank you for 3 jobs")
+    cancelled, _ = submitted_once(shop, fake_slurm, "cluster=slurm")
+    assert cancelled == ["101_0", "101_1"]
+
+
 def test_an_answer_without_a_job_id_is_one_sentence_and_stays_noted(shop, fake_slurm, monkeypatch):
     monkeypatch.setenv("ANSWER", "thank you for 3 jobs")
+    (fake_slurm / "squeue").write_text("#!/bin/bash\nexit 0\n")
     text = shop("launch", "cluster=slurm", code=2)
     assert "error: sbatch printed 'thank you for 3 jobs', expected a job id" in text
     assert "Traceback" not in text and len(shop.sweep.batches()) == 1
-    # They are found by their name.
+    (fake_slurm / "squeue").write_text("#!/bin/bash\n" + FAKE_SLURM["squeue"])
     assert "2 of 2 in the queue or running" in shop("launch", "cluster=slurm")
     assert [*shop.sweep.batches()[0].ids.values()] == ["101_0", "101_1"]
