@@ -70,7 +70,7 @@ def json_of(text: str | bytes, what: str = "the text") -> Any:
 
 @functools.cache
 def _loader(numbers_as_text: bool = False) -> Any:
-    """Return a loader of plain types that reads 4:00:00 as the text it is, not as base sixty.
+    """Return a loader of plain types that reads 4:00:00 and 010 as texts, not in base 60 and 8.
 
     With `numbers_as_text` only null, true and false are more than text.
     """
@@ -82,7 +82,7 @@ def _loader(numbers_as_text: bool = False) -> Any:
     numbers = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
     Plain.yaml_implicit_resolvers = {
         first: [
-            (tag, re.compile("(?!.*:)" + p.pattern, p.flags) if tag in numbers else p)
+            (tag, re.compile(r"(?!.*:|[-+]?0[0-9_])" + p.pattern, p.flags) if tag in numbers else p)
             for tag, p in patterns
         ]
         for first, patterns in Plain.yaml_implicit_resolvers.items()

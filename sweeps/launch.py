@@ -169,6 +169,7 @@ def _submit(
     kind, after, jobs = resources.kind, "", []
     cluster = resources.slurm_cluster
     limit = slurm.max_array(cluster) if kind == "slurm" else len(runs)
+    sweep.logs.mkdir(parents=True, exist_ok=True)  # a pool could only wait for a folder to log to
     copied = "" if kind == "debug" else snapshot(sweep.snapshots, own=code).name
     for start in range(0, len(runs), limit):
         part = runs[start : start + limit]

@@ -88,9 +88,11 @@ def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
     a job runs: a folder of runs, which may come from anywhere, names no code.
     """
     if refused := untrusted_keys(values):
+        name = str(values.get("name"))
+        name = name if name.isprintable() else repr(name)  # nothing that a terminal acts on
         raise SweepError(
             f"the last launch had cluster.{refused[0]}, and what may run code is not taken from a "
-            f"folder of runs: type cluster= again (it was cluster={values.get('name')})"
+            f"folder of runs: type cluster= again (it was cluster={name})"
         )
     shapes = get_type_hints(Resources)
     kept = {key: value for key, value in values.items() if key in shapes}

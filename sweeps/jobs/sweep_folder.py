@@ -186,18 +186,18 @@ def snapshot(where: Path, root: Path = ROOT, own: Path | None = None) -> Path:
     _make_writable(building)
     digest = _content_hash(building)
     target = where / digest[:12]
-    if target.is_symlink() or target.exists():
+    # A link leads to files that are not ours to look through, let alone to remove.
+    if target.is_dir() and not target.is_symlink():
         # Compiled by a job, or planted: Python prefers it to the source that is hashed.
         for cache in [*target.rglob("__pycache__")]:
             _remove(cache)
-        complete = (target / "snapshot.json").is_file()
-        if complete and not target.is_symlink() and _content_hash(target) == digest:
+        if (target / "snapshot.json").is_file() and _content_hash(target) == digest:
             _remove(building)
             return target
-        if complete:
-            text = f"{target} was changed after it was copied; it is copied again"
-            warnings.warn(text, SnapshotWarning, stacklevel=2)
-        _remove(target)
+    if target.is_symlink() or (target / "snapshot.json").is_file():
+        text = f"{target} was changed after it was copied; it is copied again"
+        warnings.warn(text, SnapshotWarning, stacklevel=2)
+    _remove(target)  # or a part of one
     facts = {"commit": code_commit(root), "hash": target.name, "time": time.time()}
     atomic_write(building / "snapshot.json", json.dumps(facts, indent=1))
     building.rename(target)

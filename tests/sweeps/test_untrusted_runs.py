@@ -66,6 +66,27 @@ def test_a_copy_of_the_code_that_was_changed_is_copied_again(how, tmp_path):
     assert [path.name for path in (tmp_path / "code").iterdir()] == [snapshot.name]
 
 
+def test_a_link_in_the_place_of_a_copy_is_removed_and_what_it_leads_to_is_kept(tmp_path):
+    snapshot = sweep_folder.snapshot(tmp_path / "code")
+    snapshot.rename(tmp_path / "theirs")
+    (tmp_path / "theirs" / "sweeps" / "__pycache__").mkdir()
+    snapshot.symlink_to(tmp_path / "theirs")
+    with pytest.warns(sweep_folder.SnapshotWarning):
+        assert sweep_folder.snapshot(tmp_path / "code") == snapshot
+    assert not snapshot.is_symlink() and (tmp_path / "theirs" / "sweeps" / "__pycache__").is_dir()
+
+
+@pytest.mark.parametrize("command", ["launch", "retry"])
+def test_a_folder_of_logs_that_cannot_be_made_is_said_before_anything_is_noted(command, shop):
+    shop.stub({"sleep": 0}, seed0={"fail": 3})
+    shop("launch", "cluster=debug", "seed=0", code=1)
+    shop.sweep.logs.rename(shop.folder / "logs")
+    shop.sweep.logs.symlink_to(shop.folder / "nowhere" / "logs")
+    words = ["seed=1"] if command == "launch" else []
+    text = shop(command, "cluster=local", *words, code=2)
+    assert f"error: {shop.sweep.logs} cannot be used" in text and len(shop.sweep.batches()) == 1
+
+
 def test_compiled_code_in_a_copy_is_removed_before_it_is_used(tmp_path):
     """Python runs a .pyc whose source has the noted time and size, whatever is in it."""
     snapshot = sweep_folder.snapshot(tmp_path / "code")
