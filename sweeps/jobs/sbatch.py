@@ -41,7 +41,9 @@ class Executor(SlurmExecutor):  # type: ignore[misc]
         submission_file_path.chmod(0o600)  # its `setup` lines may hold secrets
         return ["sbatch", "--parsable", str(submission_file_path)]
 
-    def _get_job_id_from_submission_command(self, string: bytes | str) -> str:
+    def _get_job_id_from_submission_command(  # type: ignore[override]  # it was a static method
+        self, string: bytes | str
+    ) -> str:
         text = string if isinstance(string, str) else string.decode(errors="replace")
         answer = parse_answer(text)
         name = self.parameters["job_name"]
@@ -75,7 +77,9 @@ class Executor(SlurmExecutor):  # type: ignore[misc]
         tasks = list(range(first.num_tasks))
         jobs = []
         for index, path in enumerate(pickles):
-            job = SlurmJob(folder=self.folder, job_id=f"{first.job_id}_{index}", tasks=tasks)
+            job: SlurmJob[Any] = SlurmJob(
+                folder=self.folder, job_id=f"{first.job_id}_{index}", tasks=tasks
+            )
             job.paths.move_temporary_file(path, "submitted_pickle")
             jobs.append(job)
         return jobs

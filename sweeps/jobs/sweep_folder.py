@@ -185,6 +185,8 @@ def snapshot(where: Path, root: Path = ROOT, own: Path | None = None) -> Path:
         shutil.copy(own, building)
     _make_writable(building)
     digest = _content_hash(building)
+    if digest is None:  # `copytree` copies what links lead to
+        raise SweepError(f"{root} has a file that cannot be copied, such as a pipe; remove it")
     target = where / digest[:12]
     # A link leads to files that are not ours to look through, let alone to remove.
     if target.is_dir() and not target.is_symlink():
