@@ -69,8 +69,11 @@ def json_of(text: str | bytes, what: str = "the text") -> Any:
 
 
 @functools.cache
-def _loader() -> Any:
-    """Return a loader of plain types that reads 4:00:00 as the text it is, not as base sixty."""
+def _loader(numbers_as_text: bool = False) -> Any:
+    """Return a loader of plain types that reads 4:00:00 and 010 as texts, not in base 60 and 8.
+
+    With `numbers_as_text` only null, true and false are more than text.
+    """
     import yaml
 
     class Plain(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -79,16 +82,29 @@ def _loader() -> Any:
     numbers = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
     Plain.yaml_implicit_resolvers = {
         first: [
-            (tag, re.compile("(?!.*:)" + p.pattern, p.flags) if tag in numbers else p)
+            (tag, re.compile(r"(?!.*:|[-+]?0[0-9_])" + p.pattern, p.flags) if tag in numbers else p)
             for tag, p in patterns
         ]
         for first, patterns in Plain.yaml_implicit_resolvers.items()
     }
+    if numbers_as_text:
+        plain = {
+            "tag:yaml.org,2002:null": None,
+            "tag:yaml.org,2002:merge": None,
+            "tag:yaml.org,2002:bool": re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"),
+        }
+        Plain.yaml_implicit_resolvers = {
+            first: [(tag, plain[tag] or p) for tag, p in patterns if tag in plain]
+            for first, patterns in Plain.yaml_implicit_resolvers.items()
+        }
     return Plain
 
 
-def yaml_of(text: str, what: str = "the text") -> Any:
+def yaml_of(text: str, what: str = "the text", numbers_as_text: bool = False) -> Any:
     """Return the value of a YAML document, of plain types alone; `what` is named in a message.
+
+    With `numbers_as_text` numbers, dates, yes and no stay as they are written: YAML 1.1 reads 0123
+    as 83, 1_000 as 1000 and no as false.
 
     Raises:
         Malformed: No YAML, nested deeper than `DEPTH`, a number of more than `DIGITS` digits, or
@@ -96,7 +112,7 @@ def yaml_of(text: str, what: str = "the text") -> Any:
     """
     import yaml
 
-    loader = _loader()
+    loader = _loader(numbers_as_text)
     try:
         open_ones: list[list[str | None] | None] = []  # of each mapping its keys and values in turn
         for event in yaml.parse(text, Loader=loader):

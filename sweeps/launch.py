@@ -1,6 +1,7 @@
 """Launch, retry and cancel: look, decide and submit under one lock, so nothing goes out twice."""
 
 import contextlib
+import os
 import sys
 import time
 import traceback
@@ -49,30 +50,49 @@ def _taken_back(sweep: Sweep) -> Iterator[None]:
 
     It is entered after the look at the queue, which may have noted ids of an earlier one.
     """
-    files = [sweep.path / "sweep.json", sweep.path / "batches.jsonl"]
-    before = {path: path.read_bytes() for path in files if path.is_file()}
+    runs, batches = sweep.path / "sweep.json", sweep.path / "batches.jsonl"
+    content = runs.read_bytes() if runs.is_file() else None
+    size = batches.stat().st_size if batches.is_file() else None
     try:
         yield
     except SweepError:
-        for path in files:
-            if path in before:
-                atomic_write(path, before[path])
-            else:
-                path.unlink(missing_ok=True)
+        if content is None:
+            runs.unlink(missing_ok=True)
+        else:
+            atomic_write(runs, content)
+        if size is None:
+            batches.unlink(missing_ok=True)
+        elif batches.is_file():
+            os.truncate(batches, size)  # only appended to; a new file would lose its mode
         raise
 
 
 def _known(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[run_status.RunStatus]:
     rows, trouble = run_status.statuses(sweep, runs)
     if trouble:
-        raise SweepError(f"{trouble} (without the queue nobody knows which runs are live)")
+        raise _no_queue(trouble)
     return rows
 
 
-def missing(sweep: Sweep, runs: Sequence[PlannedRun], say: Say) -> tuple[Runs, Runs]:
-    """Return the runs that need a job, and those to note; say how many need none and why."""
+def _no_queue(trouble: str) -> SweepError:
+    return SweepError(f"{trouble} (without the queue nobody knows which runs are live)")
+
+
+def missing(
+    sweep: Sweep, runs: Sequence[PlannedRun], say: Say, need_queue: bool = True
+) -> tuple[Runs, Runs]:
+    """Return the runs that need a job, and those to note; say how many need none and why.
+
+    Without `need_queue` runs whose jobs Slurm does not answer for count as live; with it that is a
+    `SweepError`.
+    """
     known, why = sweep.runs(), {}
-    for row in _known(sweep, runs):
+    rows, trouble = run_status.statuses(sweep, runs)
+    if trouble and need_queue:
+        raise _no_queue(trouble)
+    if trouble:
+        say(f"{trouble}; what was submitted earlier counts as {LIVE}")
+    for row in rows:
         if row.sweep:
             why[row.run.name] = f"{row.why}: python -m sweeps status {row.sweep}"
         elif row.live:
@@ -115,7 +135,8 @@ def retry(
 
 def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Say = print) -> int:
     """Cancel live runs (what they have saved stays); return how many."""
-    count, ids = 0, []
+    count = 0
+    ids: dict[str, list[str]] = {}  # by cluster
     with locked(sweep.locked_folder, wait_s=60.0):
         latest = sweep.latest_batches()
         for row in [row for row in _known(sweep, runs) if row.live]:
@@ -128,11 +149,11 @@ def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Say = print) -> int:
                 sweep.note(name, "cancelled")
                 count += 1
                 if batch.kind == "slurm":
-                    ids.append(row.job)
+                    ids.setdefault(batch.slurm_cluster, []).append(row.job)
                 else:
                     pool.cancel(sweep, batch.name, name)
-        if ids:
-            slurm.call(["scancel", *ids])
+        for cluster, jobs in ids.items():
+            slurm.call(["scancel", *slurm.on_cluster(cluster), *jobs])
     say(f"cancelled {count} of {len(runs)} runs" if count else "nothing is in the queue or running")
     return count
 
@@ -146,13 +167,16 @@ def _submit(
     than an array may have are several, each of which starts when the one before it has ended.
     """
     kind, after, jobs = resources.kind, "", []
-    limit = slurm.max_array() if kind == "slurm" else len(runs)
+    cluster = resources.slurm_cluster
+    limit = slurm.max_array(cluster) if kind == "slurm" else len(runs)
+    sweep.logs.mkdir(parents=True, exist_ok=True)  # a pool could only wait for a folder to log to
     copied = "" if kind == "debug" else snapshot(sweep.snapshots, own=code).name
     for start in range(0, len(runs), limit):
         part = runs[start : start + limit]
         batch = JobBatch(
             f"{sweep.name}.{uuid.uuid4().hex[:8]}", resources.name, kind,
             [run.name for run in part], time.time(), copied, asdict(resources),
+            slurm_cluster=cluster,
         )  # fmt: skip
         sweep.intend(batch)
         if kind == "debug":
@@ -161,7 +185,7 @@ def _submit(
             ids = slurm.submit(sweep, part, resources, batch, after)
         else:
             ids = pool.start(sweep, part, resources, batch)
-        sweep.submitted(batch.name, ids)
+        sweep.submitted(batch.name, ids, slurm_cluster=batch.slurm_cluster)
         after = ids[part[0].name].split("_")[0]
         jobs.append(after)
     place = f"job {', '.join(jobs)}, at most {resources.throttle} at once"

@@ -59,13 +59,13 @@ class RunStatus:
 
 
 Jobs = dict[str, slurm.QueueJob]
-Queue = Callable[[], tuple[Jobs, str]]
+Queue = Callable[[str], tuple[Jobs, str]]
 
 
-def slurm_queue() -> tuple[Jobs, str]:
-    """Return the jobs in Slurm's queue by id, and why they are not known ("" if they are)."""
+def slurm_queue(slurm_cluster: str) -> tuple[Jobs, str]:
+    """Return a cluster's queued jobs by id, and why they are not known ("" if they are)."""
     try:
-        return slurm.queue(), ""
+        return slurm.queue(slurm_cluster), ""
     except SweepError as error:
         return {}, str(error)
 
@@ -106,23 +106,41 @@ def statuses(
 def ask(
     sweep: Sweep, latest: Mapping[str, JobBatch], queue: Queue, history: bool = True
 ) -> tuple[Jobs, str]:
-    """Ask Slurm (two calls at most) and the pools about the latest jobs of runs, by run."""
+    """Ask Slurm (two calls per cluster) and the pools about the latest jobs of runs, by run."""
     batches = {batch.name: batch for batch in latest.values()}.values()
     pools = {b.name: pool.states(sweep, b.name) for b in batches if b.kind == "local"}
-    queued, trouble = queue() if any(b.kind == "slurm" for b in batches) else ({}, "")
-    adopt(sweep, batches, queued)
+    jobs, trouble = {}, ""
+    for run, batch in latest.items():
+        if batch.kind != "slurm":
+            state = pools[batch.name].get(run, "") if batch.kind == "local" else ""
+            jobs[run] = slurm.QueueJob(batch.ids.get(run, ""), state, POOL)
+    for cluster in sorted({b.slurm_cluster for b in batches if b.kind == "slurm"}):
+        here = {
+            run: batch
+            for run, batch in latest.items()
+            if batch.kind == "slurm" and batch.slurm_cluster == cluster
+        }
+        on_cluster, silent = _ask_cluster(sweep, cluster, here, queue, history)
+        jobs |= on_cluster
+        trouble = trouble or silent
+    return jobs, trouble
+
+
+def _ask_cluster(
+    sweep: Sweep, cluster: str, latest: Mapping[str, JobBatch], queue: Queue, history: bool
+) -> tuple[Jobs, str]:
+    """Return the jobs of runs whose latest batches are on one cluster of Slurm, by run."""
+    queued, trouble = queue(cluster)
+    adopt(sweep, {batch.name: batch for batch in latest.values()}.values(), queued)
     ids = {run: batch.ids.get(run, "") for run, batch in latest.items()}
-    gone = [ids[run] for run, b in latest.items() if b.kind == "slurm" and ids[run] not in queued]
-    known = slurm.history(gone) if history and any(gone) and not trouble else {}
+    gone = [job_id for job_id in ids.values() if job_id not in queued]
+    ended = slurm.history(gone, cluster) if history and any(gone) and not trouble else {}
     jobs = {}
     for run, batch in latest.items():
         job = queued.get(ids[run])
         # Another job may bear the same id after a cluster was set up anew: the name tells.
         if job is None or job.name != batch.name:
-            job = known.get(ids[run], slurm.QueueJob(ids[run], ""))
-        if batch.kind == "local":
-            state = pools[batch.name].get(run, "")
-            job = slurm.QueueJob(ids[run], state, POOL)
+            job = ended.get(ids[run], slurm.QueueJob(ids[run], ""))
         jobs[run] = job
     return jobs, trouble
 
@@ -162,7 +180,8 @@ def _status(
         row.why = job.reason.replace("None", "")
         if "held" in job.reason.lower():
             row.held = True
-            row.why = f"held ({job.reason}): scontrol release {job.id}"
+            release = " ".join(["scontrol", *slurm.on_cluster(batch.slurm_cluster), "release"])
+            row.why = f"held ({job.reason}): {release} {job.id}"
         return row
     last = events[-1] if events else {}
     if last and not times:  # its job failed before its start, or the word is another's

@@ -9,18 +9,20 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiments.config import Config
 from experiments.config.help_text import check_ready
 from experiments.config.schema import GROUPS
-from experiments.runtime.command import run_command
+from experiments.runtime.command import print_error, run_command, sentence
 from experiments.runtime.memory import visible_gpus
 from routing.errors import Parser, one_of, suggest
 from sweeps import SweepError, status_table
 from sweeps.jobs import cluster_resources, slurm
 from sweeps.jobs.sweep_folder import Sweep, all_sweeps
-from sweeps.launch import cancel, launch, retry
+from sweeps.launch import cancel, launch, missing, retry
 from sweeps.planning import grid, overrides
 from sweeps.planning.overrides import Typed
 from sweeps.planning.planned_runs import Plan, PlannedRun, estimate, plan, runs_root
@@ -174,14 +176,14 @@ def _launch(chosen: argparse.Namespace) -> int:
     dry = "true" if chosen.dry_run and words.dry == "false" else words.dry
     found = grid.load(chosen.grid)
     place = words.resources("slurm" if dry != "false" else "")
+    ready = _Ready(place, stop=dry == "false")
     planned = functools.partial(
-        plan, scale=words.scale, user=words.overrides, compare_at=chosen.compare_at
+        plan, scale=words.scale, user=words.overrides, compare_at=chosen.compare_at, check=ready
     )
     if found.raw.get("search"):
         space = Search(found, planned, words.overrides, chosen.trials)
         print(f"search: {space.trials} trials over {', '.join(space.space)}")
         if dry == "false":
-            _check_ready(space.corner, place)
             return space.work(place)
     elif chosen.trials is not None:
         raise SweepError(f"--trials: grid {found.name} has no search section (see search_route)")
@@ -190,33 +192,57 @@ def _launch(chosen: argparse.Namespace) -> int:
         print("".join(f"{line}\n" for line in made.notes()), end="")
         if dry != "false":
             _dry_run(made, place, full=dry == "full")
-            return 0
-        _check_ready(made, place)
+            return ready.exit_code
         failed = launch(made, place)
         if failed is None or failed or place.kind != "debug" or not made.waiting:
             return int(bool(failed))
         # Parents are done now: the next stage can be planned.
 
 
-def _check_ready(made: Plan, place: cluster_resources.Resources) -> None:
-    on_slurm = place.kind == "slurm"  # whose nodes are known to it alone
-    on_gpu = on_slurm or bool(visible_gpus())
-    for config in made.configs.values():
-        check_ready(config, place.nodes * place.tasks if on_slurm else 1, on_gpu)
+class _Ready:
+    """Checks what a run would refuse before its first step, at the resources of a launch.
+
+    The first refusal ends a launch (`stop`). A dry run prints it and goes on: the plan and its cost
+    can be looked at where the data are not.
+    """
+
+    def __init__(self, place: cluster_resources.Resources, stop: bool) -> None:
+        on_slurm = place.kind == "slurm"  # whose nodes are known to it alone
+        self.processes = place.nodes * place.tasks if on_slurm else 1
+        self.on_gpu = on_slurm or bool(visible_gpus())
+        self.stop, self.exit_code = stop, 0
+
+    def __call__(self, config: Config) -> None:
+        if self.exit_code:
+            return
+        try:
+            check_ready(config, self.processes, self.on_gpu)
+        except Exception as error:
+            text = sentence(error)
+            if self.stop or text is None:
+                raise
+            print_error(text)
+            self.exit_code = 2
 
 
 def _dry_run(made: Plan, place: cluster_resources.Resources, full: bool) -> None:
-    words = [f"{run.entry} {shlex.join(run.args)}" for run in made.runs] if full else []
-    print("\n".join([*estimate(made, place.tflops), *words]))
-    counts = f"{len(made.runs)} runs on cluster={place.name}, {len(made.waiting)} waiting"
+    """Print what a launch would submit now, without the runs that are finished or live."""
+    sweep, runs = Sweep(made.root, made.grid.name), made.runs
+    if not made.grid.raw.get("search"):  # its trials are chosen as it runs
+        runs, _ = missing(sweep, made.runs, print, need_queue=False)
+    left = replace(made, runs=runs)
+    script = ""  # first, for it refuses what a launch would refuse
+    if place.kind == "slurm" and runs:
+        script = slurm.script(sweep, place, len(runs), sweep.snapshots / "SNAPSHOT")
+    words = [f"{run.entry} {shlex.join(run.args)}" for run in runs] if full else []
+    print("".join(f"{line}\n" for line in [*estimate(left, place.tflops), *words]), end="")
+    counts = f"{len(runs)} runs on cluster={place.name}, {len(made.waiting)} waiting"
     more = "" if full else " (dry=full adds the words of every run)"
     print(f"{counts}; nothing was submitted{more}")
     if place.kind == "slurm" and shutil.which("sbatch") is None:
         print("there is no sbatch here: a launch without cluster= would train on this machine")
-    if place.kind == "slurm" and made.runs:
-        sweep = Sweep(made.root, made.grid.name)
-        print(slurm.script(sweep, place, len(made.runs), sweep.snapshots / "SNAPSHOT"))
-    _check_ready(made, place)
+    if script:
+        print(script)
 
 
 def _sweep(chosen: argparse.Namespace) -> tuple[Sweep, list[PlannedRun], CommandWords]:

@@ -50,8 +50,14 @@ class QueueJob:
 
 def call(words: Sequence[str]) -> str:
     """Return what a Slurm command (words, never a shell) printed; `SweepError` if it fails."""
+    # The words alone decide which jobs are listed: `SLURM_CLUSTERS` asks another cluster, and
+    # `SQUEUE_PARTITION` and the like hide jobs, which would then be submitted again.
+    hidden = ("SQUEUE_", "SACCT_", "SCANCEL_", "SLURM_CLUSTERS")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=60, check=True, env=environment
+        )
     except (OSError, subprocess.SubprocessError) as error:
         reason = " ".join(str(getattr(error, "stderr", None) or error).split())
         advice = "where no Slurm cluster answers use cluster=local or cluster=debug"
@@ -59,9 +65,19 @@ def call(words: Sequence[str]) -> str:
     return done.stdout
 
 
-def queue() -> dict[str, QueueJob]:
-    """Return the caller's jobs by id, array tasks one by one, those that just ended included."""
-    text = call(["squeue", "--me", "-r", "-h", "-t", "all", "-o", "%i|%T|%r|%N|%j"])
+def on_cluster(slurm_cluster: str) -> list[str]:
+    """Return the words that send a Slurm command to a cluster; none for the default one."""
+    return ["-M", slurm_cluster] if slurm_cluster else []
+
+
+def queue(slurm_cluster: str = "") -> dict[str, QueueJob]:
+    """Return the caller's jobs by id, array tasks one by one, those that just ended included.
+
+    Job ids are unique within a cluster only, so each cluster is asked by itself.
+    """
+    columns = "%i|%T|%r|%N|%j"
+    words = ["squeue", *on_cluster(slurm_cluster), "--me", "-r", "-h", "-t", "all", "-o", columns]
+    text = call(words)
     jobs = {}
     for line in text.splitlines():
         parts = line.strip().split("|", 4)
@@ -73,15 +89,16 @@ def queue() -> dict[str, QueueJob]:
     return jobs
 
 
-def history(ids: Iterable[str]) -> dict[str, QueueJob]:
-    """Return the jobs that accounting remembers, {} where the site keeps none."""
+def history(ids: Iterable[str], slurm_cluster: str = "") -> dict[str, QueueJob]:
+    """Return the jobs that a cluster's accounting remembers, {} where the site keeps none."""
     # Of a damaged file, only what is a number: the others would fail the call for all.
     bases = sorted({base for i in ids if (base := i.split("_")[0]).isdecimal()})
     if not bases:
         return {}
     columns = "JobID,State,ExitCode,NodeList"
     try:
-        text = call(["sacct", "-X", "-n", "-P", "-o", columns, "-j", ",".join(bases)])
+        words = ["sacct", *on_cluster(slurm_cluster), "-X", "-n", "-P", "-o", columns]
+        text = call([*words, "-j", ",".join(bases)])
     except SweepError:
         return {}
     jobs = {}
@@ -106,9 +123,10 @@ def tasks(name: str) -> list[str]:
     return ids
 
 
-def max_array() -> int:
-    """Return how many tasks one array may have here (MaxArraySize; Slurm's default is 1001)."""
-    found = re.search(r"(?m)^\s*MaxArraySize\s*=\s*(\d+)", call(["scontrol", "show", "config"]))
+def max_array(slurm_cluster: str = "") -> int:
+    """Return how many tasks one array may have (MaxArraySize; Slurm's default is 1001)."""
+    text = call(["scontrol", *on_cluster(slurm_cluster), "show", "config"])
+    found = re.search(r"(?m)^\s*MaxArraySize\s*=\s*(\d+)", text)
     return max(1, int(found[1])) if found else 1001
 
 
@@ -181,12 +199,22 @@ def submit(
 ) -> dict[str, str]:
     """Submit an array that starts after the job `after`; return ids by run.
 
-    `SweepError` if it was refused, another `UserError` if jobs of it are or may be in the queue.
+    The cluster that sbatch names in its answer is noted in the batch. `SweepError` if it was
+    refused, another `UserError` if jobs of it are or may be in the queue.
     """
     import submitit
 
-    executor = submitit.SlurmExecutor(
-        folder=sweep.logs, max_num_timeout=10_000, python=python(resources)
+    from sweeps.jobs.sbatch import Executor
+
+    def find_by_name(name: str) -> str | None:
+        with contextlib.suppress(SweepError):
+            for job in queue(batch.slurm_cluster).values():
+                if job.name == name:
+                    return job.id.partition("_")[0]
+        return None
+
+    executor = Executor(
+        find_by_name, folder=sweep.logs, max_num_timeout=10_000, python=python(resources)
     )
     code = sweep.snapshots / batch.code
     options = parameters(resources, batch.name, code, sweep.logs)
@@ -207,7 +235,19 @@ def submit(
         else:
             raise SweepError(f"sbatch refused: {reason}") from None
         raise UserError(why) from None
+    batch.slurm_cluster = executor.slurm_cluster or batch.slurm_cluster
     return {run.name: handle.job_id for run, handle in zip(runs, handles, strict=True)}
+
+
+# Variables that come before the script's own lines for sbatch: a job by another name would not be
+# found again, one without our PYTHONPATH would not run the snapshot, and with WAIT sbatch stays.
+_OVERRIDES_SCRIPT = {
+    f"SBATCH_{option}"
+    for option in (
+        "ARRAY_INX", "CLUSTERS", "ERROR", "EXPORT", "INPUT", "JOB_NAME", "NO_REQUEUE", "OPEN_MODE",
+        "OUTPUT", "REQUEUE", "SIGNAL", "TIMELIMIT", "WAIT",
+    )
+}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -217,7 +257,8 @@ def _environment(code: Path) -> Iterator[None]:
     for name in before:
         # A shell on a node has its own job's id, which submitit would take for the new one's.
         of_job = name.startswith(("SLURM_", "SLURMD_", "SUBMITIT_"))
-        if name not in passed or (of_job and name not in ("SLURM_CONF", "SLURM_JWT")):
+        of_job = of_job and name not in ("SLURM_CONF", "SLURM_JWT")
+        if name not in passed or of_job or name in _OVERRIDES_SCRIPT:
             del os.environ[name]
     os.environ["PYTHONPATH"] = python_path(code)
     try:

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import atomic_write, code_commit
 from experiments.training import run_folder
 from sweeps import SweepError
+from sweeps.jobs.cluster_resources import is_slurm_cluster, untrusted_keys
 from sweeps.planning.grid import is_file_name
 from sweeps.planning.overrides import fits, record
 from sweeps.planning.planned_runs import PlannedRun
@@ -46,6 +48,7 @@ class JobBatch:
     code: str
     resources: dict[str, Any] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)
+    slurm_cluster: str = ""  # of a multi-cluster Slurm, where the ids belong; "" for the default
 
 
 class Sweep:
@@ -93,9 +96,14 @@ class Sweep:
             if "runs" not in line:
                 if name in found and fits(ids, dict[str, str]):
                     found[name].ids.update(ids)
+                    cluster = line.get("slurm_cluster")
+                    if isinstance(cluster, str) and is_slurm_cluster(cluster):
+                        found[name].slurm_cluster = cluster
             elif is_file_name(name) and _is_time(line.get("time")):  # a pool's folder is called so
                 with contextlib.suppress(SweepError):
-                    found[name] = record(JobBatch, {**line, "name": name})
+                    batch = record(JobBatch, {**line, "name": name})
+                    if is_slurm_cluster(batch.slurm_cluster or "default"):
+                        found[name] = batch
         return list(found.values())
 
     def latest_batches(self) -> dict[str, JobBatch]:
@@ -103,13 +111,24 @@ class Sweep:
         return {run: batch for batch in self.batches() for run in batch.runs}
 
     def intend(self, batch: JobBatch) -> None:
-        """Note a submission before it is made, so that the queue tells of one that is cut off."""
+        """Note a submission before it is made, so that the queue tells of one that is cut off.
+
+        Lines of `setup` may hold secrets: with them the file is readable by its owner alone.
+        """
+        if untrusted_keys(batch.resources):
+            path = self.path / "batches.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            path.chmod(0o600)
         values = {k: v for k, v in batch.__dict__.items() if k not in ("name", "ids")}
         append_jsonl(self.path / "batches.jsonl", [{"batch": batch.name, **values}])
 
-    def submitted(self, batch: str, ids: Mapping[str, str], note: str = "") -> None:
-        """Note the ids that runs of a submission got."""
+    def submitted(
+        self, batch: str, ids: Mapping[str, str], note: str = "", slurm_cluster: str = ""
+    ) -> None:
+        """Note the ids that runs of a submission got, and on which cluster if sbatch said it."""
         line = {"batch": batch, "ids": dict(ids), "note": note}
+        line |= {"slurm_cluster": slurm_cluster} if slurm_cluster else {}
         append_jsonl(self.path / "batches.jsonl", [line])
 
     def is_done(self, run: PlannedRun) -> bool:
@@ -150,29 +169,77 @@ def _is_time(value: object) -> TypeGuard[float]:
 def snapshot(where: Path, root: Path = ROOT, own: Path | None = None) -> Path:
     """Copy the packages in `root` to `where/<hash>` unless they are there; return that folder.
 
-    A grid in Python, `own`, is kept beside them. The caller holds the lock of all sweeps.
+    A copy that is there is trusted for its content alone: the folder may come from anywhere, and
+    jobs import from it. One that differs is replaced, with a warning. A grid in Python, `own`, is
+    kept beside the packages. The caller holds the lock of all sweeps.
+
+    Raises:
+        SweepError: A copy that differs cannot be replaced.
     """
     building = where / ".building"
-    _make_writable(building)
-    shutil.rmtree(building, ignore_errors=True)  # of a copy that was cut off
+    _remove(building)  # of a copy that was cut off
+    building.mkdir(parents=True)
     for package in PACKAGES:
         shutil.copytree(root / package, building / package, ignore=_IGNORED)
     if own is not None:
         shutil.copy(own, building)
     _make_writable(building)
-    digest = hashlib.sha256()
-    for path in sorted(path for path in building.rglob("*") if path.is_file()):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(building)}\0{len(content)}\0".encode() + content)
-    target = where / digest.hexdigest()[:12]
-    if (target / "snapshot.json").is_file():
-        shutil.rmtree(building)
-        return target
+    digest = _content_hash(building)
+    if digest is None:  # `copytree` copies what links lead to
+        raise SweepError(f"{root} has a file that cannot be copied, such as a pipe; remove it")
+    target = where / digest[:12]
+    # A link leads to files that are not ours to look through, let alone to remove.
+    if target.is_dir() and not target.is_symlink():
+        # Compiled by a job, or planted: Python prefers it to the source that is hashed.
+        for cache in [*target.rglob("__pycache__")]:
+            _remove(cache)
+        if (target / "snapshot.json").is_file() and _content_hash(target) == digest:
+            _remove(building)
+            return target
+    if target.is_symlink() or (target / "snapshot.json").is_file():
+        text = f"{target} was changed after it was copied; it is copied again"
+        warnings.warn(text, SnapshotWarning, stacklevel=2)
+    _remove(target)  # or a part of one
     facts = {"commit": code_commit(root), "hash": target.name, "time": time.time()}
     atomic_write(building / "snapshot.json", json.dumps(facts, indent=1))
-    shutil.rmtree(target, ignore_errors=True)  # a part of one
     building.rename(target)
     return target
+
+
+class SnapshotWarning(UserWarning):
+    """A copy of the code that somebody changed."""
+
+
+def _content_hash(folder: Path) -> str | None:
+    """Return the hash of a copy's files without `snapshot.json`; None if it has links or devices.
+
+    Jobs that run now write `__pycache__` again after its removal: it does not count.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if "__pycache__" in path.relative_to(folder).parts:
+            continue
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            return None
+        if path.is_file() and path != folder / "snapshot.json":
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder with its content, a file, or a link alone; `SweepError` if it stays."""
+    try:
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        elif path.exists():
+            _make_writable(path)
+            shutil.rmtree(path)
+    except OSError as error:
+        raise SweepError(
+            f"{path} is no copy of this code and cannot be removed ({error.strerror}); remove it, "
+            "or type another paths.runs=FOLDER"
+        ) from None
 
 
 def _make_writable(folder: Path) -> None:

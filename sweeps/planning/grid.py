@@ -228,7 +228,9 @@ def _python(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return raw, commands
 
 
-def named_yaml(kind: str, name: str, folder: Path, keys: str) -> tuple[Path, dict[Any, Any]]:
+def named_yaml(
+    kind: str, name: str, folder: Path, keys: str, numbers_as_text: bool = False
+) -> tuple[Path, dict[Any, Any]]:
     """Return the path and the values of a YAML file: by its path, or by its name.
 
     A name is that of a file in `folder`, which come with the project, or in the current one. `kind`
@@ -245,7 +247,7 @@ def named_yaml(kind: str, name: str, folder: Path, keys: str) -> tuple[Path, dic
         what = f"a .yaml file or one of {', '.join(known)}{suggest(name, known)}"
         raise SweepError(f"no {kind} {name!r}; expected {what}")
     try:
-        raw = yaml_of(path.read_text(encoding="utf-8"))
+        raw = yaml_of(path.read_text(encoding="utf-8"), numbers_as_text=numbers_as_text)
     except ValueError as error:  # not UTF-8, or not YAML
         raise SweepError(f"{kind} {path} is not YAML: {error}") from None
     if not isinstance(raw, dict):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,11 +85,13 @@ class Plan:
 
 def plan(
     grid: Grid, scale: str = "tiny", user: Mapping[str, Sequence[Typed]] | None = None,
-    compare_at: str = "steps",
+    compare_at: str = "steps", check: Callable[[Config], None] | None = None,
 ) -> Plan:  # fmt: skip
     """Compose and check every cell of a grid at a scale, with a user's overrides by key.
 
     `compare_at` says of what each cell gets as much as its dense run: steps, flops or hours.
+    `check` is called with each configuration, before the next is composed: a large grid takes
+    minutes, and what its first cell lacks is said at once.
 
     Raises:
         SweepError: A cell cannot be composed, or two cells are the same run at this scale.
@@ -108,6 +110,8 @@ def plan(
         run = _train(made, cell, parent, compare_at) if train else _command(made, cell, parent)
         if run is None:
             continue
+        if check is not None and run.name in made.configs:
+            check(made.configs[run.name])
         if (first := seen.setdefault(run.name, cell)) is not cell:
             config = made.configs.get(run.name)
             about = f", route {config.resolved_route} at depth {config.depth}" if config else ""

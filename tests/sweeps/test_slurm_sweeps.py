@@ -291,7 +291,7 @@ def test_cancel_stops_what_is_live_and_launch_submits_it_again(shop):
 
 
 def test_more_runs_than_an_array_may_have_run_in_sequence(shop, monkeypatch):
-    monkeypatch.setattr(slurm, "max_array", lambda: 2)
+    monkeypatch.setattr(slurm, "max_array", lambda *_: 2)
     shop.stub({"sleep": 0.02})
     shop("launch", "seed=0,1,2")
     jobs = [shop.rows()[seed].job for seed in range(3)]

@@ -2,8 +2,8 @@
 
 import argparse
 import dataclasses
-import datetime
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,7 +107,7 @@ def test_dry_true_is_dry_run_and_full_adds_the_words(tmp_path, capsys, monkeypat
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] and "3 runs on cluster=slurm" in said[0]
     assert said[2].count("experiments.run:main") == 3 and "experiments.run:main" not in said[0]
-    # The plan of data that are not there can be looked at; the refusal of a launch follows.
+    # The plan of data that are not there can be looked at; the refusal of a launch comes first.
     assert sweeps_command.main([*words, "dry=true", "scale=paper"]) == 2
     out, err = capsys.readouterr()
     assert "together:" in out and "data.path=FOLDER" in err and err.count("\n") == 1
@@ -279,22 +279,25 @@ def test_a_time_needs_no_quotes(text, tmp_path):
     [
         ({"kind": "pbs"}, "kind='pbs'; expected slurm, local or debug"),
         ({"gpu": 1}, "unknown key 'gpu'.*did you mean gpus"),
-        ({"nodes": 0}, "nodes=0; expected a whole number from 1 to"),
+        ({"nodes": 0}, "nodes='0'; expected a whole number from 1 to"),
         ({"nodes": True}, "nodes=True"),
         ({"cpus": "many"}, "cpus='many'"),
-        ({"memory_gb": -1}, "memory_gb=-1; expected a number above 0"),
+        ({"memory_gb": -1}, "memory_gb='-1'; expected a number above 0"),
         ({"memory_gb": True}, "memory_gb=True; expected a number above 0"),
         ({"time": "soon"}, "time='soon'; expected minutes"),
         ({"time": "1:00", "signal_s": 120}, "signal_s=120 is not shorter than time=1:00"),
         ({"partition": "a; rm -rf /"}, "no characters but those of sbatch options"),
         ({"extra": {"wrap": "$(x)"}}, "expected sbatch options"),
         ({"extra": {"Bad Key": 1}}, "expected sbatch options"),
-        ({"extra": {"begin": datetime.date(2026, 12, 1)}}, "expected sbatch options.*a date needs quotes"),
+        ({"extra": {"clusters": "a,b"}}, "clusters: a,b}; expected the name of one cluster"),
+        ({"extra": {"clusters": "all"}}, "clusters: all}; expected the name of one cluster"),
+        ({"extra": {"cluster": "a"}}, "short for clusters; .*by their full names"),
+        ({"extra": {"job-n": "a"}}, "short for job-name"),
         ({"extra": {"exclude": [1, 2]}}, "expected sbatch options"),
         ({"extra": {"ntasks": 2}}, "extra=.*ntasks.*options that the sweep does not set"),
         ({"extra": {"chdir": "/"}}, "extra=.*chdir.*options that the sweep does not set"),
         ({"gpus": "a100"}, "gpus='a100'; expected a whole number or TYPE:NUMBER, such as a100:2"),
-        ({"gpus": -1}, "gpus=-1"),
+        ({"gpus": -1}, "gpus='-1'"),
         ({"gpus": True}, "gpus=True"),
         ({"setup": "module load cuda"}, r"setup=.*expected a list of lines such as \[module load"),
         ({"setup": [{"export A": "b"}]}, "quote one with ': ' in it"),
@@ -320,6 +323,46 @@ def test_resources_have_sections_and_overrides():
         cluster_resources.load("slrum")
 
 
+@pytest.mark.parametrize("text", ["0123", "012389", "1_000", "010", "0x10", "1e5", "12:30", "no", "on", "7"])
+def test_texts_for_sbatch_are_what_the_file_says(text, tmp_path):
+    """YAML 1.1 reads 0123 as 83, 1_000 as 1000 and no as false."""
+    path = tmp_path / "r.yaml"
+    keys = ("account", "qos", "partition")
+    lines = [*(f"{key}: {text}" for key in keys), f"extra: {{comment: {text}, begin: 2026-12-01}}"]
+    path.write_text("\n".join(["kind: slurm", *lines, f"scales: {{small: {{qos: {text}}}}}\n"]))
+    for scale in ("tiny", "small"):
+        place = cluster_resources.load(str(path), scale)
+        assert {getattr(place, key) for key in keys} == {text}
+        assert place.extra == {"comment": text, "begin": "2026-12-01"}
+    typed = cluster_resources.load(str(path), "tiny", {"extra": f"{{nice: {text}}}", "account": text})
+    assert (typed.extra, typed.account) == ({"nice": text}, text)
+    flags, _, _ = script(typed)
+    assert f"--nice={text}" in flags and f"--account={text}" in flags
+
+
+@pytest.mark.parametrize("text", ["010", "1_0", "0x10", "0b11", "1e1", "1.0", "+5"])
+@pytest.mark.parametrize("key", ["nodes", "cpus", "throttle", "signal_s", "gpus"])
+def test_a_number_that_yaml_would_read_as_another_is_refused(text, key, tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text(f"kind: slurm\n{key}: {text}\n")
+    said = f"{key}='{re.escape(text)}'; expected a whole number"
+    with pytest.raises(SweepError, match=said):
+        cluster_resources.load(str(path))
+    with pytest.raises(SweepError, match=said):
+        cluster_resources.load("slurm", "tiny", {key: text})
+    path.write_text("kind: slurm\nmemory_gb: 1_0\n")
+    with pytest.raises(SweepError, match="memory_gb='1_0'; expected a number above 0"):
+        cluster_resources.load(str(path))
+
+
+def test_numbers_are_read_by_the_keys_that_want_them(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("kind: slurm\nnodes: 2\ngpus: 4\nmemory_gb: 1.5\ntflops: 1e2\ntime: 010\n")
+    place = cluster_resources.load(str(path))
+    assert (place.nodes, place.gpus, place.memory_gb, place.tflops) == (2, 4, 1.5, 100.0)
+    assert cluster_resources.minutes(place.time) == 10
+
+
 def test_numbers_are_as_good_as_texts_for_sbatch(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text("kind: slurm\naccount: 12345\npartition: 7\n")
@@ -335,6 +378,12 @@ def test_a_retry_takes_nothing_that_runs_code_from_a_folder_of_runs():
     for key, value in (("setup", ["rm x"]), ("srun", ["--x"]), ("python", "p")):
         with pytest.raises(SweepError, match=f"cluster.{key}.*type cluster= again"):
             cluster_resources.again({**noted, key: value}, {})
+    # Of sbatch's options, those that ask for resources; `export` may preload a library.
+    kept = {"gres": "gpu:2", "mail-type": "END", "exclusive": True, "clusters": "gpu2"}
+    assert cluster_resources.again({**noted, "extra": kept}, {}).extra == kept
+    for option in ("export", "export-file", "get-user-env", "container", "task-prolog", "bbf", "uid", "mail-user"):
+        with pytest.raises(SweepError, match=f"cluster.extra={{{option}: .*type cluster= again"):
+            cluster_resources.again({**noted, "extra": {**kept, option: "x"}}, {})
     with pytest.raises(SweepError, match="kind is missing; expected slurm"):
         cluster_resources.again({}, {})  # of a damaged record
 

@@ -436,8 +436,8 @@ def test_a_submission_without_an_answer_stays_noted(shop, monkeypatch):
         raise UserError("sbatch had no answer")
 
     monkeypatch.setattr(slurm, "submit", unsure)
-    monkeypatch.setattr(slurm, "queue", dict)
-    monkeypatch.setattr(slurm, "max_array", lambda: 1001)
+    monkeypatch.setattr(slurm, "queue", lambda *_: {})
+    monkeypatch.setattr(slurm, "max_array", lambda *_: 1001)
     shop("launch", "cluster=slurm", code=2)
     assert len(shop.sweep.batches()) == 1 and shop.rows()[0].why == "its submission was cut off"
 
@@ -604,9 +604,9 @@ def test_the_runs_of_an_array_that_was_refused_or_lost_are_told_from_those_befor
     monkeypatch.setattr(submitit.SlurmExecutor, "_submit_command", sbatch)
     monkeypatch.setattr(submitit.core.utils.JobPaths, "move_temporary_file", lambda *_, **__: None)
     monkeypatch.setattr(submitit.SlurmExecutor, "affinity", classmethod(lambda _: 2))
-    monkeypatch.setattr(slurm, "max_array", lambda: 2)
-    monkeypatch.setattr(slurm, "queue", lambda: queued)
-    monkeypatch.setattr(slurm, "history", lambda _: {})
+    monkeypatch.setattr(slurm, "max_array", lambda *_: 2)
+    monkeypatch.setattr(slurm, "queue", lambda *_: queued)
+    monkeypatch.setattr(slurm, "history", lambda *_: {})
     assert re.search(said, shop("launch", "cluster=slurm", "seed=0,1,2", code=2))
     first, last = shop.sweep.batches()
     assert [*first.ids.values()] == ["18_0", "18_1"] and not last.ids
@@ -785,10 +785,10 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     # The same id in a cluster that was set up anew belongs to somebody else.
     queue["18_0"] = slurm.QueueJob("18_0", "RUNNING", "", "n9", "other")
     asked = []
-    monkeypatch.setattr(slurm, "queue", lambda: asked.append("squeue") or queue)
+    monkeypatch.setattr(slurm, "queue", lambda *_: asked.append("squeue") or queue)
     known = {"18_4": slurm.QueueJob("18_4", "OUT_OF_MEMORY", "", "n2", "", "0:125")}
     known["18_6"] = slurm.QueueJob("18_6", "CANCELLED", "", "", "", "0:0")
-    monkeypatch.setattr(slurm, "history", lambda ids: asked.append(sorted(ids)) or known)
+    monkeypatch.setattr(slurm, "history", lambda ids, *_: asked.append(sorted(ids)) or known)
     (sweep.logs).mkdir()
     (sweep.logs / "18_4_0_log.err").write_text(
         "Traceback\nMemoryError: all of it\nslurmstepd: error: killed\n\n"
@@ -824,7 +824,7 @@ def test_a_retry_that_has_not_begun_is_starting_whatever_the_killed_run_said(tmp
     queue["19"] = slurm.QueueJob("19", "RUNNING", "None", "n1", "many.c")
     sweep.attempts(run.name).unlink()
     append_jsonl(sweep.attempts(run.name), [{"event": "start", "time": 1e9, "batch": "many.b"}])
-    monkeypatch.setattr(slurm, "queue", lambda: queue)
+    monkeypatch.setattr(slurm, "queue", lambda *_: queue)
     (row,), _ = run_status.statuses(sweep, [run])
     assert (row.state, row.step, row.elapsed, row.beat) == ("starting", 3, 0, None)
     sweep.note(run.name, "start", batch="many.c")
@@ -835,9 +835,9 @@ def test_a_retry_that_has_not_begun_is_starting_whatever_the_killed_run_said(tmp
 def test_a_job_that_ends_before_its_start_says_why_not_an_older_word(tmp_path, monkeypatch):
     sweep, run = Sweep(tmp_path, "g"), make_run(tmp_path)
     sweep.add("G", [run])
-    monkeypatch.setattr(slurm, "queue", dict)
+    monkeypatch.setattr(slurm, "queue", lambda *_: {})
     ended = slurm.QueueJob("19", "FAILED", exit="1:0")
-    monkeypatch.setattr(slurm, "history", lambda _: {"19": ended})
+    monkeypatch.setattr(slurm, "history", lambda *_: {"19": ended})
 
     def say():
         (row,), _ = run_status.statuses(sweep)
@@ -870,7 +870,7 @@ def test_logs_are_read_from_where_they_were_read_to(tmp_path, monkeypatch):
 def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypatch):
     sweep, _ = fake_sweep(tmp_path, 7, monkeypatch)
 
-    def silent():
+    def silent(*_):
         raise SweepError("squeue gave no answer in 60 s")
 
     monkeypatch.setattr(slurm, "queue", silent)
@@ -908,7 +908,7 @@ def test_what_ended_a_job_is_said_in_words(state, code, remarks, said):
 def test_a_held_job_says_how_it_is_released_and_has_no_estimate(tmp_path, monkeypatch):
     sweep, queue = fake_sweep(tmp_path, 3, monkeypatch)
     queue["18_2"] = slurm.QueueJob("18_2", "PENDING", "JobHeldUser", "", "many.b")
-    monkeypatch.setattr(slurm, "queue", lambda: queue)
+    monkeypatch.setattr(slurm, "queue", lambda *_: queue)
     rows, _ = run_status.statuses(sweep)
     held = next(row for row in rows if row.job == "18_2")
     assert held.why == "held (JobHeldUser): scontrol release 18_2" and held.eta is None
@@ -944,7 +944,7 @@ def timed_sweep(root, monkeypatch, done, running, pending, throttle, reason="Job
         f"7_{i}": slurm.QueueJob(f"7_{i}", states[r.name], reason or "", "", "timed.b")
         for i, r in enumerate(runs)
     }
-    monkeypatch.setattr(slurm, "queue", lambda: queue)
+    monkeypatch.setattr(slurm, "queue", lambda *_: queue)
     monkeypatch.setattr(pool, "states", lambda *_: states)
     return sweep
 
@@ -998,8 +998,8 @@ def test_rows_bear_what_axes_or_launches_varied(tmp_path):
 
 def test_two_thousand_runs_are_one_table(tmp_path, monkeypatch):
     sweep, queue = fake_sweep(tmp_path, 2000, monkeypatch)
-    monkeypatch.setattr(slurm, "queue", lambda: queue)
-    monkeypatch.setattr(slurm, "history", lambda ids: {})
+    monkeypatch.setattr(slurm, "queue", lambda *_: queue)
+    monkeypatch.setattr(slurm, "history", lambda *_: {})
     rows, _ = run_status.statuses(sweep)
     assert len(rows) == 2000 and len(status_table.plain(rows)) == 2000
     text = draw(status_table.table("many", rows, 100, room=40), 100)
@@ -1020,8 +1020,8 @@ def draw(table, width):
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
     sweep, queue = fake_sweep(tmp_path, 14, monkeypatch)
-    monkeypatch.setattr(slurm, "queue", lambda: queue)
-    monkeypatch.setattr(slurm, "history", lambda ids: {})
+    monkeypatch.setattr(slurm, "queue", lambda *_: queue)
+    monkeypatch.setattr(slurm, "history", lambda *_: {})
     text = draw(status_table.table("many", run_status.statuses(sweep)[0], width), width)
     lines = [line.rstrip() for line in text.splitlines()]
     assert max(map(len, lines)) <= width

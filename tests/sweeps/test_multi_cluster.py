@@ -1,0 +1,142 @@
+"""Slurm with several clusters, wrappers of sbatch, and variables that change what both do."""
+
+import os
+
+import pytest
+from slurm_lab import STUB, Launcher, use_stubs
+
+
+@pytest.fixture(autouse=True)
+def stubs(monkeypatch):
+    monkeypatch.syspath_prepend(str(STUB))
+    use_stubs(monkeypatch)
+
+
+@pytest.fixture
+def shop(tmp_path, capsys):
+    return Launcher(tmp_path, capsys)
+
+
+# Jobs are seen on the cluster that they were sent to, by sbatch's own line or by its environment.
+FAKE_SLURM = {
+    "sbatch": """\
+for file in "$@"; do [ -f "$file" ] && cp -p "$file" "$FAKE/script"; done
+stat -c %a "$FAKE/script" > "$FAKE/mode"
+name=$(sed -n "s/^#SBATCH --job-name=//p" "$FAKE/script" | tr -d \\')
+cluster=$(sed -n "s/^#SBATCH --clusters=//p" "$FAKE/script")
+echo "${SBATCH_JOB_NAME:-$name}" > "$FAKE/name"
+echo "${SBATCH_CLUSTERS:-${SLURM_CLUSTERS:-$cluster}}" > "$FAKE/sent"
+echo 1 >> "$FAKE/submissions"
+printf "$ANSWER\\n"
+""",
+    "squeue": """\
+cluster=$SLURM_CLUSTERS; [ "$1" = -M ] && cluster=$2
+[ "$1" = -M ] && echo "CLUSTER: $2"
+[ -n "$SQUEUE_PARTITION" ] && exit 0
+[ -f "$FAKE/sent" ] && [ "$(cat "$FAKE/sent")" = "$cluster" ] || exit 0
+for task in 0 1; do echo "101_$task|PENDING|Priority|(null)|$(cat "$FAKE/name")"; done
+""",
+    "sacct": "exit 1\n",
+    "scancel": 'echo "$@" > "$FAKE/scancel"\n',
+    "scontrol": 'echo "$@" > "$FAKE/scontrol"; echo "MaxArraySize = 1001"\n',
+    "srun": "exit 0\n",
+}
+
+
+@pytest.fixture
+def fake_slurm(tmp_path, monkeypatch):
+    """A Slurm of several clusters, in files; returns the folder that notes what it was told."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name, lines in FAKE_SLURM.items():
+        (folder / name).write_text(f"#!/bin/bash\n{lines}")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE", str(folder))
+    monkeypatch.setenv("ANSWER", "101")
+    for name in ("SLURM_CLUSTERS", "SBATCH_CLUSTERS"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def submitted_once(shop, folder, *words):
+    """Launch, and look whether status, a second launch, retry and cancel find the jobs."""
+    assert "submitted 2 runs as job 101" in shop("launch", *words)
+    assert [row.job for row in shop.rows().values()] == ["101_0", "101_1"]
+    assert set(shop.states().values()) == {"pending"}
+    assert "2 of 2 in the queue or running" in shop("launch", *words)
+    assert "nothing has failed or stopped" in shop("retry")
+    assert "cancelled 2 of 2" in shop("cancel")
+    assert (folder / "submissions").read_text() == "1\n"
+    return (folder / "scancel").read_text().split(), (folder / "scontrol").read_text().split()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["101", "101;gpu2", "Submitted batch job 101 on cluster gpu2",
+     "your account 4711 has 12 hours left\\nSubmitted batch job 101\\nquota: job 7 of 9"],
+)  # fmt: skip
+@pytest.mark.parametrize("by", ["SLURM_CLUSTERS", "SBATCH_CLUSTERS", "extra"])
+def test_the_cluster_of_the_jobs_is_asked_for_them(by, answer, shop, fake_slurm, monkeypatch):
+    monkeypatch.setenv("ANSWER", answer)
+    words = ["cluster=slurm"]
+    if by == "extra":
+        words.append("cluster.extra={clusters: gpu2}")
+    else:
+        monkeypatch.setenv(by, "gpu2")
+    cancelled, asked = submitted_once(shop, fake_slurm, *words)
+    assert cancelled == ["-M", "gpu2", "101_0", "101_1"] and asked[:2] == ["-M", "gpu2"]
+    # Another shell, without the variable.
+    monkeypatch.delenv(by, raising=False)
+    assert (
+        set(shop.states().values()) == {"pending"}
+        and shop.sweep.batches()[0].slurm_cluster == "gpu2"
+    )
+
+
+def test_a_cluster_that_sbatch_chose_itself_is_remembered(shop, fake_slurm, monkeypatch):
+    monkeypatch.setenv("ANSWER", "101;gpu3")
+    shop("launch", "cluster=slurm")
+    (fake_slurm / "sent").write_text("gpu3\n")
+    assert set(shop.states().values()) == {"pending"}
+
+
+def test_variables_that_hide_or_rename_jobs_change_nothing(shop, fake_slurm, monkeypatch):
+    for name, value in (
+        ("SQUEUE_PARTITION", "cpu"),
+        ("SBATCH_JOB_NAME", "mine"),
+        ("SBATCH_EXPORT", "NONE"),
+    ):
+        monkeypatch.setenv(name, value)
+    cancelled, _ = submitted_once(shop, fake_slurm, "cluster=slurm")
+    assert cancelled == ["101_0", "101_1"] and (fake_slurm / "mode").read_text() == "600\n"
+
+
+@pytest.mark.parametrize("value", ["gpu1,gpu2", "all", "a b", "-x"])
+def test_several_clusters_are_refused_before_anything_is_submitted(
+    value, shop, fake_slurm, monkeypatch
+):
+    monkeypatch.setenv("SLURM_CLUSTERS", value)
+    for words in (["cluster=slurm"], ["cluster=slurm", "--dry-run"]):
+        text = shop("launch", *words, code=2)
+        assert f"SLURM_CLUSTERS={value}; expected the name of one cluster" in text
+    assert not (fake_slurm / "submissions").exists() and not shop.sweep.path.exists()
+
+
+def test_after_an_answer_without_a_job_id_the_jobs_are_found_by_their_name(
+    shop, fake_slurm, monkeypatch
+):
+    monkeypatch.setenv("ANSWER", "thank you for 3 jobs")
+    cancelled, _ = submitted_once(shop, fake_slurm, "cluster=slurm")
+    assert cancelled == ["101_0", "101_1"]
+
+
+def test_an_answer_without_a_job_id_is_one_sentence_and_stays_noted(shop, fake_slurm, monkeypatch):
+    monkeypatch.setenv("ANSWER", "thank you for 3 jobs")
+    (fake_slurm / "squeue").write_text("#!/bin/bash\nexit 0\n")
+    text = shop("launch", "cluster=slurm", code=2)
+    assert "error: sbatch printed 'thank you for 3 jobs', expected a job id" in text
+    assert "Traceback" not in text and len(shop.sweep.batches()) == 1
+    (fake_slurm / "squeue").write_text("#!/bin/bash\n" + FAKE_SLURM["squeue"])
+    assert "2 of 2 in the queue or running" in shop("launch", "cluster=slurm")
+    assert [*shop.sweep.batches()[0].ids.values()] == ["101_0", "101_1"]
