@@ -33,12 +33,12 @@ from analysis.tables import guidance_table
 from analysis.tables.render import write
 from analysis.tables.table import markdown
 from experiments.config.parent import split
+from experiments.config.routes import routed_pass
 from experiments.config.schema import Config
-from experiments.metrics.images import split_indices
-from experiments.metrics.scoring import HeldOut, no_split
+from experiments.evaluation.images import split_indices
+from experiments.evaluation.scoring import HeldOut, no_split
 from experiments.runtime.files import atomic_write
 from experiments.training.checkpoint import listed
-from experiments.training.routes import routed_pass
 from routing.errors import UserError
 
 REPLICATES = 1000  # of the bootstrap

@@ -35,11 +35,11 @@ import torch
 from torch import Tensor
 
 from analysis.runs.run_records import AnalysisError, beside, one_by_one, with_weights
-from experiments.metrics.scoring import HeldOut
+from experiments.config.routes import first_route
+from experiments.evaluation.scoring import HeldOut
 from experiments.runtime.files import atomic_write
-from experiments.training.routes import first_route
+from experiments.runtime.parsing import json_of
 from routing import Draws, Routing, Selection
-from routing.parsing import json_of
 from routing.route import Route
 
 # Noise levels sigma / alpha in units of the data's standard deviation: from almost clean to almost

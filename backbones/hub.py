@@ -20,8 +20,8 @@ from torch import Tensor
 
 from backbones.cost import cost
 from backbones.sizes import BackboneError
+from experiments.runtime.parsing import json_of
 from routing.errors import one_of
-from routing.parsing import json_of
 
 FORMAT = "tread-suite/1"
 FILE = "model.safetensors"

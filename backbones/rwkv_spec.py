@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from backbones.registry import BlockCost, Spec, check_choice, check_kernel, register
 from backbones.sizes import BackboneError, Size
-from routing.parsing import is_number
+from experiments.runtime.parsing import is_number
 
 MISSING = ("self", "zero", "nearest")
 

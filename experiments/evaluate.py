@@ -11,7 +11,7 @@ if __name__ == "__main__":
 
 import argparse
 
-from experiments.metrics.eval_options import FEATURES, METRICS
+from experiments.options.evaluation import FEATURES, METRICS
 from experiments.runtime.command import home_path as _path
 from experiments.runtime.command import run_command
 from routing.errors import Parser
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
         for word in [w for w in words or () if "=" in w and "." in w.partition("=")[0]]:
             words.remove(word)
             arguments.changes.append(word)
-    from experiments.metrics.evaluate_command import evaluate
+    from experiments.evaluation.evaluate_command import evaluate
 
     return evaluate(arguments)
 

@@ -13,13 +13,13 @@ import os
 import sys
 import traceback
 
-from experiments.config import help_text
+from experiments.config import help as help_text
 from experiments.config.compose import load, readable, register_resolvers
 from experiments.config.schema import CONF, Config
+from experiments.runtime import run_folder
 from experiments.runtime.command import EXIT_CODES, Interrupted, print_error, sentence
-from experiments.training import run_folder
+from experiments.runtime.parsing import check_word
 from routing.errors import UserError
-from routing.parsing import check_word
 
 _MOST = 10_000  # runs one after another; each is composed and checked before the first
 

@@ -15,7 +15,7 @@ from experiments.runtime.command import run_command
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     # Hydra's completion in a shell asks the files that hold these words: @hydra.main
-    from experiments.config import help_text
+    from experiments.config import help as help_text
 
     argv = ["dry=true" if word == "--dry-run" else word for word in argv]
     if any(flag in argv for flag in ("-h", "--help", "help")):

@@ -10,7 +10,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.diffusion.diffusion_options import OPTIONS
+from experiments.options.diffusion import OPTIONS
 from experiments.runtime.command import run_command
 from routing.errors import Parser
 
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     args = parser().parse_intermixed_args(argv)
-    from experiments.sampling.sample_command import sample
+    from experiments.evaluation.sample_command import sample
 
     return sample(args)
 

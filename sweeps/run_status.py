@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from experiments.training import run_folder
-from routing.parsing import is_number
+from experiments.runtime import run_folder
+from experiments.runtime.parsing import is_number
 from sweeps import SweepError
 from sweeps.jobs import pool, slurm
 from sweeps.jobs.job import KILLED, host

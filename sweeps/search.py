@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.metrics.eval_options import METRICS
+from experiments.options.evaluation import METRICS
 from experiments.runtime.console import is_score, read_jsonl
 from experiments.runtime.files import locked
+from experiments.runtime.parsing import whole
 from routing.errors import UserError, one_of
-from routing.parsing import whole
 from sweeps import SweepError
 from sweeps.jobs.cluster_resources import Resources
 from sweeps.jobs.sweep_folder import Sweep

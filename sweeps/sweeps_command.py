@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config import Config
-from experiments.config.help_text import check_ready
+from experiments.config.help import check_ready
 from experiments.config.schema import GROUPS
 from experiments.runtime.command import print_error, run_command, sentence
 from experiments.runtime.memory import visible_gpus

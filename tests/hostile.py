@@ -220,7 +220,7 @@ def read_foreign_safetensors(folder):
 
 @reader("weights of feature networks", make_foreign_weights, "weights.*")
 def read_feature_weights(folder):
-    from experiments.metrics import features as weights
+    from experiments.evaluation import features as weights
 
     for suffix in ("pt", "safetensors"):
         weights.load_state(folder / f"weights.{suffix}", "weights", "eval.weights")
@@ -303,14 +303,14 @@ def make_reference(folder):
 
 @reader("reference", make_reference, "reference.npz")
 def read_reference(folder):
-    from experiments.metrics.collect import load_reference
+    from experiments.evaluation.collect import load_reference
 
     load_reference(folder / "reference.npz", Features(), rows=True)
 
 
 @reader("batch of images", make_reference, "batch.npz")
 def read_images(folder):
-    from experiments.metrics.images import Images
+    from experiments.evaluation.images import Images
 
     images = Images(folder / "batch.npz")
     images.labels()
@@ -327,7 +327,7 @@ def make_pictures(folder):
 
 @reader("folder of pictures", make_pictures, "*.png")
 def read_pictures(folder):
-    from experiments.metrics.images import Images
+    from experiments.evaluation.images import Images
 
     images = Images(folder)
     for _ in images.batches(range(images.n)):
@@ -343,7 +343,7 @@ def make_samples(folder):
 
 @reader("shards of samples", make_samples, "manifest.json", "shard-*")
 def read_samples(folder):
-    from experiments.sampling import read_shards
+    from experiments.evaluation import read_shards
 
     for _ in read_shards(folder):
         pass
@@ -404,7 +404,7 @@ def _digits(split):
 
 
 def make_classifier(folder):
-    from experiments.metrics import small_networks
+    from experiments.evaluation import small_networks
 
     recipe = small_networks.Recipe(width=2, dim=2, epochs=1)
     build = functools.partial(small_networks.SmallClassifier, 8, 2, recipe)

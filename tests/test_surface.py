@@ -21,9 +21,9 @@ PACKAGES = (
     "routing",
     "backbones",
     "experiments.diffusion",
-    "experiments.sampling",
+    "experiments.evaluation",
     "experiments.data",
-    "experiments.metrics",
+    "experiments.evaluation",
     "analysis",
 )
 

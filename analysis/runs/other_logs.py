@@ -16,8 +16,8 @@ import pandas as pd
 
 from analysis.runs.run_files import Damaged, leaves, read_json, read_lines, read_yaml, shown
 from experiments.config.schema import Config
-from experiments.metrics.eval_options import METRICS
-from routing.parsing import bytes_of, is_number, json_of
+from experiments.options.evaluation import METRICS
+from experiments.runtime.parsing import bytes_of, is_number, json_of
 
 _EVENTS, _CHART = "events.out.tfevents.", "wandb_export_"
 _TABLE = re.compile(rf"history\.(csv|jsonl?)|{_CHART}.*\.csv")

@@ -39,8 +39,8 @@ from analysis.runs import other_logs, run_files
 from analysis.runs.other_logs import is_other, records
 from analysis.runs.run_files import Damaged, is_score, shown
 from backbones.sizes import BackboneError, parse_size
+from experiments.runtime.parsing import is_number, json_of
 from routing.errors import UserError, suggest
-from routing.parsing import is_number, json_of
 from routing.route import RouteError, RouteSchedule, ScheduleError
 
 T = TypeVar("T")

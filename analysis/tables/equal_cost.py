@@ -19,7 +19,7 @@ from analysis.runs.seed_statistics import mean_std, paired, ratio
 from analysis.tables import paper
 from analysis.tables import table as tables
 from analysis.tables.table import Column, Entry, Table, Value, build, ours
-from routing.parsing import json_of
+from experiments.runtime.parsing import json_of
 
 COSTS = ("step", "macs", "hours")
 

@@ -19,7 +19,7 @@ from analysis.tables import paper
 from analysis.tables import table as tables
 from analysis.tables.main_table import score_set
 from analysis.tables.table import Column, Entry, Table, Value, build, ours
-from routing.parsing import is_number
+from experiments.runtime.parsing import is_number
 
 # Kinds of scores that guidance moves.
 _RESPOND = ("fd", "precision", "recall", "accuracy", "adherence")

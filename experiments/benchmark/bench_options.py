@@ -13,9 +13,9 @@ from typing import Annotated, Any
 from backbones.registry import find
 from backbones.sizes import parse_size
 from experiments.config.schema import MOST_THREADS
-from experiments.runtime.option_types import Key, build, keys_of
+from experiments.options.fields import Key, build, keys_of
+from experiments.runtime.parsing import whole
 from routing.errors import UserError
-from routing.parsing import whole
 from routing.route import Route
 
 PARTS = ("steps", "variants", "profile", "blocks", "loop")

@@ -25,9 +25,9 @@ import torch
 
 from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import parse
+from experiments.options.fields import Key
 from experiments.runtime.command import ROOT, run_command
 from experiments.runtime.files import atomic_write
-from experiments.runtime.option_types import Key
 from experiments.training.session import environment
 from routing.errors import UserError
 

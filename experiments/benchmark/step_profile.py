@@ -35,10 +35,10 @@ import backbones
 from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import BenchOptions
 from experiments.benchmark.step_times import Step, interleave, kept_bytes, ratio
+from experiments.components import make_accelerator
 from experiments.config.compose import load
 from experiments.runtime.command import ROOT
 from experiments.runtime.console import Console
-from experiments.training.build import make_accelerator
 from experiments.training.loop import Trainer
 from routing.layout import Layout
 from routing.stack import StackPass

@@ -31,12 +31,12 @@ from backbones.heads import sincos_2d, unpatchify
 from backbones.ops.dispatch import without_native
 from backbones.sizes import Size, parse_size
 from experiments.benchmark.bench_options import BenchError, BenchOptions
+from experiments.components import compile_blocks
 from experiments.config.schema import Config, TrainConfig
 from experiments.data.data_options import DataOptions
 from experiments.data.dataset import Batch, Dataset
 from experiments.diffusion import create_objective
 from experiments.runtime.console import Console
-from experiments.training.build import compile_blocks
 from experiments.training.cuda_graphs import EAGER
 from experiments.training.loop import Trainer
 from routing.options import RoutingOptions

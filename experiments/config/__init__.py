@@ -2,7 +2,7 @@
 
 from experiments.config.compose import load, options_of
 from experiments.config.schema import CONF, GROUPS, ROLES, Config, PathsConfig, TrainConfig, role
-from experiments.runtime.option_types import ConfigError, flatten
+from experiments.options.fields import ConfigError, flatten
 
 __all__ = [
     "CONF", "GROUPS", "ROLES", "Config", "ConfigError", "PathsConfig", "TrainConfig", "flatten",

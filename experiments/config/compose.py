@@ -18,9 +18,9 @@ from backbones.registry import find, names
 from experiments.config.parent import parent_digest
 from experiments.config.schema import CONF, GROUPS, SHARED, Config
 from experiments.data.data_options import describe, evaluation, options_class
-from experiments.runtime.option_types import ConfigError, flatten
+from experiments.options.fields import ConfigError, flatten
+from experiments.runtime.parsing import check_word
 from routing.errors import suggest
-from routing.parsing import check_word
 
 # What to type for the words of other trainers that no key here looks like.
 OTHER_WORDS = {

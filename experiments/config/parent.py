@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 
 from backbones.cost import cost
 from backbones.sizes import parse_size
-from experiments.diffusion.diffusion_options import check_weights
-from experiments.training import run_folder
+from experiments.options.diffusion import check_weights
+from experiments.runtime import run_folder
+from experiments.runtime.parsing import json_of
 from routing.errors import UserError, suggest
-from routing.parsing import json_of
 
 
 class InitError(UserError):

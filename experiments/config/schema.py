@@ -18,9 +18,9 @@ from backbones.registry import find
 from backbones.sizes import AlignOptions, parse_size
 from experiments.config.parent import parent_digest
 from experiments.data.data_options import TASKS, describe, fingerprint, parse, places
-from experiments.diffusion.diffusion_options import options_of
-from experiments.metrics.eval_options import EvalOptions
-from experiments.runtime.option_types import ConfigError, Key, build, flatten, keys_of
+from experiments.options.diffusion import options_of
+from experiments.options.evaluation import EvalOptions
+from experiments.options.fields import ConfigError, Key, build, flatten, keys_of
 from routing.errors import UserError
 from routing.options import RoutingOptions
 from routing.route import RouteError, RouteSchedule

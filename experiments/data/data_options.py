@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import Annotated, Any, ClassVar, cast
 
 import experiments.data
-from experiments.runtime.option_types import Key, check_ranges, keys_of
+from experiments.options.fields import Key, check_ranges, keys_of
 from routing.errors import UserError, one_of, suggest
 
 TASKS = ("class", "text", "none")

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from experiments.data.data_options import TASKS, DataError, DataOptions, parse, require
-from experiments.runtime.option_types import Key
+from experiments.options.fields import Key
 from routing.rng import Draws
 
 Device = torch.device | str  # where batches are made, and networks run

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from experiments.data.data_options import DataError, first_line, require
 from experiments.data.dataset import Device, to_uint8
-from routing.parsing import is_number
+from experiments.runtime.parsing import is_number
 from routing.rng import Draws
 
 DEFAULT = "stabilityai/sd-vae-ft-ema"

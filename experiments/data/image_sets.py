@@ -45,7 +45,7 @@ from experiments.data.data_options import (
 )
 from experiments.data.dataset import Batch, Dataset, to_uint8
 from experiments.runtime.files import atomic_path, atomic_write, default_cache, locked
-from routing.parsing import json_of
+from experiments.runtime.parsing import json_of
 from routing.rng import Draws
 
 #: Images (N, C, h, w) uint8, and their labels (N,).

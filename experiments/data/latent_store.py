@@ -31,7 +31,7 @@ from experiments.data.data_options import DataError, first_line, require
 from experiments.data.latents_spec import Manifest, layout, moments_or_sample
 from experiments.data.tars import latent_in, samples_of
 from experiments.runtime.files import atomic_write, sha256
-from routing.parsing import whole
+from experiments.runtime.parsing import whole
 
 Tensors = dict[str, Tensor]
 _AGAIN = "copy it again, or rerun prepare without it"

@@ -25,7 +25,7 @@ from experiments.data.dataset import Batch, Condition, Dataset, Device, Rows, Sa
 from experiments.data.encoders import DEFAULT, Autoencoder, TextEncoder, sample_moments, why_not
 from experiments.data.latent_store import Store, open_store
 from experiments.data.latents_spec import LatentsOptions
-from experiments.runtime.option_types import build
+from experiments.options.fields import build
 from routing.rng import Draws
 
 # Options that change the pictures of a split while the store stays.

@@ -15,9 +15,9 @@ from safetensors import safe_open
 
 from experiments.data.data_options import DataError, DataOptions, ShapeError, require
 from experiments.data.tars import LATENT, Member, latent_in, walk
+from experiments.options.fields import Key, build
 from experiments.runtime.files import sha256
-from experiments.runtime.option_types import Key, build
-from routing.parsing import bytes_of, json_of
+from experiments.runtime.parsing import bytes_of, json_of
 
 FORMAT = "tread-latents/1"
 MANIFEST = "manifest.json"

@@ -24,7 +24,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from experiments.data.data_options import PICTURES, DataError, first_line, require
 from experiments.data.tars import Member, samples_of
-from routing.parsing import json_of, whole
+from experiments.runtime.parsing import json_of, whole
 
 _KINDS = dict.fromkeys(PICTURES, "pictures") | {".tar": "tars"}
 _KINDS |= {".parquet": "tables", ".arrow": "tables"}

@@ -28,7 +28,7 @@ from experiments.data.encoders import Autoencoder, TextEncoder, sample_moments
 from experiments.data.latents_spec import FORMAT, MANIFEST, Manifest, StoredShard, StoredText
 from experiments.data.picture_sources import PictureSource, RawPicture, crop_ahead
 from experiments.runtime.files import atomic_write
-from routing.parsing import Malformed, json_of
+from experiments.runtime.parsing import Malformed, json_of
 from routing.rng import Draws
 
 

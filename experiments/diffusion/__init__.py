@@ -11,7 +11,6 @@ from routing.lazy import lazily
 __getattr__, __dir__, __all__ = lazily(
     __name__,
     {
-        "diffusion_options": ("DiffusionError", "options_of"),
         "objective": ("Objective", "Prediction", "create_objective"),
         "samplers": ("Sampler", "create_sampler"),
         "guidance": ("Guidance", "create_guidance"),

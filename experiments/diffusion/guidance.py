@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.diffusion.diffusion_options import (
+from experiments.options.diffusion import (
     APGOptions,
     DiffusionError,
     GuidanceOptions,

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from experiments.diffusion.diffusion_options import DDPMOptions, EDMOptions, FlowOptions, options_of
+from experiments.options.diffusion import DDPMOptions, EDMOptions, FlowOptions, options_of
 from routing.rng import widest
 
 Net = Callable[..., Tensor]

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.diffusion.diffusion_options import (
+from experiments.diffusion.objective import Objective, Prediction
+from experiments.options.diffusion import (
     ChurnOptions,
     DDIMOptions,
     DDPMSamplerOptions,
@@ -22,7 +23,6 @@ from experiments.diffusion.diffusion_options import (
     SDEOptions,
     options_of,
 )
-from experiments.diffusion.objective import Objective, Prediction
 
 #: `denoise(x, time, step, evaluation)`; times are native to the objective.
 Denoise = Callable[[Tensor, float, int, int], Prediction]

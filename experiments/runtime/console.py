@@ -19,8 +19,8 @@ from textwrap import TextWrapper
 from typing import Any
 
 from experiments.runtime.files import atomic_write
+from experiments.runtime.parsing import is_number, json_of
 from routing.errors import UserError
-from routing.parsing import is_number, json_of
 
 PLAIN_EVERY_S = 10.0
 

@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from experiments.runtime.parsing import json_of
 from routing.errors import UserError
-from routing.parsing import json_of
 
 try:
     import fcntl

@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 from backbones import Backbone
 from experiments.config.schema import Config
 from experiments.runtime.files import atomic_path, fsync_dir, sha256
-from experiments.training.run_folder import listed, step_folder
+from experiments.runtime.parsing import json_of
+from experiments.runtime.run_folder import listed, step_folder
 from routing.errors import UserError
-from routing.parsing import json_of
 
 FORMAT = "tread-suite/1"
 

@@ -12,12 +12,12 @@ import torch
 
 from experiments.config.schema import Config
 from experiments.data.dataset import Dataset
-from experiments.metrics.scoring import score
+from experiments.evaluation.pipeline import SamplingPipeline
+from experiments.evaluation.sample_store import image_grid, save_gif, save_png
+from experiments.evaluation.scoring import score
 from experiments.runtime import console
 from experiments.runtime.files import atomic_path
-from experiments.sampling.pipeline import SamplingPipeline
-from experiments.sampling.sample_store import image_grid, save_gif, save_png
-from experiments.training.run_folder import listed
+from experiments.runtime.run_folder import listed
 from experiments.training.state import TrainingState
 
 COLUMNS = 8

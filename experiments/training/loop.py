@@ -22,17 +22,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments import components as build
+from experiments.config.routes import TrainingRoutes, run_cost
 from experiments.config.schema import Config
 from experiments.data.dataset import Batch, Dataset, Prefetch, SampleOrder
 from experiments.diffusion import create_objective
 from experiments.runtime import console, memory, signals
 from experiments.runtime.command import Interrupted
 from experiments.runtime.processes import gather
-from experiments.training import build, checkpoint
+from experiments.training import checkpoint
 from experiments.training.cuda_graphs import GraphedSteps
 from experiments.training.evaluation import Evaluation, forget_after
 from experiments.training.loss import make_encoder, training_loss
-from experiments.training.routes import TrainingRoutes, run_cost
 from experiments.training.state import TrainingState
 from routing.errors import UserError
 from routing.rng import Draws

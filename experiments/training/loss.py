@@ -17,7 +17,7 @@ from experiments.data import probe
 from experiments.data.dataset import Batch, Dataset
 from experiments.diffusion import Objective
 from experiments.diffusion import auxiliary_losses as losses
-from experiments.metrics.features import build_dinov2, dinov2_input
+from experiments.evaluation.features import build_dinov2, dinov2_input
 from routing.errors import UserError
 from routing.rng import Draws
 from routing.stack import Routing

@@ -20,22 +20,23 @@ import torch
 import yaml
 
 from backbones import Cost
-from experiments.config.help_text import check_ready
+from experiments import components as build
+from experiments.config.help import check_ready
+from experiments.config.routes import banner_lines
 from experiments.config.schema import Config
-from experiments.metrics import scoring
+from experiments.evaluation import scoring
+from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.runtime import console as log
-from experiments.runtime import signals
+from experiments.runtime import run_folder, signals
 from experiments.runtime.command import ROOT, Interrupted
 from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, code_commit, locked
 from experiments.runtime.memory import out_of_memory
+from experiments.runtime.parsing import is_number
 from experiments.runtime.processes import gather
-from experiments.sampling.pipeline import SamplingPipeline
-from experiments.training import build, checkpoint, evaluation, run_folder
+from experiments.training import checkpoint, evaluation
 from experiments.training.loop import Trainer
-from experiments.training.routes import banner_lines
 from experiments.training.state import TrainingState
-from routing.parsing import is_number
 
 _PACKAGES = (
     "torch", "numpy", "timm", "accelerate", "hydra-core", "mamba-ssm", "causal-conv1d", "fla-core",

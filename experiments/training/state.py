@@ -13,7 +13,7 @@ from torch import Tensor
 from backbones import Backbone
 from experiments.config.parent import split
 from experiments.config.schema import Config, TrainConfig
-from experiments.runtime.option_types import differing
+from experiments.options.fields import differing
 from experiments.training import checkpoint
 from routing.errors import UserError
 from routing.rng import widest

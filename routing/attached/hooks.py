@@ -28,12 +28,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
+from experiments.runtime.parsing import whole
 from routing.attached.calls import SHARED, AttachError, Call, Signature, replace_image
 from routing.attached.passes import ForwardPass, Passes
 from routing.attached.supported import geometry, refuse_positional, refuse_unknown_prefix
 from routing.errors import one_of, suggest
 from routing.layout import Layout
-from routing.parsing import whole
 from routing.rng import Draws
 from routing.route import Route, keep_count
 from routing.selection import Selection, check_ids, given_ids

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from experiments.runtime.parsing import yaml_of
 from routing.errors import one_of
-from routing.parsing import yaml_of
 from sweeps import SweepError
 from sweeps.planning.grid import named_yaml
 from sweeps.planning.overrides import fits

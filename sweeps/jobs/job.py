@@ -29,10 +29,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from experiments.runtime import signals
+from experiments.runtime import run_folder, signals
 from experiments.runtime.command import EXIT_CODES, ROOT, Interrupted, choose_spinning
 from experiments.runtime.files import atomic_write
-from experiments.training import run_folder
 from routing.errors import UserError
 from sweeps import SweepError
 from sweeps.jobs.sweep_folder import JobBatch, Sweep, python_path

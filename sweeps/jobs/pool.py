@@ -16,10 +16,10 @@ from pathlib import Path
 
 import psutil
 
+from experiments.runtime import run_folder
 from experiments.runtime.command import environment_of_jobs
 from experiments.runtime.files import atomic_write, is_locked, locked
 from experiments.runtime.memory import visible_gpus
-from experiments.training import run_folder
 from sweeps import SweepError
 from sweeps.jobs.cluster_resources import Resources
 from sweeps.jobs.job import KILLED, REQUEUE, Job

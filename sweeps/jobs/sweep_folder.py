@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from experiments.runtime import run_folder
 from experiments.runtime.command import PACKAGES, ROOT
 from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import atomic_write, code_commit
-from experiments.training import run_folder
 from sweeps import SweepError
 from sweeps.jobs.cluster_resources import is_slurm_cluster, untrusted_keys
 from sweeps.planning.grid import is_file_name

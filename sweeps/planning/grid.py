@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runtime.command import PACKAGES
+from experiments.runtime.parsing import whole, yaml_of
 from routing.errors import one_of, suggest
-from routing.parsing import whole, yaml_of
 from sweeps import SweepError
 from sweeps.planning.overrides import Typed, fill, fits, same, show
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from routing.parsing import check_word, is_number
+from experiments.runtime.parsing import check_word, is_number
 from sweeps import SweepError
 
 KEY = re.compile(r"[A-Za-z_][\w.]*\Z")

@@ -16,10 +16,10 @@ from typing import Any
 
 from experiments.config import Config, PathsConfig, role
 from experiments.config import load as load_config
+from experiments.config.routes import TrainingRoutes, run_cost
 from experiments.data.data_options import ShapeError
+from experiments.runtime import run_folder
 from experiments.runtime.console import big
-from experiments.training import run_folder
-from experiments.training.routes import TrainingRoutes, run_cost
 from routing.errors import UserError, one_of
 from routing.route import RouteError
 from sweeps import SweepError

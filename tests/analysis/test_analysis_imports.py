@@ -12,7 +12,7 @@ PLAIN = {
     "routing.errors",
     "routing.lazy",
     "routing.options",
-    "routing.parsing",
+    "experiments.runtime.parsing",
     "routing.route",
     "backbones.sizes",
     "backbones.cost",
@@ -20,7 +20,7 @@ PLAIN = {
 # Roles of keys, names of scores, what a data set says of itself.
 TORCH_FREE = {
     "experiments.config.schema",
-    "experiments.metrics.eval_options",
+    "experiments.options.evaluation",
     "experiments.data.data_options",
 }
 # They read models.

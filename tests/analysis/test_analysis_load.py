@@ -238,7 +238,7 @@ def test_import_and_load_and_tables_need_no_torch(tmp_path):
     write(tmp_path)
     code = (
         "import sys, analysis; analysis.load(sys.argv[1]); analysis.tables.make_all(sys.argv[1]);"
-        "bad = [m for m in ('torch', 'matplotlib', 'experiments.training.build') if m in sys.modules]; sys.exit(str(bad) if bad else 0)"
+        "bad = [m for m in ('torch', 'matplotlib', 'experiments.components') if m in sys.modules]; sys.exit(str(bad) if bad else 0)"
     )
     result = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True

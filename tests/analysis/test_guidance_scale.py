@@ -21,7 +21,7 @@ from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
 from analysis.tables import guidance_table, make
 from analysis.tables.table import plain
-from experiments.training import build
+from experiments import components as build
 from experiments.training.checkpoint import export
 from experiments.training.session import train
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import backbones
-from experiments.training.build import compile_blocks
+from experiments.components import compile_blocks
 from routing import Draws, Route, Routing
 from routing.layout import Layout
 

@@ -19,9 +19,9 @@ import yaml
 from slurm_lab import STUB, Launcher, until, use_stubs, write_grid
 
 import experiments.runtime.command
+from experiments.runtime import run_folder
 from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import code_commit
-from experiments.training import run_folder
 from routing.errors import UserError
 from sweeps import SweepError, launch, run_status, status_table, sweeps_command
 from sweeps.jobs import cluster_resources, job, pool, slurm, sweep_folder

@@ -20,7 +20,7 @@ from small import command, overrides, small
 
 from experiments.config import CONF, GROUPS, Config, ConfigError, TrainConfig, compose
 from experiments.config.compose import flatten, load, options_of
-from experiments.config.help_text import help_text, sections
+from experiments.config.help import help_text, sections
 from experiments.data import data_options
 from experiments.multirun import _summed_up
 from experiments.run import main
@@ -344,13 +344,13 @@ TORCH_FREE = """
 import sys
 sys.path.insert(0, {root!r})
 import routing, backbones, experiments, sweeps, analysis
-import routing.route, backbones.sizes, backbones.cost, experiments.config, experiments.config.help_text
+import routing.route, backbones.sizes, backbones.cost, experiments.config, experiments.config.help
 from experiments.config import load
 config = load(["backbone=mamba", "route=2-8"])
 assert config.name
-experiments.config.help_text.help_text()
+experiments.config.help.help_text()
 config = load(["backbone=mamba", "route=2-8", "dry=true"])
-experiments.config.help_text.dry_run(config)
+experiments.config.help.dry_run(config)
 loaded = [name for name in ("torch", "accelerate", "timm", "pandas", "matplotlib") if name in sys.modules]
 assert not loaded, loaded
 """

@@ -10,8 +10,8 @@ from data_tools import idx, right
 
 from experiments.config import load
 from experiments.data import DataError, create, data_options, image_sets
-from experiments.metrics import create_features
-from experiments.metrics.scoring import default_cache
+from experiments.evaluation import create_features
+from experiments.evaluation.scoring import default_cache
 from experiments.runtime.files import locked
 
 REAL = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package dataset-fashion-mnist

@@ -8,10 +8,10 @@ import pytest
 import torch
 from data_tools import right
 
+from experiments.components import describe_data
 from experiments.data import DataError, MnistOptions, create, data_options, image_sets
-from experiments.metrics import create_features
-from experiments.metrics.scoring import default_cache
-from experiments.training.build import describe_data
+from experiments.evaluation import create_features
+from experiments.evaluation.scoring import default_cache
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from oracles import GAUSSIAN, MIXTURE, Oracle
 from torch.distributions import Normal, kl_divergence
 
 from experiments.diffusion import create_objective
-from experiments.diffusion.diffusion_options import OPTIONS, options_of, rate_over_steps
 from experiments.diffusion.objective import expand
+from experiments.options.diffusion import OPTIONS, options_of, rate_over_steps
 from routing.errors import UserError
 from routing.rng import Draws
 
@@ -317,7 +317,7 @@ def test_yaml_files_hold_every_option_and_its_default():
 
 
 def test_options_import_no_torch():
-    code = "import experiments.diffusion.diffusion_options, experiments.diffusion, sys; assert 'torch' not in sys.modules"
+    code = "import experiments.options.diffusion, experiments.diffusion, sys; assert 'torch' not in sys.modules"
     root = Path(__file__).parents[3]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
 

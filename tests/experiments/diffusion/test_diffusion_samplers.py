@@ -10,7 +10,7 @@ from oracles import GAUSSIAN, MIXTURE, Mixture, Oracle
 
 from experiments.diffusion import create_guidance, create_objective, create_sampler
 from experiments.diffusion.objective import Prediction
-from experiments.sampling import generate
+from experiments.evaluation import generate
 from routing.errors import UserError
 
 OBJECTIVES = ("edm", "flow", "ddpm")

@@ -10,10 +10,10 @@ import torch
 
 import backbones
 from experiments.diffusion import create_guidance, create_objective, create_sampler
-from experiments.diffusion.diffusion_options import DiffusionError, rate_over_steps
 from experiments.diffusion.guidance import Pass
-from experiments.sampling import generate, model_cost, sampling_cost
-from experiments.sampling.generation import Guided, batches
+from experiments.evaluation import generate, model_cost, sampling_cost
+from experiments.evaluation.generation import Guided, batches
+from experiments.options.diffusion import DiffusionError, rate_over_steps
 from routing.errors import UserError
 
 OBJECTIVES = ("edm", "flow", "ddpm")

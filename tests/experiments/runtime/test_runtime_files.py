@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from experiments.metrics import small_networks
+from experiments.evaluation import small_networks
 from experiments.runtime.command import run_command
 from experiments.runtime.files import atomic_path, atomic_write
 

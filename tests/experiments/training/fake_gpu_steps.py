@@ -14,10 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from backbones.ops import dispatch
+from experiments import components as build
 from experiments.benchmark import step_times
 from experiments.benchmark.bench_options import BenchOptions
 from experiments.data.dataset import create
-from experiments.training import build, loop
+from experiments.training import loop
 from routing import rng
 from routing.route import Route
 

@@ -6,11 +6,11 @@ Off the GPU "replaying" runs the recorded body again: on the same buffers, with 
 import pytest
 import torch
 
+from experiments.components import make_accelerator
 from experiments.config.compose import load
+from experiments.options.fields import ConfigError
 from experiments.runtime.console import Console
-from experiments.runtime.option_types import ConfigError
 from experiments.training import cuda_graphs
-from experiments.training.build import make_accelerator
 from experiments.training.loop import Trainer
 from routing.errors import UserError
 

@@ -12,9 +12,10 @@ from small import ROOT, small
 
 from analysis import analysis_command
 from backbones import Backbone
+from experiments import components as build
 from experiments import export, sample
 from experiments.runtime.command import run_command
-from experiments.training import build, checkpoint
+from experiments.training import checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import os
 import pytest
 from small import ROOT, small
 
+from experiments import components as build
 from experiments.runtime.console import Console
-from experiments.training import build
 from experiments.training.loop import Trainer
 
 GOLDEN = ROOT / "tests" / "data" / "golden_losses.txt"

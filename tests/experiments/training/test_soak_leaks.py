@@ -35,7 +35,7 @@ class Watch(threading.Thread):
         self.folder, self.over, self.rows = folder, threading.Event(), []
 
     def run(self):
-        from experiments.training.run_folder import read
+        from experiments.runtime.run_folder import read
 
         me = psutil.Process()
         while not self.over.wait(0.5):

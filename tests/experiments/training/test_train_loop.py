@@ -17,10 +17,11 @@ from data_tools import latents, write_store
 from safetensors.torch import load_file
 from small import small
 
+from experiments import components as build
+from experiments.evaluation.sample_store import save_png
 from experiments.runtime import console, signals
 from experiments.runtime.command import Interrupted
-from experiments.sampling.sample_store import save_png
-from experiments.training import build, checkpoint
+from experiments.training import checkpoint
 from experiments.training.loop import Diverged, Trainer
 from experiments.training.session import read_summary, train
 from routing.errors import UserError
@@ -301,7 +302,7 @@ def test_roll_back_keeps_the_count_of_what_was_skipped_before(tmp_path, monkeypa
 
 
 def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_path, monkeypatch):
-    from experiments.sampling.generation import Guided
+    from experiments.evaluation.generation import Guided
 
     words = ("train.steps=6", "train.save_every=100", "train.sample_every=4", "train.log_every=1")
     straight = train(small(tmp_path / "a", *words), quiet=True)

@@ -9,9 +9,10 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from small import small
 
+from experiments import components as build
+from experiments.options.fields import ConfigError
 from experiments.runtime.memory import MemoryLimit
-from experiments.runtime.option_types import ConfigError
-from experiments.training import build, session
+from experiments.training import session
 from experiments.training.session import train
 
 

@@ -10,11 +10,11 @@ from small import small
 from test_train_loop import make_run
 
 from experiments.config.compose import load
+from experiments.config.routes import check_guided, model_arguments
 from experiments.data.data_options import describe
-from experiments.diffusion.diffusion_options import options_of
-from experiments.sampling.pipeline import SamplingPipeline
+from experiments.evaluation.pipeline import SamplingPipeline
+from experiments.options.diffusion import options_of
 from experiments.training.loss import Capture, training_loss
-from experiments.training.routes import check_guided, model_arguments
 from experiments.training.session import train
 from routing.errors import UserError
 

@@ -11,11 +11,10 @@ import time
 from pathlib import Path
 
 from experiments.config.compose import load
-from experiments.runtime import signals
+from experiments.runtime import run_folder, signals
 from experiments.runtime.command import Interrupted
 from experiments.runtime.console import append_jsonl
 from experiments.runtime.files import atomic_write, locked
-from experiments.training import run_folder
 
 
 def agreed(reason):

@@ -1,0 +1,83 @@
+"""From a configuration to the parts of a run: processes, data, objective, model, cost."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+import backbones
+from experiments.config.routes import model_arguments, run_cost
+from experiments.config.schema import Config
+from experiments.data.dataset import Dataset, Device, create
+from experiments.runtime.memory import check_fits
+from experiments.runtime.processes import leave_at_exit
+from routing.errors import UserError
+
+
+def make_accelerator(config: Config) -> Any:
+    """Return this run's processes (one, or those of torchrun or Slurm): an `Accelerator`."""
+    from accelerate import Accelerator
+
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    # train.precision alone decides, whatever `accelerate config` wrote down on this machine.
+    options: dict[str, Any] = {"cpu": not torch.cuda.is_available(), "mixed_precision": "no"}
+    if config.log != "none":
+        options.update(log_with=config.log, project_dir=str(config.folder))
+    leave_at_exit()
+    accelerator = Accelerator(**options)
+    try:
+        torch.empty(0, device=accelerator.device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise UserError(
+            f"ACCELERATE_TORCH_DEVICE={accelerator.device} is not there; "
+            "unset it to train on what is"
+        ) from None
+    config.check_processes(accelerator.num_processes, accelerator.device.type == "cuda")
+    if config.train.tf32 and torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")
+    return accelerator
+
+
+def make_dataset(config: Config, device: Device = "cpu") -> Dataset:
+    """Return the run's data set."""
+    return create(config.data, task=config.task, device=device)
+
+
+def describe_data(dataset: Dataset) -> dict[str, Any]:
+    """Return what sampling needs to know of a data set, JSON-able; it travels with the weights."""
+    return {
+        "name": dataset.name,
+        "shape": list(dataset.shape),
+        "num_classes": dataset.num_classes,
+        "class_names": list(dataset.class_names),
+        "text": list(dataset.text) if dataset.text else None,
+        "sigma_data": dataset.sigma_data,
+        "fingerprint": dataset.fingerprint,
+        **dataset.describe(),
+    }
+
+
+def make_model(config: Config, info: dict[str, Any]) -> backbones.Backbone:
+    """Return the model, initialised from the seed alone (the same for every route)."""
+    arguments = model_arguments(config, info)
+    world, micro = max(1, int(os.environ.get("WORLD_SIZE", "1"))), config.train.micro_batch
+    samples = 1 if micro == "auto" else int(micro or config.train.batch // world)
+    check_fits(run_cost(config, arguments), 0 if torch.cuda.is_available() else samples)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = backbones.create(**arguments)
+    if config.train.residual == "bf16":
+        model.residual = torch.bfloat16
+    model.stack.fp32_after = config.routing.fp32_after
+    model.stack.checkpoint = config.routing.checkpoint
+    return model
+
+
+def compile_blocks(blocks: Any, **options: Any) -> None:
+    """Compile each block; all share one cache, with a graph for each number of tokens and scan."""
+    torch._dynamo.config.recompile_limit = max(8, 4 * len(blocks))
+    for block in blocks:
+        block.compile(**options)

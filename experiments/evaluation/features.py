@@ -1,0 +1,336 @@
+"""What a metric sees of an image: the features of a network, chosen by name.
+
+Every extractor takes uint8 images of any size and does its own resizing, so that two scores with
+the same features name went through the same pre-processing. Published weights (ADM's Inception for
+FID, sFID and IS; DINOv2 for FD-DINOv2) are fetched once, checked, and loaded without unpickling
+anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from experiments.data import probe
+from experiments.data.data_options import DataError, first_line
+from experiments.data.dataset import Device, create
+from experiments.data.image_sets import fetch
+from experiments.evaluation.images import split_batches, whole_split
+from experiments.evaluation.small_networks import (
+    AUTOENCODER_VERSION,
+    CLASSIFIER_VERSION,
+    CodeRecipe,
+    Recipe,
+    SmallAutoencoder,
+    SmallClassifier,
+    checksum,
+    load_or_make,
+    load_shipped,
+)
+from experiments.options.evaluation import EvalOptions, MetricError, check_features
+from experiments.runtime.files import sha256
+
+
+@dataclass(frozen=True)
+class Features:
+    """A feature extractor."""
+
+    name: str  # one of `eval_options.FEATURES`
+    dim: int  # length of a feature vector
+    checksum: str  # SHA-256 of its weights
+    # From uint8 images `(B, 3, H, W)` on its device to float32 `features` `(B, dim)`, and to
+    # `logits` and `spatial` rows where it has them
+    measure: Callable[[Tensor], dict[str, Tensor]]
+    device: Device = "cpu"  # where it runs
+    note: str = ""  # a line for the log, as the classifier's accuracy
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Return what `measure` sees of images on any device."""
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+            raise MetricError(
+                "features take uint8 images of shape (B, 3, H, W), "
+                f"got {images.dtype} {tuple(images.shape)}"
+            )
+        return self.measure(images.to(self.device))
+
+
+def identity(features: Features) -> str:
+    """Return name and start of the weights' checksum, as `digits-classifier@1f2e3d4c`."""
+    return f"{features.name}@{features.checksum[:8]}"
+
+
+# --- published networks ---------------------------------------------------------------------------
+
+URL = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
+SHA256 = "6726825d"  # how it begins
+SPATIAL_CHANNELS = 7
+_WHAT = "torch-fidelity's Inception weights"
+_OPTION = "eval.inception_weights"
+MODELS = {
+    "dinov2-vitl14": "vit_large_patch14_dinov2.lvd142m",
+    "dinov2-vits14": "vit_small_patch14_dinov2.lvd142m",
+    "dinov2-vitb14": "vit_base_patch14_dinov2.lvd142m",  # REPA's; no metric is named after it
+}
+SIZE = 224
+_MEAN = (0.485, 0.456, 0.406)
+_STD = (0.229, 0.224, 0.225)
+
+
+def _published(cache: Path) -> Path:
+    """Return the file of Inception's weights in the cache, downloaded if it is not there.
+
+    Raises:
+        MetricError: It cannot be had; the message says how to pass it by hand.
+    """
+    path = cache / "weights" / URL.rsplit("/", 1)[1]
+    try:
+        fetch([URL], path, SHA256, "sha256")
+    except DataError as error:
+        raise MetricError(
+            f"{error}: fetch it on a machine with the internet and pass {_OPTION}=FILE"
+        ) from None
+    if not sha256(path).startswith(SHA256):
+        raise MetricError(f"{path} are not {_WHAT} (the checksum differs); delete it and run again")
+    return path
+
+
+def load_state(path: str | Path, what: str, option: str) -> dict[str, Tensor]:
+    """Return the tensors in a `.safetensors` or PyTorch file; nothing in it is executed."""
+    path = Path(path).expanduser()
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        why = first_line(error)[:120]
+        raise MetricError(f"{option}={path} is not readable as {what} ({why})") from None
+
+
+def build_inception(weights: str | Path) -> torch.nn.Module:
+    """Return torch-fidelity's network with weights of a file: outputs `2048`, `logits_unbiased`."""
+    try:
+        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+    except ImportError:
+        raise MetricError(
+            'inception-adm needs torch-fidelity; install it with pip install -e ".[metrics]"'
+        ) from None
+    # Upstream would unpickle the file: it is given what was read from it safely.
+    state = io.BytesIO()
+    torch.save(load_state(weights, _WHAT, _OPTION), state)
+    state.seek(0)
+    outputs = ["2048", "logits_unbiased"]
+    try:
+        return FeatureExtractorInceptionV3(
+            "inception-adm", outputs, feature_extractor_weights_path=state
+        )
+    except (RuntimeError, AttributeError, TypeError):
+        raise MetricError(
+            f"{_OPTION}={weights} holds another network; expected {URL.rpartition('/')[2]}"
+        ) from None
+
+
+def inception(network: torch.nn.Module, device: Device = "cpu") -> Features:
+    """Return Inception v3 of 2015 on torch-fidelity's port of the TensorFlow graph.
+
+    ADM (Dhariwal and Nichol 2021) compares three outputs of the network:
+
+        pool_3                  2048 pooled features: FID, precision, recall, KID
+        mixed_6/conv, first 7   1x1 branch of a 17x17 block, 17*17*7 = 2023: sFID (Nash et al. 2021)
+        softmax without bias    1008 logits: Inception Score
+
+    mixed_6 is the port's Mixed_6d. The graph's rows run over height, width, then channel, and so do
+    ours, or mu_s and sigma_s of a published reference batch would not fit.
+    """
+    network = network.eval().requires_grad_(False).to(device)
+    branch: list[Tensor] = []
+    hooked = network.get_submodule("Mixed_6d.branch1x1")
+    hooked.register_forward_hook(lambda module, inputs, output: branch.append(output))
+
+    def measure(images: Tensor) -> dict[str, Tensor]:
+        """Return features `(B, 2048)`, logits `(B, 1008)` and spatial rows `(B, 2023)`."""
+        features, logits = network(images)
+        spatial = branch.pop()[:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1).float()
+        return {"features": features, "logits": logits, "spatial": spatial}
+
+    return Features("inception-adm", 2048, checksum(network), measure, device)
+
+
+def build_dinov2(name: str, weights: str | Path | None = None) -> torch.nn.Module:
+    """Return timm's network without a head, with the weights of a file or of timm's cache."""
+    import timm
+
+    model, file = MODELS[name], None if weights is None else str(Path(weights).expanduser())
+    overlay = {"file": file} if file else None
+    options: dict[str, Any] = {
+        "num_classes": 0,
+        "img_size": SIZE,
+        "pretrained_cfg_overlay": overlay,
+    }
+    try:
+        if file and not Path(file).is_file():  # timm would log it beside the error
+            raise FileNotFoundError("no such file")
+        return timm.create_model(model, pretrained=True, **options)
+    except Exception as error:
+        where = f"eval.dinov2_weights={weights} does not hold" if file else "timm's cache has no"
+        raise MetricError(
+            f"{where} {model}, or it cannot be read ({first_line(error)[:120]}): fetch "
+            f"model.safetensors of huggingface.co/timm/{model} and pass eval.dinov2_weights=FILE"
+        ) from None
+
+
+@functools.cache
+def _imagenet(device: torch.device) -> list[Tensor]:
+    # Moved once: a copy in every step of REPA would stall a GPU.
+    return [torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (_MEAN, _STD)]
+
+
+def dinov2_input(images: Tensor) -> Tensor:
+    """Return uint8 images (B, 3, H, W) as DINOv2 takes them, (B, 3, 224, 224)."""
+    x = images.float()
+    if x.shape[-2:] != (SIZE, SIZE):
+        x = F.interpolate(x, size=(SIZE, SIZE), mode="bicubic", antialias=True).clamp(0, 255)
+    mean, std = _imagenet(x.device)
+    return (x / 255 - mean) / std
+
+
+def dinov2(name: str, network: Any, device: Device = "cpu") -> Features:
+    """Return class tokens of DINOv2 after the last norm, for FD-DINOv2 (Stein et al. 2023).
+
+    Images are resized to 224x224 (bicubic, antialiased) and scaled by ImageNet's mean and standard
+    deviation. timm interpolates the position embedding from 518 to 224 pixels once at loading, the
+    original in every forward pass: the numbers agree closely, not to the last digit, so both sides
+    of a distance have to come from this extractor, which the reference's check enforces.
+    """
+    network = network.eval().requires_grad_(False).to(device)
+
+    def measure(images: Tensor) -> dict[str, Tensor]:
+        return {"features": network(dinov2_input(images))}
+
+    return Features(name, network.num_features, checksum(network), measure, device)
+
+
+# --- by name --------------------------------------------------------------------------------------
+
+
+# Wider images need a larger network, and minutes of training.
+_LARGEST = 64
+
+
+def pixel_features(shape: tuple[int, int], device: Device = "cpu") -> Features:
+    """Return the pixels of images of this height and width themselves as features, in 0..1."""
+
+    def measure(images: Tensor) -> dict[str, Tensor]:
+        return {"features": images.flatten(1).float() / 255}
+
+    return Features("pixels", 3 * shape[0] * shape[1], "0" * 64, measure, device)
+
+
+def create_features(
+    name: str,
+    options: EvalOptions | None = None,
+    *,
+    cache: str | os.PathLike[str],
+    dataset: Any = None,
+    device: Device = "cpu",
+    data: Any = None,
+) -> Features:
+    """Return the extractor called `name`, one of `eval_options.FEATURES`, on `device`.
+
+    The `options` say where the weights of the large networks are; the folder `cache` has trained
+    networks and downloaded weights; `dataset` is the run's, and `data` its options: a classifier is
+    trained on labels, whatever the run's task is.
+
+    Raises:
+        MetricError: An unknown name, a classifier of another data set, or missing weights.
+    """
+    check_features(name, None if dataset is None else dataset.name)
+    options, cache = options or EvalOptions(), Path(cache)
+    if name == "inception-adm":
+        return inception(build_inception(options.inception_weights or _published(cache)), device)
+    if name.startswith("dinov2-"):
+        return dinov2(name, build_dinov2(name, options.dinov2_weights), device)
+    if name == "scenes-probe":
+        probe.load(str(device))  # refuses missing weights
+        return Features(name, probe.FEATURES, sha256(probe.WEIGHTS), probe.probe, device)
+    if dataset is None:
+        raise MetricError(
+            "the autoencoder is trained on a data set's images, here is none; pass --data NAME or "
+            "choose other features"
+        )
+    labelled = name != "autoencoder"
+    if labelled and dataset.task != "class":
+        dataset = create(data or {"name": dataset.name}, task="class", device=dataset.device)
+    return _own_network(name, labelled, cache, dataset, device)
+
+
+class Plan(NamedTuple):
+    """How a network of a data set's own is built and trained."""
+
+    kind: str  # `classifier` or `autoencoder`
+    settings: list[Any]  # what decides the weights beside the recipe
+    recipe: Any
+    build: Callable[[], Any]  # returns the network untrained
+    size: int  # side of the images
+
+
+def own_network_plan(labelled: bool, dataset: Any) -> Plan:
+    """Return how the classifier, or without labels the autoencoder, of a data set is trained."""
+    # Latents have another side than the images that they are decoded to.
+    size = next(split_batches(dataset, "train", torch.arange(1)))[0].shape[-1]
+    settings = [dataset.name, dataset.pixels_fingerprint, size]
+    if labelled:
+        # 2 to 16 epochs, of 32,000 images in all if possible.
+        recipe = Recipe(epochs=max(2, min(16, 32000 // dataset.sizes["train"])))
+        build = partial(SmallClassifier, size, dataset.num_classes, recipe)
+        settings = [CLASSIFIER_VERSION, *settings, dataset.num_classes]
+        return Plan("classifier", settings, recipe, build, size)
+    if size > _LARGEST:
+        raise MetricError(
+            f"the autoencoder is for images up to {_LARGEST} pixels wide, these are {size}; "
+            "choose other features, such as inception-adm"
+        )
+    code_recipe = CodeRecipe()
+    build_autoencoder = partial(SmallAutoencoder, size, code_recipe)
+    return Plan(
+        "autoencoder", [AUTOENCODER_VERSION, *settings], code_recipe, build_autoencoder, size
+    )
+
+
+def _own_network(name: str, labelled: bool, cache: Path, dataset: Any, device: Device) -> Features:
+    """Return a network of the data set's own: its classifier, or without labels its autoencoder.
+
+    It is the one that comes with the package, where that was trained on these very images.
+    """
+    kind, settings, recipe, build, size = own_network_plan(labelled, dataset)
+    network = load_shipped(f"{dataset.name}-{kind}", settings, recipe, build)
+    origin = f"comes with the package, {network and network.path.name}"
+    if network is None:
+        splits = partial(whole_split, dataset)
+        folder = cache / f"{kind}s"
+        network = load_or_make(folder, dataset.name, settings, recipe, build, splits)
+        origin = f"{'trained now, kept in' if network.fresh else 'from'} {network.path}"
+    model = network.model.to(device)
+
+    def measure(images: Tensor) -> dict[str, Tensor]:
+        if images.shape[-2:] != (size, size):
+            raise MetricError(
+                f"{name} takes images of {size}x{size} pixels, "
+                f"got {images.shape[-1]}x{images.shape[-2]}; choose other features"
+            )
+        return model(images)
+
+    share = "held-out images right" if labelled else "the held-out images' variance explained"
+    note = f"{name}: {network.quality:.1%} of {share}, {origin}"
+    return Features(name, model.dim, checksum(model), measure, device, note)

@@ -1,0 +1,204 @@
+"""The images that are measured: uint8 RGB `(B, 3, H, W)` of data sets, folders and `.npz` files.
+
+Arrays of `.npz` files are read a piece at a time and never unpickled: a reference batch of ADM
+holds 10,000 images (2 GB), a sample batch 50,000 (10 GB).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+from PIL import Image
+from torch import Tensor
+
+from experiments.data.data_options import PICTURES, first_line
+from experiments.data.picture_sources import eight_bits
+from experiments.options.evaluation import MetricError
+
+#: Images taken from an endless stream, per split.
+ENDLESS = {"train": 20000, "test": 5000}
+#: Most images of a split that are measured; larger splits are subsampled evenly.
+MOST = 50000
+# Beyond this many bytes an array must be packed no tighter than this: statistics and images do not
+# shrink a hundredfold, and a file of kilobytes must not fill the memory.
+_PLAIN = 64 * 2**20
+_TIGHTEST = 100
+
+
+# --- splits of data sets -------------------------------------------------------------------------
+
+
+def split_indices(dataset: Any, split: str, limit: int | None = None) -> Tensor:
+    """Return the indices of a split that are measured: all, or an even subsample of `limit`."""
+    if split not in dataset.sizes or dataset.sizes[split] == 0:
+        raise MetricError(
+            f"data={dataset.name} has no {split} split to compare with; give "
+            "eval.reference=FILE.npz"
+        )
+    size = dataset.sizes[split]
+    if size is None:
+        return torch.arange(min(ENDLESS[split], limit or MOST))
+    count = min(size, limit or MOST)
+    return torch.arange(count) * size // count
+
+
+def split_batches(
+    dataset: Any, split: str, index: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield a split, or its samples `index`, as uint8 batches (B, 3, H, W) and labels (B,)."""
+    if dataset.cannot_decode:
+        raise MetricError(f"scores are taken on pixels: {dataset.cannot_decode}")
+    index = split_indices(dataset, split) if index is None else index
+    for part in index.split(256):
+        # Without draws nothing is flipped, and the noise of latents belongs to the sample alone.
+        found = dataset.batch(part, None, split)
+        yield dataset.to_pixels(found.x), found.y
+
+
+def whole_split(dataset: Any, split: str) -> tuple[Tensor, Tensor | None]:
+    """Return images `(N, 3, H, W)` uint8 and labels `(N,)`, if any, of a split, on the CPU."""
+    # Batch by batch: all pictures of a split of latents are more than a GPU has room for.
+    pieces = ((x.cpu(), y) for x, y in split_batches(dataset, split))
+    pixels, labels = zip(*pieces, strict=True)
+    known = [y for y in labels if y is not None]
+    return torch.cat(pixels), torch.cat(known).cpu() if known else None
+
+
+# --- images of no run -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open an `.npz` file; what the block finds wrong with its bytes is one sentence."""
+    if not path.is_file():
+        raise MetricError(f"{path}: no such file; expected an .npz")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except MetricError:
+        raise
+    except Exception as error:  # zip, zlib and numpy's headers raise a dozen types between them
+        why = first_line(error)[:100]
+        raise MetricError(
+            f"{path} is no .npz file, or was cut off, damaged or holds Python objects ({why})"
+        ) from None
+
+
+def read_arrays(path: Path, wanted: Iterable[str]) -> dict[str, np.ndarray]:
+    """Return those of the arrays `wanted` that an `.npz` file has.
+
+    Raises:
+        MetricError: A damaged file, Python objects, or an array packed so tightly that reading it
+            would fill the memory.
+    """
+    found = {}
+    with _archive(path) as archive:
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name not in wanted:
+                continue
+            if info.file_size > max(_PLAIN, _TIGHTEST * info.compress_size):
+                raise MetricError(
+                    f"{path}: {name} would unpack from {info.compress_size} to "
+                    f"{info.file_size} bytes, which no array of numbers does"
+                )
+            with archive.open(info) as handle:
+                found[name] = npy.read_array(handle, allow_pickle=False)
+    return found
+
+
+def _images_in(archive: zipfile.ZipFile) -> tuple[IO[bytes], tuple[int, ...]]:
+    """Return the bytes of an archive's images `(N, H, W, 3)` uint8, and this shape."""
+    present = [name.removesuffix(".npy") for name in archive.namelist()]
+    if "arr_0" not in present:
+        raise MetricError(
+            f"{archive.filename} has no images (arr_0), which metrics on feature rows (precision, "
+            f"recall, kid) need; it holds {', '.join(present) or 'nothing'}"
+        )
+    handle = archive.open("arr_0.npy")
+    version = npy.read_magic(handle)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = read(handle)
+    if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or fortran:
+        found = "Python objects" if dtype.hasobject else f"{dtype} {shape}"
+        raise MetricError(
+            f"arr_0 in {archive.filename} is {found}{' in column order' if fortran else ''}; "
+            "expected uint8 images (N, H, W, 3)"
+        )
+    if any(type(side) is not int or side < 0 for side in shape):
+        raise ValueError(f"arr_0 has shape {shape}")
+    return handle, shape
+
+
+class Images:
+    """Images on disk in order: pictures by name, or an `.npz` as ADM's samples and references."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.files = path, list[Path]()
+        if path.is_dir():
+            self.files = sorted(p for p in path.iterdir() if p.suffix.lower() in PICTURES)
+            self.n = len(self.files)
+            if not self.files:
+                raise MetricError(
+                    f"{path} is neither a run folder nor a folder of pictures "
+                    f"({', '.join(s.removeprefix('.') for s in PICTURES)})"
+                )
+        else:
+            with _archive(path) as archive:
+                self.n = _images_in(archive)[1][0]
+
+    def labels(self) -> Tensor | None:
+        """Return the classes `(N,)` that ADM's batches carry as `arr_1`, or None."""
+        found = None if self.files else read_arrays(self.path, ["arr_1"]).get("arr_1")
+        if found is None or found.dtype.kind not in "iu" or found.shape != (self.n,):
+            return None
+        return torch.from_numpy(found.astype(np.int64))
+
+    def batches(self, part: range, batch: int = 64) -> Iterator[Tensor]:
+        """Yield the images numbered `part` as uint8 batches `(B, 3, H, W)`."""
+        for images in (self._pictures if self.files else self._rows)(part, batch):
+            yield torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+
+    def _rows(self, part: range, batch: int) -> Iterator[np.ndarray]:
+        stop = min(part.stop, self.n)
+        with _archive(self.path) as archive:
+            handle, shape = _images_in(archive)
+            for first in range(0, stop, batch):
+                count = min(batch, stop - first)
+                data = handle.read(count * math.prod(shape[1:]))
+                if len(data) != count * math.prod(shape[1:]):
+                    raise EOFError(f"arr_0 ends before image {first + count} of {self.n}")
+                images = np.frombuffer(data, np.uint8).reshape(count, *shape[1:])
+                if first + count > part.start:
+                    yield images[max(part.start - first, 0) :]
+
+    def _pictures(self, part: range, batch: int) -> Iterator[np.ndarray]:
+        first = _picture(self.files[0]).shape
+        for start in range(part.start, part.stop, batch):
+            files = self.files[start : min(start + batch, part.stop)]
+            arrays = [_picture(path) for path in files]
+            for path, (h, w, _) in zip(files, (a.shape for a in arrays), strict=True):
+                if (h, w) != first[:2]:
+                    raise MetricError(
+                        f"{path} is {w}x{h}, {self.files[0].name} is {first[1]}x{first[0]}; "
+                        "all pictures must have one size"
+                    )
+            if arrays:
+                yield np.stack(arrays)
+
+
+def _picture(path: Path) -> np.ndarray:
+    try:
+        with Image.open(path) as picture:
+            return np.asarray(eight_bits(picture))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        why = first_line(error)[:100]
+        raise MetricError(f"{path} is not a readable picture ({why}); remove it") from None

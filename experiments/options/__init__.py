@@ -1,0 +1,1 @@
+"""Option dataclasses of every group, without torch."""

@@ -1,0 +1,304 @@
+"""Seeded generation: the same seed is the same image, in any batch, on any rank, after any kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import backbones
+from experiments.diffusion import create_guidance, create_objective, create_sampler
+from experiments.evaluation import (
+    SamplingPipeline,
+    generate,
+    generate_shards,
+    labels_from_seeds,
+    read_shards,
+    sample_store,
+    write_npz,
+)
+from experiments.options.diffusion import DiffusionError
+from routing import UserError
+
+ROOT = Path(__file__).parents[3]
+FAMILIES = ("dit", "mamba", "rwkv")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def tiny(family="dit", **options):
+    torch.manual_seed(0)
+    options = {"num_classes": 5, "in_channels": 2, "input_size": 4, **options}
+    model = backbones.create(family, "T/1", depth=4, width=32, heads=2, **options)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.15)
+    return model.eval()
+
+
+def parts(sampler="churn", guidance="routed", steps=3):
+    path = create_objective("edm")
+    walk = create_sampler({"name": sampler, "steps": steps}, path)
+    return path, walk, create_guidance(guidance, route="1-2")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("guidance", ["cfg", "routed"])
+def test_an_image_belongs_to_its_seed(family, guidance):
+    # Churn draws noise in every step, routed guidance tokens in every pass, labels come from seeds.
+    model, rest = tiny(family), parts(guidance=guidance)
+    seeds = torch.arange(100, 107)
+    whole = generate(model, *rest, seeds, batch=4)
+    assert whole.shape == (7, 2, 4, 4)
+    # The same batch size: bit for bit, with other neighbours in another place.
+    shuffled = torch.tensor([3, 6, 0, 5, 1, 2, 4])
+    assert torch.equal(generate(model, *rest, seeds[shuffled], batch=4), whole[shuffled])
+    # Another batch size: to the rounding of matrix products.
+    for batch in (1, 3, 7):
+        again = generate(model, *rest, seeds, batch=batch)
+        assert (again - whole).abs().max() <= 1e-4 * whole.abs().max()
+    assert not torch.allclose(whole[0], whole[1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-4), (torch.bfloat16, 0.1)])
+def test_a_model_of_another_type_is_sampled(family, dtype, close):
+    text = {"num_classes": 0, "text": (3, 6)}
+    for options, given in [({}, {}), (text, {"text": torch.randn(4, 3, 6), "labels": None})]:
+        seeds, rest = torch.arange(4), parts("euler", "routed" if not options else "cfg")
+        usual = generate(tiny(family, **options), *rest, seeds, **given)
+        model = tiny(family, **options).to(dtype)
+        found = generate(model, *rest, seeds, **given)
+        assert found.dtype == torch.float32
+        assert 0 < (found - usual).abs().max() <= close * usual.abs().max()
+
+
+def test_a_bfloat16_model_is_told_the_very_step():
+    told = []
+
+    def net(x, t):
+        told.append((x.dtype, t.tolist()))
+        return x
+
+    net.dtype = torch.bfloat16
+    create_objective("ddpm").denoise(net, torch.zeros(1, 1, 2, 2), torch.tensor([997.0]))
+    assert told == [(torch.bfloat16, [997.0])]
+
+
+def test_the_last_batch_is_filled_up():
+    sizes = []
+    model = tiny()
+    model.register_forward_hook(lambda m, args, out: sizes.append(len(args[0])))
+    generate(model, *parts("euler", "none"), torch.arange(7), batch=3)
+    assert set(sizes) == {3}
+
+
+def test_labels_from_seeds():
+    seeds = torch.arange(3000)
+    labels = labels_from_seeds(seeds, 5)
+    assert torch.equal(labels[10:20], labels_from_seeds(seeds[10:20], 5))
+    assert (labels.bincount() - 600).abs().max() < 5 * (3000 * 0.2 * 0.8) ** 0.5
+    assert torch.equal(labels_from_seeds(seeds, 5, "balanced"), seeds % 5)
+    assert labels_from_seeds(seeds, 0) is None
+    with pytest.raises(DiffusionError, match="from-seed or balanced"):
+        labels_from_seeds(seeds, 5, "random")
+
+
+def test_labels_and_text_must_fit_the_model():
+    rest = parts("euler", "none")
+    with pytest.raises(DiffusionError, match="class 7: this model knows classes 0..4"):
+        generate(tiny(), *rest, torch.arange(2), torch.tensor([1, 7]))
+    with pytest.raises(DiffusionError, match="labels for 3 images, and 2 seeds"):
+        generate(tiny(), *rest, torch.arange(2), torch.tensor([1, 2, 3]))
+    with pytest.raises(DiffusionError, match="has no classes"):
+        generate(tiny(num_classes=0), *rest, torch.arange(2), torch.tensor([1, 1]))
+    with pytest.raises(DiffusionError, match="not conditioned on text"):
+        generate(tiny(), *rest, torch.arange(2), text=torch.zeros(2, 3, 4))
+
+
+def test_unconditional_and_text_models():
+    assert generate(tiny(num_classes=0), *parts("euler", "none"), torch.arange(2)).isfinite().all()
+    model, rest = tiny(num_classes=0, text=(3, 6)), parts("euler", "cfg")
+    text = torch.randn(2, 3, 6)
+    both = generate(model, *rest, torch.tensor([1, 1]), text=text)
+    assert not torch.allclose(both[0], both[1])
+    none = generate(model, *rest, torch.tensor([1, 1]))
+    assert torch.allclose(none[0], none[1], atol=1e-5)
+
+
+def test_progress_callbacks_and_modes():
+    model, seen = tiny().train(), []
+    images = generate(
+        model,
+        *parts("euler", "none"),
+        torch.arange(5),
+        batch=2,
+        progress=lambda *args: seen.append(args),
+    )
+    assert seen == [(2, 5), (4, 5), (5, 5)]
+    assert model.training and not images.requires_grad
+    assert generate(model, *parts("euler", "none"), torch.arange(0)).shape == (0, 2, 4, 4)
+
+
+# ----------------------------------------------------------------------------------------- shards
+
+
+def pixels(x):
+    return (x[:, :1].clamp(-1, 1) * 127 + 128).to(torch.uint8).expand(-1, 3, -1, -1)
+
+
+def make(folder, n=11, **options):
+    settings = {
+        "shard": 4,
+        "batch": 2,
+        "to_pixels": pixels,
+        "settings": {"weights": "a"},
+        **options,
+    }
+    pipeline = SamplingPipeline(tiny(), *parts("euler", "cfg"))
+    return generate_shards(folder, pipeline, torch.arange(n), **settings)
+
+
+def contents(folder):
+    return [np.concatenate(column) for column in zip(*read_shards(folder), strict=True)]
+
+
+def test_shards_hold_every_image_once(tmp_path):
+    paths = make(tmp_path / "a")
+    assert [p.name for p in paths] == [f"shard-0000{k}.npz" for k in range(3)]
+    images, seeds, labels = contents(tmp_path / "a")
+    assert images.shape == (11, 4, 4, 3) and images.dtype == np.uint8
+    assert seeds.tolist() == list(range(11))
+    assert labels.tolist() == labels_from_seeds(torch.arange(11), 5).tolist()
+    whole = generate(tiny(), *parts("euler", "cfg"), torch.arange(11), batch=2)
+    assert np.array_equal(images, pixels(whole).permute(0, 2, 3, 1).numpy())
+
+
+def test_a_killed_call_goes_on(tmp_path):
+    class Killed(Exception):
+        pass
+
+    def kill(done, total):
+        if done >= 6:
+            raise Killed
+
+    with pytest.raises(Killed):
+        make(tmp_path / "a", progress=kill)
+    assert len(list((tmp_path / "a").glob("shard-*.npz"))) == 1
+    assert not list((tmp_path / "a").glob(".*"))
+    with pytest.raises(DiffusionError, match="has 1 of 3 shards; run the sampling command again"):
+        contents(tmp_path / "a")
+    first = (tmp_path / "a/shard-00000.npz").stat().st_mtime_ns
+    seen = []
+    make(tmp_path / "a", progress=lambda *args: seen.append(args))
+    assert (tmp_path / "a/shard-00000.npz").stat().st_mtime_ns == first
+    assert seen[0] == (4, 11) and seen[-1] == (11, 11)
+    assert len(set(seen)) == len(seen), "the end of a shard was said twice"
+    make(tmp_path / "b")
+    for one, other in zip(contents(tmp_path / "a"), contents(tmp_path / "b"), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_processes_share_the_shards(tmp_path, monkeypatch):
+    make(tmp_path / "one")
+    for rank in range(3):
+        monkeypatch.setattr(sample_store, "world", lambda rank=rank: (rank, 3))
+        make(tmp_path / "many")
+        assert len(list((tmp_path / "many").glob("shard-*.npz"))) == rank + 1
+    for one, other in zip(contents(tmp_path / "one"), contents(tmp_path / "many"), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_a_folder_of_other_samples_is_refused(tmp_path):
+    make(tmp_path)
+    for change in ({"settings": {"weights": "b"}}, {"n": 12}, {"labels": "balanced"}, {"batch": 3}):
+        with pytest.raises(DiffusionError, match="holds samples with another"):
+            make(tmp_path, **change)
+    with pytest.raises(DiffusionError, match="no folder of samples"):
+        list(read_shards(tmp_path / "none"))
+
+
+def test_a_call_that_failed_before_its_first_image_claims_nothing(tmp_path):
+    def fail(rows):
+        raise ValueError("no such word")
+
+    model = tiny(num_classes=0, text=(3, 6))
+    rest = (SamplingPipeline(model, *parts("euler", "cfg")), torch.arange(3))
+    with pytest.raises(ValueError, match="no such word"):
+        generate_shards(tmp_path, *rest, text=fail, to_pixels=pixels, settings={"captions": "a"})
+    states = torch.randn(3, 3, 6)
+    text = states.__getitem__
+    generate_shards(tmp_path, *rest, text=text, to_pixels=pixels, settings={"captions": "b"})
+    with pytest.raises(DiffusionError, match="another settings.captions;"):
+        generate_shards(tmp_path, *rest, text=text, to_pixels=pixels, settings={"captions": "a"})
+
+
+@pytest.mark.parametrize("content", [b"[]", b"3", b"\xff\xfe", b"{"])
+def test_a_damaged_manifest_beside_samples_is_one_sentence(content, tmp_path):
+    make(tmp_path)
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(UserError, match="holds samples with another|is not JSON"):
+        make(tmp_path)
+
+
+def test_npz_is_what_adms_evaluator_reads(tmp_path):
+    make(tmp_path / "a")
+    pieces = ((images, labels) for images, _, labels in read_shards(tmp_path / "a"))
+    write_npz(pieces, 11, tmp_path / "samples.npz")
+    with np.load(tmp_path / "samples.npz", allow_pickle=False) as data:
+        assert sorted(data) == ["arr_0", "arr_1"]
+        assert data["arr_0"].dtype == np.uint8 and data["arr_0"].shape == (11, 4, 4, 3)
+        assert np.array_equal(data["arr_0"], contents(tmp_path / "a")[0])
+        assert np.array_equal(data["arr_1"], contents(tmp_path / "a")[2])
+    with pytest.raises(ValueError, match="11 images were given for a file of 12"):
+        pieces = ((images, labels) for images, _, labels in read_shards(tmp_path / "a"))
+        write_npz(pieces, 12, tmp_path / "other.npz")
+    assert not (tmp_path / "other.npz").exists()
+
+
+@pytest.mark.slow
+def test_sigkill_at_any_moment_costs_one_shard(tmp_path):
+    code = f"""
+        import sys; sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
+        from test_diffusion_generate import make
+        make({str(tmp_path / "a")!r}, n=400)
+    """
+    for wait in (1.0, 0.5, 0.3):
+        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+        while not list((tmp_path / "a").glob("shard-*.npz")):
+            assert process.poll() is None, "it ended before its first shard"
+            time.sleep(0.02)
+        time.sleep(wait)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    make(tmp_path / "a", n=400)
+    make(tmp_path / "b", n=400)
+    for one, other in zip(contents(tmp_path / "a"), contents(tmp_path / "b"), strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("guidance", ["cfg", "routed"])
+def test_a_gpu_makes_the_same_image_to_rounding(guidance):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    model, rest, seeds = tiny(), parts(guidance=guidance), torch.arange(4)
+    held = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        here = generate(model, *rest, seeds, batch=4)
+        there = generate(model.cuda(), *rest, seeds, batch=4)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = held
+    assert there.is_cuda
+    assert (there.cpu() - here).abs().max() <= 2e-3 * here.abs().max()

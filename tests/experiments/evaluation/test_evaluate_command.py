@@ -1,0 +1,268 @@
+"""python experiments/evaluate.py on runs, exported files, folders, archives, and two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small import ROOT, small
+
+from experiments import components as build
+from experiments.evaluate import main
+from experiments.evaluation.evaluate_command import split_names, words_of
+from experiments.runtime.command import run_command
+from experiments.training import checkpoint
+
+SCRIPT = str(ROOT / "experiments" / "evaluate.py")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with exported weights, as training leaves it."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    config = small(folder.parent, "eval=digits", "eval.samples=70", "eval.batch=35", "route=1-2")
+    info = build.describe_data(build.make_dataset(config))
+    model = build.make_model(config, info)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=generator) * 0.05)
+    folder.mkdir()
+    (folder / "config.yaml").write_text("marker: 1\n")
+    (folder / "scores.jsonl").write_text("")
+    (folder / "summary.json").write_text("{}")
+    checkpoint.export(folder / "model.safetensors", model, model.state_dict(), config, 7, info)
+    return folder
+
+
+def command(*arguments: object) -> int:
+    return run_command(main, [str(a) for a in arguments])
+
+
+def records(folder: Path) -> list[dict]:
+    return [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
+
+
+def test_a_run_is_scored_without_touching_its_record(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {p: p.read_bytes() for p in run.iterdir() if p.is_file()}
+    samples = tmp_path / "samples.npz"
+    asked = ("--metrics", "fd", "accuracy", "--guidance", "none", "--steps", 3)
+    assert command(run, *asked, "--write-samples", samples) == 0
+    assert {p: p.read_bytes() for p in run.iterdir() if p.is_file()} == before
+    (record,) = records(run / "evaluations")
+    assert record["step"] == 7
+    assert record["sampler"]["steps"] == 3
+    assert [s["metric"] for s in record["scores"]] == [
+        "FD-70 (digits-classifier)",
+        "accuracy-70 (digits-classifier)",
+        "FD-70 (autoencoder)",
+    ]
+    assert record["scores"][0]["guidance"] == "none scale=1.0"
+    printed = capsys.readouterr().out
+    assert "FD-70 (digits-classifier)" in printed
+    assert "record" in printed
+    # The pieces that resuming needs are gone, and the same command makes nothing again.
+    assert not list((run / "evaluations").rglob("*.npz"))
+    assert command(run, *asked) == 0
+    assert "scored before" in capsys.readouterr().out
+    assert records(run / "evaluations") == [record]
+    # Where the record was deleted it writes the same.
+    next((run / "evaluations").glob("*.json")).unlink()
+    assert command(run, *asked) == 0
+    (again,) = records(run / "evaluations")
+    assert again["scores"] == record["scores"]
+    # The batch of samples scores the same as the samples did.
+    assert (
+        command(samples, "--data", "digits", "--metrics", "fd,accuracy", "--out", tmp_path / "e")
+        == 0
+    )
+    (elsewhere,) = records(tmp_path / "e")
+    for ours, theirs in zip(record["scores"], elsewhere["scores"], strict=True):
+        assert ours["value"] == pytest.approx(theirs["value"], rel=1e-6)
+        assert theirs["source"] == str(samples)
+
+
+def test_several_guidances_and_the_exported_file_alone(run: Path, tmp_path: Path) -> None:
+    code = command(
+        run / "model.safetensors", "--metrics", "accuracy", "--samples", 20, "--out", tmp_path,
+        "--guidance", "none", "cfg,scale=3", "routed,strong=0,weak=0.75", "--keep-samples",
+    )  # fmt: skip
+    assert code == 0
+    found = {r["scores"][0]["guidance"] for r in records(tmp_path)}
+    assert found == {"none scale=1.0", "cfg scale=3.0", "routed scale=1.5 strong=0 weak=0.75"}
+    assert len(list((tmp_path / "samples").rglob("*.npz"))) == 3
+
+
+def test_a_reference_is_written_and_compared_with(run: Path, tmp_path: Path) -> None:
+    real = tmp_path / "real.npz"
+    assert command(run, "--write-reference", real) == 0
+    with np.load(real, allow_pickle=False) as file:
+        assert set(file.files) == {"mu", "sigma", "rows", "n", "features", "name"}
+        assert file["n"] == 360
+    for n, reference in enumerate(((), ("--reference", real))):
+        assert command(run, "--metrics", "fd", "--out", tmp_path / str(n), *reference) == 0
+    # The file holds what the first features see; the second ones see the held-out split.
+    held, file = ([s["value"] for s in records(tmp_path / n)[0]["scores"]] for n in "01")
+    assert held == file and len(held) == 2
+    # Another file of this name is another reference.
+    assert command(run, "--write-reference", real, "--split", "train") == 0
+    assert command(run, "--metrics", "fd", "--out", tmp_path / "1", "--reference", real) == 0
+    assert len(records(tmp_path / "1")) == 2
+
+
+def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    from experiments.data import create
+    from experiments.evaluation.images import whole_split
+
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    pixels, _ = whole_split(create({"name": "digits"}), "test")
+    for i, image in enumerate(pixels[:90]):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{i:04d}.png")
+    asked = (folder, "--data", "digits", "--metrics", "fd", "--out", tmp_path / "e")
+    assert command(*asked) == 0
+    assert records(tmp_path / "e")[0]["scores"][0]["value"] < 10
+    assert command(*asked, "--samples", 91) == 2
+    assert "holds 90 images, fewer than --samples 91" in capsys.readouterr().err
+    for option in ("--steps=3", "--weights=ema", "--keep-samples", "--batch=3"):
+        assert command(*asked, option) == 2
+        said = f"{option.split('=')[0]} is for sampling from a run, and {folder} holds images; leave it out"
+        assert said in capsys.readouterr().err
+    assert command(*asked, "--split", "train") == 2
+    assert f"--split is for sampling from a run, and {folder} holds images" in capsys.readouterr().err
+    assert command(folder, "--metrics", "accuracy", "--features", "digits-classifier") == 2
+    assert "unknown here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--metrics", "fdi"), "did you mean fd"),
+        (("--metrics", "fid"), "type fd, which is FID with --features inception-adm"),
+        (("--guidance", "cfg", "scale=2"), "a name comes first, as in NAME,scale=2"),
+        (("--guidance", "cgf"), "guidance=cgf: choose one of"),
+        (("--guidance", "cfg,scale"), "guidance.scale: sampling can change"),
+        (("--guidance", "cfg,scal=2"), "did you mean scale"),
+        (("--sampler", "huen"), "did you mean heun"),
+        (("--data", "digits"), "--data is for images"),
+        (("train.lr=1",), "train.lr"),
+        (("--samples", "1"), "eval.samples=1: expected a whole number of at least 2"),
+        (("--step", "3"), "has no checkpoints"),
+        (("--reference", "nowhere.npz"), "no such file"),
+        (("--write-reference", "x.txt"), "must end in .npz"),
+        (("--write-reference", "x.npz", "--features", ","), "give one --features"),
+        (("--write-reference", "x.npz", "--samples", 50), "--samples: --write-reference takes"),
+        (("--write-reference", "x.npz", "--keep-samples"), "--keep-samples: --write-reference takes"),
+        (("--write-reference", "x.npz", "--weights", "ema"), "--weights: --write-reference takes"),
+        (("--write-reference", "x.npz", "sampler.steps=5"), "sampler.steps=5: --write-reference takes"),
+        (("--write-reference", "x.npz", "--metrics", "fd"), "--metrics: --write-reference scores"),
+        (("--guidance", "none,scale=3"), "scale 3: there is no guidance"),
+        (("--sampler", "heun,steps=5", "--steps", 2), "sampler.steps is given twice"),
+        (("--steps", 2, "sampler.steps=3"), "sampler.steps is given twice, also as 2"),
+        (("--split", "train"), "--split is for --write-reference"),
+        (("--write-samples", "x.npz", "--guidance", "none", "cfg"), "one --guidance"),
+        (("data.split_seed=1",), "the run was trained with 0"),
+        (("data.test_fraction=0.5",), "the run was trained with 0.2"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(
+    run: Path, arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(run, *arguments) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_other_data_are_scored_anew(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (run, "--metrics", "accuracy", "--samples", 4, "--out", tmp_path)
+    for more, again in (((), False), ((), True), (("data.sigma_data=1",), False)):
+        assert command(*asked, *more) == 0
+        assert ("scored before" in capsys.readouterr().out) == again
+    assert len(records(tmp_path)) == 2
+
+
+def test_a_source_that_is_not_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(run.parent / "runn") == 2
+    assert "did you mean run?" in capsys.readouterr().err
+
+
+def test_choices_and_lists() -> None:
+    assert words_of("guidance", "") == []
+    assert words_of("guidance", "cfg,scale=2") == ["guidance.name=cfg", "guidance.scale=2"]
+    assert words_of("guidance", ",weak=cosine:0.6:0") == ["guidance.weak=cosine:0.6:0"]
+    assert split_names(["fd,is", "kid"]) == ("fd", "is", "kid")
+
+
+def test_a_named_choice_keeps_the_runs_other_options(run: Path, tmp_path: Path) -> None:
+    asked = (
+        "--metrics",
+        "accuracy",
+        "--samples",
+        4,
+        "--out",
+        tmp_path,
+        "--guidance",
+        ",low=0.1",
+        "cfg,scale=2",
+    )
+    assert command(run, "guidance.high=9", "sampler.steps=1", *asked) == 0
+    found = [r["guidance"] for r in records(tmp_path)]
+    assert sorted((g["name"], g["scale"], g["low"], g["high"]) for g in found) == [
+        ("cfg", 1.5, 0.1, 9),
+        ("cfg", 2, 0, 9),
+    ]
+    assert records(tmp_path)[0]["sampler"]["steps"] == 1
+
+
+def test_help_from_another_folder(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, SCRIPT, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "examples:" in found.stdout
+
+
+@pytest.mark.slow
+def test_two_processes_score_as_one(run: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    metrics = [
+        "fd",
+        "accuracy",
+        "precision",
+        "recall",
+        "kid",
+        "memorisation",
+        "memorisation_pixels",
+    ]
+    for n, launcher in enumerate(
+        ([], ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"])
+    ):
+        cache = tmp_path / f"cache{n}"
+        subprocess.run(
+            [sys.executable, *launcher, SCRIPT, str(run), "--metrics", *metrics,
+             "--out", str(tmp_path / str(n)), "--cache", str(cache),
+             # Asked for again it is there: no process scores what another one has just written.
+             "--guidance", "cfg", "cfg"],
+            check=True, env=environment, cwd=tmp_path, timeout=570,
+        )  # fmt: skip
+    one, two = (records(tmp_path / str(n))[0]["scores"] for n in range(2))
+    assert [s["metric"] for s in one] == [s["metric"] for s in two]
+    unlabelled = [s for s in one if "autoencoder" in s["metric"]]
+    assert unlabelled and len(one) == 9 + len(unlabelled)
+    for a, b in zip(one, two, strict=True):
+        assert a["value"] == pytest.approx(b["value"], rel=1e-6, abs=1e-9), a["metric"]
+        assert a["features"] == b["features"]

@@ -1,0 +1,296 @@
+"""From a model to scores: what is recorded, what can be resumed, and what is refused before sampling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import small
+
+from experiments import components as build
+from experiments.evaluation import pipeline, read_shards, scoring
+from experiments.evaluation.collect import collect, save_reference
+from experiments.evaluation.features import create_features
+from experiments.evaluation.pipeline import SamplingPipeline
+from experiments.evaluation.sample_store import SampleStore
+from experiments.evaluation.small_networks import checksum
+from experiments.options.evaluation import MetricError, Score
+from experiments.runtime.console import Console
+
+
+class Case:
+    """A narrow model with random weights on digits."""
+
+    def __init__(self, folder: Path, *overrides: str) -> None:
+        self.config = small(folder, "eval=digits", "eval.samples=40", "eval.batch=16", *overrides)
+        self.dataset = build.make_dataset(self.config)
+        info = build.describe_data(self.dataset)
+        self.model = build.make_model(self.config, info).eval()
+        # An untrained model answers zero whatever the label; this one does not.
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in self.model.parameters():
+                p.add_(torch.randn(p.shape, generator=generator) * 0.05)
+
+    def score(self, **changes: Any) -> dict[str, Any]:
+        found = scoring.score(self.model, self.config, self.dataset, step=7, **changes)
+        # In the first features, where a metric is measured in several.
+        return {s.key: s for s in reversed(found)}
+
+    def run(
+        self, out: Path | None = None, **changes: Any
+    ) -> tuple[list[Score], SampleStore | None]:
+        options = scoring.options_for(self.config, **changes)
+        pipe = SamplingPipeline.make(self.model, self.config)
+        identity = checksum(self.model)
+        return scoring.sample_and_score(
+            pipe, self.config, self.dataset, options, step=7, out=out, identity=identity
+        )
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(tmp_path_factory.mktemp("runs"), "route=1-2", "guidance=cfg")
+
+
+def test_a_score_says_all_that_is_needed_to_read_it(case: Case) -> None:
+    with pytest.warns(UserWarning, match="singular"):
+        found = case.score()
+    assert set(found) >= {"fd", "accuracy", "precision", "recall", "memorisation"}
+    fd = found["fd"].to_dict()
+    assert fd["metric"] == "FD-40 (digits-classifier)"
+    assert fd["n"] == 40
+    assert fd["features"].startswith("digits-classifier@")
+    assert fd["reference"].startswith("digits-test@")
+    assert (fd["seed"], fd["step"], fd["better"]) == (100000, 7, "lower")
+    assert fd["guidance"] == "cfg scale=1.5"
+    assert fd["sampler"] == "heun steps=2"
+    # Heun with 2 steps evaluates 3 times, CFG makes 2 passes of each.
+    from backbones.cost import cost
+
+    assert fd["macs_per_sample"] == 6 * cost(**case.model.config).macs_dense
+    assert found["accuracy"].reference is None
+    assert found["accuracy"].better == "higher"
+
+
+def test_one_set_of_samples_is_scored_in_every_feature_space(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    generate = SamplingPipeline.generate
+    monkeypatch.setattr(
+        SamplingPipeline, "generate", lambda *a, **k: made.append(len(a[1])) or generate(*a, **k)
+    )
+    with pytest.warns(UserWarning, match="singular"):
+        found, _ = case.run(metrics=("fd", "accuracy", "precision"))
+    assert sum(made) == 48  # 40 samples in batches of 16
+    assert [s.metric for s in found] == [
+        f"{name} ({space})"
+        for space, names in (
+            ("digits-classifier", ("FD-40", "accuracy-40", "precision-40")),
+            ("autoencoder", ("FD-40", "precision-40")),
+        )
+        for name in names
+    ]
+    assert len({s.features for s in found}) == 2
+
+
+def test_scores_are_repeatable_and_seeds_matter(case: Case) -> None:
+    metrics = ("accuracy", "kid")
+    first, again = case.score(metrics=metrics), case.score(metrics=metrics)
+    other = case.score(metrics=metrics, seed=5)
+    assert first == again
+    assert first["kid"].value != other["kid"].value
+
+
+def test_the_batch_changes_rounding_only(case: Case) -> None:
+    small_batch = case.score(metrics=("kid",), batch=7)["kid"].value
+    whole = case.score(metrics=("kid",), batch=40)["kid"].value
+    # Pixels are rounded to 8 bits: a last digit may tip one of them.
+    assert small_batch == pytest.approx(whole, rel=1e-3)
+
+
+def test_guidance_can_be_replaced(case: Case) -> None:
+    metrics = ("kid",)
+    plain = case.score(metrics=metrics, guidance="none")["kid"]
+    routed = case.score(metrics=metrics, guidance={"name": "routed", "weak": "0.8"})["kid"]
+    assert plain.guidance == "none scale=1.0"
+    assert routed.guidance == "routed scale=1.5 weak=0.8"
+    assert plain.value != routed.value
+    assert plain.macs_per_sample < routed.macs_per_sample < 2 * plain.macs_per_sample
+
+
+def test_labels_are_balanced_or_drawn(case: Case) -> None:
+    options = scoring.options_for(case.config)
+    labels, _, _ = scoring.asked_of(
+        case.dataset, case.model, options, torch.arange(40), torch.device("cpu")
+    )
+    assert labels.bincount().tolist() == [4] * 10
+    options = scoring.options_for(case.config, labels="random")
+    drawn, _, _ = scoring.asked_of(
+        case.dataset, case.model, options, torch.arange(400), torch.device("cpu")
+    )
+    assert len(set(drawn.bincount().tolist())) > 1
+    assert len(drawn.unique()) == 10
+
+
+def test_an_interrupted_evaluation_goes_on_where_it_was(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = ("accuracy", "kid")
+    whole, _ = case.run(metrics=metrics)
+    generate, calls = pipeline.generate, []
+
+    def killed(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.append(args[4][0].item())
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(pipeline, "generate", killed)
+    with pytest.raises(KeyboardInterrupt):
+        case.run(tmp_path, metrics=metrics)
+    kept = sorted(p.name for p in tmp_path.rglob("*.npz"))
+    assert kept == ["shard-00000.npz", "shard-00001.npz"]
+    calls.clear()
+    # A piece that was cut off on disk is made again; a whole one is not.
+    first = next(tmp_path.rglob("shard-00000.npz"))
+    first.write_bytes(first.read_bytes()[:200])
+    resumed, store = case.run(tmp_path, metrics=metrics)
+    assert calls == [100000, 100032]
+    assert resumed == whole
+    assert store is not None
+    assert sum(len(images) for images, _, _ in read_shards(store.folder)) == 40
+    # Samples of other settings are not taken for these.
+    calls.clear()
+    with pytest.raises(KeyboardInterrupt):
+        case.run(tmp_path, metrics=metrics, seed=3)
+    assert calls == [3, 19]
+
+
+def test_what_cannot_be_measured_is_said_before_sampling(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sampling(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("sampled before checking")
+
+    monkeypatch.setattr(pipeline, "generate", sampling)
+    few, cache = tmp_path / "few.npz", scoring.cache_of(case.config)
+    features = create_features("digits-classifier", cache=cache, dataset=case.dataset)
+    found = collect(features, [torch.zeros(3, 3, 8, 8, dtype=torch.uint8)])
+    save_reference(few, features, found, "few")
+    wrong = (
+        ({"metrics": ("sfid",)}, "metric sfid cannot be measured"),
+        ({"metrics": ("fdd",)}, "did you mean fd"),
+        ({"metrics": ("adherence",)}, "needs data=scenes, here are data=digits"),
+        ({"features": ("inception-adm",), "metrics": ("accuracy",)}, "use digits-classifier"),
+        ({"reference": str(tmp_path / "none.npz")}, "no such file"),
+        ({"guidance": "autoguidance"}, "guidance.checkpoint"),
+        (
+            {"reference": str(few), "metrics": ("recall",), "features": ("digits-classifier",)},
+            "with 3 neighbours need more images than that, got 3",
+        ),
+    )
+    for changes, sentence in wrong:
+        with pytest.raises(ValueError, match=sentence) as caught:
+            case.score(**changes)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_diverged_is_named(case: Case, tmp_path: Path) -> None:
+    broken = Case(tmp_path)
+    with torch.no_grad():
+        next(broken.model.parameters()).fill_(float("nan"))
+    with pytest.raises(MetricError, match="the model samples NaN .* train.lr"):
+        broken.score(metrics=("accuracy",))
+
+
+def test_a_run_without_labels_is_scored_without_accuracy(tmp_path: Path) -> None:
+    plain = Case(tmp_path, "task=none", "guidance=none", "eval.samples=80")
+    found = plain.score()
+    assert "accuracy" not in found
+    assert found["fd"].value > 0
+    with pytest.raises(MetricError, match="unknown here"):
+        plain.score(metrics=("accuracy",))
+
+
+def test_scenes_are_scored_by_class_and_by_caption(tmp_path: Path) -> None:
+    for task, parts in (("class", {"adherence_shape"}), ("text", {"adherence_place"})):
+        scenes = Case(
+            tmp_path,
+            "scale=small",
+            "data=scenes",
+            "size=T/8",
+            f"task={task}",
+            "eval.samples=6",
+            "eval=scenes",
+            "eval.batch=6",
+        )
+        found = scenes.score(metrics=("adherence",), guidance="none")
+        assert set(found) >= {"adherence"} | parts
+        assert found["adherence"].metric == "adherence-6 (scenes-probe)"
+        assert 0 <= found["adherence"].value <= 1
+
+
+def test_what_a_run_will_need_can_be_checked_at_its_start(case: Case, tmp_path: Path) -> None:
+    right, explained = scoring.check(case.config, case.dataset)
+    assert "held-out images right" in right and "variance explained" in explained
+    missing = small(tmp_path, "eval=inception", f"eval.inception_weights={tmp_path / 'none.pth'}")
+    with pytest.raises(MetricError, match="No such file"):
+        scoring.check(missing, case.dataset)
+
+
+def test_progress_is_reported(case: Case) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Watched(Console):
+        def progress(self, what: str, total: int, done: int = 0) -> Any:
+            bar = super().progress(what, total, done)
+            bar.update = lambda done, text="": seen.append((done, total))  # type: ignore[method-assign]
+            return bar
+
+    case.score(metrics=("accuracy",), console=Watched(quiet=True))
+    assert seen == [(16, 40), (32, 40), (40, 40)]
+
+
+def test_training_precision_does_not_reach_the_metrics(case: Case) -> None:
+    plain = case.dataset.to_pixels(case.dataset.batch(torch.arange(80)).x)
+    options = scoring.options_for(case.config, metrics=("fd", "kid"))
+    values = []
+    for enabled in (False, True):
+        meters = scoring.prepare(options, case.dataset, scoring.cache_of(case.config))
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+                for meter in meters:
+                    meter.update(plain)
+                values.append([r.value for meter in meters for r in meter.results(None)])
+            assert torch.get_float32_matmul_precision() == "high"
+        finally:
+            torch.set_float32_matmul_precision(before)
+    assert values[0] == values[1]
+
+
+def test_guidance_that_a_run_cannot_have_is_said_at_its_start(tmp_path: Path) -> None:
+    plain = Case(tmp_path, "task=none", "guidance=none", "eval.metrics=[kid]")
+    with pytest.raises(ValueError, match="neither"):
+        SamplingPipeline.make(plain.model, small(tmp_path, "task=none", "guidance=cfg"))
+
+
+def test_every_piece_is_sampled_as_one_full_batch(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate, seeds = pipeline.generate, []
+
+    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
+        seeds.append(args[4].tolist())
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(pipeline, "generate", watched)
+    case.score(metrics=("accuracy",), samples=20)
+    # The second piece holds four images and is filled up: an image is bitwise the same in any batch of 16.
+    assert [len(s) for s in seeds] == [16, 16]
+    assert seeds[1][:4] == [100016, 100017, 100018, 100019]

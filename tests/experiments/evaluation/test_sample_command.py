@@ -1,0 +1,438 @@
+"""experiments/sample.py: what it writes, from what, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from experiments import components as build
+from experiments import sample
+from experiments.config.compose import load
+from experiments.data.data_options import DataError
+from experiments.evaluation.pipeline import parse_overrides
+from experiments.evaluation.sample_command import (
+    data_of,
+    parse_captions,
+    parse_classes,
+    parse_numbers,
+    plan_request,
+    write_pictures,
+)
+from experiments.evaluation.sample_store import SampleStore
+from experiments.options.diffusion import DiffusionError
+from experiments.runtime.command import run_command
+from experiments.runtime.console import Console
+from experiments.runtime.files import locked
+from experiments.training import checkpoint
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def export(path, *overrides, seed=0):
+    config = load(["data=digits", "backbone.depth=4", "route=1-2", "sampler.steps=3", *overrides])
+    dataset = build.make_dataset(config)
+    info = build.describe_data(dataset)
+    model = build.make_model(config, info)
+    torch.manual_seed(seed)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.1)
+    checkpoint.export(path, model, model.state_dict(), config, 7, info)
+    return path
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return export(tmp_path_factory.mktemp("weights") / "model.safetensors")
+
+
+def run(*args):
+    return run_command(sample.main, [str(a) for a in args])
+
+
+def test_the_grid_has_every_row_however_few_pngs_are_asked_for(tmp_path):
+    """A row of 400 seeds is longer than what is held at once; each class has another grey."""
+    store, request = SampleStore(tmp_path / "shards"), plan_request(range(400), [0, 1], None)
+    store.claim({"count": 800, "shard": 400})
+    for label in (0, 1):
+        grey = torch.full((400, 3, 8, 8), 100 * label, dtype=torch.uint8)
+        store.write(label, grey, torch.arange(400), torch.full((400,), label))
+    write_pictures(tmp_path, request, 1, False, Console(quiet=True))
+    with Image.open(tmp_path / "grid.png") as grid:
+        assert grid.height == 2 * 50 + 2
+        assert [grid.getpixel((grid.width - 10, y))[0] for y in (20, 70)] == [0, 100]
+    assert [p.name for p in (tmp_path / "png").iterdir()] == ["class0000_seed000000.png"]
+    assert np.load(tmp_path / "samples.npz")["arr_0"].shape == (800, 8, 8, 3)
+
+
+def test_weights_that_are_not_finite_are_refused(weights, tmp_path, capsys):
+    with safe_open(weights, "pt") as handle:
+        metadata = handle.metadata()
+    tensors = load_file(weights)
+    list(tensors.values())[-1].view(-1)[0] = float("nan")
+    save_file(tensors, tmp_path / "broken.safetensors", metadata)
+    assert run(tmp_path / "broken.safetensors", "--out", tmp_path / "out", "--device", "cpu") == 2
+    assert "weights that are not finite" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_option_that_yaml_cannot_read_is_text(weights, tmp_path, capsys):
+    words = ("--guidance", "autoguidance", "guidance.checkpoint=[no such", "--device", "cpu")
+    assert run(weights, *words, "--out", tmp_path) == 2
+    assert "[no such" in capsys.readouterr().err
+
+
+def test_writes_pngs_a_grid_and_an_npz(weights, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert run(weights, "--classes", "3,7", "--seeds", "0-4", "--out", out, "--device", "cpu") == 0
+    said = capsys.readouterr().out
+    assert "step 7" in said and "GMACs an image" in said and str(out / "samples.npz") in said
+    names = sorted(p.name for p in (out / "png").iterdir())
+    assert len(names) == 10 and names[0] == "class0003_seed000000.png"
+    with np.load(out / "samples.npz", allow_pickle=False) as data:
+        images, labels = data["arr_0"], data["arr_1"]
+    assert images.shape == (10, 8, 8, 3) and images.dtype == np.uint8
+    assert labels.tolist() == [3] * 5 + [7] * 5
+    with Image.open(out / "png/class0007_seed000002.png") as image:
+        assert np.array_equal(np.asarray(image), images[7])
+    with Image.open(out / "grid.png") as grid:
+        # Two rows of five tiles of 6 x 8 pixels, gaps of 2, and a margin with the classes' names.
+        assert grid.height == 2 * 50 + 2 and grid.width > 5 * 50 + 2
+    assert not list((out / "shards").glob("shard-*"))
+
+
+def test_the_same_command_again_is_done_and_another_is_refused(weights, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = [weights, "--seeds", "0-2", "--out", out, "--device", "cpu"]
+    assert run(*arguments) == 0
+    stamp = (out / "samples.npz").stat().st_mtime_ns
+    assert run(*arguments) == 0
+    assert (out / "samples.npz").stat().st_mtime_ns == stamp
+    # A kill between the whole npz and the last shard's removal leaves shards: they go now.
+    (out / "shards" / "shard-00000.npz").write_bytes(b"")
+    assert run(*arguments) == 0 and not list(out.glob("shards/*.npz"))
+    # Pictures that are not there, or that the first call was not asked for, come out of the npz.
+    first = {path: path.read_bytes() for path in (out / "grid.png", *out.glob("png/*.png"))}
+    for again in (first, list(first)[:1], list(first)[1:2]):
+        for path in again:
+            path.unlink()
+        capsys.readouterr()
+        assert run(*arguments) == 0
+        assert "(3 of 3)" in capsys.readouterr().out
+        assert {path: path.read_bytes() for path in first} == first
+    assert run(*arguments, "--scale", 3) == 2
+    assert "holds samples with another guidance" in capsys.readouterr().err
+
+
+def test_a_folder_that_another_call_writes_is_refused(weights, tmp_path, capsys):
+    with locked(tmp_path):
+        assert run(weights, "--seeds", "0-2", "--out", tmp_path, "--device", "cpu") == 2
+    assert f"{tmp_path} is being written by process {os.getpid()}" in capsys.readouterr().err
+    assert not (tmp_path / "shards").exists()
+
+
+def test_classes_of_unnamed_seeds_are_drawn_from_the_seeds(weights, tmp_path):
+    out = tmp_path / "out"
+    assert run(weights, "--seeds", "0-5", "--out", out, "--pngs", 4, "--device", "cpu") == 0
+    names = sorted(p.name for p in (out / "png").iterdir())
+    with np.load(out / "samples.npz", allow_pickle=False) as data:
+        expected = [f"seed{i:06d}_class{k:04d}.png" for i, k in enumerate(data["arr_1"][:4])]
+    assert names == expected
+
+
+@pytest.mark.parametrize("guidance", ["none", "cfg", "interval", "routed", "apg", "icg"])
+def test_every_guidance_and_its_options(weights, tmp_path, capsys, guidance):
+    arguments = [weights, "--classes", "1", "--seeds", "0-1", "--device", "cpu"]
+    scale = ["--scale", 1 if guidance == "none" else 2]
+    assert run(*arguments, "--guidance", guidance, *scale, "--out", tmp_path / "a") == 0
+    assert f"guidance  {guidance}" in capsys.readouterr().out
+
+
+def test_samplers_steps_weak_checkpoints_and_reuse(weights, tmp_path, capsys):
+    weak = export(tmp_path / "weak.safetensors", "backbone.depth=3", seed=1)
+    arguments = [weights, "--classes", "1", "--seeds", "0-1", "--device", "cpu", "--steps", 4]
+    auto = ["--guidance", "autoguidance", f"guidance.checkpoint={weak}", "--scale", 2]
+    assert run(*arguments, *auto, "--out", tmp_path / "a", "--sampler", "ddim") == 0
+    said = capsys.readouterr().out
+    assert "ddim, 4 steps, 4 evaluations" in said and "8 passes in 8 batches" in said
+    assert run(*arguments, "--out", tmp_path / "b", "sampler.reuse=1-2", "--guidance", "none") == 0
+    said = capsys.readouterr().out
+    assert "blocks 1-2 run in one of 2 evaluations" in said and "images differ by" in said
+    never = ["sampler.reuse=1-2", "sampler.reuse_every=1", "--guidance", "none"]
+    assert run(*arguments, "--out", tmp_path / "c", *never) == 0
+    said = capsys.readouterr().out
+    assert "reuse" not in said and "counting linear layers only" in said
+
+
+def test_a_pass_without_the_fused_span_is_costed_and_sampled(tmp_path, capsys):
+    fused = export(tmp_path / "fused.safetensors", "routing.learned=fuse")
+    arguments = ["--guidance", "pathdrop", "--seeds", "0-1", "--device", "cpu"]
+    assert run(fused, *arguments, "--out", tmp_path / "out") == 0
+    assert "10 passes in 10 batches" in capsys.readouterr().out
+
+
+def test_an_image_of_a_seed_and_class_is_the_same_in_every_request(weights, tmp_path):
+    common = ["--device", "cpu", "--batch", 2, "--seeds"]
+    assert run(weights, "--classes", "0-2", *common, "0-3", "--out", tmp_path / "a") == 0
+    assert run(weights, "--classes", "2", *common, "3,2", "--out", tmp_path / "b") == 0
+    for seed in (2, 3):
+        name = f"png/class0002_seed{seed:06d}.png"
+        with Image.open(tmp_path / "a" / name) as one, Image.open(tmp_path / "b" / name) as two:
+            assert np.array_equal(np.asarray(one), np.asarray(two))
+
+
+def test_text_model(tmp_path, capsys):
+    path = export(tmp_path / "text.safetensors", "data=scenes", "task=text", "size=T/4")
+    out = tmp_path / "out"
+    words = "a red circle; a blue square"
+    assert run(path, "--captions", words, "--seeds", "0-1", "--out", out, "--device", "cpu") == 0
+    assert sorted(p.name for p in (out / "png").iterdir())[0] == "caption000_seed000000.png"
+    assert run(path, "--out", tmp_path / "b", "--device", "cpu") == 2
+    assert "give --captions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--classes", "12"], "10 classes, 0..9"),
+        (["--classes", "cat"], "no class of that name"),
+        (["--seeds", "9-3"], "from the smaller to the larger"),
+        (["--seeds", "x"], "numbers such as 3,7"),
+        (["--guidance", "rooted"], "did you mean routed"),
+        (["--guidance", "autoguidance"], "guidance.checkpoint=RUN@STEP"),
+        (["--guidance", "cfg", "guidance.sclae=2"], "did you mean scale"),
+        (
+            ["--guidance", "none", "--scale", "2"],
+            "scale 2: there is no guidance; add --guidance cfg",
+        ),
+        (["--guidance", "none", "guidance.scale=2"], "scale 2: there is no guidance"),
+        (["--scale", "2", "guidance.scale=3"], "guidance.scale is given twice, also as 2.0"),
+        (["--guidance", "cfg", "--scale", "nan"], "guidance.scale=nan: expected a number"),
+        (["--sampler", "euler", "sampler.name=heun"], "sampler.name is given twice, also as euler"),
+        (["--captions", ""], "--captions: give one or more"),
+        (
+            ["--guidance", "autoguidance", "guidance.checkpoint=/no"],
+            "guidance.checkpoint=/no: /no does",
+        ),
+        (["--sampler", "huen"], "did you mean heun"),
+        (["--steps", "0"], "at least 1"),
+        (["--captions", "a cat"], "not conditioned on text"),
+        (["scale=3"], "type --scale 3"),
+        (["--classes", "3,", "7"], "a list is one word, such as 3,7"),
+        (["model.width=3"], "sampling can change sampler.KEY=VALUE"),
+        (["--batch", "0"], "1 or more"),
+        (["--step", "3"], "run folder"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(weights, tmp_path, capsys, arguments, says):
+    assert run(weights, "--out", tmp_path / "out", "--device", "cpu", *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and says in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_without_what_guidance_needs(tmp_path, capsys):
+    arguments = ["--seeds", "0", "--device", "cpu", "--out", tmp_path / "out"]
+    dense = export(tmp_path / "dense.safetensors", "route=none")
+    assert run(dense, *arguments, "--guidance", "routed") == 2
+    assert "trained without one" in capsys.readouterr().err
+    never = export(tmp_path / "never.safetensors", "train.label_drop=0")
+    assert run(never, *arguments, "--guidance", "cfg") == 2
+    assert "train.label_drop=0" in capsys.readouterr().err
+    plain = export(tmp_path / "plain.safetensors", "task=none", "guidance=none")
+    assert run(plain, *arguments, "--guidance", "cfg") == 2
+    assert "classes or text" in capsys.readouterr().err
+    assert run(plain, *arguments, "--classes", "1") == 2
+    assert "has no classes" in capsys.readouterr().err
+    assert run(plain, *arguments) == 0
+
+
+@pytest.mark.slow
+def test_help_needs_no_torch_and_the_script_runs_from_anywhere(weights, tmp_path):
+    script = str(ROOT / "experiments" / "sample.py")
+    shown = subprocess.run(
+        [sys.executable, "-X", "importtime", script, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert "--guidance" in shown.stdout and "examples:" in shown.stdout
+    assert " torch" not in shown.stderr
+    done = subprocess.run(
+        [sys.executable, script, str(weights), "--seeds", "0-1", "--device", "cpu", "--pngs", "0"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "samples/grid.png").exists() and not (tmp_path / "samples/png").exists()
+
+
+def test_numbers_classes_captions_overrides():
+    assert parse_numbers("3,7", "--seeds") == [3, 7]
+    assert parse_numbers("0-2, 9", "--seeds") == [0, 1, 2, 9]
+    names = ("cat", "dog", "great ape")
+    assert parse_classes("dog,0,great ape", 3, names) == [1, 0, 2]
+    assert parse_classes("all", 3, names) == [0, 1, 2]
+    with pytest.raises(DiffusionError, match="did you mean dog"):
+        parse_classes("dgo", 3, names)
+    assert parse_captions("a; b ;") == ["a", "b"]
+    with pytest.raises(DiffusionError, match="No such file"):
+        parse_captions("none.txt")
+    found = parse_overrides(
+        ["guidance.scale=2", "sampler.reuse=null", "guidance.weak=cosine:0.6:0"]
+    )
+    assert found["guidance"] == {"scale": 2, "weak": "cosine:0.6:0"}
+    assert found["sampler"] == {"reuse": None}
+
+
+def test_captions_from_a_file(tmp_path):
+    (tmp_path / "c.txt").write_text("one\n\ntwo\n")
+    assert parse_captions(str(tmp_path / "c.txt")) == ["one", "two"]
+    (tmp_path / "c.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    with pytest.raises(DiffusionError, match="expected text in UTF-8"):
+        parse_captions(str(tmp_path / "c.txt"))
+
+
+def test_request_is_row_by_row():
+    request = plan_request([5, 6], [1, 0], None, ("cat", "dog"))
+    assert request.seeds == [5, 6, 5, 6] and request.labels == [1, 1, 0, 0]
+    assert request.columns == 2 and request.row_names == ["dog", "cat"]
+    assert len(set(request.names)) == 4
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work(weights, tmp_path):
+    script = str(ROOT / "experiments" / "sample.py")
+    common = [
+        str(weights),
+        "--seeds",
+        "0-1100",
+        "--steps",
+        "1",
+        "--guidance",
+        "none",
+        "--pngs",
+        "0",
+    ]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    for name, start in (("one", [sys.executable]), ("two", launch)):
+        done = subprocess.run(
+            [*start, script, *common, "--device", "cpu", "--out", str(tmp_path / name)],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("ADM's evaluator") == 1
+    with np.load(tmp_path / "one/samples.npz") as a, np.load(tmp_path / "two/samples.npz") as b:
+        assert np.array_equal(a["arr_0"], b["arr_0"]) and np.array_equal(a["arr_1"], b["arr_1"])
+
+
+def test_reuse_in_blocks_that_hand_values_on_is_refused_at_once(tmp_path, capsys):
+    weights = export(tmp_path / "model.safetensors", "backbone=rwkv7")
+    assert run(weights, "sampler.reuse=1-2", "--out", tmp_path / "no", "--device", "cpu") == 2
+    assert "backbone=rwkv7 hand values to later blocks" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.fixture(scope="module")
+def vae(tmp_path_factory):
+    from diffusers import AutoencoderKL
+
+    folder = tmp_path_factory.mktemp("vae")
+    torch.manual_seed(0)
+    AutoencoderKL(
+        block_out_channels=(8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=4,
+        norm_num_groups=4,
+        layers_per_block=1,
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["store", "webdataset", "lightningdit"])
+def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, tmp_path, capsys):
+    import shutil
+
+    from data_tools import latents, write_lightning, write_store, write_tars
+
+    from experiments.data import create
+    from experiments.training.checkpoint import load_model
+
+    store, labels = tmp_path / "store", [k % 3 for k in range(8)]
+    {
+        "store": lambda: write_store(store, latents(8), labels),
+        "webdataset": lambda: write_tars(store, latents(8), labels),
+        "lightningdit": lambda: write_lightning(store, 3 * latents(8) + 1, latents(8), labels),
+    }[layout]()
+    weights = export(
+        tmp_path / "model.safetensors", "data=latents", f"data.path={store}", f"data.vae={vae}",
+        "size=T/2", "eval=none",
+    )  # fmt: skip
+    loaded = load_model(weights, device="cpu")
+    there = create(loaded.config.data)
+    x = torch.randn(2, *there.shape, generator=torch.Generator().manual_seed(0))
+    wanted = there.to_pixels(x)
+    assert torch.equal(data_of(loaded, {}, "cpu").to_pixels(x), wanted)
+    shutil.rmtree(store)
+    alone = data_of(loaded, {}, "cpu")
+    assert torch.equal(alone.to_pixels(x), wanted)
+    # The conversion matters: the numbers as they are give other pictures.
+    assert not torch.equal(alone._codec.decode(x), wanted)
+    with pytest.raises(DataError, match="the latents themselves are not here"):
+        alone.batch(torch.arange(1), None)
+    out = tmp_path / "out"
+    assert run(weights, "--classes", "1", "--seeds", "0-1", "--out", out, "--device", "cpu") == 0
+    with np.load(out / "samples.npz", allow_pickle=False) as data:
+        assert data["arr_0"].shape == (2, 16, 16, 3)
+    assert run(weights, "data.vae=nowhere/vae", "--out", tmp_path / "no", "--device", "cpu") == 2
+    assert "the weights of nowhere/vae are not on this machine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"unit": [1.0]},
+        {"shift": [float("nan")] * 4},
+        {"vae": 3},
+        {"scaled": "yes"},
+        {"extra": 1},
+        {"factor": 0},
+        {"offset": None},
+    ],
+)
+def test_a_damaged_description_of_latents_is_one_sentence(wrong):
+    from experiments.data.latents import LatentSpace
+    from experiments.data.latents_spec import LatentsOptions
+
+    def restored(decoding):
+        info = {
+            "shape": [4, 8, 8],
+            "num_classes": 0,
+            "class_names": [],
+            "text": None,
+            "fingerprint": "x",
+        }
+        return LatentSpace.restore(LatentsOptions(), {**info, "decoding": decoding})
+
+    good = {"shift": [0.0] * 4, "unit": [1.0] * 4, "vae": "x"}
+    assert restored(good).decoding.factor is None
+    with pytest.raises(DataError, match="give the store they were trained on"):
+        restored({**good, **wrong})

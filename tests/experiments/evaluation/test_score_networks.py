@@ -1,0 +1,149 @@
+"""The score networks that come with the package: their size, their hashes, their accuracy and how they are trained."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from experiments.data import create
+from experiments.evaluation import create_features, small_networks, train_score_networks
+from experiments.evaluation.collect import heldout_reference
+from experiments.evaluation.features import own_network_plan
+from experiments.evaluation.images import whole_split
+from experiments.evaluation.small_networks import SHIPPED, SHIPPED_FOLDER, load_shipped
+from experiments.options.evaluation import MetricError
+
+FASHION = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package dataset-fashion-mnist
+installed = pytest.mark.skipif(
+    not FASHION.is_dir(), reason="needs apt install dataset-fashion-mnist"
+)
+DATA = [
+    {"name": "digits"},
+    {"name": "mnist"},
+    pytest.param({"name": "fashion", "path": str(FASHION)}, marks=installed),
+]
+KINDS = ["classifier", "autoencoder"]
+
+
+def features_name(data: dict, kind: str) -> str:
+    return f"{data['name']}-classifier" if kind == "classifier" else kind
+
+
+def stored_quality(name: str) -> float:
+    with safe_open(SHIPPED_FOLDER / f"{name}.safetensors", framework="pt") as handle:
+        return float(handle.metadata()["accuracy"])
+
+
+def test_the_networks_take_no_more_than_two_and_a_half_megabytes():
+    files = sorted(SHIPPED_FOLDER.iterdir())
+    assert [path.stem for path in files] == sorted(SHIPPED)
+    assert sum(path.stat().st_size for path in files) <= 2.5e6
+
+
+@pytest.mark.parametrize("data", DATA, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_of_the_package_is_used_as_it_is(data, kind, tmp_path):
+    dataset = create(data)
+    features = create_features(features_name(data, kind), cache=tmp_path, dataset=dataset)
+    assert features.checksum == SHIPPED[f"{data['name']}-{kind}"]
+    assert "comes with the package" in features.note
+    assert not list(tmp_path.iterdir())  # nothing was trained
+
+
+@pytest.mark.parametrize("data", DATA, ids=str)
+def test_a_classifier_is_as_accurate_on_held_out_images_as_its_file_says(data, tmp_path):
+    dataset = create(data)
+    features = create_features(features_name(data, "classifier"), cache=tmp_path, dataset=dataset)
+    pixels, labels = whole_split(dataset, "test")
+    some = torch.arange(0, len(pixels), -(-len(pixels) // 1000))
+    right = features(pixels[some])["logits"].argmax(1) == labels[some]
+    # Up to 1,000 images: three standard errors at 90 % are 3 %.
+    assert right.double().mean().item() == pytest.approx(
+        stored_quality(f"{data['name']}-classifier"), abs=0.03
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", DATA, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_a_network_anew_gives_the_quality_of_the_one_in_the_package(data, kind, tmp_path):
+    network = train_score_networks.train(data, kind, tmp_path)
+    # The very same bits on the machines tried so far; other versions of torch may sum in another order.
+    assert network.quality == pytest.approx(stored_quality(f"{data['name']}-{kind}"), abs=0.005)
+    assert network.path.name == f"{data['name']}-{kind}.safetensors"
+
+
+def test_the_command_refuses_a_data_set_without_a_shipped_network(capsys):
+    assert train_score_networks.main(["icons"]) == 2
+    assert "invalid choice: 'icons'" in capsys.readouterr().err
+
+
+def test_the_command_trains_both_networks(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        "experiments.evaluation.features.Recipe", lambda epochs: small_networks.Recipe(epochs=1)
+    )
+    monkeypatch.setattr(
+        "experiments.evaluation.features.CodeRecipe", lambda: small_networks.CodeRecipe(steps=2)
+    )
+    assert train_score_networks.main(["digits", "--out", str(tmp_path)]) == 0
+    assert sorted(path.stem for path in tmp_path.iterdir()) == [
+        "digits-autoencoder",
+        "digits-classifier",
+    ]
+    assert (
+        "digits-classifier: differs from the weights that come with the package"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.fixture
+def copies(tmp_path, monkeypatch):
+    folder = Path(shutil.copytree(SHIPPED_FOLDER, tmp_path / "copies"))
+    monkeypatch.setattr(small_networks, "SHIPPED_FOLDER", folder)
+    return folder
+
+
+def shipped_digits(**options):
+    _, settings, recipe, build, _ = own_network_plan(True, create({"name": "digits", **options}))
+    return load_shipped("digits-classifier", settings, recipe, build)
+
+
+def test_other_images_train_a_network_of_their_own(copies):
+    assert shipped_digits() is not None
+    assert shipped_digits(split_seed=1) is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "other weights"])
+def test_a_damaged_network_is_refused(copies, damage):
+    path = copies / "digits-classifier.safetensors"
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:1000])
+    elif damage == "missing":
+        path.unlink()
+    else:
+        with safe_open(path, framework="pt") as handle:
+            metadata = handle.metadata()
+        weights = load_file(path)
+        weights["head.bias"] += 1e-3
+        save_file(weights, path, metadata=metadata)
+    with pytest.raises(MetricError, match=r"digits-classifier\.safetensors is missing or damaged"):
+        shipped_digits()
+
+
+def test_a_held_out_reference_has_one_name_whatever_the_last_digits_of_its_file(tmp_path):
+    digits = create({"name": "digits"})
+    features = create_features("digits-classifier", cache=tmp_path, dataset=digits)
+    first = heldout_reference(digits, features, tmp_path)
+    (path,) = (tmp_path / "references").iterdir()
+    with np.load(path) as arrays:
+        changed = {**arrays, "mu": arrays["mu"] + 1e-13}
+    np.savez(path, **changed)
+    assert heldout_reference(digits, features, tmp_path).label == first.label
+    other = create_features("autoencoder", cache=tmp_path, dataset=digits)
+    assert heldout_reference(digits, other, tmp_path).label != first.label
