@@ -7,7 +7,6 @@ files; how those are made is known here alone.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,3 +32,13 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     from experiments.config import compose as composition
 
     return composition._compose(list(overrides))
+
+
+# --- analysis -------------------------------------------------------------------------------------
+
+
+def write_tables(runs: Path, names: Sequence[str], folder: Path) -> None:
+    """Write tables of a folder of runs as `folder/NAME.csv`, as `python -m analysis tables` does."""
+    from analysis.analysis_command import main
+
+    assert main(["tables", str(runs), "--out", str(folder), "--only", *names]) == 0
