@@ -42,3 +42,61 @@ def write_tables(runs: Path, names: Sequence[str], folder: Path) -> None:
     from analysis.analysis_command import main
 
     assert main(["tables", str(runs), "--out", str(folder), "--only", *names]) == 0
+
+
+# --- training and sampling ------------------------------------------------------------------------
+
+
+def train(overrides: Sequence[str]) -> Path:
+    """Train a run in this process, as `experiments/run.py` does; return its folder."""
+    from experiments.config.compose import load
+    from experiments.training.session import train as train_config
+
+    return train_config(load(overrides), quiet=True)
+
+
+def create_model(family: str, size: str, **options: Any) -> Any:
+    """Return a backbone by the registry's name of its family."""
+    import backbones
+
+    return backbones.create(family, size, **options)
+
+
+def pretrained(path: Path) -> Any:
+    """Return a bundled model."""
+    from backbones import Backbone
+
+    return Backbone.from_pretrained(str(path))
+
+
+def sample(
+    model: Any, objective: Any, sampler: Any, guidance: Any, seeds: Any, route: str, weak: Any = None
+) -> Any:
+    """Return one image per seed, (n, C, H, W); each part is a name or a mapping with its options."""
+    from experiments.diffusion import create_guidance, create_objective, create_sampler
+    from experiments.sampling import generate
+
+    noise_path = create_objective(objective)
+    return generate(
+        model,
+        noise_path,
+        create_sampler(sampler, noise_path),
+        create_guidance(guidance, route=route),
+        seeds,
+        batch=len(seeds),
+        weak_model=weak,
+    )
+
+
+def registered(group: str) -> list[str]:
+    """Return the names that `group=` takes on the command line."""
+    from experiments.config.compose import options_of
+
+    return options_of(group)
+
+
+def name_of(overrides: Sequence[str]) -> str:
+    """Return the name of the run that a command line is of."""
+    from experiments.config.compose import load
+
+    return load(overrides).name
