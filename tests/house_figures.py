@@ -16,10 +16,11 @@ from small import ROOT
 
 PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
 # Names that say nothing about their value. Well-known codebases of the field assign to them in 0.2 % of cases at most.
-GENERIC = frozenset(
+GENERIC_WORDS = (
     "found known made told said given asked own about theirs ours one other others every wanted rest way ways what whole "
-    "left shown there kept held both alike these those place places thing things word words stands taken seen".split()
+    "left shown there kept held both alike these those place places thing things word words stands taken seen"
 )
+GENERIC = frozenset(GENERIC_WORDS.split())
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -70,7 +70,13 @@ def pretrained(path: Path) -> Any:
 
 
 def sample(
-    model: Any, objective: Any, sampler: Any, guidance: Any, seeds: Any, route: str, weak: Any = None
+    model: Any,
+    objective: Any,
+    sampler: Any,
+    guidance: Any,
+    seeds: Any,
+    route: str,
+    weak: Any = None,
 ) -> Any:
     """Return one image per seed, (n, C, H, W); each part is a name or a mapping with its options."""
     from experiments.diffusion import create_guidance, create_objective, create_sampler
@@ -100,3 +106,57 @@ def name_of(overrides: Sequence[str]) -> str:
     from experiments.config.compose import load
 
     return load(overrides).name
+
+
+# --- options and public names ---------------------------------------------------------------------
+
+# Packages whose `__all__` users import from.
+PUBLIC = (
+    "routing",
+    "backbones",
+    "experiments.diffusion",
+    "experiments.sampling",
+    "experiments.data",
+    "experiments.metrics",
+    "analysis",
+)
+
+
+def groups() -> tuple[str, ...]:
+    """Return the keys that take a name on the command line: `backbone`, `data`, ..."""
+    from experiments.config.schema import GROUPS
+
+    return GROUPS
+
+
+def option_types(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the declared type of every key of a composed configuration, by dotted key."""
+    from backbones.registry import find
+    from experiments.config.schema import Config
+    from experiments.data.data_options import options_class
+    from experiments.diffusion.diffusion_options import OPTIONS
+    from experiments.metrics.eval_options import EvalOptions
+    from experiments.runtime.option_types import keys_of
+
+    types = {
+        "backbone.attention": "int | list[int]",
+        **dict.fromkeys(("backbone.depth", "backbone.width", "backbone.heads"), "int | None"),
+        **dict.fromkeys(("backbone.decoder", "backbone.align"), "dict[str, Any] | None"),
+    }
+
+    def declare(options: Any, prefix: str) -> None:
+        for key, (kind, _) in keys_of(options).items():
+            types[prefix + key] = (
+                getattr(kind, "__name__", str(kind)) if isinstance(kind, type) else str(kind)
+            )
+
+    declare(Config, "")
+    for group in ("routing", "train", "paths"):
+        declare(keys_of(Config)[group][0], f"{group}.")
+    declare(find(values["backbone"]["name"]).options, "backbone.")
+    declare(options_class(values["data"]["name"]), "data.")
+    declare(EvalOptions, "eval.")
+    for group in ("objective", "sampler", "guidance"):
+        declare(OPTIONS[group][values[group]["name"]], f"{group}.")
+    types |= {f"{group}.name": "str" for group in groups()[:6]}
+    return {key: kind.replace("typing.", "") for key, kind in types.items()}

@@ -18,8 +18,9 @@ from suite import DATA, RESULTS, create_model, pretrained, registered, sample
 GOLDEN = DATA / "golden_samples.json"
 MODELS = sorted(path.stem for path in (RESULTS / "models").glob("*.safetensors"))
 SEEDS = (3, 14)
-# Of the largest projection. Kernels for AVX2 and for AVX-512 round differently: CLOSENESS
-CLOSE = 1e-5
+# Relative to the largest projection. Kernels for AVX2 and AVX-512, with and without the native operators, differed by
+# 1.2e-5 under autoguidance, which subtracts two models, and by 2e-6 at most elsewhere.
+CLOSE = 5e-5
 # Few steps: an error of the first is still there in the last.
 STEPS = 3
 GUIDANCE = {
@@ -31,7 +32,12 @@ GUIDANCE = {
     "icg": {"name": "icg", "scale": 2.0},
     "routed": {"name": "routed", "strong": "0", "weak": "0.5"},
     "routed nested": {"name": "routed", "strong": "0.25", "weak": "0.75", "subsets": "nested"},
-    "routed null class": {"name": "routed", "strong": "0", "weak": "cosine:0.6:0", "null_class": True},
+    "routed null class": {
+        "name": "routed",
+        "strong": "0",
+        "weak": "cosine:0.6:0",
+        "null_class": True,
+    },
     "autoguidance": {"name": "autoguidance", "scale": 2.0},
     "pathdrop": {"name": "pathdrop"},
 }
@@ -59,13 +65,23 @@ FAMILIES = ("dit", "mamba", "rwkv")
 def projections(values: torch.Tensor) -> list[float]:
     flat = values.double().flatten()
     index = torch.arange(len(flat), dtype=torch.float64)
-    weighted = [(flat * torch.cos(rate * index)).sum() / len(flat) ** 0.5 for rate in (0.0, 0.37, 1.1, 2.3)]
+    weighted = [
+        (flat * torch.cos(rate * index)).sum() / len(flat) ** 0.5 for rate in (0.0, 0.37, 1.1, 2.3)
+    ]
     return [float(value) for value in [*weighted, flat.std()]]
 
 
 def wavy(family: str = "dit", **settings):
     """A small model whose weights come from no generator: cosines of their index, no gate at zero."""
-    settings = {"num_classes": 5, "in_channels": 2, "input_size": 4, "depth": 4, "width": 32, "heads": 2, **settings}
+    settings = {
+        "num_classes": 5,
+        "in_channels": 2,
+        "input_size": 4,
+        "depth": 4,
+        "width": 32,
+        "heads": 2,
+        **settings,
+    }
     model = create_model(family, "T/1", **settings)
     with torch.no_grad():
         for number, weight in enumerate(model.parameters()):
@@ -82,7 +98,9 @@ def bundled():
 def sample_objective(objective: str, sampler: str, guidance: str) -> torch.Tensor:
     model = wavy(learn_sigma=objective == "ddpm learned variance")
     steps = {**SAMPLERS[sampler], "steps": STEPS}
-    return sample(model, OBJECTIVES[objective], steps, GUIDANCE[guidance], torch.tensor(SEEDS), "1-2")
+    return sample(
+        model, OBJECTIVES[objective], steps, GUIDANCE[guidance], torch.tensor(SEEDS), "1-2"
+    )
 
 
 def sample_bundled(family: str, guidance: str, bundled) -> torch.Tensor:
@@ -103,7 +121,9 @@ def predict(model) -> torch.Tensor:
     index = torch.arange(3 * model.in_channels * height * width, dtype=torch.float64)
     pictures = torch.sin(0.61 * index).float().reshape(3, model.in_channels, height, width)
     with torch.no_grad():
-        return model(pictures, torch.tensor([-0.8, 0.1, 0.7]), torch.tensor([0, 7, model.num_classes]))
+        return model(
+            pictures, torch.tensor([-0.8, 0.1, 0.7]), torch.tensor([0, 7, model.num_classes])
+        )
 
 
 def cases(bundled) -> dict:
@@ -134,7 +154,9 @@ def check(golden, bundled, *beginnings: str) -> None:
     assert chosen
     for name, (make, *rest) in chosen.items():
         scale = max(map(abs, golden[name]))
-        assert projections(make(*rest)) == pytest.approx(golden[name], rel=0, abs=CLOSE * scale), name
+        assert projections(make(*rest)) == pytest.approx(golden[name], rel=0, abs=CLOSE * scale), (
+            name
+        )
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -170,5 +192,5 @@ def test_the_numbers_tell_the_cases_apart(golden):
     for place, one in enumerate(names):
         for other in names[place + 1 :]:
             scale = max(map(abs, golden[one]))
-            same = golden[one] == pytest.approx(golden[other], rel=0, abs=20 * CLOSE * scale)
+            same = golden[one] == pytest.approx(golden[other], rel=0, abs=4 * CLOSE * scale)
             assert same == (behaviour(one) == behaviour(other)), (one, other)
