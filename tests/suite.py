@@ -1,0 +1,161 @@
+"""Everything that the pinning tests import from the suite, in one place: moving a module is one edit here.
+
+The pinning tests (`test_pinned_*.py`, `test_golden_*.py`, `test_surface.py`, `test_old_run.py`) hold the behaviour
+that a restructuring must not change. They know configurations as plain values, runs as folders and tables as CSV
+files; how those are made is known here alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from small import ROOT
+
+DATA = ROOT / "tests" / "data"
+RESULTS = ROOT / "results"
+
+
+# --- configuration --------------------------------------------------------------------------------
+
+
+def config_from_values(values: Mapping[str, Any]) -> Any:
+    """Return the checked configuration of plain values, as `config.yaml` and weights hold them."""
+    from experiments.config.schema import Config
+
+    return Config.from_dict(values)
+
+
+def compose(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return what Hydra composes from the command line, as plain nested values."""
+    from experiments.config import compose as composition
+
+    return composition._compose(list(overrides))
+
+
+# --- analysis -------------------------------------------------------------------------------------
+
+
+def write_tables(runs: Path, names: Sequence[str], folder: Path) -> None:
+    """Write tables of a folder of runs as `folder/NAME.csv`, as `python -m analysis tables` does."""
+    from analysis.analysis_command import main
+
+    assert main(["tables", str(runs), "--out", str(folder), "--only", *names]) == 0
+
+
+# --- training and sampling ------------------------------------------------------------------------
+
+
+def train(overrides: Sequence[str]) -> Path:
+    """Train a run in this process, as `experiments/run.py` does; return its folder."""
+    from experiments.config.compose import load
+    from experiments.training.session import train as train_config
+
+    return train_config(load(overrides), quiet=True)
+
+
+def create_model(family: str, size: str, **options: Any) -> Any:
+    """Return a backbone by the registry's name of its family."""
+    import backbones
+
+    return backbones.create(family, size, **options)
+
+
+def pretrained(path: Path) -> Any:
+    """Return a bundled model."""
+    from backbones import Backbone
+
+    return Backbone.from_pretrained(str(path))
+
+
+def sample(
+    model: Any,
+    objective: Any,
+    sampler: Any,
+    guidance: Any,
+    seeds: Any,
+    route: str,
+    weak: Any = None,
+) -> Any:
+    """Return one image per seed, (n, C, H, W); each part is a name or a mapping with its options."""
+    from experiments.diffusion import create_guidance, create_objective, create_sampler
+    from experiments.evaluation import generate
+
+    noise_path = create_objective(objective)
+    return generate(
+        model,
+        noise_path,
+        create_sampler(sampler, noise_path),
+        create_guidance(guidance, route=route),
+        seeds,
+        batch=len(seeds),
+        weak_model=weak,
+    )
+
+
+def registered(group: str) -> list[str]:
+    """Return the names that `group=` takes on the command line."""
+    from experiments.config.compose import options_of
+
+    return options_of(group)
+
+
+def name_of(overrides: Sequence[str]) -> str:
+    """Return the name of the run that a command line is of."""
+    from experiments.config.compose import load
+
+    return load(overrides).name
+
+
+# --- options and public names ---------------------------------------------------------------------
+
+# Packages whose `__all__` users import from.
+PUBLIC = (
+    "routing",
+    "backbones",
+    "experiments.diffusion",
+    "experiments.data",
+    "experiments.evaluation",
+    "analysis",
+)
+
+
+def groups() -> tuple[str, ...]:
+    """Return the keys that take a name on the command line: `backbone`, `data`, ..."""
+    from experiments.config.schema import GROUPS
+
+    return GROUPS
+
+
+def option_types(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the declared type of every key of a composed configuration, by dotted key."""
+    from backbones.registry import find
+    from experiments.config.schema import Config
+    from experiments.data.data_options import options_class
+    from experiments.options.diffusion import OPTIONS
+    from experiments.options.evaluation import EvalOptions
+    from experiments.options.fields import keys_of
+
+    types = {
+        "backbone.attention": "int | list[int]",
+        **dict.fromkeys(("backbone.depth", "backbone.width", "backbone.heads"), "int | None"),
+        **dict.fromkeys(("backbone.decoder", "backbone.align"), "dict[str, Any] | None"),
+    }
+
+    def declare(options: Any, prefix: str) -> None:
+        for key, (kind, _) in keys_of(options).items():
+            types[prefix + key] = (
+                getattr(kind, "__name__", str(kind)) if isinstance(kind, type) else str(kind)
+            )
+
+    declare(Config, "")
+    for group in ("routing", "train", "paths"):
+        declare(keys_of(Config)[group][0], f"{group}.")
+    declare(find(values["backbone"]["name"]).options, "backbone.")
+    declare(options_class(values["data"]["name"]), "data.")
+    declare(EvalOptions, "eval.")
+    for group in ("objective", "sampler", "guidance"):
+        declare(OPTIONS[group][values[group]["name"]], f"{group}.")
+    types |= {f"{group}.name": "str" for group in groups()[:6]}
+    return {key: kind.replace("typing.", "") for key, kind in types.items()}
