@@ -1,5 +1,6 @@
 """What a run folder says of its run: read without torch, from names and small JSON files."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +30,33 @@ def step_folder(folder: Path, step: int) -> Path:
 
 
 def listed(folder: Path) -> list[tuple[int, Path]]:
-    """Return step and folder of every checkpoint of a run, in order."""
-    found = []
-    for path in (folder / "checkpoints").glob("step-*"):
-        digits = path.name.removeprefix("step-")
-        if digits.isdecimal() and path.is_dir():
-            found.append((int(digits), path))
-    return sorted(found)
+    """Return step and folder of every checkpoint of a run, in order.
+
+    Raises:
+        OSError: The folder is there but cannot be read: that must not look like a new run.
+    """
+    checkpoints = []
+    try:
+        # Not Path.glob, which finds nothing in a folder that it may not read.
+        entries = list(os.scandir(folder / "checkpoints"))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    for entry in entries:
+        digits = entry.name.removeprefix("step-")
+        if entry.name.startswith("step-") and digits.isdecimal() and entry.is_dir():
+            checkpoints.append((int(digits), Path(entry.path)))
+    return sorted(checkpoints)
 
 
 def saved_step(folder: str | Path) -> int:
-    """Return the step of the newest checkpoint, 0 if there is none."""
-    return max((step for step, _ in listed(Path(folder))), default=0)
+    """Return the step of the newest checkpoint; 0 if there is none, or none that can be seen.
+
+    This is for reports: one unreadable run must not hide the status of the others.
+    """
+    try:
+        return max((step for step, _ in listed(Path(folder))), default=0)
+    except OSError:
+        return 0
 
 
 def speed(folder: str | Path) -> float | None:
