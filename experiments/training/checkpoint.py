@@ -60,7 +60,9 @@ def save(
     temporary = target.with_name(f".{target.name}.tmp{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
+        # Not the run folder itself: one that was deleted must not come back without its config.
+        target.parent.mkdir(exist_ok=True)
+        temporary.mkdir()
         _write(temporary, tensors, state)
         if target.exists():  # the only one, perhaps: it stays until there is another
             os.replace(target, spare)

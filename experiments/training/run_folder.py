@@ -1,10 +1,16 @@
 """What a run folder says of its run: read without torch, from names and small JSON files."""
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
+from routing.errors import UserError
 from routing.parsing import bytes_of, json_of
+
+
+class RunFolderError(UserError):
+    """The folder of a run was deleted, renamed or replaced while the run was training."""
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -27,6 +33,35 @@ def finished(folder: str | Path, steps: int | None = None) -> bool:
 def step_folder(folder: Path, step: int) -> Path:
     """Return where the checkpoint of `step` stands below a run folder."""
     return folder / "checkpoints" / f"step-{step:08d}"
+
+
+def lost(folder: Path) -> RunFolderError:
+    """Return the error for a run folder that is no longer where its run writes."""
+    return RunFolderError(
+        f"{folder} was deleted, renamed or replaced while this run was training, so the run has "
+        "stopped without writing there: move the folder back and type the same command to resume, "
+        "or type it to train from the start"
+    )
+
+
+def is_lost(folder: Path) -> bool:
+    """Whether a run folder that this process has locked is gone, or is another process's now.
+
+    The lock file's text is compared, not an inode number: some network file systems change that.
+    """
+    holder = read(folder / "lock")  # empty on a full disk
+    own = holder.get("pid") == os.getpid() and holder.get("host") == socket.gethostname()
+    return not folder.is_dir() or (bool(holder) and not own)
+
+
+def check_present(folder: Path) -> None:
+    """Refuse to write to a run folder that is lost, or has no `config.yaml` any more.
+
+    Raises:
+        RunFolderError: It is not where its run writes.
+    """
+    if is_lost(folder) or not (folder / "config.yaml").is_file():
+        raise lost(folder)
 
 
 def listed(folder: Path) -> list[tuple[int, Path]]:
