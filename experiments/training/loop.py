@@ -277,7 +277,7 @@ class Trainer:
                 began = time.perf_counter()
                 try:
                     self.one_step()
-                except RuntimeError as error:
+                except (RuntimeError, MemoryError) as error:
                     memory.explain(error, self.pieces[0][1])
                 route = self.routes.schedule.at(state.step / total)
                 state.macs += self.routes.macs(route) * train.batch
