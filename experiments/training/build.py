@@ -74,7 +74,10 @@ def compile_blocks(blocks: Any, **options: Any) -> None:
     if next(blocks.parameters()).device.type == "cpu":
         from torch._inductor.cpp_builder import get_cpp_compiler
 
-        get_cpp_compiler()  # fails here without one, not in the first step
+        try:
+            get_cpp_compiler()  # fails here without one, not in the first step
+        except OSError as error:  # a CXX that is there and may not be run
+            raise RuntimeError(f"No working C++ compiler: {error}") from error
     torch._dynamo.config.recompile_limit = max(8, 4 * len(blocks))
     for block in blocks:
         block.compile(**options)

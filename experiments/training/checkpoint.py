@@ -7,6 +7,7 @@ It is written under a temporary name, flushed and renamed; nothing in it is ever
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -25,7 +26,7 @@ from experiments.config.schema import Config
 from experiments.runtime.files import atomic_path, fsync_dir, sha256
 from experiments.training.run_folder import listed, step_folder
 from routing.errors import UserError
-from routing.parsing import json_of
+from routing.parsing import bytes_of, json_of
 
 FORMAT = "tread-suite/1"
 
@@ -102,6 +103,9 @@ _CONTENTS = ("state.safetensors", "state.json")
 def _files(folder: Path) -> dict[str, dict[str, Any]]:
     """Return what the manifest says of the files of a checkpoint."""
     paths = [folder / name for name in _CONTENTS]
+    for path in paths:
+        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
     return {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in paths}
 
 
@@ -129,7 +133,7 @@ def damage(path: Path) -> str | None:
         missing = sorted({"manifest.json", *_CONTENTS} - set(os.listdir(path)))
         if missing:
             return f"{' and '.join(missing)}: missing"
-        manifest = (path / "manifest.json").read_bytes()
+        manifest = bytes_of(path / "manifest.json")
         actual = _files(path)
     except OSError as error:
         raise _unreadable(path, error) from error
