@@ -148,9 +148,9 @@ def damage(path: Path) -> str | None:
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
     """Return the error for a file that cannot be read, which is no reason to discard it."""
     return CheckpointError(
-        f"{error.filename or path} cannot be read or moved ({_reason(error)}), which is no "
-        "damage, so it was left alone: ask its owner for access, or type the command again once "
-        "the file system answers"
+        f"{error.filename or path} cannot be read or moved ({_reason(error)}); this is not taken "
+        "for damage and nothing was changed: get access to it or mend the file system, then type "
+        "the command again"
     )
 
 

@@ -74,7 +74,7 @@ def listed(folder: Path) -> list[tuple[int, Path]]:
     try:
         # Not Path.glob, which finds nothing in a folder that it may not read.
         entries = list(os.scandir(folder / "checkpoints"))
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return []
     for entry in entries:
         digits = entry.name.removeprefix("step-")

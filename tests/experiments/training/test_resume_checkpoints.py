@@ -244,3 +244,36 @@ def test_the_only_copy_stays_where_its_name_cannot_be_given_back(tmp_path, monke
         with pytest.raises(CheckpointError, match="cannot be read or moved"):
             checkpoint.newest(tmp_path)
     assert checkpoint.newest(tmp_path) == path
+
+
+@pytest.mark.parametrize("part", ["tensors", "state", "a list as state"])
+def test_a_checkpoint_that_lacks_what_the_run_saves_is_one_sentence(part, tmp_path):
+    """Its manifest fits: written by another version, or edited."""
+    config = small(tmp_path)
+    path = train(config, quiet=True) / "checkpoints" / "step-00000006"
+    if part == "tensors":
+        save_tensors(path / "state.safetensors", {"x": torch.zeros(2)})
+    else:
+        (path / "state.json").write_text("[]" if "list" in part else "{}")
+    manifest = {"format": checkpoint.FORMAT, "files": checkpoint._files(path)}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="step-00000006 does not hold what this run saves"):
+        train(small(tmp_path, "train.steps=8"), quiet=True)
+    assert path.is_dir()
+
+
+def test_what_stands_where_checkpoints_belong_is_refused_before_training(tmp_path):
+    config = small(tmp_path)
+    config.folder.mkdir(parents=True)
+    (config.folder / "checkpoints").write_text("no folder")
+    with pytest.raises(CheckpointError, match=r"checkpoints cannot be read .*Not a directory"):
+        train(config, quiet=True)
+    assert not (config.folder / "metrics.jsonl").exists()
+
+
+def test_a_pipe_is_not_read_as_a_checkpoint(tmp_path):
+    path = write(tmp_path, 1) / "state.safetensors"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match=r"state\.safetensors cannot be .*no regular file"):
+        checkpoint.newest(tmp_path)
