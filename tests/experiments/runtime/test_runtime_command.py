@@ -104,6 +104,13 @@ def test_a_name_that_the_output_cannot_show_is_escaped(tmp_path):
     assert "\\u5b9f\\u9a13" in done.stdout
 
 
+def test_a_locale_that_hides_utf8_is_named(tmp_path):
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = run("dry=true", f"paths.runs={tmp_path}/実験", env=os.environ | ascii_only)
+    assert done.returncode == 2 and "set PYTHONUTF8=1" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_an_output_of_another_kind_is_left_as_it_is(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)  # pythonw, some services
     assert command.run_command(lambda words: 0, []) == 0
