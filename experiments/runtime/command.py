@@ -160,8 +160,14 @@ def home_path(name: str) -> Path:
     return Path(name).expanduser()
 
 
-def _escape_unprintable() -> None:
-    """Print what the output's encoding lacks as escapes: a name must not end a run (LANG=C)."""
+def _prepare_output() -> None:
+    """Print what the output's encoding lacks as escapes (LANG=C), and nothing to a closed output.
+
+    Neither may end a run.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell (>&-), or a Windows service
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
@@ -190,7 +196,7 @@ def run_command(
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     warnings.formatwarning = _plain
-    _escape_unprintable()
+    _prepare_output()
     try:
         check_packages()
         if computes and not {"-h", "--help", "help"} & set(arguments):

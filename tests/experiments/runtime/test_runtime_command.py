@@ -14,6 +14,7 @@ from experiments.benchmark import bench_report
 from experiments.benchmark.bench_options import BenchOptions
 from experiments.runtime import command, processes
 from experiments.runtime.command import run_command
+from experiments.runtime.console import Console
 from experiments.training.session import train
 from routing.errors import UserError
 
@@ -111,6 +112,6 @@ def test_a_locale_that_hides_utf8_is_named(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def test_an_output_of_another_kind_is_left_as_it_is(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", None)  # pythonw, some services
-    assert command.run_command(lambda words: 0, []) == 0
+def test_a_closed_output_does_not_end_a_command(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)  # >&- in a shell, pythonw, some services
+    assert command.run_command(lambda words: Console().say("text") or 0, []) == 0
