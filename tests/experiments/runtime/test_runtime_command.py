@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import sys
 
 import pytest
 import torch
-from small import run, small
+from small import ROOT, run, small
 
 from experiments.benchmark import bench_report
 from experiments.benchmark.bench_options import BenchOptions
-from experiments.runtime import command, processes
+from experiments.runtime import processes
 from experiments.runtime.command import run_command
-from experiments.runtime.console import Console
 from experiments.training.session import train
 from routing.errors import UserError
 
@@ -112,6 +112,10 @@ def test_a_locale_that_hides_utf8_is_named(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_closed_output_does_not_end_a_command(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", None)  # >&- in a shell, pythonw, some services
-    assert command.run_command(lambda words: Console().say("text") or 0, []) == 0
+def test_a_closed_output_does_not_end_a_command(tmp_path):
+    code = "from experiments.runtime.command import run_command as r; from experiments.runtime."
+    code += "console import Console; import sys; sys.exit(r(lambda _: Console().say('x'), []))"
+    # As `>&-` in a shell; a Windows service has none either.
+    words = ["bash", "-c", 'exec "$@" >&-', "bash", sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and not done.stderr, done.stderr
