@@ -8,6 +8,7 @@
 
 import json
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,29 @@ _REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(?<!\.safetensors)")
 _OPTIONS = ("revision", "cache_dir", "token", "local_files_only", "force_download")
 
 
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
+    """Write a safetensors file with the permissions of any other new file (the umask's).
+
+    safetensors itself writes a private file (0600) and renames it, which locks out colleagues.
+    """
+    existed = path.exists()
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(on_cpu, path, metadata)
+        path.chmod(mode)
+    except BaseException:
+        if not existed:
+            path.unlink(missing_ok=True)
+        raise
+
+
 def write(path: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     """Write weights with a model's `config`, the arguments of `create`, in the metadata."""
-    whole = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-    save_file(whole, path, metadata={"format": FORMAT, "model": json.dumps(config)})
+    save_tensors(path, tensors, {"format": FORMAT, "model": json.dumps(config)})
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -42,10 +62,15 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         BackboneError: It is not a whole safetensors file, or does not say what model it holds.
     """
     try:
+        with path.open("rb"):  # fails with the system's reason, where safetensors says "missing"
+            pass
         with safe_open(path, framework="pt") as handle:
             metadata = handle.metadata() or {}
             tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
+        reason = error.strerror or error
+        raise BackboneError(f"{path} cannot be read ({reason})") from error
+    except SafetensorError as error:
         raise BackboneError(f"{path} is not a whole safetensors file: {error}") from error
     if metadata.get("format") != FORMAT or "model" not in metadata:
         raise BackboneError(

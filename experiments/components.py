@@ -12,8 +12,7 @@ from experiments.config.routes import model_arguments, run_cost
 from experiments.config.schema import Config
 from experiments.data.dataset import Dataset, Device, create
 from experiments.runtime.memory import check_fits
-from experiments.runtime.processes import leave_at_exit
-from routing.errors import UserError
+from experiments.runtime.processes import check_accelerate_device, leave_at_exit
 
 
 def make_accelerator(config: Config) -> Any:
@@ -26,15 +25,9 @@ def make_accelerator(config: Config) -> Any:
     options: dict[str, Any] = {"cpu": not torch.cuda.is_available(), "mixed_precision": "no"}
     if config.log != "none":
         options.update(log_with=config.log, project_dir=str(config.folder))
+    check_accelerate_device()
     leave_at_exit()
     accelerator = Accelerator(**options)
-    try:
-        torch.empty(0, device=accelerator.device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise UserError(
-            f"ACCELERATE_TORCH_DEVICE={accelerator.device} is not there; "
-            "unset it to train on what is"
-        ) from None
     config.check_processes(accelerator.num_processes, accelerator.device.type == "cuda")
     if config.train.tf32 and torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")
@@ -78,6 +71,13 @@ def make_model(config: Config, info: dict[str, Any]) -> backbones.Backbone:
 
 def compile_blocks(blocks: Any, **options: Any) -> None:
     """Compile each block; all share one cache, with a graph for each number of tokens and scan."""
+    if next(blocks.parameters()).device.type == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        try:
+            get_cpp_compiler()  # fails here without one, not in the first step
+        except OSError as error:  # a CXX that is there and may not be run
+            raise RuntimeError(f"No working C++ compiler: {error}") from error
     torch._dynamo.config.recompile_limit = max(8, 4 * len(blocks))
     for block in blocks:
         block.compile(**options)

@@ -23,7 +23,7 @@ AXES = (("step", "training steps"), ("macs", "training multiply-adds"), ("hours"
 _LINES, _PANELS, _RECIPES = 5, 12, 3
 # A picture beyond this many pixels is not a grid of ours; it must not eat the memory.
 _MOST_PIXELS = 64_000_000
-# Pictures of one class beside each other in a sample grid (experiments/training/evaluation.py).
+# Pictures of one class beside each other in a sample grid (experiments/training/run_evaluation.py).
 _PER_CLASS = 8
 _SEEDS = '"n=3 of 5": the others were scored at their end alone.'
 Curve = tuple[Cell, pd.DataFrame]

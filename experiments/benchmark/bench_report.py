@@ -17,8 +17,9 @@ import torch
 
 from experiments.benchmark import step_profile, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions
+from experiments.runtime.command import is_out_of_memory
 from experiments.runtime.files import atomic_write, check_replaceable
-from experiments.runtime.memory import check_fits
+from experiments.runtime.memory import MemoryLimit, check_fits
 from experiments.training.session import processor
 
 NOTES = (
@@ -184,7 +185,15 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
     }
     for part in filter(o.parts.__contains__, parts):
         measure, show = parts[part]
-        found[part] = measure()
+        try:
+            found[part] = measure()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise MemoryLimit(
+                f"out of memory in parts={part}: take a smaller size=, depth=, tokens=, "
+                "block_tokens= or batch=, or leave that part out"
+            ) from error
         say("\n" + show(found[part]))
         atomic_write(Path(o.out), json.dumps(found, indent=1) + "\n")
     say("\n" + "\n".join(NOTES))

@@ -61,6 +61,11 @@ def parent_digest(text: str) -> str:
     """
     path, digest = _weights(text), hashlib.sha256()
     try:
+        with path.open("rb"):  # fails with the system's reason, where safetensors says "missing"
+            pass
+    except OSError as error:
+        raise InitError(f"init={text}: {path} cannot be read ({error.strerror})") from None
+    try:
         with safe_open(path, "numpy") as handle:
             names = sorted(handle.keys())
             for name in [name for name in names if name.startswith("ema.")] or names:

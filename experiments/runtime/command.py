@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import io
 import os
 import sys
 import warnings
@@ -102,6 +103,11 @@ def sentence(error: Exception) -> str | None:
             f"{sys.executable} has no package {error.name!r}; type `make env` in {ROOT} and use "
             f".venv/bin/python there, or `{sys.executable} -m pip install {error.name}`"
         )
+    if is_out_of_memory(error):
+        return (
+            "out of memory: take a smaller model or fewer samples at once (size=, "
+            "train.micro_batch=, eval.batch=, --batch), or free some memory"
+        )
     if isinstance(error, RuntimeError):
         return next((said for part, said in _KNOWN.items() if part in str(error)), None)
     if not isinstance(error, OSError):
@@ -120,8 +126,15 @@ def sentence(error: Exception) -> str | None:
     )
 
 
+_COMPILER = (
+    "torch.compile found no C++ compiler that works here: install one (such as g++, or name it in "
+    "CXX), or type train.compile=none (for bench.py compile=none, and variants=torch,bf16)"
+)
 # What others raise as a RuntimeError, by a part of its message.
 _KNOWN = {
+    "No working C++ compiler": _COMPILER,
+    "C++ compile error": _COMPILER,
+    "Failed to find C compiler": _COMPILER,  # Triton's, for a GPU
     "torchvision::nms does not exist": "torch and torchvision come from different builds (a CPU "
     "torch beside a CUDA torchvision); "
     "reinstall both from one index: pip install --force-reinstall torch torchvision",
@@ -130,9 +143,34 @@ _KNOWN = {
 }
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, in the words of Python, the system, torch's CPU or a GPU."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, ImportError):  # of a library that is loaded when memory is short
+        return "failed to map segment" in str(error)
+    parts = ("out of memory", "can't allocate memory", "std::bad_alloc", "can't start new thread")
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in parts)
+
+
 def home_path(name: str) -> Path:
     """Return a path whose ~, quoted or behind `=`, is the home all the same."""
     return Path(name).expanduser()
+
+
+def _prepare_output() -> None:
+    """Print what the output's encoding lacks as escapes (LANG=C), and nothing to a closed output.
+
+    Neither may end a run.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell (>&-), or a Windows service
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def print_error(error: object) -> None:
@@ -158,6 +196,7 @@ def run_command(
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     warnings.formatwarning = _plain
+    _prepare_output()
     try:
         check_packages()
         if computes and not {"-h", "--help", "help"} & set(arguments):

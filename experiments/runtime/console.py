@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from textwrap import TextWrapper
@@ -23,6 +24,8 @@ from experiments.runtime.parsing import is_number, json_of
 from routing.errors import UserError
 
 PLAIN_EVERY_S = 10.0
+# The ETA follows the mean rate of so many updates.
+AVERAGED_UPDATES = 20
 
 
 def clock(seconds: float) -> str:
@@ -42,11 +45,6 @@ def big(number: float) -> str:
         if number >= size:
             return f"{number / size:{'.3g' if number / size < 100 else '.1f'}}{unit}"
     return f"{number:g}"
-
-
-def grouped(number: int) -> str:
-    """Return a whole number with thin groups of thousands: 400 000."""
-    return f"{number:,}".replace(",", " ")
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -158,7 +156,9 @@ class Console:
         from rich import box
         from rich.table import Table
 
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        # The title is a line of its own: a table breaks it at its width, in the middle of a name.
+        self.say(title)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for position, name in enumerate(head):
             table.add_column(name, justify="left" if position == 0 else "right", overflow="fold")
         for row in rows:
@@ -173,52 +173,87 @@ class Console:
 class Progress:
     """A bar on a terminal, a line every ten seconds elsewhere; both with rate and ETA.
 
-    Used as a context manager; `update` is called after each step.
+    Used as a context manager; `update` is called after each step. One inside another adds a line
+    to the outer one's display while it is open.
     """
 
     def __init__(self, console: Console, what: str, total: int, done: int) -> None:
-        self.console, self.what, self.total, self.first = console, what, total, done
+        self.console, self.what, self.total = console, what, total
         self.start = self.shown = time.monotonic()
         self.paused = 0.0  # seconds of sampling and scoring, which are left out of the rate
+        # Seconds and steps between the last updates: an average since the start would remember
+        # a slow beginning to the end.
+        self._recent: deque[tuple[float, int]] = deque(maxlen=AVERAGED_UPDATES)
+        self._worked, self._done = 0.0, done
+        self._first = True
         self._task: Any = None
+        self._owns_bar = False
 
     def __enter__(self) -> Progress:
-        if self.console.live and self.console._bar is None:
-            from rich.progress import BarColumn, TextColumn
-            from rich.progress import Progress as Bar
-
-            self.bar = Bar(
-                TextColumn("{task.description}"),
-                # Legible on dark and on light: the colours of the terminal's own theme.
-                BarColumn(None, style="dim", complete_style="green", finished_style="green"),
-                TextColumn("{task.fields[text]}"),
-                console=self.console.rich,
-                expand=True,
-            )
-            self.bar.start()
-            self.console._bar = self.bar
+        if self.console.live:
+            self._owns_bar = self.console._bar is None
+            if self._owns_bar:
+                self.console._bar = self._open_bar()
+            self.bar = self.console._bar
             self._task = self.bar.add_task(
-                self.what, total=self.total, completed=self.first, text=""
+                self.what, total=self.total, completed=self._done, text=""
             )
         return self
 
+    def _open_bar(self) -> Any:
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        bar = Bar(
+            TextColumn("{task.description}"),
+            # Legible on dark and on light: the colours of the terminal's own theme.
+            BarColumn(None, style="dim", complete_style="green", finished_style="green"),
+            TextColumn("{task.fields[text]}"),
+            console=self.console.rich,
+            expand=True,
+        )
+        bar.start()
+        return bar
+
     def __exit__(self, *error: object) -> None:
-        if self._task is not None:
+        if self._task is None:
+            return
+        if self._owns_bar:
             self.bar.stop()
             self.console._bar = None
+        else:
+            self.bar.remove_task(self._task)
+        self._task = None
 
-    def update(self, done: int, text: str = "") -> None:
-        """Show that `done` steps are finished."""
+    def seconds_per_step(self, done: int) -> float:
+        """Return the mean duration of the last steps, of which `done` are finished now.
+
+        The first interval, which holds compilation and cold caches, counts only until the next.
+        """
+        worked = time.monotonic() - self.start - self.paused
+        if done > self._done:
+            if len(self._recent) == 1 and self._first:
+                self._recent.clear()
+                self._first = False
+            self._recent.append((worked - self._worked, done - self._done))
+        if done != self._done:  # fewer after a return to an earlier checkpoint
+            self._worked, self._done = worked, done
+        seconds = sum(interval for interval, _ in self._recent)
+        steps = sum(count for _, count in self._recent)
+        return seconds / max(1, steps)
+
+    def update(self, done: int, text: str = "", pending: float = 0.0) -> None:
+        """Show that `done` steps are finished; `pending` seconds of other work are to come."""
         now = time.monotonic()
-        eta = (now - self.start - self.paused) / max(1, done - self.first) * (self.total - done)
+        eta = self.seconds_per_step(done) * (self.total - done) + pending
         timing = f"[{clock(now - self.start)}<{clock(eta)}]"
         due = done >= self.total or now - self.shown >= PLAIN_EVERY_S
         if self._task is not None:
-            shown = f"{grouped(done)}/{grouped(self.total)}  {text}  {timing}".replace("[", r"\[")
+            shown = f"{done}/{self.total}  {text}  {timing}".replace("[", r"\[")
             self.bar.update(self._task, completed=done, text=shown)
         elif due and not (self.console.quiet or self.console.live):
             self.shown = now
-            self.console.say(f"{self.what} {grouped(done)}/{grouped(self.total)}  {text}  {timing}")
+            self.console.say(f"{self.what} {done}/{self.total}  {text}  {timing}")
 
 
 def check_tracker(name: str) -> None:

@@ -14,6 +14,7 @@ from typing import NoReturn
 import psutil
 
 from backbones.cost import Cost
+from experiments.runtime.command import is_out_of_memory
 from routing.errors import UserError
 
 
@@ -53,14 +54,13 @@ def out_of_memory(tried: int) -> Iterator[None]:
     """Turn an out-of-memory error of `tried` samples into the value to type; leave any other."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         explain(error, tried)
 
 
-def explain(error: RuntimeError, tried: int) -> NoReturn:
+def explain(error: RuntimeError | MemoryError, tried: int) -> NoReturn:
     """Raise what `out_of_memory` makes of the error that is being handled."""
-    # Of a GPU, and of the CPU.
-    if not any(said in str(error) for said in ("out of memory", "can't allocate memory")):
+    if not is_out_of_memory(error):
         raise
     if tried == 1:
         raise MemoryLimit(ONE) from error

@@ -169,7 +169,10 @@ def check_word(word: str) -> None:
     """
     if any("\ud800" <= sign <= "\udfff" for sign in word):
         said = word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-        raise Malformed(f"{_brief(said)}: expected UTF-8; rename what has other bytes in its name")
+        advice = "rename what has other bytes in its name"
+        if sys.getfilesystemencoding() != "utf-8":  # LANG=C without Python's own remedy
+            advice = "set PYTHONUTF8=1, since this locale has Python read words as ASCII"
+        raise Malformed(f"{_brief(said)}: expected UTF-8; {advice}")
     depth = deepest = 0
     for sign in word:
         depth += (sign in "[{(") - (sign in "]})")

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from routing.errors import UserError
+
 
 def join(device: str | None = None) -> str | torch.device:
     """Join the processes of torchrun, if there are any; return this one's device.
@@ -20,9 +22,24 @@ def join(device: str | None = None) -> str | torch.device:
         return device or ("cuda" if gpu else "cpu")
     from accelerate import PartialState
 
+    check_accelerate_device()
     leave_at_exit()
     # Without the word, accelerate starts no process group where there is no GPU.
     return PartialState(cpu=device == "cpu" or not gpu).device
+
+
+def check_accelerate_device() -> None:
+    """Refuse an ACCELERATE_TORCH_DEVICE that cannot compute here, before accelerate reads it."""
+    name = os.environ.get("ACCELERATE_TORCH_DEVICE")
+    if name is None:
+        return
+    try:
+        torch.zeros(1, device=name).item()  # not on `meta`, which holds no numbers
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise UserError(
+            f"ACCELERATE_TORCH_DEVICE={name}: expected a device that torch can use here, such as "
+            "cpu, cuda or mps; unset it to use the best one there is"
+        ) from None
 
 
 def leave_at_exit() -> None:

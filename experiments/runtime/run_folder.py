@@ -1,9 +1,16 @@
 """What a run folder says of its run: read without torch, from names and small JSON files."""
 
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
 from experiments.runtime.parsing import bytes_of, json_of
+from routing.errors import UserError
+
+
+class RunFolderError(UserError):
+    """The folder of a run was deleted, renamed or replaced while the run was training."""
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -28,19 +35,63 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / "checkpoints" / f"step-{step:08d}"
 
 
+def lost(folder: Path) -> RunFolderError:
+    """Return the error for a run folder that is no longer where its run writes."""
+    return RunFolderError(
+        f"{folder} was deleted, renamed or replaced while this run was training, so the run has "
+        "stopped without writing there: move the folder back and type the same command to resume, "
+        "or type it to train from the start"
+    )
+
+
+def is_lost(folder: Path) -> bool:
+    """Whether a run folder that this process has locked is gone, or is another process's now.
+
+    The lock file's text is compared, not an inode number: some network file systems change that.
+    """
+    holder = read(folder / "lock")  # empty on a full disk
+    own = holder.get("pid") == os.getpid() and holder.get("host") == socket.gethostname()
+    return not folder.is_dir() or (bool(holder) and not own)
+
+
+def check_present(folder: Path) -> None:
+    """Refuse to write to a run folder that is lost, or has no `config.yaml` any more.
+
+    Raises:
+        RunFolderError: It is not where its run writes.
+    """
+    if is_lost(folder) or not (folder / "config.yaml").is_file():
+        raise lost(folder)
+
+
 def listed(folder: Path) -> list[tuple[int, Path]]:
-    """Return step and folder of every checkpoint of a run, in order."""
-    found = []
-    for path in (folder / "checkpoints").glob("step-*"):
-        digits = path.name.removeprefix("step-")
-        if digits.isdecimal() and path.is_dir():
-            found.append((int(digits), path))
-    return sorted(found)
+    """Return step and folder of every checkpoint of a run, in order.
+
+    Raises:
+        OSError: The folder is there but cannot be read: that must not look like a new run.
+    """
+    checkpoints = []
+    try:
+        # Not Path.glob, which finds nothing in a folder that it may not read.
+        entries = list(os.scandir(folder / "checkpoints"))
+    except FileNotFoundError:
+        return []
+    for entry in entries:
+        digits = entry.name.removeprefix("step-")
+        if entry.name.startswith("step-") and digits.isdecimal() and entry.is_dir():
+            checkpoints.append((int(digits), Path(entry.path)))
+    return sorted(checkpoints)
 
 
 def saved_step(folder: str | Path) -> int:
-    """Return the step of the newest checkpoint, 0 if there is none."""
-    return max((step for step, _ in listed(Path(folder))), default=0)
+    """Return the step of the newest checkpoint; 0 if there is none, or none that can be seen.
+
+    This is for reports: one unreadable run must not hide the status of the others.
+    """
+    try:
+        return max((step for step, _ in listed(Path(folder))), default=0)
+    except OSError:
+        return 0
 
 
 def speed(folder: str | Path) -> float | None:

@@ -7,7 +7,7 @@ It is written under a temporary name, flushed and renamed; nothing in it is ever
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
 import os
 import shutil
@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from backbones import Backbone
+from backbones.hub import save_tensors
 from experiments.config.schema import Config
 from experiments.runtime.files import atomic_path, fsync_dir, sha256
-from experiments.runtime.parsing import json_of
+from experiments.runtime.parsing import bytes_of, json_of
 from experiments.runtime.run_folder import listed, step_folder
 from routing.errors import UserError
 
@@ -60,7 +61,9 @@ def save(
     temporary = target.with_name(f".{target.name}.tmp{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
+        # Not the run folder itself: one that was deleted must not come back without its config.
+        target.parent.mkdir(exist_ok=True)
+        temporary.mkdir()
         _write(temporary, tensors, state)
         if target.exists():  # the only one, perhaps: it stays until there is another
             os.replace(target, spare)
@@ -85,7 +88,7 @@ def save(
 
 
 def _write(folder: Path, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
-    save_file(_portable(tensors), folder / "state.safetensors")
+    save_tensors(folder / "state.safetensors", tensors)
     (folder / "state.json").write_text(json.dumps(state))
     manifest = {"format": FORMAT, "files": _files(folder)}
     (folder / "manifest.json").write_text(json.dumps(manifest))
@@ -94,9 +97,15 @@ def _write(folder: Path, tensors: Mapping[str, torch.Tensor], state: Mapping[str
             os.fsync(handle.fileno())
 
 
+_CONTENTS = ("state.safetensors", "state.json")
+
+
 def _files(folder: Path) -> dict[str, dict[str, Any]]:
     """Return what the manifest says of the files of a checkpoint."""
-    paths = (folder / "state.safetensors", folder / "state.json")
+    paths = [folder / name for name in _CONTENTS]
+    for path in paths:
+        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
     return {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in paths}
 
 
@@ -104,10 +113,6 @@ def _files(folder: Path) -> dict[str, dict[str, Any]]:
 _IO_ERRORS = (OSError, SafetensorError)
 # What values of another form than ours raise when they are read.
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
-
-
-def _portable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
 
 
 def _reason(error: Exception) -> str:
@@ -118,13 +123,41 @@ def _reason(error: Exception) -> str:
 
 
 def damage(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint folder, or None when it verifies."""
+    """Return how a checkpoint differs from its manifest, or None when it verifies.
+
+    Raises:
+        CheckpointError: A file is there but cannot be read (permissions, a network file system
+            that fails for a moment), which says nothing about its contents.
+    """
     try:
-        told, files = json_of((path / "manifest.json").read_bytes())["files"], _files(path)
-        wrong = [name for name, facts in files.items() if told[name] != facts]
-    except (OSError, *_MALFORMED):
-        return "one of its files is missing or not readable"
+        missing = sorted({"manifest.json", *_CONTENTS} - set(os.listdir(path)))
+        if missing:
+            return f"{' and '.join(missing)}: missing"
+        manifest = bytes_of(path / "manifest.json")
+        actual = _files(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    try:
+        expected = json_of(manifest)["files"]
+        wrong = [name for name, facts in actual.items() if expected[name] != facts]
+    except _MALFORMED:
+        return "manifest.json: not a manifest"
     return f"{' and '.join(wrong)}: not as manifest.json says" if wrong else None
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    """Return the error for a file that cannot be read, which is no reason to discard it."""
+    return CheckpointError(
+        f"{error.filename or path} cannot be read or moved ({_reason(error)}); this is not taken "
+        "for damage and nothing was changed: get access to it or mend the file system, then type "
+        "the command again"
+    )
+
+
+def _check_readable(path: Path) -> None:
+    """Open a file, which fails with the system's reason: safetensors calls it missing."""
+    with path.open("rb"):
+        pass
 
 
 def newest(
@@ -133,14 +166,25 @@ def newest(
     """Return the newest checkpoint that verifies, of no later step than `up_to`.
 
     Damaged ones are set aside, each with a message to `say`.
+
+    Raises:
+        CheckpointError: A checkpoint cannot be read or set aside; the files stay as they are.
     """
+    try:
+        return _newest(folder, say, up_to)
+    except OSError as error:
+        raise _unreadable(folder / "checkpoints", error) from error
+
+
+def _newest(folder: Path, say: Callable[[str], object], up_to: int | None) -> Path | None:
     for stale in (folder / "checkpoints").glob(".step-*"):
         shutil.rmtree(stale, ignore_errors=True)
     for spare in (folder / "checkpoints").glob("step-*.old"):
         # A kill came while it was written again: before the new one had the name, or after it.
-        with contextlib.suppress(OSError):
+        if spare.with_suffix("").exists():
+            shutil.rmtree(spare, ignore_errors=True)
+        else:
             os.replace(spare, spare.with_suffix(""))
-        shutil.rmtree(spare, ignore_errors=True)
     for step, path in reversed(listed(folder)):
         if up_to is not None and step > up_to:
             continue
@@ -161,8 +205,11 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the tensors and the state of a checkpoint folder."""
     try:
         state = json_of((path / "state.json").read_bytes())
+        _check_readable(path / "state.safetensors")
         return load_file(path / "state.safetensors"), state
-    except (*_IO_ERRORS, ValueError) as error:
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path} is not a readable checkpoint ({_reason(error)})") from error
 
 
@@ -194,7 +241,7 @@ def export(
     metadata = {"format": FORMAT, **{key: json.dumps(value) for key, value in about.items()}}
     with atomic_path(path) as temporary:
         try:
-            save_file(_portable(weights), temporary, metadata)
+            save_tensors(temporary, weights, metadata)
         except _IO_ERRORS as error:
             raise CheckpointError(
                 f"could not write {path} ({_reason(error)}); every checkpoint is intact: free some "
@@ -244,10 +291,13 @@ _Parts = tuple[Mapping[str, Any], Mapping[str, torch.Tensor], str]
 
 def _exported(path: Path) -> _Parts:
     try:
+        _check_readable(path)
         with safe_open(path, framework="pt") as handle:
             metadata = handle.metadata() or {}
             tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
-    except _IO_ERRORS as error:
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except SafetensorError as error:
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({_reason(error)})"
         ) from error
@@ -264,7 +314,10 @@ def _exported(path: Path) -> _Parts:
 
 
 def _saved(run: Path, step: int | None, weights: str) -> _Parts:
-    found = dict(listed(run))
+    try:
+        found = dict(listed(run))
+    except OSError as error:
+        raise _unreadable(run / "checkpoints", error) from error
     if not found:
         files = " or ".join(sorted(path.name for path in run.glob("*.safetensors"))[:3])
         raise CheckpointError(

@@ -14,7 +14,7 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,8 @@ from experiments.runtime.command import Interrupted
 from experiments.runtime.processes import gather
 from experiments.training import checkpoint
 from experiments.training.cuda_graphs import GraphedSteps
-from experiments.training.evaluation import Evaluation, forget_after
 from experiments.training.loss import make_encoder, training_loss
+from experiments.training.run_evaluation import Evaluation, forget_after
 from experiments.training.state import TrainingState
 from routing.errors import UserError
 from routing.rng import Draws
@@ -68,7 +68,8 @@ class Trainer:
         self.state = TrainingState(self.model, config.train, info)
         self.order = SampleOrder(config.seed, self.dataset.size)
         self.ahead: Iterator[Batch] | None = None
-        self.evaluated: list[float] = []  # seconds that each evaluation of this start took
+        # Refuses to write to a run folder that is gone; set by a session, which owns the folder.
+        self.check_folder: Callable[[], None] = lambda: None
         self.local = config.train.batch // world
         self.first = self.local * accelerator.process_index
         self.net: Any = accelerator.prepare_model(self.model) if world > 1 else self.model
@@ -255,7 +256,9 @@ class Trainer:
     def evaluation(self) -> Evaluation:
         """What is sampled and scored on the way."""
         places = (self.folder, self.accelerator, self.console)
-        return Evaluation(self.config, self.dataset, self.state, *places)
+        evaluation = Evaluation(self.config, self.dataset, self.state, *places)
+        evaluation.check_folder = self.check_folder
+        return evaluation
 
     def fit(self) -> None:
         """Train to the last step; save, sample and score on the way.
@@ -275,7 +278,7 @@ class Trainer:
                 began = time.perf_counter()
                 try:
                     self.one_step()
-                except RuntimeError as error:
+                except (RuntimeError, MemoryError) as error:
                     memory.explain(error, self.pieces[0][1])
                 route = self.routes.schedule.at(state.step / total)
                 state.macs += self.routes.macs(route) * train.batch
@@ -320,13 +323,12 @@ class Trainer:
         try:
             with signals.answered(self.accelerator.num_processes == 1):
                 for make in self.evaluation.due():
-                    make()
+                    self.evaluation.run(make)
         except signals.Asked as asked:
             if not saved:
                 self.save()
             raise Interrupted(asked.reason, self.state.step) from None
-        self.evaluated.append(time.monotonic() - began)
-        bar.paused += self.evaluated[-1]
+        bar.paused += time.monotonic() - began
 
     def report(self, bar: console.Progress) -> None:
         """Write one line of metrics, the heartbeat and the progress; stop a run that diverged."""
@@ -360,12 +362,11 @@ class Trainer:
             "skipped": int(bad),
             "spikes": state.spikes,
         }
+        step_s = bar.seconds_per_step(state.step)
+        evaluations = self.evaluation.seconds_left(step_s * state.step / max(state.macs, 1.0))
         if self.accelerator.is_main_process:
-            eta = state.seconds / state.step * (train.steps - state.step)
-            if self.evaluated:
-                every = filter(None, self.evaluation.every.values())
-                due = 1 + sum((train.steps - 1) // n - state.step // n for n in every)
-                eta += due * sum(self.evaluated) / len(self.evaluated)
+            self.check_folder()
+            eta = step_s * (train.steps - state.step) + evaluations
             progress = {"step": state.step, "steps": train.steps, "eta_s": round(eta)}
             speed = {"images_per_s": entry["images_per_s"]}
             console.append_jsonl(self.folder / "metrics.jsonl", [entry])
@@ -375,13 +376,15 @@ class Trainer:
         text = f"loss {loss:.4f}  grad {norm:.2f}  {rate:.0f} img/s"
         if self.device.type == "cuda":
             text += f"  {torch.cuda.max_memory_allocated() / 2**30:.1f} GB"
-        bar.update(state.step, text + (f"  skipped {int(bad)}" if bad else ""))
+        text += f"  skipped {int(bad)}" if bad else ""
+        bar.update(state.step, text, pending=evaluations)
 
     # --- saving and going back -------------------------------------------------------------------
 
     def save(self) -> None:
         """Write a checkpoint (first process) and wait for it."""
         if self.accelerator.is_main_process:
+            self.check_folder()
             self.state.save(self.folder, self.config)
         self.accelerator.wait_for_everyone()
 

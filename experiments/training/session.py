@@ -34,7 +34,8 @@ from experiments.runtime.files import atomic_write, code_commit, locked
 from experiments.runtime.memory import out_of_memory
 from experiments.runtime.parsing import is_number
 from experiments.runtime.processes import gather
-from experiments.training import checkpoint, evaluation
+from experiments.training import checkpoint
+from experiments.training import run_evaluation as evaluation
 from experiments.training.loop import Trainer
 from experiments.training.state import TrainingState
 
@@ -77,16 +78,20 @@ def train(config: Config, *, quiet: bool = False) -> Path:
                 _session(config, accelerator, console)
             except Interrupted as stop:
                 status = "stopped" if stop.reason == "SIGINT" else "preempted"
-                log.write_status(folder, status, step=stop.step, steps=steps, error=stop.reason)
+                _write_end(folder, status, step=stop.step, steps=steps, error=stop.reason)
                 text = f"{stop.reason}: saved step {stop.step}; type the same command to go on"
                 raise Interrupted(stop.reason, stop.step, text) from None
             except KeyboardInterrupt:
-                log.write_status(folder, "stopped", steps=steps, error="SIGINT")
+                _write_end(folder, "stopped", steps=steps, error="SIGINT")
+                raise
+            except run_folder.RunFolderError:
                 raise
             except BaseException as error:
+                if run_folder.is_lost(folder):  # whatever failed, this is why
+                    raise run_folder.lost(folder) from error
                 last = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
                 try:
-                    log.write_status(folder, "failed", error=last, steps=steps)
+                    _write_end(folder, "failed", error=last, steps=steps)
                 except OSError:
                     # On a full disk a second file has no room, and the heartbeat room of its own.
                     known = run_folder.read(folder / "status.json") | {"status": "failed"}
@@ -94,6 +99,12 @@ def train(config: Config, *, quiet: bool = False) -> Path:
                         (folder / "status.json").write_text(json.dumps(known))
                 raise
     return folder
+
+
+def _write_end(folder: Path, status: str, **fields: Any) -> None:
+    """Write the last heartbeat of a run, unless its folder is gone: this would make it again."""
+    if not run_folder.is_lost(folder):
+        log.write_status(folder, status, **fields)
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
@@ -142,8 +153,10 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
         log.cut_records(folder, state.step)
         atomic_write(folder / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
         atomic_write(folder / "env.json", json.dumps(environment(), indent=1))
+        trainer.check_folder = partial(run_folder.check_present, folder)
     trainer.fit()
     if accelerator.is_main_process:
+        trainer.check_folder()
         finish(config, state, trainer.cost, time.monotonic() - began)
     accelerator.wait_for_everyone()
     for tracker in accelerator.trackers:  # not `end_training`, which ends the process group too
@@ -228,7 +241,7 @@ def show_results(console: log.Console, folder: Path) -> None:
         "images per second": summary.get("images_per_s"),
     }  # fmt: skip
     rows = [[k, f"{v:.4g}" if is_number(v) else str(v).lower()] for k, v in shown.items()]
-    title = f"{summary['name']}, step {log.grouped(summary['step'])}"
+    title = f"{summary['name']}, step {summary['step']}"
     console.say()
     console.table(title, rows, ["score", "value"])
     for label, name in (

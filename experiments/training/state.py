@@ -84,8 +84,24 @@ class TrainingState:
         checkpoint.save(folder, self.step, tensors, state, **kept, streak=streak)
 
     def load(self, path: Path, hashed: dict[str, Any]) -> None:
-        """Take everything from a checkpoint folder."""
+        """Load weights, average, moments, counts and generator from a checkpoint folder.
+
+        Raises:
+            CheckpointError: It belongs to another configuration, or lacks what this run saves.
+        """
         tensors, state = checkpoint.read(path)
+        try:
+            self._restore(path, tensors, state, hashed)
+        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise checkpoint.CheckpointError(
+                f"{path} does not hold what this run saves ({reason}): it was edited, or written "
+                "by another version; move that folder away to resume from the one before it"
+            ) from error
+
+    def _restore(
+        self, path: Path, tensors: dict[str, Tensor], state: dict[str, Any], hashed: dict[str, Any]
+    ) -> None:
         if other := differing(state["hashed"], hashed):
             differs = (f"{key} (saved {a!r}, asked {b!r})" for key, (a, b) in other.items())
             raise checkpoint.CheckpointError(

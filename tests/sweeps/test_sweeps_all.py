@@ -24,7 +24,7 @@ QUICK_COMMANDS = ["samples=20", "step=1", "rounds=1", "batch=2"]
 def test_two_steps_of_every_cell_at_tiny(name, tmp_path, monkeypatch):
     from analysis import figures, tables
     from analysis.runs.cells import Study
-    from experiments.training import evaluation
+    from experiments.training import run_evaluation as evaluation
 
     # Ten rows of pictures cost more than the steps; cluster=debug trains in this process.
     monkeypatch.setattr(evaluation, "COLUMNS", 1)

@@ -11,7 +11,7 @@ from PIL import Image
 from experiments import prepare
 from experiments.config.compose import load
 from experiments.runtime import console
-from experiments.training import evaluation
+from experiments.training import run_evaluation as evaluation
 from experiments.training.session import train
 
 TINY = (

@@ -182,7 +182,7 @@ def test_a_device_that_is_not_there_is_named_in_one_sentence(tmp_path):
         words, env=os.environ | {"ACCELERATE_TORCH_DEVICE": "mps"}, capture_output=True, text=True
     )
     assert done.returncode == 2 and done.stderr.startswith(
-        "error: ACCELERATE_TORCH_DEVICE=mps is not there"
+        "error: ACCELERATE_TORCH_DEVICE=mps: expected a device"
     ), done.stderr
 
 

@@ -80,3 +80,51 @@ def test_a_line_is_broken_between_words_and_never_inside_a_path(capsys):
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     path = "/a/path/that/no/line/of/so/few/columns/holds"
     assert lines == ["one two three four five", "  six", path, "  and more"]
+
+
+def test_a_slow_start_does_not_stay_in_the_time_left(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr("experiments.runtime.console.time.monotonic", lambda: now[0])
+    with Console().progress("step", 3000) as bar:
+        now[0] = 60.0  # compilation
+        bar.update(10, "loss 1")
+        for done in range(20, 61, 10):
+            now[0] += 10.0
+            bar.update(done, "loss 1")
+        bar.paused, now[0] = 500.0, now[0] + 500.0  # an evaluation
+        now[0] += 10.0
+        bar.update(70, pending=90.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "step 10/3000  loss 1  [1:00<4:59:00]"
+    assert lines[1] == "step 20/3000  loss 1  [1:10<49:40]"
+    assert lines[-1] == f"step 70/3000    [10:20<{(2930 + 90) // 60}:{(2930 + 90) % 60:02d}]"
+
+
+def test_the_time_left_follows_the_last_steps_and_survives_a_return_to_earlier_ones(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("experiments.runtime.console.time.monotonic", lambda: now[0])
+    bar = Console(quiet=True).progress("step", 1000)
+    for done in range(1, 101):
+        now[0] += 1.0 if done < 50 else 0.1
+        bar.seconds_per_step(done)
+    assert bar.seconds_per_step(100) == pytest.approx(0.1)
+    for done in range(50, 61):
+        now[0] += 0.1
+        assert bar.seconds_per_step(done) == pytest.approx(0.1)
+
+
+def test_the_title_of_a_table_is_whole_whatever_the_tables_width(capsys):
+    name = "dit-T4-mnist_2-8_s0-656b00e3, step 3000"
+    Console().table(name, [["loss", "1"]], ["score", "value"])
+    assert name in capsys.readouterr().out.splitlines()
+
+
+def test_a_display_inside_another_shares_it():
+    """An evaluation shows its own progress on a terminal, where the run's line stands still."""
+    console = Console()
+    console.live = True
+    with console.progress("step", 10) as outer, console.progress("sample", 4) as inner:
+        inner.update(2)
+        shown = {task.description: task.completed for task in console._bar.tasks}
+        assert shown == {"step": 0, "sample": 2} and inner.bar is outer.bar
+    assert console._bar is None

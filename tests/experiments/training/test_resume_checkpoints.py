@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import stat
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 from small import small
 
+from backbones.hub import save_tensors
+from experiments.runtime import run_folder
 from experiments.training import checkpoint
 from experiments.training.checkpoint import CheckpointError
 from experiments.training.session import train
@@ -177,3 +182,99 @@ def test_damaged_or_foreign_weights_are_refused(tmp_path):
     )
     with pytest.raises(CheckpointError, match="does not fit its own description"):
         checkpoint.load_model(path)
+
+
+@pytest.mark.parametrize("group_mask", [0o022, 0o002, 0o077])
+def test_the_files_of_a_checkpoint_follow_the_umask(tmp_path, group_mask):
+    before = os.umask(group_mask)
+    try:
+        path = write(tmp_path, 1)
+        save_tensors(tmp_path / "weights.safetensors", {"w": torch.zeros(2)})
+    finally:
+        os.umask(before)
+    for file in (*path.iterdir(), tmp_path / "weights.safetensors"):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~group_mask, file
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "state.safetensors"])
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_checkpoint_that_cannot_be_read_is_left_alone(tmp_path, monkeypatch, name, code):
+    """One failed read (ESTALE on NFS, another user's private file) says nothing of the contents."""
+    write(tmp_path, 1)
+    write(tmp_path, 2)
+    before = sorted(tmp_path.rglob("*"))
+    honest = Path.open
+
+    def failing(path, *mode, **options):
+        if path.name == name and "00000002" in str(path):
+            raise OSError(code, os.strerror(code), str(path))
+        return honest(path, *mode, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", failing)
+        expected = rf"step-00000002/{name} cannot be read or moved \({os.strerror(code)}\)"
+        for call in (checkpoint.newest, checkpoint.load_model):
+            with pytest.raises(CheckpointError, match=expected):
+                call(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert checkpoint.newest(tmp_path).name == "step-00000002"
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_listed_is_not_a_new_run(tmp_path, monkeypatch):
+    write(tmp_path, 1)
+
+    def failing(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(run_folder.os, "scandir", failing)
+    for call in (checkpoint.newest, checkpoint.load_model):
+        with pytest.raises(CheckpointError, match=r"checkpoints cannot be read or moved \(Permission den"):
+            call(tmp_path)
+    assert run_folder.saved_step(tmp_path) == 0  # a report goes on with the other runs
+
+
+def test_the_only_copy_stays_where_its_name_cannot_be_given_back(tmp_path, monkeypatch):
+    path = write(tmp_path, 3)
+    path.rename(path.with_name(f"{path.name}.old"))
+
+    def failing(*names):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(names[0]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, "replace", failing)
+        with pytest.raises(CheckpointError, match="cannot be read or moved"):
+            checkpoint.newest(tmp_path)
+    assert checkpoint.newest(tmp_path) == path
+
+
+@pytest.mark.parametrize("part", ["tensors", "state", "a list as state"])
+def test_a_checkpoint_that_lacks_what_the_run_saves_is_one_sentence(part, tmp_path):
+    """Its manifest fits: written by another version, or edited."""
+    config = small(tmp_path)
+    path = train(config, quiet=True) / "checkpoints" / "step-00000006"
+    if part == "tensors":
+        save_tensors(path / "state.safetensors", {"x": torch.zeros(2)})
+    else:
+        (path / "state.json").write_text("[]" if "list" in part else "{}")
+    manifest = {"format": checkpoint.FORMAT, "files": checkpoint._files(path)}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="step-00000006 does not hold what this run saves"):
+        train(small(tmp_path, "train.steps=8"), quiet=True)
+    assert path.is_dir()
+
+
+def test_what_stands_where_checkpoints_belong_is_refused_before_training(tmp_path):
+    config = small(tmp_path)
+    config.folder.mkdir(parents=True)
+    (config.folder / "checkpoints").write_text("no folder")
+    with pytest.raises(CheckpointError, match=r"checkpoints cannot be read .*Not a directory"):
+        train(config, quiet=True)
+    assert not (config.folder / "metrics.jsonl").exists()
+
+
+def test_a_pipe_is_not_read_as_a_checkpoint(tmp_path):
+    path = write(tmp_path, 1) / "state.safetensors"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match=r"state\.safetensors cannot be .*no regular file"):
+        checkpoint.newest(tmp_path)

@@ -96,7 +96,7 @@ def test_pictures_of_fewer_steps_are_made_anew_after_a_kill_between_two_of_more(
         save_png(picture, path)
 
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr("experiments.training.evaluation.save_png", kill)
+        killed.setattr("experiments.training.run_evaluation.save_png", kill)
         train(small(tmp_path, "train.steps=9"), quiet=True)
     train(small(tmp_path, "train.steps=9"), quiet=True)
     assert (folder / "samples" / "step-00000009.png").is_file()

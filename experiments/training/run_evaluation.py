@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -39,13 +41,17 @@ class Evaluation:
     ) -> None:
         self.config, self.folder, self.dataset, self.state = config, folder, dataset, state
         self.accelerator, self.console = accelerator, console
+        # Refuses to write to a run folder that is gone.
+        self.check_folder: Callable[[], None] = lambda: None
+        # Seconds that each kind took in this start, where there was something to do.
+        self.seconds: dict[Callable[[], bool], list[float]] = {}
         # What is made, and every how many steps; 0: after the last step alone.
         self.every = {self._pictures: config.train.sample_every}
         if config.eval["name"] != "none" and dataset.can_decode:
             self.every[self._scores] = config.eval["every"]
 
-    def due(self) -> list[Callable[[], None]]:
-        """Return what belongs to this step: calls that do nothing where it is on disk already.
+    def due(self) -> list[Callable[[], bool]]:
+        """Return what belongs to this step: calls that return False where it is on disk already.
 
         They are asked again after a restart, so that what a kill cut short is done once and wholly.
         """
@@ -54,7 +60,39 @@ class Evaluation:
             return list(self.every)
         return [make for make, every in self.every.items() if step and every and step % every == 0]
 
-    def _pictures(self) -> None:
+    def run(self, make: Callable[[], bool]) -> None:
+        """Do one of the calls that are `due`, and time it."""
+        began = time.monotonic()
+        if make():
+            self.seconds.setdefault(make, []).append(time.monotonic() - began)
+
+    def seconds_left(self, seconds_per_mac: float) -> float:
+        """Return how long the evaluations from this step on will take, this step's included.
+
+        A kind that has not been timed yet is predicted from its multiply-accumulates, at a third of
+        `seconds_per_mac`, those of a training step: it has no backward pass.
+        """
+        step, last, total = self.state.step, self.config.train.steps - 1, 0.0
+        for make, every in self.every.items():
+            count = 1 + (last // every - (step - 1) // every if every and 0 < step <= last else 0)
+            if times := self.seconds.get(make):
+                total += count * sum(times) / len(times)
+            else:
+                total += count * self._images[make] * self._image_macs * seconds_per_mac / 3
+        return total
+
+    @cached_property
+    def _images(self) -> dict[Callable[[], bool], int]:
+        """Images that each kind samples."""
+        pictures = COLUMNS * self._picture_rows if self.dataset.can_decode else 0
+        return {self._pictures: pictures, self._scores: int(self.config.eval.get("samples", 0))}
+
+    @cached_property
+    def _image_macs(self) -> float:
+        """Multiply-accumulates of one sample, under the run's own sampler and guidance."""
+        return SamplingPipeline.make(self.state.model, self.config).cost().macs
+
+    def _pictures(self) -> bool:
         """Write the preview `samples/step-*.png`; at the end `samples/final.png`, `progress.gif`.
 
         Previews come from a cheap sampler, under the run's guidance; the final picture comes from
@@ -65,16 +103,17 @@ class Evaluation:
         path, final = folder / f"step-{step:08d}.png", folder / "final.png"
         gif = self.folder / "progress.gif"
         if path.exists() and (not last or (final.exists() and gif.exists())):
-            return
+            return False
         if not self.dataset.can_decode:
             if last:
                 self.console.say(f"no sample pictures: {self.dataset.cannot_decode}")
-            return
+            return False
         steps = min(PREVIEW_STEPS, self.config.sampler.get("steps", PREVIEW_STEPS))
         preview = self._samples(PREVIEW_COLUMNS, {"name": "euler", "steps": steps})
         whole = self._samples(COLUMNS) if last else None
         if not self.accelerator.is_main_process:
-            return
+            return True
+        self.check_folder()
         folder.mkdir(exist_ok=True)
         for old in (final, gif) if last else ():  # of fewer steps: a kill must not leave them
             old.unlink(missing_ok=True)
@@ -82,11 +121,18 @@ class Evaluation:
         if whole is not None:
             save_png(image_grid(whole, columns=COLUMNS), final)
             save_gif(sorted(folder.glob("step-*.png")), gif)
+        return True
+
+    @property
+    def _picture_rows(self) -> int:
+        """Rows of a picture, one per class."""
+        classes = self.state.model.num_classes
+        return min(classes, 10) if classes else 4
 
     def _samples(self, columns: int, sampler: Any = None) -> torch.Tensor:
         """Return pictures of fixed seeds from the EMA, one row per class: uint8 (n, 3, H, W)."""
         model, device = self.state.model, self.accelerator.device
-        rows = min(model.num_classes, 10) if model.num_classes else 4
+        rows = self._picture_rows
         seeds = torch.arange(rows * COLUMNS).view(rows, COLUMNS)[:, :columns].flatten()
         labels = torch.arange(rows).repeat_interleave(columns) if model.num_classes else None
         text = self.dataset.prompts(seeds).text if model.prefix else None
@@ -95,24 +141,26 @@ class Evaluation:
             samples = pipeline.generate(seeds, labels, text, batch=len(seeds), device=device)
         return self.dataset.to_pixels(samples.to(device)).cpu()
 
-    def _scores(self) -> None:
+    def _scores(self) -> bool:
         """Append this step's scores to `scores.jsonl` unless they stand there whole."""
         path, step = self.folder / "scores.jsonl", self.state.step
         found = [entry for entry in console.read_jsonl(path) if entry.get("step") == step]
         if found and all(map(console.is_score, found)) and len(found) == found[0].get("of"):
-            return
+            return False
         if found:
             console.cut_jsonl(path, step - 1)
         with self.state.averaged() as model:
             parts = (model, self.config, self.dataset)
             results = score(*parts, step=step, console=self.console)
         if self.accelerator.is_main_process and results:
+            self.check_folder()
             entries = [{**entry.to_dict(), "of": len(results)} for entry in results]
             console.append_jsonl(path, entries)
             if self.config.log != "none":
                 self.accelerator.log({e["metric"]: e["value"] for e in entries}, step=step)
             text = "  ".join(f"{entry['metric']} {entry['value']:.4g}" for entry in entries)
-            self.console.say(f"step {console.grouped(step)}: {text}")
+            self.console.say(f"step {step}: {text}")
+        return True
 
 
 def forget_after(folder: Path, step: int) -> None:

@@ -1,0 +1,121 @@
+"""What a command says where the machine, its environment or its output is the trouble."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from small import ROOT, run, small
+
+from experiments.benchmark import bench_report
+from experiments.benchmark.bench_options import BenchOptions
+from experiments.runtime import processes
+from experiments.runtime.command import run_command
+from experiments.training.session import train
+from routing.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        RuntimeError("std::bad_alloc"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        ImportError("libtorch.so: failed to map segment from shared object"),
+    ],
+)
+def test_memory_that_runs_out_anywhere_is_one_sentence(error, capsys):
+    def fail(words):
+        raise error
+
+    assert run_command(fail, []) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: out of memory: take a smaller model") and text.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), ImportError("no name x in y")])
+def test_other_errors_keep_their_traceback(error):
+    def fail(words):
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        run_command(fail, [])
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory")])
+def test_a_benchmark_without_memory_names_its_own_keys(error, tmp_path, monkeypatch):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(bench_report.step_times, "measure", fail)
+    options = BenchOptions(
+        backbone=("dit",), size=("T/2",), tokens=(16,), batch=1, parts=("steps",), device="cpu",
+        out=str(tmp_path / "bench.json"),
+    )  # fmt: skip
+    with pytest.raises(UserError, match=r"out of memory in parts=steps: .*tokens=.*batch="):
+        bench_report.run(options, say=lambda text: None)
+
+
+def test_a_step_without_memory_names_the_micro_batch(tmp_path, monkeypatch):
+    def fail(self):
+        raise MemoryError
+
+    monkeypatch.setattr("experiments.training.loop.Trainer.one_step", fail)
+    with pytest.raises(UserError, match=r"train\.micro_batch=4"):
+        train(small(tmp_path), quiet=True)
+
+
+def test_compiled_blocks_without_a_compiler_are_refused_before_the_first_step(
+    tmp_path, monkeypatch, capsys
+):
+    from torch._inductor import cpp_builder
+
+    cpp_builder.cpp_compiler_search.cache_clear()
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, str(tmp_path / "no-compiler")))
+    config = small(tmp_path, "train.compile=blocks")
+    try:
+        assert run_command(lambda _: train(config, quiet=True) and 0, []) == 2
+    finally:
+        cpp_builder.cpp_compiler_search.cache_clear()
+    text = capsys.readouterr().err
+    assert "no C++ compiler that works" in text and "train.compile=none" in text
+    assert text.count("\n") == 1 and not (config.folder / "config.yaml").exists()
+
+
+@pytest.mark.parametrize("name", ["foo", "", "cuda:999", "meta"])
+def test_a_device_that_accelerate_cannot_use_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", name)
+    with pytest.raises(UserError, match=f"^ACCELERATE_TORCH_DEVICE={name}: expected a device"):
+        train(small(tmp_path), quiet=True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="ACCELERATE_TORCH_DEVICE"):
+        processes.join()
+
+
+def test_a_name_that_the_output_cannot_show_is_escaped(tmp_path):
+    environment = os.environ | {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    done = run("dry=true", f"paths.runs={tmp_path}/実験", env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "\\u5b9f\\u9a13" in done.stdout
+
+
+def test_a_locale_that_hides_utf8_is_named(tmp_path):
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = run("dry=true", f"paths.runs={tmp_path}/実験", env=os.environ | ascii_only)
+    assert done.returncode == 2 and "set PYTHONUTF8=1" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_closed_output_does_not_end_a_command(tmp_path):
+    code = "from experiments.runtime.command import run_command as r; from experiments.runtime."
+    code += "console import Console; import sys; sys.exit(r(lambda _: Console().say('x'), []))"
+    # As `>&-` in a shell; a Windows service has none either.
+    words = ["bash", "-c", 'exec "$@" >&-', "bash", sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and not done.stderr, done.stderr
