@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from analysis.runs.cells import Base, Cell, Study, same_machine
+from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.run_records import pick
-from analysis.runs.seed_statistics import ENOUGH_SEEDS, Estimate, paired, ratio
+from analysis.runs.seed_statistics import ENOUGH_SEEDS, Estimate, paired
 from analysis.similarity import SimilarityFile
 from analysis.tables import guidance_table, main_table
 from analysis.tables.table import gap, metric_decimals
@@ -54,15 +54,11 @@ def main(study: Study) -> list[str]:
 
 
 def cost(study: Study) -> list[str]:
-    """Say what the route saves of a training step, by multiply-adds and by the clock."""
+    """Say what the route saves of a training step in multiply-adds."""
     said = []
     for base, dense, routed in study.pairs():
         if share := routed.macs_share:
             text = f"{1 / share:.2f} times fewer multiply-adds an image than dense"
-            slow, fast = (cell.by_seed("throughput") for cell in (dense, routed))
-            clock = ratio([fast[seed] / slow[seed] for seed in slow.keys() & fast])
-            if clock and same_machine(dense, routed):
-                text += f", {clock.mean:.2f} times its speed by the clock (n={clock.n})"
             said.append(f"**{_name(base, dense, routed)}**: {text}.")
     return said
 

@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.run_records import PUBLISHED, AnalysisError, find, pick, unpack
+from analysis.runs.archives import PUBLISHED, unpack
+from analysis.runs.run_records import AnalysisError, find, pick
 from experiments.runtime.command import ROOT
 from experiments.runtime.files import atomic_write
 

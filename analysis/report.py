@@ -34,7 +34,7 @@ from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, check_replaceable
 
 _MOST_GRIDS = 48
-_FACTS = {"FLOPs": "macs", "steps": "step", "hours": "hours"}  # of a card, by cost
+_FACTS = {"FLOPs": "macs", "steps": "step"}  # of a card, by cost
 
 
 def write(
@@ -168,15 +168,13 @@ def runs_table(study: Study) -> Table:
         *Column.each(*labels, numeric=False),
         *Column.each("Seed", "Steps", decimals=0),
         *(Column(name, decimals=metric_decimals(name)) for name in metrics),
-        Column("Images/s", decimals=1),
-        Column("Hours", decimals=3),
         Column("GMACs per image", decimals=4),
     ]
     rows: list[tuple[str, list[Value]]] = []
     for row in frame.to_dict("records"):
         macs = "macs_dense" if row.get("variant") == "dense" else "macs_routed"
         units = dict.fromkeys(["seed", "step", *(f"score.{name}" for name in metrics)], 1.0)
-        units |= {"throughput": 1, "wall_s": 3600, macs: 1e9}
+        units |= {macs: 1e9}
         known = {key: value for key, value in row.items() if not pd.isna(value)}
         numbers = [float(known[k]) / unit if k in known else None for k, unit in units.items()]
         rows.append(("", [*(str(known.get(key) or "") for key in text), *numbers]))

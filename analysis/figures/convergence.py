@@ -1,4 +1,4 @@
-"""Convergence against steps, multiply-adds and hours, other methods, sample grids, the overview."""
+"""Convergence against steps and multiply-adds, other methods, sample grids, the overview."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +13,12 @@ from PIL import Image
 
 from analysis.figures import style
 from analysis.figures.style import Plot, styled
-from analysis.runs.cells import Base, Cell, Study, same_machine
+from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.grouping import shared, short
 from analysis.tables.equal_cost import reach, speedup
 from analysis.tables.table import metric_decimals
 
-AXES = (("step", "training steps"), ("macs", "training multiply-adds"), ("hours", "training time"))
+AXES = (("step", "training steps"), ("macs", "training multiply-adds"))
 # On one page: settings, panels of other methods, recipes of samples.
 _LINES, _PANELS, _RECIPES = 5, 12, 3
 # A picture beyond this many pixels is not a grid of ours; it must not eat the memory.
@@ -42,7 +42,7 @@ def mean_path(cell: Cell) -> pd.DataFrame:
         return pd.DataFrame()
     groups = pd.concat(paths, ignore_index=True).groupby("step")
     values = {"mean": ("value", "mean"), "std": ("value", "std"), "n": ("value", "size")}
-    found = groups.agg(macs=("macs", "mean"), hours=("hours", "mean"), **values)
+    found = groups.agg(macs=("macs", "mean"), **values)
     return found[found["n"] == len(paths)].reset_index()
 
 
@@ -91,19 +91,14 @@ def convergence(study: Study) -> Plot | None:
         return None
     shown, more = style.some(pairs, _LINES, lambda pair: _points(pair[1]))
     log = _wide([path["mean"] for _, curves in shown for _, path in curves])
-    figure, axes = style.canvas(1.72 * len(shown), len(shown), 3, sharey="row")
+    figure, axes = style.canvas(1.72 * len(shown), len(shown), len(AXES), sharey="row")
     names = short(base.label for base, _ in pairs)
     for (base, curves), row in zip(shown, axes, strict=True):
         for ax, (key, label) in zip(row, AXES, strict=True):
-            unit, factor = "", 1.0
-            if key == "hours":
-                hours = max(float(path[key].iloc[-1]) for _, path in curves)
-                known = (" (s)", 3600.0) if hours <= 0.04 else (" (min)", 60.0)
-                unit, factor = (" (h)", 1.0) if hours > 2 else known
             for cell, path in curves:
-                _curve(ax, base, cell, path, path[key] * factor)
+                _curve(ax, base, cell, path, path[key])
             _scales(ax, key, log)
-            ax.set_xlabel(f"{label}{unit}\n{_arrow(ax, base, curves, key, factor)}")
+            ax.set_xlabel(f"{label}\n{_arrow(ax, base, curves, key)}")
         row[0].set_ylabel(base.metric.replace(" (", "\n("))
         row[0].set_title(names[base.label], color=style.colour(base.backbone))
         # Beside the title, above the panels: it would hide curves.
@@ -177,14 +172,11 @@ def _scales(ax: Axes, key: str, log: bool) -> None:
         ax.tick_params(axis="y", which="minor", labelsize=7, length=1.5)
 
 
-def _arrow(ax: Axes, base: Base, curves: list[Curve], key: str, unit: float) -> str:
+def _arrow(ax: Axes, base: Base, curves: list[Curve], key: str) -> str:
     """Draw how much earlier the route is at the dense run's best score; return it in words."""
     (dense, first), (routed, _) = curves
     reached = reach(base, dense, routed)
     factor = speedup(reached, key)
-    if key == "hours" and not same_machine(dense, routed):
-        # Two machines: the clock says nothing about the route.
-        return "two machines: not compared"
     best = first["mean"].min() if base.better == "lower" else first["mean"].max()
     ax.axhline(best, color="#999999", linewidth=0.7, linestyle=":")
     there = reached[reached["there"].astype(bool)]
@@ -195,7 +187,7 @@ def _arrow(ax: Axes, base: Base, curves: list[Curve], key: str, unit: float) -> 
         return "dense best not reached"
     if factor.few:
         return f"dense best reached by {seeds}"
-    start, end = (unit * float(there[f"{side}_{key}"].mean()) for side in ("dense", "routed"))
+    start, end = (float(there[f"{side}_{key}"].mean()) for side in ("dense", "routed"))
     arrow = {"arrowstyle": "-|>", "color": "#1a1a1a", "lw": 1.1, "shrinkA": 2, "shrinkB": 2}
     ax.annotate("", xy=(end, best), xytext=(start, best), arrowprops=arrow, zorder=5)
     return f"{factor.value:.1f}x to dense best ({seeds})"

@@ -18,15 +18,19 @@ from typing import Any
 import pandas as pd
 
 from analysis.runs.grouping import USUAL_OPTIONS, named
-from analysis.runs.run_records import Metrics, load, pick, scores
+from analysis.runs.run_records import Metrics, check_attrs, load, pick, scores
 from analysis.runs.seed_statistics import Estimate, mean_std
 from backbones.sizes import parse_size
 
-_PATH = ["step", "macs", "hours", "value"]
-# Of a run's own columns, numbers that seeds are averaged over; all but the time are of any length.
-_MACS = ("macs_dense", "macs_routed", "macs_dense_no_attention", "macs_routed_no_attention")
-_OF_ANY_LENGTH = ("throughput", *_MACS)
-Paths = Mapping[str, Mapping[Any, pd.DataFrame]]  # step, macs, hours, value by run and metric
+_PATH = ["step", "macs", "value"]
+# Columns of a run that are averaged over seeds and do not depend on the number of steps.
+_OF_ANY_LENGTH = (
+    "macs_dense",
+    "macs_routed",
+    "macs_dense_no_attention",
+    "macs_routed_no_attention",
+)
+Paths = Mapping[str, Mapping[Any, pd.DataFrame]]  # step, macs, value by run and metric
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +69,7 @@ class Cell:
 
     @functools.cached_property
     def paths(self) -> dict[int, pd.DataFrame]:
-        """Every seed's scores of the base's metric on the way: step, macs, hours, value.
+        """Every seed's scores of the base's metric on the way: step, macs, value.
 
         Of runs of one seed the one that was scored most often counts, of those the longest; a seed
         without a score after the cell's steps is left out, as everywhere.
@@ -225,12 +229,6 @@ class Base:
         return self.dense and (self.dense.at(routed.steps) if routed else self.dense), routed
 
 
-def same_machine(*cells: Cell) -> bool:
-    """Return whether clock times of these cells may be compared: no two devices are named."""
-    named = {name for c in cells if "device" in c.runs for name in c.runs["device"].dropna()}
-    return len(named) < 2
-
-
 def is_usual(cell: Cell, *except_for: str) -> bool:
     """Return whether a cell has one route throughout and, apart from those named, usual options."""
     return "/" not in str(cell.first("route")) and all(
@@ -246,6 +244,9 @@ class Study:
 
     runs: pd.DataFrame
     metric: str | None = None
+
+    def __post_init__(self) -> None:
+        check_attrs(self.runs)
 
     @classmethod
     def of(cls, source: Source, metric: str | None = None) -> Study:
@@ -347,9 +348,7 @@ def _order(cell: Cell) -> tuple[Any, ...]:
 def _scored(runs: pd.DataFrame, paths: Paths) -> dict[tuple[str, float], dict[int, float]]:
     """Return scores and costs by column, steps and seed: of a cell's runs' ends and on the way."""
     found: dict[tuple[str, float], dict[int, float]] = {}
-    columns = [
-        c for c in map(str, runs) if c.startswith("score.") or c in ("wall_s", *_OF_ANY_LENGTH)
-    ]
+    columns = [c for c in map(str, runs) if c.startswith("score.") or c in _OF_ANY_LENGTH]
     ends = runs[["run", "seed", "step", *columns]].dropna(subset=["seed"])
     for row in ends.sort_values("step", kind="stable").to_dict("records"):
         known = [(c, row["step"], row[c]) for c in columns if not pd.isna(row[c])]

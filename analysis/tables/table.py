@@ -69,10 +69,6 @@ class Entry:
         return f"{value:{'+' if self.signed else ''}.{self.decimals}f}"
 
 
-# Hours of two machines say nothing about routing.
-OTHER_MACHINE = Entry("other machine")
-
-
 @dataclass(frozen=True)
 class Column:
     """A column: heading, kind, which end is best, whose numbers."""

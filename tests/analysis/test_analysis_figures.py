@@ -81,10 +81,10 @@ def test_placement_draws_the_paired_differences(runs):
     assert "-21.87" in text and any(t.startswith(f"{ours['2-8']:+.2f}") for t in text)
 
 
-def test_convergence_has_three_costs_and_labels_the_speedup(runs, tmp_path):
+def test_convergence_has_two_costs_and_labels_the_speedup(runs, tmp_path):
     plot = figures.make("convergence", runs)
-    labels, said = zip(*(ax.get_xlabel().split("\n") for ax in plot.figure.axes[:3]), strict=True)
-    assert labels == ("training steps", "training multiply-adds", "training time (s)")
+    labels, said = zip(*(ax.get_xlabel().split("\n") for ax in plot.figure.axes[:2]), strict=True)
+    assert labels == ("training steps", "training multiply-adds")
     table = analysis.tables.make("speedup", runs)
     row = next(
         r
@@ -378,8 +378,8 @@ def test_runs_that_logged_no_cost_are_drawn_over_their_steps_alone(tmp_path):
     # Their axis is the cost: an empty one has no place on it for scores over a wide range.
     assert figures.make("overview", tmp_path) is None and figures.make("methods", tmp_path) is None
     plot = figures.make("convergence", tmp_path)
-    said = [ax.get_xlabel().split("\n")[1] for ax in plot.figure.axes[:3]]
-    assert "to dense best" in said[0] and said[1:] == ["cost not logged"] * 2
+    said = [ax.get_xlabel().split("\n")[1] for ax in plot.figure.axes[:2]]
+    assert "to dense best" in said[0] and said[1] == "cost not logged"
     assert plot.png(dpi=40).startswith(b"\x89PNG")
 
 

@@ -7,8 +7,8 @@ import pytest
 from small import ROOT
 
 from analysis import findings, notebook_files, publish, tables
+from analysis.runs.archives import unpack
 from analysis.runs.cells import Study
-from analysis.runs.run_records import unpack
 from analysis.tables.table import markdown
 
 RESULTS = ROOT / "results"
