@@ -27,8 +27,8 @@ _COMMANDS = {
     "figures": ("figures", "figures as PDF, PNG and CSV"),
     "publish": ("publish", "a folder of tables, figures and records, and the pages that show them"),
     "compare": ("runs.compare", "what differs between two runs"),
-    "similarity": ("similarity", "layer similarity of runs, stored beside them"),
-    "guidance-scale": ("guidance_scale", "effective guidance scale of runs, stored beside them"),
+    "similarity": ("similarity", "layer similarity of runs or exported weights, and its map"),
+    "guidance-scale": ("guidance_scale", "effective guidance scale of runs or exported weights"),
     "notebooks": ("notebook_files", "execute the notebooks and write them as .ipynb"),
     "list": ("runs.run_records", "runs found, unfinished and damaged ones with the reason"),
 }
@@ -68,7 +68,8 @@ def parser() -> argparse.ArgumentParser:
     add("compare", None, "first", metavar="RUN_A", **path)
     add("compare", None, "second", metavar="RUN_B", **path)
 
-    add("similarity", "run folders, or folders of them", "runs", nargs="+", metavar="RUN", **path)
+    text = "run folders, folders of them, or exported .safetensors (written to the current folder)"
+    add("similarity", text, "runs", nargs="+", metavar="RUN", **path)
     text = "run folders, folders of them, or exported .safetensors: measured together"
     add("guidance-scale", text, "runs", nargs="+", metavar="RUN", **path)
     add("guidance-scale", "also every run over this one", "--against", metavar="RUN[@STEP]")

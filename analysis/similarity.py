@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.runs.run_records import AnalysisError, beside, one_by_one, with_weights
+from analysis.runs.run_records import AnalysisError, one_by_one, result_path, with_weights
 from experiments.metrics.scoring import HeldOut
 from experiments.runtime.files import atomic_write
 from experiments.training.routes import first_route
@@ -266,15 +266,24 @@ def _routed(data: HeldOut, route: Route, draws: Draws, given: Any) -> tuple[list
 
 
 def command(options: argparse.Namespace) -> int:
-    """Measure every run with weights below the folders given, and store it beside the weights."""
+    """Measure every run with weights below the folders given; store the arrays, draw the map.
+
+    Both go to the run's folder, of an exported file to the current one.
+    """
+    # The figures import this module.
+    from analysis.figures.layer_maps import similarity as draw
+
     given = vars(options) | {"levels": tuple(options.levels or LEVELS)}
     protocol = Protocol(**{option.name: given[option.name] for option in fields(Protocol)})
 
     def stored(folder: Path) -> None:
         result = measure(folder, protocol)
-        path = beside(folder, "similarity.npz")
+        path = result_path(folder, "similarity.npz")
+        picture = path.with_suffix(".png")
         result.save(path)
-        print(f"{path}  {result.label}, lowest {result.arrays['cosine'].min():.3f}")
+        atomic_write(picture, draw([result]).png(dpi=200))
+        lowest = result.arrays["cosine"].min()
+        print(f"{path}  {result.label}, lowest {lowest:.3f}, map in {picture.name}")
 
     one_by_one(with_weights(options.runs), stored)
     return 0

@@ -21,6 +21,7 @@ import math
 import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -378,7 +379,8 @@ def _collect(
 def with_weights(given: Sequence[Path]) -> list[Path]:
     """Return runs with weights at or below folders, and exported files; name what has none yet.
 
-    `AnalysisError` where an exported file is missing, or nothing has weights.
+    `AnalysisError` where an exported file is missing, nothing has weights, or two exported files
+    have the same name, under which their results are stored.
     """
     found = dict[Path, list[Path]]()
     for top in given:
@@ -391,12 +393,23 @@ def with_weights(given: Sequence[Path]) -> list[Path]:
         raise AnalysisError(f"no run with weights in {given[0]}; give one with model.safetensors")
     for top in (top for top, runs in found.items() if not runs):
         print(f"no weights: {shown(top)}", file=sys.stderr)
-    return list(dict.fromkeys(run for runs in found.values() for run in runs))
+    unique = list(dict.fromkeys(run for runs in found.values() for run in runs))
+    stems = Counter(run.stem for run in unique if run.suffix == ".safetensors")
+    for stem in (stem for stem, count in stems.items() if count > 1):
+        raise AnalysisError(
+            f"{stems[stem]} of the files are called {stem}.safetensors, and results are stored "
+            "under that name in the current folder; measure them one at a time"
+        )
+    return unique
 
 
-def beside(run: Path, name: str) -> Path:
-    """Return where to store what was measured on a run: in its folder, or next to its file."""
-    return run / name if run.is_dir() else run.with_name(f"{run.stem}.{name}")
+def result_path(run: Path, name: str) -> Path:
+    """Return where to store what was measured on a run: in its folder.
+
+    What was measured on an exported file goes to the current folder: the file may be a bundled one,
+    or lie where nothing can be written.
+    """
+    return run / name if run.is_dir() else Path(f"{run.stem}.{name}")
 
 
 def read_beside(runs: pd.DataFrame, name: str, read: Callable[[Path], Any]) -> list[Any]:

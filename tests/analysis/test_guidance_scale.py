@@ -112,6 +112,12 @@ def test_recipes_are_told_apart_and_no_seed_counts_twice(tmp_path: Path) -> None
     assert [text.rpartition(": ")[2] for text in texts] == ["a", "b"]
 
 
+@pytest.fixture(autouse=True)
+def current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of exported files are written to the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 def rows(run: Path) -> dict[tuple[str, float | None], dict[str, Any]]:
     found = guidance_table.read_scales(run / guidance_table.FILE)
     return {(row["pair"], row["level"]): row for row in found["rows"]}
@@ -177,7 +183,8 @@ def test_without_an_instrument_there_is_the_plain_form_and_a_sentence(
 ) -> None:
     assert measured(models["flow"]) == 0
     assert "plain form only, for want of an instrument" in capsys.readouterr().out
-    found = guidance_table.read_scales(models["flow"].with_name(f"flow.{guidance_table.FILE}"))
+    found = guidance_table.read_scales(Path(f"flow.{guidance_table.FILE}"))
+    assert not models["flow"].with_name(f"flow.{guidance_table.FILE}").exists()
     assert not any("instrumented" in row for row in found["rows"])
 
 
