@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -200,7 +201,7 @@ class Base:
 
     @functools.cached_property
     def memory(self) -> str | None:
-        """The metric of its memorisation, in the features of its score before pixels."""
+        """The metric of its NN-distance ratio, in the features of its score before pixels."""
         own, found = self.known[self.metric], dict[str, tuple[bool, bool, int]]()
         for name, about in self.known.items():
             features = about.get("key") == "memorisation"
@@ -222,6 +223,15 @@ class Base:
             if cell.first("span") == span and cell.first("rate") == 0.5:
                 return cell
         return max(self.plain, key=lambda cell: len(cell.by_seed(self.score)), default=None)
+
+    @property
+    def evidence(self) -> int:
+        """The number of scores, by metric and seed, that dense runs and the guideline's share."""
+        dense, routed = self.pair()
+        if dense is None or routed is None:
+            return 0
+        columns = [f"score.{name}" for name in self.metrics]
+        return sum(len(dense.by_seed(name).keys() & routed.by_seed(name)) for name in columns)
 
     def pair(self) -> tuple[Cell | None, Cell | None]:
         """Return the dense cell and the guideline's, after the same steps if both were scored."""
@@ -300,7 +310,11 @@ class Study:
                 dense = dense.read_with(routed, dense.ends.union(*(cell.ends for cell in routed)))
             row = part.iloc[0]
             found.append(Base(str(key), row["recipe"], row["setting"], name, known, dense, routed))
-        return sorted(found, key=lambda base: base.label)
+        # The recipe with the most evidence leads, with all of its backbones.
+        evidence: Counter[str] = Counter()
+        for base in found:
+            evidence[base.recipe] += base.evidence
+        return sorted(found, key=lambda base: (-evidence[base.recipe], base.label))
 
     def pairs(self) -> Iterator[tuple[Base, Cell, Cell]]:
         """Yield every base that has both: with its dense cell and the guideline's."""

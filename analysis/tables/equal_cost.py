@@ -109,7 +109,7 @@ def masking(study: Study) -> Table:
     for what in _BUDGETS.values():
         columns += [Column(f"Equal {what}", better=end), Column(f"\u0394 {what}")]
     columns += [Column("Own end", better=None if mixed else end), Column("\u0394 own end")]
-    columns += [*tables.memory_columns(study, "Memorisation")]
+    columns += [*tables.memory_columns(study, "NN-distance ratio")]
     columns += [Column("Paper (400K)", published=True)]
     known = {row["method"]: row for row in paper.rows("masking") if row["steps_k"] == 400}
     rows: list[tuple[str, list[Value]]] = []
