@@ -592,28 +592,35 @@ def test_memorisation_stands_beside_the_score_in_the_features_of_the_score(tmp_p
             folder = write(tmp_path, route=route, seed=seed)
             memorised(folder, "memorisation_pixels", 0.1, 0.2)
             memorised(folder, "memorisation", 0.5 + 0.1 * seed + 0.01 * len(route), 0.8)
-    row = find(make("main", tmp_path), "dit", "memorisation-500 \u2191")
+    row = find(make("main", tmp_path), "dit", "NN-distance ratio-500")
     dense, routed = row["Dense"], row["+ TREAD"]
     assert (dense.n, dense.decimals) == (3, 3) and dense.value == pytest.approx(0.64)
     assert dense.std == pytest.approx(0.1) and routed.value == pytest.approx(0.63)
     table = make("route_placement", tmp_path)
-    assert find(table, "dit", "dense")["Memorisation"].value == pytest.approx(0.64)
+    assert find(table, "dit", "dense")["NN-distance ratio"].value == pytest.approx(0.64)
     assert any("never seen get 0.800 on digits" in note for note in table.notes)
     scores = make("all_scores", tmp_path)
     assert not any("held-out" in column.label for column in scores.columns)
     assert any("never seen get 0.800" in note for note in scores.notes)
     differences = find(make("differences", tmp_path), "dit", "2-8")
-    assert differences["\u0394 memorisation-500"].value == pytest.approx(-0.01)
+    assert differences["\u0394 NN-distance ratio-500"].value == pytest.approx(-0.01)
     assert not any("held-out" in label for label in differences)
+    # Records keep their name; pages say what it is, and no end of it is called the better one.
+    assert "score.memorisation-500" in analysis.load(tmp_path)
+    for each in make_all(tmp_path):
+        assert "emorisation" not in markdown(each), each.name
+    assert any("lower values indicate copying" in note for note in table.notes)
+    said = findings.make("main", Study.of(tmp_path))
+    assert "NN-distance ratio-500 -0.010" in said and "memorisation" not in said
 
 
 def test_without_memorisation_there_is_no_row_and_pixels_serve_where_features_are_not(tmp_path):
     for route in ("none", "2-8"):
         write(tmp_path, route=route)
-    assert not any("emorisation" in row.entries[0].text for row in make("main", tmp_path).rows)
+    assert not any("NN-distance" in row.entries[0].text for row in make("main", tmp_path).rows)
     memorised(write(tmp_path, backbone="rwkv"), "memorisation_pixels", 0.9, 0.95)
     table = make("main", tmp_path)
-    name = "memorisation-pixels-500 \u2191"
+    name = "NN-distance ratio-pixels-500"
     assert find(table, "rwkv", name)["Dense"].value == 0.9
     assert not [row for row in table.rows if row.group.startswith("dit") and name in str(row)]
     assert any("in pixels" in note for note in table.notes)
