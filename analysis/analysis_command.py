@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -100,4 +101,10 @@ def _dispatch(words: list[str]) -> int:
     options = parser().parse_args(words)
     # Figures and similarity need torch, a list of runs does not: only what is asked for is loaded.
     module, _ = _COMMANDS[options.command]
-    return int(importlib.import_module(f"analysis.{module}").command(options))
+    usual = warnings.formatwarning
+    # A file that is left out is named in one line, without the line of code that read it.
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    try:
+        return int(importlib.import_module(f"analysis.{module}").command(options))
+    finally:
+        warnings.formatwarning = usual

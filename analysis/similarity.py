@@ -39,7 +39,7 @@ from experiments.metrics.scoring import HeldOut
 from experiments.runtime.files import atomic_write
 from experiments.training.routes import first_route
 from routing import Draws, Routing, Selection
-from routing.parsing import json_of
+from routing.parsing import is_number, json_of
 from routing.route import Route
 
 # Noise levels sigma / alpha in units of the data's standard deviation: from almost clean to almost
@@ -123,6 +123,7 @@ def read(path: str | Path) -> SimilarityFile:
             arrays = {key: stored[key] for key in stored.files if key != "protocol"}
             if not isinstance(protocol, dict) or protocol.pop("format", None) != FORMAT:
                 raise ValueError(f"not of the format {FORMAT}")
+            _check(arrays, protocol)
     except Exception as error:
         # Zip, zlib, numpy's parser of headers and JSON raise a dozen types between them.
         raise AnalysisError(
@@ -130,6 +131,24 @@ def read(path: str | Path) -> SimilarityFile:
             "make one with python -m analysis similarity RUN"
         ) from None
     return SimilarityFile(arrays, protocol)
+
+
+def _check(arrays: dict[str, np.ndarray], protocol: dict[str, Any]) -> None:
+    """Raise `ValueError` where a map, or what a figure says of it, is not what `measure` stores."""
+    texts = ("run", "backbone", "size", "data", "route", "weights")
+    levels = protocol.get("levels")
+    if (
+        not all(isinstance(protocol.get(name), str) for name in texts)
+        or not isinstance(levels, list)
+        or not all(is_number(value) for value in (*levels, protocol.get("samples")))
+    ):
+        raise ValueError("its protocol is not whole")
+    layers = len(arrays["cosine"])
+    for name, values in arrays.items():
+        square = values.shape[-2:] == (layers, layers) and values.ndim == 2 + (name == "per_level")
+        if layers < 2 or not square or values.dtype.kind != "f" or not np.isfinite(values).any():
+            raise ValueError(f"{name} is no map of {layers} layers")
+    Route.parse(protocol["route"]).resolve(layers - 1)
 
 
 def cosine(hidden: Sequence[Tensor]) -> Tensor:

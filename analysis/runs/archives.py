@@ -33,6 +33,10 @@ def unpack(archive: Path, folder: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as part:
             try:
                 _extract(_decompressed(archive), Path(part), archive)
+                if not (Path(part) / "runs").is_dir():
+                    raise AnalysisError(
+                        f"{archive} holds no records of runs: no folder runs/ in it"
+                    )
                 (Path(part) / "runs").rename(place)
             except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
                 if not place.is_dir():  # else another process was first

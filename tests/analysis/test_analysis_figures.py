@@ -504,3 +504,21 @@ def test_samples_of_a_grid_without_dense_runs_leave_no_empty_line(tmp_path):
         Image.new("RGB", (80, 100)).save(folder / "final.png")
     plot = figures.make("samples", tmp_path)
     assert all(ax.get_visible() for ax in plot.figure.axes) and len(plot.figure.axes) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": None}, {"route": "99-x"}, {"route": "2-50"}, {"levels": 3}, {"levels": ["a"]},
+        {"samples": "many"}, {"cosine": np.zeros(13)}, {"cosine": np.full((13, 13), np.nan)},
+        {"cosine": np.zeros((13, 12))}, {"cosine": np.array([["a"]])}, {"cka": np.zeros((4, 4))},
+    ],
+)  # fmt: skip
+def test_a_map_that_measure_never_stores_is_named_and_left_out(change, tmp_path):
+    whole = similar()
+    arrays = {name: value for name, value in change.items() if isinstance(value, np.ndarray)}
+    text = {name: value for name, value in change.items() if name not in arrays}
+    damaged = SimilarityFile(whole.arrays | arrays, whole.protocol | text)
+    damaged.save(write(tmp_path, route="2-8") / "similarity.npz")
+    with pytest.warns(UserWarning, match="is not a tread-suite-similarity/1 file"):
+        assert figures.make("similarity", tmp_path) is None

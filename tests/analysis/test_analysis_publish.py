@@ -207,3 +207,10 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(kind, tmp_path, monkeypa
     # Decompressed as a whole it would take 64 MiB.
     assert peak < 16 * 2**20
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_archive_without_runs_names_no_folder_of_this_machine(tmp_path):
+    _packed(tmp_path / "other.tar.gz", [("elsewhere/a.json", 3, tarfile.REGTYPE)])
+    with pytest.raises(AnalysisError) as error:
+        unpack(tmp_path / "other.tar.gz", tmp_path / "out")
+    assert str(error.value) == f"{tmp_path}/other.tar.gz holds no records of runs: no folder runs/ in it"
