@@ -152,7 +152,7 @@ def rate(study: Study) -> Plot | None:
                 rate: paired(dense, cells[rate].by_seed(base.score, steps))
                 for rate in (sorted(cells) if len(cells) > 1 else ())
             }
-            about = {"panel": base.label, "backbone": base.backbone, "span": span}
+            about: dict[str, Any] = {"panel": base.label, "backbone": base.backbone, "span": span}
             for rate, difference in differences.items():
                 if difference is not None:
                     about |= {"metric": base.metric, "rate": rate, "mean": difference.mean}
@@ -180,9 +180,9 @@ def rate(study: Study) -> Plot | None:
             )
         ax.set(title="Ours", ylabel=f"\u0394 {metric_label(metric)}")
     theirs, look = paper.table("rate"), {"color": style.PAPER_COLOUR, "marker": "s"}
-    dense = float(theirs.set_index("rate")["fid"][0.0])
+    reference = float(theirs.set_index("rate")["fid"][0.0])
     routed = theirs[theirs["rate"] > 0]
-    change = routed["fid"] - dense
+    change = routed["fid"] - reference
     axes[0][-1].plot(routed["rate"], change, label="DiT-B/2, 2-8, step 400000", **look)
     axes[0][-1].set(title="Paper, Table 5", ylabel="\u0394 FID-50K")
     for ax in axes[0]:

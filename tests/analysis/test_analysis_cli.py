@@ -69,7 +69,7 @@ def test_a_run_that_is_the_working_directory_has_its_name(tmp_path, monkeypatch,
 
 def test_compare_finds_no_difference_in_a_run_with_several_rates(tmp_path):
     run = write(tmp_path, route="0-4@0.25+6-9@0.75")
-    assert compare.text(run, run).endswith("size, cost and time: the same")
+    assert compare.text(run, run).endswith("size and cost: the same")
 
 
 def test_what_varies_and_what_is_shared(runs):
