@@ -98,7 +98,8 @@ class Plot:
 
     def png(self, dpi: int = 110) -> bytes:
         """Return the figure as PNG."""
-        return self._drawn(format="png", dpi=dpi)
+        # Without matplotlib's version, which would change the file where no pixel did.
+        return self._drawn(format="png", dpi=dpi, metadata={"Software": None})
 
     @styled
     def _drawn(self, **options: Any) -> bytes:
