@@ -86,6 +86,9 @@ class DataOptions:
     def check(self) -> None:
         """Refuse files that are not there, unread: the `DataError` says what to type."""
 
+    def check_contents(self, task: str) -> None:
+        """Refuse files whose contents a run with this `task` would refuse; a dry run asks."""
+
     def fingerprint(self) -> str:
         """Return what changes when the data change while the options stay: part of a run's name.
 

@@ -516,7 +516,7 @@ def test_another_preparation_in_the_same_folder_is_refused(folder, tmp_path, vae
 def test_other_labels_or_captions_in_the_same_folder_are_refused(
     folder, coco, pictures, tmp_path, vae, capsys
 ):
-    write_table(tmp_path / "x.parquet", pictures, coarse=[1] * 7)
+    write_table(tmp_path / "x.parquet", pictures, coarse=[0] * 7)
     out = tmp_path / "table"
     assert run(tmp_path / "x.parquet", out, vae, "--label-column", "coarse") == 0
     fails(capsys, run(tmp_path / "x.parquet", out, vae), "other captions or columns")
@@ -533,6 +533,29 @@ def test_other_labels_or_captions_in_the_same_folder_are_refused(
     del plan["text_length"]  # as older plans are
     (tmp_path / "text/plan.json").write_text(json.dumps(plan))
     assert run(folder, *more) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("count", "3"), ("count", True), ("sums", []), ("skipped", [1]), ("sha256", 0)]
+)
+def test_a_damaged_note_beside_a_shard_makes_the_shard_anew(folder, tmp_path, vae, key, value):
+    out = tmp_path / "out"
+    assert run(folder, out, vae) == 0
+    before = content(out)
+    note = json.loads((out / "shard-00001.json").read_text())
+    (out / "shard-00001.json").write_text(json.dumps(note | {key: value}))
+    (out / "manifest.json").unlink()
+    assert run(folder, out, vae) == 0
+    assert content(out) == before
+
+
+def test_labels_that_count_from_one_are_warned_about(pictures, tmp_path, vae):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for number, image in enumerate(pictures.values()):
+            add(archive, f"{number}.png", image)
+            add(archive, f"{number}.cls", str(1 + number % 3).encode())
+    with pytest.warns(UserWarning, match="smallest label is 1, so class 0 has no sample"):
+        assert run(tmp_path / "x.tar", tmp_path / "out", vae) == 0
 
 
 # --- the crop ----------------------------------------------------------------------------------
