@@ -323,7 +323,49 @@ def test_save_and_load(name, tmp_path, monkeypatch):
     assert Backbone.from_pretrained(file).config == model.config
     asked = {"repo_id": "user/name", "filename": "model.safetensors", "revision": "v1"}
     monkeypatch.setattr(hub, "hf_hub_download", lambda **given: str(file) if given == asked else "")
+    monkeypatch.setattr(hub, "hub_problem", lambda *_: "")
     assert Backbone.from_pretrained("user/name", revision="v1").config == model.config
+
+
+def test_without_a_network_the_hub_is_asked_once(tmp_path, monkeypatch):
+    asked, downloads = [], []
+
+    def refuse(url, **options):
+        asked.append(url)
+        raise ConnectionError("Name or service not known")
+
+    def download(**options):
+        downloads.append(options)
+        if not (tmp_path / "cached").exists():
+            raise FileNotFoundError("an error that blames the repository")
+        return str(tmp_path / "cached")
+
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "get_hf_file_metadata", refuse)
+    monkeypatch.setattr(hub, "hf_hub_download", download)
+    with pytest.raises(BackboneError, match=r"user/name: the Hugging Face hub cannot be reached \(Name or"):
+        Backbone.from_pretrained("user/name")
+    assert len(asked) == 1 and [options["local_files_only"] for options in downloads] == [True]
+    # What was downloaded before is there without a network.
+    model = backbones.create("dit", "T/2", input_size=4, in_channels=1, num_classes=2)
+    model.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved/model.safetensors").rename(tmp_path / "cached")
+    assert Backbone.from_pretrained("user/name", force_download=True).config == model.config
+    assert downloads[-1]["force_download"] is False
+
+
+def test_a_repository_that_the_hub_does_not_give(monkeypatch):
+    class Refused(hub.HfHubHTTPError):
+        def __init__(self):
+            self.response = type("Response", (), {"status_code": 404})
+
+    def refuse(url, **options):
+        raise Refused
+
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "get_hf_file_metadata", refuse)
+    with pytest.raises(BackboneError, match=r"gives no model\.safetensors of user/nothing \(HTTP 404\)"):
+        Backbone.from_pretrained("user/nothing")
 
 
 def test_damaged_and_foreign_files(tmp_path):

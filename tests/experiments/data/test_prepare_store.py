@@ -997,6 +997,22 @@ def test_a_vae_without_a_scale_is_refused(wrong, folder, tmp_path, vae, capsys):
     assert "expected numbers" in capsys.readouterr().err
 
 
+def test_without_a_network_the_hub_is_asked_once(folder, tmp_path, vae, monkeypatch, capsys):
+    from backbones import hub
+
+    asked = []
+
+    def refuse(url, **options):
+        asked.append(url)
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "get_hf_file_metadata", refuse)
+    words = ("nowhere/vae cannot be loaded (the Hugging Face hub cannot be reached", "--vae FOLDER")
+    fails(capsys, run(folder, tmp_path / "out", "nowhere/vae"), *words)
+    assert len(asked) == 1
+
+
 def test_a_damaged_folder_is_not_fetched(tmp_path, vae):
     pytest.importorskip("diffusers")
     from experiments.data.encoders import Autoencoder
