@@ -454,6 +454,8 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
         (lambda p: [p / "photos", "--limit", "0"], ["--limit 0"]),
         (lambda p: [p / "photos", "--captions", "c.json"], ["--captions needs --text"]),
         (lambda p: [p / "photos", "--captions-per-image", "3"], ["--captions-per-image needs --text"]),
+        (lambda p: [p / "photos", "--text-length=--"], ["--text-length: expected a value, not --"]),
+        (lambda p: [p / "photos", "--vae=--"], ["--vae: expected a value, not --"]),
         (lambda p: [p / "photos", "--text-length", "9"], ["--text-length needs --text"]),
         (lambda p: [p / "x.parquet", "--caption-column", "image"], ["--caption-column needs --text"]),
         (lambda p: [p / "photos", "--label-column", "kind"], ["--label-column is for tables"]),
