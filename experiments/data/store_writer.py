@@ -115,7 +115,7 @@ class StoreWriter:
         if not isinstance(sums, dict) or not isinstance(skipped, list):
             return False
         counts = (note["count"], note.get("bytes"), sums.get("n"))
-        totals = (sums.get("sum"), sums.get("square"))
+        totals: list[Any] = [sums.get("sum"), sums.get("square")]
         return (
             all(type(count) is int and count >= 0 for count in counts)
             and type(sums.get("label")) is int

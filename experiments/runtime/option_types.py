@@ -103,6 +103,10 @@ class Key:
         wrong = value if isinstance(value, list | tuple) else [value]
         if self.among and wrong and not is_truth:
             hint = suggest(str(next((w for w in wrong if not self.holds(w)), value)), self.among)
+            # YAML reads a bare yes, no, on or off as a truth value.
+            for word in {"yes", "no", "on", "off"} & {*self.among}:
+                if isinstance(value, bool) and _TRUTH_WORDS[word] == shown:
+                    hint = f"; in YAML, quote the word: '{word}'"
         elif str in kinds and type(value) in (int, float):  # a folder may be called 2026
             hint = f"; type \"{name}='{value}'\""
         raise error(f"{name}={shown}: expected {self.expected(kind)}{hint}")

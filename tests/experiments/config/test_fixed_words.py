@@ -65,3 +65,11 @@ def test_a_word_that_is_no_truth_value_gets_no_tip():
     assert defaults["tf32"] is True
     with pytest.raises(ConfigError, match=r"tf32=maybe: expected true or false$"):
         build(TrainConfig, {"tf32": "maybe"}, "train.")
+
+
+@pytest.mark.parametrize(("value", "word"), [(False, "no"), (True, "yes")])
+def test_a_bare_word_of_yaml_is_to_be_quoted(value, word):
+    with pytest.raises(
+        UserError, match=rf"expected one of auto yes no; in YAML, quote .*'{word}'$"
+    ):
+        data_options.parse({"name": "latents", "scaled": value})
