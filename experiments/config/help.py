@@ -198,8 +198,9 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
 def dry_run(config: Config) -> None:
     """Print what would be trained, where and at what cost; then refuse what the run would refuse.
 
-    It needs no torch, so that it answers at once. With `dry=full` it does: the parts are built, the
-    kernels named and a step timed, and the whole configuration follows.
+    It needs no torch, so that it answers at once, unless there is a latent store to read. With
+    `dry=full` it does: the parts are built, the kernels named and a step timed, and the whole
+    configuration follows.
     """
     info = data_options.describe(config.data)
     arguments = routes.model_arguments(config, info)
@@ -237,6 +238,7 @@ def dry_run(config: Config) -> None:
     print("\n".join(lines))
     on_gpu = bool(visible_gpus())
     check_ready(config, max(1, int(os.environ.get("WORLD_SIZE", "1"))), on_gpu)
+    data_options.parse(config.data).check_contents(config.task)
     least = 1 if train.micro_batch == "auto" else pieces
     check_fits(cost, 0 if on_gpu else least)
     if not full:

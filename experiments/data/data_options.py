@@ -86,6 +86,9 @@ class DataOptions:
     def check(self) -> None:
         """Refuse files that are not there, unread: the `DataError` says what to type."""
 
+    def check_contents(self, task: str) -> None:
+        """Refuse files whose contents a run with this `task` would refuse; a dry run asks."""
+
     def fingerprint(self) -> str:
         """Return what changes when the data change while the options stay: part of a run's name.
 
@@ -307,8 +310,10 @@ def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
     known = keys_of(cast(Any, made))
     for key, value in values.items():
         require(key in known, f"unknown key data.{key} of data={name}{suggest(key, known)}")
-        text = known[key][0] not in (str, str | None) or isinstance(value, str | PurePath | None)
-        require(text, f"data.{key}={value!r}: expected text")
+        kind, declared = known[key]
+        # Keys with a fixed set of words are checked, and their words listed, with the ranges.
+        is_text = kind not in (str, str | None) or isinstance(value, str | PurePath | None)
+        require(is_text or bool(declared.among), f"data.{key}={value!r}: expected text")
     try:
         return made(**values)
     except (TypeError, OverflowError, AttributeError) as error:

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from backbones.hub import hub_problem
 from experiments.data.data_options import DataError, first_line, require
 from experiments.data.dataset import Device, to_uint8
 from experiments.runtime.parsing import is_number
@@ -105,14 +106,16 @@ class Autoencoder:
 def _pretrained(kind: Any, what: str, name: str, download: bool, give: str, **more: Any) -> Any:
     """Return what a class of the hub's libraries loads from a folder, or by a name on the hub."""
     folder = Path(name).expanduser()
+    # The libraries retry for half a minute, and then say that the repository lacks a file.
+    ask = download and not folder.is_dir()
+    problem = hub_problem(name, "config.json") if ask else ""
     try:
         source = str(folder) if folder.is_dir() else name
-        return kind.from_pretrained(source, local_files_only=not download, **more)
+        return kind.from_pretrained(source, local_files_only=not ask or bool(problem), **more)
     except Exception as error:
+        reason = f"{problem}; it is not in the local cache" if problem else first_line(error)
         fetch = "" if folder.is_dir() else f"fetch it with `hf download {name}`, or "
-        raise DataError(
-            f"the {what} {name} cannot be loaded ({first_line(error)}); {fetch}{give}"
-        ) from None
+        raise DataError(f"the {what} {name} cannot be loaded ({reason}); {fetch}{give}") from None
 
 
 def sample_moments(moments: Tensor, draws: Draws, stream: str) -> Tensor:

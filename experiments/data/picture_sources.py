@@ -22,8 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from experiments.data.class_folders import LABEL_FILE, class_of_each, edm_labels
 from experiments.data.data_options import PICTURES, DataError, first_line, require
 from experiments.data.tars import Member, samples_of
+from experiments.runtime.files import is_system_file
 from experiments.runtime.parsing import json_of, whole
 
 _KINDS = dict.fromkeys(PICTURES, "pictures") | {".tar": "tars"}
@@ -107,18 +109,26 @@ def open_source(
     if kind != "pictures":
         return TarSource(those) if kind == "tars" else TableSource(those, columns or {})
     source = FolderSource(path if path.is_dir() else path.parent, those, captions)
-    source.others = [p.name for p in others if p.name[0] != "."]
+    source.others = [p.name for p in others if p != source.label_file]
     return source
 
 
 def _files(top: Path, pattern: str) -> Iterator[Path]:
-    """Give the files at any depth whose names match; folders that are links count as well."""
+    """Give the files at any depth whose names match; folders that are links count as well.
+
+    What the system or an editor left there, such as `._1.png` or `.ipynb_checkpoints`, is ignored.
+    """
     for at, below, names in os.walk(top, followlinks=True):
         here = Path(at)
         # A link to a folder on the way to it has no end.
         way = {folder.resolve() for folder in (here, *here.absolute().parents)}
-        below[:] = [name for name in below if (here / name).resolve() not in way]
-        for path in (here / name for name in fnmatch.filter(names, pattern)):
+        below[:] = [
+            name
+            for name in below
+            if not is_system_file(name) and (here / name).resolve() not in way
+        ]
+        own = [name for name in names if not is_system_file(name)]
+        for path in (here / name for name in fnmatch.filter(own, pattern)):
             # Of links to nothing, pictures are listed as skipped.
             if path.is_file() or (path.suffix.lower() in PICTURES and not path.exists()):
                 yield path
@@ -141,7 +151,7 @@ def _captions_of(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 class FolderSource(PictureSource):
-    """Pictures in one folder per class, or all in one folder without classes."""
+    """Pictures in one folder per class, in EDM's layout, or all in one folder without classes."""
 
     def __init__(self, root: Path, pictures: list[Path], captions: Path | None) -> None:
         self._pictures = pictures
@@ -149,6 +159,8 @@ class FolderSource(PictureSource):
         self._names = names = [p.relative_to(root).as_posix() for p in pictures]
         self._labels: list[int | None] = [None] * self.count
         self._captions: list[tuple[str, ...]] = [()] * self.count
+        self._unreadable: dict[int, str] = {}
+        self.label_file: Path | None = None
         if captions is not None:
             self.captioned, known = True, _read_captions(captions)
             self._captions = [
@@ -157,22 +169,36 @@ class FolderSource(PictureSource):
             missing = [name for name, own in zip(names, self._captions, strict=True) if not own]
             if missing:
                 raise DataError(f"{captions} has no caption for {missing[0]} ({len(missing)} such)")
-        elif any("/" in name for name in names):
-            loose = [root / name for name in names if "/" not in name]
-            beside = f"{loose[0] if loose else ''} lies beside class folders"
-            require(not loose, f"{beside}; move it into one, or away")
-            tops = [name.split("/")[0] for name in names]
-            self.labelled, self.classes = True, tuple(sorted(set(tops)))
-            numbers = {name: number for number, name in enumerate(self.classes)}
-            self._labels = [numbers[top] for top in tops]
-        self.fingerprint = _digest([names, self._captions])
+        else:
+            is_edm, labels = edm_labels(root / LABEL_FILE, names)
+            if is_edm:
+                self.label_file = root / LABEL_FILE
+            if labels is not None:
+                self.labelled, self._labels = True, list(labels)
+            elif not is_edm and any("/" in name for name in names):
+                self.labelled = True
+                self.classes, self._labels, self._unreadable = class_of_each(
+                    root, names, self._unreadable_reason
+                )
+        listed: list[Any] = [names, self._captions]
+        # Named only where they differ from the folders in alphabetical order, so that preparations
+        # of other folders that were begun by an older version can be continued.
+        folders = tuple(sorted({name.split("/")[0] for name in names}))
+        if self.label_file is not None or (self.classes and self.classes != folders):
+            listed.append([self.classes, self._labels])
+        self.fingerprint = _digest(listed)
+
+    def _unreadable_reason(self, index: int) -> str:
+        raw = next(self.read(index, index + 1))
+        return crop(raw, 8).reason
 
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
         """Give pictures `start..stop-1`."""
         for i in range(start, stop):
-            content, why = None, ""
+            content, why = None, self._unreadable.get(i, "")
             try:
-                content = self._pictures[i].read_bytes()
+                # Those in a folder without a class have no label and stay unread.
+                content = None if why else self._pictures[i].read_bytes()
             except OSError as error:
                 why = str(error.strerror)
             yield RawPicture(self._names[i], content, self._labels[i], self._captions[i], why)

@@ -454,6 +454,8 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
         (lambda p: [p / "photos", "--limit", "0"], ["--limit 0"]),
         (lambda p: [p / "photos", "--captions", "c.json"], ["--captions needs --text"]),
         (lambda p: [p / "photos", "--captions-per-image", "3"], ["--captions-per-image needs --text"]),
+        (lambda p: [p / "photos", "--text-length=--"], ["--text-length: expected a value, not --"]),
+        (lambda p: [p / "photos", "--vae=--"], ["--vae: expected a value, not --"]),
         (lambda p: [p / "photos", "--text-length", "9"], ["--text-length needs --text"]),
         (lambda p: [p / "x.parquet", "--caption-column", "image"], ["--caption-column needs --text"]),
         (lambda p: [p / "photos", "--label-column", "kind"], ["--label-column is for tables"]),
@@ -516,7 +518,7 @@ def test_another_preparation_in_the_same_folder_is_refused(folder, tmp_path, vae
 def test_other_labels_or_captions_in_the_same_folder_are_refused(
     folder, coco, pictures, tmp_path, vae, capsys
 ):
-    write_table(tmp_path / "x.parquet", pictures, coarse=[1] * 7)
+    write_table(tmp_path / "x.parquet", pictures, coarse=[0] * 7)
     out = tmp_path / "table"
     assert run(tmp_path / "x.parquet", out, vae, "--label-column", "coarse") == 0
     fails(capsys, run(tmp_path / "x.parquet", out, vae), "other captions or columns")
@@ -533,6 +535,29 @@ def test_other_labels_or_captions_in_the_same_folder_are_refused(
     del plan["text_length"]  # as older plans are
     (tmp_path / "text/plan.json").write_text(json.dumps(plan))
     assert run(folder, *more) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("count", "3"), ("count", True), ("sums", []), ("skipped", [1]), ("sha256", 0)]
+)
+def test_a_damaged_note_beside_a_shard_makes_the_shard_anew(folder, tmp_path, vae, key, value):
+    out = tmp_path / "out"
+    assert run(folder, out, vae) == 0
+    before = content(out)
+    note = json.loads((out / "shard-00001.json").read_text())
+    (out / "shard-00001.json").write_text(json.dumps(note | {key: value}))
+    (out / "manifest.json").unlink()
+    assert run(folder, out, vae) == 0
+    assert content(out) == before
+
+
+def test_labels_that_count_from_one_are_warned_about(pictures, tmp_path, vae):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for number, image in enumerate(pictures.values()):
+            add(archive, f"{number}.png", image)
+            add(archive, f"{number}.cls", str(1 + number % 3).encode())
+    with pytest.warns(UserWarning, match="smallest label is 1, so class 0 has no sample"):
+        assert run(tmp_path / "x.tar", tmp_path / "out", vae) == 0
 
 
 # --- the crop ----------------------------------------------------------------------------------
@@ -972,6 +997,22 @@ def test_a_vae_without_a_scale_is_refused(wrong, folder, tmp_path, vae, capsys):
     config.write_text(json.dumps({**json.loads(config.read_text()), **wrong}))
     assert run(folder, tmp_path / "out", tmp_path / "vae") == 2
     assert "expected numbers" in capsys.readouterr().err
+
+
+def test_without_a_network_the_hub_is_asked_once(folder, tmp_path, vae, monkeypatch, capsys):
+    from backbones import hub
+
+    asked = []
+
+    def refuse(url, **options):
+        asked.append(url)
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "get_hf_file_metadata", refuse)
+    words = ("nowhere/vae cannot be loaded (the Hugging Face hub cannot be reached", "--vae FOLDER")
+    fails(capsys, run(folder, tmp_path / "out", "nowhere/vae"), *words)
+    assert len(asked) == 1
 
 
 def test_a_damaged_folder_is_not_fetched(tmp_path, vae):
