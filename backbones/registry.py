@@ -1,7 +1,7 @@
 """The families by name: their options, what their blocks cost, where those are (no torch here).
 
-A family `NAME` is its block class in `NAME.py`, here or in `more/`, and what must be known before
-torch is imported in a file `*_spec.py`, which ends in
+A family `NAME` is its block class in `NAME.py`, and what must be known before torch is imported in
+`NAME_spec.py`, which ends in
 
     register(Spec("NAME", NAMEOptions, block_cost, "backbones.NAME:NAMEBlock"))
 
@@ -127,7 +127,7 @@ def names() -> list[str]:
         BackboneError: TREAD_BACKBONES names a file that cannot be imported by its name.
     """
     here = Path(__file__).parent
-    for path in here.rglob("*_spec.py"):
+    for path in here.glob("*_spec.py"):
         importlib.import_module(".".join(path.relative_to(here.parent).with_suffix("").parts))
     _import_outside()
     return sorted(_SPECS)
@@ -177,8 +177,6 @@ KERNELS = {
     "biwkv": ("triton", "native"),
     "conv": ("causal-conv1d", "triton", "native"),
     "shift": ("native",),
-    "gla": ("fla",),
-    "rwkv6": ("fla",),
     "rwkv7": ("fla",),
 }
 
