@@ -12,7 +12,7 @@ __getattr__, __dir__, __all__ = lazily(
         "attached.hooks": ("AttachError", "Attached", "attach"),
         "errors": ("UserError",),
         "layout": ("Layout", "LayoutError", "Order"),
-        "learned": ("Fuse", "LearnedRouter"),
+        "learned": ("Fuse",),
         "options": ("RoutingError", "RoutingOptions"),
         "rng": ("Draws",),
         "route": (

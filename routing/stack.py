@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from routing.layout import Layout, Move
-from routing.learned import Fuse, LearnedRouter
+from routing.learned import Fuse
 from routing.options import RoutingError, RoutingOptions, check_words
 from routing.rng import Draws
 from routing.route import Route, Segment, keep_count
@@ -193,7 +193,6 @@ class Stack(nn.Module):
             (as in the released code).
         checkpoint: Recompute activations of the blocks inside routes in the backward pass.
         fuse: SPRINT's fusion over one fixed span, dense passes included.
-        router: A learned choice of tokens over one fixed span (Mixture of Depths; a control).
     """
 
     def __init__(
@@ -202,14 +201,11 @@ class Stack(nn.Module):
         fp32_after: bool = True,
         checkpoint: bool = False,
         fuse: Fuse | None = None,
-        router: LearnedRouter | None = None,
     ) -> None:
         super().__init__()
         self.blocks = blocks if isinstance(blocks, nn.ModuleList) else nn.ModuleList(blocks)
         self.fp32_after, self.checkpoint = fp32_after, checkpoint
-        if fuse is not None and router is not None:
-            raise RoutingError("a stack has a fusion or a learned router, not both")
-        self.fuse, self.router = fuse, router
+        self.fuse = fuse
 
     @property
     def depth(self) -> int:
@@ -307,7 +303,6 @@ class Span:
         move: The gather between the two and its scatter; None in a dense pass of a learned span.
         bypass: Tokens before the span, which routed tokens return to.
         bypass_state: Likewise, what blocks carry.
-        gate: Scores of a learned router, `(B, T, 1)`.
     """
 
     segment: Segment
@@ -317,7 +312,6 @@ class Span:
     move: Move | None
     bypass: Tensor
     bypass_state: dict[str, Tensor]
-    gate: Tensor | None
 
 
 class StackPass:
@@ -355,15 +349,14 @@ class StackPass:
 
     def open(self, k: int, segment: Segment) -> None:
         """Enter segment `k`: keep what its routed tokens return to, and decide who stays."""
-        stack, outer = self.stack, self.layout
-        gate = None if stack.router is None else stack.router(self.x, outer.prefix)
+        outer = self.layout
         inner, move = outer, None
         if self.route.segments:
-            inner = self._choose(k, segment, gate)
+            inner = self._choose(k, segment)
             move = outer.move_to(inner)
             self.inner.append(inner)
         leave = segment.drop_before(self.routing.remove)
-        self.span = Span(segment, leave, outer, inner, move, self.x, dict(self.state), gate)
+        self.span = Span(segment, leave, outer, inner, move, self.x, dict(self.state))
 
     def gather(self, span: Span) -> None:
         """Let the routed tokens leave."""
@@ -417,11 +410,6 @@ class StackPass:
         if self.layout is span.outer:  # remove=never
             self.gather(span)
         move, bypass, fuse = span.move, span.bypass, self.stack.fuse
-        if span.gate is not None:
-            before, gate = bypass, span.gate
-            if move is not None:
-                before, gate = move.take(before), move.take(gate)
-            self.x = before + gate * (self.x - before)
         if fuse is not None:
             self.x = fuse(bypass, None if left_out else self.x, move, self._path_drop())
         elif move is not None:
@@ -444,10 +432,9 @@ class StackPass:
                 replace(s, end=s.start + int(draws.scalar(f"end.{k}") * (s.end - s.start + 1)))
                 for k, s in enumerate(segments)
             ]
-        learned = self.stack.fuse or self.stack.router
-        if learned is None:
+        if self.stack.fuse is None:
             return segments
-        fixed = learned.segment
+        fixed = self.stack.fuse.segment
         if segments and [(s.start, s.end) for s in segments] != [(fixed.start, fixed.end)]:
             raise RoutingError(
                 f"route {self.route}: this model's learned span is {fixed.span}; "
@@ -459,13 +446,11 @@ class StackPass:
             )
         return segments or (fixed,)
 
-    def _choose(self, k: int, segment: Segment, gate: Tensor | None) -> Layout:
+    def _choose(self, k: int, segment: Segment) -> Layout:
         """Return the layout of the tokens that stay in segment `k`."""
         outer, routing = self.layout, self.routing
         mode, keep = routing.selection, keep_count(outer.tokens, segment.rate)
         ids = None if routing.ids is None else given_ids(routing.ids, self.route, k)
-        if ids is None and gate is not None:
-            ids = LearnedRouter.choose(gate, outer.prefix, keep)
         if ids is None:
             ids = mode.ids(routing.require_draws(), k, outer.grid, keep, outer.ids)
         check_ids(ids, outer.grid, self.x.shape[0])

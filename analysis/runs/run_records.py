@@ -242,11 +242,12 @@ def variant(row: dict[str, Any]) -> str:
     """Return the name of the method: dense, TREAD, dropping, MaskDiT, SPRINT, a control."""
     options = {k.removeprefix("config.routing."): v for k, v in row.items()}
     remove = str(options.get("remove", "start"))
-    learned = {"fuse": "SPRINT", "router": "learned router (control)"}
+    learned = options.get("learned")
     if row["span"] == "none":
         name = "dense"
-    elif options.get("learned") in learned:
-        name = learned[options["learned"]]
+    elif learned not in (None, "none"):
+        # Other names are of runs from before learned routers were removed.
+        name = "SPRINT" if learned == "fuse" else f"learned {learned}"
     elif options.get("reinsert") == "none":
         keys = [key for key, value in row.items() if value is not None]
         masked = any(key.startswith("config.backbone.decoder") for key in keys)

@@ -79,7 +79,7 @@ def test_flash_linear_attention_takes_what_we_pass(monkeypatch):
     pytest.importorskip("fla")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # It says that it has no GPU.
-        published = getattr(importlib.import_module("fla.ops.rwkv7"), "chunk_rwkv7")
+        published = importlib.import_module("fla.ops.rwkv7").chunk_rwkv7
     signature = inspect.signature(published)
     letters = {"q": "r", "g": "w"}
 

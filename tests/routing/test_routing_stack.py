@@ -13,7 +13,6 @@ from routing import (
     Draws,
     Fuse,
     Layout,
-    LearnedRouter,
     Reuse,
     Route,
     Routing,
@@ -375,26 +374,6 @@ def test_path_drop_leaves_the_span_out():
     assert not torch.allclose(some.x[~dropped], out.x[~dropped])
     with pytest.raises(RoutingError, match="block 3 does not run"):
         model(x, cond, layout, none, taps=(3,))
-
-
-def test_learned_router_keeps_the_best_and_gates_them():
-    router = LearnedRouter(WIDTH, "2-5", DEPTH)
-    model = stack(router=router)
-    x, cond, layout = inputs()
-    out = model(x, cond, layout, routing("2-5@0.75", draws=None), taps=(1, 5))
-    scores = router.linear(out.taps[1][:, PREFIX:])[..., 0]
-    best = scores.topk(4, 1).indices.sort(1).values
-    assert torch.equal(out.inner[0].ids, best)
-    out.x.sum().backward()
-    assert router.linear.weight.grad.abs().sum() > 0
-    dense = model(x, cond, layout)
-    kept = model(x, cond, layout, Routing(Route.parse("2-5"), ids=torch.randperm(N)))
-    assert torch.equal(kept.x, dense.x)
-    assert router(x, PREFIX)[:, :PREFIX].eq(1).all()
-    with pytest.raises(UserError, match="single segment"):
-        LearnedRouter(WIDTH, "0-1+2-3", DEPTH)
-    with pytest.raises(RoutingError, match="not both"):
-        stack(router=router, fuse=Fuse(WIDTH, "2-5", DEPTH))
 
 
 def test_block_outputs_are_reused():
