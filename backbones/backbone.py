@@ -47,7 +47,7 @@ from backbones.sizes import (
 )
 from routing.layout import Layout, Move
 from routing.learned import Fuse
-from routing.stack import Reuse, Routing, Stack, StackOutput
+from routing.stack import Routing, Stack, StackOutput
 
 
 @dataclass
@@ -261,7 +261,6 @@ class Backbone(nn.Module, Pretrained):
         routing: Routing | None = None,
         taps: Collection[int] = (),
         return_output: bool = False,
-        reuse: Reuse | None = None,
     ) -> Tensor | Output:
         """Predict.
 
@@ -274,7 +273,6 @@ class Backbone(nn.Module, Pretrained):
             routing: What this pass does about routes; None for a dense pass.
             taps: Blocks whose outputs are wanted; -1 is the input of block 0.
             return_output: Return an `Output` instead of the prediction alone; so do taps.
-            reuse: Record or replay what a stretch of blocks adds, between sampling steps.
 
         Returns:
             The prediction (B, C_out, H p, W p), or `Output`.
@@ -285,7 +283,7 @@ class Backbone(nn.Module, Pretrained):
         align = self.align if return_output else None
         wanted = {*taps} if align is None else {*taps, align.block}
         layout = self.layout()
-        out = self.stack(tokens, self.modulate(c), layout, routing, taps=wanted, reuse=reuse)
+        out = self.stack(tokens, self.modulate(c), layout, routing, taps=wanted)
         sample = unpatchify(self._predict(out, c, layout), self.grid, self.size.patch)
         if not (return_output or taps):
             return sample

@@ -26,6 +26,6 @@ __getattr__, __dir__, __all__ = lazily(
             "keep_count",
         ),
         "selection": ("Selection", "SelectionError", "select"),
-        "stack": ("Reuse", "Routing", "Stack", "StackOutput"),
+        "stack": ("Routing", "Stack", "StackOutput"),
     },
 )

@@ -111,54 +111,6 @@ def _checked(
     return route
 
 
-class Reuse:
-    """The recorded change of blocks `start..end` (both inclusive) in a dense pass.
-
-    Neighbouring steps of a sampler change deep features little. The blocks add
-    `delta = out - in` to the stream; it is recorded at one step and added again at the next ones,
-    which skip the blocks.
-
-    Args:
-        start: First block.
-        end: Last block.
-    """
-
-    def __init__(self, start: int, end: int) -> None:
-        if not 0 <= start <= end:
-            raise RoutingError(f"reuse {start}-{end}: start must not exceed end, as in 4-8")
-        self.start, self.end = start, end
-        self.delta: Tensor | None = None
-        self.replaying = False
-
-    def record(self) -> Reuse:
-        """Make the next passes run the blocks and remember what they add."""
-        self.replaying = False
-        return self
-
-    def replay(self) -> Reuse:
-        """Make the next passes skip the blocks and add what was remembered.
-
-        Raises:
-            RoutingError: If nothing was recorded.
-        """
-        if self.delta is None:
-            raise RoutingError(f"reuse {self.start}-{self.end}: nothing was recorded yet")
-        self.replaying = True
-        return self
-
-    def leave(self, before: Tensor, x: Tensor) -> Tensor:
-        """Return the stream after the stretch: replay its change, or record it.
-
-        Args:
-            before: The stream before block `start`.
-            x: The stream behind block `end`, which is `before` in a replay.
-        """
-        if self.replaying and self.delta is not None:
-            return x + self.delta
-        self.delta = x - before
-        return x
-
-
 @dataclass
 class StackOutput:
     """What a stack returns.
@@ -220,8 +172,6 @@ class Stack(nn.Module):
         routing: Routing | None = None,
         state: dict[str, Tensor] | None = None,
         taps: Collection[int] = (),
-        *,
-        reuse: Reuse | None = None,
     ) -> StackOutput:
         """Run all blocks.
 
@@ -232,19 +182,15 @@ class Stack(nn.Module):
             routing: What to do about routes; None is a dense pass.
             state: Per-token tensors to start from, each `(B, T, ...)`.
             taps: Block indices whose outputs to return; -1 is the input.
-            reuse: Record or replay what a stretch of blocks adds (between sampling steps).
 
         Raises:
             RoutingError: If the routing contradicts itself or the stack, or x the layout.
             RouteError: If the route does not fit the depth.
         """
         at = StackPass(self, x, cond, layout, routing, state)
-        skipped = self._skipped(at, reuse)
+        skipped = self._skipped(at.routing)
         seen = {-1: (x, at.layout)} if -1 in self._tapped(taps, skipped) else {}
-        before = x
-        for first, end in pairwise(at.cuts(reuse)):
-            if reuse is not None and first == reuse.start:
-                before = at.x
+        for first, end in pairwise(at.cuts()):
             if first in at.segments:  # a route starts: choose the tokens that stay
                 at.open(*at.segments[first])
             if at.span is not None and first == at.span.drop_before:  # the others leave
@@ -253,8 +199,6 @@ class Stack(nn.Module):
                 seen |= at.run(first, end, taps)
             if at.span is not None and end > at.span.segment.end and at.returns:  # they return
                 at.scatter(at.span, left_out=first in skipped)
-            if reuse is not None and end == reuse.end + 1:
-                at.x = reuse.leave(before, at.x)
         return StackOutput(
             at.x,
             {i: tap for i, (tap, _) in seen.items()},
@@ -265,17 +209,9 @@ class Stack(nn.Module):
             at.state,
         )
 
-    def _skipped(self, at: StackPass, reuse: Reuse | None) -> range:
-        """Blocks that a pass leaves out."""
-        if reuse is not None:
-            if reuse.end >= self.depth:
-                raise RoutingError(
-                    f"reuse {reuse.start}-{reuse.end}: the last block is {self.depth - 1}"
-                )
-            if at.segments or any(getattr(block, "carries", ()) for block in self.blocks):
-                raise RoutingError("reuse works in dense passes of blocks that carry no state")
-            return range(reuse.start, reuse.end + 1) if reuse.replaying else range(0)
-        if self.fuse is not None and at.routing.path_drop >= 1:
+    def _skipped(self, routing: Routing) -> range:
+        """Blocks that a pass leaves out: those of SPRINT's span where it is dropped for all."""
+        if self.fuse is not None and routing.path_drop >= 1:
             return range(self.fuse.segment.start, self.fuse.segment.end + 1)
         return range(0)
 
@@ -365,16 +301,14 @@ class StackPass:
             self.state = {key: span.move.take(value) for key, value in self.state.items()}
             self.layout = span.inner
 
-    def cuts(self, reuse: Reuse | None) -> list[int]:
+    def cuts(self) -> list[int]:
         """Return where stretches of blocks begin that see the same tokens, and the last one ends.
 
-        That is where a route starts, its tokens leave or return, and a stretch is reused.
+        That is where a route starts, and its tokens leave or return.
         """
         found = {0, self.stack.depth}
         for _, segment in self.segments.values():
             found |= {segment.start, segment.drop_before(self.routing.remove), segment.end + 1}
-        if reuse is not None:
-            found |= {reuse.start, reuse.end + 1}
         return sorted(found)
 
     def run(self, first: int, end: int, taps: Collection[int]) -> dict[int, tuple[Tensor, Layout]]:

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from backbones.registry import find
 from backbones.sizes import AlignOptions, parse_size
 from experiments.config.parent import parent_digest
+from experiments.config.removed_keys import insert_removed, without_removed
 from experiments.data.data_options import TASKS, describe, fingerprint, parse, places
 from experiments.diffusion.diffusion_options import options_of
 from experiments.metrics.eval_options import EvalOptions
@@ -115,6 +116,7 @@ class Config:
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
         """Build and check a configuration from plain values, as `config.yaml` holds them."""
         if isinstance(values, Mapping):
+            values = without_removed(values)
             _check_counted(values)
             # What YAML takes for a list, for nothing or for a number.
             route, size = values.get("route", ""), values.get("size")
@@ -211,6 +213,7 @@ class Config:
             # Not set, they leave runs that are older than these keys their names.
             if values[group].get(key) == unset:
                 values[group].pop(key, None)
+        insert_removed(values)
         for key in places(self.data["name"]):
             values["data"].pop(key, None)
         values["data_fingerprint"] = fingerprint(self.data)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from experiments.config.removed_keys import former_defaults
 from experiments.data.dataset import create
 from experiments.metrics import scoring
 from experiments.metrics.collect import collect, own_images, prepare, save_reference
@@ -142,7 +143,7 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
             "kind": args.weights or "ema",
             "weights": weights,
             "guidance": dataclasses.asdict(pipeline.guidance.options),
-            "sampler": dataclasses.asdict(pipeline.sampler.options),
+            "sampler": dataclasses.asdict(pipeline.sampler.options) | former_defaults("sampler"),
             **({"data": changes["data"]} if changes["data"] else {}),
             **({} if pipeline.weak is None else {"weaker": checksum(pipeline.weak)}),
         }
