@@ -200,6 +200,9 @@ def _finished(folder: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"status": str(summary.get("status", "unknown"))}
     row |= {key: summary.get(key) for key in run_files.SUMMARY}
     row |= run_files.read_config(folder / "config.yaml")
+    if row.get("config.train.precision") == "auto":
+        # What it became there: runs that trained in different precisions are not paired.
+        row["config.train.precision"] = str(summary.get("precision", "auto"))
     # What a routed step costs is one stage's; where routes changed, the run has counted a mean.
     mean = _over(summary.get("macs"), row["step"], row.get("config.train.batch"))
     usual = row["macs_routed"]

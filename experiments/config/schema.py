@@ -166,13 +166,6 @@ class Config:
                 f"on {'cuda' if on_gpu else 'cpu'}; type train.graphs=false"
             )
 
-    def settled(self) -> list[Config]:
-        """Return what a run of `train.precision=auto` may become: with fp32, or with bf16."""
-        if self.train.precision != "auto":
-            return [self]
-        trains = (dataclasses.replace(self.train, precision=p) for p in ("fp32", "bf16"))
-        return [dataclasses.replace(self, train=train) for train in trains]
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able values; `Config.from_dict` inverts it."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
@@ -189,11 +182,6 @@ class Config:
 
     def hashed(self) -> dict[str, Any]:
         """What the hash is taken of: all that decides what is learnt and how it is scored."""
-        if self.train.precision == "auto":
-            raise ConfigError(
-                "train.precision=auto is settled when the run starts, and its name hangs on it; "
-                "where runs are only named or planned, type train.precision=fp32 or bf16"
-            )
         values = self.to_dict()
         values["route"] = self.resolved_route
         del values["routing"]["route"]

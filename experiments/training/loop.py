@@ -32,6 +32,7 @@ from experiments.training import build, checkpoint
 from experiments.training.cuda_graphs import GraphedSteps
 from experiments.training.evaluation import Evaluation, forget_after
 from experiments.training.loss import make_encoder, training_loss
+from experiments.training.precision import resolve_precision
 from experiments.training.routes import TrainingRoutes, run_cost
 from experiments.training.state import TrainingState
 from routing.errors import UserError
@@ -55,6 +56,8 @@ class Trainer:
     ) -> None:
         self.config, self.accelerator, self.console = config, accelerator, console
         self.device, world = accelerator.device, accelerator.num_processes
+        # All processes train in the precision of the first.
+        self.precision = gather(resolve_precision(config, self.device))[0]
         self.dataset = build.make_dataset(config, self.device) if dataset is None else dataset
         info = build.describe_data(self.dataset)
         self.objective = create_objective(config.objective)
@@ -112,7 +115,7 @@ class Trainer:
     def loss_of(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:
         """Return the mean loss of a batch under these random numbers and routes."""
         train = self.config.train
-        bf16 = train.precision == "bf16"
+        bf16 = self.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
             return training_loss(
                 self.net, self.model, self.objective, batch, draws, routing, train, self.encode
