@@ -177,9 +177,7 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def finish(
-    config: Config, state: TrainingState, cost: Cost, wall: float, precision: str
-) -> None:
+def finish(config: Config, state: TrainingState, cost: Cost, wall: float, precision: str) -> None:
     """Write the weights, the loss curve and, last, `summary.json`."""
     folder, model, step = config.folder, state.model, state.step
     weights = dict(zip(state.names, state.ema, strict=True))

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from analysis_runs import write
 from safetensors import safe_open
 from small import small
 
+from analysis.runs.compare import pair
 from experiments.config.compose import load
 from experiments.config.removed_keys import REMOVED, former_defaults
 from experiments.config.schema import Config
@@ -77,3 +79,12 @@ def test_every_bundled_model_keeps_its_name(model, name):
         values = json.loads(weights.metadata()["config"])
     assert "reuse" in values["sampler"]
     assert Config.from_dict(values).name == name
+
+
+def test_runs_with_and_without_the_former_defaults_do_not_differ(tmp_path):
+    older, newer = write(tmp_path, seed=0), write(tmp_path, seed=1)
+    values = yaml.safe_load((older / "config.yaml").read_text())
+    for group in {key.split(".")[0] for key in REMOVED}:
+        values[group] = values.get(group, {}) | former_defaults(group)
+    (older / "config.yaml").write_text(yaml.safe_dump(values))
+    assert [row.key for row in pair(older, newer)[0]] == ["seed"]
