@@ -59,7 +59,7 @@ def _curves(*cells: Cell | None) -> list[Curve]:
 
 
 def _cost_known(curves: Sequence[Curve]) -> bool:
-    """Return whether all logged their multiply-adds: runs of other trainers did not."""
+    """Return whether all logged their multiply-adds."""
     return all(path["macs"].notna().any() for _, path in curves)
 
 

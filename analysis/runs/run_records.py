@@ -8,7 +8,6 @@ A run folder is any folder that holds `config.yaml`, `summary.json`, `status.jso
     device, torch, commit                    what it ran on, from env.json
     span, rate, variant, throughput          derived: blocks, rate, method, images/s over the run
     config.<dotted key>                      the resolved config; lists as JSON text
-    config.trainer                           whose run it is, if not this suite's (`other_logs`)
     score.<full metric name>                 the run's own last scores, as "score.FD-500 (...)"
     guidance, sampler, reference, score_n    the protocol of those scores
 
@@ -34,9 +33,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from analysis.runs import other_logs, run_files
-from analysis.runs.other_logs import is_other, records
-from analysis.runs.run_files import Damaged, is_score, shown
+from analysis.runs import run_files
+from analysis.runs.run_files import Damaged, is_score, read_lines, shown
 from backbones.sizes import BackboneError, parse_size
 from routing.errors import UserError, suggest
 from routing.parsing import is_number, json_of
@@ -106,7 +104,7 @@ def find(root: str | os.PathLike[str]) -> list[Path]:
     found = []
     for folder, folders, files in os.walk(top, onerror=refuse):
         names = {*folders, *files}
-        if not names.isdisjoint(MARKS) or is_other(names):
+        if not names.isdisjoint(MARKS):
             found.append(Path(folder))
             folders.clear()
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -157,9 +155,7 @@ def read_run(folder: Path, metrics: Metrics | None = None) -> dict[str, Any]:
     """
     run_files.check_path(folder)
     row: dict[str, Any] = {"run": folder.name, "path": str(folder)}
-    if is_other({entry.name for entry in folder.iterdir()}):
-        row |= other_logs.read_row(folder)
-    elif (folder / "summary.json").exists():
+    if (folder / "summary.json").exists():
         row |= _finished(folder)
     elif (folder / "status.json").exists():
         status = run_files.read_json(folder / "status.json")
@@ -171,16 +167,14 @@ def read_run(folder: Path, metrics: Metrics | None = None) -> dict[str, Any]:
         raise Damaged("neither summary.json nor status.json")
     if wrong := run_files.fault(row):
         raise Damaged(wrong)
-    # A key that a run's version did not know is not the same as one that is null; the trainer's is
-    # null here.
-    keys = {key for key in row if key.startswith("config.")} | {"config.trainer"}
-    row["config_keys"] = ",".join(sorted(keys))
+    # A key that a run's version did not know is not the same as one that is null.
+    row["config_keys"] = ",".join(sorted(key for key in row if key.startswith("config.")))
     try:
         _derive(row)
     except (RouteError, ScheduleError, BackboneError) as error:
         what = "size" if isinstance(error, BackboneError) else "route"
         raise Damaged(f"its {what} cannot be read ({error})") from None
-    own = run_files.own_scores(records(folder, "scores.jsonl"))
+    own = run_files.own_scores(read_lines(folder / "scores.jsonl"))
     for line in [*own, *run_files.guidance_scales(folder)]:
         # A scale that was measured before the run went on is known of that step.
         if line in own or line["step"] == row["step"]:
@@ -226,7 +220,6 @@ def _derive(row: dict[str, Any]) -> None:
     """Add span, rate, selection, objective, variant and throughput to a run's flat row."""
     routes = RouteSchedule.parse(str(row.get("route") or row.get("config.route") or "none"))
     size = parse_size(row["size"])  # of a known depth, too: tables compare sizes by their patch
-    # What others call auto or 2--4 is one route with what this suite has resolved.
     routes = routes.resolve(int(row.get("config.backbone.depth") or size.depth))
     route, row["route"] = routes.first, str(routes)  # of several stages the first that routes
     rates = sorted({segment.rate for segment in route.segments})
@@ -308,7 +301,7 @@ def curves(runs: Runs, columns: Sequence[str] = ("time", "loss", "macs")) -> pd.
     """
 
     def curve(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
-        for line in records(folder, "metrics.jsonl"):
+        for line in read_lines(folder / "metrics.jsonl"):
             if is_number(line.get("step")):
                 values = {key: line[key] if _has(line, key) else float("nan") for key in columns}
                 yield {"step": int(line["step"]), **values}
@@ -333,10 +326,10 @@ def scores(runs: Runs) -> pd.DataFrame:
     """
 
     def of_run(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
-        own = [line for line in records(folder, "scores.jsonl") if is_score(line)]
+        own = [line for line in read_lines(folder / "scores.jsonl") if is_score(line)]
         later = [line for line in evaluations(folder, problems) if is_score(line)]
         # Steps and values of the costs in the training log, from the origin on.
-        log, curve = records(folder, "metrics.jsonl"), {}
+        log, curve = read_lines(folder / "metrics.jsonl"), {}
         for key in ("macs", "time"):
             known = [(float(line["step"]), float(line[key])) for line in log if _has(line, key)]
             curve[key] = ([0.0, *(x for x, _ in known)], [0.0, *(y for _, y in known)])
