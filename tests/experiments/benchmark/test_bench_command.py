@@ -47,7 +47,7 @@ def test_words_become_options():
         ("plain=maybe", "expected true or false"),
         ("precision=fp61", "expected one of fp32 bf16"),
         ("parts=step", "did you mean steps"),
-        ("parts=profile", "expected one of steps variants blocks loop"),
+        ("parts=profile", "one of steps variants blocks loop"),
         ("variants=bf61", "did you mean bf16"),
         ("mamba", "expected key=value"),
     ],
