@@ -1,7 +1,7 @@
 """The families by name: their options, what their blocks cost, where those are (no torch here).
 
-A family `NAME` is its block class in `NAME.py`, here or in `more/`, and what must be known before
-torch is imported in a file `*_spec.py`, which ends in
+A family `NAME` is its block class in `NAME.py`, and what must be known before torch is imported in
+`NAME_spec.py`, which ends in
 
     register(Spec("NAME", NAMEOptions, block_cost, "backbones.NAME:NAMEBlock"))
 
@@ -68,7 +68,8 @@ class Spec:
 
     def parse(self, size: Size, given: Mapping[str, Any], known: Collection[str] = ()) -> Any:
         """Build the family's options for a stack of this size; arguments as in `build_options`."""
-        options = build_options(self.options, given, f"backbone {self.name}", known)
+        what = f"backbone {self.name}"
+        options = build_options(self.options, without_removed(given, what), what, known)
         if self.check is not None:
             self.check(size, options)
         return options
@@ -76,11 +77,13 @@ class Spec:
 
 _SPECS: dict[str, Spec] = {}
 OUTSIDE = "TREAD_BACKBONES"
+# Former arguments of every model, with their defaults: weights files of earlier versions have them.
+REMOVED = {"router": None}
 # What `Backbone` and `cost` take for every family: they would keep a family's option of that name.
 TAKEN = {
     "name", "size", "in_channels", "input_size", "num_classes", "text", "learn_sigma", "attention",
-    "depth", "width", "heads", "fuse", "router", "decoder", "align",
-    "route", "reinsert", "remove", "bytes_per_value",
+    "depth", "width", "heads", "fuse", "decoder", "align",
+    "route", "reinsert", "remove", "bytes_per_value", *REMOVED,
 }  # fmt: skip
 
 
@@ -127,7 +130,7 @@ def names() -> list[str]:
         BackboneError: TREAD_BACKBONES names a file that cannot be imported by its name.
     """
     here = Path(__file__).parent
-    for path in here.rglob("*_spec.py"):
+    for path in here.glob("*_spec.py"):
         importlib.import_module(".".join(path.relative_to(here.parent).with_suffix("").parts))
     _import_outside()
     return sorted(_SPECS)
@@ -141,6 +144,21 @@ def find(name: str) -> Spec:
             f"{suggest(name, known)} (one of your own: {OUTSIDE}=FILE.py)"
         )
     return _SPECS[name]
+
+
+def without_removed(given: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Leave out removed arguments that have their former default.
+
+    Raises:
+        BackboneError: A removed argument with another value.
+    """
+    for key, default in REMOVED.items():
+        if given.get(key, default) != default:
+            raise BackboneError(
+                f"{what}: {key}={given[key]}: {key} was removed; only its former default "
+                f"{key}={default} is accepted"
+            )
+    return {key: value for key, value in given.items() if key not in REMOVED}
 
 
 def build_options(
@@ -177,8 +195,6 @@ KERNELS = {
     "biwkv": ("triton", "native"),
     "conv": ("causal-conv1d", "triton", "native"),
     "shift": ("native",),
-    "gla": ("fla",),
-    "rwkv6": ("fla",),
     "rwkv7": ("fla",),
 }
 

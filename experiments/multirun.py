@@ -78,11 +78,7 @@ def _split(words: list[str]) -> list[list[str]]:
 
 def _summed_up(runs: list[Config]) -> str:
     """Return what the sweep did, from the run folders: a launcher's jobs print elsewhere."""
-    left = [
-        " or ".join(one.name for one in either)
-        for either in (run.settled() for run in runs)
-        if not any(run_folder.finished(one.folder, one.train.steps) for one in either)
-    ]
+    left = [run.name for run in runs if not run_folder.finished(run.folder, run.train.steps)]
     text = f"-m: {len(runs) - len(left)} of {len(runs)} runs are done, in {runs[0].paths.runs}"
     return f"{text}; not done: {', '.join(left[:4])}{', ...' * (len(left) > 4)}" if left else text
 

@@ -1,7 +1,7 @@
 """Turn pictures into a latent store: python experiments/prepare.py PICTURES OUT.
 
 A folder with one subfolder per class, a folder of pictures with captions, WebDataset tars, or
-parquet and arrow tables; ADM's centre crop, mirrored copies, diffusers' AutoencoderKL. The same
+parquet tables; ADM's centre crop, mirrored copies, diffusers' AutoencoderKL. The same
 command again continues after an interruption.
 """
 
@@ -51,13 +51,13 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = p.add_argument
-    add("pictures", type=_path, help="folder of pictures, .tar files, .parquet or .arrow tables")
+    add("pictures", type=_path, help="folder of pictures, .tar files or .parquet tables")
     add("out", type=_path, help="folder of the latent store; made if it is not there")
     add(
         "--vae",
         type=_full_path,
         default="stabilityai/sd-vae-ft-ema",
-        help="AutoencoderKL: a name, a folder or a file",
+        help="AutoencoderKL: a name or a folder",
     )
     add("--size", type=int, default=256, help="side of the cropped pictures in pixels (256)")
     add("--kind", choices=("moments", "sample"), default="moments", help="what is stored (moments)")

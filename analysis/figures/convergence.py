@@ -96,7 +96,7 @@ def _scores_by_seed(base: Base, cell: Cell) -> dict[int, dict[float, dict[str, f
 
 
 def _cost_known(curves: Sequence[Curve]) -> bool:
-    """Return whether all logged their multiply-adds: runs of other trainers did not."""
+    """Return whether all logged their multiply-adds."""
     return all(path["macs"].notna().any() for _, path in curves)
 
 

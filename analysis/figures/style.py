@@ -35,7 +35,6 @@ COLOURS = {
     "rwkv": "#009E73",
     "lightningdit": "#CC79A7",
     "hybrid": "#56B4E9",
-    "hydra": "#E69F00",
 }
 PAPER_COLOUR = "#6b6b6b"
 DENSE_COLOUR = "#555555"

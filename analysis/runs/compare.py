@@ -9,11 +9,14 @@ import pandas as pd
 
 from analysis.runs.run_files import Damaged
 from analysis.runs.run_records import AnalysisError, read_run
+from experiments.config.removed_keys import REMOVED
 
 # Where a run stands on disk says nothing about what it is.
 _ASIDE = ("run", "path", "name", "hash", "config_keys", "config.paths.")
 # `config.route` says the first too; wall-clock times reflect the load of the machine.
 _LEFT_OUT = ("config.routing.route", "wall_s", "images_per_s")
+# Equal to no value.
+_ABSENT = object()
 
 
 class Difference(NamedTuple):
@@ -56,7 +59,9 @@ def _read(folder: str | Path) -> dict[str, Any]:
         raise AnalysisError(f"{folder} cannot be compared: {error}; give finished runs") from None
     if row.get("status") != "done":
         raise AnalysisError(f"{folder} is {row.get('status')}, not done; wait for its end")
-    return row
+    # Older runs have these, newer ones do not, and both do the same.
+    former = {f"config.{key}": value for key, value in REMOVED.items()}
+    return {key: value for key, value in row.items() if former.get(key, _ABSENT) != value}
 
 
 def text(first: str | Path, second: str | Path) -> str:

@@ -8,7 +8,6 @@ A run folder is any folder that holds `config.yaml`, `summary.json`, `status.jso
     device, torch, commit                    what it ran on, from env.json
     span, rate, variant                      derived: blocks, rate, method
     config.<dotted key>                      the resolved config; lists as JSON text
-    config.trainer                           whose run it is, if not this suite's (`other_logs`)
     score.<full metric name>                 the run's own last scores, as "score.FD-500 (...)"
     guidance, sampler, reference, score_n    the protocol of those scores
     networks                                 networks behind them, as "mnist-classifier@114458aa"
@@ -30,9 +29,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from analysis.runs import other_logs, run_files
-from analysis.runs.other_logs import is_other, records
-from analysis.runs.run_files import Damaged, is_score, shown
+from analysis.runs import run_files
+from analysis.runs.run_files import Damaged, is_score, read_lines, shown
 from backbones.sizes import BackboneError, parse_size
 from experiments.runtime.parsing import is_number, json_of
 from routing.errors import UserError, suggest
@@ -89,7 +87,7 @@ def find(root: str | os.PathLike[str]) -> list[Path]:
     found = []
     for folder, folders, files in os.walk(top, onerror=refuse):
         names = {*folders, *files}
-        if not names.isdisjoint(MARKS) or is_other(names):
+        if not names.isdisjoint(MARKS):
             found.append(Path(folder))
             folders.clear()
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -140,9 +138,7 @@ def read_run(folder: Path, metrics: Metrics | None = None) -> dict[str, Any]:
     """
     run_files.check_path(folder)
     row: dict[str, Any] = {"run": folder.name, "path": str(folder)}
-    if is_other({entry.name for entry in folder.iterdir()}):
-        row |= other_logs.read_row(folder)
-    elif (folder / "summary.json").exists():
+    if (folder / "summary.json").exists():
         row |= _finished(folder)
     elif (folder / "status.json").exists():
         status = run_files.read_json(folder / "status.json")
@@ -154,16 +150,14 @@ def read_run(folder: Path, metrics: Metrics | None = None) -> dict[str, Any]:
         raise Damaged("neither summary.json nor status.json")
     if wrong := run_files.fault(row):
         raise Damaged(wrong)
-    # A key that a run's version did not know is not the same as one that is null; the trainer's is
-    # null here.
-    keys = {key for key in row if key.startswith("config.")} | {"config.trainer"}
-    row["config_keys"] = ",".join(sorted(keys))
+    # A key that a run's version did not know is not the same as one that is null.
+    row["config_keys"] = ",".join(sorted(key for key in row if key.startswith("config.")))
     try:
         _derive(row)
     except (RouteError, ScheduleError, BackboneError) as error:
         what = "size" if isinstance(error, BackboneError) else "route"
         raise Damaged(f"its {what} cannot be read ({error})") from None
-    own = run_files.own_scores(records(folder, "scores.jsonl"))
+    own = run_files.own_scores(read_lines(folder / "scores.jsonl"))
     for line in [*own, *run_files.guidance_scales(folder)]:
         # A scale that was measured before the run went on is known of that step.
         if line in own or line["step"] == row["step"]:
@@ -186,6 +180,9 @@ def _finished(folder: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"status": str(summary.get("status", "unknown"))}
     row |= {key: summary.get(key) for key in run_files.SUMMARY}
     row |= run_files.read_config(folder / "config.yaml")
+    if row.get("config.train.precision") == "auto":
+        # What it became there: runs that trained in different precisions are not paired.
+        row["config.train.precision"] = str(summary.get("precision", "auto"))
     # What a routed step costs is one stage's; where routes changed, the run has counted a mean.
     mean = _over(summary.get("macs"), row["step"], row.get("config.train.batch"))
     usual = row["macs_routed"]
@@ -209,7 +206,6 @@ def _derive(row: dict[str, Any]) -> None:
     """Add span, rate, selection, objective and variant to a run's flat row."""
     routes = RouteSchedule.parse(str(row.get("route") or row.get("config.route") or "none"))
     size = parse_size(row["size"])  # of a known depth, too: tables compare sizes by their patch
-    # What others call auto or 2--4 is one route with what this suite has resolved.
     routes = routes.resolve(int(row.get("config.backbone.depth") or size.depth))
     route, row["route"] = routes.first, str(routes)  # of several stages the first that routes
     rates = sorted({segment.rate for segment in route.segments})
@@ -224,11 +220,12 @@ def variant(row: dict[str, Any]) -> str:
     """Return the name of the method: dense, TREAD, dropping, MaskDiT, SPRINT, a control."""
     options = {k.removeprefix("config.routing."): v for k, v in row.items()}
     remove = str(options.get("remove", "start"))
-    learned = {"fuse": "SPRINT", "router": "learned router (control)"}
+    learned = options.get("learned")
     if row["span"] == "none":
         name = "dense"
-    elif options.get("learned") in learned:
-        name = learned[options["learned"]]
+    elif learned not in (None, "none"):
+        # Other names are of runs from before learned routers were removed.
+        name = "SPRINT" if learned == "fuse" else f"learned {learned}"
     elif options.get("reinsert") == "none":
         keys = [key for key, value in row.items() if value is not None]
         masked = any(key.startswith("config.backbone.decoder") for key in keys)
@@ -286,7 +283,7 @@ def curves(runs: Runs, columns: Sequence[str] = ("time", "loss", "macs")) -> pd.
     """
 
     def curve(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
-        for line in records(folder, "metrics.jsonl"):
+        for line in read_lines(folder / "metrics.jsonl"):
             if is_number(line.get("step")):
                 values = {key: line[key] if _has(line, key) else float("nan") for key in columns}
                 yield {"step": int(line["step"]), **values}
@@ -308,10 +305,10 @@ def scores(runs: Runs) -> pd.DataFrame:
     """
 
     def of_run(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
-        own = [line for line in records(folder, "scores.jsonl") if is_score(line)]
+        own = [line for line in read_lines(folder / "scores.jsonl") if is_score(line)]
         later = [line for line in evaluations(folder, problems) if is_score(line)]
         # Steps and multiply-adds in the training log, from the origin on.
-        log = [line for line in records(folder, "metrics.jsonl") if _has(line, "macs")]
+        log = [line for line in read_lines(folder / "metrics.jsonl") if _has(line, "macs")]
         steps = [0.0, *(float(line["step"]) for line in log)]
         macs = [0.0, *(float(line["macs"]) for line in log)]
         scales = run_files.guidance_scales(folder)

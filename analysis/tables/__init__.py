@@ -97,7 +97,7 @@ def places(table: Table, names: Sequence[str]) -> list[int]:
 
 def save(tables: list[Table], folder: str | Path, width: float = PAGE_WIDTH) -> list[Path]:
     """Write tables in all formats, `preamble.tex` and `tables.tex`, which compiles as it is."""
-    paths = [path for table in tables for path in write(table, folder, width)]
+    paths = [path for table in tables for path in write(table, folder)]
     for name, text in (("preamble.tex", PREAMBLE), ("tables.tex", document(tables, width))):
         paths.append(Path(folder) / name)
         atomic_write(paths[-1], text)

@@ -16,6 +16,7 @@ import yaml
 
 from backbones.registry import find, names
 from experiments.config.parent import parent_digest
+from experiments.config.removed_keys import without_removed_words
 from experiments.config.schema import CONF, GROUPS, SHARED, Config
 from experiments.data.data_options import describe, evaluation, options_class
 from experiments.options.fields import ConfigError, flatten
@@ -53,6 +54,7 @@ def load(overrides: Sequence[str] = ()) -> Config:
     """
     # null is what stands there already, and Hydra has no word for it.
     overrides = [tidy(text) for text in overrides if text.strip() != "experiment=null"]
+    overrides = without_removed_words(overrides)
     pairs = [tuple(text.split("=", 1)) for text in overrides]
     groups = [(key, value) for key, value in pairs if key in GROUPS]
     for key, value in groups:

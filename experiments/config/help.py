@@ -173,7 +173,6 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     routes.check_guided(config, guidance, model)
     sampler = diffusion_options("sampler", config.sampler)
     diffusion_options("objective", config.objective).check_times(sampler.steps, sampler.shift)
-    sampler.reused(config.depth, guidance.sparse)
     scored = config.eval["name"] != "none"
     readers = {"train.encoder=probe": config.train.encoder == "probe"}
     if scored:
@@ -222,8 +221,7 @@ def dry_run(config: Config) -> None:
     shape = "x".join(map(str, info["shape"]))
     pieces = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
     state, memory = cost.training_bytes(0), cost.training_bytes(pieces)
-    folders = [run.folder for run in config.settled()]
-    known = "there already: it goes on, or is done" if any(map(Path.exists, folders)) else "new"
+    known = "there already: it goes on, or is done" if config.folder.exists() else "new"
     lines = [
         *routes.banner_lines(config, cost, kernels),
         f"trains      {train.steps} steps of {train.batch} on {info['name']} ({shape}, "
@@ -232,7 +230,7 @@ def dry_run(config: Config) -> None:
         f"memory      about {memory / 2**30:.3g} GB at the peak: {state / 2**30:.3g} GB of "
         "weights, gradients, moments and EMA, the rest activations",
         timed_line(config, model) if full else time_line(config, work),
-        f"run         {' or '.join(map(str, folders))}   ({known}; nothing was trained)",
+        f"run         {config.folder}   ({known}; nothing was trained)",
         *(["", yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip()] if full else []),
     ]
     print("\n".join(lines))
@@ -270,9 +268,11 @@ def timed_line(config: Config, model: Any) -> str:
     """
     import torch
 
+    from experiments.training.precision import resolve_precision
     from routing.rng import Draws
 
     train, device = config.train, model.positions.device.type
+    bf16 = resolve_precision(config, model.positions.device) == "bf16"
     if train.threads:
         torch.set_num_threads(train.threads)
     samples = min(train.batch, 16)
@@ -283,7 +283,7 @@ def timed_line(config: Config, model: Any) -> str:
     routing = made.every_step.on(made.schedule.at(0.0), draws)
 
     def step() -> None:
-        with torch.autocast(device, torch.bfloat16, enabled=train.precision == "bf16"):
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
             loss = model(x, t, routing=routing).float().square().mean()
         loss.backward()
         loss.item()

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from backbones.registry import find
 from backbones.sizes import AlignOptions, parse_size
 from experiments.config.parent import parent_digest
+from experiments.config.removed_keys import insert_removed, without_removed
 from experiments.data.data_options import TASKS, describe, fingerprint, parse, places
 from experiments.options.diffusion import options_of
 from experiments.options.evaluation import EvalOptions
@@ -115,6 +116,7 @@ class Config:
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
         """Build and check a configuration from plain values, as `config.yaml` holds them."""
         if isinstance(values, Mapping):
+            values = without_removed(values)
             _check_counted(values)
             # What YAML takes for a list, for nothing or for a number.
             route, size = values.get("route", ""), values.get("size")
@@ -164,13 +166,6 @@ class Config:
                 f"on {'cuda' if on_gpu else 'cpu'}; type train.graphs=false"
             )
 
-    def settled(self) -> list[Config]:
-        """Return what a run of `train.precision=auto` may become: with fp32, or with bf16."""
-        if self.train.precision != "auto":
-            return [self]
-        trains = (dataclasses.replace(self.train, precision=p) for p in ("fp32", "bf16"))
-        return [dataclasses.replace(self, train=train) for train in trains]
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able values; `Config.from_dict` inverts it."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
@@ -187,11 +182,6 @@ class Config:
 
     def hashed(self) -> dict[str, Any]:
         """What the hash is taken of: all that decides what is learnt and how it is scored."""
-        if self.train.precision == "auto":
-            raise ConfigError(
-                "train.precision=auto is settled when the run starts, and its name hangs on it; "
-                "where runs are only named or planned, type train.precision=fp32 or bf16"
-            )
         values = self.to_dict()
         values["route"] = self.resolved_route
         del values["routing"]["route"]
@@ -211,6 +201,7 @@ class Config:
             # Not set, they leave runs that are older than these keys their names.
             if values[group].get(key) == unset:
                 values[group].pop(key, None)
+        insert_removed(values)
         for key in places(self.data["name"]):
             values["data"].pop(key, None)
         values["data_fingerprint"] = fingerprint(self.data)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 
 from experiments.options.fields import Key, build, check_ranges, keys_of
 from routing.errors import UserError, suggest
-from routing.route import Route, RouteError, Schedule, ScheduleError, Segment
+from routing.route import Schedule, ScheduleError
 
 
 class DiffusionError(UserError):
@@ -137,28 +137,6 @@ class SamplerOptions(DiffusionOptions):
     name: str = "heun"
     steps: Steps = 40
     shift: Positive = 1.0
-    reuse: str | None = None
-    reuse_every: Annotated[int, Key(least=1)] = 2  # 1: never reuse
-
-    def reused(self, depth: int, sparse: bool) -> Segment | None:
-        """Return the blocks of `depth` that are reused; a `sparse` guidance can have none."""
-        if self.reuse in (None, "none") or self.reuse_every == 1:
-            return None
-        try:
-            segments = Route.parse(self.reuse).resolve(depth).segments
-        except RouteError as error:  # which says what to type as route=
-            raise DiffusionError(str(error).replace("route", "sampler.reuse")) from None
-        require(
-            len(segments) == 1 and "@" not in str(self.reuse),
-            f"sampler.reuse={self.reuse}: one stretch of blocks is needed, such as "
-            f"2-{max(depth - 3, 2)}",
-        )
-        require(
-            not sparse,
-            f"sampler.reuse={self.reuse} needs dense passes, and this guidance drops tokens or "
-            "blocks; use one of the two",
-        )
-        return segments[0]
 
 
 @dataclass(frozen=True)

@@ -325,7 +325,7 @@ def test_evaluations_beside_a_run_are_scores_but_never_its_own(tmp_path):
         ("0-11", {"routing__reinsert": "none"}, "dropping"),
         ("0-11", {"routing__reinsert": "none", "backbone__decoder": {"depth": 2}}, "MaskDiT"),
         ("2-8@0.75", {"routing__learned": "fuse"}, "SPRINT"),
-        ("2-8", {"routing__learned": "router"}, "learned router (control)"),
+        ("2-8", {"routing__learned": "router"}, "learned router"),
         ("2-8", {"routing__remove": "after:4"}, "delayed removal"),
         ("2-8", {"routing__remove": "never"}, "no removal (control)"),
         ("2-8", {"train__encoder": "random"}, "TREAD + REPA"),

@@ -16,13 +16,12 @@ import psutil
 import pytest
 import yaml
 from safetensors.numpy import save_file
-from small import command, overrides, small
+from small import command, overrides
 
 from experiments.config import CONF, GROUPS, Config, ConfigError, TrainConfig, compose
 from experiments.config.compose import flatten, load, options_of
 from experiments.config.help import help_text, sections
 from experiments.data import data_options
-from experiments.multirun import _summed_up
 from experiments.run import main
 from experiments.runtime import command as cli
 from routing.errors import UserError
@@ -432,9 +431,7 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
         ("data=digits train.encoder=random backbone.align={{channels:64,block:12}}", "align.block=12: expected a whole number of at least 0 and below 12"),
         ("data=digits train.encoder=probe", "pictures of 32x32, and those of data=digits are 8x8"),
         ("data=digits eval.features=[scenes-probe] eval.metrics=[fd]", "pictures of 32x32, and those of data=digits are 8x8"),
-        ("data=digits sampler.reuse=2-80", "sampler.reuse 2-80: .* has 12 blocks"),
-        ("data=digits sampler.reuse=2-4+6-8", "one stretch of blocks"),
-        ("data=digits route=2-8 guidance=routed sampler.reuse=2-8", "needs dense passes"),
+        ("data=digits sampler.reuse=2-8", "sampler.reuse was removed; only .* sampler.reuse=null"),
         ("data=digits init={tmp}/w/foreign.safetensors", "does not say which model it is of"),
         ("data=digits init={tmp}/w/other.safetensors objective=flow", "trained with objective=edm"),
         ("data=digits init={tmp}/w/other.safetensors", "dit with .* parameters and 4 heads does not fit dit with .*give both the same"),
@@ -459,13 +456,6 @@ def test_a_dry_run_refuses_what_the_run_would(words, said, tmp_path, capsys, mon
 def test_the_banner_says_how_many_tokens_stay_in_each_route(tmp_path, capsys):
     assert main(["route=0-4+6-9@0.75", f"paths.runs={tmp_path}", "dry=true"]) == 0
     assert "[0 1 2 3 4] 5 [6 7 8 9] 10 11   tokens 64 -> 32 and 16 inside" in capsys.readouterr().out
-
-
-def test_a_dry_run_names_both_runs_that_precision_auto_may_become(tmp_path, capsys):
-    words = [f"paths.runs={tmp_path}", "train.precision=auto"]
-    named = [str(run.folder) for run in load(words).settled()]
-    assert main([*words, "dry=true"]) == 0 and f"run         {' or '.join(named)}   (new" in capsys.readouterr().out
-    assert named[1] == str(load([words[0], "train.precision=bf16"]).folder) != named[0]
 
 
 def _spins(**environment: str) -> str:
@@ -518,15 +508,6 @@ def test_hydras_multirun_of_dry_runs_trains_nothing(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("nothing was trained") == 2
     assert not list(tmp_path.iterdir()), "no folder named ~, nor any other"
-
-
-def test_a_multirun_with_a_precision_to_be_settled_is_summed_up(tmp_path):
-    auto = small(tmp_path, "train.precision=auto")
-    fp32, bf16 = auto.settled()
-    assert f"0 of 1 runs are done, in {tmp_path}; not done: {fp32.name} or {bf16.name}" in _summed_up([auto])
-    bf16.folder.mkdir()
-    (bf16.folder / "summary.json").write_text('{"status": "done", "step": 6}')
-    assert _summed_up([auto]) == f"-m: 1 of 1 runs are done, in {tmp_path}"
 
 
 def test_a_wrong_run_of_a_multirun_is_refused_before_the_first_one_starts(tmp_path):

@@ -1,10 +1,4 @@
-"""Where a training step's time goes: by part, in single blocks, and in the loop around it.
-
-Parts are named while the step runs: modules, the branches of a block and `routing`'s functions are
-wrapped for the time of the profile. An operation counts for the innermost name around it; one in
-the backward pass for the part whose forward operation made it (autograd numbers them alike). The
-gathers inside a block's norm and gated sum are those of its scan orders; there are hundreds in a
-step, and a name around each would cost as much as they do.
+"""Time single blocks, and the training loop around the steps.
 
 The loop is the real one, on the digits at scale `tiny`, with its files. What is neither forward,
 backward nor optimizer (batches, noise, subsets, clipping, EMA, logging, checkpoints) is overhead.
@@ -21,9 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,119 +27,24 @@ import torch
 import backbones
 from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import BenchOptions
-from experiments.benchmark.step_times import Step, interleave, kept_bytes, ratio
+from experiments.benchmark.step_times import interleave, kept_bytes, ratio
 from experiments.components import make_accelerator
 from experiments.config.compose import load
 from experiments.runtime.command import ROOT
 from experiments.runtime.console import Console
 from experiments.training.loop import Trainer
 from routing.layout import Layout
-from routing.stack import StackPass
-
-NORM, SCAN = "norm, gate", "scan order"
-PARTS = (
-    "draw, loss", "embed", NORM, "mixer", "mlp", "route", SCAN, "head", "gradients", "clip",
-    "optimizer", "EMA",
-)  # fmt: skip
-# Of all parts together, what torch's own kernels take that no native operation is in place of.
-WITHIN = {
-    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
-    "fused attention": ("aten::_scaled_dot_product",),
-}
-ROUTE = ("_order", "_positions", "_gaps", "_neighbours", "_slots")
 
 
-def _wrap(owner: Any, name: str, around: Callable[[], Any]) -> Callable[[], None]:
-    """Run a method inside the context that `around` opens; return what puts it back."""
+def _wrap(owner: Any, name: str, around: Callable[[], Any]) -> None:
+    """Run a method inside the context that `around` opens."""
     inner: Callable[..., Any] = getattr(owner, name)
-    own = name in vars(owner)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         with around():
             return inner(*args, **kwargs)
 
     setattr(owner, name, wrapped)
-    return partial(setattr, owner, name, inner) if own else partial(delattr, owner, name)
-
-
-@contextmanager
-def _scopes(step: Step) -> Iterator[None]:
-    """Name the parts of a step while the block runs."""
-    model = step.model
-    named: list[tuple[Any, str, str]] = [
-        (model.head, "forward", "head"),
-        (step.trainer, "clip", "clip"),
-        (step.state.optimizer, "step", "optimizer"),
-        (step.trainer, "average", "EMA"),
-        (model, "embed", "embed"),
-        (model.modulate, "forward", "embed"),
-        *((StackPass, method, "route") for method in ("open", "gather", "scatter")),
-        *((Layout, method, "route") for method in ROUTE),
-        *((Layout, method, SCAN) for method in ("to_scan", "from_scan")),
-    ]
-    for block in model.stack.blocks:
-        # A Mamba block's second branch is another mixer.
-        parts = ("mixer", "mixer" if hasattr(block, "two") else "mlp")
-        for name, part in zip(block.branches, parts, strict=True):
-            module = isinstance(getattr(block, name), torch.nn.Module)
-            named.append((getattr(block, name), "forward", part) if module else (block, name, part))
-        named.append((block, "forward", NORM))
-    with ExitStack() as undo:
-        for owner, name, part in named:
-            around = partial(torch.profiler.record_function, f"part:{part}")
-            undo.callback(_wrap(owner, name, around))
-        yield
-
-
-def _around(event: Any, name: str) -> Any:
-    """The innermost event around this one whose name begins so, itself included, or None."""
-    while event is not None and not event.name.startswith(name):
-        event = event.cpu_parent
-    return event
-
-
-def attribute(events: list[Any], clock: str) -> dict[str, float]:
-    """Sum the microseconds of a torch profile's operations by part; `clock` is their attribute."""
-    made: dict[int, str] = {}  # the part of the operation that made each autograd node
-    totals: dict[str, float] = defaultdict(float)
-    tasks = {event: _around(event, "autograd::engine::evaluate_function") for event in events}
-    # Forward operations come before what their numbers are looked up for; the last operation that
-    # carries a number is the one that made the node.
-    for event in sorted(events, key=lambda e: (tasks[e] is not None, e.time_range.start)):
-        task = tasks[event]
-        if task is None:
-            named = _around(event, "part:")
-            part = "draw, loss" if named is None else named.name.removeprefix("part:")
-            if event.sequence_nr >= 0:
-                made[event.sequence_nr] = part
-        elif "AccumulateGrad" in task.name:
-            part = "gradients"
-        else:
-            part = made.get(task.sequence_nr, "draw, loss")
-        scanned = part == NORM and event.name == "aten::index_select"
-        totals[SCAN if scanned else part] += getattr(event, clock)
-    return totals
-
-
-def profile(step: Step, rounds: int = 2) -> dict[str, float]:
-    """Return each part's share of a step's time, which sum to 1, and the shares of `WITHIN`."""
-    kinds = torch.profiler.supported_activities()
-    # The time of an operation without those inside it.
-    clock = f"self_{'device' if step.device.type == 'cuda' else 'cpu'}_time_total"
-    step()
-    with _scopes(step):
-        step()
-        with torch.profiler.profile(activities=kinds, acc_events=True) as seen:
-            for _ in range(rounds):
-                step()
-    events = list(seen.events())
-    totals = attribute(events, clock)
-    whole = sum(totals.values())
-    for kind, names in WITHIN.items():
-        totals[kind] = sum(
-            getattr(event, clock) for event in events if event.name.startswith(names)
-        )
-    return {part: totals[part] / whole for part in (*PARTS, *WITHIN)}
 
 
 # --- the loop's own share ------------------------------------------------------------------------
