@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 import timeit
 from pathlib import Path
@@ -19,6 +18,7 @@ from experiments.metrics.eval_options import MetricError, options_for, plan_scor
 from experiments.runtime import console
 from experiments.runtime.memory import check_fits, out_of_memory, visible_gpus
 from experiments.runtime.option_types import ConfigError
+from experiments.runtime.process_group import process_group
 from experiments.training import routes
 from routing.errors import one_of, suggest
 
@@ -236,7 +236,7 @@ def dry_run(config: Config) -> None:
     ]
     print("\n".join(lines))
     on_gpu = bool(visible_gpus())
-    check_ready(config, max(1, int(os.environ.get("WORLD_SIZE", "1"))), on_gpu)
+    check_ready(config, process_group().world_size, on_gpu)
     least = 1 if train.micro_batch == "auto" else pieces
     check_fits(cost, 0 if on_gpu else least)
     if not full:

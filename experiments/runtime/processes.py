@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import os
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from experiments.runtime.process_group import process_group
 
 
 def join(device: str | None = None) -> str | torch.device:
@@ -16,7 +17,7 @@ def join(device: str | None = None) -> str | torch.device:
     The `device` is what the user chose, by default CUDA where there is one.
     """
     gpu = torch.cuda.is_available()
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if process_group().world_size == 1:
         return device or ("cuda" if gpu else "cpu")
     from accelerate import PartialState
 
