@@ -46,7 +46,7 @@ def process_group() -> ProcessGroup:
     if world_size > 1 or "LOCAL_RANK" in os.environ:
         missing = [name for name in REQUIRED if not os.environ.get(name)]
         cause = size_text if world_size > 1 else f"LOCAL_RANK={group.local_rank}"
-        _require(not missing, f"{cause} without {' and '.join(missing)}")
+        _require(not missing, f"{cause} without {', '.join(missing)}")
         _whole_number("MASTER_PORT", 1, least=1, most=65535)
     if world_size == 1:
         for name in MPI_SIZES:

@@ -61,9 +61,9 @@ def test_consistent_environments(monkeypatch, environment, group):
 @pytest.mark.parametrize(
     ("environment", "problem"),
     [
-        ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 without RANK and LOCAL_RANK"),
+        ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 without RANK, LOCAL_RANK"),
         ({"RANK": "3"}, "RANK=3 with WORLD_SIZE not set"),
-        ({"LOCAL_RANK": "0"}, "LOCAL_RANK=0 without RANK and WORLD_SIZE"),
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK=0 without RANK, WORLD_SIZE"),
         ({"LOCAL_RANK": "3"}, "LOCAL_RANK=3 with WORLD_SIZE not set"),
         ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE='' .expected a whole number, 1 or more"),
         ({"RANK": ""}, "RANK='' .expected a whole number, 0 or more"),
@@ -72,7 +72,7 @@ def test_consistent_environments(monkeypatch, environment, group):
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
         ({"WORLD_SIZE": "2.0"}, "WORLD_SIZE='2.0'"),
         ({"WORLD_SIZE": "9" * 5000}, "WORLD_SIZE='999"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2 without LOCAL_RANK and MASTER_ADDR"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2 without LOCAL_RANK, MASTER_ADDR"),
         ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0", **TORCHRUN}, "RANK=2 with WORLD"),
         ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "2", **TORCHRUN}, "LOCAL_RANK=2 with"),
         (
