@@ -173,6 +173,7 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     routes.check_guided(config, guidance, model)
     sampler = diffusion_options("sampler", config.sampler)
     diffusion_options("objective", config.objective).check_times(sampler.steps, sampler.shift)
+    sampler.check_objective(config.objective["name"])
     sampler.reused(config.depth, guidance.sparse)
     scored = config.eval["name"] != "none"
     readers = {"train.encoder=probe": config.train.encoder == "probe"}
