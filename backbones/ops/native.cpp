@@ -827,7 +827,7 @@ void biwkv_backward(const T* grad, const T* key, const T* val, const float* deca
 
 // A tile of a head's state, STATES x 2 vectors, stays in registers while all tokens pass by.
 constexpr int STATES = W == 16 ? 8 : 4;
-constexpr int64_t SEGMENT = 16;
+constexpr int64_t SEGMENT = 32;
 
 // One sample of packed (T, H P + 2 N): x is read where it lies, B and C once for all heads.
 template <class T>
