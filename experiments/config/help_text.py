@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from backbones.cost import Cost
 from experiments.config.compose import options_of, outside_node
 from experiments.config.parent import check_parent, split
 from experiments.config.schema import CONF, GROUPS, Config
@@ -16,7 +17,7 @@ from experiments.data import data_options
 from experiments.diffusion.diffusion_options import options_of as diffusion_options
 from experiments.metrics.eval_options import MetricError, options_for, plan_scores
 from experiments.runtime import console
-from experiments.runtime.memory import check_fits, out_of_memory, visible_gpus
+from experiments.runtime.memory import PROCESS_BYTES, check_fits, out_of_memory, visible_gpus
 from experiments.runtime.option_types import ConfigError
 from experiments.runtime.process_group import process_group
 from experiments.training import routes
@@ -221,7 +222,6 @@ def dry_run(config: Config) -> None:
     work = 6 * macs * train.batch * train.steps
     shape = "x".join(map(str, info["shape"]))
     pieces = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
-    state, memory = cost.training_bytes(0), cost.training_bytes(pieces)
     folders = [run.folder for run in config.settled()]
     known = "there already: it goes on, or is done" if any(map(Path.exists, folders)) else "new"
     lines = [
@@ -229,9 +229,8 @@ def dry_run(config: Config) -> None:
         f"trains      {train.steps} steps of {train.batch} on {info['name']} ({shape}, "
         f"task {config.task}), {config.objective['name']}, lr {train.lr:g}, {train.precision}; "
         f"scored by eval={config.eval['name']}",
-        f"memory      about {memory / 2**30:.3g} GB at the peak: {state / 2**30:.3g} GB of "
-        "weights, gradients, moments and EMA, the rest activations",
-        timed_line(config, model) if full else time_line(config, work),
+        memory_line(cost, pieces),
+        timed_line(config, model) if full else f"compute     {console.big(work)} FLOPs",
         f"run         {' or '.join(map(str, folders))}   ({known}; nothing was trained)",
         *(["", yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip()] if full else []),
     ]
@@ -244,21 +243,16 @@ def dry_run(config: Config) -> None:
         print("dry=full adds the whole configuration, the kernels and a timed step")
 
 
-def time_line(config: Config, work: float) -> str:
-    """Bound the training time from below: by FLOPs at the speed of matmuls (numpy's, on a CPU)."""
+def memory_line(cost: Cost, samples: int) -> str:
+    """Predict the peak memory of a training step: on the GPU, or of the process on a CPU."""
+    state = cost.training_bytes(0) / 2**30
+    peak, process = cost.training_bytes(samples) / 2**30, PROCESS_BYTES / 2**30
+    parts = f"{state:.3g} GB of weights, gradients, moments and EMA, the rest activations"
     if visible_gpus():
-        hours = work / 1e14 / 3600
-        return f"time        {console.big(work)} FLOPs: {hours:.3g} hours of a GPU at 100 TFLOP/s"
-    import numpy as np
-    from threadpoolctl import threadpool_limits
-
-    a = np.random.default_rng(0).random((768, 768), np.float32)
-    with threadpool_limits(config.train.threads):
-        best = min(timeit.repeat(lambda: a @ a, number=1, repeat=6))
-    peak = 2 * len(a) ** 3 / best
+        return f"memory      about {peak:.3g} GB of the GPU at the peak: {parts}"
     return (
-        f"time        {console.big(work)} FLOPs: at least {console.clock(2 * work / peak)} on this "
-        f"machine, at half of the {console.big(peak)}FLOP/s of its matmuls just now"
+        f"memory      about {peak + process:.3g} GB at the peak: {process:.3g} GB for Python, "
+        f"PyTorch and data, {parts}"
     )
 
 
