@@ -14,9 +14,11 @@ import dataclasses
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from backbones.sizes import BackboneError, Size
@@ -115,7 +117,7 @@ def _import_outside() -> None:
             )
         if str(path.parent) not in sys.path:
             sys.path.append(str(path.parent))
-        found = importlib.import_module(path.stem).__file__
+        found = _import_file(path, f"{OUTSIDE}={text}").__file__
         if found is None or Path(found).resolve() != path:
             raise BackboneError(
                 f"{OUTSIDE}={text}: Python has another module {path.stem!r} ({found}); rename the "
@@ -123,11 +125,31 @@ def _import_outside() -> None:
             )
 
 
+def _import_file(path: Path, setting: str) -> ModuleType:
+    """Import a user's file; whatever it raises becomes one sentence with the file and line."""
+    try:
+        return importlib.import_module(path.stem)
+    except BackboneError:  # `register` refused what the file gave it
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SyntaxError):
+            place, reason = f"{error.filename}, line {error.lineno}", f"{error.msg}"
+        else:
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+            place, reason = f"{path}, line {lines[-1]}" if lines else str(path), str(error)
+        first_line = reason.strip().partition("\n")[0]
+        raise BackboneError(
+            f"{setting}: the file cannot be imported: {place}: {type(error).__name__}: "
+            f"{first_line[:200]}"
+        ) from None
+
+
 def names() -> list[str]:
     """Return the names of all families, sorted.
 
     Raises:
-        BackboneError: TREAD_BACKBONES names a file that cannot be imported by its name.
+        BackboneError: TREAD_BACKBONES names a file that cannot be imported.
     """
     here = Path(__file__).parent
     for path in here.glob("*_spec.py"):

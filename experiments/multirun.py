@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import sys
 import traceback
 
@@ -19,6 +18,7 @@ from experiments.config.schema import CONF, Config
 from experiments.runtime import run_folder
 from experiments.runtime.command import EXIT_CODES, Interrupted, print_error, sentence
 from experiments.runtime.parsing import check_word
+from experiments.runtime.process_group import process_group
 from routing.errors import UserError
 
 _MOST = 10_000  # runs one after another; each is composed and checked before the first
@@ -129,14 +129,14 @@ def multirun(argv: list[str]) -> int:
                 run_one(config)
             except Exception as error:  # no reason to give up the others, but for a process of
                 # several: those beside it may wait for it in this run, and end as it does.
-                if isinstance(error, Interrupted) or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                if isinstance(error, Interrupted) or process_group().world_size > 1:
                     raise
                 if sentence(error) is None:
                     traceback.print_exc()
                 print_error(sentence(error) or f"{config.name}: {type(error).__name__}")
                 failed.append(config.name)
     finally:
-        if runs and not runs[0].dry and os.environ.get("RANK", "0") == "0":
+        if runs and not runs[0].dry and process_group().rank == 0:
             print(_summed_up(runs), flush=True)
     if failed:
         raise UserError(f"{len(failed)} of the runs did not end well: {'; '.join(failed)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 import timeit
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from backbones.cost import Cost
 from experiments.config import routes
 from experiments.config.compose import options_of, outside_node
 from experiments.config.parent import check_parent, split
@@ -19,7 +19,8 @@ from experiments.options.diffusion import options_of as diffusion_options
 from experiments.options.evaluation import MetricError, options_for, plan_scores
 from experiments.options.fields import ConfigError
 from experiments.runtime import console
-from experiments.runtime.memory import check_fits, out_of_memory, visible_gpus
+from experiments.runtime.memory import PROCESS_BYTES, check_fits, out_of_memory, visible_gpus
+from experiments.runtime.process_group import process_group
 from routing.errors import one_of, suggest
 
 HEAD = """\
@@ -173,6 +174,7 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     routes.check_guided(config, guidance, model)
     sampler = diffusion_options("sampler", config.sampler)
     diffusion_options("objective", config.objective).check_times(sampler.steps, sampler.shift)
+    sampler.check_objective(config.objective["name"])
     scored = config.eval["name"] != "none"
     readers = {"train.encoder=probe": config.train.encoder == "probe"}
     if scored:
@@ -220,22 +222,20 @@ def dry_run(config: Config) -> None:
     work = 6 * macs * train.batch * train.steps
     shape = "x".join(map(str, info["shape"]))
     pieces = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
-    state, memory = cost.training_bytes(0), cost.training_bytes(pieces)
     known = "there already: it goes on, or is done" if config.folder.exists() else "new"
     lines = [
         *routes.banner_lines(config, cost, kernels),
         f"trains      {train.steps} steps of {train.batch} on {info['name']} ({shape}, "
         f"task {config.task}), {config.objective['name']}, lr {train.lr:g}, {train.precision}; "
         f"scored by eval={config.eval['name']}",
-        f"memory      about {memory / 2**30:.3g} GB at the peak: {state / 2**30:.3g} GB of "
-        "weights, gradients, moments and EMA, the rest activations",
-        timed_line(config, model) if full else time_line(config, work),
+        memory_line(cost, pieces),
+        timed_line(config, model) if full else f"compute     {console.big(work)} FLOPs",
         f"run         {config.folder}   ({known}; nothing was trained)",
         *(["", yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip()] if full else []),
     ]
     print("\n".join(lines))
     on_gpu = bool(visible_gpus())
-    check_ready(config, max(1, int(os.environ.get("WORLD_SIZE", "1"))), on_gpu)
+    check_ready(config, process_group().world_size, on_gpu)
     data_options.parse(config.data).check_contents(config.task)
     least = 1 if train.micro_batch == "auto" else pieces
     check_fits(cost, 0 if on_gpu else least)
@@ -243,21 +243,16 @@ def dry_run(config: Config) -> None:
         print("dry=full adds the whole configuration, the kernels and a timed step")
 
 
-def time_line(config: Config, work: float) -> str:
-    """Bound the training time from below: by FLOPs at the speed of matmuls (numpy's, on a CPU)."""
+def memory_line(cost: Cost, samples: int) -> str:
+    """Predict the peak memory of a training step: on the GPU, or of the process on a CPU."""
+    state = cost.training_bytes(0) / 2**30
+    peak, process = cost.training_bytes(samples) / 2**30, PROCESS_BYTES / 2**30
+    parts = f"{state:.3g} GB of weights, gradients, moments and EMA, the rest activations"
     if visible_gpus():
-        hours = work / 1e14 / 3600
-        return f"time        {console.big(work)} FLOPs: {hours:.3g} hours of a GPU at 100 TFLOP/s"
-    import numpy as np
-    from threadpoolctl import threadpool_limits
-
-    a = np.random.default_rng(0).random((768, 768), np.float32)
-    with threadpool_limits(config.train.threads):
-        best = min(timeit.repeat(lambda: a @ a, number=1, repeat=6))
-    peak = 2 * len(a) ** 3 / best
+        return f"memory      about {peak:.3g} GB of the GPU at the peak: {parts}"
     return (
-        f"time        {console.big(work)} FLOPs: at least {console.clock(2 * work / peak)} on this "
-        f"machine, at half of the {console.big(peak)}FLOP/s of its matmuls just now"
+        f"memory      about {peak + process:.3g} GB at the peak: {process:.3g} GB for Python, "
+        f"PyTorch and data, {parts}"
     )
 
 

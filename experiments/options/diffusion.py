@@ -138,6 +138,9 @@ class SamplerOptions(DiffusionOptions):
     steps: Steps = 40
     shift: Positive = 1.0
 
+    def check_objective(self, objective: str) -> None:
+        """Refuse options that have no meaning for the objective of this name."""
+
 
 @dataclass(frozen=True)
 class EulerOptions(SamplerOptions):
@@ -161,16 +164,32 @@ class ChurnOptions(SamplerOptions):
     ORDER = ("churn_min", "<=", "churn_max")
 
 
+#: Diffusion coefficients w(t) of SiT's code (`path.compute_diffusion`).
+DIFFUSION_FORMS = ("sigma", "constant", "SBDM", "linear", "decreasing", "increasing-decreasing")
+
+
 @dataclass(frozen=True)
 class SDEOptions(SamplerOptions):
     """Euler-Maruyama on the reverse SDE (SiT section 3.3), the last step without noise."""
 
     name: str = "sde"
     steps: Steps = 250
-    diffusion: Annotated[str, Key(among=("sigma", "constant", "decreasing"))] = "sigma"
+    diffusion: Annotated[str, Key(among=DIFFUSION_FORMS)] = "sigma"
     strength: NotNegative = 1.0  # 0: the ODE
     last_step: Annotated[float, Key(least=0, below=1)] = 0.04
-    last: Annotated[str, Key(among=("euler", "mean"))] = "euler"
+    last: Annotated[str, Key(among=("euler", "mean", "tweedie"))] = "euler"
+
+    def check_objective(self, objective: str) -> None:
+        """Refuse SiT's forms for other paths than SiT's."""
+        for key, value, default in (
+            ("diffusion", self.diffusion, "sigma"),
+            ("last", self.last, "euler"),
+        ):
+            require(
+                objective == "flow" or value == default,
+                f"sampler.{key}={value} is defined for objective=flow alone; use {key}={default} "
+                f"with objective {objective}",
+            )
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -364,7 +365,7 @@ def test_help_config_and_cost_import_no_torch():
 def test_dry_run_prints_six_lines_and_writes_nothing(tmp_path):
     parts = (
         "MACs per image dense ->", "0 1 [2 3 4 5 6 7 8] 9 10 11", "trains      3000 steps of 16 on mnist",
-        "memory", "at least", "nothing was trained", "dry=full",
+        "memory", "compute     ", "nothing was trained", "dry=full",
     )  # fmt: skip
     for word in ("--dry-run", "dry=true"):
         done = run("backbone=rwkv", "route=2-8", word, cwd=tmp_path)
@@ -372,6 +373,27 @@ def test_dry_run_prints_six_lines_and_writes_nothing(tmp_path):
         lines = done.stdout.splitlines()
         assert len(lines) == 7 and all(p in line for p, line in zip(parts, lines, strict=True))
     assert list(tmp_path.iterdir()) == []
+
+
+PEAK = """
+import resource, sys
+from experiments.run import main
+main(sys.argv[1:])
+print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss counts bytes elsewhere")
+@pytest.mark.parametrize("words", [["backbone=mamba"], ["size=S/2", "train.batch=8"]])
+def test_a_dry_run_predicts_the_memory_of_the_process(tmp_path, words):
+    words = [*words, "eval=none", "train.steps=2", "train.sample_every=0", f"paths.runs={tmp_path}"]
+    predicted = float(re.search(r"memory +about ([0-9.]+) GB", run(*words, "dry=true").stdout)[1])
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, *words], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    peak = float(done.stdout.rpartition("PEAK ")[2])
+    assert 0.7 * peak < predicted < 1.4 * peak
 
 
 def test_a_full_dry_run_builds_the_parts_and_times_a_step(tmp_path, capsys):

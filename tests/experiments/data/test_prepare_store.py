@@ -190,15 +190,21 @@ def test_interrupt_says_how_to_continue(folder, tmp_path, vae, monkeypatch, caps
     assert "same command continues" in capsys.readouterr().err
 
 
+def one_of_two_processes(monkeypatch, rank):
+    """What torchrun sets for one of its two processes."""
+    group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    for name, value in (group | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}).items():
+        monkeypatch.setenv(name, value)
+
+
 def test_two_processes_make_the_same_store(folder, tmp_path, vae, monkeypatch):
     one, two = tmp_path / "one", tmp_path / "two"
     assert run(folder, one, vae) == 0
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
+    one_of_two_processes(monkeypatch, rank=1)
     assert run(folder, two, vae) == 0
     assert not (two / "manifest.json").exists()
     assert not (two / "shard-00000.json").exists() and (two / "shard-00001.json").exists()
-    monkeypatch.setenv("RANK", "0")
+    one_of_two_processes(monkeypatch, rank=0)
     assert run(folder, two, vae) == 0
     assert content(one) == content(two)
 
@@ -229,8 +235,7 @@ def test_a_second_launch_beside_the_first_is_refused(folder, tmp_path, vae, monk
     with locked(out):
         fails(capsys, run(folder, out, vae), "is being written by process", "type the command again")
         assert not (out / "plan.json").exists()
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        monkeypatch.setenv("RANK", "1")  # of the launch whose first process holds it
+        one_of_two_processes(monkeypatch, rank=1)  # of the launch whose first process holds it
         assert run(folder, out, vae) == 0
     monkeypatch.undo()
     assert run(folder, out, vae) == 0

@@ -129,7 +129,7 @@ def test_dropping_counts_only_tokens_that_stayed(tmp_path):
     rows = torch.arange(8)
     draws = run.draws(rows)
     batch = run.dataset.batch(run.samples(0, rows), draws)
-    capture = Capture(run.model)
+    capture = Capture(run.model, run.model.dtype)
     noise, time = draws.normal("noise", (1, 8, 8)), run.objective.times(draws)
     terms = run.objective.loss(
         capture,
