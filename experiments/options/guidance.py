@@ -82,7 +82,7 @@ class GuidanceOptions:
             missing = "a second, weaker model: set guidance.checkpoint=RUN@STEP"
         elif self.weak_label == "null" and not null_class_trained:
             missing = (
-                "the null class, which train.label_drop=0 never trains (guidance=icg does not)"
+                "the null class, never trained with train.label_drop=0 (guidance=icg does not)"
             )
         elif isinstance(self, PathDropOptions) and not fused:
             missing = "a model with SPRINT's fusion (routing.learned=fuse)"
