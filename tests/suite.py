@@ -29,9 +29,9 @@ def config_from_values(values: Mapping[str, Any]) -> Any:
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Return what Hydra composes from the command line, as plain nested values."""
-    from experiments.config import compose as composition
+    from experiments.config.compose import compose as hydra_compose
 
-    return composition._compose(list(overrides))
+    return hydra_compose(list(overrides))
 
 
 # --- analysis -------------------------------------------------------------------------------------
