@@ -88,7 +88,7 @@ def validate(
     """Build a dataclass of options from plain values.
 
     Args:
-        options: The dataclass. Its method `check()`, where it has one, may refuse combinations.
+        options: The dataclass. Its method `check_consistency()`, where it has one, refuses combinations.
         values: A mapping of keys, as YAML or JSON holds them.
         prefix: What stands before each key in an error, as in `train.`.
         known_elsewhere: Further keys that a typing mistake may have meant.
@@ -114,8 +114,8 @@ def validate(
     for key, value in values.items():
         validated[key] = validate_value(fields[key].annotation, value, prefix + key)
     instance = options(**validated)
-    if hasattr(instance, "check"):
-        instance.check()
+    if hasattr(instance, "check_consistency"):
+        instance.check_consistency()
     return instance
 
 
