@@ -146,10 +146,10 @@ class RoutingOptions:
         )
 
 
-def require(condition: object, message: str) -> None:
-    """Raise a `RoutingError` with the message unless the condition holds."""
+def require(condition: object, message: str, error: type[UserError] = RoutingError) -> None:
+    """Raise `error` with the message unless the condition holds."""
     if not condition:
-        raise RoutingError(message)
+        raise error(message)
 
 
 def check_words(reinsert: str, remove: str, route: Route, random_end: bool = False) -> None:
