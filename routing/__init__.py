@@ -17,8 +17,8 @@ __getattr__, __dir__, __all__ = lazily(
         "rng": ("Draws",),
         "route": ("MODES", "Route", "RouteError", "Segment", "keep_count"),
         "schedule": ("RouteSchedule", "Schedule", "ScheduleError"),
+        "segment": ("Routing",),
         "selection": ("Selection", "SelectionError", "select"),
         "stack": ("Stack", "StackOutput"),
-        "step": ("Routing",),
     },
 )

@@ -1,15 +1,55 @@
-"""Moving rows of a sequence: permute them, take a subset, put it back.
+"""Moving rows of a sequence: permute them, take a subset, put it back; and tables of indices.
 
-Each is one flattened `index_select` or `index_copy`, four to five times cheaper than `gather` on an
-expanded index. Every index occurs once, so their gradients need no addition.
+A move is one flattened `index_select` or `index_copy`, four to five times cheaper than `gather` on
+an expanded index. Every index occurs once, so their gradients need no addition.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+_MAX_TABLES = 4096  # a run uses dozens; a loop over seeds or image sizes must not fill memory
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def transforming() -> bool:
+    """Return whether a transform of torch.func is active: tensors made in it end with it."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def table(function: _Function) -> _Function:
+    """Compute a table once for each set of (hashable, positional) arguments.
+
+    A plain dictionary rather than `functools.lru_cache`, which `torch.compile` traces through and
+    so recomputes. A table made first under `inference_mode` must still serve a training step.
+    """
+    store: dict[tuple, Any] = {}
+
+    @wraps(function)
+    def cached(*key: Any) -> Any:
+        if key not in store:
+            if transforming():
+                return function(*key)
+            if len(store) >= _MAX_TABLES:
+                store.clear()
+            with torch.inference_mode(False):
+                store[key] = function(*key)
+        return store[key]
+
+    return cached  # type: ignore[return-value]
+
+
+@table
+def arange(n: int, device: torch.device) -> Tensor:
+    """Return 0..n-1."""
+    return torch.arange(n, device=device)
 
 
 class _Permute(torch.autograd.Function):

@@ -2,53 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar
-
 import torch
 from torch import Tensor
 
 from routing.errors import UserError, suggest
+from routing.gather import table
 
 PATHS = ("raster", *(f"zigzag:{k}" for k in range(8)))
 REVERSED = ":reversed"
 
-_MAX_TABLES = 4096  # a run uses dozens; a loop over seeds or image sizes must not fill memory
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
 
 class LayoutError(UserError):
     """A scan order, a policy or a subset that does not exist."""
-
-
-def transforming() -> bool:
-    """Return whether a transform of torch.func is active: tensors made in it end with it."""
-    if torch.compiler.is_compiling():
-        return False
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def table(function: _Function) -> _Function:
-    """Compute a table once for each set of (hashable, positional) arguments.
-
-    A plain dictionary rather than `functools.lru_cache`, which `torch.compile` traces through and
-    so recomputes. A table made first under `inference_mode` must still serve a training step.
-    """
-    store: dict[tuple, Any] = {}
-
-    @wraps(function)
-    def cached(*key: Any) -> Any:
-        if key not in store:
-            if transforming():
-                return function(*key)
-            if len(store) >= _MAX_TABLES:
-                store.clear()
-            with torch.inference_mode(False):
-                store[key] = function(*key)
-        return store[key]
-
-    return cached  # type: ignore[return-value]
 
 
 def path(grid: tuple[int, int], name: str) -> Tensor:
@@ -98,9 +63,3 @@ def neighbour_ids(grid: tuple[int, int], device: torch.device) -> Tensor:
     neighbours[2, 1:] = ids[:-1]
     neighbours[3, :-1] = ids[1:]
     return neighbours.flatten(1).to(device)
-
-
-@table
-def arange(n: int, device: torch.device) -> Tensor:
-    """Return 0..n-1."""
-    return torch.arange(n, device=device)

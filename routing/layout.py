@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from routing.errors import one_of
-from routing.gather import Move, Order, flat, permute
-from routing.grid import LayoutError, arange, neighbour_ids, rank, table, transforming
+from routing.gather import Move, Order, arange, flat, permute, table, transforming
+from routing.grid import LayoutError, neighbour_ids, rank
 
 MISSING = ("self", "zero", "nearest")
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from routing.errors import one_of
-from routing.grid import table
+from routing.gather import table
 from routing.options import RoutingError, check_quad
 from routing.rng import Draws
 from routing.route import MODES, Route

@@ -36,9 +36,8 @@ from torch.utils.checkpoint import checkpoint
 from routing.layout import Layout
 from routing.learned import Fuse
 from routing.options import RoutingError
-from routing.route import Route
-from routing.segment import RoutedSegment, Subset, Tokens
-from routing.step import Routing
+from routing.route import Route, Segment
+from routing.segment import RoutedSegment, Routing, Subset, Tokens
 from routing.variants import build_segments, pass_segments
 
 
@@ -123,8 +122,11 @@ class Stack(nn.Module):
         routing = Routing(Route()) if routing is None else routing
         route = routing.resolve(self.depth)
         tokens = Tokens(x, layout.to(x.device), dict(state or {}))
-        segments = pass_segments(route, routing, self.fuse)
-        routed_segments = build_segments(segments, routing, self.depth, self.fuse, tokens)
+        segments: Sequence[Segment] = route.segments
+        routed_segments = [RoutedSegment(segment.start, segment.end) for segment in segments]
+        if self.fuse is not None or not routing.is_plain:
+            segments = pass_segments(route, routing, self.fuse)
+            routed_segments = build_segments(segments, routing, self.depth, self.fuse, tokens)
         runner = BlockRunner(self, cond, routed_segments, route, taps)
         if -1 in taps:
             runner.record(-1, tokens)

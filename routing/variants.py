@@ -20,8 +20,7 @@ from torch import Tensor
 from routing.learned import Fuse
 from routing.options import RoutingError
 from routing.route import Route, Segment
-from routing.segment import RoutedSegment, RunBlocks, Subset, Tokens
-from routing.step import Routing
+from routing.segment import RoutedSegment, Routing, RunBlocks, Subset, Tokens
 
 
 @dataclass(frozen=True)
