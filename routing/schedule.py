@@ -26,6 +26,11 @@ class ScheduleError(UserError):
     """A schedule that cannot be read or leaves its range."""
 
 
+def _ascends(starts: list[float]) -> bool:
+    """Whether values of progress ascend strictly and end at 1 or before."""
+    return sorted(set(starts)) == starts and starts[-1] <= 1
+
+
 @dataclass(frozen=True)
 class Schedule:
     """A factor over progress.
@@ -52,7 +57,7 @@ class Schedule:
         factors = [point[1] for point in self.points]
         if len(starts) != count or not starts or starts[0] != 0:
             raise ScheduleError(f"schedule {self.kind}: begins at progress 0; expected {_FACTORS}")
-        if sorted(set(starts)) != starts or not starts[-1] <= 1:
+        if not _ascends(starts):
             raise ScheduleError(f"schedule {self}: progress must ascend from 0 to at most 1")
         if not all(0 <= factor < math.inf for factor in factors):
             raise ScheduleError(f"schedule {self}: a factor is 0 or more; try linear:1:0")
@@ -62,13 +67,16 @@ class Schedule:
         """Read a schedule as in the module's examples, or raise a `ScheduleError`."""
         if isinstance(text, Schedule):
             return text
-        kind, _, rest = str(text).strip().partition(":")
-        words = [word for word in rest.split("+" if kind == "steps" else ":") if word]
+        kind, _, arguments = str(text).strip().partition(":")
+        items = [item for item in arguments.split("+" if kind == "steps" else ":") if item]
         try:
             if kind == "steps":
-                pairs = [word.split("@") for word in words]
-                return cls(kind, tuple((float(at), float(value)) for value, at in pairs))
-            numbers = [float(word) for word in words]
+                points = []
+                for item in items:
+                    factor, progress = item.split("@")
+                    points.append((float(progress), float(factor)))
+                return cls(kind, tuple(points))
+            numbers = [float(item) for item in items]
         except ValueError as error:
             if isinstance(error, UserError):
                 raise
@@ -97,12 +105,16 @@ class Schedule:
 
     def __str__(self) -> str:
         if self.kind == "steps":
-            return "steps:" + "+".join(f"{_n(value)}@{_n(at)}" for at, value in self.points)
+            return "steps:" + "+".join(
+                f"{_format(value)}@{_format(at)}" for at, value in self.points
+            )
         if self.kind == "constant":
             value = self.points[0][1]
-            return "constant" if value == 1 else f"constant:{_n(value)}"
+            return "constant" if value == 1 else f"constant:{_format(value)}"
         (_, first), (until, last) = self.points
-        return f"{self.kind}:{_n(first)}:{_n(last)}" + ("" if until == 1 else f":{_n(until)}")
+        return f"{self.kind}:{_format(first)}:{_format(last)}" + (
+            "" if until == 1 else f":{_format(until)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -124,7 +136,7 @@ class RouteSchedule:
 
     def __post_init__(self) -> None:
         starts = [start for start, _ in self.stages]
-        if not starts or starts[0] != 0 or sorted(set(starts)) != starts or not starts[-1] <= 1:
+        if not starts or starts[0] != 0 or not _ascends(starts):
             raise ScheduleError(
                 f"routes {self}: progress must ascend from 0 to at most 1, as in 2-8/0.9:none"
             )
@@ -161,7 +173,10 @@ class RouteSchedule:
     @property
     def first(self) -> Route:
         """The first route that is not `none`; `none` if there is no other."""
-        return next((route for _, route in self.stages if route), self.stages[0][1])
+        for _, route in self.stages:
+            if route:
+                return route
+        return self.stages[0][1]
 
     def at(self, progress: float) -> Route:
         """Return the route at `progress`, the fraction of the run that is done (0..1)."""
@@ -172,12 +187,13 @@ class RouteSchedule:
         return route if factor == 1 else route.scaled(factor)
 
     def __str__(self) -> str:
-        pieces = [
-            f"{_n(at)}:{route}" if i else str(route) for i, (at, route) in enumerate(self.stages)
-        ]
-        return "/".join(pieces)
+        first, *later = self.stages
+        text = str(first[1])
+        for start, route in later:
+            text += f"/{_format(start)}:{route}"
+        return text
 
 
-def _n(value: float) -> str:
-    """Print a number so that reading it gives it back: 1, 0.25."""
+def _format(value: float) -> str:
+    """Format a number so that it round-trips: 1, 0.25."""
     return str(int(value)) if float(value).is_integer() else repr(value)

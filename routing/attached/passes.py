@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from routing.attached.calls import AttachError
-from routing.layout import Layout, Move
+from routing.gather import Move
+from routing.layout import Layout
 
 _REMEMBERED = 4096  # block inputs; an entry is a weak reference and at most two passes
 _WAITING = 8  # passes without gradients yet; more than one is already ambiguous
