@@ -35,7 +35,7 @@ def call(command: str, words: list[str]) -> int:
 
         return prepare.main(words)
     elif command == SWEEPS:
-        from sweeps.sweeps_command import main
+        from sweeps.command import main
 
         return main(words)
     else:

@@ -207,11 +207,15 @@ def complete(argv: Sequence[str]) -> None:
 
 
 def _compose(overrides: Sequence[str]) -> dict[str, Any]:
+    return plain_values(compose_unresolved(overrides), overrides)
+
+
+def compose_unresolved(overrides: Sequence[str]) -> Any:
+    """Return what Hydra composes from tidy overrides, as a `DictConfig` with interpolations."""
     from hydra import compose, initialize_config_dir
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     register_resolvers()
@@ -222,14 +226,28 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            composed = compose("config", overrides=list(overrides))
-            values = OmegaConf.to_container(composed, resolve=True)
+            return compose("config", overrides=list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        reason = " ".join(str(error).split("\n")[0].split())
-        raise ConfigError(f"cannot read {' '.join(overrides)}: {reason}") from error
+        raise _unreadable(overrides, error) from error
     finally:
         GlobalHydra.instance().hydra = held
+
+
+def plain_values(composed: Any, overrides: Sequence[str]) -> dict[str, Any]:
+    """Resolve a composition's interpolations; `overrides` name its scale and its experiment."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        values = OmegaConf.to_container(composed, resolve=True)
+    except OmegaConfBaseException as error:
+        raise _unreadable(overrides, error) from error
     assert isinstance(values, dict)
     chosen = dict(text.split("=", 1) for text in overrides)
     values |= {"scale": chosen.get("scale", "tiny"), "experiment": chosen.get("experiment")}
     return {str(key): value for key, value in values.items()}
+
+
+def _unreadable(overrides: Sequence[str], error: Exception) -> ConfigError:
+    reason = " ".join(str(error).split("\n")[0].split())
+    return ConfigError(f"cannot read {' '.join(overrides)}: {reason}")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from experiments.config import load
 from sweeps import SweepError
-from sweeps.planning import grid, overrides
-from sweeps.planning.overrides import Typed
+from sweeps import grid, overrides
+from sweeps.overrides import Typed
 
 
 def make(tmp_path, **raw):
@@ -19,7 +19,7 @@ def make(tmp_path, **raw):
 
 
 def varied(cells):
-    return [tuple(overrides.show(v) for v in c.varies.values()) for c in cells]
+    return [tuple(overrides.format_value(v) for v in c.varies.values()) for c in cells]
 
 
 def test_cells_zip_and_axes_multiply_and_seeds_are_outermost(tmp_path):
@@ -42,7 +42,7 @@ def test_a_scale_merges_bases_and_axes_and_replaces_the_rest(tmp_path):
         scales={"paper": {"base": {"b": 3, "a": None}, "axes": {"x": [1, 2]}, "cells": [{"c": 5}], "seeds": [7]}},
     )  # fmt: skip
     (tiny,) = grid.expand(made)
-    assert {k: overrides.show(v) for k, v in tiny.overrides.items()} == {
+    assert {k: overrides.format_value(v) for k, v in tiny.overrides.items()} == {
         "scale": "tiny", "a": "1", "b": "2", "c": "1", "route": "none", "x": "1", "seed": "0"
     }  # fmt: skip
     first, second = grid.expand(made, "paper")
@@ -64,9 +64,9 @@ def test_a_users_values_replace_axes_pick_rows_or_become_an_axis(tmp_path):
     ]  # fmt: skip
     assert {c.overrides["seed"] for c in run("seed=3,4")} == {3, 4}
     assert [
-        overrides.show(c.overrides["new"]) for c in run("new=a,b", "backbone=dit", "size=S")
+        overrides.format_value(c.overrides["new"]) for c in run("new=a,b", "backbone=dit", "size=S")
     ] == ["a", "b"]
-    assert all(overrides.show(c.overrides["new"]) == "[1,2]" for c in run("new=[1,2]"))
+    assert all(overrides.format_value(c.overrides["new"]) == "[1,2]" for c in run("new=[1,2]"))
     # A row without the key belongs to every value of it.
     assert len(run("rate=0.5", "size=S")) == 2
 
@@ -77,7 +77,7 @@ def test_an_option_that_picks_no_row_is_set_in_all(tmp_path):
 
     def steps(*words):
         found = grid.expand(made, "tiny", overrides.parse(words))
-        return [overrides.show(c.overrides.get("sampler.steps")) for c in found]
+        return [overrides.format_value(c.overrides.get("sampler.steps")) for c in found]
 
     assert steps("sampler.steps=5") == ["5", "5"]
     assert steps("sampler.steps=5,6") == ["5", "6", "5", "6"]
@@ -117,7 +117,7 @@ def test_later_stages_start_from_the_runs_they_name(tmp_path):
     assert (
         fine.parent == 1 and fine.overrides["train.lr"] == 2 and fine.overrides["route"] == "none"
     )
-    assert overrides.show(fine.overrides["scale"]) == "tiny" and fine.stage.trains
+    assert overrides.format_value(fine.overrides["scale"]) == "tiny" and fine.stage.trains
     assert cells[4].parent == 2 and cells[4].stage.args == ("{parent}",) and not cells[4].stage.trains
     assert dict(cells[4].overrides) == {"w": 2}
 
@@ -234,14 +234,14 @@ def test_splitting_inverts_joining(parts):
     ],
 )  # fmt: skip
 def test_values_are_written_as_hydra_reads_them(value, text):
-    assert overrides.show(value) == text
+    assert overrides.format_value(value) == text
     if type(value) is str and value and "-" not in value:
         assert load([f"paths.runs={text}"]).paths.runs == value
 
 
 @given(st.text("\\\"' \tab,=[{", min_size=1))
 def test_any_text_is_read_back_by_hydra(value):
-    parsed = OverridesParser.create().parse_override(f"k={overrides.show(value)}").value()
+    parsed = OverridesParser.create().parse_override(f"k={overrides.format_value(value)}").value()
     assert str(parsed) == value
 
 

@@ -11,10 +11,10 @@ import yaml
 from slurm_lab import COMMANDS, STUB, until, use_stubs, write_grid
 from small import ROOT
 
-from sweeps import sweeps_command
-from sweeps.jobs import pool
-from sweeps.jobs.sweep_folder import Sweep
-from sweeps.planning import grid
+from sweeps import command as sweeps_command
+from sweeps import pool
+from sweeps.folder import Sweep
+from sweeps import grid
 from sweeps.search import _distribution, _place, optuna, summary
 
 pytest.importorskip("optuna")
@@ -243,6 +243,6 @@ def test_pools_of_one_sweep_take_gpus_that_are_free(tmp_path, monkeypatch):
     folder = sweep.pools / "b"
     folder.mkdir(parents=True)
     (folder / "state.json").write_text(json.dumps({"runs": {}, "gpus": ["0", "2"]}))
-    assert pool._busy(sweep) == set()
+    assert pool._busy_gpus(sweep) == set()
     with pool.locked(folder):
-        assert pool._busy(sweep) == {"0", "2"}
+        assert pool._busy_gpus(sweep) == {"0", "2"}

@@ -1,11 +1,11 @@
-"""One run inside its job: attempts noted, USR2 answered by a requeue, failures left visible.
+"""One run inside its job: attempts are noted, USR2 is answered by a requeue, failures are visible.
 
-On USR2 (pre-emption, time limit) training saves at a step boundary; rank 0 then requeues this very
-job and every rank waits to be ended, because a rank that leaves early would end the others before
-they have saved. On TERM Slurm has decided already (cancelled, or pre-empted without a warning
-signal): save and wait. Before training listens (imports, data) and in commands that save nothing, a
-signal unwinds at once. What fails raises, so that Slurm says FAILED and the log holds the
-traceback.
+On USR2 (pre-emption, time limit) training saves at a step boundary; rank 0 then requeues this job
+and every rank waits to be ended, because a rank that leaves early would end the others before they
+have saved. On TERM Slurm has decided already (cancelled, or pre-empted without a warning signal):
+save and wait. Before training installs its handlers (imports, data), and in commands that save
+nothing, a signal unwinds at once. A failure raises, so that Slurm reports FAILED and the log has
+the traceback.
 """
 
 from __future__ import annotations
@@ -34,45 +34,62 @@ from experiments.runtime.command import EXIT_CODES, ROOT, Interrupted, choose_sp
 from experiments.runtime.files import atomic_write
 from routing.errors import UserError
 from sweeps import SweepError
-from sweeps.jobs.sweep_folder import JobBatch, Sweep, python_path
-from sweeps.planning.planned_runs import PlannedRun
+from sweeps.folder import JobBatch, Sweep
+from sweeps.planned_run import PlannedRun
+from sweeps.snapshot import python_path
 
-FRUITLESS = 3  # attempts that start from the same step before a run is given up
-# Exit codes: a local worker asks for a place at the end of the queue (EX_TEMPFAIL) ...
+MAX_FRUITLESS_STARTS = 3  # attempts from the same step before a run is given up
+# Exit codes of a worker on this machine: it asks to be queued again (EX_TEMPFAIL), ...
 REQUEUE = 75
-STOPPED = 76  # ... or has saved and stopped because it was told to
-# What a run that SIGKILL ended cannot say itself.
+STOPPED = 76  # ... or it has saved and stopped as it was asked to
+# The last event of a run that SIGKILL ended, which cannot note it itself.
 KILLED = "killed by signal 9 (out of memory?)"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is submitted: plain values, so a requeued job needs nothing but this and the disk."""
+    """What is submitted: plain values, so that a requeued job needs only these and the disk.
+
+    Attributes:
+        run: Fields of its `PlannedRun`.
+        root: Folder of the run folders.
+        sweep: Name of its sweep.
+        cwd: Folder that the launch was in.
+        code: Its code snapshot, or None to run the code as it is.
+        batch: Name of its submission.
+        kind: slurm, local or debug.
+        signal_s: How long before its time limit it gets USR2.
+    """
 
     run: dict[str, Any]
     root: str
     sweep: str
     cwd: str
-    code: str | None  # the snapshot, or None to run the code as it is
+    code: str | None
     batch: str = ""
     kind: str = "slurm"
     signal_s: int = 180
 
     @classmethod
-    def of(cls, sweep: Sweep, run: PlannedRun, batch: JobBatch) -> Job:
-        """Return the job of one of a sweep's runs, for the folder that this process is in."""
-        code = str(sweep.snapshots / batch.code) if batch.code else None
+    def create(cls, sweep: Sweep, run: PlannedRun, batch: JobBatch) -> Job:
+        """Return the job of one of a sweep's runs; it will run in the current folder."""
         return cls(
-            run.__dict__, str(sweep.root), sweep.name, os.getcwd(), code, batch.name, batch.kind,
-            batch.resources["signal_s"],
-        )  # fmt: skip
+            run=run.__dict__,
+            root=str(sweep.root),
+            sweep=sweep.name,
+            cwd=os.getcwd(),
+            code=str(sweep.snapshots / batch.code) if batch.code else None,
+            batch=batch.name,
+            kind=batch.kind,
+            signal_s=batch.resources["signal_s"],
+        )
 
     @property
     def id(self) -> str | None:
         """The id that `scontrol requeue` needs for this process's job; None outside Slurm.
 
-        The raw job id is wrong for the one task of an array whose raw id equals the array's: it
-        means them all.
+        The raw job id is wrong for the task of an array whose raw id equals the array's: it means
+        all tasks.
         """
         if self.kind != "slurm":
             return None
@@ -81,11 +98,11 @@ class Job:
 
     @property
     def folder(self) -> Sweep:
-        """The folder of the sweep that it belongs to."""
+        """Folder of its sweep."""
         return Sweep(Path(self.root), self.sweep)
 
     def checkpoint(self) -> Any:
-        """Answer a signal that comes before this job listens: there is nothing to save yet."""
+        """Answer submitit's signal handler, before this job installs its own: nothing to save."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self)
@@ -96,26 +113,28 @@ class Job:
         self.folder.note(run.name, "end", how=how, step=run.saved_step, job=self.id, **values)
 
     def check_progress(self, step: int) -> None:
-        """Raise `SweepError` if this submission began at `step` often enough already."""
-        events = self.folder.events(self.run["name"])
-        starts = [e for e in events if e["event"] == "start" and e.get("batch") == self.batch]
-        if len(starts) >= FRUITLESS and all(e.get("step") == step for e in starts[-FRUITLESS:]):
+        """Raise `SweepError` if this submission has started at `step` often enough already."""
+        steps = []
+        for event in self.folder.events(self.run["name"]):
+            if event["event"] == "start" and event.get("batch") == self.batch:
+                steps.append(event.get("step"))
+        if steps[-MAX_FRUITLESS_STARTS:] == [step] * MAX_FRUITLESS_STARTS:
             raise SweepError(
-                f"given up: {FRUITLESS} attempts started at step {step} and none saved a later "
-                "one; see what ends them, then python -m sweeps retry"
+                f"given up: {MAX_FRUITLESS_STARTS} attempts started at step {step} and none saved "
+                "a later one; see what ends them, then python -m sweeps retry"
             )
 
     def __call__(self) -> None:
         """Run it (submitit calls this in every task): note the attempt, answer signals.
 
         Raises:
-            SweepError: It returned another code than 0, runs other code than was submitted, or this
-                would be the fourth start from the same step.
+            SweepError: It returned another code than 0, runs other code than was submitted, or
+                this would be the fourth start from the same step.
         """
         run = PlannedRun(**self.run)
         rank = export_ranks() if self.id else int(os.environ.get("RANK", 0))
         step, parent_step = run.saved_step, run.parent_step
-        with _failures(self, rank):
+        with _note_failures(self, rank):
             if self.code is not None:
                 check_code(Path(self.code))
             os.chdir(self.cwd)
@@ -127,9 +146,9 @@ class Job:
                     restart=int(os.environ.get("SLURM_RESTART_COUNT", 0)),
                 )  # fmt: skip
             with _watchdog(self, run, rank):
-                asked = _call(run)
-        if asked is not None:
-            _interrupted(self, run, rank, asked)
+                signal_name = _call(run)
+        if signal_name is not None:
+            _end_interrupted(self, run, rank, signal_name)
         if rank == 0:
             if not run.trains:
                 self.folder.mark_done(run.name, parent_step)
@@ -137,17 +156,19 @@ class Job:
 
 
 @contextlib.contextmanager
-def _failures(job: Job, rank: int) -> Iterator[None]:
-    """Note an exception with its place before it goes on to Slurm."""
+def _note_failures(job: Job, rank: int) -> Iterator[None]:
+    """Note an exception, with its place in the code, and raise it again."""
     try:
         yield
     except KeyboardInterrupt:
         job.note_end("stopped", rank=rank)
         raise
     except Exception as error:
-        own = isinstance(error, UserError)
-        text = str(error) if own else f"{type(error).__name__}: {error}"
-        job.note_end("failed", rank=rank, error=text[:2000], where="" if own else place(error))
+        if isinstance(error, UserError):
+            text, where = str(error), ""
+        else:
+            text, where = f"{type(error).__name__}: {error}", error_place(error)
+        job.note_end("failed", rank=rank, error=text[:2000], where=where)
         raise
 
 
@@ -156,19 +177,19 @@ def _call(run: PlannedRun) -> str | None:
     choose_spinning()
     module, _, name = run.entry.partition(":")
     try:
-        with _early():
+        with _unwind_on_signals():
             code = getattr(importlib.import_module(module), name)(run.args)
     except SystemExit as exit_:
         code = exit_.code
     except Interrupted as error:
         return error.reason
-    for reason, number in EXIT_CODES.items():
+    for signal_name, number in EXIT_CODES.items():
         if code == number:
-            return reason
+            return signal_name
     if code not in (0, None):
         status = run_folder.read(Path(run.folder) / "status.json") if run.folder else {}
-        why = status.get("error") or "see the lines above in this log"
-        raise SweepError(f"{run.entry} returned {code}: {why}")
+        reason = status.get("error") or "see the lines above in this log"
+        raise SweepError(f"{run.entry} returned {code}: {reason}")
     if run.trains and not run.finished:
         raise SweepError(
             f"{run.entry} returned, but {run.folder} holds no finished run of {run.steps} steps"
@@ -177,40 +198,41 @@ def _call(run: PlannedRun) -> str | None:
 
 
 @contextlib.contextmanager
-def _early() -> Iterator[None]:
-    """Unwind on USR2 and TERM until training puts its own handlers in their place."""
+def _unwind_on_signals() -> Iterator[None]:
+    """Unwind on USR2 and TERM until training replaces these handlers by its own."""
+    process = os.getpid()
 
     def unwind(number: int, _frame: FrameType | None) -> None:
         # A forked data worker inherits the handler and gets the signal too.
-        if os.getpid() == owner:
+        if os.getpid() == process:
             raise SystemExit(EXIT_CODES[signal.Signals(number).name])
 
-    owner, kept = os.getpid(), {}
+    handlers = {}
     for name in ("SIGUSR2", "SIGTERM"):
-        # Windows has no USR2, and handlers belong to the main thread.
+        # Windows has no USR2, and only the main thread can install handlers.
         with contextlib.suppress(AttributeError, ValueError):
             number = getattr(signal, name)
-            kept[number] = signal.signal(number, unwind)
+            handlers[number] = signal.signal(number, unwind)
     try:
         yield
     finally:
-        for number, handler in kept.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def _watchdog(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
     """Requeue from the last checkpoint if USR2 is not answered in time (in a long evaluation)."""
-    over = threading.Event()
+    finished = threading.Event()
 
     def watch() -> None:
-        since = None
-        while not over.wait(0.5):
+        requested_at = None
+        while not finished.wait(0.5):
             if "USR" not in (signals.requested() or ""):
-                since = None
-            elif since is None:
-                since = time.monotonic()
-            elif time.monotonic() - since > 0.7 * job.signal_s:
+                requested_at = None
+            elif requested_at is None:
+                requested_at = time.monotonic()
+            elif time.monotonic() - requested_at > 0.7 * job.signal_s:
                 job.note_end("requeued", signal="USR2, not answered in time")
                 with contextlib.suppress(SweepError):
                     if not _requeue(job):
@@ -222,42 +244,40 @@ def _watchdog(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        finished.set()
 
 
-def _interrupted(job: Job, run: PlannedRun, rank: int, asked: str) -> NoReturn:
-    """Requeue, or wait for what Slurm has decided; what can be saved is saved on every rank."""
-    step, requeue = run.saved_step, "USR" in asked
+def _end_interrupted(job: Job, run: PlannedRun, rank: int, signal_name: str) -> NoReturn:
+    """Requeue, or wait for what Slurm has decided; every rank has saved what it can."""
+    step, requeue = run.saved_step, "USR" in signal_name
     if rank == 0:
-        # Given up here already rather than after another wait in the queue.
+        # Give up now rather than after another wait in the queue.
         if requeue:
-            with _failures(job, rank):
+            with _note_failures(job, rank):
                 job.check_progress(step)
-        job.note_end("requeued" if requeue else "stopped", signal=asked)
+        job.note_end("requeued" if requeue else "stopped", signal=signal_name)
     if job.id is None:
         raise SystemExit(REQUEUE if requeue else STOPPED)
-    ended: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: ended.append(number))
+    terminated = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: terminated.set())
     if requeue and rank == 0:
         print(f"saved step {step}; requeueing {job.id}", flush=True)
-        with _failures(job, rank):
+        with _note_failures(job, rank):
             if not _requeue(job):
                 raise SystemExit(REQUEUE)
-    over = time.monotonic() + 900.0
-    while not ended and time.monotonic() < over:  # Slurm's TERM; its KILL would come later
-        time.sleep(0.1)
+    terminated.wait(900.0)  # for Slurm's TERM; its KILL would come later
     raise SystemExit(128 + signal.SIGTERM)
 
 
 def _requeue(job: Job) -> bool:
-    """Requeue the job, or leave that to its script: return False then, which waits for our end."""
-    if shutil.which("scontrol") is None:  # in a container: the job's script, outside, looks for it
+    """Requeue the job; False if its script has to, which waits for this process to end."""
+    if shutil.which("scontrol") is None:  # in a container: the script, outside, looks for this file
         atomic_write(job.folder.logs / f"{job.id}.requeue", "")
         return False
-    words = ["scontrol", "requeue", str(job.id)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode:
-        reason = " ".join(done.stderr.split())
+    command = ["scontrol", "requeue", str(job.id)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if process.returncode:
+        reason = " ".join(process.stderr.split())
         raise SweepError(f"scontrol requeue {job.id}: {reason}; python -m sweeps retry goes on")
     return True
 
@@ -266,7 +286,7 @@ def _requeue(job: Job) -> bool:
 
 
 def check_code(code: Path) -> None:
-    """Make sure that children run the snapshot; raise `SweepError` if this process does not."""
+    """Make child processes run the snapshot; raise `SweepError` if this process does not."""
     if code.resolve() != ROOT:
         raise SweepError(
             f"the job imported sweeps from {ROOT}, not from its snapshot {code}: "
@@ -277,23 +297,28 @@ def check_code(code: Path) -> None:
         sys.path.insert(0, str(code))
 
 
-def place(error: BaseException) -> str:
-    """Return `file:line` of the innermost frame that is neither of this package nor installed."""
-    frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-    own = ROOT / "sweeps"
-    theirs = [f for f in frames if "site-packages" in f[0].parts or f[0].is_relative_to(own)]
-    for path, line in [f for f in frames if f not in theirs][-1:] or frames[-1:]:
-        return f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name}:{line}"
-    return ""
+def error_place(error: BaseException) -> str:
+    """Return `file:line` of the innermost frame that is neither in this package nor installed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        if "site-packages" not in path.parts and not path.is_relative_to(ROOT / "sweeps"):
+            break
+    else:
+        if not frames:
+            return ""
+        frame = frames[-1]
+        path = Path(frame.filename)
+    return f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name}:{frame.lineno}"
 
 
 def host() -> str:
-    """Return the node's name as Slurm calls it (several nodes may share a host name)."""
+    """Return the node's name as Slurm has it (several nodes may share a host name)."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def export_ranks() -> int:
-    """Give torch.distributed its variables in a job of several tasks; return the rank."""
+    """Set the variables of torch.distributed in a job of several tasks; return the rank."""
     if int(os.environ.get("SLURM_NTASKS", 1)) == 1:
         return 0
     import submitit
@@ -305,5 +330,5 @@ def export_ranks() -> int:
     return int(distributed.export(set_cuda_visible_devices=False, overwrite=True).rank)
 
 
-if __name__ == "__main__":  # `python -m sweeps.jobs.job FILE` is what a local worker starts
+if __name__ == "__main__":  # `python -m sweeps.job FILE` is what a worker on this machine runs
     Job(**json.loads(Path(sys.argv[1]).read_text()))()

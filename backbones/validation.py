@@ -1,0 +1,234 @@
+"""Validate plain values against a dataclass of options (no torch here).
+
+Options are plain dataclasses whose fields carry their constraints and a comment:
+
+    lr: Annotated[float, Gt(0), "Learning rate."] = 1e-4
+
+`validate` builds one from the values of a YAML file or a command line. Types are strict: a truth
+value is no number, `2.0` is no integer and text is never converted.
+"""
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import annotated_types
+import pydantic
+import pydantic_core
+
+from routing.errors import UserError, suggest
+
+
+class OptionError(UserError):
+    """A key or a value that a dataclass of options does not accept."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """The words that an `Annotated[str, Choices(...)]` allows, where they are not literal."""
+
+    words: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """Validate as one of the words."""
+        return pydantic_core.core_schema.literal_schema(list(self.words))
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One field of a dataclass of options.
+
+    Attributes:
+        name: The key.
+        type: Its annotation without the metadata.
+        annotation: Its annotation with constraints.
+        default: Its default; `dataclasses.MISSING` where a value is required.
+        comment: What it does, for `--help`.
+        metadata: Everything else that its annotation carries.
+    """
+
+    name: str
+    type: Any
+    annotation: Any
+    default: Any
+    comment: str
+    metadata: tuple[Any, ...]
+
+
+@functools.cache
+def fields_of(options: type) -> dict[str, Field]:
+    """Return the fields of a dataclass of options by name."""
+    annotations = typing.get_type_hints(options, include_extras=True)
+    fields = {}
+    for field in dataclasses.fields(options):
+        annotation = annotations[field.name]
+        metadata: tuple[Any, ...] = getattr(annotation, "__metadata__", ())
+        comments = [item for item in metadata if isinstance(item, str)]
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        fields[field.name] = Field(
+            name=field.name,
+            type=typing.get_args(annotation)[0] if metadata else annotation,
+            annotation=annotation,
+            default=default,
+            comment=" ".join(comments),
+            metadata=tuple(item for item in metadata if not isinstance(item, str)),
+        )
+    return fields
+
+
+def validate(
+    options: type, values: Any, prefix: str = "", known_elsewhere: Collection[str] = ()
+) -> Any:
+    """Build a dataclass of options from plain values.
+
+    Args:
+        options: The dataclass. Its method `check()`, where it has one, may refuse combinations.
+        values: A mapping of keys, as YAML or JSON holds them.
+        prefix: What stands before each key in an error, as in `train.`.
+        known_elsewhere: Further keys that a typing mistake may have meant.
+
+    Raises:
+        OptionError: An unknown key, a missing key, or a value of another type or range.
+    """
+    if not isinstance(values, Mapping):
+        raise OptionError(
+            f"{prefix.rstrip('.') or 'the configuration'}={show(values)}: expected a mapping of "
+            f"keys"
+        )
+    fields = fields_of(options)
+    for key in values:
+        if key not in fields:
+            raise OptionError(
+                f"unknown key {prefix}{key}{suggest(str(key), [*fields, *known_elsewhere])}"
+            )
+    for name, field in fields.items():
+        if field.default is dataclasses.MISSING and name not in values:
+            raise OptionError(f"missing key {prefix}{name}: expected {describe(field.annotation)}")
+    validated = {}
+    for key, value in values.items():
+        validated[key] = validate_value(fields[key].annotation, value, prefix + key)
+    instance = options(**validated)
+    if hasattr(instance, "check"):
+        instance.check()
+    return instance
+
+
+def validate_value(annotation: Any, value: Any, name: str) -> Any:
+    """Return a plain value as the type of an annotation.
+
+    Raises:
+        OptionError: The value has another type or is out of range; the message has its `name`.
+    """
+    options = _dataclass_in(annotation)
+    if options is not None and isinstance(value, Mapping):
+        return validate(options, value, f"{name}.")
+    if options is not None and isinstance(value, options):
+        return value
+    try:
+        # JSON has the types of YAML and of command lines: a list is good for a tuple.
+        return _adapter(annotation).validate_json(json.dumps(value))
+    except (pydantic.ValidationError, TypeError, ValueError, RecursionError):
+        raise OptionError(
+            f"{name}={show(value)}: expected {describe(annotation)}"
+            f"{_suggest_choice(annotation, value)}"
+        ) from None
+
+
+def describe(annotation: Any) -> str:
+    """Return in words which values an annotation allows."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        bounds = []
+        for constraint in arguments[1:]:
+            if isinstance(constraint, Choices):
+                return _one_of(constraint.words)
+            for kind, (attribute, words) in _BOUNDS.items():
+                if isinstance(constraint, kind):
+                    bounds.append(f"{words} {getattr(constraint, attribute):,}")
+        return f"{describe(arguments[0])} {' and '.join(bounds)}".rstrip()
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(describe(argument) for argument in arguments)
+    if origin is typing.Literal:
+        return _one_of(arguments)
+    if origin in (tuple, list):
+        length = f" of {len(arguments)}" if origin is tuple and arguments[-1] is not ... else ""
+        return f"a list{length}, each {describe(arguments[0])}"
+    if dataclasses.is_dataclass(annotation):
+        return f"a mapping of {', '.join(fields_of(typing.cast(type, annotation)))}"
+    return _TYPES.get(origin or annotation, "a mapping of keys")
+
+
+def show(value: Any) -> str:
+    """Return a value as it is typed on a command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(show(item) for item in value)}]"
+    return str(value)
+
+
+def choices(annotation: Any) -> list[str]:
+    """Return the words that an annotation allows, where it allows words only by name."""
+    if isinstance(annotation, Choices):
+        return list(annotation.words)
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return [value for value in arguments if isinstance(value, str)]
+    words = []
+    for argument in [*arguments, *getattr(annotation, "__metadata__", ())]:
+        words += choices(argument)
+    return words
+
+
+def _one_of(values: Any) -> str:
+    words = ", ".join(show(value) for value in values)
+    return words if len(values) == 1 else f"one of {words}"
+
+
+_TYPES = {
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    type(None): "null",
+}
+_BOUNDS = {
+    annotated_types.Ge: ("ge", ">="),
+    annotated_types.Gt: ("gt", ">"),
+    annotated_types.Le: ("le", "<="),
+    annotated_types.Lt: ("lt", "<"),
+}
+
+
+@functools.cache
+def _adapter(annotation: Any) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(
+        annotation, config=pydantic.ConfigDict(strict=True, allow_inf_nan=False)
+    )
+
+
+def _dataclass_in(annotation: Any) -> Any:
+    """Return the dataclass that an annotation allows (alone, or as one of several), or None."""
+    if dataclasses.is_dataclass(annotation):
+        return annotation
+    for argument in typing.get_args(annotation):
+        if isinstance(argument, type) and dataclasses.is_dataclass(argument):
+            return argument
+    return None
+
+
+def _suggest_choice(annotation: Any, value: Any) -> str:
+    items = value if isinstance(value, list | tuple) else [value]
+    known = choices(annotation)
+    for item in items:
+        if item not in known and known:
+            return suggest(str(item), known)
+    return ""
