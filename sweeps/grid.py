@@ -51,7 +51,7 @@ class StageOptions:
     zip: Annotated[dict[str, Any] | None, "lists of one length by key, read as columns"] = None
     seeds: Annotated[list[Any] | None, "seeds; [0] by default"] = None
     fits: Annotated[list[Literal["route", "data"]] | None, "misfits that are left out"] = None
-    scales: Annotated[ScaleSections | None, "changes at one scale"] = None
+    scales: ScaleSections | None = None
     of: Annotated[str | None, "earlier stage whose runs this one starts from"] = None
     where: Annotated[dict[str, Any] | None, "which runs of that stage"] = None
     refused: Annotated[str | None, "why a scale is refused"] = None
@@ -112,7 +112,7 @@ class GridOptions(StageOptions):
     makes: Annotated[list[str] | None, "tables and figures of the analysis that read it"] = None
     note: Annotated[str | None, "remarks"] = None
     stages: Annotated[list[dict[str, Any]] | None, "later stages"] = None
-    search: Annotated[SearchOptions | None, "ranges for optuna instead of cells"] = None
+    search: SearchOptions | None = None
 
 
 STAGE_KEYS = tuple(field.name for field in fields(StageOptions))
@@ -282,7 +282,8 @@ def _resolve_stage(raw: Mapping[str, Any], scale: str, entries: Mapping[str, str
     seeds = options.seeds
     if seeds is None and command == "train" and options.of is None:
         seeds = [0]
-    stage = Stage(
+    _check_reserved(options, has_seeds=seeds is not None)
+    return Stage(
         name=name,
         entry=entries[command],
         args=tuple(map(str, options.args or ())),
@@ -293,8 +294,6 @@ def _resolve_stage(raw: Mapping[str, Any], scale: str, entries: Mapping[str, str
         where=options.where or {},
         trains=command == "train",
     )
-    _check_reserved(stage, seeds)
-    return stage
 
 
 def _merge_scale(raw: Mapping[str, Any], scale: str) -> StageOptions:
@@ -327,13 +326,13 @@ def _factors(options: StageOptions, seeds: Sequence[Any] | None) -> dict[str, Ro
     return factors
 
 
-def _check_reserved(stage: Stage, seeds: Sequence[Any] | None) -> None:
+def _check_reserved(options: StageOptions, has_seeds: bool) -> None:
     """Refuse keys that are set for every run: `seed` if the stage has seeds, and `paths.runs`."""
-    keys = set(stage.base) | {key for key in stage.factors if key not in ("seed", "cells", "zip")}
-    for row in (*stage.factors["cells"], *stage.factors["zip"]):
+    keys = {*(options.base or {}), *(options.axes or {}), *(options.zip or {})}
+    for row in options.cells or ():
         keys.update(row)
-    reserved = {"seed"} if seeds is not None else set()
-    if stage.trains:
+    reserved = {"seed"} if has_seeds else set()
+    if options.command in (None, "train"):
         reserved.add("paths.runs")
     if reserved & keys:
         raise SweepError(

@@ -304,4 +304,5 @@ def _with_environment_cluster(resources: Resources) -> Resources:
 
 def _shorten(value: object) -> str:
     text = show(value)
+    text = text if text.isprintable() else repr(text)
     return text if len(text) <= 200 else f"{text[:80]}... ({len(text)} characters)"

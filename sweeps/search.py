@@ -205,10 +205,9 @@ def _scores(run: PlannedRun, metric: str) -> dict[int, float]:
     """Return a run's scores by step; of several features those that the run names first."""
     scores: dict[int, float] = {}
     for line in read_jsonl(Path(run.folder) / "scores.jsonl"):
-        step = line.get("step")
-        is_ours = is_score(line) and line.get("key") == metric and type(step) is int
-        if is_ours and math.isfinite(line["value"]):
-            scores.setdefault(step, line["value"])
+        is_metric = is_score(line) and line.get("key") == metric and type(line.get("step")) is int
+        if is_metric and math.isfinite(line["value"]):
+            scores.setdefault(line["step"], line["value"])
     return scores
 
 

@@ -481,10 +481,10 @@ def make_grid(folder):
 
 @reader("grid of a sweep", make_grid, "grid.yaml")
 def read_grid(folder):
-    from sweeps import grid
+    from sweeps import cells, grid
 
     found = grid.load(str(folder / "grid.yaml"))
-    grid.expand(found, "tiny")
+    cells.expand(found, "tiny")
 
 
 @reader("resources of a sweep", make_grid, "resources.yaml")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeps import status, command as sweeps_command
+from sweeps import command as sweeps_command
+from sweeps import status
 from sweeps.folder import Sweep
 
 TOOLS = Path(__file__).parent / "tools"

@@ -9,7 +9,6 @@ from slurm_lab import STUB, Launcher, use_stubs
 
 from routing.errors import UserError
 from sweeps import SweepError, plan, preflight, slurm, snapshot
-from sweeps import command as sweeps_command
 from sweeps.folder import JobBatch
 
 
@@ -76,7 +75,7 @@ def test_what_the_first_cell_lacks_is_said_before_the_others_are_composed(shop, 
     monkeypatch.setattr(
         plan, "load_config", lambda words: composed.append(1) or honest(words)
     )
-    monkeypatch.setattr(command, "check_ready", refuse)
+    monkeypatch.setattr(preflight, "check_ready", refuse)
     assert "error: no data" in shop("launch", "cluster=debug", code=2) and len(composed) == 1
     assert not shop.sweep.path.exists()
     # A dry run goes on, so that the cost can be looked at, and says it once.

@@ -10,8 +10,8 @@ import yaml
 from safetensors.numpy import load_file
 from slurm_lab import lab, named_nodes, squeue, until  # noqa: F401
 
-from sweeps import status, command as sweeps_command
-from sweeps import slurm
+from sweeps import command as sweeps_command
+from sweeps import slurm, status
 from sweeps.folder import Sweep
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,9 @@ import io
 import pytest
 
 from sweeps import command as sweeps_command
-from sweeps import cost, grid, overrides, status
+from sweeps import grid, overrides, status
+from sweeps.cells import expand
+from sweeps.cost import run_cost, training_macs
 from sweeps.folder import Sweep
 
 pytestmark = pytest.mark.slow
@@ -51,7 +53,7 @@ def test_two_steps_of_every_cell_at_tiny(name, tmp_path, monkeypatch):
     assert code == 0, said.getvalue()[-4000:]
     rows, _ = status.statuses(Sweep(runs, name))
     assert {row.state for row in rows} == {"done"}
-    expected = {cell.stage.name for cell in grid.expand(grid.load(name))}
+    expected = {cell.stage.name for cell in expand(grid.load(name))}
     assert {row.run.stage for row in rows} == expected
 
     # From these runs alone, without those of another grid.
@@ -66,7 +68,7 @@ def test_two_steps_of_every_cell_at_tiny(name, tmp_path, monkeypatch):
 
 def cells(name):
     """The overrides of a grid's training cells at paper scale, parents aside."""
-    for cell in grid.expand(grid.load(name), "paper"):
+    for cell in expand(grid.load(name), "paper"):
         if cell.stage.trains:
             yield [f"{k}={overrides.format_value(v)}" for k, v in cell.overrides.items() if k != "init"]
 
@@ -83,7 +85,7 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
     for words in cells(name):
         config = load(words)
         assert config.scale == "paper" and config.name
-        cost, arguments = cost.run_cost(config), model_arguments(config, describe(config.data))
+        cost, arguments = run_cost(config), model_arguments(config, describe(config.data))
         routed = config.resolved_route != "none" and config.routing.remove != "never"
         assert (cost.macs_routed < cost.macs_dense) == routed, words
         key = repr(sorted(arguments.items(), key=str))
@@ -92,7 +94,7 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
                 model = backbones.create(**arguments)
             built[key] = sum(p.numel() for p in model.parameters() if p.requires_grad)
         assert built[key] == cost.params, (words, built[key], cost.params)
-        assert cost.training_macs(config) > 0
+        assert training_macs(config) > 0
 
 
 def test_the_papers_parameter_counts_are_among_them():

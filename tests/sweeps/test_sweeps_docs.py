@@ -7,8 +7,7 @@ import pytest
 from documents import ROOT, blocks, spans
 
 from sweeps import command as sweeps_command
-from sweeps import resources
-from sweeps import grid
+from sweeps import grid, resources
 
 GRIDS, CLUSTERS = ROOT / "docs" / "grids.md", ROOT / "docs" / "cluster.md"
 
@@ -51,4 +50,4 @@ def test_the_tables_list_every_key():
     named = set(spans(CLUSTERS))
     keys = {field.name for field in dataclasses.fields(resources.Resources)}
     assert keys - {"name", "scales"} <= named and "scales:" in named
-    assert set(grid.GRID) <= {span.partition(":")[0] for span in spans(GRIDS)}
+    assert set(grid.GRID_KEYS) <= {span.partition(":")[0] for span in spans(GRIDS)}

@@ -23,7 +23,20 @@ from experiments.runtime import run_folder
 from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import code_commit
 from routing.errors import UserError
-from sweeps import SweepError, job, job_end, pool, resources, sbatch, slurm, snapshot, status, status_table, submit, submit_command
+from sweeps import (
+    SweepError,
+    job,
+    job_end,
+    pool,
+    resources,
+    sbatch,
+    slurm,
+    snapshot,
+    status,
+    status_table,
+    submit,
+    submit_command,
+)
 from sweeps import command as sweeps_command
 from sweeps.folder import JobBatch, Sweep
 from sweeps.planned_run import PlannedRun
@@ -121,7 +134,7 @@ def test_retry_has_the_place_and_the_scale_that_each_run_was_launched_with(shop,
     shop("launch", "cluster=debug", "cluster.time=60", "scale=small", "seed=1", code=1)
     places = []
     monkeypatch.setattr(
-        command, "retry", lambda _, runs, place, **__: places.append((runs[0].stage, place)) or []
+        submit_command, "retry", lambda _, runs, place, **__: places.append((runs[0].stage, place)) or []
     )
     shop("retry", "cluster.throttle=3")
     assert {(stage, place.time, place.throttle) for stage, place in places} == {("score", "50", 3), ("train", "60", 3)}

@@ -12,10 +12,9 @@ from slurm_lab import COMMANDS, STUB, until, use_stubs, write_grid
 from small import ROOT
 
 from sweeps import command as sweeps_command
-from sweeps import pool
+from sweeps import grid, pool
 from sweeps.folder import Sweep
-from sweeps import grid
-from sweeps.search import _distribution, _place, optuna, summary
+from sweeps.search import distributions, import_optuna, study_location, summary
 
 pytest.importorskip("optuna")
 OVER = {
@@ -114,8 +113,8 @@ def test_listed_values_are_exact_and_a_live_trial_of_another_search_stays(tmp_pa
     (run,) = sweep.runs().values()
     assert {k: float(run.varies[k]) for k in over} == {k: v for k, (v,) in over.items()}
     assert "train.lr=0.00012345 train.ema=0.9999" in summary(sweep)[0]
-    study = optuna().load_study(**_place(sweep))
-    live = study.ask({k: _distribution("", v) for k, v in over.items()})
+    study = import_optuna().load_study(**study_location(sweep))
+    live = study.ask(distributions(over))
     live.set_user_attr("run", "r")
     words, _ = make(tmp_path, base=BASE | {"route": "none"}, search={"over": {"train.lr": [0.5]}})
     assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 2

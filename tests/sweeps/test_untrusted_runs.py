@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from slurm_lab import STUB, Launcher, until, use_stubs
 
-from sweeps import SweepError, snapshot, submit
+from sweeps import SweepError, submit
 from sweeps.folder import JobBatch, Sweep
+from sweeps.snapshot import SnapshotWarning
+from sweeps.snapshot import snapshot as take_snapshot
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +25,7 @@ def shop(tmp_path, capsys):
 
 def plant(snapshot, how, elsewhere):
     """Change a copy of the code as somebody could who hands on a folder of runs."""
-    source = snapshot / "sweeps" / "jobs" / "job.py"
+    source = snapshot / "sweeps" / "job.py"
     if how == "edited":
         source.write_text(source.read_text() + "\nprint('planted')\n")
     elif how == "shadow":
@@ -53,11 +55,11 @@ CHANGES = ["edited", "shadow", "hidden", "removed", "linked package", "linked fi
 def test_a_copy_of_the_code_that_was_changed_is_copied_again(how, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    snapshot = snapshot.snapshot(tmp_path / "code")
+    snapshot = take_snapshot(tmp_path / "code")
     before = {p.relative_to(snapshot): p.read_bytes() for p in snapshot.rglob("*") if p.is_file()}
     plant(snapshot, how, elsewhere)
-    with pytest.warns(snapshot.SnapshotWarning, match="was changed after it was copied"):
-        assert snapshot.snapshot(tmp_path / "code") == snapshot
+    with pytest.warns(SnapshotWarning, match="was changed after it was copied"):
+        assert take_snapshot(tmp_path / "code") == snapshot
     assert not snapshot.is_symlink() and not any(p.is_symlink() for p in snapshot.rglob("*"))
     after = {p.relative_to(snapshot): p.read_bytes() for p in snapshot.rglob("*") if p.is_file()}
     before.pop(Path("snapshot.json")), after.pop(Path("snapshot.json"))
@@ -66,12 +68,12 @@ def test_a_copy_of_the_code_that_was_changed_is_copied_again(how, tmp_path):
 
 
 def test_a_link_in_the_place_of_a_copy_is_removed_and_what_it_leads_to_is_kept(tmp_path):
-    snapshot = snapshot.snapshot(tmp_path / "code")
+    snapshot = take_snapshot(tmp_path / "code")
     snapshot.rename(tmp_path / "theirs")
     (tmp_path / "theirs" / "sweeps" / "__pycache__").mkdir()
     snapshot.symlink_to(tmp_path / "theirs")
-    with pytest.warns(snapshot.SnapshotWarning):
-        assert snapshot.snapshot(tmp_path / "code") == snapshot
+    with pytest.warns(SnapshotWarning):
+        assert take_snapshot(tmp_path / "code") == snapshot
     assert not snapshot.is_symlink() and (tmp_path / "theirs" / "sweeps" / "__pycache__").is_dir()
 
 
@@ -88,11 +90,11 @@ def test_a_folder_of_logs_that_cannot_be_made_is_said_before_anything_is_noted(c
 
 def test_compiled_code_in_a_copy_is_removed_before_it_is_used(tmp_path):
     """Python runs a .pyc whose source has the noted time and size, whatever is in it."""
-    snapshot = snapshot.snapshot(tmp_path / "code")
-    for folder in (snapshot, snapshot / "sweeps", snapshot / "sweeps" / "jobs"):
+    snapshot = take_snapshot(tmp_path / "code")
+    for folder in (snapshot, snapshot / "sweeps", snapshot / "sweeps" / "grids"):
         (folder / "__pycache__").mkdir()
         (folder / "__pycache__" / "job.cpython-311.pyc").write_bytes(b"planted")
-    assert snapshot.snapshot(tmp_path / "code") == snapshot
+    assert take_snapshot(tmp_path / "code") == snapshot
     assert not list(snapshot.rglob("__pycache__"))
 
 
@@ -101,7 +103,7 @@ def test_a_link_in_the_place_of_a_copy_that_is_being_made_is_not_written_through
     target.mkdir()
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / ".building").symlink_to(target)
-    snapshot = snapshot.snapshot(tmp_path / "code")
+    snapshot = take_snapshot(tmp_path / "code")
     assert not snapshot.is_symlink() and not list(target.iterdir())
 
 
@@ -112,11 +114,11 @@ def test_launch_and_retry_run_the_code_of_this_suite_not_what_was_planted(comman
     until(lambda: shop.states() == {0: "failed"}, what="a failure")
     (snapshot,) = (shop.runs / ".sweeps" / "code").glob("[!.]*")
     mark = shop.folder / "planted"
-    with (snapshot / "sweeps" / "jobs" / "job.py").open("a") as file:
+    with (snapshot / "sweeps" / "job.py").open("a") as file:
         file.write(f"\nopen({str(mark)!r}, 'w')\n")
     shop.stub({"sleep": 0})
     words = ["seed=1"] if command == "launch" else []
-    with pytest.warns(snapshot.SnapshotWarning):
+    with pytest.warns(SnapshotWarning):
         shop(command, "cluster=local", *words)
     until(lambda: "done" in shop.states().values(), what="a run")
     assert not mark.exists()
