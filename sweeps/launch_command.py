@@ -15,7 +15,7 @@ from sweeps.plan import Plan, make_plan
 from sweeps.planned_run import PlannedRun
 from sweeps.preflight import Preflight
 from sweeps.resources import Resources
-from sweeps.search import Search
+from sweeps.search import Search, distributions
 from sweeps.submit import find_missing, launch
 
 
@@ -68,6 +68,7 @@ def _prepare_search(
     count = section.trials if trials is None else trials
     if count < 1:
         raise SweepError(f"--trials {count}: expected a number of at least 1")
+    space = distributions(section.over)
     typed = sorted(section.over.keys() & arguments.overrides.keys())
     if typed:
         raise SweepError(f"{prefix}: {typed[0]} is searched over; leave the argument out")
@@ -82,7 +83,7 @@ def _prepare_search(
     def plan_runs(point: grid.Grid) -> list[PlannedRun]:
         return planner(point).runs
 
-    return Search(chosen, plan_runs, section.metric, count, sweep)
+    return Search(chosen, plan_runs, space, section.metric, count, sweep)
 
 
 def _print_plan(plan: Plan, resources: Resources, with_arguments: bool) -> None:

@@ -71,19 +71,18 @@ class Search:
     Args:
         grid: A grid with a `search` section.
         plan_runs: Plans the runs of a grid without one.
+        space: Optuna's distributions by name.
         metric: The metric to optimise.
         trials: Number of trials in the end, those of earlier starts included.
         sweep: The folder of the sweep.
     """
 
     def __init__(
-        self, grid: Grid, plan_runs: Callable[[Grid], Sequence[PlannedRun]], metric: str,
-        trials: int, sweep: Sweep,
+        self, grid: Grid, plan_runs: Callable[[Grid], Sequence[PlannedRun]],
+        space: Mapping[str, Any], metric: str, trials: int, sweep: Sweep,
     ) -> None:  # fmt: skip
-        assert grid.search is not None
-        self.grid, self.plan_runs, self.metric = grid, plan_runs, metric
-        self.trials, self.sweep = trials, sweep
-        self.space = distributions(grid.search.over)
+        self.grid, self.plan_runs, self.space = grid, plan_runs, space
+        self.metric, self.trials, self.sweep = metric, trials, sweep
         self.live: dict[int, tuple[Any, PlannedRun]] = {}  # trial and run by number
 
     def run(self, resources: Resources, say: Print = print) -> int:

@@ -103,7 +103,7 @@ def test_the_papers_parameter_counts_are_among_them():
     counts = {}
     for words in cells("main_table"):
         config = load(words)
-        counts[config.backbone["name"], config.size] = cost.run_cost(config).params / 1e6
+        counts[config.backbone["name"], config.size] = run_cost(config).params / 1e6
     for size, millions in {"S/2": 32.9, "B/2": 130.3, "L/2": 457.8, "XL/2": 674.8}.items():
         assert abs(counts["dit", size] / millions - 1) < 0.002, (size, counts["dit", size])
     assert abs(counts["lightningdit", "XL/1"] / 675 - 1) < 0.02

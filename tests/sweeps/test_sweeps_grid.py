@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.config import load
-from sweeps import SweepError, cells, grid, overrides
+from sweeps import SweepError, grid, overrides
 from sweeps.cells import expand
 from sweeps.overrides import Typed
 

@@ -1056,7 +1056,7 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
         (["launch", "route_placement", "cluster.gpu=1"], "did you mean gpus"),
         (["launch", "route_placement", "scale=huge"], "expected one of tiny, small, paper"),
         (["launch", "route_placement", "scale=tiny,small"], "scale takes one value"),
-        (["launch", "route_placement", "cluster.gpus=1,2"], "gpus='1,2'; expected a whole number"),
+        (["launch", "route_placement", "cluster.gpus=1,2"], "gpus=1,2: expected a whole number"),
         (["launch", "route_placement", "--compare-at", "hour"], "did you mean hours"),
         (["launch", "route_placement", "backbone=mmaba"], "did you mean backbone=mamba"),
         (["launch", "route_placement", "route=8-2"], "route=8-2"),

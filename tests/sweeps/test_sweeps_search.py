@@ -126,15 +126,16 @@ def test_listed_values_are_exact_and_a_live_trial_of_another_search_stays(tmp_pa
     ("changes", "more", "said"),
     [
         ({"search": {"metric": "fdd", "over": OVER}}, [], "did you mean fd"),
-        ({"search": {"over": {"train.lr": {"low": 1}}}}, [], "is no range"),
-        ({"search": {"over": {"train.lr": {"low": 2, "high": 1}}}}, [], "is no range"),
+        ({"search": {"over": {"train.lr": {"low": 1}}}}, [], "expected a list of values or"),
+        ({"search": {"over": {"train.lr": {"low": 2, "high": 1}}}}, [], "not a range"),
+        ({"search": {"over": {"train.lr": {"low": 1, "high": 2, "steps": 1}}}}, [], "not a range"),
         ({"search": {"ovr": OVER}}, [], "did you mean over"),
-        ({"search": {"over": {}}}, [], "expected trials of at least 1 and over"),
-        ({"search": {"trials": 1.5, "over": OVER}}, [], "trials=1.5: expected a whole number"),
-        ({"search": {"over": OVER}, "seeds": [0, 1]}, [], "give one seed"),
+        ({"search": {"over": {}}}, [], "search.over={}: expected names"),
+        ({"search": {"trials": 1.5, "over": OVER}}, [], "trials=1.5: expected an integer >= 1"),
+        ({"search": {"over": OVER}, "seeds": [0, 1]}, [], "expected one seed"),
         ({"search": {"metric": "kid", "over": OVER}}, [], "'kid': expected one of fd"),
         ({}, ["--trials", "0"], "at least 1"),
-        ({}, ["train.lr=1"], "leave the word out"),
+        ({}, ["train.lr=1"], "leave the argument out"),
         ({}, ["train.stesp=1"], "did you mean train.steps"),
     ],
 )
@@ -209,7 +210,7 @@ def test_a_python_grid_yields_overrides_runs_its_own_command_and_is_kept(tmp_pat
         ("import nothing_there", "ModuleNotFoundError"),
         ("commands = {'tell': lambda words: print(words)}", "needs a function with a name in this file"),
         ("def cells():\n    yield 3", "TypeError"),
-        ("axes = {'seed': 1}", "to lists of values"),
+        ("axes = {'seed': 1}", "axes.seed=1: expected a list of values"),
         ("cells = [{'rout': 'none'}]", "did you mean route"),
         ("def cells():\n    while True:\n        yield {}", "more than 10000 cells"),
     ],
@@ -231,7 +232,7 @@ def test_a_grid_that_would_hide_a_module_is_refused(name, tmp_path, capsys):
 def test_yaml_names_no_code(tmp_path):
     path = tmp_path / "g.yaml"
     path.write_text(yaml.safe_dump({"commands": {"x": "os:system"}}))
-    with pytest.raises(grid.SweepError, match="unknown key 'commands'"):
+    with pytest.raises(grid.SweepError, match="unknown key commands"):
         grid.load(str(path))
     with pytest.raises(grid.SweepError, match="there is no such file"):
         grid.load("route_placement.py")

@@ -16,7 +16,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from slurm_lab import STUB, Lab, squeue, write_grid  # noqa: E402
 
-from sweeps import command as sweeps_command
+from sweeps import command as sweeps_command  # noqa: E402
 from sweeps import status  # noqa: E402
 from sweeps.folder import Sweep  # noqa: E402
 
