@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ _COMMANDS = {
     "figures": ("figures", "figures as PDF, PNG and CSV"),
     "publish": ("publish", "a folder of tables, figures and records, and the pages that show them"),
     "compare": ("runs.compare", "what differs between two runs"),
-    "similarity": ("similarity", "layer similarity of runs, stored beside them"),
-    "guidance-scale": ("guidance_scale", "effective guidance scale of runs, stored beside them"),
+    "similarity": ("similarity", "layer similarity of runs or exported weights, and its map"),
+    "guidance-scale": ("guidance_scale", "effective guidance scale of runs or exported weights"),
     "notebooks": ("notebook_files", "execute the notebooks and write them as .ipynb"),
     "list": ("runs.run_records", "runs found, unfinished and damaged ones with the reason"),
 }
@@ -68,7 +69,8 @@ def parser() -> argparse.ArgumentParser:
     add("compare", None, "first", metavar="RUN_A", **path)
     add("compare", None, "second", metavar="RUN_B", **path)
 
-    add("similarity", "run folders, or folders of them", "runs", nargs="+", metavar="RUN", **path)
+    text = "run folders, folders of them, or exported .safetensors (written to the current folder)"
+    add("similarity", text, "runs", nargs="+", metavar="RUN", **path)
     text = "run folders, folders of them, or exported .safetensors: measured together"
     add("guidance-scale", text, "runs", nargs="+", metavar="RUN", **path)
     add("guidance-scale", "also every run over this one", "--against", metavar="RUN[@STEP]")
@@ -99,4 +101,10 @@ def _dispatch(words: list[str]) -> int:
     options = parser().parse_args(words)
     # Figures and similarity need torch, a list of runs does not: only what is asked for is loaded.
     module, _ = _COMMANDS[options.command]
-    return int(importlib.import_module(f"analysis.{module}").command(options))
+    usual = warnings.formatwarning
+    # A file that is left out is named in one line, without the line of code that read it.
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    try:
+        return int(importlib.import_module(f"analysis.{module}").command(options))
+    finally:
+        warnings.formatwarning = usual

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from analysis.runs.cells import Base, Cell, Study, same_machine
+from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.run_records import pick
-from analysis.runs.seed_statistics import ENOUGH_SEEDS, Estimate, paired, ratio
+from analysis.runs.seed_statistics import ENOUGH_SEEDS, Estimate, paired
 from analysis.similarity import SimilarityFile
 from analysis.tables import guidance_table, main_table
-from analysis.tables.table import gap, metric_decimals
+from analysis.tables.table import gap, metric_better, metric_decimals, metric_label
 from routing.route import Route
 
 
@@ -43,8 +43,11 @@ def main(study: Study) -> list[str]:
         kinds = main_table.score_set(base)
         gaps = {name: gap(routed, dense, f"score.{name}") for name in kinds}
         known = {name: found for name, found in gaps.items() if found}
-        parts = [f"{name} {change(found, metric_decimals(name))}" for name, found in known.items()]
-        told = [verdict(found, kinds[name].get("better")) for name, found in known.items()]
+        parts = [
+            f"{metric_label(name)} {change(found, metric_decimals(name))}"
+            for name, found in known.items()
+        ]
+        told = [verdict(found, metric_better(kinds[name])) for name, found in known.items()]
         if len(set(told)) > 1:
             parts = [f"{part}: {what}" for part, what in zip(parts, told, strict=True)]
             said.append(f"**{_name(base, dense, routed)}**: {'; '.join(parts)}.")
@@ -54,15 +57,11 @@ def main(study: Study) -> list[str]:
 
 
 def cost(study: Study) -> list[str]:
-    """Say what the route saves of a training step, by multiply-adds and by the clock."""
+    """Say what the route saves of a training step in multiply-adds."""
     said = []
     for base, dense, routed in study.pairs():
         if share := routed.macs_share:
             text = f"{1 / share:.2f} times fewer multiply-adds an image than dense"
-            slow, fast = (cell.by_seed("throughput") for cell in (dense, routed))
-            clock = ratio([fast[seed] / slow[seed] for seed in slow.keys() & fast])
-            if clock and same_machine(dense, routed):
-                text += f", {clock.mean:.2f} times its speed by the clock (n={clock.n})"
             said.append(f"**{_name(base, dense, routed)}**: {text}.")
     return said
 
@@ -115,6 +114,7 @@ def placement(study: Study) -> list[str]:
         alike = [cell for cell in base.plain if cell.steps == usual[0][0]]
         scores = {cell.treatment: cell.estimate(base.score) for cell in alike}
         ranked = sorted((found.mean, name) for name, found in scores.items() if found)
+        seeds = min(found.n for found in scores.values() if found)
         if len(ranked) < ENOUGH_SEEDS:
             continue
         ranked = ranked if base.better == "lower" else ranked[::-1]
@@ -124,9 +124,10 @@ def placement(study: Study) -> list[str]:
         best, worst = (f"{name} ({mean:.{digits}f})" for mean, name in (ranked[0], ranked[-1]))
         few, many = blocks[: len(blocks) // 2], blocks[-(len(blocks) // 2) :]
         said.append(
-            f"**{base.label}**, {base.metric}: best {best}, worst {worst}; the better half of the "
-            f"{len(ranked)} routes skips {sum(few) / len(few):.1f} blocks, the other "
-            f"{sum(many) / len(many):.1f}."
+            f"**{base.label}**, {metric_label(base.metric)}: best {best}, worst {worst}; the "
+            f"better half of the {len(ranked)} routes skips {sum(few) / len(few):.1f} blocks, the "
+            f"other {sum(many) / len(many):.1f}."
+            + ("" if seeds >= ENOUGH_SEEDS else f" With n={seeds} the order of routes is not told.")
         )
     return said
 

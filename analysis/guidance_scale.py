@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from analysis.figures.guidance_figures import draw
-from analysis.runs.run_records import AnalysisError, beside, one_by_one, with_weights
+from analysis.runs.run_records import AnalysisError, one_by_one, result_path, with_weights
 from analysis.tables import guidance_table
 from analysis.tables.render import write
 from analysis.tables.table import markdown
@@ -311,7 +311,7 @@ def _products(
 
 
 def command(options: argparse.Namespace) -> int:
-    """Measure every run with weights that is given, and store the result beside the weights."""
+    """Measure every run with weights, and store the result in its folder or the current one."""
     runs, levels = with_weights(options.runs), options.levels or guidance_table.LEVELS
     against = None if options.against is None else Weights(*split(options.against, "--against "))
     work = Measurement(runs, levels, options.samples, options.batch)
@@ -323,7 +323,7 @@ def command(options: argparse.Namespace) -> int:
 
     def stored(run: Path) -> None:
         made.append(work.measure(run, against))
-        path = beside(run, guidance_table.FILE)
+        path = result_path(run, guidance_table.FILE)
         atomic_write(path, json.dumps(made[-1], indent=1) + "\n")
         print(f"{markdown(guidance_table.scale_table(made[-1:], levels=True))}\n{path}\n")
 

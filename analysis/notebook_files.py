@@ -7,13 +7,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.run_records import PUBLISHED, AnalysisError, find, pick, unpack
+from analysis.runs.archives import PUBLISHED, unpack
+from analysis.runs.run_records import AnalysisError, find, pick
 from experiments.runtime.command import ROOT
 from experiments.runtime.files import atomic_write
 
 FOLDER = Path(__file__).with_name("notebooks")
 VARIABLE = "ANALYSIS_RUNS"
-RECORDS = ROOT / "results" / "runs.tar.gz"
+RECORDS = ROOT / "results"
 _SECONDS = 1200  # that a cell may take
 
 
@@ -81,15 +82,15 @@ def build(chosen: list[str] | None = None, out: str | Path = FOLDER) -> list[Pat
     return list(every.values())
 
 
-def runs_folder(given: Path | None = None) -> Path:
+def runs_folder(given: Path | None = None, records: str = "runs") -> Path:
     """Return the folder with the runs that the notebooks read: `given`, or `ANALYSIS_RUNS=DIR`.
 
-    Without either, the published records are unpacked below `runs/.published`. `AnalysisError` if
-    it holds no runs.
+    Without either, the published records `results/<records>.tar.gz` are unpacked below
+    `runs/.published`. `AnalysisError` if it holds no runs.
     """
     chosen = given or os.environ.get(VARIABLE)
     if not chosen:
-        return unpack(RECORDS, ROOT / PUBLISHED)
+        return unpack(RECORDS / f"{records}.tar.gz", ROOT / PUBLISHED)
     path = Path(chosen).expanduser()
     if not (path.is_dir() and find(path)):
         raise AnalysisError(

@@ -22,9 +22,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from analysis import figures, findings, tables
+from analysis.runs.archives import PUBLISHED, unpack
 from analysis.runs.cells import Study, study_for_command
 from analysis.runs.run_files import json_or_nothing
-from analysis.runs.run_records import PUBLISHED, AnalysisError, unpack
+from analysis.runs.run_records import AnalysisError
 from analysis.tables.equal_cost import benchmarks
 from analysis.tables.render import frame_csv
 from analysis.tables.table import NOT_RUN, markdown, markdown_escape
@@ -182,8 +183,7 @@ def _table(name: str, options: list[str], study: Study) -> str:
 def facts(study: Study) -> list[str]:
     """Say from which code, machine and versions the runs came, in a few lines."""
     about = [json_or_nothing(Path(str(path)) / "env.json") for path in study.runs["path"]]
-    hours = float(study.runs["wall_s"].fillna(0).sum()) / 3600
-    lines = [f"{len(about)} finished runs, {hours:.1f} hours of training in all"]
+    lines = [f"{len(about)} finished runs"]
     keys = {"commit": "git", "device": "device", "Python": "python", "torch": "packages"}
     for label, key in (keys | {"threads": "threads"}).items():
         values = [entry.get(key) for entry in about]

@@ -7,7 +7,6 @@ sort, and the page filters by backbone, route and scale. Every string from a run
 
 import argparse
 import base64
-import dataclasses
 import hashlib
 import io
 import itertools
@@ -29,12 +28,21 @@ from analysis.runs.run_records import AnalysisError
 from analysis.runs.seed_statistics import ENOUGH_SEEDS
 from analysis.tables.equal_cost import headline_cell
 from analysis.tables.render import TEMPLATES, frame_csv, to_html
-from analysis.tables.table import Column, Table, Value, after, build, metric_decimals, plain
+from analysis.tables.table import (
+    Column,
+    Table,
+    Value,
+    after,
+    build,
+    metric_decimals,
+    metric_label,
+    plain,
+)
 from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, check_replaceable
 
 _MOST_GRIDS = 48
-_FACTS = {"FLOPs": "macs", "steps": "step", "hours": "hours"}  # of a card, by cost
+_FACTS = {"FLOPs": "macs", "steps": "step"}  # of a card, by cost
 
 
 def write(
@@ -67,7 +75,7 @@ def html(study: Study, title: str | None = None, say: Callable[[str], object] = 
     folder = Path(__file__).with_name("templates")
     css, js = ((folder / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     cards, without = _headlines(study)
-    answer = _answer(made["main"])
+    answer = tables.answer(made["main"])
     # What compares the two kinds of runs at a glance, else whatever there is.
     first = next((name for name in ("overview", "convergence") if name in drawn), None)
     grids, more = _grids(study)
@@ -125,21 +133,6 @@ def _uri(content: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def _answer(main: Table) -> Table:
-    """Return our columns of the main table, and its rows with a difference of enough seeds."""
-    own = [place for place, column in enumerate(main.columns) if not column.published]
-    deltas = [i for i, column in enumerate(main.columns) if column.label.startswith("\u0394")]
-    rows = [
-        row
-        for row in main.rows
-        if any(row.entries[i].n is not None and not row.entries[i].few for i in deltas)
-    ]
-    left = len(main.only(ours=True).groups) - len({row.group for row in rows})
-    more = f"Settings without a difference of {ENOUGH_SEEDS} seeds: {left}, in the main table."
-    notes = (*([more] if left else []), *main.notes)
-    return dataclasses.replace(main, name="answer", rows=tuple(rows), notes=notes).only(own)
-
-
 def _headlines(study: Study) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a card per base whose speed-up enough seeds give, and why the others have none."""
     cards, without = [], []
@@ -154,7 +147,7 @@ def _headlines(study: Study) -> tuple[list[dict[str, Any]], list[str]]:
         about = {"backbone": base.backbone, "label": label}
         about["big"] = factor.number(factor.value) + factor.unit
         about["line"] = f"fewer training FLOPs to the dense run's best score (n={factor.seeds})"
-        cards.append({**about, "facts": [*facts, ("metric", base.metric)]})
+        cards.append({**about, "facts": [*facts, ("metric", metric_label(base.metric))]})
     return cards, without
 
 
@@ -167,16 +160,14 @@ def runs_table(study: Study) -> Table:
     columns = [
         *Column.each(*labels, numeric=False),
         *Column.each("Seed", "Steps", decimals=0),
-        *(Column(name, decimals=metric_decimals(name)) for name in metrics),
-        Column("Images/s", decimals=1),
-        Column("Hours", decimals=3),
+        *(Column(metric_label(name), decimals=metric_decimals(name)) for name in metrics),
         Column("GMACs per image", decimals=4),
     ]
     rows: list[tuple[str, list[Value]]] = []
     for row in frame.to_dict("records"):
         macs = "macs_dense" if row.get("variant") == "dense" else "macs_routed"
         units = dict.fromkeys(["seed", "step", *(f"score.{name}" for name in metrics)], 1.0)
-        units |= {"throughput": 1, "wall_s": 3600, macs: 1e9}
+        units |= {macs: 1e9}
         known = {key: value for key, value in row.items() if not pd.isna(value)}
         numbers = [float(known[k]) / unit if k in known else None for k, unit in units.items()]
         rows.append(("", [*(str(known.get(key) or "") for key in text), *numbers]))

@@ -34,11 +34,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.runs.run_records import AnalysisError, beside, one_by_one, with_weights
+from analysis.runs.run_records import AnalysisError, one_by_one, result_path, with_weights
 from experiments.config.routes import first_route
 from experiments.evaluation.scoring import HeldOut
 from experiments.runtime.files import atomic_write
-from experiments.runtime.parsing import json_of
+from experiments.runtime.parsing import is_number, json_of
 from routing import Draws, Routing, Selection
 from routing.route import Route
 
@@ -123,6 +123,7 @@ def read(path: str | Path) -> SimilarityFile:
             arrays = {key: stored[key] for key in stored.files if key != "protocol"}
             if not isinstance(protocol, dict) or protocol.pop("format", None) != FORMAT:
                 raise ValueError(f"not of the format {FORMAT}")
+            _check(arrays, protocol)
     except Exception as error:
         # Zip, zlib, numpy's parser of headers and JSON raise a dozen types between them.
         raise AnalysisError(
@@ -130,6 +131,24 @@ def read(path: str | Path) -> SimilarityFile:
             "make one with python -m analysis similarity RUN"
         ) from None
     return SimilarityFile(arrays, protocol)
+
+
+def _check(arrays: dict[str, np.ndarray], protocol: dict[str, Any]) -> None:
+    """Raise `ValueError` where a map, or what a figure says of it, is not what `measure` stores."""
+    texts = ("run", "backbone", "size", "data", "route", "weights")
+    levels = protocol.get("levels")
+    if (
+        not all(isinstance(protocol.get(name), str) for name in texts)
+        or not isinstance(levels, list)
+        or not all(is_number(value) for value in (*levels, protocol.get("samples")))
+    ):
+        raise ValueError("its protocol is not whole")
+    layers = len(arrays["cosine"])
+    for name, values in arrays.items():
+        square = values.shape[-2:] == (layers, layers) and values.ndim == 2 + (name == "per_level")
+        if layers < 2 or not square or values.dtype.kind != "f" or not np.isfinite(values).any():
+            raise ValueError(f"{name} is no map of {layers} layers")
+    Route.parse(protocol["route"]).resolve(layers - 1)
 
 
 def cosine(hidden: Sequence[Tensor]) -> Tensor:
@@ -266,15 +285,24 @@ def _routed(data: HeldOut, route: Route, draws: Draws, given: Any) -> tuple[list
 
 
 def command(options: argparse.Namespace) -> int:
-    """Measure every run with weights below the folders given, and store it beside the weights."""
+    """Measure every run with weights below the folders given; store the arrays, draw the map.
+
+    Both go to the run's folder, of an exported file to the current one.
+    """
+    # The figures import this module.
+    from analysis.figures.layer_maps import similarity as draw
+
     given = vars(options) | {"levels": tuple(options.levels or LEVELS)}
     protocol = Protocol(**{option.name: given[option.name] for option in fields(Protocol)})
 
     def stored(folder: Path) -> None:
         result = measure(folder, protocol)
-        path = beside(folder, "similarity.npz")
+        path = result_path(folder, "similarity.npz")
+        picture = path.with_suffix(".png")
         result.save(path)
-        print(f"{path}  {result.label}, lowest {result.arrays['cosine'].min():.3f}")
+        atomic_write(picture, draw([result]).png(dpi=200))
+        lowest = result.arrays["cosine"].min()
+        print(f"{path}  {result.label}, lowest {lowest:.3f}, map in {picture.name}")
 
     one_by_one(with_weights(options.runs), stored)
     return 0

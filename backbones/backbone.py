@@ -46,8 +46,8 @@ from backbones.sizes import (
     patch_grid,
 )
 from routing.layout import Layout, Move
-from routing.learned import Fuse, LearnedRouter
-from routing.stack import Reuse, Routing, Stack, StackOutput
+from routing.learned import Fuse
+from routing.stack import Routing, Stack, StackOutput
 
 
 @dataclass
@@ -95,7 +95,6 @@ class Backbone(nn.Module, Pretrained):
         heads: Overrides the size's attention heads.
         fuse: Route of SPRINT's fusion (one segment): its span is fused in every pass, dense ones
             too; None for none.
-        router: Route whose tokens a learned score picks (one segment; Mixture of Depths); or None.
         decoder: MaskDiT's decoder (`sizes.DecoderOptions`, {} for its defaults), or None.
         align: REPA's projector (`sizes.AlignOptions`), or None.
         **options: The family's own options.
@@ -128,7 +127,6 @@ class Backbone(nn.Module, Pretrained):
         width: int | None = None,
         heads: int | None = None,
         fuse: str | None = None,
-        router: str | None = None,
         decoder: Mapping[str, Any] | None = None,
         align: Mapping[str, Any] | None = None,
         **options: Any,
@@ -163,7 +161,6 @@ class Backbone(nn.Module, Pretrained):
             "width": shape.width,
             "heads": shape.heads,
             "fuse": fuse,
-            "router": router,
             "decoder": dict(decoder) if decoder is not None else None,
             "align": dict(align) if align is not None else None,
         }
@@ -185,7 +182,6 @@ class Backbone(nn.Module, Pretrained):
                 for i in range(shape.depth)
             ],
             fuse=Fuse(shape.width, fuse, shape.depth) if fuse else None,
-            router=LearnedRouter(shape.width, router, shape.depth) if router else None,
         )
         for i, one in enumerate(self.stack.blocks):
             counted = spec.cost(shape, own, i).params
@@ -265,7 +261,6 @@ class Backbone(nn.Module, Pretrained):
         routing: Routing | None = None,
         taps: Collection[int] = (),
         return_output: bool = False,
-        reuse: Reuse | None = None,
     ) -> Tensor | Output:
         """Predict.
 
@@ -278,7 +273,6 @@ class Backbone(nn.Module, Pretrained):
             routing: What this pass does about routes; None for a dense pass.
             taps: Blocks whose outputs are wanted; -1 is the input of block 0.
             return_output: Return an `Output` instead of the prediction alone; so do taps.
-            reuse: Record or replay what a stretch of blocks adds, between sampling steps.
 
         Returns:
             The prediction (B, C_out, H p, W p), or `Output`.
@@ -289,7 +283,7 @@ class Backbone(nn.Module, Pretrained):
         align = self.align if return_output else None
         wanted = {*taps} if align is None else {*taps, align.block}
         layout = self.layout()
-        out = self.stack(tokens, self.modulate(c), layout, routing, taps=wanted, reuse=reuse)
+        out = self.stack(tokens, self.modulate(c), layout, routing, taps=wanted)
         sample = unpatchify(self._predict(out, c, layout), self.grid, self.size.patch)
         if not (return_output or taps):
             return sample

@@ -85,7 +85,6 @@ def cost(
     width: int | None = None,
     heads: int | None = None,
     fuse: str | None = None,
-    router: str | None = None,
     decoder: Mapping[str, int] | None = None,
     align: Mapping[str, int] | None = None,
     reinsert: str = "identity",
@@ -125,9 +124,8 @@ def cost(
         length, channels = text
         parts += [_layer(channels, d, length), _layer(channels, d), Part(length * channels)]
     parts += [Part(sum(b.params for b in blocks)), _layer(d, shape.depth * 6 * d)]
-    # What is learned around a span: SPRINT's fusion of two streams, a score for each token.
+    # SPRINT's fusion of two streams.
     parts += [Part(2 * d * d + 2 * d, 2 * d * d * (prefix + grid))] if fuse else []
-    parts += [_layer(d, 1, grid)] if router else []
     if decoder is None:
         weights = d if family.weighted_norms else 0
         parts += [_layer(d, 2 * d), Part((d + 1) * out + weights, kept=d * out)]

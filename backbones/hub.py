@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import ModelCard, ModelHubMixin, hf_hub_download
+from huggingface_hub import (
+    ModelCard,
+    ModelHubMixin,
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+)
+from huggingface_hub.utils import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -27,6 +35,7 @@ from routing.errors import one_of
 FORMAT = "tread-suite/1"
 FILE = "model.safetensors"
 _REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(?<!\.safetensors)")
+_TIMEOUT_S = 10
 _OPTIONS = ("revision", "cache_dir", "token", "local_files_only", "force_download")
 
 
@@ -83,6 +92,50 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise BackboneError(f"the metadata of {path} is damaged: {error}") from error
 
 
+def hub_problem(
+    name: str, file: str, revision: str | None = None, token: bool | str | None = None
+) -> str:
+    """Ask the hub once for a repository's file; return why it cannot be had, empty if it can.
+
+    Without a network, its own download retries for 40 seconds and then blames the repository.
+    """
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    try:
+        url = hf_hub_url(name, file, revision=revision)
+        get_hf_file_metadata(url, token=token, timeout=_TIMEOUT_S)
+    except HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", "an error")
+        return f"the Hugging Face hub gives no {file} of {name} (HTTP {status})"
+    except Exception as error:  # another library's, by the version of huggingface_hub
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        return f"the Hugging Face hub cannot be reached ({reason})"
+    return ""
+
+
+def _download(name: str, options: dict[str, Any]) -> Path:
+    """Return a repository's weights file, from the hub or from the local cache without a network.
+
+    Raises:
+        BackboneError: Neither has it.
+    """
+    problem = (
+        ""
+        if options.get("local_files_only")
+        else hub_problem(name, FILE, options.get("revision"), options.get("token"))
+    )
+    if problem:
+        options = {**options, "local_files_only": True, "force_download": False}
+    try:
+        return Path(hf_hub_download(repo_id=name, filename=FILE, **options))
+    except (OSError, ValueError) as error:
+        reason = problem or " ".join(str(error).split())[:200]
+        raise BackboneError(
+            f"{name}: {reason}, and the local cache does not hold its {FILE}; give a folder, or "
+            "the name of a repository that you can reach"
+        ) from None
+
+
 class Pretrained(ModelHubMixin):
     """Saving to and loading from a folder or the Hugging Face hub (a mixin of `Backbone`)."""
 
@@ -111,8 +164,9 @@ class Pretrained(ModelHubMixin):
             **options: `revision`, `cache_dir`, `token`, `local_files_only` and `force_download`.
 
         Raises:
-            BackboneError: There is no such file or folder; the file is damaged, or does not say
-                what model it holds; an option that there is not.
+            BackboneError: There is no such file, folder or repository, or the hub cannot be
+                reached; the file is damaged, or does not say what model it holds; an option that
+                there is not.
         """
         path, known = Path(name), _REPOSITORY.fullmatch(str(name))
         if path.is_dir():
@@ -125,7 +179,7 @@ class Pretrained(ModelHubMixin):
         for key in options:
             one_of("option", key, _OPTIONS, BackboneError)
         if not path.is_file():
-            path = Path(hf_hub_download(repo_id=str(name), filename=FILE, **options))
+            path = _download(str(name), options)
         tensors, config = read(path)
         return cls.from_tensors(config, tensors, str(path)).eval()
 

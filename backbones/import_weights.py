@@ -12,10 +12,15 @@ says `OBJECTIVES`.
 A leading `module.` (data parallel), `_orig_mod.` (torch.compile) or `model.` (the EDM wrapper that
 TREAD's training saves) is dropped. A name that is not in the table is an error that lists it; so is
 a weight that is missing.
+
+Of a checkpoint the moving average is taken: what lies at a key with `ema`, `swa` or `averaged` in
+its name (`ema`, `model_ema`, `state_dict_ema`), what torch's `AveragedModel` saved, or the weights
+named `ema_model.*` in one flat state dict. Raw weights are taken where there is no average.
 """
 
 import argparse
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +48,14 @@ _VELOCITY = ("sit", "lightningdit")
 _PREFIX = re.compile(r"^(module\.|_orig_mod\.|model\.)+")
 _PATCHES = "x_embedder.proj.weight"
 _BLOCK = re.compile(r"^blocks\.(\d+)\.")
+_LABELS = "y_embedder.embedding_table.weight"
+_AVERAGES = {"ema", "swa", "averaged", "average"}
+_RAW = ("model", "model_state_dict", "state_dict")
+_FLAT_AVERAGE = re.compile(r"^(ema_model|model_ema|ema)\.(?=.)")
+# Numbers of classes of common data sets: a label table with exactly as many rows probably has none
+# for the null class.
+_COMMON_CLASSES = (10, 100, 200, 1000)
+_LISTED = 5  # names in an error
 _AXES = {_PATCHES: 4, "pos_embed": 3}
 #: Their module and ours, for each family of ours; `*` is the number of a block.
 _COMMON = {
@@ -100,8 +113,14 @@ def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
         else:
             ours = ours.replace("*", block[1]) if block else ours
             found[f"{ours}.{part}"] = value.flatten(1) if key == _PATCHES else value
+    if any(key.startswith("transformer_blocks.") for key in unknown):
+        raise BackboneError(
+            f"{source} weights expected, and these have diffusers' names ({sorted(unknown)[-1]}); "
+            "import the checkpoint of the original project instead, or route diffusers' own model "
+            "with routing.attach (examples/diffusers_dit.py)"
+        )
     if unknown:
-        raise BackboneError(f"{source} weights have no place for: {', '.join(sorted(unknown))}")
+        raise BackboneError(f"{source} weights have no place for: {_listed(unknown)}")
     for part, rows in joined.items():
         shapes = {row.shape for row in rows.values()}
         if len(shapes) == 1 and sorted(rows) == list(range(len(rows))):
@@ -115,11 +134,22 @@ def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     return found
 
 
-def describe(state: Mapping[str, Tensor], source: str, heads: int | None = None) -> dict[str, Any]:
+def _listed(names: list[str]) -> str:
+    more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(sorted(names)[:_LISTED]) + more
+
+
+def describe(
+    state: Mapping[str, Tensor],
+    source: str,
+    heads: int | None = None,
+    num_classes: int | None = None,
+) -> dict[str, Any]:
     """Return the arguments of `backbones.create` that fit a published state dict (see `load`).
 
     Raises:
-        BackboneError: The dict lacks what tells the shape, or the heads cannot be told.
+        BackboneError: The dict lacks what tells the shape, or the heads or the number of classes
+            cannot be told.
     """
     one_of("source of weights", source, tuple(SOURCES), BackboneError)
     family, given = SOURCES[source], _plain(state)
@@ -130,7 +160,6 @@ def describe(state: Mapping[str, Tensor], source: str, heads: int | None = None)
     width, channels, patch, _ = given[_PATCHES].shape
     depth = len({key.split(".")[1] for key in given if key.startswith("blocks.")})
     side = round(given["pos_embed"].shape[1] ** 0.5) * patch
-    labels = given.get("y_embedder.embedding_table.weight")
     out = given["final_layer.linear.weight"].shape[0] // patch**2
     norm = given.get("blocks.0.attn.q_norm.weight")
     named = next((s for s in SIZES.values() if (s.depth, s.width) == (depth, width)), None)
@@ -154,22 +183,53 @@ def describe(state: Mapping[str, Tensor], source: str, heads: int | None = None)
         "heads": heads,
         "in_channels": channels,
         "input_size": side,
-        "num_classes": labels.shape[0] - 1 if labels is not None else 0,
+        "num_classes": _class_count(given.get(_LABELS), source, num_classes),
         "learn_sigma": source not in _VELOCITY and out == 2 * channels,
         **options,
     }
 
 
+def _class_count(table: Tensor | None, source: str, num_classes: int | None) -> int:
+    """Return the number of classes, without the null class, that a label table (rows, D) is for."""
+    if table is None:
+        if num_classes:
+            raise BackboneError(
+                f"num_classes={num_classes}: these {source} weights have no label table"
+            )
+        return 0
+    rows = table.shape[0]
+    if num_classes is None and (rows in _COMMON_CLASSES or rows == 1):
+        raise BackboneError(
+            f"{source} weights have a label table of {rows} rows; pass num_classes={rows} if the "
+            f"model was trained with class_dropout_prob=0, which leaves out the null class, or "
+            f"num_classes={rows - 1} if the last row is the null class"
+        )
+    if num_classes is not None and (
+        type(num_classes) is not int or num_classes not in (rows, rows - 1)
+    ):
+        raise BackboneError(
+            f"num_classes={num_classes!r}: the label table of these {source} weights has {rows} "
+            f"rows; expected {rows - 1}, or {rows} if none is the null class"
+        )
+    return rows - 1 if num_classes is None else num_classes
+
+
 def load(
-    weights: str | Path | Mapping[str, Tensor], source: str, heads: int | None = None
+    weights: str | Path | Mapping[str, Tensor],
+    source: str,
+    heads: int | None = None,
+    num_classes: int | None = None,
 ) -> Backbone:
     """Build a model from published weights.
 
     Args:
-        weights: A state dict, or a .safetensors, .pt or .pth file with one; in a checkpoint that
-            holds several, the moving average goes before the model.
+        weights: A state dict, or a .safetensors, .pt or .pth file with one; of a checkpoint that
+            holds several, the moving average.
         source: Whose they are: `dit`, `sit`, `tread` or `lightningdit`.
         heads: Attention heads, where neither the weights nor the size table say how many.
+        num_classes: Classes without the null class, where the label table does not say: as many as
+            it has rows for a model trained with `class_dropout_prob=0`. Its null class is then an
+            untrained row of zeros, which classifier-free guidance cannot use.
 
     Returns:
         The model, in evaluation mode.
@@ -177,13 +237,28 @@ def load(
     Raises:
         BackboneError: Names that are unknown or missing, shapes or positions that do not fit.
     """
-    state = weights if isinstance(weights, Mapping) else _read(Path(weights))
+    is_state = isinstance(weights, Mapping)
+    content = weights if isinstance(weights, Mapping) else _read(Path(weights))
+    state = _state_dict(content, "the state dict" if is_state else str(weights))
     ours = convert(state, source)
-    model = create(**describe(state, source, heads))
+    saved = getattr(content.get("args"), "num_classes", None)
+    rows = ours["labels.table.weight"].shape[0] if "labels.table.weight" in ours else 0
+    if num_classes is None and rows and saved in (rows, rows - 1):
+        num_classes = saved
+    arguments = describe(state, source, heads, num_classes)
+    if rows and arguments["num_classes"] == rows:
+        table = ours["labels.table.weight"]
+        ours["labels.table.weight"] = torch.cat([table, torch.zeros_like(table[:1])])
+        warnings.warn(
+            f"these {source} weights have no null class (class_dropout_prob=0): its embedding is "
+            "zero and untrained, so do not sample with classifier-free guidance",
+            stacklevel=2,
+        )
+    model = create(**arguments)
     wanted, found = ({k: v.shape for k, v in d.items()} for d in (model.state_dict(), ours))
     wrong = sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k))
     if wrong:
-        raise BackboneError(f"{source} weights lack, or do not fit, {', '.join(wrong)}")
+        raise BackboneError(f"{source} weights lack, or do not fit, {_listed(wrong)}")
     given = _plain(state)
     if not _equal(given["pos_embed"][0], model.positions):
         raise BackboneError(
@@ -202,7 +277,9 @@ def load(
 
 
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    given = {_PREFIX.sub("", key): value for key, value in state.items()}
+    # torch's AveragedModel counts its updates beside the weights.
+    weights = {key: value for key, value in state.items() if key != "n_averaged"}
+    given = {_PREFIX.sub("", key): value for key, value in weights.items()}
     for key, value in given.items():
         if not value.numel() or value.dim() != _AXES.get(key, max(1, value.dim())):
             raise BackboneError(f"no weights have the shape {tuple(value.shape)} at {key}")
@@ -215,27 +292,65 @@ def _equal(table: Tensor, ours: Tensor) -> bool:
     return table.shape == ours.shape and bool((table.float() - ours).abs().max() <= rounding)
 
 
-def _read(path: Path) -> Mapping[str, Tensor]:
+def _read(path: Path) -> Mapping[str, Any]:
+    """Return what a file of weights holds: a state dict, or a checkpoint around several."""
     if not path.is_file():
         raise BackboneError(f"{path}: no such file; expected .safetensors, .pt or .pth weights")
+    with path.open("rb") as file:
+        if file.read(24) == b"version https://git-lfs.":
+            raise BackboneError(
+                f"{path} is a Git LFS pointer and not the weights; fetch them with git lfs pull"
+            )
     try:
         if path.suffix == ".safetensors":
-            found: Any = load_file(path)
+            content: Any = load_file(path)
         else:
             # DiT's training script saves its command line beside the weights: a plain record.
             with torch.serialization.safe_globals([argparse.Namespace]):
-                found = torch.load(path, map_location="cpu", weights_only=True)
+                content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception:
         # torch's unpickler for tensors alone raises whatever a damaged file makes it trip over.
         raise BackboneError(
             f"{path} is damaged or holds more than tensors, which is refused because it can run "
             "code; if you trust it, save its state dict alone with torch.save"
         ) from None
-    inside = found if isinstance(found, Mapping) else {}
-    keys = ("ema", "ema_state_dict", "model", "model_state_dict", "state_dict")
-    found = next((inside[k] for k in keys if isinstance(inside.get(k), Mapping)), found)
-    if not isinstance(found, Mapping) or not all(
-        isinstance(key, str) and isinstance(value, Tensor) for key, value in found.items()
-    ):
+    if not isinstance(content, Mapping):
         raise BackboneError(f"{path} holds no state dict: expected names with a tensor each")
-    return found
+    return content
+
+
+def _is_average(key: object, value: object) -> bool:
+    """Return whether an entry of a checkpoint is an average of the weights; it may be empty."""
+    if value is not None and not isinstance(value, Mapping):
+        return False
+    words = re.split("[^a-z]+", str(key).lower())
+    return "n_averaged" in (value or {}) or bool(_AVERAGES & set(words))
+
+
+def _state_dict(content: Mapping[Any, Any], source: str) -> dict[str, Tensor]:
+    """Return the state dict in a checkpoint, or what is one already: the moving average first."""
+    averages = {key: value for key, value in content.items() if _is_average(key, value)}
+    filled = [key for key, value in averages.items() if value]
+    if len(filled) > 1 and "ema" not in filled:
+        raise BackboneError(
+            f"{source} holds several averages of the weights, {', '.join(map(str, filled))}; pass "
+            "the state dict of one"
+        )
+    raw = [key for key in _RAW if isinstance(content.get(key), Mapping)]
+    state: Mapping[Any, Any] = content
+    if filled:
+        state = averages["ema" if "ema" in filled else filled[0]]
+    elif raw:
+        state = content[raw[0]]
+        if averages:
+            warnings.warn(
+                f"{source} has an empty moving average at {next(iter(averages))}: these are the "
+                f"raw weights at {raw[0]}",
+                stacklevel=3,
+            )
+    flat = {key for key in state if isinstance(key, str) and _FLAT_AVERAGE.match(key)}
+    if flat:
+        state = {_FLAT_AVERAGE.sub("", key): state[key] for key in flat}
+    if not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
+        raise BackboneError(f"{source} holds no state dict: expected names with a tensor each")
+    return dict(state)

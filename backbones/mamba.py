@@ -81,21 +81,20 @@ def _draw_dt_bias(bias: Tensor) -> None:
 class Direction(nn.Module):
     """Per-head step and decay of one scan direction (Mamba-2)."""
 
-    def __init__(self, width: int, heads: int, skip: bool = True) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         # Apart from in_proj: its width alone is a multiple of 8 at every size, with dt's it is not.
         self.dt_proj = nn.Linear(width, heads, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(heads))
         self.log_a = nn.Parameter(torch.empty(heads))
-        self.skip = nn.Parameter(torch.ones(heads)) if skip else None
+        self.skip = nn.Parameter(torch.ones(heads))
 
     def initialise(self) -> None:
         """Draw Mamba-2's start: A in 1..16, steps in 1e-3..1e-1, little moved by the input."""
         self.dt_proj.reset_parameters()  # As mamba-ssm: Xavier would be 2.4 times as wide.
         _draw_dt_bias(self.dt_bias)
         self.log_a.copy_(torch.empty_like(self.log_a).uniform_(1, 16).log())
-        if self.skip is not None:
-            self.skip.fill_(1.0)
+        self.skip.fill_(1.0)
 
 
 class Mixer(nn.Module):

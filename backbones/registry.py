@@ -1,7 +1,7 @@
 """The families by name: their options, what their blocks cost, where those are (no torch here).
 
-A family `NAME` is its block class in `NAME.py`, here or in `more/`, and what must be known before
-torch is imported in a file `*_spec.py`, which ends in
+A family `NAME` is its block class in `NAME.py`, and what must be known before torch is imported in
+`NAME_spec.py`, which ends in
 
     register(Spec("NAME", NAMEOptions, block_cost, "backbones.NAME:NAMEBlock"))
 
@@ -14,9 +14,11 @@ import dataclasses
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from backbones.sizes import BackboneError, Size
@@ -68,7 +70,8 @@ class Spec:
 
     def parse(self, size: Size, given: Mapping[str, Any], known: Collection[str] = ()) -> Any:
         """Build the family's options for a stack of this size; arguments as in `build_options`."""
-        options = build_options(self.options, given, f"backbone {self.name}", known)
+        what = f"backbone {self.name}"
+        options = build_options(self.options, without_removed(given, what), what, known)
         if self.check is not None:
             self.check(size, options)
         return options
@@ -76,11 +79,13 @@ class Spec:
 
 _SPECS: dict[str, Spec] = {}
 OUTSIDE = "TREAD_BACKBONES"
+# Former arguments of every model, with their defaults: weights files of earlier versions have them.
+REMOVED = {"router": None}
 # What `Backbone` and `cost` take for every family: they would keep a family's option of that name.
 TAKEN = {
     "name", "size", "in_channels", "input_size", "num_classes", "text", "learn_sigma", "attention",
-    "depth", "width", "heads", "fuse", "router", "decoder", "align",
-    "route", "reinsert", "remove", "bytes_per_value",
+    "depth", "width", "heads", "fuse", "decoder", "align",
+    "route", "reinsert", "remove", "bytes_per_value", *REMOVED,
 }  # fmt: skip
 
 
@@ -112,7 +117,7 @@ def _import_outside() -> None:
             )
         if str(path.parent) not in sys.path:
             sys.path.append(str(path.parent))
-        found = importlib.import_module(path.stem).__file__
+        found = _import_file(path, f"{OUTSIDE}={text}").__file__
         if found is None or Path(found).resolve() != path:
             raise BackboneError(
                 f"{OUTSIDE}={text}: Python has another module {path.stem!r} ({found}); rename the "
@@ -120,14 +125,34 @@ def _import_outside() -> None:
             )
 
 
+def _import_file(path: Path, setting: str) -> ModuleType:
+    """Import a user's file; whatever it raises becomes one sentence with the file and line."""
+    try:
+        return importlib.import_module(path.stem)
+    except BackboneError:  # `register` refused what the file gave it
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SyntaxError):
+            place, reason = f"{error.filename}, line {error.lineno}", f"{error.msg}"
+        else:
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+            place, reason = f"{path}, line {lines[-1]}" if lines else str(path), str(error)
+        first_line = reason.strip().partition("\n")[0]
+        raise BackboneError(
+            f"{setting}: the file cannot be imported: {place}: {type(error).__name__}: "
+            f"{first_line[:200]}"
+        ) from None
+
+
 def names() -> list[str]:
     """Return the names of all families, sorted.
 
     Raises:
-        BackboneError: TREAD_BACKBONES names a file that cannot be imported by its name.
+        BackboneError: TREAD_BACKBONES names a file that cannot be imported.
     """
     here = Path(__file__).parent
-    for path in here.rglob("*_spec.py"):
+    for path in here.glob("*_spec.py"):
         importlib.import_module(".".join(path.relative_to(here.parent).with_suffix("").parts))
     _import_outside()
     return sorted(_SPECS)
@@ -141,6 +166,21 @@ def find(name: str) -> Spec:
             f"{suggest(name, known)} (one of your own: {OUTSIDE}=FILE.py)"
         )
     return _SPECS[name]
+
+
+def without_removed(given: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Leave out removed arguments that have their former default.
+
+    Raises:
+        BackboneError: A removed argument with another value.
+    """
+    for key, default in REMOVED.items():
+        if given.get(key, default) != default:
+            raise BackboneError(
+                f"{what}: {key}={given[key]}: {key} was removed; only its former default "
+                f"{key}={default} is accepted"
+            )
+    return {key: value for key, value in given.items() if key not in REMOVED}
 
 
 def build_options(
@@ -177,8 +217,6 @@ KERNELS = {
     "biwkv": ("triton", "native"),
     "conv": ("causal-conv1d", "triton", "native"),
     "shift": ("native",),
-    "gla": ("fla",),
-    "rwkv6": ("fla",),
     "rwkv7": ("fla",),
 }
 

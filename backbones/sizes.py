@@ -71,21 +71,6 @@ SIZES: dict[str, Size] = {
 _LONGEST = 4096  # Of an input's sides: a table of positions beyond that is a mistake.
 
 
-def matrix_head(width: int) -> int:
-    """Return the channels of a head with a matrix state: 64 where that leaves two heads."""
-    return next(size for size in (64, 32, 16, 8) if width % size == 0 and width >= 2 * size)
-
-
-def matrix_scan(width: int) -> int:
-    """Return a matrix state's MACs per token: decay, write and read of D x head entries."""
-    return 3 * width * matrix_head(width)
-
-
-def low_rank(width: int) -> int:
-    """Return the rank of a small token-dependent correction: a 16th of the width, 8 at least."""
-    return max(8, round(width / 128) * 8)
-
-
 def hidden_for(width: int, spent: int, matrices: int, fixed: int = 0) -> int:
     """Return the hidden width that brings a block to DiT's 12 D^2, in steps of 8.
 

@@ -54,7 +54,7 @@ def tread() -> dict[str, bytes]:
     for kind, dpi in (("svg", 100), ("png", 200)):
         stream = io.BytesIO()
         with matplotlib.rc_context({"svg.hashsalt": "tread-suite"}):  # the same bytes each time
-            metadata = {"Date": None} if kind == "svg" else {}
+            metadata = {"Date": None} if kind == "svg" else {"Software": None}
             figure.savefig(stream, format=kind, dpi=dpi, metadata=metadata)
         found[f"tread.{kind}"] = stream.getvalue()
     return found
@@ -112,15 +112,25 @@ def lanes(ax: Axes, middle: float, kept: list[int], inside: tuple[int, ...]) -> 
         ax.plot((0, end), (y, y), "s", markersize=9.5, color=tint, zorder=4)
 
 
+def pictures() -> dict[str, tuple[bytes, str]]:
+    """Return the content of every picture below `docs/img` by its name, and what it shows."""
+    # The same bytes on every machine: whatever style a user's matplotlibrc sets is put aside.
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        drawn = {
+            f"{name}.png": (plot.png(dpi=110), plot.caption)
+            for name, plot in (("scans", scan_paths()), ("selections", selections()))
+        }
+        what = "what TREAD does in training and at inference"
+        return drawn | {name: (content, what) for name, content in tread().items()}
+
+
 def main() -> None:
     """Write every picture below `docs/img`."""
     IMAGES.mkdir(exist_ok=True)
-    for name, plot in (("scans", scan_paths()), ("selections", selections())):
-        atomic_write(IMAGES / f"{name}.png", plot.png(dpi=110))
-        print(f"docs/img/{name}.png  {plot.caption}")
-    for name, content in tread().items():
+    for name, (content, what) in pictures().items():
         atomic_write(IMAGES / name, content)
-        print(f"docs/img/{name}  what TREAD does in training and at inference")
+        print(f"docs/img/{name}  {what}")
 
 
 if __name__ == "__main__":

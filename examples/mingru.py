@@ -3,6 +3,7 @@
 TREAD_BACKBONES=$PWD/examples/mingru.py python -m experiments.run backbone=mingru route=2-8
 """
 
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -69,3 +70,9 @@ def block_cost(size: Size, options: MinGRUOptions, index: int) -> BlockCost:
 
 
 register(Spec("mingru", MinGRUOptions, block_cost, f"{__name__}:MinGRUBlock"))
+
+if __name__ == "__main__":  # python examples/mingru.py: the same command, short
+    from experiments.run import start
+
+    sys.argv[1:1] = ["backbone=mingru", "route=2-4", "train.steps=100", "eval=none"]
+    sys.exit(start())

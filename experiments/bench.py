@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -21,8 +20,6 @@ def main(argv: list[str]) -> int:
         print(help_text())
         return 0
     options = parse(argv, BenchOptions)
-    # Before torch: its profiler would report every start and stop on the terminal.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from experiments.benchmark.bench_report import run
 
     run(options)

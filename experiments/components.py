@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from experiments.config.routes import model_arguments, run_cost
 from experiments.config.schema import Config
 from experiments.data.dataset import Dataset, Device, create
 from experiments.runtime.memory import check_fits
+from experiments.runtime.process_group import process_group
 from experiments.runtime.processes import check_accelerate_device, leave_at_exit
 
 
@@ -56,7 +56,7 @@ def describe_data(dataset: Dataset) -> dict[str, Any]:
 def make_model(config: Config, info: dict[str, Any]) -> backbones.Backbone:
     """Return the model, initialised from the seed alone (the same for every route)."""
     arguments = model_arguments(config, info)
-    world, micro = max(1, int(os.environ.get("WORLD_SIZE", "1"))), config.train.micro_batch
+    world, micro = process_group().world_size, config.train.micro_batch
     samples = 1 if micro == "auto" else int(micro or config.train.batch // world)
     check_fits(run_cost(config, arguments), 0 if torch.cuda.is_available() else samples)
     with torch.random.fork_rng(devices=[]):

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import sys
 import traceback
 
-from experiments.config import help as help_text
-from experiments.config.compose import load, readable, register_resolvers
-from experiments.config.schema import CONF, Config
+from experiments.config.compose import load, quote, register
+from experiments.config.groups import CONF
+from experiments.config.schema import Config
+from experiments.preflight import dry_run
 from experiments.runtime import run_folder
 from experiments.runtime.command import EXIT_CODES, Interrupted, print_error, sentence
 from experiments.runtime.parsing import check_word
+from experiments.runtime.process_group import process_group
 from routing.errors import UserError
 
 _MOST = 10_000  # runs one after another; each is composed and checked before the first
@@ -27,7 +28,7 @@ _MOST = 10_000  # runs one after another; each is composed and checked before th
 def run_one(config: Config) -> None:
     """Train one run, or print it (dry=true)."""
     if config.dry:
-        help_text.dry_run(config)
+        dry_run(config)
         return
     from experiments.training.session import train
 
@@ -78,11 +79,7 @@ def _split(words: list[str]) -> list[list[str]]:
 
 def _summed_up(runs: list[Config]) -> str:
     """Return what the sweep did, from the run folders: a launcher's jobs print elsewhere."""
-    left = [
-        " or ".join(one.name for one in either)
-        for either in (run.settled() for run in runs)
-        if not any(run_folder.finished(one.folder, one.train.steps) for one in either)
-    ]
+    left = [run.name for run in runs if not run_folder.finished(run.folder, run.train.steps)]
     text = f"-m: {len(runs) - len(left)} of {len(runs)} runs are done, in {runs[0].paths.runs}"
     return f"{text}; not done: {', '.join(left[:4])}{', ...' * (len(left) > 4)}" if left else text
 
@@ -101,7 +98,7 @@ def _launched(words: list[str]) -> None:
         words = [*words, "hydra.sweep.dir=${runs:}/.multirun/${now:%Y-%m-%d_%H-%M-%S}"]
     held, sys.argv = sys.argv, [sys.argv[0], *words]
     try:
-        register_resolvers()
+        register()
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     except SystemExit as end:
         if end.code in EXIT_CODES.values():
@@ -121,7 +118,7 @@ def multirun(argv: list[str]) -> int:
     """
     # Flags and Hydra's own words as they are.
     theirs = [word for word in argv if word.startswith(("-", "hydra"))]
-    own = [readable(word) if "=" in word else word for word in argv if word not in theirs]
+    own = [quote(word) if "=" in word else word for word in argv if word not in theirs]
     sampled = any(word.startswith("hydra/sweeper") for word in theirs)  # it alone knows the runs
     runs, failed = [] if sampled else [load(words) for words in _split(own)], []
     try:
@@ -133,14 +130,14 @@ def multirun(argv: list[str]) -> int:
                 run_one(config)
             except Exception as error:  # no reason to give up the others, but for a process of
                 # several: those beside it may wait for it in this run, and end as it does.
-                if isinstance(error, Interrupted) or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                if isinstance(error, Interrupted) or process_group().world_size > 1:
                     raise
                 if sentence(error) is None:
                     traceback.print_exc()
                 print_error(sentence(error) or f"{config.name}: {type(error).__name__}")
                 failed.append(config.name)
     finally:
-        if runs and not runs[0].dry and os.environ.get("RANK", "0") == "0":
+        if runs and not runs[0].dry and process_group().rank == 0:
             print(_summed_up(runs), flush=True)
     if failed:
         raise UserError(f"{len(failed)} of the runs did not end well: {'; '.join(failed)}")

@@ -1,7 +1,7 @@
 """Turn pictures into a latent store: python experiments/prepare.py PICTURES OUT.
 
 A folder with one subfolder per class, a folder of pictures with captions, WebDataset tars, or
-parquet and arrow tables; ADM's centre crop, mirrored copies, diffusers' AutoencoderKL. The same
+parquet tables; ADM's centre crop, mirrored copies, diffusers' AutoencoderKL. The same
 command again continues after an interruption.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from experiments.runtime.command import Interrupted, run_command
 from experiments.runtime.command import home_path as _path
 from experiments.runtime.console import Console
 from experiments.runtime.files import check_replaceable, locked
+from experiments.runtime.process_group import process_group
 from routing.errors import Parser
 
 _EXAMPLES = """examples:
@@ -51,13 +51,13 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = p.add_argument
-    add("pictures", type=_path, help="folder of pictures, .tar files, .parquet or .arrow tables")
+    add("pictures", type=_path, help="folder of pictures, .tar files or .parquet tables")
     add("out", type=_path, help="folder of the latent store; made if it is not there")
     add(
         "--vae",
         type=_full_path,
         default="stabilityai/sd-vae-ft-ema",
-        help="AutoencoderKL: a name, a folder or a file",
+        help="AutoencoderKL: a name or a folder",
     )
     add("--size", type=int, default=256, help="side of the cropped pictures in pixels (256)")
     add("--kind", choices=("moments", "sample"), default="moments", help="what is stored (moments)")
@@ -104,7 +104,7 @@ def _device(name: str | None) -> str:
 
     device = name or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        device = f"cuda:{process_group().local_rank}"
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError):
@@ -136,7 +136,8 @@ def prepare(given: argparse.Namespace) -> None:
     same = ("vae", "size", "kind", "dtype", "shard", "text", "text_length")
     named = {name: getattr(given, name) for name in same}
     settings = StoreSettings(**named, flips=not given.no_flips, captions=given.captions_per_image)
-    rank, world = (int(os.environ.get(key, d)) for key, d in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    group = process_group()
+    rank, world = group.rank, group.world_size
     # The first process of a launch keeps others out, which would write the same files.
     with contextlib.nullcontext() if rank else locked(given.out):
         writer = StoreWriter(source, vae, given.out, settings, text, given.batch, given.threads)

@@ -22,7 +22,6 @@ examples:
   python experiments/sample.py RUN --guidance autoguidance \\
       guidance.checkpoint=RUN@300
   python experiments/sample.py RUN --seeds 0-49999 --pngs 0 --out fid50k
-  python experiments/sample.py RUN sampler.reuse=4-9  blocks 4..9 every 2nd step
 
 The same command again resumes. experiments/conf/sampler and
 experiments/conf/guidance list the options that are group.key=value.

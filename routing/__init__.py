@@ -12,7 +12,7 @@ __getattr__, __dir__, __all__ = lazily(
         "attached.hooks": ("AttachError", "Attached", "attach"),
         "errors": ("UserError",),
         "layout": ("Layout", "LayoutError", "Order"),
-        "learned": ("Fuse", "LearnedRouter"),
+        "learned": ("Fuse",),
         "options": ("RoutingError", "RoutingOptions"),
         "rng": ("Draws",),
         "route": (
@@ -26,6 +26,6 @@ __getattr__, __dir__, __all__ = lazily(
             "keep_count",
         ),
         "selection": ("Selection", "SelectionError", "select"),
-        "stack": ("Reuse", "Routing", "Stack", "StackOutput"),
+        "stack": ("Routing", "Stack", "StackOutput"),
     },
 )

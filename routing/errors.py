@@ -3,8 +3,9 @@
 import argparse
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class UserError(ValueError):
@@ -56,6 +57,17 @@ def one_of(
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose complaints are one sentence, like every other wrong input."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        """Refuse `--option=--`, of which argparse makes an empty list instead of a value."""
+        words = list(sys.argv[1:] if args is None else args)
+        for word in words:
+            option, equals, value = word.partition("=")
+            if option.startswith("-") and equals and value == "--":
+                self.error(f"argument {option}: expected a value, not --")
+        return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raise `UserError` instead of printing the usage and exiting."""

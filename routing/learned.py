@@ -1,6 +1,6 @@
-"""Small learned parts around a span of blocks: SPRINT's fusion, and a learned choice of tokens.
+"""SPRINT's fusion: a small learned part around a span of blocks.
 
-Both belong to one fixed span and act in dense passes too, or training and sampling would be
+It belongs to one fixed span and acts in dense passes too, or training and sampling would be
 different functions.
 """
 
@@ -63,32 +63,3 @@ class Fuse(nn.Module):
         bias = self.linear.bias + 0 * self.mask
         joined = functional.linear(torch.cat((before, sparse), -1), self.linear.weight, bias)
         return joined.to(before.dtype)  # autocast's products are narrower than the stream
-
-
-class LearnedRouter(nn.Module):
-    """Choose tokens by a learned score and gate the span's change by it (a control).
-
-    Mixture of Depths (arXiv 2404.02258): the top K tokens by score are processed, and their change
-    is multiplied by a function of the score, through which the score learns.
-
-    Args:
-        width: D.
-        route: The span, a single segment.
-        depth: Number of blocks.
-    """
-
-    def __init__(self, width: int, route: Route | str, depth: int) -> None:
-        super().__init__()
-        self.segment = _single(route, depth)
-        self.linear = nn.Linear(width, 1)
-
-    def forward(self, x: Tensor, prefix: int) -> Tensor:
-        """Score tokens: `(B, T, D)` -> gates in (0, 1), `(B, T, 1)`; 1 for the prefix."""
-        gate = self.linear(x[:, prefix:]).sigmoid()
-        return torch.cat((gate.new_ones(gate.shape[0], prefix, 1), gate), 1)
-
-    @staticmethod
-    def choose(gate: Tensor, prefix: int, keep: int) -> Tensor:
-        """Return raster ids of the grid tokens with the largest gates, `(B, keep)`, ascending."""
-        scores = gate.detach()[:, prefix:, 0]
-        return scores.argsort(dim=1, descending=True, stable=True)[:, :keep].sort(1).values

@@ -6,7 +6,7 @@ from routing.errors import UserError, one_of
 from routing.route import MODES, Route, RouteSchedule, Schedule, keep_count
 
 REINSERT = ("identity", "sum_input", "none")
-LEARNED = ("none", "fuse", "router")
+LEARNED = ("none", "fuse")
 
 
 class RoutingError(UserError):
@@ -24,7 +24,7 @@ class RoutingOptions:
         block: Side of the squares of `selection=blocks`.
         reinsert, remove, random_end: As in `Routing`.
         fp32_after, checkpoint: As in `Stack`.
-        learned: `fuse` (SPRINT's fusion) or `router` (a learned choice of tokens) on the span.
+        learned: `fuse` (SPRINT's fusion) on the span.
         path_drop: Share of samples whose fused span is left out in training (SPRINT: 0.1).
         schedule: Factor of the rate over progress (`routing.route.Schedule`).
         off_after: Progress from which nothing is routed.
@@ -97,7 +97,7 @@ class RoutingOptions:
             self._check_learned(routes)
 
     def _check_learned(self, routes: RouteSchedule) -> None:
-        """Refuse what a fused span or a learned router cannot have: it is trained for one span."""
+        """Refuse what a fused span cannot have: it is trained for one span."""
         own = routes.first.segments
         if not own:
             raise RoutingError(
@@ -111,12 +111,6 @@ class RoutingOptions:
                     f"learned={self.learned} belongs to one span, and route {routes} has "
                     f"{route} too; try route={own[0]}"
                 )
-        free = self.selection in ("random", "unsorted") and not self.shared
-        if self.learned == "router" and not free:
-            raise RoutingError(
-                "learned=router chooses each sample's tokens by their scores; try selection=random "
-                "and shared=false"
-            )
         if self.random_end:
             raise RoutingError(
                 f"learned={self.learned} belongs to one span and random_end draws others; try "

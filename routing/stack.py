@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from routing.layout import Layout, Move
-from routing.learned import Fuse, LearnedRouter
+from routing.learned import Fuse
 from routing.options import RoutingError, RoutingOptions, check_words
 from routing.rng import Draws
 from routing.route import Route, Segment, keep_count
@@ -111,54 +111,6 @@ def _checked(
     return route
 
 
-class Reuse:
-    """The recorded change of blocks `start..end` (both inclusive) in a dense pass.
-
-    Neighbouring steps of a sampler change deep features little. The blocks add
-    `delta = out - in` to the stream; it is recorded at one step and added again at the next ones,
-    which skip the blocks.
-
-    Args:
-        start: First block.
-        end: Last block.
-    """
-
-    def __init__(self, start: int, end: int) -> None:
-        if not 0 <= start <= end:
-            raise RoutingError(f"reuse {start}-{end}: start must not exceed end, as in 4-8")
-        self.start, self.end = start, end
-        self.delta: Tensor | None = None
-        self.replaying = False
-
-    def record(self) -> Reuse:
-        """Make the next passes run the blocks and remember what they add."""
-        self.replaying = False
-        return self
-
-    def replay(self) -> Reuse:
-        """Make the next passes skip the blocks and add what was remembered.
-
-        Raises:
-            RoutingError: If nothing was recorded.
-        """
-        if self.delta is None:
-            raise RoutingError(f"reuse {self.start}-{self.end}: nothing was recorded yet")
-        self.replaying = True
-        return self
-
-    def leave(self, before: Tensor, x: Tensor) -> Tensor:
-        """Return the stream after the stretch: replay its change, or record it.
-
-        Args:
-            before: The stream before block `start`.
-            x: The stream behind block `end`, which is `before` in a replay.
-        """
-        if self.replaying and self.delta is not None:
-            return x + self.delta
-        self.delta = x - before
-        return x
-
-
 @dataclass
 class StackOutput:
     """What a stack returns.
@@ -193,7 +145,6 @@ class Stack(nn.Module):
             (as in the released code).
         checkpoint: Recompute activations of the blocks inside routes in the backward pass.
         fuse: SPRINT's fusion over one fixed span, dense passes included.
-        router: A learned choice of tokens over one fixed span (Mixture of Depths; a control).
     """
 
     def __init__(
@@ -202,14 +153,11 @@ class Stack(nn.Module):
         fp32_after: bool = True,
         checkpoint: bool = False,
         fuse: Fuse | None = None,
-        router: LearnedRouter | None = None,
     ) -> None:
         super().__init__()
         self.blocks = blocks if isinstance(blocks, nn.ModuleList) else nn.ModuleList(blocks)
         self.fp32_after, self.checkpoint = fp32_after, checkpoint
-        if fuse is not None and router is not None:
-            raise RoutingError("a stack has a fusion or a learned router, not both")
-        self.fuse, self.router = fuse, router
+        self.fuse = fuse
 
     @property
     def depth(self) -> int:
@@ -224,8 +172,6 @@ class Stack(nn.Module):
         routing: Routing | None = None,
         state: dict[str, Tensor] | None = None,
         taps: Collection[int] = (),
-        *,
-        reuse: Reuse | None = None,
     ) -> StackOutput:
         """Run all blocks.
 
@@ -236,19 +182,15 @@ class Stack(nn.Module):
             routing: What to do about routes; None is a dense pass.
             state: Per-token tensors to start from, each `(B, T, ...)`.
             taps: Block indices whose outputs to return; -1 is the input.
-            reuse: Record or replay what a stretch of blocks adds (between sampling steps).
 
         Raises:
             RoutingError: If the routing contradicts itself or the stack, or x the layout.
             RouteError: If the route does not fit the depth.
         """
         at = StackPass(self, x, cond, layout, routing, state)
-        skipped = self._skipped(at, reuse)
+        skipped = self._skipped(at.routing)
         seen = {-1: (x, at.layout)} if -1 in self._tapped(taps, skipped) else {}
-        before = x
-        for first, end in pairwise(at.cuts(reuse)):
-            if reuse is not None and first == reuse.start:
-                before = at.x
+        for first, end in pairwise(at.cuts()):
             if first in at.segments:  # a route starts: choose the tokens that stay
                 at.open(*at.segments[first])
             if at.span is not None and first == at.span.drop_before:  # the others leave
@@ -257,8 +199,6 @@ class Stack(nn.Module):
                 seen |= at.run(first, end, taps)
             if at.span is not None and end > at.span.segment.end and at.returns:  # they return
                 at.scatter(at.span, left_out=first in skipped)
-            if reuse is not None and end == reuse.end + 1:
-                at.x = reuse.leave(before, at.x)
         return StackOutput(
             at.x,
             {i: tap for i, (tap, _) in seen.items()},
@@ -269,17 +209,9 @@ class Stack(nn.Module):
             at.state,
         )
 
-    def _skipped(self, at: StackPass, reuse: Reuse | None) -> range:
-        """Blocks that a pass leaves out."""
-        if reuse is not None:
-            if reuse.end >= self.depth:
-                raise RoutingError(
-                    f"reuse {reuse.start}-{reuse.end}: the last block is {self.depth - 1}"
-                )
-            if at.segments or any(getattr(block, "carries", ()) for block in self.blocks):
-                raise RoutingError("reuse works in dense passes of blocks that carry no state")
-            return range(reuse.start, reuse.end + 1) if reuse.replaying else range(0)
-        if self.fuse is not None and at.routing.path_drop >= 1:
+    def _skipped(self, routing: Routing) -> range:
+        """Blocks that a pass leaves out: those of SPRINT's span where it is dropped for all."""
+        if self.fuse is not None and routing.path_drop >= 1:
             return range(self.fuse.segment.start, self.fuse.segment.end + 1)
         return range(0)
 
@@ -307,7 +239,6 @@ class Span:
         move: The gather between the two and its scatter; None in a dense pass of a learned span.
         bypass: Tokens before the span, which routed tokens return to.
         bypass_state: Likewise, what blocks carry.
-        gate: Scores of a learned router, `(B, T, 1)`.
     """
 
     segment: Segment
@@ -317,7 +248,6 @@ class Span:
     move: Move | None
     bypass: Tensor
     bypass_state: dict[str, Tensor]
-    gate: Tensor | None
 
 
 class StackPass:
@@ -355,15 +285,14 @@ class StackPass:
 
     def open(self, k: int, segment: Segment) -> None:
         """Enter segment `k`: keep what its routed tokens return to, and decide who stays."""
-        stack, outer = self.stack, self.layout
-        gate = None if stack.router is None else stack.router(self.x, outer.prefix)
+        outer = self.layout
         inner, move = outer, None
         if self.route.segments:
-            inner = self._choose(k, segment, gate)
+            inner = self._choose(k, segment)
             move = outer.move_to(inner)
             self.inner.append(inner)
         leave = segment.drop_before(self.routing.remove)
-        self.span = Span(segment, leave, outer, inner, move, self.x, dict(self.state), gate)
+        self.span = Span(segment, leave, outer, inner, move, self.x, dict(self.state))
 
     def gather(self, span: Span) -> None:
         """Let the routed tokens leave."""
@@ -372,16 +301,14 @@ class StackPass:
             self.state = {key: span.move.take(value) for key, value in self.state.items()}
             self.layout = span.inner
 
-    def cuts(self, reuse: Reuse | None) -> list[int]:
+    def cuts(self) -> list[int]:
         """Return where stretches of blocks begin that see the same tokens, and the last one ends.
 
-        That is where a route starts, its tokens leave or return, and a stretch is reused.
+        That is where a route starts, and its tokens leave or return.
         """
         found = {0, self.stack.depth}
         for _, segment in self.segments.values():
             found |= {segment.start, segment.drop_before(self.routing.remove), segment.end + 1}
-        if reuse is not None:
-            found |= {reuse.start, reuse.end + 1}
         return sorted(found)
 
     def run(self, first: int, end: int, taps: Collection[int]) -> dict[int, tuple[Tensor, Layout]]:
@@ -417,11 +344,6 @@ class StackPass:
         if self.layout is span.outer:  # remove=never
             self.gather(span)
         move, bypass, fuse = span.move, span.bypass, self.stack.fuse
-        if span.gate is not None:
-            before, gate = bypass, span.gate
-            if move is not None:
-                before, gate = move.take(before), move.take(gate)
-            self.x = before + gate * (self.x - before)
         if fuse is not None:
             self.x = fuse(bypass, None if left_out else self.x, move, self._path_drop())
         elif move is not None:
@@ -444,10 +366,9 @@ class StackPass:
                 replace(s, end=s.start + int(draws.scalar(f"end.{k}") * (s.end - s.start + 1)))
                 for k, s in enumerate(segments)
             ]
-        learned = self.stack.fuse or self.stack.router
-        if learned is None:
+        if self.stack.fuse is None:
             return segments
-        fixed = learned.segment
+        fixed = self.stack.fuse.segment
         if segments and [(s.start, s.end) for s in segments] != [(fixed.start, fixed.end)]:
             raise RoutingError(
                 f"route {self.route}: this model's learned span is {fixed.span}; "
@@ -459,13 +380,11 @@ class StackPass:
             )
         return segments or (fixed,)
 
-    def _choose(self, k: int, segment: Segment, gate: Tensor | None) -> Layout:
+    def _choose(self, k: int, segment: Segment) -> Layout:
         """Return the layout of the tokens that stay in segment `k`."""
         outer, routing = self.layout, self.routing
         mode, keep = routing.selection, keep_count(outer.tokens, segment.rate)
         ids = None if routing.ids is None else given_ids(routing.ids, self.route, k)
-        if ids is None and gate is not None:
-            ids = LearnedRouter.choose(gate, outer.prefix, keep)
         if ids is None:
             ids = mode.ids(routing.require_draws(), k, outer.grid, keep, outer.ids)
         check_ids(ids, outer.grid, self.x.shape[0])

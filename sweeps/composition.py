@@ -12,12 +12,12 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.config import Config
+from experiments.config import GROUPS, Config, ConfigError
 from experiments.config import compose as composition
+from experiments.config import names as group_names
 from experiments.config.parent import parent_digest
-from experiments.config.schema import GROUPS
 from experiments.data.data_options import describe
-from experiments.options.fields import flatten
+from experiments.runtime.nested import flatten
 
 
 def load_config(overrides: Sequence[str]) -> Config:
@@ -49,9 +49,9 @@ def compose_cached(overrides: Sequence[str]) -> dict[str, Any] | None:
     for override in overrides:
         key, _, name = override.partition("=")
         if key not in GROUPS:
-            single.append(composition.tidy(override))
+            single.append(composition.normalize(override))
         elif override != "experiment=null":  # the default, which Hydra cannot be given
-            if name not in composition.options_of(key):
+            if name not in group_names(key):
                 return None
             groups.append(override)
     keys = _known_keys(tuple(groups))
@@ -63,7 +63,7 @@ def compose_cached(overrides: Sequence[str]) -> dict[str, Any] | None:
                 return None
             OmegaConf.update(config, key, value, merge=True)
         return composition.plain_values(config, groups)
-    except (HydraException, OmegaConfBaseException, composition.ConfigError):
+    except (HydraException, OmegaConfBaseException, ConfigError):
         return None
 
 

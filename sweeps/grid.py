@@ -56,7 +56,7 @@ class StageOptions:
     where: Annotated[dict[str, Any] | None, "which runs of that stage"] = None
     refused: Annotated[str | None, "why a scale is refused"] = None
 
-    def check(self) -> None:
+    def check_consistency(self) -> None:
         """Refuse axes and columns that are not lists of values, and `where` without `of`."""
         for key, columns in (("axes", self.axes), ("zip", self.zip)):
             for name, values in (columns or {}).items():
@@ -84,7 +84,7 @@ class SearchOptions:
     metric: Annotated[str, "metric of eval.metrics to optimise"] = "fd"
     trials: Annotated[int, Ge(1), Le(MAX_CELLS), "number of trials in all"] = 20
 
-    def check(self) -> None:
+    def check_consistency(self) -> None:
         """Refuse an empty space and ranges without bounds."""
         for name, space in self.over.items():
             bounds = isinstance(space, dict) and {"low", "high"} <= space.keys()

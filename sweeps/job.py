@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 from experiments.runtime import run_folder, signals
 from experiments.runtime.command import EXIT_CODES, ROOT, Interrupted, choose_spinning
 from experiments.runtime.files import atomic_write
+from experiments.runtime.process_group import process_group
 from routing.errors import UserError
 from sweeps import SweepError
 from sweeps.folder import JobBatch, Sweep
@@ -132,7 +133,7 @@ class Job:
                 this would be the fourth start from the same step.
         """
         run = PlannedRun(**self.run)
-        rank = export_ranks() if self.id else int(os.environ.get("RANK", 0))
+        rank = export_ranks() if self.id else process_group().rank
         step, parent_step = run.saved_step, run.parent_step
         with _note_failures(self, rank):
             if self.code is not None:

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from experiments.config import Config
-from experiments.config.help import check_ready
-from experiments.config.schema import GROUPS
+from experiments.config import GROUPS, Config
+from experiments.preflight import check_ready
 from experiments.runtime.command import print_error, sentence
 from experiments.runtime.memory import visible_gpus
 from routing.errors import suggest

@@ -116,7 +116,7 @@ class Resources:
         default_factory=dict
     )
 
-    def check(self) -> None:
+    def check_consistency(self) -> None:
         """Refuse characters and combinations that a job cannot have."""
         problem = next(self._problems(), None)
         if problem is not None:

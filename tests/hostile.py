@@ -381,23 +381,6 @@ def read_stored_scales(folder):
     scale_table([found]), scale_table([found], levels=True), draw([found])
 
 
-def make_vae(folder):
-    state = {"encoder.conv_in.weight": torch.zeros(4, 3, 3, 3), "decoder.conv_in.weight": torch.zeros(4, 4, 3, 3)}  # fmt: skip
-    torch.save({"state_dict": state}, folder / "vae.pt")
-    save_file(state, folder / "vae.safetensors")
-
-
-@reader("autoencoder", make_vae, "vae.*")
-def read_vae(folder):
-    from experiments.data import encoders
-    from routing.errors import UserError
-
-    # The valid one holds two of an autoencoder's tensors: it is refused too, but for what it lacks.
-    for path in sorted(folder.glob("vae.*")):
-        with contextlib.suppress(UserError):
-            encoders.load_single_file(path)
-
-
 def _digits(split):
     images = torch.arange(8 * 3 * 64, dtype=torch.int64).remainder(255).to(torch.uint8)
     return images.view(8, 3, 8, 8), torch.arange(8) % 2

@@ -284,10 +284,7 @@ def branches():
         "LightningDiTBlock": lightningdit,
         "MambaBlock": mamba,
         "RWKVBlock": rwkv,
-        "GLABlock": scans.gla,
-        "RWKV6Block": scans.rwkv6,
         "RWKV7Block": scans.rwkv7,
-        "HydraBlock": scans.hydra,
     }
 
 

@@ -268,7 +268,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("{run} data.test_fraction=[1]", "expected a number"),
             ("{run} --guidance cfg guidance.channels=9", "the model has 1"),
             ("{run} sampler.steps=true", "a whole number"),
-            ("{run} sampler.reuse=20-30", "try sampler.reuse="),
+            ("{run} sampler.reuse=20-30", "sampler.reuse was removed"),
             ("{run} --scale nan", "guidance.scale=nan: expected a number"),
             ("{run} sampler=heun", "type --sampler heun"),
         ]

@@ -5,6 +5,7 @@ import html
 import html.parser
 import importlib
 import importlib.util
+import io
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ import analysis_browser
 import pytest
 from documents import blocks
 from mkdocs.exceptions import PluginError
+from PIL import Image, ImageChops
 from small import ROOT
 
 DOCS = ROOT / "docs"
@@ -282,3 +284,27 @@ def test_the_tutorials_commands_print_what_it_shows(tmp_path):
     assert names and all(list(tmp_path.glob(name)) for name in names), names
     if os.environ.get("REGENERATE"):
         TUTORIAL.write_text(text, encoding="utf-8")
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+def test_the_committed_pictures_are_those_that_make_docs_draws():
+    """`make docs` must leave the working tree clean: the same pixels, whoever draws them."""
+    spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
+    module = importlib.util.module_from_spec(spec)
+    path = list(sys.path)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path[:] = path
+    drawn = module.pictures()
+    assert set(drawn) == {"scans.png", "selections.png", "tread.png", "tread.svg"}
+    for name, (content, _) in drawn.items():
+        committed = (DOCS / "img" / name).read_bytes()
+        if name.endswith(".png"):  # zlib's bytes may differ between builds, pixels may not
+            new, old = (Image.open(io.BytesIO(data)).convert("RGB") for data in (content, committed))
+            assert new.size == old.size, name
+            assert ImageChops.difference(new, old).getbbox() is None, name
+        else:
+            assert content == committed, name

@@ -1,4 +1,4 @@
-"""Convergence against steps, multiply-adds and hours, other methods, sample grids, the overview."""
+"""Convergence against steps and multiply-adds, other methods, sample grids, the overview."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +13,13 @@ from PIL import Image
 
 from analysis.figures import style
 from analysis.figures.style import Plot, styled
-from analysis.runs.cells import Base, Cell, Study, same_machine
+from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.grouping import shared, short
+from analysis.runs.seed_statistics import ENOUGH_SEEDS
 from analysis.tables.equal_cost import reach, speedup
-from analysis.tables.table import metric_decimals
+from analysis.tables.table import metric_decimals, metric_label
 
-AXES = (("step", "training steps"), ("macs", "training multiply-adds"), ("hours", "training time"))
+AXES = (("step", "training steps"), ("macs", "training multiply-adds"))
 # On one page: settings, panels of other methods, recipes of samples.
 _LINES, _PANELS, _RECIPES = 5, 12, 3
 # A picture beyond this many pixels is not a grid of ours; it must not eat the memory.
@@ -42,7 +43,7 @@ def mean_path(cell: Cell) -> pd.DataFrame:
         return pd.DataFrame()
     groups = pd.concat(paths, ignore_index=True).groupby("step")
     values = {"mean": ("value", "mean"), "std": ("value", "std"), "n": ("value", "size")}
-    found = groups.agg(macs=("macs", "mean"), hours=("hours", "mean"), **values)
+    found = groups.agg(macs=("macs", "mean"), **values)
     return found[found["n"] == len(paths)].reset_index()
 
 
@@ -58,8 +59,44 @@ def _curves(*cells: Cell | None) -> list[Curve]:
     return [(cell, path) for cell, path in paths if len(path) > 1]
 
 
+def paired_curves(base: Base, dense: Cell, routed: Cell) -> list[Curve]:
+    """Return both cells with their scores by step, of the same seeds at every point drawn.
+
+    Of the seeds that both share those count that were scored on the way, where they are three or
+    all. A cell that was scored once after the same number of steps is a single point.
+    """
+    known = [_scores_by_seed(base, cell) for cell in (dense, routed)]
+    common = [seed for seed in known[0] if seed in known[1]]
+    several = [seed for seed in common if any(len(scores[seed]) > 1 for scores in known)]
+    seeds = several if len(several) >= min(ENOUGH_SEEDS, len(common)) else common
+    curves = []
+    for cell, scores in zip((dense, routed), known, strict=True):
+        steps = set.intersection(*(set(scores[seed]) for seed in seeds)) if seeds else set()
+        rows = []
+        for step in sorted(steps):
+            points = pd.DataFrame([scores[seed][step] for seed in seeds])
+            score = {"mean": points["value"].mean(), "std": points["value"].std()}
+            rows.append({"step": step, "macs": points["macs"].mean(), **score, "n": len(seeds)})
+        if rows:
+            curves.append((cell, pd.DataFrame(rows)))
+    return curves
+
+
+def _scores_by_seed(base: Base, cell: Cell) -> dict[int, dict[float, dict[str, float]]]:
+    """Return every seed's `macs` and `value` by step, of all runs of that seed."""
+    scores: dict[int, dict[float, dict[str, float]]] = {}
+    for seed, run in (
+        cell.runs.sort_values("step")[["seed", "run"]].dropna().itertuples(index=False)
+    ):
+        path = cell.ways.get(run, {}).get(base.metric)
+        for row in () if path is None else path.to_dict("records"):
+            point = {"macs": row["macs"], "value": row["value"]}
+            scores.setdefault(int(seed), {})[float(row["step"])] = point
+    return scores
+
+
 def _cost_known(curves: Sequence[Curve]) -> bool:
-    """Return whether all logged their multiply-adds: runs of other trainers did not."""
+    """Return whether all logged their multiply-adds."""
     return all(path["macs"].notna().any() for _, path in curves)
 
 
@@ -91,20 +128,15 @@ def convergence(study: Study) -> Plot | None:
         return None
     shown, more = style.some(pairs, _LINES, lambda pair: _points(pair[1]))
     log = _wide([path["mean"] for _, curves in shown for _, path in curves])
-    figure, axes = style.canvas(1.72 * len(shown), len(shown), 3, sharey="row")
+    figure, axes = style.canvas(1.72 * len(shown), len(shown), len(AXES), sharey="row")
     names = short(base.label for base, _ in pairs)
     for (base, curves), row in zip(shown, axes, strict=True):
         for ax, (key, label) in zip(row, AXES, strict=True):
-            unit, factor = "", 1.0
-            if key == "hours":
-                hours = max(float(path[key].iloc[-1]) for _, path in curves)
-                known = (" (s)", 3600.0) if hours <= 0.04 else (" (min)", 60.0)
-                unit, factor = (" (h)", 1.0) if hours > 2 else known
             for cell, path in curves:
-                _curve(ax, base, cell, path, path[key] * factor)
+                _curve(ax, base, cell, path, path[key])
             _scales(ax, key, log)
-            ax.set_xlabel(f"{label}{unit}\n{_arrow(ax, base, curves, key, factor)}")
-        row[0].set_ylabel(base.metric.replace(" (", "\n("))
+            ax.set_xlabel(f"{label}\n{_arrow(ax, base, curves, key)}")
+        row[0].set_ylabel(metric_label(base.metric).replace(" (", "\n("))
         row[0].set_title(names[base.label], color=style.colour(base.backbone))
         # Beside the title, above the panels: it would hide curves.
         legend = row[-1].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderpad=0)
@@ -142,7 +174,7 @@ def methods(study: Study) -> Plot | None:
         ax.set_title(f"{fill(model + cell.treatment, 32)}\n{steps}", fontsize=7)
         ax.set_xlabel("training multiply-adds")
         if place % 3 == 0:
-            ax.set_ylabel(base.metric.replace(" (", "\n("))
+            ax.set_ylabel(metric_label(base.metric).replace(" (", "\n("))
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles[:2], labels[:2], loc="outside lower center", ncols=2)
     return _plot("methods", figure, [(base, [other]) for base, _, other in found], more)
@@ -155,6 +187,8 @@ def _curve(ax: Axes, base: Base, cell: Cell, path: pd.DataFrame, x: pd.Series, *
     label = look.pop("label", cell.treatment) + f" ({_seeds(cell, path)})"
     ax.plot(x, path["mean"], color=shade, label=label, **(style.line(cell.treatment) | look))
     spread = path["std"].fillna(0.0)
+    if len(path) == 1:  # a band of no width would not be seen
+        ax.errorbar(x, path["mean"], yerr=spread, color=shade, capsize=2, elinewidth=0.8)
     low, high = path["mean"] - spread, path["mean"] + spread
     ax.fill_between(x, low, high, color=shade, alpha=0.15, linewidth=0)
 
@@ -177,14 +211,11 @@ def _scales(ax: Axes, key: str, log: bool) -> None:
         ax.tick_params(axis="y", which="minor", labelsize=7, length=1.5)
 
 
-def _arrow(ax: Axes, base: Base, curves: list[Curve], key: str, unit: float) -> str:
+def _arrow(ax: Axes, base: Base, curves: list[Curve], key: str) -> str:
     """Draw how much earlier the route is at the dense run's best score; return it in words."""
     (dense, first), (routed, _) = curves
     reached = reach(base, dense, routed)
     factor = speedup(reached, key)
-    if key == "hours" and not same_machine(dense, routed):
-        # Two machines: the clock says nothing about the route.
-        return "two machines: not compared"
     best = first["mean"].min() if base.better == "lower" else first["mean"].max()
     ax.axhline(best, color="#999999", linewidth=0.7, linestyle=":")
     there = reached[reached["there"].astype(bool)]
@@ -195,7 +226,7 @@ def _arrow(ax: Axes, base: Base, curves: list[Curve], key: str, unit: float) -> 
         return "dense best not reached"
     if factor.few:
         return f"dense best reached by {seeds}"
-    start, end = (unit * float(there[f"{side}_{key}"].mean()) for side in ("dense", "routed"))
+    start, end = (float(there[f"{side}_{key}"].mean()) for side in ("dense", "routed"))
     arrow = {"arrowstyle": "-|>", "color": "#1a1a1a", "lw": 1.1, "shrinkA": 2, "shrinkB": 2}
     ax.annotate("", xy=(end, best), xytext=(start, best), arrowprops=arrow, zorder=5)
     return f"{factor.value:.1f}x to dense best ({seeds})"
@@ -292,7 +323,7 @@ def samples(study: Study) -> Plot | None:
                 about = f"{cell.treatment}, step {row['step']}, seed {row['seed']}"
                 if not pd.isna(value):
                     text = f"{value:.{metric_decimals(base.metric)}f}"
-                    about += f", {base.metric.split(' ')[0]} {text}"
+                    about += f", {metric_label(base.metric).partition(' (')[0]} {text}"
                 # About 17 characters an inch.
                 width = int(17 * figure.get_figwidth() / columns)
                 title = f"{fill(names[base.label], width)}\n{fill(about, width)}"
@@ -305,14 +336,17 @@ def samples(study: Study) -> Plot | None:
 
 @styled
 def overview(study: Study) -> Plot | None:
-    """Draw convergence above samples, dense and routed, per backbone; None where either lacks.
+    """Draw scores against cost above samples, dense and routed, per backbone; None without both.
 
     All columns are of one recipe after one number of steps: those that the most backbones share,
     of these the ones with the most seeds and points, then the longest.
     """
     pages: dict[tuple[str, float], dict[str, tuple[Base, list[Curve], Found]]] = {}
     for base in study.bases:
-        curves, found = _curves(*base.pair()), chosen(base)
+        dense, routed = base.pair()
+        if dense is None or routed is None:
+            continue
+        curves, found = paired_curves(base, dense, routed), chosen(base)
         both = len(curves) == len(found) == 2 and _cost_known(curves)
         if both and {row["step"] for _, row, _ in found} == {cell.steps for cell, _ in curves}:
             page = pages.setdefault((base.recipe, curves[0][0].steps), {})
@@ -345,9 +379,9 @@ def overview(study: Study) -> Plot | None:
             show(ax, base, image)
             about = f"{_name(cell)}, step {row['step']}, seed {row['seed']}"
             ax.set_title(about, color=tint, fontsize=7.5, fontweight="normal")
-    axes[0][0].set_ylabel(base.metric.replace(" (", "\n("))
+    axes[0][0].set_ylabel(metric_label(base.metric).replace(" (", "\n("))
     names = shared(base.label for _, (base, *_) in columns)
-    said = {"names": names, "steps": steps, "metric": base.metric, "seeds": _SEEDS}
+    said = {"names": names, "steps": steps, "metric": metric_label(base.metric), "seeds": _SEEDS}
     return Plot.of("overview", figure, pd.concat(data, ignore_index=True), **said)
 
 

@@ -12,13 +12,13 @@ from matplotlib.patches import FancyBboxPatch
 
 from analysis.figures import style
 from analysis.figures.style import Options, Plot, styled
-from analysis.runs.cells import Base, Study
+from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.grouping import shared, short
 from analysis.runs.run_files import model_arguments
-from analysis.runs.seed_statistics import ENOUGH_SEEDS, extent, mean_std
+from analysis.runs.seed_statistics import ENOUGH_SEEDS, extent, paired
 from analysis.tables import paper
 from analysis.tables.ablations import half, plain_routes, span_order
-from analysis.tables.table import gap, metric_decimals
+from analysis.tables.table import gap, metric_decimals, metric_label
 from backbones.cost import cost as count_cost
 
 
@@ -26,14 +26,38 @@ def _placements(base: Base) -> list[dict[str, Any]]:
     about: dict[str, Any] = {"panel": base.label, "backbone": base.backbone}
     protocol = {"metric": base.metric, "depth": base.any.depth}
     protocol["sign"] = 1 if base.better == "lower" else -1
-    rows = []
-    for route, cell in half(base).items():
+    cells, rows = half(base), []
+    best = _best_route(base, cells)
+    for route, cell in cells.items():
         found, own = gap(cell, base.dense, base.score), cell.estimate(base.score)
         if found is not None and own is not None:
             delta = {"delta": found.mean, "low": found.low, "high": found.high, "n": found.n}
-            score = {"score": own.mean, "step": int(cell.steps)}
+            score = {"score": own.mean, "step": int(cell.steps), "best": route == best}
             rows.append({**about, "route": route, **delta, **score, **protocol})
     return sorted(rows, key=lambda row: span_order(row["route"]))
+
+
+def _best_route(base: Base, cells: dict[str, Cell]) -> str | None:
+    """Return the route that is significantly better than every other one; None if none is.
+
+    Its paired 95 % interval to each other route, over three seeds or more, leaves out zero. The
+    mean of one seed or of overlapping routes makes none of them the best.
+    """
+    sign = 1 if base.better == "lower" else -1
+    for route, cell in cells.items():
+        differences = [
+            gap(cell, other, base.score) for name, other in cells.items() if name != route
+        ]
+        if differences and all(
+            difference is not None
+            and difference.n >= ENOUGH_SEEDS
+            and difference.low is not None
+            and difference.high is not None
+            and max(sign * difference.low, sign * difference.high) < 0
+            for difference in differences
+        ):
+            return route
+    return None
 
 
 @styled
@@ -44,7 +68,8 @@ def placement(study: Study) -> Plot | None:
         return None
     theirs: dict[str, Any] = {"panel": "Paper: DiT-B/2, ImageNet-256", "backbone": "paper"}
     theirs |= {"step": 400_000, "metric": "FID-5K", "depth": 12, "sign": 1}
-    theirs |= dict.fromkeys(("n", "low", "high"))
+    # The paper publishes neither seeds nor a spread, so that no route of it is marked.
+    theirs |= dict.fromkeys(("n", "low", "high")) | {"best": False}
     known = paper.table("placement").rename(columns={"fid": "score"})
     every = known[["route", "delta", "score"]].itertuples(index=False)
     found.append([{**theirs, "route": r, "delta": d, "score": score} for r, d, score in every])
@@ -89,9 +114,9 @@ def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest
         text += "\u2020" if row["n"] is not None and row["n"] < ENOUGH_SEEDS else ""
         text += "" if row["step"] == usual else f" (step {row['step']})"
         ax.text(depth - 0.2, y, text, ha="left", va="center", fontsize=7, color="#333333")
-    rivals = [row for row in rows if row["step"] == usual]
-    best = places[min(rivals, key=lambda row: row["delta"] * row["sign"])["route"]]
-    style.centred(ax, -0.9, best, "\u2605", fontsize=9, color="#E69F00")
+    for row in rows:
+        if row["best"]:
+            style.centred(ax, -0.9, places[row["route"]], "\u2605", fontsize=9, color="#E69F00")
     known = [row["n"] for row in rows if row["n"] is not None]
     n = f", n={extent(known)}" if known else ""
     ax.set(xlim=(-1.4, depth * 1.4), yticks=[], xlabel=f"block (scores after {usual} steps{n})")
@@ -99,7 +124,7 @@ def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest
     ax.grid(axis="y", visible=False)
     ax.spines["left"].set_visible(False)
     ax.spines["bottom"].set_bounds(-0.5, depth - 0.5)
-    name = f"\u0394 {metric.split(' ')[0]}"
+    name = f"\u0394 {metric_label(metric).partition(' (')[0]}"
     ax.text(depth - 0.2, -0.75, name, fontsize=7, color="#666666", va="bottom")
 
 
@@ -113,19 +138,26 @@ def _bar(ax: Axes, route: str, y: int, **look: Any) -> None:
 
 @styled
 def rate(study: Study) -> Plot | None:
-    """Draw every base with two or more rates on one span beside the paper's; None without one."""
+    """Draw the paired difference to dense by rate beside the paper's, of two or more rates.
+
+    None where no base has two rates on one span and dense runs of the same seeds and steps.
+    """
     rows = []
     for base in study.bases:
         for span, cells in plain_routes(base).items():
             # A curve over rates is of one number of steps.
             steps, _ = Counter(cell.steps for cell in cells.values()).most_common(1)[0]
-            known = {0.0: base.dense, **cells} if base.dense else cells
-            for rate in sorted(known) if len(cells) > 1 else ():
-                if found := mean_std(list(known[rate].by_seed(base.score, steps).values())):
-                    about = {"panel": base.label, "backbone": base.backbone, "span": span}
-                    std = float("nan") if found.std is None else found.std
-                    score = {"mean": found.mean, "std": std, "n": found.n, "step": int(steps)}
-                    rows.append({**about, "metric": base.metric, "rate": rate, **score})
+            dense = base.dense.by_seed(base.score, steps) if base.dense else {}
+            differences = {
+                rate: paired(dense, cells[rate].by_seed(base.score, steps))
+                for rate in (sorted(cells) if len(cells) > 1 else ())
+            }
+            about: dict[str, Any] = {"panel": base.label, "backbone": base.backbone, "span": span}
+            for rate, difference in differences.items():
+                if difference is not None:
+                    about |= {"metric": base.metric, "rate": rate, "mean": difference.mean}
+                    ends = {"low": difference.low, "high": difference.high}
+                    rows.append({**about, **ends, "n": difference.n, "step": int(steps)})
     if not rows:
         return None
     frame = pd.DataFrame(rows)
@@ -141,13 +173,21 @@ def rate(study: Study) -> Plot | None:
             label = f"{fill(names[str(panel)], 40)}, {span}, step {steps} (n={extent(part['n'])})"
             look = style.line(str(span)) | {"color": style.colour(str(part["backbone"].iloc[0]))}
             look |= {"capsize": 2, "label": label, "elinewidth": 0.8}
-            ax.errorbar(part["rate"], part["mean"], yerr=part["std"].fillna(0.0), **look)
-        ax.set(title="Ours", ylabel=metric)
+            # Of two seeds an interval would say nothing.
+            half = ((part["high"] - part["low"]) / 2).astype(float)
+            ax.errorbar(
+                part["rate"], part["mean"], yerr=half.where(part["n"] >= ENOUGH_SEEDS, 0.0), **look
+            )
+        ax.set(title="Ours", ylabel=f"\u0394 {metric_label(metric)}")
     theirs, look = paper.table("rate"), {"color": style.PAPER_COLOUR, "marker": "s"}
-    axes[0][-1].plot(theirs["rate"], theirs["fid"], label="DiT-B/2, 2-8, step 400000", **look)
-    axes[0][-1].set(title="Paper, Table 5", ylabel="FID-50K")
+    reference = float(theirs.set_index("rate")["fid"][0.0])
+    routed = theirs[theirs["rate"] > 0]
+    change = routed["fid"] - reference
+    axes[0][-1].plot(routed["rate"], change, label="DiT-B/2, 2-8, step 400000", **look)
+    axes[0][-1].set(title="Paper, Table 5", ylabel="\u0394 FID-50K")
     for ax in axes[0]:
-        ax.set(xlabel="share of tokens that skip (0: dense)")
+        ax.axhline(0, color=style.DENSE_COLOUR, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+        ax.set(xlabel="share of tokens that skip")
         ax.set(xticks=[0, 0.25, 0.5, 0.75], xlim=(-0.06, max(0.75, frame["rate"].max()) + 0.06))
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
     return Plot.of("selection_rate", figure, frame, names=shared(names))

@@ -35,7 +35,6 @@ COLOURS = {
     "rwkv": "#009E73",
     "lightningdit": "#CC79A7",
     "hybrid": "#56B4E9",
-    "hydra": "#E69F00",
 }
 PAPER_COLOUR = "#6b6b6b"
 DENSE_COLOUR = "#555555"
@@ -98,7 +97,8 @@ class Plot:
 
     def png(self, dpi: int = 110) -> bytes:
         """Return the figure as PNG."""
-        return self._drawn(format="png", dpi=dpi)
+        # Without matplotlib's version, which would change the file where no pixel did.
+        return self._drawn(format="png", dpi=dpi, metadata={"Software": None})
 
     @styled
     def _drawn(self, **options: Any) -> bytes:

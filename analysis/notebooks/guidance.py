@@ -1,10 +1,16 @@
 # %% [markdown]
 # # Is a route a kind of guidance?
 #
-# Dense inference through a model that was trained on half of the tokens overshoots what its
-# training calibrated, much as classifier-free guidance does on purpose: precision and class
-# accuracy rise, recall falls, and the model answers less to guidance proper. Two meters show how
-# much of that there is in a run: its response to guidance, and the effective guidance scale.
+# One explanation for the scores of routed models is implicit guidance: dense inference through a
+# model that was trained on half of the tokens would overshoot what its training calibrated, much as
+# classifier-free guidance does on purpose. It predicts that precision and class accuracy rise as
+# recall falls, that guidance proper then changes less, and that the effective guidance scale of a
+# routed model lies above that of a dense one.
+#
+# **The published runs show no net guidance** (`results/README.md`): recall is lower after equal
+# steps, but precision and accuracy are not higher, and the effective scale of routed models lies
+# below that of dense ones. They are small models after short training; `ANALYSIS_RUNS=DIR` asks
+# yours the same questions.
 
 # %%
 from IPython.display import Markdown
@@ -14,17 +20,36 @@ from analysis import findings, notebook_files
 from analysis.runs.cells import Study
 
 study = Study.of(analysis.load(notebook_files.runs_folder()))
-analysis.figures.make("response", study)
+
+# %% [markdown]
+# ## Do precision and accuracy rise as recall falls?
+#
+# **What these runs show.** Routed minus dense after equal steps, paired by seed:
+
+# %%
+Markdown(findings.make("main", study))
+
+# %% [markdown]
+# ## Does guidance change a routed model less?
+#
+# CFG takes its weak prediction from the null class, SG from a pass of the same weights in which
+# tokens skip; `routed` is that pass alone. One or two pairs of seeds for each architecture, so this
+# part is exploratory.
+
+# %%
+guided = Study.of(analysis.load(notebook_files.runs_folder(records="guidance")))
+analysis.figures.make("response", guided)
 
 # %% [markdown]
 # **What these runs show.** Distances under guidance, as a fraction of those without: the nearer to
-# 1, the weaker the response.
+# 1, the weaker the response. Under CFG compare routed with dense; a weak response to SG only says
+# that the routed pass of a routed model is nearly as good as its dense one.
 
 # %%
-Markdown(findings.make("response", study))
+Markdown(findings.make("response", guided))
 
 # %% [markdown]
-# ## The effective guidance scale
+# ## Is the effective guidance scale higher?
 #
 # w_eff is 1 where a model's conditional step is as long as the held-out images ask for, and w where
 # it was guided with scale w. Read the instrumented form: an independent dense run supplies the
@@ -43,10 +68,10 @@ analysis.tables.make("guidance_scale", study)
 # ## Guidance with two selection rates
 #
 # The follow-up paper (arXiv 2601.01608) guides a routed model with itself, away from a pass in
-# which many tokens skip. Score by the two rates; the dark end is the better one:
+# which many tokens skip. Score by the two rates; darker is better:
 
 # %%
-analysis.figures.make("guidance", study)
+analysis.figures.make("guidance", guided)
 
 # %% [markdown]
 # More settings for a run of yours; tables and figures pick them up:

@@ -44,7 +44,7 @@ Markdown(findings.make("main", study))
 # ## How did training go?
 
 # %%
-curves = analysis.curves(runs, columns=("loss", "time", "images_per_s"))
+curves = analysis.curves(runs, columns=("loss",))
 ends = curves.groupby([*CELL, "run"])["loss"].agg(["first", "last"])
 ends.groupby(CELL).agg(["mean", "count"]).round(3)
 

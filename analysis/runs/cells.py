@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,15 +19,19 @@ from typing import Any
 import pandas as pd
 
 from analysis.runs.grouping import USUAL_OPTIONS, named
-from analysis.runs.run_records import Metrics, load, pick, scores
+from analysis.runs.run_records import Metrics, check_attrs, load, pick, scores
 from analysis.runs.seed_statistics import Estimate, mean_std
 from backbones.sizes import parse_size
 
-_PATH = ["step", "macs", "hours", "value"]
-# Of a run's own columns, numbers that seeds are averaged over; all but the time are of any length.
-_MACS = ("macs_dense", "macs_routed", "macs_dense_no_attention", "macs_routed_no_attention")
-_OF_ANY_LENGTH = ("throughput", *_MACS)
-Paths = Mapping[str, Mapping[Any, pd.DataFrame]]  # step, macs, hours, value by run and metric
+_PATH = ["step", "macs", "value"]
+# Columns of a run that are averaged over seeds and do not depend on the number of steps.
+_OF_ANY_LENGTH = (
+    "macs_dense",
+    "macs_routed",
+    "macs_dense_no_attention",
+    "macs_routed_no_attention",
+)
+Paths = Mapping[str, Mapping[Any, pd.DataFrame]]  # step, macs, value by run and metric
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +70,7 @@ class Cell:
 
     @functools.cached_property
     def paths(self) -> dict[int, pd.DataFrame]:
-        """Every seed's scores of the base's metric on the way: step, macs, hours, value.
+        """Every seed's scores of the base's metric on the way: step, macs, value.
 
         Of runs of one seed the one that was scored most often counts, of those the longest; a seed
         without a score after the cell's steps is left out, as everywhere.
@@ -196,7 +201,7 @@ class Base:
 
     @functools.cached_property
     def memory(self) -> str | None:
-        """The metric of its memorisation, in the features of its score before pixels."""
+        """The metric of its NN-distance ratio, in the features of its score before pixels."""
         own, found = self.known[self.metric], dict[str, tuple[bool, bool, int]]()
         for name, about in self.known.items():
             features = about.get("key") == "memorisation"
@@ -219,16 +224,19 @@ class Base:
                 return cell
         return max(self.plain, key=lambda cell: len(cell.by_seed(self.score)), default=None)
 
+    @property
+    def evidence(self) -> int:
+        """The number of scores, by metric and seed, that dense runs and the guideline's share."""
+        dense, routed = self.pair()
+        if dense is None or routed is None:
+            return 0
+        columns = [f"score.{name}" for name in self.metrics]
+        return sum(len(dense.by_seed(name).keys() & routed.by_seed(name)) for name in columns)
+
     def pair(self) -> tuple[Cell | None, Cell | None]:
         """Return the dense cell and the guideline's, after the same steps if both were scored."""
         routed = self.auto()
         return self.dense and (self.dense.at(routed.steps) if routed else self.dense), routed
-
-
-def same_machine(*cells: Cell) -> bool:
-    """Return whether clock times of these cells may be compared: no two devices are named."""
-    named = {name for c in cells if "device" in c.runs for name in c.runs["device"].dropna()}
-    return len(named) < 2
 
 
 def is_usual(cell: Cell, *except_for: str) -> bool:
@@ -246,6 +254,9 @@ class Study:
 
     runs: pd.DataFrame
     metric: str | None = None
+
+    def __post_init__(self) -> None:
+        check_attrs(self.runs)
 
     @classmethod
     def of(cls, source: Source, metric: str | None = None) -> Study:
@@ -299,7 +310,11 @@ class Study:
                 dense = dense.read_with(routed, dense.ends.union(*(cell.ends for cell in routed)))
             row = part.iloc[0]
             found.append(Base(str(key), row["recipe"], row["setting"], name, known, dense, routed))
-        return sorted(found, key=lambda base: base.label)
+        # The recipe with the most evidence leads, with all of its backbones.
+        evidence: Counter[str] = Counter()
+        for base in found:
+            evidence[base.recipe] += base.evidence
+        return sorted(found, key=lambda base: (-evidence[base.recipe], base.label))
 
     def pairs(self) -> Iterator[tuple[Base, Cell, Cell]]:
         """Yield every base that has both: with its dense cell and the guideline's."""
@@ -347,9 +362,7 @@ def _order(cell: Cell) -> tuple[Any, ...]:
 def _scored(runs: pd.DataFrame, paths: Paths) -> dict[tuple[str, float], dict[int, float]]:
     """Return scores and costs by column, steps and seed: of a cell's runs' ends and on the way."""
     found: dict[tuple[str, float], dict[int, float]] = {}
-    columns = [
-        c for c in map(str, runs) if c.startswith("score.") or c in ("wall_s", *_OF_ANY_LENGTH)
-    ]
+    columns = [c for c in map(str, runs) if c.startswith("score.") or c in _OF_ANY_LENGTH]
     ends = runs[["run", "seed", "step", *columns]].dropna(subset=["seed"])
     for row in ends.sort_values("step", kind="stable").to_dict("records"):
         known = [(c, row["step"], row[c]) for c in columns if not pd.isna(row[c])]

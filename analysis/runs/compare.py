@@ -9,11 +9,14 @@ import pandas as pd
 
 from analysis.runs.run_files import Damaged
 from analysis.runs.run_records import AnalysisError, read_run
+from experiments.config.removed_keys import REMOVED
 
 # Where a run stands on disk says nothing about what it is.
 _ASIDE = ("run", "path", "name", "hash", "config_keys", "config.paths.")
-# What `config.route` and `throughput` say too.
-_TWICE = ("config.routing.route", "images_per_s")
+# `config.route` says the first too; wall-clock times reflect the load of the machine.
+_LEFT_OUT = ("config.routing.route", "wall_s", "images_per_s")
+# Equal to no value.
+_ABSENT = object()
 
 
 class Difference(NamedTuple):
@@ -36,7 +39,7 @@ def pair(
     for key in dict.fromkeys([*one, *two]):
         a, b = one.get(key), two.get(key)
         kind = next(kind for kind in found if key.startswith(f"{kind}." if kind else ""))
-        if key.startswith(_ASIDE) or key in _TWICE:
+        if key.startswith(_ASIDE) or key in _LEFT_OUT:
             continue
         same = a == b or (a != a and b != b)  # the rate of a route with several is NaN
         if kind == "score" or not same:
@@ -56,7 +59,9 @@ def _read(folder: str | Path) -> dict[str, Any]:
         raise AnalysisError(f"{folder} cannot be compared: {error}; give finished runs") from None
     if row.get("status") != "done":
         raise AnalysisError(f"{folder} is {row.get('status')}, not done; wait for its end")
-    return row
+    # Older runs have these, newer ones do not, and both do the same.
+    former = {f"config.{key}": value for key, value in REMOVED.items()}
+    return {key: value for key, value in row.items() if former.get(key, _ABSENT) != value}
 
 
 def text(first: str | Path, second: str | Path) -> str:
@@ -64,7 +69,7 @@ def text(first: str | Path, second: str | Path) -> str:
     config, scores, rest = pair(first, second)
     names = [(row["run"], row["step"]) for row in map(_read, (first, second))]
     lines = [f"{side}  {name}, step {step}" for side, (name, step) in zip("AB", names, strict=True)]
-    for title, rows in (("config", config), ("scores", scores), ("size, cost and time", rest)):
+    for title, rows in (("config", config), ("scores", scores), ("size and cost", rest)):
         lines += ["", title if rows else f"{title}: the same"]
         shown = [(row.key, _show(row.first), _show(row.second)) for row in rows]
         width, column = (max((len(texts[i]) for texts in shown), default=0) for i in (0, 1))

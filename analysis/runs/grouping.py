@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.runs.run_records import check_attrs
 from experiments.config.schema import role
 from experiments.data.data_options import places
 from routing.options import RoutingOptions
@@ -39,8 +40,11 @@ _FURTHER = {
 
 
 def named(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return runs with the columns base, recipe, setting (the label of base) and treatment."""
-    attrs, frame = frame.attrs, frame.copy(deep=False)
+    """Return runs with the columns base, recipe, setting (the label of base) and treatment.
+
+    `AnalysisError` for a frame without the `attrs` of `analysis.load`.
+    """
+    attrs, frame = check_attrs(frame).attrs, frame.copy(deep=False)
     frame.attrs = {}  # pandas copies them, however large, with every column
     versions = [set(keys) for keys in attrs.get("config_keys", [])]
     for data in frame["data"].unique():

@@ -72,11 +72,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return _mapping(_read(path), path.name, json_of)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return a YAML (or JSON) file's mapping, as `read_json` does."""
-    return _mapping(_read(path), path.name, yaml_of)
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSONL file.
 

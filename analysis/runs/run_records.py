@@ -6,9 +6,8 @@ A run folder is any folder that holds `config.yaml`, `summary.json`, `status.jso
     run, path, status                        the folder
     backbone, size, data, scale, route, ...  from summary.json
     device, torch, commit                    what it ran on, from env.json
-    span, rate, variant, throughput          derived: blocks, rate, method, images/s over the run
+    span, rate, variant                      derived: blocks, rate, method
     config.<dotted key>                      the resolved config; lists as JSON text
-    config.trainer                           whose run it is, if not this suite's (`other_logs`)
     score.<full metric name>                 the run's own last scores, as "score.FD-500 (...)"
     guidance, sampler, reference, score_n    the protocol of those scores
     networks                                 networks behind them, as "mnist-classifier@114458aa"
@@ -18,16 +17,11 @@ Nothing is fatal: `df.attrs["damaged"]` lists folders that cannot be read, with 
 """
 
 import argparse
-import gzip
-import hashlib
-import io
 import math
 import os
 import sys
-import tarfile
-import tempfile
 import warnings
-import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,9 +29,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from analysis.runs import other_logs, run_files
-from analysis.runs.other_logs import is_other, records
-from analysis.runs.run_files import Damaged, is_score, shown
+from analysis.runs import run_files
+from analysis.runs.run_files import Damaged, is_score, read_lines, shown
 from backbones.sizes import BackboneError, parse_size
 from experiments.runtime.parsing import is_number, json_of
 from routing.errors import UserError, suggest
@@ -47,8 +40,6 @@ T = TypeVar("T")
 Metrics = dict[str, dict[str, Any]]  # what each metric's name means
 Runs = pd.DataFrame | str | Path
 MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
-# Where records of results/ are unpacked: hidden, so that who reads all of `runs` reads his own.
-PUBLISHED = Path("runs", ".published")
 _STATUS = ("step", "steps", "eta_s", "error")
 
 
@@ -64,31 +55,20 @@ def pick(what: str, name: str, known: Mapping[str, T]) -> T:
     return known[name]
 
 
-def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack records into a folder of their content's name, once, and return it.
+def check_attrs(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a data frame of runs; `AnalysisError` where the `attrs` of `load` are gone.
 
-    `AnalysisError` if it is no archive with a folder `runs`.
+    They say what each score means. Without them tables would hold the paper's numbers alone.
     """
-    if not archive.is_file():
-        raise AnalysisError(f"the records {archive} are not there; give a folder of runs")
-    place = folder / hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
-    if not place.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        # Beside it, so that a folder that looks whole is whole.
-        with tempfile.TemporaryDirectory(dir=folder) as part:
-            try:
-                # Unpacked first: tarfile takes a damaged header for the end, and no checksum.
-                whole = io.BytesIO(gzip.decompress(archive.read_bytes()))
-                with tarfile.open(fileobj=whole) as packed:
-                    # Pythons before 3.11.4 have no filter: what it refuses is left out there.
-                    inside = [m for m in packed if m.isfile() and ".." not in Path(m.name).parts]
-                    extra: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-                    packed.extractall(part, [m for m in inside if m.name[:1] != "/"], **extra)
-                (Path(part) / "runs").rename(place)
-            except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-                if not place.is_dir():  # else another process was first
-                    raise AnalysisError(f"{archive} holds no records of runs: {error}") from None
-    return place
+    missing = [
+        name for name in ("root", "metrics", "damaged", "unfinished") if name not in frame.attrs
+    ]
+    if missing:
+        raise AnalysisError(
+            f"this DataFrame of runs has lost its attrs ({', '.join(missing)}), as after merge or "
+            "concat; filter what analysis.load returned, or set frame.attrs = load(...).attrs again"
+        )
+    return frame
 
 
 def find(root: str | os.PathLike[str]) -> list[Path]:
@@ -107,7 +87,7 @@ def find(root: str | os.PathLike[str]) -> list[Path]:
     found = []
     for folder, folders, files in os.walk(top, onerror=refuse):
         names = {*folders, *files}
-        if not names.isdisjoint(MARKS) or is_other(names):
+        if not names.isdisjoint(MARKS):
             found.append(Path(folder))
             folders.clear()
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -158,9 +138,7 @@ def read_run(folder: Path, metrics: Metrics | None = None) -> dict[str, Any]:
     """
     run_files.check_path(folder)
     row: dict[str, Any] = {"run": folder.name, "path": str(folder)}
-    if is_other({entry.name for entry in folder.iterdir()}):
-        row |= other_logs.read_row(folder)
-    elif (folder / "summary.json").exists():
+    if (folder / "summary.json").exists():
         row |= _finished(folder)
     elif (folder / "status.json").exists():
         status = run_files.read_json(folder / "status.json")
@@ -172,16 +150,14 @@ def read_run(folder: Path, metrics: Metrics | None = None) -> dict[str, Any]:
         raise Damaged("neither summary.json nor status.json")
     if wrong := run_files.fault(row):
         raise Damaged(wrong)
-    # A key that a run's version did not know is not the same as one that is null; the trainer's is
-    # null here.
-    keys = {key for key in row if key.startswith("config.")} | {"config.trainer"}
-    row["config_keys"] = ",".join(sorted(keys))
+    # A key that a run's version did not know is not the same as one that is null.
+    row["config_keys"] = ",".join(sorted(key for key in row if key.startswith("config.")))
     try:
         _derive(row)
     except (RouteError, ScheduleError, BackboneError) as error:
         what = "size" if isinstance(error, BackboneError) else "route"
         raise Damaged(f"its {what} cannot be read ({error})") from None
-    own = run_files.own_scores(records(folder, "scores.jsonl"))
+    own = run_files.own_scores(read_lines(folder / "scores.jsonl"))
     for line in [*own, *run_files.guidance_scales(folder)]:
         # A scale that was measured before the run went on is known of that step.
         if line in own or line["step"] == row["step"]:
@@ -204,6 +180,9 @@ def _finished(folder: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"status": str(summary.get("status", "unknown"))}
     row |= {key: summary.get(key) for key in run_files.SUMMARY}
     row |= run_files.read_config(folder / "config.yaml")
+    if row.get("config.train.precision") == "auto":
+        # What it became there: runs that trained in different precisions are not paired.
+        row["config.train.precision"] = str(summary.get("precision", "auto"))
     # What a routed step costs is one stage's; where routes changed, the run has counted a mean.
     mean = _over(summary.get("macs"), row["step"], row.get("config.train.batch"))
     usual = row["macs_routed"]
@@ -224,10 +203,9 @@ def _over(amount: Any, *counts: Any) -> float | None:
 
 
 def _derive(row: dict[str, Any]) -> None:
-    """Add span, rate, selection, objective, variant and throughput to a run's flat row."""
+    """Add span, rate, selection, objective and variant to a run's flat row."""
     routes = RouteSchedule.parse(str(row.get("route") or row.get("config.route") or "none"))
     size = parse_size(row["size"])  # of a known depth, too: tables compare sizes by their patch
-    # What others call auto or 2--4 is one route with what this suite has resolved.
     routes = routes.resolve(int(row.get("config.backbone.depth") or size.depth))
     route, row["route"] = routes.first, str(routes)  # of several stages the first that routes
     rates = sorted({segment.rate for segment in route.segments})
@@ -236,21 +214,18 @@ def _derive(row: dict[str, Any]) -> None:
     row["selection"] = row.get("config.routing.selection", "random") if route else None
     row["objective"] = row.get("config.objective.name")
     row["variant"] = variant(row)
-    # Images per second over the whole run: what a log line says is one moment's.
-    parts: list[Any] = [row.get(key) for key in ("step", "config.train.batch", "wall_s")]
-    speed = parts[0] * parts[1] / parts[2] if _over(*parts) else None
-    row["throughput"] = speed if run_files.is_measured(speed) else None
 
 
 def variant(row: dict[str, Any]) -> str:
     """Return the name of the method: dense, TREAD, dropping, MaskDiT, SPRINT, a control."""
     options = {k.removeprefix("config.routing."): v for k, v in row.items()}
     remove = str(options.get("remove", "start"))
-    learned = {"fuse": "SPRINT", "router": "learned router (control)"}
+    learned = options.get("learned")
     if row["span"] == "none":
         name = "dense"
-    elif options.get("learned") in learned:
-        name = learned[options["learned"]]
+    elif learned not in (None, "none"):
+        # Other names are of runs from before learned routers were removed.
+        name = "SPRINT" if learned == "fuse" else f"learned {learned}"
     elif options.get("reinsert") == "none":
         keys = [key for key, value in row.items() if value is not None]
         masked = any(key.startswith("config.backbone.decoder") for key in keys)
@@ -286,7 +261,7 @@ def _column(values: list[Any]) -> pd.Series:
     return pd.Series([None if value is None else str(value) for value in values], dtype="string")
 
 
-# --- a run's life: steps, multiply-adds and hours on the same rows --------------------------------
+# --- a run's life: steps and multiply-adds on the same rows ---------------------------------------
 
 _SCORE = ("metric", "key", "features", "guidance", "sampler", "reference", "macs_per_sample")
 _IDENTITY = (
@@ -303,20 +278,17 @@ def curves(runs: Runs, columns: Sequence[str] = ("time", "loss", "macs")) -> pd.
         columns: Fields of `metrics.jsonl` beside `step`; one that a run lacks is NaN.
 
     Returns:
-        One row per run and logged step: identity columns, `step`, the columns asked for, and
-        `hours`. `attrs["damaged"]` lists runs whose curve cannot be read.
+        One row per run and logged step: identity columns, `step` and the columns asked for.
+        `attrs["damaged"]` lists runs whose curve cannot be read.
     """
 
     def curve(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
-        for line in records(folder, "metrics.jsonl"):
+        for line in read_lines(folder / "metrics.jsonl"):
             if is_number(line.get("step")):
                 values = {key: line[key] if _has(line, key) else float("nan") for key in columns}
                 yield {"step": int(line["step"]), **values}
 
-    frame = _collect(runs, curve)
-    if "time" in frame:
-        frame["hours"] = frame["time"] / 3600
-    return frame
+    return _collect(runs, curve)
 
 
 def scores(runs: Runs) -> pd.DataFrame:
@@ -328,18 +300,17 @@ def scores(runs: Runs) -> pd.DataFrame:
     Returns:
         One row per score, of `scores.jsonl` and of `evaluations/*.json`: identity columns, the
         fields of the score (metric, key, value, n, guidance, ...), `own` (the run's own, under its
-        own protocol), `macs` (training multiply-adds spent by that step) and `hours`. The cost is
-        read from the training log, linearly between logged steps.
+        own protocol) and `macs` (training multiply-adds spent by that step, read from the training
+        log, linearly between logged steps).
     """
 
     def of_run(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
-        own = [line for line in records(folder, "scores.jsonl") if is_score(line)]
+        own = [line for line in read_lines(folder / "scores.jsonl") if is_score(line)]
         later = [line for line in evaluations(folder, problems) if is_score(line)]
-        # Steps and values of the costs in the training log, from the origin on.
-        log, curve = records(folder, "metrics.jsonl"), {}
-        for key in ("macs", "time"):
-            known = [(float(line["step"]), float(line[key])) for line in log if _has(line, key)]
-            curve[key] = ([0.0, *(x for x, _ in known)], [0.0, *(y for _, y in known)])
+        # Steps and multiply-adds in the training log, from the origin on.
+        log = [line for line in read_lines(folder / "metrics.jsonl") if _has(line, "macs")]
+        steps = [0.0, *(float(line["step"]) for line in log)]
+        macs = [0.0, *(float(line["macs"]) for line in log)]
         scales = run_files.guidance_scales(folder)
         for place, line in enumerate([*own, *later, *scales]):
             found = {("sample_seed" if key == "seed" else key): v for key, v in line.items()}
@@ -347,7 +318,7 @@ def scores(runs: Runs) -> pd.DataFrame:
             at = float("nan") if step is None else float(step)
             mine = place < len(own) and run_files.protocol(line) == run_files.protocol(own[0])
             found["own"], found["weights"] = mine or line in scales, line.get("weights") or "ema"
-            found["macs"], found["hours"] = _at(at, *curve["macs"]), _at(at, *curve["time"]) / 3600
+            found["macs"] = _at(at, steps, macs)
             yield found
 
     frame = _collect(runs, of_run)
@@ -386,7 +357,7 @@ def _collect(
     runs: Runs, read: Callable[[Path, list[str]], Iterator[dict[str, Any]]]
 ) -> pd.DataFrame:
     """Read every run into rows, put its identity before them, and list what cannot be read."""
-    frame = runs if isinstance(runs, pd.DataFrame) else load(runs)
+    frame = check_attrs(runs) if isinstance(runs, pd.DataFrame) else load(runs)
     rows: list[dict[str, Any]] = []
     damaged: list[dict[str, str]] = []
     for row in frame.to_dict("records"):
@@ -409,7 +380,8 @@ def _collect(
 def with_weights(given: Sequence[Path]) -> list[Path]:
     """Return runs with weights at or below folders, and exported files; name what has none yet.
 
-    `AnalysisError` where an exported file is missing, or nothing has weights.
+    `AnalysisError` where an exported file is missing, nothing has weights, or two exported files
+    have the same name, under which their results are stored.
     """
     found = dict[Path, list[Path]]()
     for top in given:
@@ -422,12 +394,23 @@ def with_weights(given: Sequence[Path]) -> list[Path]:
         raise AnalysisError(f"no run with weights in {given[0]}; give one with model.safetensors")
     for top in (top for top, runs in found.items() if not runs):
         print(f"no weights: {shown(top)}", file=sys.stderr)
-    return list(dict.fromkeys(run for runs in found.values() for run in runs))
+    unique = list(dict.fromkeys(run for runs in found.values() for run in runs))
+    stems = Counter(run.stem for run in unique if run.suffix == ".safetensors")
+    for stem in (stem for stem, count in stems.items() if count > 1):
+        raise AnalysisError(
+            f"{stems[stem]} of the files are called {stem}.safetensors, and results are stored "
+            "under that name in the current folder; measure them one at a time"
+        )
+    return unique
 
 
-def beside(run: Path, name: str) -> Path:
-    """Return where to store what was measured on a run: in its folder, or next to its file."""
-    return run / name if run.is_dir() else run.with_name(f"{run.stem}.{name}")
+def result_path(run: Path, name: str) -> Path:
+    """Return where to store what was measured on a run: in its folder.
+
+    What was measured on an exported file goes to the current folder: the file may be a bundled one,
+    or lie where nothing can be written.
+    """
+    return run / name if run.is_dir() else Path(f"{run.stem}.{name}")
 
 
 def read_beside(runs: pd.DataFrame, name: str, read: Callable[[Path], Any]) -> list[Any]:

@@ -5,11 +5,13 @@ beside them.
 """
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from analysis.runs.cells import Source, Study, study_for_command
 from analysis.runs.run_records import AnalysisError, pick
+from analysis.runs.seed_statistics import ENOUGH_SEEDS
 from analysis.tables import ablations, equal_cost, guidance_table, main_table
 from analysis.tables.render import PAGE_WIDTH, PREAMBLE, document, write
 from analysis.tables.table import Table, markdown
@@ -42,7 +44,7 @@ TABLES: dict[str, Callable[[Study], Table]] = {
     "followups": main_table.followups,
 }
 
-__all__ = ["TABLES", "Table", "make", "make_all", "save"]
+__all__ = ["TABLES", "Table", "answer", "make", "make_all", "save"]
 
 
 def make(name: str, source: Source, metric: str | None = None) -> Table:
@@ -65,6 +67,21 @@ def make_all(source: Source, metric: str | None = None) -> list[Table]:
     return [builder(study) for builder in TABLES.values()]
 
 
+def answer(main: Table) -> Table:
+    """Return our columns of the main table, and its rows with a difference of enough seeds."""
+    own = [place for place, column in enumerate(main.columns) if not column.published]
+    deltas = [i for i, column in enumerate(main.columns) if column.label.startswith("\u0394")]
+    rows = [
+        row
+        for row in main.rows
+        if any(row.entries[i].n is not None and not row.entries[i].few for i in deltas)
+    ]
+    left = len(main.only(ours=True).groups) - len({row.group for row in rows})
+    more = f"Settings without a difference of {ENOUGH_SEEDS} seeds: {left}, in the main table."
+    notes = (*([more] if left else []), *main.notes)
+    return dataclasses.replace(main, name="answer", rows=tuple(rows), notes=notes).only(own)
+
+
 def places(table: Table, names: Sequence[str]) -> list[int]:
     """Return the numbers of a table's first column and of those named by heading or number.
 
@@ -80,7 +97,7 @@ def places(table: Table, names: Sequence[str]) -> list[int]:
 
 def save(tables: list[Table], folder: str | Path, width: float = PAGE_WIDTH) -> list[Path]:
     """Write tables in all formats, `preamble.tex` and `tables.tex`, which compiles as it is."""
-    paths = [path for table in tables for path in write(table, folder, width)]
+    paths = [path for table in tables for path in write(table, folder)]
     for name, text in (("preamble.tex", PREAMBLE), ("tables.tex", document(tables, width))):
         paths.append(Path(folder) / name)
         atomic_write(paths[-1], text)

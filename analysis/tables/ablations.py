@@ -122,7 +122,7 @@ def along(study: Study, name: str) -> Table:
         Column(axis.label, numeric=False),
         Column("Ours", better=tables.better_end(study)),
         Column("\u0394 to dense"),
-        *tables.memory_columns(study, "Memorisation"),
+        *tables.memory_columns(study, "NN-distance ratio"),
         *Column.each("Paper", "Paper \u0394", published=True),
     )
     rows = [
@@ -141,7 +141,7 @@ def scan_order(study: Study) -> Table:
         Column("Selection", numeric=False),
         Column("Score", better=tables.better_end(study)),
         *Column.each("\u0394 to dense", "\u0394 to random"),
-        *tables.memory_columns(study, "Memorisation"),
+        *tables.memory_columns(study, "NN-distance ratio"),
         Column("Paper", numeric=False, published=True),
     )
     rows: list[tuple[str, list[Value]]] = []

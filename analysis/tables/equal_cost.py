@@ -1,10 +1,13 @@
-"""What a score costs: the headline speed-up, methods at equal cost, images/s, timed steps.
+"""What a score costs: the headline saving, methods at equal cost, multiply-adds, timed steps.
 
 Speed-up: per seed, the target is the dense run's best score and its cost the step at which that was
 scored; the routed run's cost is the first step at which it scored as well or better (only scored
-steps count: no interpolation, so the speed-up is never flattered). The ratio of the two, in steps,
-in training multiply-adds and in hours, is averaged over seeds geometrically, with Student's 95 %
-interval on the logarithms. Seeds that never get there are counted and shown.
+steps count: no interpolation, so the speed-up is never flattered). The ratio of the two, in steps
+and in training multiply-adds, is averaged over seeds geometrically, with Student's 95 % interval on
+the logarithms. Seeds that never get there are counted and shown.
+
+The wall-clock time of training runs is in no table: it reflects what else ran on the machine.
+`experiments/bench.py` times dense and routed steps in turn.
 """
 
 from dataclasses import replace
@@ -14,14 +17,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.runs.cells import Base, Cell, Study, same_machine
+from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.seed_statistics import mean_std, paired, ratio
 from analysis.tables import paper
 from analysis.tables import table as tables
 from analysis.tables.table import Column, Entry, Table, Value, build, ours
 from experiments.runtime.parsing import json_of
 
-COSTS = ("step", "macs", "hours")
+COSTS = ("step", "macs")
 
 
 def reach(base: Base, dense: Cell, routed: Cell) -> pd.DataFrame:
@@ -52,42 +55,36 @@ def headline(study: Study) -> Table:
         Column("Routed as", numeric=False),
         Column("Dense best"),
         Column("Seeds that reach it, scored steps", numeric=False),
-        *Column.each("Speed-up, steps", "Speed-up, FLOPs", "Speed-up, hours", better="higher"),
-        Column("Paper, hours", numeric=False, published=True),
+        *Column.each("Speed-up, steps", "Speed-up, FLOPs", better="higher"),
     )
     known = [row for row in paper.rows("speedup") if row["version"] == "v3"]
-    text = " and ".join(f"{row['factor']:g}x" for row in known)
     claims = "; ".join(f"{row['factor']:g}x {row['claim']}" for row in known)
     rows: list[tuple[str, list[Value]]] = []
     for base in study.bases:
         if base.dense is None:
             continue
-        claim = text if base.backbone == "dit" else None
         for routed in base.routed:
             found = headline_cell(base, base.dense, routed)
             entries = [found[key] for key in ("target", "seeds", *COSTS)]
-            # The claim is about the guideline's route: beside any other row it would mislead.
-            theirs = claim if routed is base.auto() else ""
-            rows.append((tables.heading(base), [routed.treatment, *entries, theirs]))
+            rows.append((tables.heading(base), [routed.treatment, *entries]))
     notes = (
         "Target: each seed's dense run at its best score. A routed run's cost counts to the first "
         "scored step that is as good: a run that was scored once can reach it at its end alone. "
         "Geometric mean over seeds that reach it, Student's 95 % interval on logarithms.",
-        f"Paper: {claims}. {paper.citation('speedup')}.",
+        f"The paper's factors ({claims}) are ratios of training time and have no counterpart "
+        f"here: {paper.citation('speedup')}.",
     )
-    title, unrun = "Speed-up to the dense run's best score", [("none run", [text])]
-    return build("speedup", title, columns, rows, notes, unrun)
+    title = "Steps and multiply-adds to the dense run's best score"
+    return build("speedup", title, columns, rows, notes)
 
 
 def headline_cell(base: Base, dense: Cell, routed: Cell) -> dict[str, Entry]:
-    """Return speed-ups by cost (`step`, `macs`, `hours`), `target` and `seeds` there."""
+    """Return speed-ups by cost (`step`, `macs`), `target` and `seeds` there."""
     reached = reach(base, dense, routed)
     counts = sorted({len(routed.paths[seed]) for seed in reached.index})
     scored = f", {'-'.join(map(str, counts))} scored" if counts else ""
     target = mean_std(list(reached["target"])) or dense.estimate(base.score)
     entries = {cost: speedup(reached, cost) for cost in COSTS}
-    if reached["there"].any() and not same_machine(dense, routed):
-        entries["hours"] = tables.OTHER_MACHINE
     entries["seeds"] = Entry(f"{reached['there'].sum()} of {len(reached)}{scored}")
     return entries | {"target": ours(target, tables.metric_decimals(base.metric))}
 
@@ -100,11 +97,11 @@ def speedup(reached: pd.DataFrame, cost: str) -> Entry:
 
 
 _BASELINES = {"dense": "DiT", "TREAD": "TREAD-2", "MaskDiT": "MaskDiT"}
-_BUDGETS = {"step": "steps", "macs": "FLOPs", "hours": "time"}
+_BUDGETS = {"step": "steps", "macs": "FLOPs"}
 
 
 def masking(study: Study) -> Table:
-    """Dense, routed, dropping and masking at equal steps, equal FLOPs and equal time."""
+    """Dense, routed, dropping and masking at equal steps and at equal FLOPs."""
     end = tables.better_end(study)
     # Whoever went on for longer is not the better one for it; at equal cost there is a best.
     mixed = any(tables.heading(base).mixed for base in study.bases)
@@ -112,8 +109,8 @@ def masking(study: Study) -> Table:
     for what in _BUDGETS.values():
         columns += [Column(f"Equal {what}", better=end), Column(f"\u0394 {what}")]
     columns += [Column("Own end", better=None if mixed else end), Column("\u0394 own end")]
-    columns += [*tables.memory_columns(study, "Memorisation"), Column("Hours", decimals=3)]
-    columns += Column.each("Paper (400K)", "Paper hours", published=True)
+    columns += [*tables.memory_columns(study, "NN-distance ratio")]
+    columns += [Column("Paper (400K)", published=True)]
     known = {row["method"]: row for row in paper.rows("masking") if row["steps_k"] == 400}
     rows: list[tuple[str, list[Value]]] = []
     for base in study.bases:
@@ -122,25 +119,21 @@ def masking(study: Study) -> Table:
         # The dense run, the guideline's route and every other method.
         cells = [c for c in base.cells if c.first("variant") != "TREAD" or c is base.auto()]
         every = [path for cell in cells for path in cell.paths.values()]
-        # Of runs that logged no time or cost nothing is known there: NaN is left out.
+        # Runs that logged no cost have none here: NaN is left out.
         budget = pd.DataFrame([path.iloc[-1] for path in every], columns=list(_BUDGETS)).min()
         digits = tables.metric_decimals(base.metric)
         for cell in cells:
             entries: list[Value] = [cell.treatment]
             for cost in _BUDGETS:
-                if cost == "hours" and not same_machine(*cells):
-                    entries += [tables.OTHER_MACHINE, ""]
-                    continue
                 values = _scores_at(cell, cost, budget[cost])
                 dense = _scores_at(base.dense, cost, budget[cost]) if base.dense else {}
                 delta = ours(paired(dense, values), digits, signed=True)
                 entries.append(ours(mean_std(list(values.values())), digits))
                 entries.append("" if cell is base.dense else delta)
-            hours = mean_std([v / 3600 for v in cell.by_seed("wall_s").values()])
             row = known.get(_BASELINES.get(str(cell.first("variant")), ""), {})
-            entries += [*tables.scores(base, cell), hours, row.get("fid"), row.get("hours")]
+            entries += [*tables.scores(base, cell), row.get("fid")]
             rows.append((str(tables.heading(base)), entries))
-    unrun = [(name, [row["fid"], row["hours"]]) for name, row in known.items()]
+    unrun = [(name, [row["fid"]]) for name, row in known.items()]
     notes = tables.paper_notes(
         "masking",
         "Budgets are the least that every seed of every row spent, so that all rows are read at "
@@ -162,60 +155,33 @@ def _scores_at(cell: Cell, cost: str, budget: float) -> dict[int, float]:
     return found
 
 
-# --- throughput, and training steps that were timed -----------------------------------------------
-
-_BUSY = (
-    "Some routed runs are faster than their multiply-adds allow: the machine was busier during the "
-    "dense runs, so no clock time of these runs is to be trusted; step times of "
-    "experiments/bench.py are taken in turn."
-)
+# --- multiply-adds of a step, and training steps that were timed ----------------------------------
 
 
 def throughput(study: Study) -> Table:
-    """Images per second, dense and routed, against what the multiply-adds allow."""
+    """Multiply-adds of a forward pass, dense and routed, and the speed-up that they allow."""
     columns = (
         Column("Run as", numeric=False),
         *Column.each("GMACs per image", "GMACs, paper's count", decimals=4),
-        Column("Images/s", better="higher", decimals=1),
-        *Column.each("Speed-up", "MACs allow", unit="x"),
-        Column("Share of it"),
-        Column("Paper speed-up", numeric=False, published=True),
+        Column("MACs allow", unit="x"),
     )
-    speeds = paper.table("speed").set_index("method")["steps_per_s"]
-    text = f"{speeds['TREAD'] / speeds['DiT']:.2f}x (DiT-XL/2)"
     rows: list[tuple[str, list[Value]]] = []
-    doubtful = False
     for base, cell in ((one, cell) for one in study.bases for cell in one.cells):
         dense = cell is base.dense
         side = "macs_dense" if dense else "macs_routed"
         macs, lean = (cell.estimate(column) for column in (side, f"{side}_no_attention"))
         entries: list[Value] = [count.mean / 1e9 if count else None for count in (macs, lean)]
-        first = base.dense.by_seed("throughput") if base.dense else {}
-        second = cell.by_seed("throughput")
-        speedup = ratio(
-            [second[s] / first[s] for s in first.keys() & second.keys() if first[s] > 0]
-        )
         full = cell.estimate("macs_dense")
         allowed = full.mean / macs.mean if full and macs and macs.mean else None
-        share = speedup.mean / allowed if speedup and allowed else None
-        theirs = text if base.backbone == "dit" else None
-        known: list[Value] = [speedup, allowed, share, theirs]
-        if base.dense and not same_machine(base.dense, cell):
-            known, share = [tables.OTHER_MACHINE, allowed, "", theirs], None
-        # Speed-ups beyond what the multiply-adds allow do not come from routing.
-        doubtful = doubtful or bool(not dense and share and share > 1.05)
-        known = [""] * 4 if dense else known
-        rows.append((base.label, [cell.treatment, *entries, cell.estimate("throughput"), *known]))
-    notes = tables.paper_notes(
-        "speed",
-        *([_BUSY] if doubtful else []),
+        rows.append((base.label, [cell.treatment, *entries, "" if dense else allowed]))
+    notes = (
         "GMACs are multiply-adds of one forward pass per image, with attention matmuls; the "
         "paper's count leaves them out.",
-        "Images/s is measured over whole runs on whatever machine made them: compare rows of one "
-        "machine only.",
+        "MACs allow: multiply-adds of a dense step over those of a routed one, an upper limit of "
+        "the speed-up. Measured speed is in the table of timed steps (experiments/bench.py).",
     )
-    title = "Throughput: what routing promises and what the clock shows"
-    return build("throughput", title, columns, rows, notes, [("none run", [text])])
+    title = "Multiply-adds: what routing saves of a step"
+    return build("throughput", title, columns, rows, notes)
 
 
 _VARIANTS = {

@@ -34,8 +34,8 @@ _ARROW = "Dense \u2192 routed (difference, paired by seed, \u00b1 half of Studen
 def score_set(base: Base) -> dict[str, dict[str, Any]]:
     """Return the metrics that a base's scores are read together with, its own first.
 
-    Those of the feature space of its own metric stand before those of others; memorisation, which
-    says the same in each, in one alone.
+    Those of the feature space of its own metric stand before those of others; the NN-distance ratio
+    (`memorisation`), which says the same in each, in one alone.
     """
     ranks = {base.metric: -1}
     for name, about in base.metrics.items():
@@ -76,7 +76,8 @@ def _metric_row(
     about, row = base.known[name], [*(tables.score(name, cell) for cell in cells), *changes]
     if about.get("key") == "heldout_loss_routed":  # a dense run has no routed pass to score
         row = [Entry() if entry.is_missing else entry for entry in row]
-    return [tables.head(Column(name, better=about.get("better"))), *row]
+    label = Column(tables.metric_label(name), better=tables.metric_better(about))
+    return [tables.head(label), *row]
 
 
 def _paper_entries(row: dict[str, Any]) -> list[Value]:
@@ -137,7 +138,8 @@ def summary(study: Study) -> Table:
     rows: Rows = []
     for base, dense, routed in study.pairs():
         # What backbones share heads their rows.
-        group = f"{base.label.partition(', ')[2]}: route {routed.treatment}, {base.metric}"
+        metric = tables.metric_label(base.metric)
+        group = f"{base.label.partition(', ')[2]}: route {routed.treatment}, {metric}"
         level = replace(dense, steps=routed.steps)  # where it was not scored there, nothing is told
         n, changes = _changes(base, level, routed)
         rows.append((group + tables.after([routed]), [base.model, n, routed.macs_share, *changes]))
@@ -162,7 +164,7 @@ def steps_and_cost(study: Study) -> Table:
             found.append((n, [name, n, costs.get(pair), *changes]))
         # What one seed says beside several is left out.
         most = min(2, max((n for n, _ in found), default=0))
-        group = f"{base.label}: route {routed.treatment}, {base.metric}"
+        group = f"{base.label}: route {routed.treatment}, {tables.metric_label(base.metric)}"
         if len(found) > 1:
             rows += [(group, entries) for n, entries in found if n >= most]
     note = "Two numbers of steps: the routed runs' multiply-adds are those of the dense."
@@ -183,7 +185,7 @@ def treatments(study: Study) -> Table:
     for base in study.bases:
         if base.dense is None or len(base.routed) < 2:
             continue
-        group = f"{base.label}: {base.metric}{tables.after(base.cells)}"
+        group = f"{base.label}: {tables.metric_label(base.metric)}{tables.after(base.cells)}"
         for cell in base.cells:
             n = len(cell.by_seed(cell.score))
             level = cell if cell is base.dense else replace(base.dense, steps=cell.steps)
@@ -313,9 +315,9 @@ def _every_metric(
 ) -> Table:
     """Build a table of a row per cell and a column per metric."""
     metrics = {
-        metric: Column(f"\u0394 {metric}")
+        metric: Column(f"\u0394 {tables.metric_label(metric)}")
         if to_dense
-        else Column(metric, better=about.get("better"))
+        else Column(tables.metric_label(metric), better=tables.metric_better(about))
         for metric, about in study.metrics.items()
         # What held-out images get themselves is no score of a run: it stands in a note.
         if f"score.{metric}" in study.runs and not str(about.get("key")).endswith("_heldout")
@@ -360,7 +362,7 @@ _OURS = (
     *Column.each("Dense", "+ TREAD", "\u0394"),
     *Column.each("Dense GMACs", "Routed GMACs", decimals=3),
 )
-_MEMORY = ("Memorisation, dense", "Memorisation, + TREAD")
+_MEMORY = ("NN-distance ratio, dense", "NN-distance ratio, + TREAD")
 _PAPER = (
     Column("Paper", numeric=False, published=True),
     *Column.each("Paper dense", "Paper + TREAD", published=True),
@@ -405,7 +407,12 @@ def tokens(study: Study) -> Table:
         if len({base.model for base in found}) > 1:
             for base in sorted(found, key=lambda base: -patches[base.key]):
                 shown = tables.after([cell for cell in base.pair() if cell] or base.cells)
-                rows.append((f"{model}, {data}: {base.metric}{shown}", _costs_row(base)))
+                rows.append(
+                    (
+                        f"{model}, {data}: {tables.metric_label(base.metric)}{shown}",
+                        _costs_row(base),
+                    )
+                )
     note = "Patch sizes share features, so their distances compare. The paper publishes none."
     notes = (PAIRED, _MACS, *tables.memory_notes(study), note)
     columns = (*_OURS, *tables.memory_columns(study, *_MEMORY))

@@ -1,4 +1,4 @@
-"""A table as LaTeX (booktabs, siunitx), CSV or HTML, escaped for each, and its files."""
+"""A table as LaTeX (pandas Styler, booktabs, siunitx), CSV or HTML, escaped, and its files."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from analysis.tables.table import Entry, Row, Table, head, markdown, plain
+from analysis.tables.table import Column, Entry, Table, head, markdown, plain
 from experiments.runtime.files import atomic_write
 
 _LATEX = {
@@ -21,13 +21,16 @@ _LATEX = {
     "\u2191": r"$\uparrow$", "\u2193": r"$\downarrow$",
 }  # fmt: skip
 # What the tables need, `preamble.tex`.
-PREAMBLE = r"""\usepackage{array,booktabs,siunitx}
+PREAMBLE = r"""\usepackage{array,booktabs,graphicx,longtable,siunitx}
 \sisetup{detect-all,separate-uncertainty=true,group-digits=false}
 """
-# Inches: of a page's text, of a letter in \footnotesize, between columns, of wrapped text.
-PAGE_WIDTH, _LETTER, _GAP, _WRAPPED = 6.8, 0.058, 0.11, 1.6
-# Lines that fit a page beside caption and notes, letters in a line of wrapped text.
-_PAGE_LINES, _WRAP = 48, 26
+PAGE_WIDTH = 6.8  # inches of text in a line of `tables.tex`
+LONGEST_FLOAT = 40  # rows that fit a page beside caption and notes
+MOST_COLUMNS = 8  # of one LaTeX table: others go on in further ones
+NARROW = 3  # columns that fit one column of a page of two
+_SMALL = r"\footnotesize\setlength{\tabcolsep}{4pt}"
+# Around a tabular: scaled down to the line, never up.
+_FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 
 
 def latex_escape(text: str) -> str:
@@ -36,112 +39,78 @@ def latex_escape(text: str) -> str:
     return "".join(_LATEX.get(c, c if c.isascii() and c.isprintable() else "?") for c in flat)
 
 
-def latex(table: Table, width: float = PAGE_WIDTH) -> str:
-    """Return LaTeX `table`s for a page with `width` inches of text (they need `PREAMBLE`).
+def latex(table: Table) -> str:
+    """Return the table in LaTeX (needs `PREAMBLE`): several with its first column if it is wide."""
+    parts = []
+    for start in range(1, max(2, len(table.columns)), MOST_COLUMNS - 1):
+        places = range(len(table.columns))[start : start + MOST_COLUMNS - 1]
+        parts.append(_latex_part(table.only([0, *places]), continued=start > 1))
+    return "% Needs the packages of preamble.tex; tables.tex compiles it.\n" + "\n".join(parts)
 
-    Nothing is scaled down: columns beyond the width of the page continue in further floats, each
-    with the first column; so do rows, since a float that is taller than a page is lost.
+
+def _latex_part(table: Table, continued: bool) -> str:
+    """Return a `longtable` where the table is long, else a float.
+
+    A float that is wider than its line is scaled down to it; the columns of a `longtable` share the
+    line, and their entries wrap.
     """
-    parts = [(part, rows) for part in _split(table, width) for rows in _pages(part)]
-    floats = [_latex_float(part, rows, width, i > 0) for i, (part, rows) in enumerate(parts)]
-    if table.notes:
-        notes = " ".join(latex_escape(note) for note in table.notes)
-        box = rf"\begin{{minipage}}{{\linewidth}}\scriptsize {notes}\end{{minipage}}"
-        floats[-1].insert(-1, rf"  \par\smallskip{box}")
-    lines = ["% Needs the packages of preamble.tex; tables.tex compiles it."]
-    return "\n".join(lines + [line for made in floats for line in [*made, ""]])
-
-
-def _heads(table: Table, place: int) -> list[str]:
-    """Return a column's heading in lines that are no longer than its entries need."""
-    longest = max((len(plain(row.entries[place])) for row in table.rows), default=0)
-    return textwrap.wrap(head(table.columns[place]), max(11, min(longest, _WRAP))) or [""]
-
-
-def _width(table: Table, place: int) -> float:
-    """Return the inches that a column takes with the space beside it."""
-    texts = [*_heads(table, place), *(plain(row.entries[place]) for row in table.rows)]
-    longest = max(map(len, texts))
-    if not table.columns[place].numeric and longest > _WRAP:
-        return _WRAPPED + _GAP
-    return longest * _LETTER + _GAP
-
-
-def _split(table: Table, width: float) -> list[Table]:
-    """Return the table in parts that are no wider, each with the first column."""
-    widths = [_width(table, place) for place in range(len(table.columns))]
-    parts = _filled(widths, width)
-    # As few parts as there must be, of even widths: no column stands alone that need not.
-    even = [_filled(widths, width * share) for share in (0.5, 0.6, 0.7, 0.8, 0.9)]
-    parts = next((found for found in even if len(found) == len(parts)), parts)
-    # Where rows that miss every number were left out, each part leaves out its own.
-    trimmed = len(table.only(ours=True).rows) == len(table.rows)
-    return [table.only(places, ours=trimmed) for places in parts]
-
-
-def _filled(widths: list[float], limit: float) -> list[list[int]]:
-    parts, left = [[0]], limit - widths[0]
-    for place, own in enumerate(widths[1:], 1):
-        if own > left and len(parts[-1]) > 1:
-            parts.append([0])
-            left = limit - widths[0]
-        parts[-1].append(place)
-        left -= own
-    return parts
-
-
-def _pages(table: Table) -> list[list[Row]]:
-    """Return the rows that each float holds; a group stays together where it can."""
-    pages: list[list[Row]] = [[]]
-    left = _PAGE_LINES
-    for group in table.groups:
-        rows = [row for row in table.rows if row.group == group]
-        tall = {id(row): -(-max(len(e.text) for e in row.entries) // _WRAP) or 1 for row in rows}
-        left -= 3
-        if sum(tall.values()) > left:
-            left = 0
-        for row in rows:
-            if tall[id(row)] > left and pages[-1]:
-                pages.append([])
-                left = _PAGE_LINES - 3
-            left -= tall[id(row)]
-            pages[-1].append(row)
-    return pages
-
-
-def _latex_float(part: Table, rows: list[Row], page: float, continued: bool) -> list[str]:
-    places = range(len(part.columns))
-    widths = [_width(part, place) for place in places]
-    width = min(page, max(sum(widths), 3.2))
-    ragged = r">{\raggedright\arraybackslash}p"
-    spec = "".join(
-        "r" if column.numeric else f"{ragged}{{{_WRAPPED}in}}" if own == _WRAPPED + _GAP else "l"
-        for column, own in zip(part.columns, widths, strict=True)
-    )
-    texts = [r"\\".join(map(latex_escape, _heads(part, place))) for place in places]
-    sides = ("r" if column.numeric else "l" for column in part.columns)
-    heads = [rf"\shortstack[{s}]{{{text}}}" for s, text in zip(sides, texts, strict=True)]
-    label = "" if continued else rf"\label{{tab:{part.name.replace('_', '-')}}}"
-    caption = latex_escape(part.title + (" (continued)" if continued else ""))
-    # Beyond one column of a page of two.
-    kind = "table*" if width > page / 2 - 0.1 else "table"
-    lines = [
-        rf"\begin{{{kind}}}",
-        r"  \centering\footnotesize\setlength{\tabcolsep}{4pt}",
-        rf"  \caption{{{caption}}}{label}",
-        rf"  \begin{{tabular}}{{@{{}}{spec}@{{}}}}",
-        r"    \toprule",
-        rf"    {' & '.join(heads)} \\",
-        r"    \midrule",
-    ]
-    box = rf"\multicolumn{{{len(places)}}}{{@{{}}{ragged}{{{width - 0.05:.2f}in}}@{{}}}}"
-    for group, own_rows in itertools.groupby(rows, key=lambda row: row.group):
+    count, long = len(table.columns), len(table.rows) > LONGEST_FLOAT
+    lines: list[list[str]] = []
+    for group, rows in itertools.groupby(table.rows, key=lambda row: row.group):
         if group:
-            lines += [r"    \addlinespace"] * (lines[-1] != r"    \midrule")
-            lines.append(rf"    {box}{{\emph{{{latex_escape(group)}}}}} \\")
-        for row in own_rows:
-            lines.append("    " + " & ".join(map(_latex_entry, row.entries)) + r" \\")
-    return [*lines, r"    \bottomrule", r"  \end{tabular}", rf"\end{{{kind}}}"]
+            lines.append([_group_heading(group, count), *[""] * (count - 1)])
+        lines += [[_latex_entry(entry) for entry in row.entries] for row in rows]
+    heads = [_latex_heading(column) for column in table.columns]
+    styler = pd.DataFrame(lines, columns=heads, dtype=object).style.hide(axis="index")
+    environment = "longtable" if long else ("table" if count <= NARROW else "table*")
+    text = styler.to_latex(
+        environment=environment,
+        column_format="@{}" + "".join(_column_formats(table, long)) + "@{}",
+        caption=latex_escape(table.title + " (continued)" * continued),
+        label=None if continued else f"tab:{table.name.replace('_', '-')}",
+        hrules=True,
+    )
+    # A group's heading takes the place of the empty cells beside it.
+    text = re.sub(r"(?m)^(\\multicolumn\{\d+\}\{@.*?)(?: +&)+ +\\\\$", r"\1 \\\\", text)
+    notes = " ".join(latex_escape(note) for note in table.notes)
+    below = rf"\par\smallskip\noindent\parbox{{\linewidth}}{{\scriptsize {notes}}}" if notes else ""
+    if long:
+        text = f"{{{_SMALL}\n{text}{below}\\par}}"
+    else:
+        text = text.replace(r"\begin{tabular}", _FIT + "\n" + r"\begin{tabular}")
+        text = text.replace(r"\end{tabular}", r"\end{tabular}}" + below)
+        text = text.replace(
+            rf"\begin{{{environment}}}", rf"\begin{{{environment}}}\centering{_SMALL}"
+        )
+    return text.strip() + "\n"
+
+
+def _latex_heading(column: Column) -> str:
+    """Return a column's heading, in lines that are hardly longer than a number."""
+    text = r"\\".join(latex_escape(line) for line in textwrap.wrap(head(column), 14))
+    return rf"\shortstack[{'r' if column.numeric else 'l'}]{{{text}}}"
+
+
+def _group_heading(group: str, count: int) -> str:
+    box = r">{\raggedright\arraybackslash}p{0.94\linewidth}"
+    return rf"\multicolumn{{{count}}}{{@{{}}{box}@{{}}}}{{\emph{{{latex_escape(group)}}}}}"
+
+
+def _column_formats(table: Table, long: bool) -> list[str]:
+    """Return the kind of each column; those of a `longtable` share the line, two for the first."""
+    formats = []
+    for place, column in enumerate(table.columns):
+        longest = max((len(plain(row.entries[place])) for row in table.rows), default=0)
+        side = "left" if column.numeric else "right"
+        if long:
+            shares = f"{2 if place == 0 else 1}/{len(table.columns) + 1}"
+            width = rf"\dimexpr\linewidth*{shares}-2\tabcolsep\relax"
+            formats.append(rf">{{\ragged{side}\arraybackslash}}p{{{width}}}")
+        elif longest > 26 and not column.numeric:
+            formats.append(r">{\raggedright\arraybackslash}p{1.6in}")
+        else:
+            formats.append("r" if column.numeric else "l")
+    return formats
 
 
 def document(tables: list[Table], width: float = PAGE_WIDTH) -> str:
@@ -229,9 +198,9 @@ def to_html(table: Table) -> str:
     return TEMPLATES.get_template("table.html").render(table=table, head=head, plain=plain)
 
 
-def write(table: Table, folder: str | Path, width: float = PAGE_WIDTH) -> list[Path]:
+def write(table: Table, folder: str | Path) -> list[Path]:
     """Write a table in each format as `folder/<name>.<format>`; return the paths."""
-    made = {"md": markdown(table), "tex": latex(table, width)}
+    made = {"md": markdown(table), "tex": latex(table)}
     made |= {"csv": to_csv(table), "html": to_html(table)}
     paths = [Path(folder) / f"{table.name}.{suffix}" for suffix in made]
     for path, text in zip(paths, made.values(), strict=True):

@@ -4,17 +4,18 @@ An entry is a word or a number with its spread, its n and its marks; nothing in 
 are given as plain values (`Value`): their column knows how numbers of it are written.
 Markdown is made here, since notebooks show it; the other formats in `analysis.tables.render`.
 
-A distance that was bought by copying is worth nothing, so memorisation stands beside the score: the
-mean distance of samples to their nearest training image over that to their nearest held-out one, 0
-for copies of the training set. The two sets differ in size, so images that were never seen do not
-get exactly 1; what they get stands in the note.
+A distance that was bought by copying is worth nothing, so the NN-distance ratio stands beside the
+score (metrics store it as `memorisation`): the mean distance of samples to their nearest training
+image over that to their nearest held-out one. Lower values indicate copying, 0 exact copies. The
+two sets differ in size, so images that were never seen do not get exactly 1; what they get stands
+in the note.
 """
 
 from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -67,10 +68,6 @@ class Entry:
     def number(self, value: float) -> str:
         """Return a number of this entry with its digits and sign."""
         return f"{value:{'+' if self.signed else ''}.{self.decimals}f}"
-
-
-# Hours of two machines say nothing about routing.
-OTHER_MACHINE = Entry("other machine")
 
 
 @dataclass(frozen=True)
@@ -266,6 +263,24 @@ def markdown(table: Table) -> str:
 # --- headings and entries of our runs -------------------------------------------------------------
 
 
+def metric_label(metric: str) -> str:
+    """Return a metric's name as tables and figures show it.
+
+    Records keep the name `memorisation` for what is a ratio of nearest-neighbour distances.
+    """
+    if metric.startswith("memorisation"):
+        return "NN-distance ratio" + metric.removeprefix("memorisation")
+    return metric
+
+
+def metric_better(about: Mapping[str, Any]) -> str | None:
+    """Return the better end of a metric from what is known of it; None where neither end is.
+
+    A higher NN-distance ratio is no better: low values warn of copying, and that is all.
+    """
+    return None if str(about.get("key")).startswith("memorisation") else about.get("better")
+
+
 def metric_decimals(metric: str) -> int:
     """Return a metric's digits: distances two, shares three, losses four, squared MMD five."""
     shares = ("accuracy", "precision", "recall", "memorisation", "adherence", "w_eff")
@@ -288,7 +303,7 @@ def heading(base: Base, *cells: Cell | None, tail: str = "", what: str = "") -> 
     # A plain pass has a scale of 1 by definition.
     protocol = f", guidance {'none' if guidance == 'none scale=1.0' else guidance}"
     shown = [cell for cell in cells if cell is not None] or list(base.cells)
-    label = f"{base.label}: {what or base.metric}{protocol if guidance else ''}"
+    label = f"{base.label}: {what or metric_label(base.metric)}{protocol if guidance else ''}"
     made = Heading(f"{label}{after(shown)}{tail}")
     made.mixed = len({cell.steps for cell in shown}) > 1
     return made
@@ -310,7 +325,7 @@ def steps(cell: Cell) -> str:
 
 def better_end(study: Study) -> str | None:
     """Return the better end of the metric that a study is read by; None where bases differ."""
-    ends = {base.better for base in study.bases}
+    ends = {metric_better({"better": "lower", **base.known[base.metric]}) for base in study.bases}
     return ends.pop() if len(ends) == 1 else ("lower" if not ends else None)
 
 
@@ -346,28 +361,28 @@ def memory_columns(study: Study, *labels: str) -> tuple[Column, ...]:
 
 
 def memory(base: Base, *cells: Cell | None) -> list[Value]:
-    """Return each cell's memorisation; endless data cannot be memorised: it is never missing."""
+    """Return each cell's NN-distance ratio; endless data has no training set: never missing."""
     if base.memory is None:
         return [Entry("not scored") for _ in cells]
     return [cell.estimate(f"score.{base.memory}") if cell else None for cell in cells]
 
 
 def scores(base: Base, cell: Cell | None) -> list[Value]:
-    """Return a cell's score, its difference to the dense one, and its memorisation."""
+    """Return a cell's score, its difference to the dense one, and its NN-distance ratio."""
     change = difference(base.metric, cell, base.dense)
     return [score(base.metric, cell), change, *memory(base, cell)]
 
 
 def memory_notes(study: Study) -> tuple[str, ...]:
-    """Say what memorisation means, and what images get that were never seen; nothing without."""
+    """Say what the NN-distance ratio means, and what unseen images get; nothing without."""
     scored = [(base, base.known[name], name) for base in study.bases if (name := base.memory)]
     if not scored:
         return ()
     known = {"memorisation_pixels": "pixels", "memorisation": "the score's features"}
     spaces = " or ".join(sorted({known[about["key"]] for _, about, _ in scored}))
     note = (
-        "Memorisation: distance to the nearest training image over that to the nearest "
-        f"held-out one, in {spaces}; 0 for copies."
+        "NN-distance ratio (train / held-out): distance to the nearest training image over that "
+        f"to the nearest held-out one, in {spaces}; lower values indicate copying, 0 exact copies."
     )
     fresh = []
     for base, about, name in scored:
@@ -376,7 +391,7 @@ def memory_notes(study: Study) -> tuple[str, ...]:
             if [its.get(key) for key in ("key", "features", "n")] == wanted:
                 found = (cell.estimate(f"score.{other}") for cell in base.cells)
                 if mean := next((known.mean for known in found if known), None):
-                    fresh.append(f"{mean:.3f} on {base.any.first('data')} ({name})")
+                    fresh.append(f"{mean:.3f} on {base.any.first('data')} ({metric_label(name)})")
                     break
     said = ", ".join(dict.fromkeys(fresh))
     return (note, f"Images that were never seen get {said}.") if said else (note,)

@@ -3,7 +3,7 @@
     ops.ssd             Mamba-2's state space dual, chunked
     ops.selective_scan  Mamba-1's scan
     ops.biwkv           RWKV's bidirectional weighted sum (`biwkv_triton` is its kernel)
-    ops.matrix_state    the scans of GLA, RWKV-6 and RWKV-7
+    ops.matrix_state    RWKV-7's scan
     ops.conv            causal depthwise convolution along a path
     ops.shift           token shift: quarters of the channels from the four grid neighbours
     ops.dispatch        which implementation runs, and why

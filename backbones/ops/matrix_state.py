@@ -1,20 +1,12 @@
-r"""Scans with a matrix state and a decay per key channel, cut in chunks: GLA, RWKV-6, RWKV-7.
+r"""RWKV-7's scan: a matrix state with a decay per key channel, cut in chunks.
 
-`gla`, Yang et al. (arXiv 2312.06635):
-
-    S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T,    y_t = q_t^T S_t
-
-With a bonus u for the token itself, RWKV-6 (Peng et al., Eagle and Finch, arXiv 2404.05892):
-
-    y_t = r_t^T (S_{t-1} + diag(u) k_t v_t^T),    S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T
-
-`rwkv7`, Peng et al., Goose (arXiv 2503.14456), which also forgets along one direction and rewrites
-it:
+Peng et al., Goose (arXiv 2503.14456): the state decays, is rewritten along one direction, and takes
+in a value:
 
     S_t = diag(exp(g_t)) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T,    y_t = r_t^T S_t
 
 A token with k = a = b = 0 and g = 0 leaves no trace, so the scan over present tokens is the dense
-one with the absent ones masked.
+one with the absent ones masked. Without a and b, `reference` is that of Mamba's scans too.
 
 With log decays g <= 0 and their running sum c inside a chunk, a term from token s reaches token t
 by exp(c_t - c_s). Split around the middle m of the chunk, exp(c_t - m) exp(m - c_s), it is a matrix
@@ -72,29 +64,16 @@ class Decay:
         return k * (self.total - self.upto).exp()
 
 
-def carry(total: Tensor, written: Tensor) -> Tensor:
-    """Return the state at the start of every chunk, (B, H, n, K, V), zero at the first.
-
-    A chunk has the log decay `total` (B, H, n, 1, K) and adds `written` to the state at its end.
-    """
-    state, states = torch.zeros_like(written[:, :, 0]), []
-    for fade, new in zip(total.exp().mT.unbind(2), written.unbind(2), strict=True):
-        states.append(state)
-        state = fade * state + new
-    return torch.stack(states, 2)
-
-
 def reference(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     g: Tensor,
-    u: Tensor | None = None,
     a: Tensor | None = None,
     b: Tensor | None = None,
     floor: float = FLOOR,
 ) -> Tensor:
-    """The recurrences, literally, in float64, token by token: with u RWKV-6's, with a and b 7's.
+    """The recurrence, literally, in float64, token by token; without a and b nothing is rewritten.
 
     Log decays g are (B, T, H, K), or (B, T, H, 1) for all channels of a head, clamped at `floor`.
     """
@@ -107,59 +86,9 @@ def reference(
         if a is not None and b is not None:
             found = (a.double()[:, t, :, :, None] * state).sum(-2, keepdim=True)
             after = after + b.double()[:, t, :, :, None] * found
-        after = after + write
-        seen = after if u is None else state + u.double()[..., None] * write
-        out.append((reads[:, t, :, :, None] * seen).sum(-2))
-        state = after
+        state = after + write
+        out.append((reads[:, t, :, :, None] * state).sum(-2))
     return torch.stack(out, 1).to(v.dtype)
-
-
-def gla(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    u: Tensor | None = None,
-    chunk: int = CHUNK,
-    kernel: str = "auto",
-) -> Tensor:
-    """Gated linear attention, without a scale; RWKV-6's time mixing with a bonus.
-
-    Args:
-        q: Queries (B, T, H, K).
-        k: Keys (B, T, H, K).
-        v: Values (B, T, H, V).
-        g: Log decays (B, T, H, K), at most 0; clamped at -10.
-        u: RWKV-6's bonus (H, K) for the token itself, of which q are receptances then.
-        chunk: Tokens of one chunk; need not divide T. At most 16 keeps float32 finite.
-        kernel: auto | torch | reference | fla.
-
-    Returns:
-        (B, T, H, V) in v's dtype; computed in float32 at least.
-
-    Raises:
-        KernelError: The kernel asked for cannot run.
-    """
-    op = "gla" if u is None else "rwkv6"
-    name = choose(op, kernel, v)
-    if name == "reference":
-        return reference(q, k, v, g, u)
-    if name == "fla":
-        floor = g.float().clamp(min=FLOOR)
-        same = (x.to(v.dtype) for x in (q, k))
-        bonus = () if u is None else (u.float(),)
-        return kernel_function(op, "fla")(*same, v, floor, *bonus, scale=1.0)[0]
-    dtype = work_dtype(q, k, v, g)
-    with full_precision(v):
-        qs, ks, vs, gs = (cut(x.to(dtype), chunk) for x in (q, k, v, g))
-        decay = Decay(gs)
-        states = carry(decay.total, decay.to_end(ks).mT @ vs)
-        # With a bonus the state is read before the token is written to it.
-        sums = decay.upto if u is None else decay.before
-        y = decay.pairs(qs, ks, strict=u is not None) @ vs + (qs * sums.exp()) @ states
-        if u is not None:
-            y = y + (qs * ks * u.to(dtype)[:, None, None]).sum(-1, keepdim=True) * vs
-    return join(y, q.shape[1]).to(v.dtype)
 
 
 def rwkv7(
@@ -172,10 +101,23 @@ def rwkv7(
     chunk: int = CHUNK,
     kernel: str = "auto",
 ) -> Tensor:
-    """RWKV-7's time mixing: as `gla` of receptances r, but for a and b (B, T, H, K).
+    """RWKV-7's time mixing.
 
-    They say where to look in the state (the negative of a unit key) and where to put what was found
-    (the unit key times a rate in 0..1).
+    Args:
+        r: Receptances (B, T, H, K).
+        g: Log decays (B, T, H, K), at most 0; clamped at -10.
+        k: Keys (B, T, H, K).
+        v: Values (B, T, H, V).
+        a: Where to look in the state (B, T, H, K): the negative of a unit key.
+        b: Where to put what was found (B, T, H, K): the unit key times a rate in 0..1.
+        chunk: Tokens of one chunk; need not divide T. At most 16 keeps float32 finite.
+        kernel: auto | torch | reference | fla.
+
+    Returns:
+        (B, T, H, V) in v's dtype; computed in float32 at least.
+
+    Raises:
+        KernelError: The kernel asked for cannot run.
     """
     name = choose("rwkv7", kernel, v)
     if name == "reference":

@@ -906,6 +906,8 @@ void ssd_forward(const T* packed, const float* dt, const float* log_decay, const
 
 // The state again, forward, for dC; its gradient, backward, for dB and dx. Every path from token s to
 // token t carries exp(c_t - c_s), c the running sum of log decays: dL/dc_t = <dy_t, y_t> - <x_t, dx_t>.
+// Rounding errors of these differences would add up over all tokens, so that the sum starts anew in
+// every segment, from the gradient of the decay after its last token: exp(a) <state, its gradient>.
 template <class T>
 void ssd_backward(const T* grad, const T* packed, const float* dt, const float* log_decay,
                   const float* D, const float* y, int64_t B, int64_t tokens, int64_t H, int64_t P,
@@ -914,27 +916,43 @@ void ssd_backward(const T* grad, const T* packed, const float* dt, const float* 
   parallel(B, threads, [&](int64_t sample) {
     constexpr int64_t TILE = STATES * 2 * W, LANES = STATES * W;
     int64_t wide = (P + 2 * W - 1) / (2 * W) * 2 * W, of_head = wide / (2 * W) * TILE;
+    int64_t of_heads = H * of_head, segments = (tokens + SEGMENT - 1) / SEGMENT;
     Sample<T> s(packed, dt, log_decay, sample, tokens, H, P, N,
-                SEGMENT * LANES + H * of_head + tokens * H * wide);
-    float *lanes = s.rest, *carried = lanes + SEGMENT * LANES, *dx = carried + H * of_head;
+                SEGMENT * LANES + (segments + 2) * of_heads + tokens * H * wide + segments * H);
+    // The states before each segment and after the last, and the gradient of the state.
+    float *lanes = s.rest, *states = lanes + SEGMENT * LANES;
+    float *carried = states + (segments + 1) * of_heads, *dx = carried + of_heads;
+    float* ends = dx + tokens * H * wide;  // (segments, H): gradients of the decays after them
+    std::fill(ends, ends + segments * H, 0.f);
     const T* g_of = grad + sample * tokens * H * P;
     T* into = dpacked + sample * tokens * s.row;
 
     // Walk the heads' tiles over a segment of tokens, which stays in the cache: `step` has the state
     // and a token, and adds to the token's gradient of B or C, lane by lane over heads and tiles.
     auto segment = [&](int64_t first, int64_t n, int64_t column, bool forward, const auto& step) {
-      int64_t count = std::min(SEGMENT, tokens - first);
+      int64_t count = std::min(SEGMENT, tokens - first), after = first + count;
+      float* from = forward ? states + first / SEGMENT * of_heads : carried;
+      float* to = forward ? from + of_heads : carried;
       std::fill(lanes, lanes + count * LANES, 0.f);
       for (int64_t h = 0; h < H; h++)
         tiles(P, [&](auto full, int64_t p, int64_t left) {
           Vec state[STATES][2];
-          float* kept = carried + h * of_head + p / (2 * W) * TILE;
-          memcpy(state, kept, sizeof state);
+          int64_t tile = h * of_head + p / (2 * W) * TILE;
+          memcpy(state, from + tile, sizeof state);
+          if (!forward && after < tokens) {
+            const float* reached = states + (first / SEGMENT + 1) * of_heads + tile;
+            Vec products[4] = {};
+#pragma GCC unroll 16
+            for (int i = 0; i < 2 * STATES; i++)
+              products[i % 4] += state[i / 2][i % 2] * load<true>(reached + i * W);
+            Vec product = (products[0] + products[1]) + (products[2] + products[3]);
+            ends[first / SEGMENT * H + h] += s.keep[h * tokens + after] * sum(product);
+          }
           for (int64_t i = 0; i < count; i++) {
             int64_t at = forward ? i : count - 1 - i;
             step(full, state, lanes + at * LANES, first + at, h, p, left);
           }
-          memcpy(kept, state, sizeof state);
+          memcpy(to + tile, state, sizeof state);
         });
       for (int64_t i = 0; i < count * STATES; i++) {
         T* target = into + (first + i / STATES) * s.row + H * P + column + n + i % STATES;
@@ -942,7 +960,7 @@ void ssd_backward(const T* grad, const T* packed, const float* dt, const float* 
       }
     };
     for (int64_t n = 0; n < N; n += STATES) {
-      std::fill(carried, carried + H * of_head, 0.f);
+      std::fill(states, states + of_heads, 0.f);
       for (int64_t first = 0; first < tokens; first += SEGMENT)
         segment(first, n, N, true, [&](auto full, Vec(*state)[2], float* lane, int64_t t, int64_t h, int64_t p, int64_t left) {
           constexpr bool FULL = decltype(full)::value;
@@ -961,7 +979,7 @@ void ssd_backward(const T* grad, const T* packed, const float* dt, const float* 
             store<true>(lane + i * W, sum);
           }
         });
-      std::fill(carried, carried + H * of_head, 0.f);
+      std::fill(carried, carried + of_heads, 0.f);
       for (int64_t first = (tokens - 1) / SEGMENT * SEGMENT; first >= 0; first -= SEGMENT)
         segment(first, n, 0, false, [&](auto full, Vec(*state)[2], float* lane, int64_t t, int64_t h, int64_t p, int64_t left) {
           constexpr bool FULL = decltype(full)::value;
@@ -1003,11 +1021,19 @@ void ssd_backward(const T* grad, const T* packed, const float* dt, const float* 
           store<false>(into + t * s.row + h * P + p, back * step + skip * g, left);
         }
         float dstep = sum(through);
+        if ((t + 1) % SEGMENT == 0) decayed = ends[t / SEGMENT * H + h];
         int64_t place = (sample * tokens + t) * H + h;
         decayed += sum(at) - dstep * step;
         ddt[place] = dstep;
         dlog[place] = float(decayed);
         dskip += sum(direct);
+        if (t % SEGMENT == 0) {
+          // At a segment's first token the value is known, so that what rounding has added up to
+          // is too: its expected share is taken out of every sum.
+          int64_t count = std::min(SEGMENT, tokens - t);
+          float excess = float(decayed - (t ? ends[(t / SEGMENT - 1) * H + h] : 0.f)) / count;
+          for (int64_t i = 0; i < count; i++) dlog[place + i * H] -= excess * (count - i);
+        }
       }
       partial[sample * H + h] = dskip;
     }

@@ -10,8 +10,9 @@ are their formulas too. What scans has its torch path elsewhere (`dispatch`).
 
 A library's name is the hash of its sources, its compiler, its CPU and torch, so that another of
 each is another file. It is built under a lock, in a folder of its own, and renamed when it is
-whole: what lies under the name can be loaded, whatever was killed. Without a compiler, or with
-`TREAD_NATIVE=0`, the torch path runs.
+complete, beside a file with its size and SHA-256. Both are checked before loading, because a
+library that was truncated later (by a full disk, say) would end the process; one that differs is
+built anew. Without a compiler, or with `TREAD_NATIVE=0`, the torch path runs.
 
 Tokens are float32 or bfloat16; sums, parameters and statistics are float32. Results do not depend
 on the number of threads.
@@ -19,6 +20,7 @@ on the number of threads.
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import platform
@@ -151,14 +153,18 @@ def _load() -> tuple[bool, str]:
         return _without(f"no C++ compiler found ({given or ', '.join(COMPILERS)})")
     try:
         version = _output(compiler, "--version").partition("\n")[0]
-        torch.ops.load_library(_built(compiler, version))
-        return True, f"built by {version}"
+        path = _built(compiler, version)
     # A user without an entry and $HOME: a RuntimeError. Words in another encoding: a ValueError.
     except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         failed = isinstance(error, subprocess.CalledProcessError) and error.stderr
         said = str(failed or error).strip().splitlines()
         line = next((line for line in said if "error" in line), said[0])
         return _without(f"{compiler} cannot build them: {line[:200]}")
+    try:
+        torch.ops.load_library(path)
+    except (OSError, RuntimeError) as error:
+        return _without(f"{path} does not load: {str(error).splitlines()[0][:200]}")
+    return True, f"built by {version}"
 
 
 def _without(reason: str) -> tuple[bool, str]:
@@ -193,14 +199,15 @@ def _built(compiler: str, version: str) -> Path:
     folder = home / "tread-suite" / "native"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{name}.so"
-    if path.is_file():
+    record = path.with_suffix(".json")
+    if _matches(path, record):
         return path
     # A file system without locks is no hindrance: the rename alone keeps files whole.
     lock = FileLock(folder / f"{name}.lock", timeout=PATIENCE, fallback_to_soft=False)
     with contextlib.suppress(OSError, NotImplementedError):
         lock.acquire()
     try:
-        if path.is_file():
+        if _matches(path, record):  # another process has built it meanwhile
             return path
         if lock.is_locked:  # What a killed build left behind.
             for left in folder.glob(f"{name}.*.tmp"):
@@ -209,10 +216,27 @@ def _built(compiler: str, version: str) -> Path:
             built = _compile(compiler, Path(building))
             with built.open("rb") as file:
                 os.fsync(file.fileno())
+            written = Path(building) / record.name
+            written.write_text(json.dumps(_size_and_hash(built)), encoding="utf-8")
+            os.replace(written, record)
             os.replace(built, path)
     finally:
         lock.release()
     return path
+
+
+def _size_and_hash(path: Path) -> dict[str, int | str]:
+    content = path.read_bytes()
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _matches(library: Path, record: Path) -> bool:
+    """Whether a library is the one that was built, by the size and hash stored beside it."""
+    try:
+        expected = json.loads(record.read_text(encoding="utf-8"))
+        return bool(expected == _size_and_hash(library))
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def _compile(compiler: str, folder: Path) -> Path:

@@ -18,7 +18,7 @@ from experiments.runtime.parsing import whole
 from routing.errors import UserError
 from routing.route import Route
 
-PARTS = ("steps", "variants", "profile", "blocks", "loop")
+PARTS = ("steps", "variants", "blocks", "loop")
 VARIANTS = ("torch", "bf16", "compiled", "bf16+compiled")
 
 
@@ -41,9 +41,8 @@ class BenchOptions:
         depth: Blocks, instead of the size's; fewer make it quicker and change little per block.
         rounds: How often all variants are run in turn; medians are reported.
         parts: What to measure: `steps` (the main table), `variants` (the same steps run otherwise),
-            `profile` (where a step's time goes), `blocks` (one block of each family by tokens:
-            where they cross, what they keep) and `loop` (the training loop's own share at scale
-            tiny, and the time to the first step).
+            `blocks` (one block of each family by tokens: where they cross, what they keep) and
+            `loop` (the training loop's own share at scale tiny, and the time to the first step).
         variants: Of the part `variants`: `torch` (without the native CPU operations), `bf16`,
             `compiled` and `bf16+compiled`, each against the step as the other keys have it.
         block_tokens: Tokens of the part `blocks`.
@@ -68,7 +67,7 @@ class BenchOptions:
     batch: Annotated[int, Key(least=1, most=10**6)] = 8
     depth: int | None = None
     rounds: Annotated[int, Key(least=1, most=10**6)] = 7
-    parts: Annotated[tuple[str, ...], Key(among=PARTS)] = ("steps", "profile", "blocks", "loop")
+    parts: Annotated[tuple[str, ...], Key(among=PARTS)] = ("steps", "blocks", "loop")
     variants: Annotated[tuple[str, ...], Key(among=VARIANTS)] = VARIANTS
     block_tokens: Annotated[tuple[int, ...], Key(least=1, most=4096**2)] = (64, 256, 1024, 4096)
     plain: bool = True
@@ -133,8 +132,8 @@ def help_text() -> str:
     lines = [
         "python experiments/bench.py [key=value ...]",
         "",
-        "Times training steps dense and routed, a step's parts and single blocks, side",
-        "by side in one process, and prints what the clock shows beside the MACs.",
+        "Times training steps dense and routed, and single blocks, side by side in one",
+        "process, and prints what the clock shows beside the MACs.",
         "",
         "  python experiments/bench.py backbone=dit depth=8 rounds=3",
         "  python experiments/bench.py tokens=64,256,1024 rate=0.5,0.75 parts=steps",

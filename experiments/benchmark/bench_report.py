@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from experiments.benchmark import step_profile, step_times
+from experiments.benchmark import block_times, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions
 from experiments.runtime.command import is_out_of_memory
 from experiments.runtime.files import atomic_write, check_replaceable
@@ -120,13 +120,6 @@ def steps_table(rows: Sequence[dict[str, Any]]) -> str:
     return text
 
 
-def profile_table(profiles: dict[str, dict[str, float]]) -> str:
-    """Print shares of a step's time: parts down, variants across; then what runs through them."""
-    shares = pd.DataFrame(profiles).map("{:.1%}".format)
-    shares = shares.rename(index={kind: f"in {kind}" for kind in step_profile.WITHIN})
-    return shares.rename_axis(columns="share of a step").to_string()
-
-
 def blocks_table(rows: Sequence[dict[str, Any]]) -> str:
     """Print one block of every family by tokens, and where each becomes the cheaper one."""
     names = [k for k, v in rows[0].items() if isinstance(v, dict)]
@@ -138,22 +131,10 @@ def blocks_table(rows: Sequence[dict[str, Any]]) -> str:
     text = table(rows, columns)
     for size in dict.fromkeys(r["size"] for r in rows):
         same = [r for r in rows if r["size"] == size]
-        for name, tokens in step_profile.crossings(same, names).items():
+        for name, tokens in block_times.crossings(same, names).items():
             where = f"cheaper from {tokens} tokens on" if tokens else "cheaper at none of these"
             text += f"\n{name}-{size} against {names[0]}: {where}"
     return text
-
-
-def profiles(o: BenchOptions, device: torch.device) -> dict[str, dict[str, float]]:
-    """Profile the dense and the first routed step of every family."""
-    found = {}
-    for size, tokens in product(o.size, o.tokens):
-        for case in step_times.cases(o, size, tokens):
-            if case.backbone != "plain" and case.rate in (0.0, o.rate[0]):
-                kind = "routed" if case.route else "dense"
-                step = step_times.Step(case, o, device)
-                found[f"{case.backbone}-{size}@{tokens} {kind}"] = step_profile.profile(step)
-    return found
 
 
 def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
@@ -163,7 +144,7 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
     found: dict[str, Any] = {"options": dataclasses.asdict(o), "environment": environment(device)}
     grids = list(product(o.size, o.tokens))
     # What would end a part in its middle is refused before the first.
-    for grid in grids if {*o.parts} & {"steps", "variants", "profile"} else ():
+    for grid in grids if {*o.parts} & {"steps", "variants"} else ():
         for case in step_times.cases(o, *grid):
             at_once = 0 if device.type == "cuda" else o.batch
             check_fits(case.cost(o.depth), at_once, "a smaller size=, depth=, tokens= or batch=")
@@ -173,14 +154,13 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
         return [row for grid in grids for row in measure(o, *grid, device)]
 
     def loop(name: str) -> dict[str, Any]:
-        first = step_profile.first_step(name)
-        return step_profile.loop_share(name, o.clock) | {"first_step_s": first}
+        first = block_times.first_step(name)
+        return block_times.loop_share(name, o.clock) | {"first_step_s": first}
 
     parts: dict[str, tuple[Callable[[], Any], Callable[[Any], str]]] = {
         "steps": (lambda: over(step_times.measure), steps_table),
         "variants": (lambda: over(step_times.compare), steps_table),
-        "profile": (lambda: profiles(o, device), profile_table),
-        "blocks": (lambda: step_profile.block_times(o, device), blocks_table),
+        "blocks": (lambda: block_times.block_times(o, device), blocks_table),
         "loop": (lambda: [*map(loop, o.backbone)], partial(table, columns=LOOP)),
     }
     for part in filter(o.parts.__contains__, parts):

@@ -11,7 +11,7 @@ from backbones.cost import Cost, cost
 from backbones.sizes import parse_size
 from experiments.config.schema import ENCODERS, Config
 from experiments.data.data_options import describe
-from experiments.options.diffusion import GuidanceOptions, RoutedOptions, rate_over_steps
+from experiments.options.guidance import GuidanceOptions, RoutedOptions, rate_over_steps
 from experiments.runtime.console import big
 from routing.errors import UserError
 from routing.route import Route, RouteSchedule, Segment, keep_count
@@ -138,10 +138,10 @@ def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str
 
 
 def learned_parts(config: Config) -> dict[str, Any]:
-    """Return the arguments of what a variant adds: SPRINT's fusion, a router, REPA's projector."""
+    """Return the arguments of what a variant adds: SPRINT's fusion, REPA's projector."""
     parts: dict[str, Any] = {}
-    if config.routing.learned != "none":
-        parts[config.routing.learned] = str(first_route(config))
+    if config.routing.learned == "fuse":
+        parts["fuse"] = str(first_route(config))
     if config.train.encoder != "none" and config.backbone.get("align") is None:
         width = int(config.backbone.get("width") or parse_size(config.size).width)
         # REPA aligns its eighth block of 24 or 28, and the fourth of 12.

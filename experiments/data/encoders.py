@@ -1,6 +1,6 @@
 """Pretrained encoders: diffusers' AutoencoderKL for pictures, CLIP or T5 for captions.
 
-Each is a name on the hub or a folder; an autoencoder may be a single file of latent diffusion too.
+Each is a name on the hub or a folder.
 Pixels are (v / 127.5) - 1 going in and round((v + 1) 127.5) coming out. Decoding runs in the type
 that was asked for and ends in float32 before it is rounded, so float32 and bfloat16 differ by the
 network's own error alone. Caption embeddings are (B, L, E), L = 77 for CLIP.
@@ -9,15 +9,14 @@ network's own error alone. Caption embeddings are (B, L, E), L = 77 for CLIP.
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
+from backbones.hub import hub_problem
 from experiments.data.data_options import DataError, first_line, require
 from experiments.data.dataset import Device, to_uint8
 from experiments.runtime.parsing import is_number
@@ -31,15 +30,17 @@ _GIVE = "give a diffusers folder (data.vae=FOLDER; prepare: --vae FOLDER)"
 
 
 def why_not(name: str | None) -> str:
-    """Return why an autoencoder (on the hub, a folder, a file) cannot be used here, or nothing."""
+    """Return why an autoencoder (on the hub, a folder) cannot be used here, or nothing."""
     if not name:
         return "the store does not say which VAE made it; set data.vae=FOLDER to see pixels"
     if importlib.util.find_spec("diffusers") is None:
         return _NO_DIFFUSERS
     path = Path(name).expanduser()
     if path.is_file():
-        wrong = f"{path} is no autoencoder: expected one of {' '.join(SUFFIXES)}"
-        return "" if path.suffix in SUFFIXES else wrong
+        return (
+            f"{path} is a single file, and a diffusers folder is needed: make one with "
+            "AutoencoderKL.from_single_file(FILE, config=FOLDER).save_pretrained(OUT)"
+        )
     if path.is_dir():
         missing = [file for file in _FILES if not (path / file).is_file()]
         return f"{path} has no {missing[0]}; {_GIVE}" if missing else ""
@@ -56,8 +57,8 @@ def why_not(name: str | None) -> str:
 class Autoencoder:
     """Encode pictures to moments and decode latents to pictures.
 
-    `name` is one on the hub, which is asked where `download` is set, a folder in diffusers' layout,
-    or a single file of latent diffusion (Stable Diffusion, VA-VAE).
+    `name` is one on the hub, which is asked where `download` is set, or a folder in diffusers'
+    layout.
     """
 
     def __init__(
@@ -71,12 +72,9 @@ class Autoencoder:
         reason = why_not(name)
         if reason and (reason == _NO_DIFFUSERS or folder.exists() or not download):
             raise DataError(reason)
-        if folder.is_file():
-            network: Any = load_single_file(folder)
-        else:
-            from diffusers import AutoencoderKL
+        from diffusers import AutoencoderKL
 
-            network = _pretrained(AutoencoderKL, "VAE", name, download, _GIVE, **_SAFE)
+        network = _pretrained(AutoencoderKL, "VAE", name, download, _GIVE, **_SAFE)
         self.network = network.to(device, dtype).eval().requires_grad_(False)
         self.device, self.dtype = torch.device(device), dtype
         config = network.config
@@ -105,14 +103,16 @@ class Autoencoder:
 def _pretrained(kind: Any, what: str, name: str, download: bool, give: str, **more: Any) -> Any:
     """Return what a class of the hub's libraries loads from a folder, or by a name on the hub."""
     folder = Path(name).expanduser()
+    # The libraries retry for half a minute, and then say that the repository lacks a file.
+    ask = download and not folder.is_dir()
+    problem = hub_problem(name, "config.json") if ask else ""
     try:
         source = str(folder) if folder.is_dir() else name
-        return kind.from_pretrained(source, local_files_only=not download, **more)
+        return kind.from_pretrained(source, local_files_only=not ask or bool(problem), **more)
     except Exception as error:
+        reason = f"{problem}; it is not in the local cache" if problem else first_line(error)
         fetch = "" if folder.is_dir() else f"fetch it with `hf download {name}`, or "
-        raise DataError(
-            f"the {what} {name} cannot be loaded ({first_line(error)}); {fetch}{give}"
-        ) from None
+        raise DataError(f"the {what} {name} cannot be loaded ({reason}); {fetch}{give}") from None
 
 
 def sample_moments(moments: Tensor, draws: Draws, stream: str) -> Tensor:
@@ -121,93 +121,6 @@ def sample_moments(moments: Tensor, draws: Draws, stream: str) -> Tensor:
     noise = draws.normal(stream, tuple(mean.shape[1:])).to(mean.device)
     # The bounds of diffusers' DiagonalGaussianDistribution.
     return mean + (log_variance.clamp(-30, 20) / 2).exp() * noise
-
-
-# --- single files of latent diffusion ------------------------------------------------------------
-#
-# diffusers has the same network under other names: the configuration is read off the tensors'
-# shapes, and diffusers' own converter renames them, but for the attention beside the blocks of a
-# level, which VA-VAE has at its lowest one.
-
-
-SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
-# Latent diffusion divides the channels of every norm into 32 groups.
-_GROUPS = 32
-_PREFIXES = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")
-
-
-def load_single_file(path: Path) -> Any:
-    """Return diffusers' AutoencoderKL with the weights of a single file of plain tensors.
-
-    Raises:
-        DataError: A pickle of more than tensors, or no autoencoder of this kind.
-    """
-    from diffusers import AutoencoderKL
-
-    try:
-        if path.suffix == ".safetensors":
-            found: Any = load_file(path)
-        else:
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:
-        raise DataError(
-            f"{path} is damaged or holds more than tensors, which is refused because it can run "
-            "code; if you trust it, save its state_dict alone with torch.save"
-        ) from None
-    try:
-        named = {
-            name.removeprefix("first_stage_model."): tensor
-            for name, tensor in found.get("state_dict", found).items()
-        }
-        state = {name: tensor for name, tensor in named.items() if name.startswith(_PREFIXES)}
-        config = _config(state)
-        network: Any = AutoencoderKL(**config)
-        network.load_state_dict(_renamed(state, config))
-    except (KeyError, ValueError, RuntimeError, IndexError, TypeError, AttributeError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise DataError(
-            f"{path} is no autoencoder of latent diffusion ({lines[-1].strip()}); expected "
-            "encoder.* and decoder.* tensors as Stable Diffusion and VA-VAE publish them"
-        ) from None
-    return network
-
-
-def _config(state: dict[str, Tensor]) -> dict[str, Any]:
-    def levels(pattern: str) -> list[int]:
-        return sorted({int(m[1]) for name in state if (m := re.match(pattern, name))})
-
-    depth = len(levels(r"encoder\.down\.(\d+)\.block\."))
-    channels = [len(state[f"encoder.down.{i}.block.0.conv1.weight"]) for i in range(depth)]
-    down, up = (levels(rf"{side}\.(\d+)\.attn\.") for side in (r"encoder\.down", r"decoder\.up"))
-    latent = state["decoder.conv_in.weight"].shape[1]
-    attend = {True: "Attn", False: ""}
-    return {
-        "block_out_channels": channels,
-        "layers_per_block": len(levels(r"encoder\.down\.0\.block\.(\d+)\.")),
-        "down_block_types": [f"{attend[i in down]}DownEncoderBlock2D" for i in range(depth)],
-        "up_block_types": [f"{attend[i in up]}UpDecoderBlock2D" for i in reversed(range(depth))],
-        "latent_channels": latent,
-        "norm_num_groups": min(_GROUPS, *channels),
-        "use_quant_conv": "quant_conv.weight" in state,
-        "use_post_quant_conv": "post_quant_conv.weight" in state,
-        # VA-VAE's latents are normalised by statistics instead (latents_stats.pt).
-        "scaling_factor": 0.18215 if latent == 4 else 1.0,
-    }
-
-
-def _renamed(state: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tensor]:
-    """Return tensors under diffusers' names, whose decoder counts levels the other way round."""
-    from diffusers.loaders import single_file_utils as names
-
-    made = names.convert_ldm_vae_checkpoint(state, config)
-    depth = len(config["block_out_channels"])
-    for level in range(depth):
-        for side, new in (("down", level), ("up", depth - 1 - level)):
-            old = f"{side}.{level}.attn"
-            keys = [name for name in state if f".{old}." in name]
-            turned = {"old": old, "new": f"{side}_blocks.{new}.attentions"}
-            names.update_vae_attentions_ldm_to_diffusers(keys, made, state, turned)
-    return {name: tensor for name, tensor in made.items() if ".attn." not in name}
 
 
 # --- captions -------------------------------------------------------------------------------------

@@ -275,7 +275,7 @@ def drawn(folder: Path, classes: int) -> LabelledImages:
             for name, code in sorted(json_of(path.read_bytes()).items())
             if not _BRANDS & set(name.split("-"))
         }
-        for path in sorted(folder.glob("*-charmap*.json"))
+        for path in sorted(folder.glob("[!.]*-charmap*.json"))
         if "brands" not in path.name
     }
     if not listed:

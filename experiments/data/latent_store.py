@@ -30,7 +30,7 @@ from torch import Tensor
 from experiments.data.data_options import DataError, first_line, require
 from experiments.data.latents_spec import Manifest, layout, moments_or_sample
 from experiments.data.tars import latent_in, samples_of
-from experiments.runtime.files import atomic_write, sha256
+from experiments.runtime.files import atomic_write, sha256, visible_files
 from experiments.runtime.parsing import whole
 
 Tensors = dict[str, Tensor]
@@ -77,7 +77,7 @@ class Store:
         self.count, self.has_flips = sum(counts), "latents_flip" in tails
         self._ends = np.cumsum(counts)
         if "labels" in tails:
-            self.labels = torch.cat([file["labels"] for file in self._files]).long()
+            self.labels = torch.cat([_whole_labels(path, file["labels"]) for path, file in files])
 
     def _find(self, index: Tensor) -> list[tuple[Tensors, int]]:
         """Return the file of each row (B,) of the whole, and its row in there."""
@@ -116,6 +116,18 @@ class Store:
             if part is not None:
                 digest.update(part.contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
+
+
+def _whole_labels(path: Path, labels: Tensor) -> Tensor:
+    """Return a file's labels as int64; refuse fractions, which a conversion would truncate."""
+    if labels.is_complex():
+        raise DataError(f"{path} has labels of type {labels.dtype}; expected whole numbers")
+    if labels.is_floating_point():
+        fractions = labels[labels != labels.round()]  # NaN is among them, infinity is not
+        wrong = fractions if len(fractions) else labels[labels.isinf()]
+        value = f"{float(wrong[0]):g}" if len(wrong) else ""
+        require(not len(wrong), f"{path} has label {value}; expected whole numbers from 0 on")
+    return labels.long()
 
 
 def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool = False) -> Store:
@@ -183,7 +195,7 @@ class TarStore(Store):
     layout = "a set of WebDataset tars"
 
     def __init__(self, path: Path, kind: str = "auto") -> None:
-        tars = sorted(path.glob("*.tar"))
+        tars = visible_files(path, "*.tar")
         for tar in tars:
             require(tar.is_file(), f"{tar} is no file, or a link to none; copy it again")
         files = [[tar.name, tar.stat().st_size] for tar in tars]
@@ -260,7 +272,7 @@ class LightningStore(Store):
     layout = "LightningDiT's safetensors shards"
 
     def __init__(self, path: Path, kind: str = "auto") -> None:
-        files = [(file, _mapped(file)) for file in sorted(path.glob("*.safetensors"))]
+        files = [(file, _mapped(file)) for file in visible_files(path, "*.safetensors")]
         shapes = [file["latents"].shape for _, file in files if "latents" in file]
         require(bool(shapes), f"{path} holds {len(files)} shards without latents")
         stored = tuple(shapes[0][1:])

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from experiments.data.data_options import DataError, require
 from experiments.data.dataset import Batch, Condition, Dataset, Device, Rows, SampleOrder
 from experiments.data.encoders import DEFAULT, Autoencoder, TextEncoder, sample_moments, why_not
 from experiments.data.latent_store import Store, open_store
-from experiments.data.latents_spec import LatentsOptions
+from experiments.data.latents_spec import LatentsOptions, first_class_empty
 from experiments.options.fields import build
 from routing.rng import Draws
 
@@ -230,6 +231,8 @@ class Latents(LatentSpace):
         strange_one = f"label {low if low < 0 else high}, outside 0..{self.num_classes - 1}"
         mend = f"set data.num_classes={high + 1}, or mend the store"
         require(0 <= low <= high < self.num_classes, f"{path} has {strange_one}; {mend}")
+        if low > 0 and store is self._stores["train"]:
+            warnings.warn(first_class_empty(f"{path}: its", low), stacklevel=2)
         self.class_names = named or tuple(str(k) for k in range(self.num_classes))
 
     def _affine(self, store: Store) -> None:

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from experiments.data.data_options import DataError, DataOptions, ShapeError, require
 from experiments.data.tars import LATENT, Member, latent_in, walk
 from experiments.options.fields import Key, build
-from experiments.runtime.files import sha256
+from experiments.runtime.files import sha256, visible_files
 from experiments.runtime.parsing import bytes_of, json_of
 
 FORMAT = "tread-latents/1"
@@ -198,6 +198,12 @@ class LatentsOptions(DataOptions):
             elif kind == "tars":
                 stored_shape(folder, self.kind)
 
+    def check_contents(self, task: str) -> None:
+        """Open the stores and read their labels as a run does (this imports torch)."""
+        from experiments.data.dataset import create
+
+        create(self, task=task)
+
     def fingerprint(self) -> str:
         """Return a checksum of the manifest, or of the names and sizes of a foreign store's files.
 
@@ -213,11 +219,20 @@ class LatentsOptions(DataOptions):
         return hashlib.sha256(listed.encode()).hexdigest()[:16]
 
 
+def first_class_empty(whose: str, lowest: int) -> str:
+    """Return the warning for labels that begin at `lowest` and not at 0."""
+    empty = "class 0 has" if lowest == 1 else f"classes 0 to {lowest - 1} have"
+    return (
+        f"{whose} smallest label is {lowest}, so {empty} no sample but a row of the model's "
+        "embedding; if the labels are meant to count from 1, subtract 1 where they are stored"
+    )
+
+
 def layout(folder: Path) -> str:
     """Return how a folder holds latents: prepared, tars or shards (LightningDiT's)."""
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; data.path expects the folder of a latent store")
-    names = sorted(entry.name for entry in folder.iterdir())
+    names = [entry.name for entry in visible_files(folder, "*")]
     if MANIFEST in names:
         return "prepared"
     if "plan.json" in names:
@@ -237,7 +252,7 @@ def layout(folder: Path) -> str:
 
 def stored_shape(folder: Path, kind: str) -> tuple[str, tuple[int, int, int]]:
     """Return the kind and (C, H, W) of a foreign store from its first header."""
-    if tars := sorted(folder.glob("*.tar")):
+    if tars := visible_files(folder, "*.tar"):
         # One file after the other may be of one sample, or all of a kind may come first.
         fields: dict[str, Member] = {}
         for member in walk(tars[0]):
@@ -247,7 +262,7 @@ def stored_shape(folder: Path, kind: str) -> tuple[str, tuple[int, int, int]]:
         with tars[0].open("rb") as archive:
             _, stored, _ = latent_in(archive, fields, str(tars[0]))
     else:
-        with safe_open(min(folder.glob("*.safetensors")), "numpy") as file:
+        with safe_open(visible_files(folder, "*.safetensors")[0], "numpy") as file:
             stored = tuple(file.get_slice("latents").get_shape()[1:])
     return moments_or_sample(stored, kind, str(folder))
 

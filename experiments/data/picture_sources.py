@@ -22,17 +22,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from experiments.data.class_folders import LABEL_FILE, class_of_each, edm_labels
 from experiments.data.data_options import PICTURES, DataError, first_line, require
 from experiments.data.tars import Member, samples_of
+from experiments.runtime.files import is_system_file
 from experiments.runtime.parsing import json_of, whole
 
 _KINDS = dict.fromkeys(PICTURES, "pictures") | {".tar": "tars"}
-_KINDS |= {".parquet": "tables", ".arrow": "tables"}
+_KINDS |= {".parquet": "tables"}
 # Names of columns on the Hugging Face hub, the likeliest first.
 _GUESSES = {
     "image": ("image", "img", "jpg", "png", "webp"),
     "label": ("label", "labels", "cls", "fine_label", "class"),
-    "caption": ("caption", "captions", "text", "txt", "sentences", "sentences_raw"),
+    "caption": ("caption", "text", "txt"),
 }
 
 
@@ -107,18 +109,26 @@ def open_source(
     if kind != "pictures":
         return TarSource(those) if kind == "tars" else TableSource(those, columns or {})
     source = FolderSource(path if path.is_dir() else path.parent, those, captions)
-    source.others = [p.name for p in others if p.name[0] != "."]
+    source.others = [p.name for p in others if p != source.label_file]
     return source
 
 
 def _files(top: Path, pattern: str) -> Iterator[Path]:
-    """Give the files at any depth whose names match; folders that are links count as well."""
+    """Give the files at any depth whose names match; folders that are links count as well.
+
+    What the system or an editor left there, such as `._1.png` or `.ipynb_checkpoints`, is ignored.
+    """
     for at, below, names in os.walk(top, followlinks=True):
         here = Path(at)
         # A link to a folder on the way to it has no end.
         way = {folder.resolve() for folder in (here, *here.absolute().parents)}
-        below[:] = [name for name in below if (here / name).resolve() not in way]
-        for path in (here / name for name in fnmatch.filter(names, pattern)):
+        below[:] = [
+            name
+            for name in below
+            if not is_system_file(name) and (here / name).resolve() not in way
+        ]
+        own = [name for name in names if not is_system_file(name)]
+        for path in (here / name for name in fnmatch.filter(own, pattern)):
             # Of links to nothing, pictures are listed as skipped.
             if path.is_file() or (path.suffix.lower() in PICTURES and not path.exists()):
                 yield path
@@ -128,20 +138,8 @@ def _digest(values: Any) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
-def _texts(said: Any) -> tuple[str, ...]:
-    """Return a caption or a list of them; `TypeError` for what is no text, such as a record."""
-    found = (said,) if isinstance(said, str) else tuple(said or ())
-    if isinstance(said, dict) or not all(isinstance(caption, str) for caption in found):
-        raise TypeError
-    return found
-
-
-def _captions_of(row: dict[str, Any]) -> tuple[str, ...]:
-    return _texts(row.get("captions") or row.get("caption") or row.get("text"))
-
-
 class FolderSource(PictureSource):
-    """Pictures in one folder per class, or all in one folder without classes."""
+    """Pictures in one folder per class, in EDM's layout, or all in one folder without classes."""
 
     def __init__(self, root: Path, pictures: list[Path], captions: Path | None) -> None:
         self._pictures = pictures
@@ -149,6 +147,8 @@ class FolderSource(PictureSource):
         self._names = names = [p.relative_to(root).as_posix() for p in pictures]
         self._labels: list[int | None] = [None] * self.count
         self._captions: list[tuple[str, ...]] = [()] * self.count
+        self._unreadable: dict[int, str] = {}
+        self.label_file: Path | None = None
         if captions is not None:
             self.captioned, known = True, _read_captions(captions)
             self._captions = [
@@ -157,22 +157,36 @@ class FolderSource(PictureSource):
             missing = [name for name, own in zip(names, self._captions, strict=True) if not own]
             if missing:
                 raise DataError(f"{captions} has no caption for {missing[0]} ({len(missing)} such)")
-        elif any("/" in name for name in names):
-            loose = [root / name for name in names if "/" not in name]
-            beside = f"{loose[0] if loose else ''} lies beside class folders"
-            require(not loose, f"{beside}; move it into one, or away")
-            tops = [name.split("/")[0] for name in names]
-            self.labelled, self.classes = True, tuple(sorted(set(tops)))
-            numbers = {name: number for number, name in enumerate(self.classes)}
-            self._labels = [numbers[top] for top in tops]
-        self.fingerprint = _digest([names, self._captions])
+        else:
+            is_edm, labels = edm_labels(root / LABEL_FILE, names)
+            if is_edm:
+                self.label_file = root / LABEL_FILE
+            if labels is not None:
+                self.labelled, self._labels = True, list(labels)
+            elif not is_edm and any("/" in name for name in names):
+                self.labelled = True
+                self.classes, self._labels, self._unreadable = class_of_each(
+                    root, names, self._unreadable_reason
+                )
+        listed: list[Any] = [names, self._captions]
+        # Named only where they differ from the folders in alphabetical order, so that preparations
+        # of other folders that were begun by an older version can be continued.
+        folders = tuple(sorted({name.split("/")[0] for name in names}))
+        if self.label_file is not None or (self.classes and self.classes != folders):
+            listed.append([self.classes, self._labels])
+        self.fingerprint = _digest(listed)
+
+    def _unreadable_reason(self, index: int) -> str:
+        raw = next(self.read(index, index + 1))
+        return crop(raw, 8).reason
 
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
         """Give pictures `start..stop-1`."""
         for i in range(start, stop):
-            content, why = None, ""
+            content, why = None, self._unreadable.get(i, "")
             try:
-                content = self._pictures[i].read_bytes()
+                # Those in a folder without a class have no label and stay unread.
+                content = None if why else self._pictures[i].read_bytes()
             except OSError as error:
                 why = str(error.strerror)
             yield RawPicture(self._names[i], content, self._labels[i], self._captions[i], why)
@@ -186,7 +200,7 @@ def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
             # Not `splitlines`: a caption may hold other ends of lines, such as U+2028.
             for line in filter(str.strip, text.split("\n")):
                 row = json_of(line)
-                captions.setdefault(row["file_name"], []).extend(_captions_of(row))
+                captions.setdefault(row["file_name"], []).append(row["caption"].strip())
         else:
             content = json_of(text)
             names = {image["id"]: image["file_name"] for image in content["images"]}
@@ -202,7 +216,7 @@ def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
 
 
 class TarSource(PictureSource):
-    """WebDataset tars: pictures, with a `cls` and a `txt` or `json` caption where there is one."""
+    """WebDataset tars: pictures, with a `cls` and a `txt` caption where there is one."""
 
     def __init__(self, tars: list[Path]) -> None:
         self._tars = tars
@@ -219,7 +233,7 @@ class TarSource(PictureSource):
         self.labelled = not bare
         said = f"{bare[0] if bare else ''} has no cls, and other samples have one"
         require(len(bare) in (0, self.count), said)
-        self.captioned = all("txt" in f or "json" in f for *_, f in self._samples)
+        self.captioned = all("txt" in fields for *_, fields in self._samples)
         self.fingerprint = _digest([[path.name, path.stat().st_size] for path in tars])
 
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
@@ -230,7 +244,7 @@ class TarSource(PictureSource):
                 for _, key, member, fields in samples:
                     parts = {}
                     for name, part in (fields | {"image": member}).items():
-                        if name in ("image", "cls", "txt", "json"):
+                        if name in ("image", "cls", "txt"):
                             handle.seek(part.offset)
                             parts[name] = handle.read(part.size)
                     where = f"{self._tars[number].name}: {key}"
@@ -240,37 +254,36 @@ class TarSource(PictureSource):
                         text = parts["cls"].decode("latin-1")
                         label = whole(text, f"{where}: cls holds ", DataError)
                     if "txt" in parts:
-                        said = (parts["txt"].decode("utf-8", "replace").strip(),)
-                    else:
-                        with contextlib.suppress(ValueError, TypeError, AttributeError):
-                            said = _captions_of(json_of(parts.get("json", b"{}")))
+                        caption = parts["txt"].decode("utf-8", "replace").strip()
+                        said = (caption,) if caption else ()
                     yield RawPicture(where, parts["image"], label, said)
 
 
 class TableSource(PictureSource):
-    """Tables of parquet or arrow, as the Hugging Face hub holds data sets."""
+    """Parquet tables, as the Hugging Face hub holds data sets; a caption is a text."""
 
     def __init__(self, files: list[Path], columns: Mapping[str, str | None]) -> None:
-        first, self._blocks, known = files[0], [], {}
+        self._groups: list[tuple[Path, int, int]] = []  # file, row group, rows
         for path in files:
-            with _opened(path) as (schema, counts, _):
-                known[path] = schema
-                self._blocks += [(path, block, rows) for block, rows in enumerate(counts)]
-        schema, self.count = known[first], sum(rows for *_, rows in self._blocks)
+            with _opened(path) as file:
+                rows = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
+                self._groups += [(path, group, count) for group, count in enumerate(rows)]
+        with _opened(files[0]) as file:
+            schema = file.schema_arrow
+        self.count = sum(rows for *_, rows in self._groups)
         guessed = {
             role: next((name for name in likely if name in schema.names), None)
             for role, likely in _GUESSES.items()
         }
         named: dict[str, str | None] = {role: name for role, name in columns.items() if name}
         self._columns = guessed | named
-        bare = f"{first} has no pictures in columns {', '.join(schema.names) or 'none'}"
-        found = self._columns["image"] is not None and self.count > 0
-        require(found, f"{bare}; name the column with --image-column")
-        self._wanted = [name for name in self._columns.values() if name is not None]
-        for path, own in known.items():
-            if missing := [name for name in self._wanted if name not in own.names]:
-                has = ", ".join(own.names)
-                raise DataError(f"{path} has no column {missing[0]!r}; it has {has}")
+        listed = ", ".join(schema.names) or "none"
+        for name in filter(None, named.values()):
+            require(name in schema.names, f"{files[0]} has no column {name!r}; it has {listed}")
+        require(
+            self._columns["image"] is not None and self.count > 0,
+            f"{files[0]} has no pictures in columns {listed}; name the column with --image-column",
+        )
         self.labelled = self._columns["label"] is not None
         self.captioned = self._columns["caption"] is not None
         self.classes = _class_names(schema, self._columns["label"])
@@ -280,27 +293,25 @@ class TableSource(PictureSource):
 
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
         """Give pictures `start..stop-1`."""
-        at = 0
-        for path, block, rows in self._blocks:
-            low, high = max(start - at, 0), min(stop - at, rows)
+        first = 0
+        wanted = [name for name in self._columns.values() if name is not None]
+        for path, group, count in self._groups:
+            low, high = max(start - first, 0), min(stop - first, count)
             if low < high:
-                with _opened(path) as (_, _, read):
-                    chosen = read(block, self._wanted).slice(low, high - low).to_pylist()
-                for i, row in enumerate(chosen, at + low):
-                    yield self._raw(row, f"{path.name}: row {i}")
-            at += rows
+                with _opened(path) as file:
+                    rows = file.read_row_group(group, wanted).slice(low, high - low).to_pylist()
+                for number, row in enumerate(rows, first + low):
+                    yield self._raw(row, f"{path.name}: row {number}")
+            first += count
 
     def _raw(self, row: dict[str, Any], where: str) -> RawPicture:
-        image, label, said = (row.get(str(self._columns[role])) for role in _GUESSES)
+        image, label, caption = (row.get(str(self._columns[role])) for role in _GUESSES)
         content = image.get("bytes") if isinstance(image, dict) else image
         if self.labelled and not isinstance(label, int):
             raise DataError(f"{where} has label {label!r}; expected a whole number")
-        try:
-            captions = _texts(said) if self.captioned else ()
-        except TypeError:
-            raise DataError(
-                f"{where} has caption {said!r}; expected text or a list of it"
-            ) from None
+        if self.captioned and not isinstance(caption, str):
+            raise DataError(f"{where} has caption {caption!r}; expected text")
+        captions = (caption,) if self.captioned and caption else ()
         return RawPicture(where, content if isinstance(content, bytes) else None, label, captions)
 
 
@@ -313,26 +324,16 @@ def _class_names(schema: Any, column: str | None) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, list[int], Any]]:
-    """Give a table's schema, the rows of each block, and what reads columns of a block."""
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a parquet file."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise DataError('tables need pyarrow; pip install -e ".[data]"') from None
     try:
-        if path.suffix == ".parquet":
-            with pq.ParquetFile(path) as file:
-                groups = range(file.num_row_groups)
-                rows = [file.metadata.row_group(k).num_rows for k in groups]
-                yield file.schema_arrow, rows, file.read_row_group
-            return
-        # The hub's cache holds streams; other writers leave files with a footer.
-        try:
-            table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
-        except pa.ArrowInvalid:
-            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-        yield table.schema, [table.num_rows], lambda block, columns: table.select(columns)
+        with pq.ParquetFile(path) as file:
+            yield file
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} is damaged or no table: {first_line(error)}") from None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,10 +26,17 @@ from torch import Tensor
 
 from experiments.data.data_options import DataError, require
 from experiments.data.encoders import Autoencoder, TextEncoder, sample_moments
-from experiments.data.latents_spec import FORMAT, MANIFEST, Manifest, StoredShard, StoredText
+from experiments.data.latents_spec import (
+    FORMAT,
+    MANIFEST,
+    Manifest,
+    StoredShard,
+    StoredText,
+    first_class_empty,
+)
 from experiments.data.picture_sources import PictureSource, RawPicture, crop_ahead
 from experiments.runtime.files import atomic_write
-from experiments.runtime.parsing import Malformed, json_of
+from experiments.runtime.parsing import Malformed, is_number, json_of
 from routing.rng import Draws
 
 
@@ -95,11 +103,33 @@ class StoreWriter:
 
     def _finished(self, k: int) -> dict[str, Any] | None:
         try:
-            about = json_of(self._path(k).with_suffix(".json").read_bytes())
-            size = self._path(k).stat().st_size if about["count"] else 0
-            return about if size == about["bytes"] else None
+            note = json_of(self._path(k).with_suffix(".json").read_bytes())
+            size = self._path(k).stat().st_size if note["count"] else 0
         except (OSError, ValueError, KeyError, TypeError):
             return None
+        return note if self._is_whole(note) and size == note["bytes"] else None
+
+    def _is_whole(self, note: dict[str, Any]) -> bool:
+        """Return whether the note of a shard has all that the manifest needs, of its types."""
+        sums, skipped = note.get("sums"), note.get("skipped")
+        if not isinstance(sums, dict) or not isinstance(skipped, list):
+            return False
+        counts = (note["count"], note.get("bytes"), sums.get("n"))
+        totals: list[Any] = [sums.get("sum"), sums.get("square")]
+        return (
+            all(type(count) is int and count >= 0 for count in counts)
+            and type(sums.get("label")) is int
+            and type(sums.get("lowest")) in (int, type(None))
+            and isinstance(note.get("sha256"), str)
+            and all(isinstance(t, list) and len(t) == self.vae.channels for t in totals)
+            and all(is_number(value) for total in totals for value in total)
+            and all(
+                isinstance(entry, list)
+                and len(entry) == 2
+                and all(isinstance(text, str) for text in entry)
+                for entry in skipped
+            )
+        )
 
     def write(self, k: int) -> Iterator[int]:
         """Encode shard `k` and write it; give the number of pictures of each batch on the way."""
@@ -144,6 +174,7 @@ class StoreWriter:
             "sum": sums[0].tolist(),
             "square": sums[1].tolist(),
             "label": max(labels, default=-1),
+            "lowest": min(labels, default=None),
         }
         digest = hashlib.sha256(content).hexdigest()
         about = {"count": count, "bytes": len(content), "sha256": digest}
@@ -206,6 +237,11 @@ class StoreWriter:
         side = self.settings.size // self.vae.factor
         highest = max(note["sums"]["label"] for note in done)
         text, of = self.text, (self.settings.captions,)
+        # Shards of older versions do not say it.
+        lowest = [note["sums"].get("lowest") for note in done]
+        starts = [label for label in lowest if label is not None]
+        if starts and min(starts) > 0:
+            warnings.warn(first_class_empty("the", min(starts)), stacklevel=2)
         manifest = Manifest(
             kind=self.settings.kind,
             shape=(self.vae.channels, side, side),

@@ -2,7 +2,8 @@
 
 Samples are grouped as WebDataset groups them: the key is the path up to the first dot of the file's
 name, the rest is the field (`n01440764/10026.latent.npy` is the field `latent.npy` of the sample
-`n01440764/10026`). A file that lacks one of them, as `README` or `._10026.png`, belongs to none.
+`n01440764/10026`). A file that lacks one of them, as `README`, belongs to none; hidden files and
+what systems leave (`._10026.png`, `__MACOSX/...`) are ignored.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from experiments.data.data_options import DataError
+from experiments.runtime.files import is_system_file
 
 
 class Member(NamedTuple):
@@ -55,6 +57,10 @@ def walk(path: Path) -> Iterator[Member]:
                         f"{path}: member {info.name!r} is a link or points outside of the archive"
                     )
                     raise DataError(f"{said}; pack plain files only")
+                # Of a folder that macOS or an editor left, nothing is a sample.
+                parts = [part for part in info.name.split("/") if part not in ("", ".")]
+                if any(map(is_system_file, parts)):
+                    continue
                 folder, _, name = info.name.rpartition("/")
                 stem, _, field = name.partition(".")
                 key = f"{folder}/{stem}" if folder else stem

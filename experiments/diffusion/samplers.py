@@ -150,45 +150,82 @@ class Churn(Heun):
         return self._step(denoise, x, i, time)
 
 
-class SDE(Sampler):
-    """Euler-Maruyama on `dz = [(z - D)/u] du + lambda score du_reverse + sqrt(2 lambda) dW`.
+# SiT's SBDM coefficient is infinite at pure noise, where its code starts this much later.
+_SBDM_START = 1e-3
 
-    Any lambda(u) >= 0 keeps the marginals (SiT, Equation 5). Here it is, for a step of length h in
-    u, `lambda = min(strength * form(u), u^2 / h)`, in the last step `strength * form(u)`.
-    The score in z is `(a D - z) / u^2`, with `a = alpha / s`. The last step has no noise: it is one
-    of the ODE (`last=euler`), or of this drift with its score (`mean`, SiT's default). That score
-    is as large as 1 / u, so that the other objectives, whose last u is tiny, take `euler`.
+
+class SDE(Sampler):
+    """Euler-Maruyama on the reverse SDE; with objective=flow it is SiT's sampler.
+
+    For a step of length h in u it is `dz = -h [(z - D) / u - w score] + sqrt(2 w h) noise` with the
+    score in z, `(a D - z) / u^2` where `a = alpha / s`. Any w >= 0 keeps the marginals (SiT,
+    Equation 5). Here w is `strength` times one of SiT's forms (`diffusion_coefficient`).
+
+    The last step has no noise. It is one of the ODE (`last=euler`), of this drift with its score
+    (`mean`, SiT's default), or the estimate of the data itself (`tweedie`; on SiT's linear path
+    that is where `euler` ends too).
+
+    The grids of the other objectives get so close to the data that an explicit step along a score
+    of size 1 / u would be unstable: there w is at most u^2 / h, and the last step is the ODE's.
     """
 
     options: SDEOptions
 
     def __init__(self, options: SDEOptions, objective: Objective) -> None:
         super().__init__(options, objective)
-        self.last = options.last if objective.name == "flow" else "euler"
-        if options.last_step and objective.name == "flow" and self.steps > 1:
+        options.check_objective(objective.name)
+        self.is_flow = objective.name == "flow"
+        if options.last_step and self.is_flow and self.steps > 1:
             # SiT: even steps down to a last, larger one (its last_step_size).
             body = objective.schedule(self.steps - 1, options.shift)
             span = 1 - options.last_step
             self.times = [options.last_step + span * t for t in body] + [0.0]
+        if options.diffusion == "SBDM":
+            # Even steps from there, as in SiT, unless they are shifted.
+            first, last = self.times[0], self.times[-2]
+            share = (first - _SBDM_START - last) / (first - last) if first > last else 1.0
+            body = [last + share * (time - last) for time in self.times[:-1]]
+            self.times = [*body, 0.0]
+
+    def start(self, noise: Tensor) -> Tensor:
+        """Return the noisy image at the first time: pure noise, also where SBDM starts later."""
+        return noise if self.is_flow else super().start(noise)
 
     def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
         """Take one stochastic step; the last is without noise."""
         time, after = self.times[i : i + 2]
-        x0, last = denoise(x, time, i, i).x0, i == self.steps - 1
-        if last and self.last == "euler":
+        x0, is_last = denoise(x, time, i, i).x0, i == self.steps - 1
+        if is_last and self.options.last == "tweedie":
+            return x0
+        if is_last and self.options.last == "euler":
             return self._move(x, self._slope(x, x0, time), time, after)
         u, scale = self.u(time), self.scale(time)
         length, share = u - self.u(after), self.alpha(time) / scale
-        form = {"sigma": u, "constant": 1.0, "decreasing": min(u, 1.0) ** 2}[self.options.diffusion]
-        rate = self.options.strength * form
-        if not last:
-            # No step follows the score beyond the prediction: an explicit one would be unstable.
-            rate = min(rate, u**2 / length)
+        if self.is_flow:
+            rate = diffusion_coefficient(self.options.diffusion, self.options.strength, time)
+        else:
+            rate = min(self.options.strength * u, u**2 / length)
         score = (share * x0 - x / scale) / u**2
         z = x / scale - length * self._slope(x, x0, time) + length * rate * score
-        if not last:
+        if not is_last:
             z = z + math.sqrt(2 * rate * length) * noise(i, x)
         return z * self.scale(after)
+
+
+def diffusion_coefficient(form: str, norm: float, time: float) -> float:
+    """Return w(t) of SiT's code on its linear path, at flow time t (1 is noise).
+
+    SiT counts s = 1 - t from noise to data, so that its sigma is t and cos(pi s) is -cos(pi t).
+    """
+    if form == "constant":
+        return norm
+    if form == "SBDM":
+        return norm * time / (1 - time)
+    if form in ("sigma", "linear"):  # 1 - s, both of them
+        return norm * time
+    if form == "decreasing":
+        return (1 - norm * math.cos(math.pi * time)) ** 2 / 4
+    return norm * math.sin(math.pi * time) ** 2  # increasing-decreasing
 
 
 class Ancestral(Sampler):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from experiments import components as build
+from experiments.config.removed_keys import former_defaults
 from experiments.data.dataset import create
 from experiments.evaluation import scoring, write_npz
 from experiments.evaluation.collect import collect, own_images, prepare, save_reference
@@ -135,7 +136,7 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
             "kind": args.weights or "ema",
             "weights": weights,
             "guidance": dataclasses.asdict(pipeline.guidance.options),
-            "sampler": dataclasses.asdict(pipeline.sampler.options),
+            "sampler": dataclasses.asdict(pipeline.sampler.options) | former_defaults("sampler"),
             **({"data": changes["data"]} if changes["data"] else {}),
             **({} if pipeline.weak is None else {"weaker": checksum(pipeline.weak)}),
         }

@@ -2,11 +2,6 @@
 
 `Guided` is the denoiser that a sampler sees: it runs the passes of a guidance, batching those that
 can be; `generate` integrates from each seed's noise to its image.
-
-Block outputs can be reused between sampling steps, without training: neighbouring blocks and
-neighbouring steps compute nearly the same (TREAD, Figure 4: the similarity that routing exploits in
-training). Blocks i..j run at every n-th evaluation only; in between, what they added to the tokens
-the last time is added again (`routing.stack.Reuse`).
 """
 
 from __future__ import annotations
@@ -14,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -24,52 +18,11 @@ from torch import Tensor
 from experiments.diffusion.guidance import Guidance, Pass, has_text
 from experiments.diffusion.objective import Objective, Prediction
 from experiments.diffusion.samplers import Sampler
-from experiments.options.diffusion import DiffusionError, SamplerOptions
+from experiments.options.diffusion import DiffusionError
 from experiments.runtime import signals
 from routing.rng import Draws, widest
 from routing.route import Route, keep_count
-from routing.stack import Reuse, Routing
-
-# --- blocks reused between steps ------------------------------------------------------------------
-
-
-@dataclass
-class ReusePlan:
-    """Which evaluations compute `blocks`, and what they left behind, for each number of passes."""
-
-    blocks: tuple[int, ...]  # indices of those that are reused
-    every: int  # compute them at every n-th evaluation
-    _computed: dict[int, int] = field(default_factory=dict)
-    _kept: dict[int, Reuse] = field(default_factory=dict)
-
-    def replays(self, evaluation: int, copies: int) -> bool:
-        """Return whether an evaluation reuses; if not, it counts as computed.
-
-        A batch of another number of passes, `copies`, has nothing to reuse.
-        """
-        if evaluation - self._computed.get(copies, -self.every) < self.every:
-            return True
-        self._computed[copies] = evaluation
-        return False
-
-    def of(self, evaluation: int, copies: int) -> Reuse:
-        """Return what the stack records or replays at this evaluation."""
-        kept = self._kept.setdefault(copies, Reuse(self.blocks[0], self.blocks[-1]))
-        return kept.replay() if self.replays(evaluation, copies) else kept.record()
-
-
-def plan_reuse(options: SamplerOptions, depth: int, sparse: bool = False) -> ReusePlan | None:
-    """Return a new plan for one trajectory, or None without reuse; a `sparse` guidance has none.
-
-    `options.reuse` names the blocks as a route does (`4-9`, `2--3`).
-    """
-    found = options.reused(depth, sparse)
-    blocks = found and tuple(range(found.start, found.end + 1))
-    return ReusePlan(blocks, options.reuse_every) if blocks else None
-
-
-# --- images ---------------------------------------------------------------------------------------
-
+from routing.stack import Routing
 
 #: Called with images done and images in all.
 Progress = Callable[[int, int], None]
@@ -91,7 +44,6 @@ class Guided:
     labels: Tensor | None = None  # class of each image, `(B,)`, or None
     text: Tensor | None = None  # text states `(B, L, E)`, or None
     weak_model: Any = None  # the weaker network of autoguidance or routed guidance
-    reuse: ReusePlan | None = None  # which blocks are reused between evaluations, if any
     # What a guidance keeps between evaluations
     memory: dict[str, Tensor] = field(default_factory=dict)
 
@@ -113,7 +65,7 @@ class Guided:
                 x.repeat(copies, 1, 1, 1),
                 torch.full((copies * len(x),), time, dtype=x.dtype, device=x.device),
                 **self._conditions(group, evaluation),
-                **self._shortcuts(model, group[0], copies, evaluation, len(images)),
+                **self._routing(model, group[0], copies, evaluation, len(images)),
             )
             if not images and found.variance is not None:
                 variance = found.variance[: len(x)]
@@ -141,12 +93,10 @@ class Guided:
                 found["text"] = noise * text.std(dim=(1, 2), keepdim=True)
         return found
 
-    def _shortcuts(
+    def _routing(
         self, model: Any, item: Pass, copies: int, evaluation: int, first: int
     ) -> dict[str, Any]:
-        """Return the `routing` or `reuse` of a pass; joined passes keep the same tokens."""
-        if self.reuse is not None and not item.weak:  # a weaker model may have other blocks
-            return {"reuse": self.reuse.of(evaluation, copies)}
+        """Return the `routing` of a pass, if any; joined passes keep the same tokens."""
         tokens, rate = getattr(model, "num_tokens", None), item.rate
         if item.drop:
             draws = self._draws(evaluation, copies, first)
@@ -230,8 +180,6 @@ def generate(
         if isinstance(given, Tensor) and len(given) != len(seeds):
             raise DiffusionError(f"{what} for {len(given)} images, and {len(seeds)} seeds")
     guidance.check(model, weak_model)
-    plan = partial(plan_reuse, sampler.options, getattr(model, "depth", 0), guidance.sparse)
-    plan()  # refuses what cannot be
     if device is None:  # the model's
         first = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None
         device = "cpu" if first is None else first.device
@@ -267,7 +215,6 @@ def generate(
                 None if labels is None else labels[rows],
                 None if text is None else text[rows.to(text.device)].to(device),
                 weak_model,
-                plan(),
             )
             images.append(_batch(guided, sampler, shape)[: count - start])
             if progress:

@@ -22,6 +22,7 @@ from torch import Tensor
 from experiments.data.data_options import PICTURES, first_line
 from experiments.data.picture_sources import eight_bits
 from experiments.options.evaluation import MetricError
+from experiments.runtime.files import visible_files
 
 #: Images taken from an endless stream, per split.
 ENDLESS = {"train": 20000, "test": 5000}
@@ -144,7 +145,8 @@ class Images:
     def __init__(self, path: Path) -> None:
         self.path, self.files = path, list[Path]()
         if path.is_dir():
-            self.files = sorted(p for p in path.iterdir() if p.suffix.lower() in PICTURES)
+            files = visible_files(path, "*")
+            self.files = [file for file in files if file.suffix.lower() in PICTURES]
             self.n = len(self.files)
             if not self.files:
                 raise MetricError(

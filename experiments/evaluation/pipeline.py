@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -12,20 +12,18 @@ from torch import Tensor
 
 from backbones.cost import cost as backbone_cost
 from experiments.config.parent import split
+from experiments.config.removed_keys import without_removed
 from experiments.config.routes import check_guided, first_route
 from experiments.config.schema import Config
 from experiments.diffusion.guidance import Guidance, create_guidance
 from experiments.diffusion.objective import Objective, create_objective
 from experiments.diffusion.samplers import Sampler, create_sampler
-from experiments.evaluation.generation import batches, generate, plan_reuse, progress_of
+from experiments.evaluation.generation import batches, generate, progress_of
 from experiments.options.diffusion import DiffusionError, check_weights, options_of
 from experiments.runtime.parsing import Malformed, yaml_of
 from experiments.training.checkpoint import load_model
 from routing.errors import suggest
 from routing.selection import Selection
-
-#: Images on which the error of reuse is measured.
-PROBES = 8
 
 #: `cost(rate, weak, skipped)`: MACs of one pass of one image at a selection rate (0 is dense), on
 #: the weak model or the main one, without the `skipped` blocks (given only where some are).
@@ -54,21 +52,19 @@ def sampling_cost(
 
     Args:
         objective: Gives the noise level of each evaluation.
-        sampler: Gives the evaluations, and reuse.
+        sampler: Gives the evaluations.
         guidance: Gives the passes.
         cost: MACs of one pass, e.g. `model_cost(model)`.
-        depth: Number of blocks; needed for reuse, and for routes that count from the end.
+        depth: Number of blocks; needed for routes that count from the end.
     """
-    plan = plan_reuse(sampler.options, depth, guidance.sparse)
     macs, passes, calls = 0.0, 0, 0
     evaluations = sampler.evaluations()
-    for evaluation, (step, native) in enumerate(evaluations):
+    for step, native in evaluations:
         level = float(objective.level(torch.tensor(native, dtype=torch.float64)))
         made = guidance.passes(progress_of(step, sampler.steps), level)
         for group in batches(made):
             first = group[0]
-            replay = plan and not first.weak and plan.replays(evaluation, len(group))
-            skipped = (plan.blocks,) if plan and replay else ()
+            skipped: tuple[tuple[int, ...], ...] = ()
             if first.drop:
                 # A fused span is the model's route.
                 route = guidance.route.resolve(depth) if depth else guidance.route
@@ -150,14 +146,6 @@ class SamplingPipeline:
         guide.options.check(null_seen=config.train.label_drop > 0)
         check_guided(config, guide.options, model.config)
         solver = create_sampler(sampler or config.sampler, objective)
-        blocks = solver.options.reuse
-        if plan_reuse(solver.options, model.depth, guide.sparse) is not None and any(
-            getattr(block, "carries", ()) for block in model.stack.blocks
-        ):
-            raise DiffusionError(
-                f"sampler.reuse={blocks}: blocks of backbone={model.name} hand values to later "
-                "blocks, which skipped ones would not; use sampler.reuse=null"
-            )
         return cls(model, objective, solver, guide, weak)
 
     def generate(
@@ -181,11 +169,10 @@ class SamplingPipeline:
         """Return what will be done, in lines for people."""
         cost, route = self.cost(), self.guidance.route
         guidance = described(self.guidance.options) + (f" route={route}" if route else "")
-        plan = plan_reuse(self.sampler.options, self.model.depth, self.guidance.sparse)
         # Without some blocks only the whole of the others is known, attention included.
-        whole = plan is None and not any(p.drop for p in self.guidance.guided(0.0))
+        whole = not any(p.drop for p in self.guidance.guided(0.0))
         linear = self.cost(attention=False).gmacs_per_evaluation if whole else None
-        lines = [
+        return [
             f"sampler   {self.sampler.options.name}, {self.sampler.steps} steps, "
             f"{cost.evaluations} evaluations of objective {self.objective.name}",
             f"guidance  {guidance}: {cost.passes} passes in {cost.batches} batches",
@@ -193,22 +180,6 @@ class SamplingPipeline:
             f"{cost.gmacs_per_evaluation:.4g} an evaluation"
             + ("" if linear is None else f" ({linear:.4g} counting linear layers only)"),
         ]
-        if plan is not None:
-            error, share = self.reuse_error()
-            lines.append(
-                f"reuse     blocks {self.sampler.options.reuse} run in one of "
-                f"{plan.every} evaluations: {share:.0%} of the MACs, images "
-                f"differ by {error:.2%} (relative root mean square, {PROBES} images)"
-            )
-        return lines
-
-    def reuse_error(self) -> tuple[float, float]:
-        """Return how far images with reuse are from those without, and their share of the MACs."""
-        options = asdict(self.sampler.options) | {"reuse": None}
-        plain = replace(self, sampler=create_sampler(options, self.objective))
-        exact, reused = (each.generate(torch.arange(PROBES)) for each in (plain, self))
-        error = (reused - exact).square().mean().sqrt() / exact.square().mean().sqrt()
-        return float(error), self.cost().macs / plain.cost().macs
 
 
 def described(options: Any) -> str:
@@ -257,7 +228,7 @@ def parse_overrides(items: Sequence[str], **flags: Any) -> dict[str, dict[str, A
             found[group][name] = yaml_of(value, item)
         except Malformed:
             found[group][name] = value  # a path, such as one that begins with a bracket
-    return found
+    return without_removed(found)
 
 
 def chosen_options(kind: str, configured: Mapping[str, Any], changes: Mapping[str, Any]) -> Any:

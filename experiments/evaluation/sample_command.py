@@ -136,7 +136,7 @@ def write_pictures(
         write_npz(pieces, count, npz)
     for shard in (out / "shards").glob("shard-*.npz"):  # an earlier call may have been killed here
         shard.unlink()
-    if not grid.exists() or len(list((out / "png").glob("*.png"))) < min(pngs, count):
+    if not grid.exists() or len(list((out / "png").glob("[!.]*.png"))) < min(pngs, count):
         made, tiles = Images(npz), list[torch.Tensor]()
         drawn = made.labels() if request.labels is None else None
         first = made.batches(range(max(pngs, *request.grid) + 1))
@@ -149,7 +149,8 @@ def write_pictures(
                 save_png(image.permute(1, 2, 0).numpy(), out / "png" / name)
         save_png(image_grid(torch.stack(tiles), request.columns, request.row_names), grid)
     console.say(f"grid      {grid}")
-    shown = len(list((out / "png").glob("*.png")))  # an earlier call may have been asked for more
+    # An earlier call may have been asked for more.
+    shown = len(list((out / "png").glob("[!.]*.png")))
     if shown:
         console.say(f"images    {out / 'png'} ({shown:,} of {count:,})")
     console.say(f"npz       {npz} (arr_0, for ADM's evaluator)")

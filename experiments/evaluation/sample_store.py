@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
+from experiments.config.removed_keys import former_defaults
 from experiments.evaluation.generation import Progress, labels_from_seeds
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.options.diffusion import DiffusionError
@@ -171,6 +172,7 @@ def generate_shards(
     rank, processes = world()
     parts = ("objective", "sampler", "guidance")
     options = {part: dataclasses.asdict(getattr(pipeline, part).options) for part in parts}
+    options["sampler"] |= former_defaults("sampler")  # as older shards have them
     route = pipeline.guidance.route
     options["guidance"]["route"] = str(route) if route else None
     about = {

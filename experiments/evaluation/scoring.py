@@ -320,7 +320,7 @@ class HeldOut:
         time = self.objective.times(_Spread(index, draw)).to(self.device)
         found, routed = [], routed_pass(self.config, draws)
         for routing in (None, routed) if routed else (None,):
-            net = Capture(self.model)
+            net = Capture(self.model, self.model.dtype)
             terms = self.objective.loss(net, x, noise, time, **cond, routing=routing).float()
             kept = net.output.kept
             if kept is not None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 
 from experiments.options.fields import Key, build, check_ranges, keys_of
 from routing.errors import UserError, suggest
-from routing.route import Route, RouteError, Schedule, ScheduleError, Segment
+from routing.route import Schedule, ScheduleError
 
 
 class DiffusionError(UserError):
@@ -137,28 +137,9 @@ class SamplerOptions(DiffusionOptions):
     name: str = "heun"
     steps: Steps = 40
     shift: Positive = 1.0
-    reuse: str | None = None
-    reuse_every: Annotated[int, Key(least=1)] = 2  # 1: never reuse
 
-    def reused(self, depth: int, sparse: bool) -> Segment | None:
-        """Return the blocks of `depth` that are reused; a `sparse` guidance can have none."""
-        if self.reuse in (None, "none") or self.reuse_every == 1:
-            return None
-        try:
-            segments = Route.parse(self.reuse).resolve(depth).segments
-        except RouteError as error:  # which says what to type as route=
-            raise DiffusionError(str(error).replace("route", "sampler.reuse")) from None
-        require(
-            len(segments) == 1 and "@" not in str(self.reuse),
-            f"sampler.reuse={self.reuse}: one stretch of blocks is needed, such as "
-            f"2-{max(depth - 3, 2)}",
-        )
-        require(
-            not sparse,
-            f"sampler.reuse={self.reuse} needs dense passes, and this guidance drops tokens or "
-            "blocks; use one of the two",
-        )
-        return segments[0]
+    def check_objective(self, objective: str) -> None:
+        """Refuse options that have no meaning for the objective of this name."""
 
 
 @dataclass(frozen=True)
@@ -183,16 +164,32 @@ class ChurnOptions(SamplerOptions):
     ORDER = ("churn_min", "<=", "churn_max")
 
 
+#: Diffusion coefficients w(t) of SiT's code (`path.compute_diffusion`).
+DIFFUSION_FORMS = ("sigma", "constant", "SBDM", "linear", "decreasing", "increasing-decreasing")
+
+
 @dataclass(frozen=True)
 class SDEOptions(SamplerOptions):
     """Euler-Maruyama on the reverse SDE (SiT section 3.3), the last step without noise."""
 
     name: str = "sde"
     steps: Steps = 250
-    diffusion: Annotated[str, Key(among=("sigma", "constant", "decreasing"))] = "sigma"
+    diffusion: Annotated[str, Key(among=DIFFUSION_FORMS)] = "sigma"
     strength: NotNegative = 1.0  # 0: the ODE
     last_step: Annotated[float, Key(least=0, below=1)] = 0.04
-    last: Annotated[str, Key(among=("euler", "mean"))] = "euler"
+    last: Annotated[str, Key(among=("euler", "mean", "tweedie"))] = "euler"
+
+    def check_objective(self, objective: str) -> None:
+        """Refuse SiT's forms for other paths than SiT's."""
+        for key, value, default in (
+            ("diffusion", self.diffusion, "sigma"),
+            ("last", self.last, "euler"),
+        ):
+            require(
+                objective == "flow" or value == default,
+                f"sampler.{key}={value} is defined for objective=flow alone; use {key}={default} "
+                f"with objective {objective}",
+            )
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,10 @@ _TYPES = {
     int: "a whole number", float: "a number", str: "a word", bool: "true or false",
     type(None): "null",
 }  # fmt: skip
+# Words for a truth value that YAML or other programs know and Hydra does not.
+_TRUTH_WORDS = dict.fromkeys(("on", "yes", "y", "t", "1"), "true") | dict.fromkeys(
+    ("off", "no", "n", "f", "0", "none", "null"), "false"
+)
 _BOUNDS = (("of at least", ge), ("above", gt), ("at most", le), ("below", lt))
 
 
@@ -89,15 +93,30 @@ class Key:
         with contextlib.suppress(TypeError):
             if self.holds(made := _convert(kind, value, name)):
                 return made
-        shown, kinds = "null" if value is None else value, {kind, *typing.get_args(kind)}
+        shown, kinds = _as_typed(value), {kind, *typing.get_args(kind)}
         if isinstance(value, float) and value.is_integer() and int in kinds:
             tip = int(value)
+        elif bool in kinds:  # the default may be the opposite of what was meant
+            tip = _TRUTH_WORDS.get(str(shown).lower())
         hint = "" if tip is None else f"; try {name}={tip}"
-        if self.among and (wrong := value if isinstance(value, list | tuple) else [value]):
+        is_truth = bool in kinds and tip is not None
+        wrong = value if isinstance(value, list | tuple) else [value]
+        if self.among and wrong and not is_truth:
             hint = suggest(str(next((w for w in wrong if not self.holds(w)), value)), self.among)
+            # YAML reads a bare yes, no, on or off as a truth value.
+            for word in {"yes", "no", "on", "off"} & {*self.among}:
+                if isinstance(value, bool) and _TRUTH_WORDS[word] == shown:
+                    hint = f"; in YAML, quote the word: '{word}'"
         elif str in kinds and type(value) in (int, float):  # a folder may be called 2026
             hint = f"; type \"{name}='{value}'\""
         raise error(f"{name}={shown}: expected {self.expected(kind)}{hint}")
+
+
+def _as_typed(value: Any) -> Any:
+    """Return a value as a command line spells it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return value
 
 
 def _convert(kind: Any, value: Any, name: str) -> Any:
@@ -143,7 +162,7 @@ def check_ranges(options: Any, where: str, error: type[UserError]) -> None:
     for name, (kind, key) in keys_of(options.__class__).items():
         value = getattr(options, name)
         plain = {kind, *typing.get_args(kind)} & {int, float, bool}
-        if plain or key.among and isinstance(value, str | None):
+        if plain or key.among:
             key.check(where + name, value, error, kind, _tip(options, name, key))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.runtime.process_group import process_group
 from routing.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -199,8 +200,10 @@ def run_command(
     _prepare_output()
     try:
         check_packages()
-        if computes and not {"-h", "--help", "help"} & set(arguments):
-            choose_spinning()
+        if not {"-h", "--help", "help"} & set(arguments):
+            process_group()  # refuses one that is left over or set by half
+            if computes:
+                choose_spinning()
         return command(arguments) or 0
     except Interrupted as error:
         print(str(error), file=sys.stderr)

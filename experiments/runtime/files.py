@@ -29,6 +29,22 @@ except ImportError:  # Windows: no `flock`, and a file that is open there cannot
 ABANDONED_S = 86400
 
 
+# Folders that macOS, a Synology disk, Windows and Linux leave beside a user's own.
+_SYSTEM_FOLDERS = {
+    "__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found",
+}  # fmt: skip
+
+
+def is_system_file(name: str) -> bool:
+    """Return whether a file or folder is hidden or the system's, as `._1.png` or `@eaDir`."""
+    return name.startswith(".") or name in _SYSTEM_FOLDERS
+
+
+def visible_files(folder: Path, pattern: str) -> list[Path]:
+    """Return what matches a pattern in a folder, sorted, without the system's (`._0.tar`)."""
+    return sorted(path for path in folder.glob(pattern) if not is_system_file(path.name))
+
+
 def fsync_dir(path: Path) -> None:
     """Flush a directory entry to disk, so that a rename survives a power cut."""
     if fcntl is None:  # Windows opens no directories

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.runtime.process_group import process_group
 from routing.errors import UserError
 
 
@@ -18,7 +19,7 @@ def join(device: str | None = None) -> str | torch.device:
     The `device` is what the user chose, by default CUDA where there is one.
     """
     gpu = torch.cuda.is_available()
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if process_group().world_size == 1:
         return device or ("cuda" if gpu else "cpu")
     from accelerate import PartialState
 

@@ -33,6 +33,7 @@ from experiments.runtime.processes import gather
 from experiments.training import checkpoint
 from experiments.training.cuda_graphs import GraphedSteps
 from experiments.training.loss import make_encoder, training_loss
+from experiments.training.precision import resolve_precision
 from experiments.training.run_evaluation import Evaluation, forget_after
 from experiments.training.state import TrainingState
 from routing.errors import UserError
@@ -56,6 +57,8 @@ class Trainer:
     ) -> None:
         self.config, self.accelerator, self.console = config, accelerator, console
         self.device, world = accelerator.device, accelerator.num_processes
+        # All processes train in the precision of the first.
+        self.precision = gather(resolve_precision(config, self.device))[0]
         self.dataset = build.make_dataset(config, self.device) if dataset is None else dataset
         info = build.describe_data(self.dataset)
         self.objective = create_objective(config.objective)
@@ -114,7 +117,7 @@ class Trainer:
     def loss_of(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:
         """Return the mean loss of a batch under these random numbers and routes."""
         train = self.config.train
-        bf16 = train.precision == "bf16"
+        bf16 = self.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
             return training_loss(
                 self.net, self.model, self.objective, batch, draws, routing, train, self.encode

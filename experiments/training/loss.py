@@ -24,10 +24,11 @@ from routing.stack import Routing
 
 
 class Capture:
-    """Calls the model, hands the objective its prediction, and keeps the rest of what it said."""
+    """Wraps the model and stores its auxiliary outputs; `dtype` is the type of its weights."""
 
-    def __init__(self, net: Any) -> None:
+    def __init__(self, net: Any, dtype: torch.dtype) -> None:
         self.net = net
+        self.dtype = dtype
         self.output: Output
 
     def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
@@ -51,11 +52,13 @@ def training_loss(
     `net` is called: the model, or its data-parallel wrapper. Of `draws` it takes the streams
     `sigma`, `noise` and `drop`. `encode` is REPA's frozen encoder, (B, C, H, W) -> (B, N, E).
     """
-    capture = Capture(net)
+    capture = Capture(net, model.dtype)
     cond = conditions(model, batch, draws, train.label_drop)
     time = objective.times(draws)
     noise = draws.normal("noise", tuple(batch.x.shape[1:]))
-    terms = objective.loss(capture, batch.x, noise, time, **cond, routing=routing).float()
+    terms = _at_least_float32(
+        objective.loss(capture, batch.x, noise, time, **cond, routing=routing)
+    )
     output = capture.output
 
     def pair() -> tuple[Tensor, Tensor]:
@@ -67,6 +70,10 @@ def training_loss(
         projected, ids = output.aligned.float(), output.aligned_layout.ids
         loss = loss + train.align_weight * losses.alignment_loss(projected, encode(batch.x), ids)
     return loss
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def conditions(model: Backbone, batch: Batch, draws: Draws, share: float) -> dict[str, Any]:
@@ -101,7 +108,7 @@ def reduce(
         kept = output.kept.expand(len(terms), -1)
         if model.decoder is None:
             return losses.masked_mean(terms, losses.pixel_mask(kept, grid, patch))
-        denoised, noisy = (x.float() for x in pair())
+        denoised, noisy = (_at_least_float32(x) for x in pair())
         # A patch of one value has no variance to normalise by.
         normalise = patch * patch * noisy.shape[1] > 1
         error = losses.patch_error(denoised, noisy, patch, normalise)

@@ -1,4 +1,4 @@
-"""One start of a training run: precision, lock, resume, banner, the loop, the files it leaves."""
+"""One start of a training run: lock, resume, banner, the loop, the files it leaves."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import contextlib
 import json
 import os
 import platform
-import statistics
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from timeit import timeit
 from typing import Any
 
 import torch
@@ -21,22 +18,20 @@ import yaml
 
 from backbones import Cost
 from experiments import components as build
-from experiments.config.help import check_ready
 from experiments.config.routes import banner_lines
 from experiments.config.schema import Config
 from experiments.evaluation import scoring
 from experiments.evaluation.pipeline import SamplingPipeline
+from experiments.preflight import check_ready
 from experiments.runtime import console as log
 from experiments.runtime import run_folder, signals
 from experiments.runtime.command import ROOT, Interrupted
-from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, code_commit, locked
-from experiments.runtime.memory import out_of_memory
 from experiments.runtime.parsing import is_number
-from experiments.runtime.processes import gather
 from experiments.training import checkpoint
 from experiments.training import run_evaluation as evaluation
 from experiments.training.loop import Trainer
+from experiments.training.precision import record_precision, slow_bf16
 from experiments.training.state import TrainingState
 
 _PACKAGES = (
@@ -55,8 +50,6 @@ def train(config: Config, *, quiet: bool = False) -> Path:
         UserError: Anything a user can mend, in one sentence.
         Interrupted: Stopped by a signal, after saving.
     """
-    if config.train.precision == "auto":
-        config = settled(config, quiet=quiet)
     accelerator = build.make_accelerator(config)
     console = log.Console(quiet or not accelerator.is_main_process)
     folder, steps = config.folder, config.train.steps
@@ -136,7 +129,10 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
     mac = trainer.device.type == "cpu" and torch.backends.mps.is_available()
     other = "   (this Mac's GPU is untested: ACCELERATE_TORCH_DEVICE=mps tries it)" * mac
     plural = "s" * (threads > 1)
-    console.say(f"device      {where}, {threads} thread{plural}, {config.train.precision}{other}")
+    auto = " (train.precision=auto)" * (config.train.precision == "auto")
+    console.say(f"device      {where}, {threads} thread{plural}, {trainer.precision}{auto}{other}")
+    if warning := slow_bf16(config, trainer.device):
+        console.say(warning)
     console.say()
     # Guidance, sampler and what a score lacks (weights, a reference) are refused or said before
     # training, not after the last step.
@@ -153,11 +149,12 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
         log.cut_records(folder, state.step)
         atomic_write(folder / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
         atomic_write(folder / "env.json", json.dumps(environment(), indent=1))
+        record_precision(config, trainer.precision)
         trainer.check_folder = partial(run_folder.check_present, folder)
     trainer.fit()
     if accelerator.is_main_process:
         trainer.check_folder()
-        finish(config, state, trainer.cost, time.monotonic() - began)
+        finish(config, state, trainer.cost, time.monotonic() - began, trainer.precision)
     accelerator.wait_for_everyone()
     for tracker in accelerator.trackers:  # not `end_training`, which ends the process group too
         tracker.finish()
@@ -195,7 +192,7 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def finish(config: Config, state: TrainingState, cost: Cost, wall: float) -> None:
+def finish(config: Config, state: TrainingState, cost: Cost, wall: float, precision: str) -> None:
     """Write the weights, the loss curve and, last, `summary.json`."""
     folder, model, step = config.folder, state.model, state.step
     weights = dict(zip(state.names, state.ema, strict=True))
@@ -216,6 +213,7 @@ def finish(config: Config, state: TrainingState, cost: Cost, wall: float) -> Non
         "route": config.resolved_route,
         "scale": config.scale,
         "seed": config.seed,
+        "precision": precision,
         "step": step,
         **{key: getattr(cost, key) for key in _COSTS},
         "macs": state.macs,
@@ -253,59 +251,3 @@ def show_results(console: log.Console, folder: Path) -> None:
     ):
         if (folder / name).exists():
             console.say(f"{label:<12}{folder / name}")
-
-
-# --- train.precision=auto: which precision trains this model faster here --------------------------
-
-KEPT = "precision.json"
-ROUNDS = 3
-# What bf16 has to gain: more than a measurement's noise, since it rounds.
-WORTH = 1.05
-
-
-def settled(config: Config, *, quiet: bool = False) -> Config:
-    """Return the configuration of a run typed with `auto`: fp32 or bf16 stands in its place.
-
-    The run's folder remembers that it was settled (`precision.json`), so that the same command
-    goes on in it, on any machine; without one, steps of both are timed.
-    """
-    runs = config.settled()
-    accelerator = build.make_accelerator(replace(runs[0], log="none"))
-    console = Console(quiet or not accelerator.is_main_process)
-
-    # All processes decide as the first.
-    known = gather(next((run for run in runs if (run.folder / KEPT).exists()), None))[0]
-    if known is not None:
-        console.say(f"precision   {known.train.precision}: settled by an earlier start of this run")
-        return known
-    check_ready(runs[0], accelerator.num_processes, accelerator.device.type == "cuda")
-    ratio = gather(bf16_speed(runs, accelerator))[0]
-    chosen = runs[ratio > WORTH]
-    console.say(
-        f"precision   {chosen.train.precision}: bf16 is {ratio:.2f} times as fast as fp32 here "
-        f"({ROUNDS} forward and backward passes of each, in turn)"
-    )
-    if accelerator.is_main_process:
-        found = {"asked": "auto", "precision": chosen.train.precision, "bf16_speed": ratio}
-        atomic_write(chosen.folder / KEPT, json.dumps(found))
-    return chosen
-
-
-def bf16_speed(runs: list[Config], accelerator: Any) -> float:
-    """Time passes of a fresh model in fp32 and bf16, in turn; return the median ratio."""
-    trainer = Trainer(runs[0], accelerator, Console(quiet=True))
-    trainer.model.train()
-    low, high = trainer.pieces[0]
-    rows = torch.arange(trainer.first + low, trainer.first + high)
-    batch, _, _ = trainer.drawn(rows, None)
-
-    def one_pass(run: Config) -> None:
-        trainer.config = run
-        with out_of_memory(high - low):
-            trainer.backward(trainer.loss(rows, batch))
-        trainer.state.optimizer.zero_grad()
-        if trainer.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    pairs = [[timeit(partial(one_pass, run), number=1) for run in runs] for _ in range(1 + ROUNDS)]
-    return statistics.median(fp32 / bf16 for fp32, bf16 in pairs[1:])

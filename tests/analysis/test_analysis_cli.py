@@ -69,7 +69,7 @@ def test_a_run_that_is_the_working_directory_has_its_name(tmp_path, monkeypatch,
 
 def test_compare_finds_no_difference_in_a_run_with_several_rates(tmp_path):
     run = write(tmp_path, route="0-4@0.25+6-9@0.75")
-    assert compare.text(run, run).endswith("size, cost and time: the same")
+    assert compare.text(run, run).endswith("size and cost: the same")
 
 
 def test_what_varies_and_what_is_shared(runs):
@@ -183,3 +183,12 @@ def test_python_dash_m_runs(runs):
         [sys.executable, "-m", "analysis", "list", str(runs)], capture_output=True, text=True
     )
     assert result.returncode == 0 and "4 done" in result.stdout
+
+
+def test_a_file_that_is_left_out_is_one_line_without_code(tmp_path):
+    (write(tmp_path) / "guidance_scale.json").write_text('{"rows": [1e999]}')
+    words = ["tables", str(tmp_path), "--only", "guidance_scale", "--print"]
+    command = [sys.executable, "-m", "analysis", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("warning: ") and "is not a tread-suite-guidance-scale/1 file" in line

@@ -17,8 +17,9 @@ PLAIN = {
     "backbones.sizes",
     "backbones.cost",
 }
-# Roles of keys, names of scores, what a data set says of itself.
+# Roles of keys, removed keys, names of scores, what a data set says of itself.
 TORCH_FREE = {
+    "experiments.config.removed_keys",
     "experiments.config.schema",
     "experiments.options.evaluation",
     "experiments.data.data_options",

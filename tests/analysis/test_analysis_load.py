@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import analysis
+from analysis import report
 from analysis.runs.cells import Study
+from analysis.runs.grouping import named
 from analysis.runs.run_files import Damaged, leaves, read_lines
 from analysis.runs.run_records import AnalysisError, typed
 from analysis.tables import TABLES, make, make_all
@@ -178,7 +180,7 @@ def test_curves_and_scores_carry_the_cost(tmp_path):
     write(tmp_path, route="2-8")
     curves = analysis.curves(tmp_path, columns=("time", "loss", "macs", "absent"))
     assert curves["step"].tolist() == list(range(10, 401, 10))
-    assert curves["hours"].is_monotonic_increasing and curves["absent"].isna().all()
+    assert curves["time"].is_monotonic_increasing and curves["absent"].isna().all()
     scores = analysis.scores(tmp_path)
     own = scores[scores["metric"] == METRIC]
     at = own.set_index("step")["macs"]
@@ -323,7 +325,7 @@ def test_evaluations_beside_a_run_are_scores_but_never_its_own(tmp_path):
         ("0-11", {"routing__reinsert": "none"}, "dropping"),
         ("0-11", {"routing__reinsert": "none", "backbone__decoder": {"depth": 2}}, "MaskDiT"),
         ("2-8@0.75", {"routing__learned": "fuse"}, "SPRINT"),
-        ("2-8", {"routing__learned": "router"}, "learned router (control)"),
+        ("2-8", {"routing__learned": "router"}, "learned router"),
         ("2-8", {"routing__remove": "after:4"}, "delayed removal"),
         ("2-8", {"routing__remove": "never"}, "no removal (control)"),
         ("2-8", {"train__encoder": "random"}, "TREAD + REPA"),
@@ -409,3 +411,31 @@ def test_the_parent_of_a_link_is_where_the_link_leads(tmp_path):
     write(tmp_path / "b")
     (tmp_path / "link").symlink_to(path)
     assert len(analysis.load(tmp_path / "link" / "..")) == 1
+
+
+@pytest.mark.parametrize("way", ["merge", "concat", "another library"])
+def test_runs_that_lost_their_attrs_give_no_table_of_the_papers_numbers(way, tmp_path):
+    for place, route in enumerate(("none", "2-8")):
+        write(tmp_path / str(place), route=route)
+    frame = analysis.load(tmp_path)
+    if way == "merge":
+        frame = frame.merge(pd.DataFrame({"run": frame["run"], "note": "mine"}), on="run")
+    elif way == "concat":
+        frame = pd.concat([analysis.load(tmp_path / place) for place in "01"], ignore_index=True)
+    else:
+        frame = pd.DataFrame(frame.to_dict("list"))
+    for use in (
+        lambda: analysis.tables.make("main", frame),
+        lambda: analysis.figures.make("overview", frame),
+        lambda: analysis.scores(frame),
+        lambda: analysis.curves(frame),
+        lambda: named(frame),
+        lambda: report.html(Study(frame)),
+    ):
+        with pytest.raises(AnalysisError, match="lost its attrs.*merge or concat"):
+            use()
+    frame.attrs = analysis.load(tmp_path).attrs
+    assert analysis.tables.make("main", frame).covered
+    # What only filters, sorts or adds columns keeps them.
+    kept = analysis.load(tmp_path).query("route == '2-8'").sort_values("run").assign(note="mine")
+    assert len(analysis.curves(kept)) == 40

@@ -55,7 +55,7 @@ def test_a_committed_notebook_is_its_script_with_outputs(path):
 
 def test_without_published_records_notebooks_ask_for_runs(tmp_path, monkeypatch):
     monkeypatch.delenv(notebook_files.VARIABLE, raising=False)
-    monkeypatch.setattr(notebook_files, "RECORDS", tmp_path / "runs.tar.gz")
+    monkeypatch.setattr(notebook_files, "RECORDS", tmp_path)
     with pytest.raises(AnalysisError, match="records .*runs.tar.gz are not there; give a folder"):
         notebook_files.runs_folder()
 

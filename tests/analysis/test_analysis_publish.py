@@ -1,15 +1,19 @@
 """`python -m analysis publish`: a folder whose every number can be made again from its archive."""
 
+import gzip
 import io
 import json
 import tarfile
+import tracemalloc
 
 import pytest
 from analysis_runs import write
 
 from analysis import analysis_command, publish
+from analysis.runs import archives
+from analysis.runs.archives import unpack
 from analysis.runs.cells import Study
-from analysis.runs.run_records import AnalysisError, find, unpack
+from analysis.runs.run_records import AnalysisError, find
 
 PAGE = """# Ours
 
@@ -170,3 +174,43 @@ def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_p
     for words, said in (("all", "options are `ours`"), ("columns=0,99", "no column '99'")):
         with pytest.raises(AnalysisError, match=said):
             publish.fill(f"<!-- table main {words} -->\n<!-- end -->", Study.of(runs))
+
+
+def _packed(path, members):
+    """Write a gzipped tar of `(name, size, kind)`; only headers where nothing is stored."""
+    with gzip.open(path, "wb", compresslevel=1) as packed:
+        for name, size, kind in members:
+            member = tarfile.TarInfo(name)
+            member.size, member.type = size, kind
+            packed.write(member.tobuf())
+            if kind == tarfile.REGTYPE:
+                packed.write(bytes(-(-size // 512) * 512))
+        packed.write(bytes(1024))
+
+
+@pytest.mark.parametrize("kind", ["size", "files", "folders"])
+def test_an_archive_that_unpacks_to_too_much_is_refused(kind, tmp_path, monkeypatch):
+    many = tarfile.REGTYPE if kind == "files" else tarfile.DIRTYPE
+    members = [(f"runs/{place}", 0, many) for place in range(60)]
+    if kind == "size":
+        members = [("runs/a/metrics.jsonl", 64 * 2**20, tarfile.REGTYPE)]
+    _packed(tmp_path / "bomb.tar.gz", members)
+    monkeypatch.setattr(archives, "MAX_FILES", 50)
+    monkeypatch.setattr(archives, "MAX_UNPACKED", 2**20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(AnalysisError, match="unpacks to more than 1 MiB or 50 files"):
+            unpack(tmp_path / "bomb.tar.gz", tmp_path / "out")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # Decompressed as a whole it would take 64 MiB.
+    assert peak < 16 * 2**20
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_archive_without_runs_names_no_folder_of_this_machine(tmp_path):
+    _packed(tmp_path / "other.tar.gz", [("elsewhere/a.json", 3, tarfile.REGTYPE)])
+    with pytest.raises(AnalysisError) as error:
+        unpack(tmp_path / "other.tar.gz", tmp_path / "out")
+    assert str(error.value) == f"{tmp_path}/other.tar.gz holds no records of runs: no folder runs/ in it"

@@ -265,5 +265,5 @@ def test_the_answer_counts_settings_and_not_their_metrics(tmp_path):
         for route in ("none", "2-8"):
             write(tmp_path, route=route, seed=seed)
             write(tmp_path, "mamba", route, 0) if not seed else None
-    (note, *_) = report._answer(analysis.tables.make("main", tmp_path)).notes
+    (note, *_) = analysis.tables.answer(analysis.tables.make("main", tmp_path)).notes
     assert note == "Settings without a difference of 3 seeds: 1, in the main table."

@@ -1,7 +1,6 @@
 """The set of scores side by side, and how it responds to guidance: tables and figure."""
 
 import json
-import re
 
 import pytest
 from analysis_runs import score, write
@@ -231,20 +230,21 @@ def test_what_is_said_of_scales_mixes_no_routes_and_no_lengths(tmp_path):
     assert findings.scale(Study.of(tmp_path)) == [line.replace("x-x, x,", "x-x, x, after 400 steps,") for line in said]
 
 
-@pytest.mark.parametrize(("key", "said"), [("wall_s", "an image than dense.$"), ("macs_routed", "do not tell")])
-def test_a_run_that_took_nothing_is_no_division_by_it(key, said, tmp_path):
+def test_a_run_that_cost_nothing_is_no_division_by_it(tmp_path):
     for route in ("none", "2-8"):
         path = write(tmp_path, route=route) / "summary.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {key: 1 if route == "none" else 0}))
-    assert re.search(said, findings.make("cost", Study.of(tmp_path)))
+        cost = 1 if route == "none" else 0
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"macs_routed": cost}))
+    assert "do not tell" in findings.make("cost", Study.of(tmp_path))
 
 
 def test_unequal_steps_and_seeds_without_a_pair_are_no_part_of_a_sentence(tmp_path):
     for seed in range(3):
         write(tmp_path, route="none", seed=seed, train__steps=200)
         write(tmp_path, route="2-8", seed=seed, evaluations=1)
-    # A routed step takes the same share of a dense one's time, however many were taken.
-    assert "1.40 times its speed by the clock (n=3)" in findings.make("cost", Study.of(tmp_path))
+    # Multiply-adds of a step do not depend on how many were taken; no time is compared.
+    said = findings.make("cost", Study.of(tmp_path))
+    assert said.endswith("1.40 times fewer multiply-adds an image than dense.") and "clock" not in said
     write(tmp_path, route="none", seed=0)
     assert "after 400 steps (n=1)**" in findings.make("main", Study.of(tmp_path))
 

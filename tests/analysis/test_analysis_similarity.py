@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import backbones
 from analysis.analysis_command import main
@@ -126,16 +127,37 @@ def test_tokens_that_took_the_route_do_not_move_inside_it(exported):
     assert routed[1, 2] < 0.9999 and routed[5, 6] < 0.9999
 
 
-def test_no_more_samples_than_are_held_out(exported):
+def test_no_more_samples_than_are_held_out(exported, tmp_path, monkeypatch):
     found = measure(exported, Protocol(levels=(1.0,), samples=10**6, batch=180), device="cpu")
     assert found.protocol["samples"] == 360
     words = ["--samples", "400", "--batch", "180", "--levels", "1"]
+    monkeypatch.chdir(tmp_path)
+    before = sorted(exported.iterdir())
     assert main(["similarity", str(exported / "model.safetensors"), *words]) == 0
-    stored = read(exported / "model.similarity.npz")
+    # An exported file may be a bundled one: its folder is left as it is.
+    assert sorted(exported.iterdir()) == before
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "model.similarity.npz",
+        "model.similarity.png",
+    }
+    with Image.open("model.similarity.png") as image:
+        assert image.format == "PNG" and np.asarray(image.convert("L")).std() > 10
+    stored = read(tmp_path / "model.similarity.npz")
     assert stored.protocol["samples"] == 360 and (stored.arrays["cosine"] == found.arrays["cosine"]).all()
 
 
-def test_the_command_knows_routed_runs_by_their_configuration(exported, tmp_path):
+def test_two_exported_files_of_one_name_overwrite_nothing(exported, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    shutil.copy(exported / "model.safetensors", "other")
+    files = [str(exported / "model.safetensors"), "other/model.safetensors"]
+    assert main(["similarity", *files]) == 2
+    assert "2 of the files are called model.safetensors" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_the_command_knows_routed_runs_by_their_configuration(exported, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     runs = [tmp_path / name for name in ("of_none_routed.safetensors", "dense.safetensors")]
     shutil.copy(exported / "model.safetensors", runs[0])
     model = backbones.create("dit", "T/1", depth=2, in_channels=1, input_size=8, num_classes=10)
@@ -144,5 +166,5 @@ def test_the_command_knows_routed_runs_by_their_configuration(exported, tmp_path
     export(runs[1], model, model.state_dict(), config, 1, info)
     words = ["--routed", "--samples", "2", "--batch", "2", "--levels", "1"]
     assert main(["similarity", *map(str, runs), *words]) == 0
-    found = [read(run.with_name(f"{run.stem}.similarity.npz")).arrays.keys() for run in runs]
+    found = [read(tmp_path / f"{run.stem}.similarity.npz").arrays.keys() for run in runs]
     assert found == [{"cosine", "routed", "stayed"}, {"cosine"}]

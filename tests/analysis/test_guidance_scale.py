@@ -99,8 +99,13 @@ def test_recipes_are_told_apart_and_no_seed_counts_twice(tmp_path: Path) -> None
     said = findings.scale(study)
     assert len(said) == 2 and all("+0.011 [" in line and "(n=3)" in line for line in said)
     plot = draw(guidance_table.stored_scales(study))
-    assert plot is not None and len(plot.figure.axes) == 4  # a panel per recipe and form
-    titles = {ax.get_title("left").replace("\n", " ") for ax in plot.figure.axes}
+    assert plot is not None and len(plot.figure.axes) == 4  # per recipe the scale and paired differences
+    titles = {ax.get_title("left").replace("\n", " ") for ax in plot.figure.axes[::2]}
+    # The seeds' own scales lie apart, what the route changes does not: pairs have no band.
+    assert not any(ax.collections for ax in plot.figure.axes[::2])
+    assert all(ax.get_title("left") == "paired by seed (n=3)" for ax in plot.figure.axes[1::2])
+    bars = plot.figure.axes[1].containers[0]
+    assert bars[0].get_ydata() == pytest.approx(0.011, abs=1e-9)
     assert titles == {f"dit-T/1, digits (train.lr={rate}), after 400 steps" for rate in (0.001, 0.0001)}
     # Two of one setting and seed, whatever tells them apart: a row and a line each.
     same = [{**guidance_table.stored_scales(study)[0], "apart": "", "run": name} for name in "ab"]
@@ -109,7 +114,13 @@ def test_recipes_are_told_apart_and_no_seed_counts_twice(tmp_path: Path) -> None
     plot = draw(same)
     assert plot is not None
     texts = [text.get_text() for text in plot.figure.axes[0].get_legend().get_texts()]
-    assert [text.rpartition(": ")[2] for text in texts] == ["a", "b"]
+    assert [text.rpartition(": ")[2] for text in texts] == ["a (n=1)", "b (n=1)"]
+
+
+@pytest.fixture(autouse=True)
+def current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of exported files are written to the current folder."""
+    monkeypatch.chdir(tmp_path)
 
 
 def rows(run: Path) -> dict[tuple[str, float | None], dict[str, Any]]:
@@ -177,7 +188,8 @@ def test_without_an_instrument_there_is_the_plain_form_and_a_sentence(
 ) -> None:
     assert measured(models["flow"]) == 0
     assert "plain form only, for want of an instrument" in capsys.readouterr().out
-    found = guidance_table.read_scales(models["flow"].with_name(f"flow.{guidance_table.FILE}"))
+    found = guidance_table.read_scales(Path(f"flow.{guidance_table.FILE}"))
+    assert not models["flow"].with_name(f"flow.{guidance_table.FILE}").exists()
     assert not any("instrumented" in row for row in found["rows"])
 
 

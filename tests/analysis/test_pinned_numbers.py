@@ -33,7 +33,7 @@ LEFT_OUT = re.compile("hour|speed|throughput|images|seconds|time", re.IGNORECASE
 FIELDS = ("", " std", " low", " high", " n")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 # Labels that were reworded since the numbers were written down: old heading or row name, new one. The numbers stay.
-RENAMED: dict[str, str] = {}
+RENAMED = {r"[Mm]emorisation(\S*)( \([\w-]+\))?( ↑)?$": r"NN-distance ratio\1\2"}  # the label, since 0.1
 
 
 def rounded(text: str) -> str:
@@ -97,7 +97,9 @@ def regenerate(numbers) -> None:
 def pinned() -> dict[tuple[str, str, str, str], str]:
     numbers, place = {}, ()
     for line in PINNED.read_text(encoding="utf-8").splitlines()[1:]:
-        fields = [RENAMED.get(field, field) for field in line.split("\t")]
+        fields = line.split("\t")
+        for old, new in RENAMED.items():
+            fields = [re.sub(old, new, field) for field in fields]
         if fields[0]:
             place = tuple(fields)
         else:

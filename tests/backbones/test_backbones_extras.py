@@ -1,4 +1,4 @@
-"""Learned parts of the baselines: MaskDiT's decoder, REPA's projector, SPRINT's fusion, a router."""
+"""Learned parts of the baselines: MaskDiT's decoder, REPA's projector, SPRINT's fusion."""
 
 import pytest
 import torch
@@ -139,14 +139,6 @@ def test_every_weight_has_a_gradient_in_a_dense_pass_too():
         assert all(p.grad is not None for p in model.parameters())
 
 
-def test_a_learned_router_needs_no_draws():
-    model = build(router="1-2@0.5")
-    out = model(*given(), routing=Routing(Route.parse("1-2@0.5")), return_output=True)
-    assert out.inner[0].ids.shape == (2, 8)
-    out.sample.square().sum().backward()
-    assert model.stack.router.linear.weight.grad.any()
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -154,7 +146,6 @@ def test_a_learned_router_needs_no_draws():
         {"decoder": {}},
         {"align": ALIGN},
         {"fuse": "1-2@0.75"},
-        {"router": "1-2"},
         {"decoder": DECODER, "align": {"block": 0}, "text": (3, 5)},
     ],
 )
@@ -166,7 +157,7 @@ def test_config_and_cost(options):
 
 
 @pytest.mark.parametrize(
-    "options", [{"decoder": DECODER}, {"fuse": "1-2@0.75"}, {"router": "1-2"}, {"text": (3, 5)}]
+    "options", [{"decoder": DECODER}, {"fuse": "1-2@0.75"}, {"text": (3, 5)}]
 )
 def test_cost_agrees_with_torch(options):
     from torch.utils.flop_counter import FlopCounterMode
@@ -192,6 +183,15 @@ def test_cost_of_tokens_that_leave_late_or_for_good():
     for wrong in ({"remove": "later"}, {"remove": "after:²"}, {"reinsert": "never"}):
         with pytest.raises(UserError, match=f"{next(iter(wrong))} .*expected"):
             cost(**options, **wrong)
+
+
+def test_a_removed_argument_is_ignored_at_its_former_default_and_refused_otherwise():
+    """Weights files of earlier versions describe their model with `router`."""
+    model = build()
+    assert backbones.create(**model.config, router=None).config == model.config
+    assert cost(**model.config, router=None) == cost(**model.config)
+    with pytest.raises(BackboneError, match="router=1-2: router was removed; only .* router=None"):
+        backbones.create(**model.config, router="1-2")
 
 
 def test_wrong_options():

@@ -36,10 +36,7 @@ CASES = {
         {"attention": 2},
     ],
     "lightningdit": [{}],
-    "gla": [{}],
-    "hydra": [{}, {"conv": "none"}],
-    "rwkv6": [{}, {"missing": "zero"}],
-    "rwkv7": [{}, {"missing": "nearest"}],
+    "rwkv7": [{}, {"missing": "zero"}, {"missing": "nearest"}],
     "rwkv": [{}, {"missing": "zero"}, {"missing": "nearest"}, {"attention": [2]}],
 }
 ALL = [(name, options) for name, cases in CASES.items() for options in cases]

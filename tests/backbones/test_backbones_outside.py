@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import os
 import subprocess
 import sys
 
@@ -65,6 +66,33 @@ def test_a_file_that_cannot_be_imported_by_its_name_is_refused(tmp_path, name, s
     assert said in python(code, TREAD_BACKBONES=str(tmp_path / name))
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("x = 1\ndef broken(:\n", ", line 2: SyntaxError: invalid syntax"),
+        ("import torch\n\n1 / 0\n", ", line 3: ZeroDivisionError: division by zero"),
+        ("import no_such_package\n", ", line 1: ModuleNotFoundError: No module named"),
+        ("def f():\n    raise KeyError('taps')\n\n\nf()\n", ", line 2: KeyError: 'taps'"),
+        ("import sys\nsys.exit('not here')\n", ", line 2: SystemExit: not here"),
+        ("import json\njson.loads('{')\n", ", line 2: JSONDecodeError: Expecting property"),
+    ],
+)
+def test_a_file_that_fails_stops_a_command_with_its_line(tmp_path, content, reason):
+    path = tmp_path / "mine.py"
+    path.write_text(content)
+    done = subprocess.run(
+        [sys.executable, ROOT / "experiments/run.py", "backbone=mine", "dry=true"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TREAD_BACKBONES": str(path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert (
+        f"error: TREAD_BACKBONES={path}: the file cannot be imported: {path}{reason}" in done.stderr
+    )
+
+
 def test_an_unknown_family_says_how_one_of_ones_own_gets_known():
     code = "from backbones.registry import find; find('mine')"
     assert "TREAD_BACKBONES=FILE.py" in python(code)
@@ -84,5 +112,7 @@ def test_a_wrong_count_of_parameters_is_refused(monkeypatch):
     spec = registry.find("dit")
     half = dataclasses.replace(spec, cost=lambda *a: dataclasses.replace(spec.cost(*a), params=10))
     monkeypatch.setitem(registry._SPECS, "dit", half)
-    with pytest.raises(BackboneError, match="block 0 of dit has [0-9]+ parameters where its block_cost counts 10"):
+    with pytest.raises(
+        BackboneError, match="block 0 of dit has [0-9]+ parameters where its block_cost counts 10"
+    ):
         backbones.create("dit", "T/2", depth=2)

@@ -31,7 +31,7 @@ FAMILIES = st.one_of(
             "key_norm": st.just(False),
         }
     ),
-    st.fixed_dictionaries({"name": st.sampled_from(["gla", "hydra", "rwkv6", "rwkv7"])}),
+    st.fixed_dictionaries({"name": st.just("rwkv7")}),
 )
 
 

@@ -163,6 +163,94 @@ def test_the_command_line_that_dit_saves_beside_its_weights_is_no_obstacle(tmp_p
     assert import_weights.load(tmp_path / "dit.pt", "dit", heads=HEADS).depth == DEPTH
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("model", "ema"), ("model", "model_ema"), ("model", "ema_model"), ("state_dict", "state_dict_ema"),
+        ("model_state_dict", "ema_state_dict"), ("model", "swa_model"), ("model", "averaged_model"),
+    ],
+)  # fmt: skip
+def test_the_moving_average_is_taken_wherever_it_lies(tmp_path, keys):
+    state = published("dit")
+    raw = {key: value * 0 if key != "pos_embed" else value for key, value in state.items()}
+    torch.save({keys[0]: raw, keys[1]: state, "ema_decay": 0.9999, "step": 5}, tmp_path / "x.pt")
+    model = import_weights.load(tmp_path / "x.pt", "dit", heads=HEADS)
+    assert torch.equal(model.time.mlp[2].bias, state["t_embedder.mlp.2.bias"])
+
+
+def test_the_averaged_model_of_torch(tmp_path):
+    """`AveragedModel` of torch.optim.swa_utils saves `module.NAME` beside the count of its updates."""
+    state = published("dit")
+    averaged = {f"module.{key}": value for key, value in state.items()} | {"n_averaged": torch.tensor(3)}
+    raw = {key: value * 0 if key != "pos_embed" else value for key, value in state.items()}
+    for content in (averaged, {"model": raw, "average": averaged}, {"model": raw, "other": averaged}):
+        torch.save(content, tmp_path / "x.pt")
+        model = import_weights.load(tmp_path / "x.pt", "dit", heads=HEADS)
+        assert torch.equal(model.time.mlp[2].bias, state["t_embedder.mlp.2.bias"])
+
+
+def test_the_moving_average_in_a_flat_state_dict():
+    """ema-pytorch saves both models in one state dict, with two counters."""
+    state = published("dit")
+    flat = {f"online_model.{key}": value * 0 for key, value in state.items()}
+    flat |= {f"ema_model.{key}": value for key, value in state.items()}
+    model = import_weights.load(flat | {"initted": torch.tensor(True), "step": torch.tensor(2)}, "dit", HEADS)
+    assert torch.equal(model.time.mlp[2].bias, state["t_embedder.mlp.2.bias"])
+
+
+@pytest.mark.parametrize("empty", [{}, None])
+def test_an_empty_moving_average_is_warned_about(tmp_path, empty):
+    torch.save({"ema": empty, "model": published("dit")}, tmp_path / "x.pt")
+    with pytest.warns(UserWarning, match="empty moving average at ema: these are the raw weights at model"):
+        assert import_weights.load(tmp_path / "x.pt", "dit", heads=HEADS).depth == DEPTH
+
+
+def test_several_averages_are_not_chosen_from():
+    content = {"ema_0.999": published("dit"), "ema_0.9999": published("dit")}
+    with pytest.raises(BackboneError, match=r"several averages .*ema_0\.999, ema_0\.9999"):
+        import_weights.load(content, "dit", heads=HEADS)
+
+
+def test_a_model_trained_without_a_null_class(tmp_path):
+    """DiT's class_dropout_prob=0: the table has a row for each class and none for no class."""
+    import argparse
+
+    state = published("dit")
+    key = "y_embedder.embedding_table.weight"
+    state[key] = torch.randn(10, D)
+    with pytest.raises(BackboneError, match="table of 10 rows; pass num_classes=10 if .*class_dropout_prob=0"):
+        import_weights.load(state, "dit", heads=HEADS)
+    assert import_weights.load(state, "dit", heads=HEADS, num_classes=9).num_classes == 9
+    with pytest.raises(BackboneError, match="num_classes=7: the label table .* has 10 rows; expected 9, or 10"):
+        import_weights.load(state, "dit", heads=HEADS, num_classes=7)
+    torch.save({"ema": state, "args": argparse.Namespace(num_classes=10)}, tmp_path / "x.pt")
+    x, t, y = torch.randn(3, C, SIDE, SIDE), torch.rand(3) * 1000, torch.tensor([0, 4, 9])
+    for weights, given in ((state, 10), (tmp_path / "x.pt", None)):
+        with pytest.warns(UserWarning, match="no null class"):
+            model = import_weights.load(weights, "dit", heads=HEADS, num_classes=given)
+        assert model.num_classes == 10 and not model.labels.table.weight[10].any()
+        torch.testing.assert_close(model(x, t, y), plain(state, x, t, y), rtol=1e-4, atol=1e-4)
+
+
+def test_diffusers_names_are_recognised_in_a_short_error():
+    names = [f"transformer_blocks.{b}.attn1.to_{part}.weight" for b in range(28) for part in "qkv"]
+    with pytest.raises(BackboneError, match="these have diffusers' names") as error:
+        import_weights.load({name: torch.zeros(2, 2) for name in names}, "dit")
+    assert len(str(error.value)) < 300
+
+
+def test_an_error_lists_a_few_names_only():
+    with pytest.raises(BackboneError, match="a.000.w, .*a.004.w, and 95 more") as error:
+        import_weights.load({f"a.{k:03d}.w": torch.zeros(2) for k in range(100)}, "dit")
+    assert len(str(error.value)) < 300
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path):
+    (tmp_path / "x.pt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+    with pytest.raises(BackboneError, match="Git LFS pointer"):
+        import_weights.load(tmp_path / "x.pt", "dit")
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("source", ["dit", "lightningdit"])
 def test_weights_kept_in_half_precision(source, dtype):
@@ -235,7 +323,49 @@ def test_save_and_load(name, tmp_path, monkeypatch):
     assert Backbone.from_pretrained(file).config == model.config
     asked = {"repo_id": "user/name", "filename": "model.safetensors", "revision": "v1"}
     monkeypatch.setattr(hub, "hf_hub_download", lambda **given: str(file) if given == asked else "")
+    monkeypatch.setattr(hub, "hub_problem", lambda *_: "")
     assert Backbone.from_pretrained("user/name", revision="v1").config == model.config
+
+
+def test_without_a_network_the_hub_is_asked_once(tmp_path, monkeypatch):
+    asked, downloads = [], []
+
+    def refuse(url, **options):
+        asked.append(url)
+        raise ConnectionError("Name or service not known")
+
+    def download(**options):
+        downloads.append(options)
+        if not (tmp_path / "cached").exists():
+            raise FileNotFoundError("an error that blames the repository")
+        return str(tmp_path / "cached")
+
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "get_hf_file_metadata", refuse)
+    monkeypatch.setattr(hub, "hf_hub_download", download)
+    with pytest.raises(BackboneError, match=r"user/name: the Hugging Face hub cannot be reached \(Name or"):
+        Backbone.from_pretrained("user/name")
+    assert len(asked) == 1 and [options["local_files_only"] for options in downloads] == [True]
+    # What was downloaded before is there without a network.
+    model = backbones.create("dit", "T/2", input_size=4, in_channels=1, num_classes=2)
+    model.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved/model.safetensors").rename(tmp_path / "cached")
+    assert Backbone.from_pretrained("user/name", force_download=True).config == model.config
+    assert downloads[-1]["force_download"] is False
+
+
+def test_a_repository_that_the_hub_does_not_give(monkeypatch):
+    class Refused(hub.HfHubHTTPError):
+        def __init__(self):
+            self.response = type("Response", (), {"status_code": 404})
+
+    def refuse(url, **options):
+        raise Refused
+
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "get_hf_file_metadata", refuse)
+    with pytest.raises(BackboneError, match=r"gives no model\.safetensors of user/nothing \(HTTP 404\)"):
+        Backbone.from_pretrained("user/nothing")
 
 
 def test_damaged_and_foreign_files(tmp_path):

@@ -196,7 +196,7 @@ def test_auto_never_raises_and_says_why():
     ("op", "requested", "message"),
     [
         ("ssd", "mamba-ssm", "needs a CUDA device and none is here; type kernel=auto"),
-        ("gla", "kernel", "fla needs a CUDA device"),
+        ("rwkv7", "kernel", "fla needs a CUDA device"),
         ("conv", "causal-conv1d", "needs a CUDA device"),
         ("biwkv", "trition", "did you mean triton"),
         ("selective_scan", "native", "expected one of auto"),

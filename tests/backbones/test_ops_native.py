@@ -234,6 +234,25 @@ def test_gradcheck(name):
 
 
 @compiled
+@pytest.mark.parametrize("tokens", [16, 17, 64, 1024])
+def test_the_gradient_of_ssds_rates_keeps_its_precision_over_tokens(tokens):
+    """It is a sum over tokens of running sums: their rounding errors used to grow with T (4e-5)."""
+    heads, width, state = 4, 16, 16
+    packed = draw(2, tokens, heads * width + 2 * state)
+    dt = torch.exp(4.6 * (draw(2, tokens, heads, seed=1) / 2).sigmoid() - 6.9)  # 1e-3 to 1e-1
+    rates, skip = -(1 + 15 * draw(heads, seed=2).sigmoid()), draw(heads, seed=3)
+    values = typed([packed, dt, rates, skip], torch.float32, False)
+
+    def gradients(values, kernel):
+        y = ssd.ssd_packed(*values, width=width, kernel=kernel)
+        return torch.autograd.grad(y.square().sum(), values)
+
+    exact = gradients([m.detach().double().requires_grad_() for m in values], "torch")
+    for ours, wanted in zip(gradients(values, "native"), exact, strict=True):
+        assert (ours.double() - wanted).norm() / wanted.norm() < 1e-6
+
+
+@compiled
 @pytest.mark.parametrize("name", CASES)
 def test_threads_change_nothing(name):
     fast, _, tokens, parameters = case(name, 37, 40, 64)
@@ -491,6 +510,53 @@ def test_many_processes_build_once_and_a_killed_build_leaves_nothing(tmp_path):
     # Another compiler is another library, never that one.
     assert finish(start(tmp_path))[0] == f"{ONES} True"
     assert len(list(cache.glob("*.so"))) == 2
+
+
+@pytest.mark.slow
+@compiled
+def test_a_truncated_library_is_built_anew(tmp_path):
+    """Loading it would end the process with SIGBUS."""
+    assert finish(start(tmp_path))[0] == f"{ONES} True"
+    (library,) = (tmp_path / "tread-suite" / "native").glob("*.so")
+    size = library.stat().st_size
+    os.truncate(library, size // 2)
+    assert finish(start(tmp_path)) == (f"{ONES} True", "")
+    assert library.stat().st_size == size
+
+
+@pytest.mark.parametrize(
+    ("library", "record", "builds"),
+    [
+        (None, None, 1),  # as it was built
+        (b"", None, 2),
+        (b"libr", None, 2),
+        (b"libraRy", None, 2),
+        (None, "", 2),
+        (None, "[]", 2),
+        (None, "gone", 2),
+    ],
+)
+def test_a_library_is_loaded_only_as_it_was_built(tmp_path, monkeypatch, library, record, builds):
+    count = []
+
+    def compile_(compiler, folder):
+        count.append(compiler)
+        built = folder / "library.so"
+        built.write_bytes(b"library")
+        return built
+
+    monkeypatch.setattr(native, "_compile", compile_)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = native._built("c++", "12")
+    record_path = path.with_suffix(".json")
+    if library is not None:
+        path.write_bytes(library)
+    if record == "gone":
+        record_path.unlink()
+    elif record is not None:
+        record_path.write_text(record)
+    assert native._built("c++", "12") == path and len(count) == builds
+    assert path.read_bytes() == b"library" and native._matches(path, record_path)
 
 
 @pytest.mark.slow

@@ -9,19 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from routing import (
-    Draws,
-    Fuse,
-    Layout,
-    LearnedRouter,
-    Reuse,
-    Route,
-    Routing,
-    RoutingError,
-    Selection,
-    Stack,
-    UserError,
-)
+from routing import Draws, Fuse, Layout, Route, Routing, RoutingError, Selection, Stack, UserError
 
 GRID, WIDTH, DEPTH, BATCH, PREFIX = (4, 4), 6, 8, 3, 2
 N, T = 16, 18
@@ -375,51 +363,6 @@ def test_path_drop_leaves_the_span_out():
     assert not torch.allclose(some.x[~dropped], out.x[~dropped])
     with pytest.raises(RoutingError, match="block 3 does not run"):
         model(x, cond, layout, none, taps=(3,))
-
-
-def test_learned_router_keeps_the_best_and_gates_them():
-    router = LearnedRouter(WIDTH, "2-5", DEPTH)
-    model = stack(router=router)
-    x, cond, layout = inputs()
-    out = model(x, cond, layout, routing("2-5@0.75", draws=None), taps=(1, 5))
-    scores = router.linear(out.taps[1][:, PREFIX:])[..., 0]
-    best = scores.topk(4, 1).indices.sort(1).values
-    assert torch.equal(out.inner[0].ids, best)
-    out.x.sum().backward()
-    assert router.linear.weight.grad.abs().sum() > 0
-    dense = model(x, cond, layout)
-    kept = model(x, cond, layout, Routing(Route.parse("2-5"), ids=torch.randperm(N)))
-    assert torch.equal(kept.x, dense.x)
-    assert router(x, PREFIX)[:, :PREFIX].eq(1).all()
-    with pytest.raises(UserError, match="single segment"):
-        LearnedRouter(WIDTH, "0-1+2-3", DEPTH)
-    with pytest.raises(RoutingError, match="not both"):
-        stack(router=router, fuse=Fuse(WIDTH, "2-5", DEPTH))
-
-
-def test_block_outputs_are_reused():
-    model = stack()
-    x, cond, layout = inputs()
-    reuse = Reuse(2, 5)
-    with pytest.raises(UserError, match="nothing was recorded"):
-        reuse.replay()
-    recorded = model(x, cond, layout, reuse=reuse.record(), taps=(1, 5))
-    assert torch.equal(recorded.x, model(x, cond, layout).x)
-    assert torch.equal(reuse.delta, recorded.taps[5] - recorded.taps[1])
-    for block in model.blocks:
-        block.seen.clear()
-    again = model(x, cond, layout, reuse=reuse.replay())
-    assert [len(block.seen) for block in model.blocks] == [1, 1, 0, 0, 0, 0, 1, 1]
-    assert torch.allclose(again.x, recorded.x, atol=1e-12)
-    other = model(x + 1e-4, cond, layout, reuse=reuse)
-    near = model(x + 1e-4, cond, layout).x
-    assert not torch.equal(other.x, near) and torch.allclose(other.x, near, atol=0.02)
-    with pytest.raises(RoutingError, match="dense passes"):
-        model(x, cond, layout, routing("2-5"), reuse=reuse)
-    with pytest.raises(RoutingError, match="the last block is 7"):
-        model(x, cond, layout, reuse=Reuse(2, 8))
-    with pytest.raises(UserError, match="start must not exceed end"):
-        Reuse(5, 2)
 
 
 def test_options_that_contradict():

@@ -31,7 +31,7 @@ def all_cells(name):
 
 
 def check(overrides):
-    expected = compose._compose([compose.tidy(text) for text in overrides])
+    expected = compose.compose([compose.normalize(text) for text in overrides])
     # Also the types: 1 and 1.0 have different hashes.
     assert repr(composition.compose_cached(overrides)) == repr(expected), overrides
 
@@ -62,8 +62,8 @@ def test_every_cell_of_every_grid_is_what_hydra_composes(name):
     ],
 )
 def test_interpolations_quotes_and_nested_values_are_those_of_hydra(overrides):
-    tidy = [compose.tidy(text) for text in overrides if text != "experiment=null"]
-    expected = compose._compose(tidy)
+    normalized = [compose.normalize(text) for text in overrides if text != "experiment=null"]
+    expected = compose.compose(normalized)
     assert repr(composition.compose_cached(overrides)) == repr(expected)
 
 

@@ -11,18 +11,10 @@ import pytest
 import torch
 
 from experiments import bench
-from experiments.benchmark import bench_report, step_profile, step_times
+from experiments.benchmark import bench_report, block_times, step_times
 from experiments.benchmark.bench_options import BenchOptions, help_text, parse
-from experiments.benchmark.step_profile import PARTS, WITHIN, first_step, loop_share, profile
-from experiments.benchmark.step_times import (
-    Case,
-    Step,
-    cases,
-    interleave,
-    kept_bytes,
-    make_step,
-    ratio,
-)
+from experiments.benchmark.block_times import first_step, loop_share
+from experiments.benchmark.step_times import Case, cases, interleave, kept_bytes, make_step, ratio
 from experiments.runtime.command import run_command
 from experiments.training.cuda_graphs import EAGER
 from routing import Route
@@ -55,6 +47,7 @@ def test_words_become_options():
         ("plain=maybe", "expected true or false"),
         ("precision=fp61", "expected one of fp32 bf16"),
         ("parts=step", "did you mean steps"),
+        ("parts=profile", "one of steps variants blocks loop"),
         ("variants=bf61", "did you mean bf16"),
         ("mamba", "expected key=value"),
     ],
@@ -89,10 +82,10 @@ def test_what_this_machine_cannot_do_is_said(capsys, monkeypatch):
 def test_what_ends_a_later_part_is_refused_first_and_an_earlier_one_is_kept(tmp_path, monkeypatch):
     out = tmp_path / "figures.json"
     words = ["device=cpu", *SMALL, "parts=blocks,loop", f"out={out}"]
-    monkeypatch.setattr(step_profile, "block_times", lambda o, device: ["rows"])
+    monkeypatch.setattr(block_times, "block_times", lambda o, device: ["rows"])
     monkeypatch.setattr(bench_report, "blocks_table", str)
     for step in ("first_step", "loop_share"):
-        monkeypatch.setattr(step_profile, step, lambda *_: 1 / 0)
+        monkeypatch.setattr(block_times, step, lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         bench.main(words)
     assert json.loads(out.read_text())["blocks"] == ["rows"]
@@ -143,8 +136,8 @@ def test_crossing_is_the_length_from_which_on_a_family_is_cheaper():
         return {"tokens": tokens, "mamba": {"relative": mamba}, "rwkv": {"relative": rwkv}}
 
     rows = [row(64, 0.9, 1.2), row(256, 1.5, 0.9), row(1024, 0.8, 0.7)]
-    assert step_profile.crossings(rows, ("dit", "mamba", "rwkv")) == {"mamba": 1024, "rwkv": 256}
-    assert step_profile.crossings(rows[:2], ("dit", "mamba")) == {"mamba": None}
+    assert block_times.crossings(rows, ("dit", "mamba", "rwkv")) == {"mamba": 1024, "rwkv": 256}
+    assert block_times.crossings(rows[:2], ("dit", "mamba")) == {"mamba": None}
 
 
 def test_kept_bytes_counts_each_storage_once_and_no_parameter():
@@ -158,7 +151,7 @@ def test_kept_bytes_counts_each_storage_once_and_no_parameter():
 def test_what_a_block_keeps_is_linear_in_tokens(name):
     kept = {}
     for tokens in (64, 256):
-        block = step_profile.BlockRun(name, "T/2", tokens, 1, CPU)
+        block = block_times.BlockRun(name, "T/2", tokens, 1, CPU)
         kept[tokens] = kept_bytes(block.forward, block.block) / tokens
     assert kept[256] == pytest.approx(kept[64], rel=0.1)
 
@@ -201,35 +194,18 @@ def test_a_step_moves_every_weight_and_the_average(name, route):
 # --- a small run of everything
 
 
-def test_a_profile_names_the_parts():
-    o = BenchOptions(depth=4, batch=2)
-    routed = profile(Step(Case("mamba", "T/2", 64, Route.parse("1-2"), 0.5), o, CPU), rounds=1)
-    dense = profile(Step(Case("dit", "T/2", 64, Route(()), 0.0), o, CPU), rounds=1)
-    for shares in (routed, dense):
-        assert list(shares) == [*PARTS, *WITHIN]
-        assert sum(shares[part] for part in PARTS) == pytest.approx(1)
-        # How large a share is hangs on what else the machine does.
-        assert 0 < shares["matrix products"] < 1
-    assert routed["route"] > 0
-    assert dense["mlp"] > 0
-    assert dense["mixer"] > 0
-    assert dense["scan order"] == 0
-    assert dense["fused attention"] > 0 == routed["fused attention"]
-
-
 @pytest.mark.slow
 def test_the_command_prints_tables_and_writes_the_figures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(step_times, "peak", lambda *a: (lambda: torch.mm(torch.ones(8, 8), torch.ones(8, 8)), 1024))
-    monkeypatch.setattr(step_profile, "VALUES", 1 << 13)
+    monkeypatch.setattr(block_times, "VALUES", 1 << 13)
     # A minute of steps, and a command that has a slow test of its own.
-    monkeypatch.setattr(step_profile, "loop_share", functools.partial(loop_share, steps=1))
-    monkeypatch.setattr(step_profile, "first_step", lambda name: 4.5)
+    monkeypatch.setattr(block_times, "loop_share", functools.partial(loop_share, steps=1))
+    monkeypatch.setattr(block_times, "first_step", lambda name: 4.5)
     out = tmp_path / "deep" / "figures.json"
     assert run_command(bench.main, ["device=cpu", *SMALL, f"out={out}"]) == 0
     text = capsys.readouterr().out
     assert "of allowed" in text
     assert "ours over plain dit, route 1-2" in text
-    assert "share of a step" in text and "in matrix products" in text
     assert str(out) in text and text.count("4.5 s") == 3
     found = json.loads(out.read_text())
     assert len(found["steps"]) == 8
@@ -238,9 +214,6 @@ def test_the_command_prints_tables_and_writes_the_figures(tmp_path, capsys, monk
         assert row["memory_bytes"] > 0
         assert len(row["rounds"]) == 2
         assert ("speedup" in row) == (row["route"] != "none")
-    assert set(found["profile"]) == {
-        f"{name}-T/2@16 {kind}" for name in ("dit", "mamba", "rwkv") for kind in ("dense", "routed")
-    }
     assert [row["tokens"] for row in found["blocks"]] == [16, 64]
     assert found["environment"]["torch"] == torch.__version__
 

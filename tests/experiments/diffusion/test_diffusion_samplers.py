@@ -16,6 +16,7 @@ from routing.errors import UserError
 OBJECTIVES = ("edm", "flow", "ddpm")
 # Enough steps for each that the method's own error is below the sampling error of N images.
 STEPS = {"heun": 60, "euler": 200, "churn": 80, "sde": 250, "ddpm": 400, "ddim": 200}
+SIT_FORMS = ("sigma", "constant", "SBDM", "linear", "decreasing", "increasing-decreasing")
 N = 1500
 
 
@@ -65,17 +66,70 @@ def test_ddim_keeps_the_covariance_at_any_eta(eta, sampler):
     assert (x.T.cov() - GAUSSIAN.covariance).abs().max() < 5 * math.sqrt(2 / N) * 0.25
 
 
-@pytest.mark.parametrize("diffusion", ["constant", "decreasing"])
-@pytest.mark.parametrize("strength", [0.5, 1.5])
+@pytest.mark.parametrize("diffusion", SIT_FORMS)
+@pytest.mark.parametrize("strength", [0.5, 1.0])
 def test_sde_keeps_the_covariance_with_any_diffusion(diffusion, strength):
-    x = draw("flow", "sde", GAUSSIAN, diffusion=diffusion, strength=strength, last_step=0.01)
+    x = draw("flow", "sde", GAUSSIAN, diffusion=diffusion, strength=strength)
     assert (x.T.cov() - GAUSSIAN.covariance).abs().max() < 5 * math.sqrt(2 / N) * 0.25
 
 
 @pytest.mark.parametrize("strength", [1.0, 4.0])
-def test_sde_of_few_steps_is_stable_near_the_data(strength):
-    x = draw("ddpm", "sde", GAUSSIAN, diffusion="constant", strength=strength, steps=40)
+@pytest.mark.parametrize("objective", ["edm", "ddpm"])
+def test_sde_of_few_steps_is_stable_near_the_data(objective, strength):
+    x = draw(objective, "sde", GAUSSIAN, strength=strength, steps=40)
     assert (x.T.cov() - GAUSSIAN.covariance).abs().max() < 5 * math.sqrt(2 / N) * 0.25
+
+
+@pytest.mark.parametrize("norm", [1.0, 0.7])
+@pytest.mark.parametrize("last", ["mean", "tweedie", "euler"])
+@pytest.mark.parametrize("form", SIT_FORMS)
+def test_sde_is_sits_sampler(form, last, norm):
+    """SiT's `sample_sde` written out: s = 1 - t runs from noise to data, alpha = s, sigma = 1 - s."""
+    steps, last_size = 25, 0.04
+    generator = torch.Generator().manual_seed(0)
+    first, *fresh = torch.randn(steps, 3, 2, 1, 1, generator=generator, dtype=torch.float64)
+
+    def velocity(x, s):  # any network
+        return torch.tanh(x) * (1 + s) - 0.3 * x
+
+    def score(x, s):
+        return (s * velocity(x, s) - x) / (1 - s)
+
+    def coefficient(s):
+        alpha_ratio, sigma, d_sigma = 1 / s if s else math.inf, 1 - s, -1
+        return {
+            "constant": lambda: norm,
+            "SBDM": lambda: norm * (alpha_ratio * sigma**2 - sigma * d_sigma),
+            "sigma": lambda: norm * sigma,
+            "linear": lambda: norm * (1 - s),
+            "decreasing": lambda: 0.25 * (norm * math.cos(math.pi * s) + 1) ** 2,
+            "increasing-decreasing": lambda: norm * math.sin(math.pi * s) ** 2,
+        }[form]()
+
+    def drift(x, s):
+        return velocity(x, s) + coefficient(s) * score(x, s)
+
+    start, end = 1e-3 if form == "SBDM" else 0.0, 1 - last_size
+    times = torch.linspace(start, end, steps, dtype=torch.float64).tolist()
+    length, x = times[1] - times[0], first
+    for s, noise in zip(times[:-1], fresh, strict=True):
+        wiener = math.sqrt(length) * noise
+        x = x + drift(x, s) * length + math.sqrt(2 * coefficient(s)) * wiener
+    sits = {
+        "mean": x + drift(x, end) * last_size,
+        "tweedie": x / end + (1 - end) ** 2 / end * score(x, end),
+        "euler": x + velocity(x, end) * last_size,
+    }[last]
+
+    options = {"name": "sde", "steps": steps, "diffusion": form, "strength": norm, "last": last}
+    walk = create_sampler({**options, "last_step": last_size}, create_objective("flow"))
+
+    def denoise(x, t, step, evaluation):
+        return Prediction(x + t * velocity(x, 1 - t))
+
+    ours = walk.sample(denoise, walk.start(first), lambda i, x: fresh[i])
+    assert walk.steps == steps
+    assert (ours - sits).abs().max() < 1e-6 * sits.abs().max()
 
 
 def exact_end(objective, walk, x, c, mean):
@@ -199,6 +253,9 @@ def test_shift_spends_steps_on_noise():
         ("flow", {"name": "sde", "diffusion": "sigm"}, "did you mean sigma?"),
         ("flow", {"name": "sde", "last_step": 1}, "below 1"),
         ("flow", {"name": "sde", "last": "Mean"}, "euler mean"),
+        ("flow", {"name": "sde", "diffusion": "increasing"}, "did you mean"),
+        ("edm", {"name": "sde", "diffusion": "decreasing"}, "use diffusion=sigma with objective"),
+        ("ddpm", {"name": "sde", "last": "mean"}, "use last=euler with objective ddpm"),
         ("edm", {"name": "churn", "churn_min": 60}, "churn_min <= churn_max"),
     ],
 )

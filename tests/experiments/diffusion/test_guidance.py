@@ -346,48 +346,6 @@ def test_cost_counts_what_runs():
         assert cost.batches == len(model.calls) and cost.evaluations == 11
 
 
-# ------------------------------------------------------------------------------------------ reuse
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["none", "cfg"])
-def test_reuse_skips_blocks_and_stays_close(family, name):
-    model, path = tiny(family, depth=5), create_objective("flow")
-    guidance = create_guidance(name)
-    ran = []
-    for i, block in enumerate(model.stack.blocks):
-        block.register_forward_hook(lambda *_, i=i: ran.append(i))
-
-    def run(**options):
-        ran.clear()
-        walk = create_sampler({"name": "heun", "steps": 8, **options}, path)
-        images = generate(model, path, walk, guidance, torch.arange(4))
-        macs = sampling_cost(path, walk, guidance, model_cost(model, guidance), depth=5).macs
-        return images, macs, [ran.count(i) for i in range(5)]
-
-    exact, full, all_blocks = run()
-    same, equal, _ = run(reuse="1-3", reuse_every=1)
-    assert torch.equal(exact, same) and equal == full and all_blocks == [15] * 5
-    close, cheaper, counts = run(reuse="1-3", reuse_every=2)
-    assert counts == [15, 8, 8, 8, 15]
-    assert 0 < (close - exact).norm() / exact.norm() < 0.3
-    per_block = model_cost(model, guidance)(0.0) - model_cost(model, guidance)(
-        0.0, False, (1, 2, 3)
-    )
-    assert full - cheaper == pytest.approx(7 * per_block * (2 if name == "cfg" else 1))
-    far, _, fewer = run(reuse="1-3", reuse_every=4)
-    assert fewer == [15, 4, 4, 4, 15]
-    assert (far - exact).norm() > (close - exact).norm()
-
-
-def test_reuse_does_not_outlive_its_batch():
-    model, path = tiny(), create_objective("flow")
-    walk = create_sampler({"name": "euler", "steps": 5, "reuse": "1-2"}, path)
-    whole = generate(model, path, walk, create_guidance(), torch.arange(4), batch=2)
-    again = generate(model, path, walk, create_guidance(), torch.arange(2, 4), batch=2)
-    assert torch.equal(whole[2:], again)
-
-
 # ------------------------------------------------------------------------------------ wrong input
 
 
@@ -433,19 +391,6 @@ def test_a_missing_or_other_weak_model():
         create_guidance("autoguidance").check(tiny())
     with pytest.raises(DiffusionError, match="another num_classes than the model"):
         create_guidance("autoguidance").check(tiny(), tiny(num_classes=3))
-
-
-def test_reuse_that_cannot_be():
-    path = create_objective("flow")
-    for reuse, guidance, says in (
-        ("1-2", "routed", "needs dense passes"),
-        ("0-1,2-3", "none", "one stretch of blocks"),
-        ("1-9", "none", "0..3"),
-    ):
-        walk = create_sampler({"name": "euler", "steps": 2, "reuse": reuse}, path)
-        guide = create_guidance(guidance, route="1-2")
-        with pytest.raises(UserError, match=says):
-            generate(tiny(), path, walk, guide, torch.arange(2))
 
 
 def test_path_drop_leaves_out_the_fused_span():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -161,20 +162,18 @@ def test_every_guidance_and_its_options(weights, tmp_path, capsys, guidance):
     assert f"guidance  {guidance}" in capsys.readouterr().out
 
 
-def test_samplers_steps_weak_checkpoints_and_reuse(weights, tmp_path, capsys):
+def test_samplers_steps_and_weak_checkpoints(weights, tmp_path, capsys):
     weak = export(tmp_path / "weak.safetensors", "backbone.depth=3", seed=1)
     arguments = [weights, "--classes", "1", "--seeds", "0-1", "--device", "cpu", "--steps", 4]
     auto = ["--guidance", "autoguidance", f"guidance.checkpoint={weak}", "--scale", 2]
     assert run(*arguments, *auto, "--out", tmp_path / "a", "--sampler", "ddim") == 0
     said = capsys.readouterr().out
     assert "ddim, 4 steps, 4 evaluations" in said and "8 passes in 8 batches" in said
-    assert run(*arguments, "--out", tmp_path / "b", "sampler.reuse=1-2", "--guidance", "none") == 0
-    said = capsys.readouterr().out
-    assert "blocks 1-2 run in one of 2 evaluations" in said and "images differ by" in said
-    never = ["sampler.reuse=1-2", "sampler.reuse_every=1", "--guidance", "none"]
-    assert run(*arguments, "--out", tmp_path / "c", *never) == 0
-    said = capsys.readouterr().out
-    assert "reuse" not in said and "counting linear layers only" in said
+    former = ["sampler.reuse=null", "sampler.reuse_every=2", "--guidance", "none"]
+    assert run(*arguments, "--out", tmp_path / "b", *former) == 0
+    assert "counting linear layers only" in capsys.readouterr().out
+    manifest = json.loads((tmp_path / "b/shards/manifest.json").read_text())
+    assert manifest["sampler"]["reuse_every"] == 2  # as samples of earlier versions have it
 
 
 def test_a_pass_without_the_fused_span_is_costed_and_sampled(tmp_path, capsys):
@@ -294,10 +293,10 @@ def test_numbers_classes_captions_overrides():
     with pytest.raises(DiffusionError, match="No such file"):
         parse_captions("none.txt")
     found = parse_overrides(
-        ["guidance.scale=2", "sampler.reuse=null", "guidance.weak=cosine:0.6:0"]
+        ["guidance.scale=2", "sampler.shift=null", "guidance.weak=cosine:0.6:0"]
     )
     assert found["guidance"] == {"scale": 2, "weak": "cosine:0.6:0"}
-    assert found["sampler"] == {"reuse": None}
+    assert found["sampler"] == {"shift": None}
 
 
 def test_captions_from_a_file(tmp_path):
@@ -341,13 +340,6 @@ def test_two_processes_share_the_work(weights, tmp_path):
         assert done.stdout.count("ADM's evaluator") == 1
     with np.load(tmp_path / "one/samples.npz") as a, np.load(tmp_path / "two/samples.npz") as b:
         assert np.array_equal(a["arr_0"], b["arr_0"]) and np.array_equal(a["arr_1"], b["arr_1"])
-
-
-def test_reuse_in_blocks_that_hand_values_on_is_refused_at_once(tmp_path, capsys):
-    weights = export(tmp_path / "model.safetensors", "backbone=rwkv7")
-    assert run(weights, "sampler.reuse=1-2", "--out", tmp_path / "no", "--device", "cpu") == 2
-    assert "backbone=rwkv7 hand values to later blocks" in capsys.readouterr().err
-    assert not (tmp_path / "no").exists()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Training variants through the one loop: dropping, MaskDiT, v1's ensemble, SPRINT, a learned router, REPA, text."""
+"""Training variants through the one loop: dropping, MaskDiT, v1's ensemble, SPRINT, REPA, text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ VARIANTS = {
         "routing.path_drop=0.1",
         "routing.selection=quad",
     ],
-    "router": ["route=1-2", "routing.learned=router"],
     "delayed": ["route=0-2", "routing.remove=after:1"],
     "no removal": ["route=0-2", "routing.remove=never"],
     "repa": ["route=1-2", "train.encoder=random"],
@@ -130,7 +129,7 @@ def test_dropping_counts_only_tokens_that_stayed(tmp_path):
     rows = torch.arange(8)
     draws = run.draws(rows)
     batch = run.dataset.batch(run.samples(0, rows), draws)
-    capture = Capture(run.model)
+    capture = Capture(run.model, run.model.dtype)
     noise, time = draws.normal("noise", (1, 8, 8)), run.objective.times(draws)
     terms = run.objective.loss(
         capture,

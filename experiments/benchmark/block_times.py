@@ -1,0 +1,156 @@
+"""Time single blocks, and the training loop around the steps.
+
+The loop is the real one, on the digits at scale `tiny`, with its files. What is neither forward,
+backward nor optimizer (batches, noise, subsets, clipping, EMA, logging, checkpoints) is overhead.
+
+Single blocks are a middle one of each family, forward and back in turn, by number of tokens: where
+attention stops being the cheapest. Beside the time, what a block keeps for its backward pass, per
+token: the same at every length if memory is linear in tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import backbones
+from backbones.sizes import parse_size
+from experiments.benchmark.bench_options import BenchOptions
+from experiments.benchmark.step_times import interleave, kept_bytes, ratio
+from experiments.components import make_accelerator
+from experiments.config.compose import load
+from experiments.runtime.command import ROOT
+from experiments.runtime.console import Console
+from experiments.training.loop import Trainer
+from routing.layout import Layout
+
+
+def _wrap(owner: Any, name: str, around: Callable[[], Any]) -> None:
+    """Run a method inside the context that `around` opens."""
+    inner: Callable[..., Any] = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return inner(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+# --- the loop's own share ------------------------------------------------------------------------
+
+LOOP_STEPS = 24
+_QUIET = ("eval=none", "train.sample_every=0", "data=digits", "scale=tiny")
+
+
+def loop_share(backbone: str, clock: str = "wall", steps: int = LOOP_STEPS) -> dict[str, Any]:
+    """Train `steps` steps to warm up and as many more, and time the parts."""
+    now = time.process_time if clock == "cpu" else time.perf_counter
+    spent = {"work": 0.0, "save": 0.0}
+
+    @contextmanager
+    def counted(what: str) -> Iterator[None]:
+        began = now()
+        yield
+        spent[what] += now() - began
+
+    with tempfile.TemporaryDirectory() as folder:
+        words = [f"backbone={backbone}", "route=2-8", *_QUIET, f"paths.runs={folder}"]
+        config = load([*words, f"train.steps={steps}"])
+        config.folder.mkdir(parents=True)
+        run = Trainer(config, make_accelerator(config), Console(quiet=True))
+        for owner, name in (
+            (run.model, "forward"),
+            (run, "backward"),
+            (run.state.optimizer, "step"),
+        ):
+            _wrap(owner, name, partial(counted, "work"))
+        _wrap(run, "save", partial(counted, "save"))
+        vars(run)["evaluate"] = lambda *_, **__: None  # the pictures of the last step
+        run.fit()
+        run.config = load([*words, f"train.steps={2 * steps}"])
+        spent.update(work=0.0, save=0.0)
+        began = now()
+        run.fit()
+        whole = now() - began
+    # The one save was that of the last step; a run has one in so many steps.
+    step_s = (whole - spent["save"]) / steps + spent["save"] / config.train.save_every
+    overhead_s = step_s - spent["work"] / steps
+    found = {"backbone": backbone, "step_s": step_s, "overhead_s": overhead_s}
+    return found | {"overhead": overhead_s / step_s, "save_s": spent["save"]}
+
+
+def first_step(backbone: str) -> float:
+    """Return the seconds from typing the main command to the end of its first step."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [f"backbone={backbone}", "route=2-8", *_QUIET, f"paths.runs={folder}"]
+        command = [sys.executable, str(ROOT / "experiments" / "run.py"), *words, "train.steps=1"]
+        began = time.time()
+        subprocess.run([*command, "sampler.steps=1"], capture_output=True, check=True)
+        # The step's line is the only one.
+        (lines,) = Path(folder).glob("*/metrics.jsonl")
+        return lines.stat().st_mtime - began
+
+
+# --- one block ------------------------------------------------------------------------------------
+
+
+# Tokens times channels in a batch: the same work for linear operators at all lengths.
+VALUES = 1 << 21
+
+
+class BlockRun:
+    """Forward and backward of one block of a family, on `batch` samples of `tokens` tokens."""
+
+    def __init__(self, name: str, size: str, tokens: int, batch: int, device: torch.device) -> None:
+        side, shape = math.isqrt(tokens), parse_size(size)
+        torch.manual_seed(0)
+        model = backbones.create(name, size, depth=2, input_size=side * shape.patch, num_classes=0)
+        self.block = model.to(device).stack.blocks[1]
+        x = torch.randn(batch, tokens, shape.width, device=device, requires_grad=True)
+        cond = torch.randn(batch, 6, 1, shape.width, device=device)
+        self.forward = partial(self.block, x, cond, Layout((side, side), device=device))
+
+    def __call__(self) -> None:
+        """Run the block forward and back."""
+        y = self.forward()
+        y.backward(y.detach())
+
+
+def block_times(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
+    """Time a block of every family at every length; return one row per length."""
+    rows: list[dict[str, Any]] = []
+    for size in o.size:
+        width = parse_size(size).width
+        for tokens in o.block_tokens:
+            batch = max(1, VALUES // (tokens * width)) if device.type == "cpu" else o.batch
+            blocks = [BlockRun(name, size, tokens, batch, device) for name in o.backbone]
+            timed, _ = interleave(blocks, o, device)
+            rows.append({"size": size, "tokens": tokens, "batch": batch})
+            for name, block, seconds in zip(o.backbone, blocks, timed, strict=True):
+                kept = kept_bytes(block.forward, block.block)
+                rows[-1][name] = {
+                    "seconds_per_image": float(np.median(seconds)) / batch,
+                    "relative": ratio(seconds, timed[0]),
+                    "kept_bytes_per_token": kept / (batch * tokens),
+                }
+    return rows
+
+
+def crossings(rows: list[dict[str, Any]], names: Sequence[str]) -> dict[str, int | None]:
+    """Return for each family after the first the fewest tokens from which on it is cheaper."""
+    found: dict[str, int | None] = {}
+    for name in names[1:]:
+        dear = max((row["tokens"] for row in rows if row[name]["relative"] >= 1), default=0)
+        found[name] = min((row["tokens"] for row in rows if row["tokens"] > dear), default=None)
+    return found

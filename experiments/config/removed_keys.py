@@ -1,0 +1,67 @@
+"""Configuration keys that were removed, and the only value that is still accepted for each.
+
+Configurations of older runs and weights files contain these keys, and the names of those runs
+depend on them: a removed key is ignored at its former default and refused otherwise, and hashing
+inserts the former default, so that every older run keeps its name (no torch here).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.options.roles import ConfigError
+from experiments.runtime.parsing import Malformed, yaml_of
+
+# Frozen: the hash of every run contains these values. `group.key` and its former default.
+REMOVED: dict[str, Any] = {"sampler.reuse": None, "sampler.reuse_every": 2}
+
+
+def former_defaults(group: str) -> dict[str, Any]:
+    """Return the removed keys of a group with their former defaults."""
+    keys = [key for key in REMOVED if key.startswith(f"{group}.")]
+    return {key.removeprefix(f"{group}."): REMOVED[key] for key in keys}
+
+
+def check_removed(key: str, value: Any) -> None:
+    """Refuse a removed key that does not have its former default."""
+    default = REMOVED[key]
+    if value != default or isinstance(value, bool):
+        text = "null" if default is None else default
+        raise ConfigError(
+            f"{key}={'null' if value is None else value}: {key} was removed; only its former "
+            f"default {key}={text} is accepted"
+        )
+
+
+def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the removed keys in its groups."""
+    kept = dict(values)
+    for key in REMOVED:
+        group, name = key.split(".")
+        options = kept.get(group)
+        if isinstance(options, Mapping) and name in options:
+            check_removed(key, options[name])
+            kept[group] = {other: value for other, value in options.items() if other != name}
+    return kept
+
+
+def without_removed_words(overrides: Sequence[str]) -> list[str]:
+    """Return overrides, each `key=value`, without those of removed keys."""
+    kept = []
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key.strip() not in REMOVED:
+            kept.append(text)
+            continue
+        try:
+            check_removed(key.strip(), yaml_of(value, text))
+        except Malformed:
+            check_removed(key.strip(), value)
+    return kept
+
+
+def insert_removed(values: dict[str, Any]) -> None:
+    """Insert the former defaults into the groups of a configuration that is to be hashed."""
+    for group in {key.split(".")[0] for key in REMOVED}:
+        values[group] |= former_defaults(group)

@@ -1,0 +1,124 @@
+"""Classes of a folder of images: one subfolder per class, or the labels of EDM's dataset.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from experiments.data.data_options import DataError, require
+from experiments.runtime.parsing import bytes_of, json_of
+
+LABEL_FILE = "dataset.json"
+_SPLIT = re.compile(r"(train|training|val|valid|validation|test|testing|dev)([-_]?[0-9]{4})?", re.I)
+_EDM_NAME = re.compile(r"[0-9]{5}/img[0-9]{8}\.[A-Za-z]+")
+
+
+def class_of_each(
+    root: Path, names: Sequence[str], unreadable_reason: Callable[[int], str]
+) -> tuple[tuple[str, ...], list[int | None], dict[int, str]]:
+    """Return class names, the class of each image, and why images without a class are unreadable.
+
+    A class is a folder below `root` with at least one readable image. Classes are in alphabetical
+    order, or in numerical order where all folders have numbers for names.
+
+    Args:
+        root: The folder of the class folders.
+        names: Paths of the images relative to `root`, with `/`.
+        unreadable_reason: Says why the image of an index cannot be read; empty if it can.
+
+    Raises:
+        DataError: Images beside the class folders, or folders that are splits and not classes.
+    """
+    loose = [root / name for name in names if "/" not in name]
+    require(
+        not loose,
+        f"{loose[0] if loose else ''} lies beside class folders; move it into one, or away",
+    )
+    _refuse_splits(root, names)
+    require(
+        not all(_EDM_NAME.fullmatch(name) for name in names),
+        f"{root} has EDM's layout (00000/img00000000.png), where folders are not classes, but no "
+        f"{LABEL_FILE} with the labels; copy that file to {root / LABEL_FILE}",
+    )
+    members: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        members.setdefault(name.split("/")[0], []).append(index)
+    reasons: dict[int, str] = {}
+    classes: list[str] = []
+    for folder in _ordered(list(members)):
+        reasons_here: dict[int, str] = {}
+        for index in members[folder]:
+            reason = unreadable_reason(index)
+            if not reason:
+                break
+            reasons_here[index] = reason
+        if len(reasons_here) < len(members[folder]):
+            classes.append(folder)
+        else:
+            reasons |= reasons_here
+    labels: list[int | None] = [None] * len(names)
+    for number, folder in enumerate(classes):
+        for index in members[folder]:
+            labels[index] = number
+    return tuple(classes), labels, reasons
+
+
+def _ordered(folders: list[str]) -> list[str]:
+    """Sort folder names; numbers sort by value, so that class 2 is folder 2 and not folder 10."""
+    if all(re.fullmatch("[0-9]{1,18}", name) for name in folders):
+        return sorted(folders, key=lambda name: (int(name), name))
+    return sorted(folders)
+
+
+def _refuse_splits(root: Path, names: Sequence[str]) -> None:
+    """Refuse the parent of train/ and val/, also where it is a few single folders further down."""
+    parts = [name.split("/")[:-1] for name in names]
+    above = root
+    for level in range(min(map(len, parts))):
+        folders = sorted({folder[level] for folder in parts})
+        splits = [folder for folder in folders if _SPLIT.fullmatch(folder)]
+        training = [folder for folder in splits if folder.lower().startswith("train")]
+        if splits == folders or (training and len(splits) > 1):
+            example = above / (training or splits)[0]
+            raise DataError(
+                f"{above} holds the splits {', '.join(splits)}, which are not classes; prepare "
+                f"each split by itself, such as {example}"
+            )
+        if len(folders) > 1:
+            return
+        above /= folders[0]
+
+
+def edm_labels(path: Path, names: Sequence[str]) -> tuple[bool, list[int] | None]:
+    """Return whether `path` is EDM's dataset.json, and the label of each image if it has labels.
+
+    It holds `{"labels": [["00000/img00000000.png", 6], ...]}`, or null where there are none.
+
+    Raises:
+        DataError: The file is damaged, or has no label for an image.
+    """
+    if not path.is_file():
+        return False, None
+    try:
+        content = json_of(bytes_of(path), str(path))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    if not isinstance(content, dict) or "labels" not in content:
+        return False, None  # some other program's file
+    entries = content["labels"]
+    if entries is None:
+        return True, None
+    labels: dict[str, int] = {}
+    for entry in entries if isinstance(entries, list) else [entries]:
+        is_pair = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
+        if not is_pair or type(entry[1]) is not int or not 0 <= entry[1] < 2**31:
+            raise DataError(
+                f"{path}: labels holds {str(entry)[:60]}; expected pairs of a file name and a "
+                'class number of at least 0, such as ["00000/img00000000.png", 6]'
+            )
+        labels[entry[0]] = entry[1]
+    missing = [name for name in names if name not in labels]
+    if missing:
+        raise DataError(f"{path} has no label for {missing[0]} ({len(missing)} such images)")
+    return True, [labels[name] for name in names]

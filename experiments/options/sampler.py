@@ -1,0 +1,132 @@
+"""Options of the samplers (no torch here)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from experiments.options.roles import ConfigError
+
+STEPS = "Intervals from noise to data."
+Steps = Annotated[int, Ge(1), Le(10**5), STEPS]
+
+
+@dataclass(frozen=True)
+class SamplerOptions:
+    """Options shared by all samplers, and all of Heun's (order 2).
+
+    Heun's last step is an Euler step, so `2 * steps - 1` evaluations: 79 for 40.
+    """
+
+    GROUP: ClassVar[str] = "sampler"
+
+    name: str = "heun"
+    steps: Steps = 40
+    shift: Annotated[
+        float,
+        Gt(0),
+        "Time shift of flow matching; above 1 spends more steps on high noise (LightningDiT's 0.3 "
+        "is 1/0.3 here).",
+    ] = 1.0
+
+    def check_objective(self, objective: str) -> None:
+        """Refuse options that have no meaning for the objective of this name."""
+
+
+@dataclass(frozen=True)
+class EulerOptions(SamplerOptions):
+    """Euler steps of the probability-flow ODE (SG: 40 steps, TREAD: 50, LightningDiT: 250)."""
+
+    name: str = "euler"
+    steps: Steps = 50
+
+
+@dataclass(frozen=True)
+class ChurnOptions(SamplerOptions):
+    """EDM's stochastic sampler (Karras et al. 2022, Algorithm 2) with its ImageNet-64 values."""
+
+    name: str = "churn"
+    steps: Steps = 256
+    churn: Annotated[float, Ge(0), "S_churn: noise added over all steps; 0 is Heun."] = 40.0
+    churn_min: Annotated[float, Ge(0), "S_min: noise level from which noise is added."] = 0.05
+    churn_max: Annotated[float, "S_max: noise level up to which noise is added."] = 50.0
+    churn_noise: Annotated[float, "S_noise: factor of the added noise."] = 1.003
+
+    def check_consistency(self) -> None:
+        """Refuse an empty range of noise levels."""
+        if self.churn_min > self.churn_max:
+            raise ConfigError(
+                f"sampler.churn_min={self.churn_min}: expected at most "
+                f"sampler.churn_max={self.churn_max}"
+            )
+
+
+@dataclass(frozen=True)
+class SDEOptions(SamplerOptions):
+    """Euler-Maruyama on the reverse SDE (SiT, section 3.3); the last step adds no noise."""
+
+    name: str = "sde"
+    steps: Steps = 250
+    diffusion: Annotated[
+        Literal["sigma", "constant", "SBDM", "linear", "decreasing", "increasing-decreasing"],
+        "Form of the diffusion coefficient w(t), SiT's names; all but sigma need objective=flow.",
+    ] = "sigma"
+    strength: Annotated[
+        float, Ge(0), "Factor of w (SiT's diffusion_norm); 0 is the ODE, except for decreasing."
+    ] = 1.0
+    last_step: Annotated[
+        float, Ge(0), Lt(1), "Length of the last step (SiT's last_step_size; flow only)."
+    ] = 0.04
+    last: Annotated[
+        Literal["euler", "mean", "tweedie"],
+        "Last step: euler (of the ODE), mean (SiT's default, flow only) or tweedie (the predicted "
+        "image, flow only).",
+    ] = "euler"
+
+    def check_objective(self, objective: str) -> None:
+        """Refuse SiT's forms for other paths than SiT's."""
+        for key, value, default in (
+            ("diffusion", self.diffusion, "sigma"),
+            ("last", self.last, "euler"),
+        ):
+            if objective != "flow" and value != default:
+                raise ConfigError(
+                    f"sampler.{key}={value}: expected {default} for objective={objective}; the "
+                    "others are defined for objective=flow"
+                )
+
+
+@dataclass(frozen=True)
+class DDPMSamplerOptions(SamplerOptions):
+    """Ancestral sampling (Ho et al. 2020) on evenly spaced times: DiT's sampler."""
+
+    name: str = "ddpm"
+    steps: Steps = 250
+    variance: Annotated[
+        Literal["learned", "small", "large"],
+        "Variance of the reverse step: learned (small where the model has none), small "
+        "(posterior) or large (beta).",
+    ] = "learned"
+
+
+@dataclass(frozen=True)
+class DDIMOptions(SamplerOptions):
+    """DDIM (Song et al. 2021)."""
+
+    name: str = "ddim"
+    steps: Steps = 50
+    eta: Annotated[
+        float, Ge(0), Le(1), "Share of the posterior's noise: 0 deterministic, 1 ancestral."
+    ] = 0.0
+
+
+SAMPLERS: dict[str, type[SamplerOptions]] = {
+    "heun": SamplerOptions,
+    "euler": EulerOptions,
+    "churn": ChurnOptions,
+    "sde": SDEOptions,
+    "ddpm": DDPMSamplerOptions,
+    "ddim": DDIMOptions,
+}

@@ -1,0 +1,90 @@
+"""Removed keys: ignored at their former default, refused otherwise, and still part of every hash."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+from analysis_runs import write
+from safetensors import safe_open
+from small import small
+
+from analysis.runs.compare import pair
+from experiments.config.compose import load
+from experiments.config.removed_keys import REMOVED, former_defaults
+from experiments.config.schema import Config
+from experiments.options.roles import ConfigError
+
+RESULTS = Path(__file__).resolve().parents[3] / "results"
+
+
+def with_former_defaults(config):
+    values = config.to_dict()
+    for group in {key.split(".")[0] for key in REMOVED}:
+        values[group] |= former_defaults(group)
+    return values
+
+
+def test_files_and_words_with_the_former_defaults_are_the_same_run(tmp_path):
+    config = small(tmp_path)
+    again = Config.from_dict(with_former_defaults(config))
+    assert again == config and again.name == config.name
+    words = [f"{key}={'null' if value is None else value}" for key, value in REMOVED.items()]
+    assert small(tmp_path, *words).name == config.name
+
+
+@pytest.mark.parametrize("key", REMOVED)
+@pytest.mark.parametrize("value", ["4-9", "true", "[3"])
+def test_another_value_is_one_sentence(tmp_path, key, value):
+    said = f"{key} was removed; only its former default {key}=(null|2) is accepted"
+    with pytest.raises(ConfigError, match=said):
+        load([f"{key}={value}"])
+    values, (group, name) = small(tmp_path).to_dict(), key.split(".")
+    values[group][name] = value
+    with pytest.raises(ConfigError, match=said):
+        Config.from_dict(values)
+
+
+def test_every_published_run_keeps_its_name():
+    """The names of the run folders end in the hashes that their own versions computed."""
+    count = 0
+    for archive in sorted(RESULTS.glob("*.tar.gz")):
+        with tarfile.open(archive) as files:
+            for member in files:
+                if not member.name.endswith("/config.yaml"):
+                    continue
+                values = yaml.safe_load(files.extractfile(member).read())
+                if values.get("init"):
+                    continue  # its hash contains the weights of another run
+                folder = Path(member.name).parent.name
+                assert folder.startswith(Config.from_dict(values).name)
+                count += 1
+    assert count == 280
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("dit_2-8", "dit-T4-mnist_2-8_s0-1184d657"),
+        ("dit_none", "dit-T4-mnist_none_s0-9ecc6d25"),
+        ("mamba_2-8", "mamba-T4-mnist_2-8_s0-cc346b00"),
+        ("mamba_none", "mamba-T4-mnist_none_s0-22106957"),
+        ("rwkv_2-8", "rwkv-T4-mnist_2-8_s0-0417a22c"),
+        ("rwkv_none", "rwkv-T4-mnist_none_s0-f6929f06"),
+    ],
+)
+def test_every_bundled_model_keeps_its_name(model, name):
+    with safe_open(RESULTS / f"models/{model}.safetensors", "numpy") as weights:
+        values = json.loads(weights.metadata()["config"])
+    assert "reuse" in values["sampler"]
+    assert Config.from_dict(values).name == name
+
+
+def test_runs_with_and_without_the_former_defaults_do_not_differ(tmp_path):
+    older, newer = write(tmp_path, seed=0), write(tmp_path, seed=1)
+    values = yaml.safe_load((older / "config.yaml").read_text())
+    for group in {key.split(".")[0] for key in REMOVED}:
+        values[group] = values.get(group, {}) | former_defaults(group)
+    (older / "config.yaml").write_text(yaml.safe_dump(values))
+    assert [row.key for row in pair(older, newer)[0]] == ["seed"]
