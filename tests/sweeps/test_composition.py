@@ -38,7 +38,8 @@ def check(overrides):
 
 def test_the_last_cell_of_every_grid_is_what_hydra_composes():
     for name in grid.names():
-        check(all_cells(name)[-1])
+        for overrides in all_cells(name)[-1:]:  # none where a grid trains nothing
+            check(overrides)
 
 
 @pytest.mark.slow
