@@ -1164,3 +1164,33 @@ def test_a_line_after_a_half_written_one_is_whole(tmp_path):
     append_jsonl(file, [{"batch": "c"}])
     append_jsonl(file, [{"batch": "d"}])
     assert [line["batch"] for line in read_jsonl(file)] == ["a", "c", "d"]
+
+
+def test_looking_at_a_sweep_and_cancelling_import_no_torch_and_take_no_second(tmp_path):
+    """Three hundred runs that have ended: what a user types again and again."""
+    sweep = Sweep(tmp_path, "many")
+    runs = [make_run(tmp_path, f"r{i:03}", varies={"seed": str(i)}, args=["train.lr=1"]) for i in range(300)]
+    sweep.add("Many", runs)
+    sweep.intend(JobBatch("many.b", "local", "local", [run.name for run in runs], 1.0, "c"))
+    for run in runs:
+        Path(run.folder).mkdir()
+        values = {"status": "done", "step": 10, "scores": {"fd": 2.5}, "wall_s": 5.0}
+        (Path(run.folder) / "summary.json").write_text(json.dumps(values))
+        events = [{"event": "start", "time": 1e9}, {"event": "end", "time": 1e9 + 9, "how": "done"}]
+        append_jsonl(sweep.attempts(run.name), events)
+    code = (
+        "import sys, time\n"
+        "from sweeps import command\n"
+        f"root = 'paths.runs={tmp_path}'\n"
+        "assert command.main(['status', 'many', root]) == 0\n"
+        "seconds = time.process_time()\n"
+        "for words in (['status'], ['show', 'many', '--run', 'r001'], ['cancel', 'many']):\n"
+        "    assert command.main([*words, root]) == 0\n"
+        "assert not {'torch', 'hydra', 'omegaconf', 'submitit', 'optuna'} & set(sys.modules)\n"
+        "print('seconds', seconds)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "300 done" in done.stdout and "nothing is in the queue or running" in done.stdout
+    # CPU time with the imports; 0.4 s on an idle machine.
+    assert float(done.stdout.split()[-1]) < 1.5
