@@ -8,9 +8,9 @@ from pathlib import Path
 
 from routing.errors import one_of, suggest
 from sweeps import SweepError, overrides, resources
-from sweeps.folder import Sweep, all_sweeps, runs_root
+from sweeps.folder import Sweep, all_sweeps
 from sweeps.grid import check_name
-from sweeps.overrides import Typed
+from sweeps.overrides import Typed, runs_root
 from sweeps.planned_run import PlannedRun
 from sweeps.resources import Resources
 

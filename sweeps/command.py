@@ -8,7 +8,8 @@ from typing import Any
 from experiments.runtime.command import run_command
 from routing.errors import Parser, one_of
 from sweeps import SweepError
-from sweeps.folder import all_sweeps, runs_root
+from sweeps.folder import all_sweeps
+from sweeps.overrides import runs_root
 from sweeps.status_command import list_command, show_command, status_command
 from sweeps.submit_command import cancel_command, retry_command
 

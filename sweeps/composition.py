@@ -16,8 +16,13 @@ from experiments.config import GROUPS, Config, ConfigError
 from experiments.config import compose as composition
 from experiments.config import names as group_names
 from experiments.config.parent import parent_digest
-from experiments.data.data_options import describe
+from experiments.data.data_options import ShapeError, describe
 from experiments.runtime.nested import flatten
+from routing.errors import UserError
+from routing.route import RouteError
+
+# Errors of a cell that a grid may leave out, by the word in its `fits`.
+MISFITS: dict[str, type[UserError]] = {"route": RouteError, "data": ShapeError}
 
 
 def load_config(overrides: Sequence[str]) -> Config:

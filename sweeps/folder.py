@@ -13,19 +13,17 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from backbones.validation import validate_value
-from experiments.config import PathsConfig
 from experiments.runtime import run_folder
 from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import atomic_write
 from routing.errors import UserError
 from sweeps import SweepError
-from sweeps.overrides import Typed, only
 from sweeps.planned_run import PlannedRun
 from sweeps.records import is_file_name, is_timestamp, read_record
 from sweeps.resources import is_slurm_cluster, untrusted_keys
@@ -197,9 +195,3 @@ def all_sweeps(root: Path) -> list[Sweep]:
     """Return the sweeps in a folder of runs."""
     paths = sorted((root / ".sweeps").glob("*/sweep.json"))
     return [Sweep(root, path.parent.name) for path in paths]
-
-
-def runs_root(user: Mapping[str, Sequence[Typed]]) -> Path:
-    """Return the absolute folder of the run folders, as typed in `paths.runs` or by default."""
-    folder = only("paths.runs", user.get("paths.runs", [Typed(PathsConfig().runs)]))
-    return Path(folder).expanduser().absolute()

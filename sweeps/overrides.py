@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from experiments.config import PathsConfig
 from experiments.runtime.parsing import check_word
 from sweeps import SweepError
 
@@ -48,6 +50,12 @@ def only(key: str, values: Sequence[Typed]) -> str:
             f"comma, {key}=\"'{text}'\""
         )
     return values[0].strip("'\"")
+
+
+def runs_root(user: Mapping[str, Sequence[Typed]]) -> Path:
+    """Return the absolute folder of the run folders, as typed in `paths.runs` or by default."""
+    folder = only("paths.runs", user.get("paths.runs", [Typed(PathsConfig().runs)]))
+    return Path(folder).expanduser().absolute()
 
 
 def split(text: str) -> list[str]:

@@ -9,19 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.config import Config
-from experiments.data.data_options import ShapeError
 from routing.errors import UserError, one_of
-from routing.route import RouteError
 from sweeps import SweepError
 from sweeps.cells import GridCell, expand
-from sweeps.composition import load_config
+from sweeps.composition import MISFITS, load_config
 from sweeps.cost import COMPARISONS, equal_cost_steps
-from sweeps.folder import runs_root
 from sweeps.grid import Grid
-from sweeps.overrides import Typed, fill, format_overrides, format_value
+from sweeps.overrides import Typed, fill, format_overrides, format_value, runs_root
 from sweeps.planned_run import PlannedRun
-
-_MISFITS: dict[str, type[UserError]] = {"route": RouteError, "data": ShapeError}
 
 
 @dataclass
@@ -124,7 +119,7 @@ def _plan_training(
             arguments.append(f"train.steps={steps}")
             config = load_config(arguments)
     except UserError as error:
-        if isinstance(error, tuple(_MISFITS[kind] for kind in cell.stage.fits)):
+        if isinstance(error, tuple(MISFITS[kind] for kind in cell.stage.fits)):
             plan.left_out.append((cell.label, str(error)))
             return None
         raise SweepError(f"{cell.label or 'the cell'}: {error}") from None

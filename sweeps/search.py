@@ -5,64 +5,30 @@ run is the folder that its configuration names: after the coordinator was killed
 finds every trial's run again, so that none is lost and none is trained twice.
 """
 
-import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from experiments.options.evaluation import METRICS
-from experiments.runtime.console import is_score, read_jsonl
-from experiments.runtime.files import locked
 from routing.errors import UserError
 from sweeps import SweepError
+from sweeps.cancel import cancel
 from sweeps.folder import Sweep
 from sweeps.grid import Grid
-from sweeps.overrides import format_overrides
+from sweeps.launch import launch, retry
 from sweeps.planned_run import PlannedRun
 from sweeps.resources import Resources
-from sweeps.run_status import RunStatus
-from sweeps.status import statuses
-from sweeps.submit import cancel, launch, retry
+from sweeps.status import RunStatus, statuses
+from sweeps.study import (
+    format_trial,
+    live_trial,
+    open_study,
+    read_scores,
+    summary,
+    trial_state,
+    trial_values,
+)
 
-# Trials that end unpruned before one is pruned for being worse than their median at its step.
-STARTUP_TRIALS = 4
 Print = Callable[[str], None]
-
-
-def import_optuna() -> Any:
-    """Return optuna, an optional package; raise `SweepError` where it is not installed."""
-    try:
-        import optuna
-    except ImportError:
-        raise SweepError("a search needs optuna: pip install 'optuna>=4'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
-
-
-def study_location(sweep: Sweep) -> dict[str, Any]:
-    """Return the name and the storage of a sweep's study."""
-    storages = import_optuna().storages
-    file = storages.journal.JournalFileBackend(str(sweep.path / "search" / "journal.log"))
-    return {"study_name": sweep.name, "storage": storages.JournalStorage(file)}
-
-
-def distributions(over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return optuna's distributions of the `over` section of a search."""
-    optuna = import_optuna().distributions
-    space = {}
-    for name, values in over.items():
-        try:
-            if isinstance(values, list):
-                space[name] = optuna.CategoricalDistribution(values)
-            elif type(values["low"]) is int and type(values["high"]) is int:
-                space[name] = optuna.IntDistribution(**values)
-            else:
-                space[name] = optuna.FloatDistribution(**values)
-        except (ValueError, TypeError) as error:
-            raise SweepError(f"search.over.{name}={values}: not a range ({error})") from None
-    return space
 
 
 class Search:
@@ -95,8 +61,7 @@ class Search:
         """
         self.resources, self.say = resources, say
         slots = {"slurm": resources.throttle, "local": resources.workers}.get(resources.kind, 1)
-        with locked(self.sweep.path / "search"):
-            self._open_study()
+        with open_study(self.sweep, self.metric) as self.study:
             self._resume_trials()
             while True:
                 count = min(slots - len(self.live), self.trials - len(self.study.trials))
@@ -112,18 +77,6 @@ class Search:
             say(line)
         return int(all(trial.value is None for trial in self.study.trials))
 
-    def _open_study(self) -> None:
-        optuna = import_optuna()
-        better = METRICS[self.metric].better
-        self.study = optuna.create_study(
-            direction={"lower": "minimize", "higher": "maximize"}[better],
-            sampler=optuna.samplers.TPESampler(constant_liar=True),
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS),
-            load_if_exists=True,
-            **study_location(self.sweep),
-        )
-        self.study.set_user_attr("metric", self.metric)
-
     def _resume_trials(self) -> None:
         """Go on with trials that an earlier coordinator left, whose runs may have ended since."""
         trials = []
@@ -134,7 +87,7 @@ class Search:
             # A trial with a run had all its values; one that was cut off had the first of them.
             if names - self.space.keys() or (has_run and names != self.space.keys()):
                 raise self._other_space(f"trial {trial.number} has {', '.join(names)}")
-            trials.append(import_optuna().trial.Trial(self.study, trial._trial_id))
+            trials.append(live_trial(self.study, trial))
         if trials:
             self.say(f"{len(trials)} trials of an earlier start go on")
             self._start(trials)
@@ -166,7 +119,7 @@ class Search:
                 self._tell(trial, "FAIL", str(error))
                 continue
             trial.set_user_attr("run", run.name)
-            self.say(f"trial {trial.number}  {' '.join(format_overrides(values))}  {run.name}")
+            self.say(f"trial {trial.number}  {format_trial(trial)}  {run.name}")
             self.live[trial.number] = trial, run
             runs[run.name] = run
         if runs:
@@ -175,7 +128,7 @@ class Search:
 
     def _update(self, row: RunStatus) -> None:
         """Tell optuna about the trials of a run: its scores so far, or its end."""
-        scores = _scores(row.run, self.metric)
+        scores = read_scores(row.run.folder, self.metric)
         for trial, run in list(self.live.values()):
             if run.name != row.run.name:
                 continue
@@ -194,54 +147,10 @@ class Search:
 
     def _tell(self, trial: Any, state: str, why: str = "", value: float | None = None) -> None:
         """End a trial."""
-        self.study.tell(trial.number, value, state=import_optuna().trial.TrialState[state])
+        self.study.tell(trial.number, value, state=trial_state(state))
         self.live.pop(trial.number, None)
         result = why if value is None else f"{self.metric} {value:.4g}"
         self.say(f"trial {trial.number}  {state.lower()}  {result}")
-
-
-def _scores(run: PlannedRun, metric: str) -> dict[int, float]:
-    """Return a run's scores by step; of several features those that the run names first."""
-    scores: dict[int, float] = {}
-    for line in read_jsonl(Path(run.folder) / "scores.jsonl"):
-        is_metric = is_score(line) and line.get("key") == metric and type(line.get("step")) is int
-        if is_metric and math.isfinite(line["value"]):
-            scores.setdefault(line["step"], line["value"])
-    return scores
-
-
-def trial_values(trial: Any) -> dict[str, Any]:
-    """Return a trial's values: three digits of a continuous range, all digits of others."""
-    values = {}
-    for name, value in trial.params.items():
-        if isinstance(value, float):
-            continuous = getattr(trial.distributions[name], "step", 0) is None
-            value = float(f"{value:.{3 if continuous else 15}g}")
-        values[name] = value
-    return values
-
-
-def summary(sweep: Sweep) -> list[str]:
-    """Return a line per trial of a search, their number by state, and the best; [] if none."""
-    if not (sweep.path / "search" / "journal.log").is_file():
-        return []
-    try:
-        study = import_optuna().load_study(**study_location(sweep))
-    except KeyError:  # cut off before there was one
-        return []
-    lines, states = [], Counter[str]()
-    for trial in study.trials:
-        state = trial.state.name.lower()
-        states[state] += 1
-        value = "" if trial.value is None else f"{trial.value:.4g}"
-        overrides = " ".join(format_overrides(trial_values(trial)))
-        run = trial.user_attrs.get("run", "")
-        lines.append(f"trial {trial.number}  {state:<9}{value:<9}{overrides}  {run}")
-    lines.append("search: " + ", ".join(f"{count} {state}" for state, count in states.items()))
-    if states["complete"]:
-        metric = study.user_attrs.get("metric", "score")
-        lines.append(f"best of {metric}: {lines[study.best_trial.number]}")
-    return lines
 
 
 def _quiet(_: str) -> None: ...

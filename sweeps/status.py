@@ -62,6 +62,12 @@ def statuses(
     return sorted(shown, key=lambda row: order.index(row.state)), trouble
 
 
+def require_queue(trouble: str) -> None:
+    """Raise `SweepError` if the scheduler did not answer."""
+    if trouble:
+        raise SweepError(f"{trouble} (without the queue nobody knows which runs are live)")
+
+
 def _look_in_other_sweep(other: Sweep, rows: dict[str, RunStatus], queue: Queue) -> str:
     """Replace rows of runs that are live jobs of another sweep; return the scheduler's trouble."""
     batches = {}

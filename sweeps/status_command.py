@@ -10,8 +10,8 @@ from sweeps import SweepError, grid, status_table
 from sweeps.arguments import Arguments
 from sweeps.folder import all_sweeps
 from sweeps.run_status import RunStatus
-from sweeps.search import summary as search_summary
 from sweeps.status import slurm_queue, statuses
+from sweeps.study import summary as search_summary
 
 
 def status_command(options: argparse.Namespace) -> None:

@@ -4,11 +4,12 @@ import argparse
 
 from sweeps import grid, resources
 from sweeps.arguments import Arguments, run_values
+from sweeps.cancel import cancel
 from sweeps.folder import JobBatch
+from sweeps.launch import retry
 from sweeps.planned_run import PlannedRun
 from sweeps.resources import Resources
 from sweeps.status import statuses
-from sweeps.submit import cancel, retry
 
 
 def retry_command(options: argparse.Namespace) -> int:

@@ -27,6 +27,7 @@ from sweeps import (
     SweepError,
     job,
     job_end,
+    launch,
     pool,
     resources,
     sbatch,
@@ -34,7 +35,6 @@ from sweeps import (
     snapshot,
     status,
     status_table,
-    submit,
     submit_command,
 )
 from sweeps import command as sweeps_command
@@ -434,13 +434,13 @@ def test_ids_that_are_found_before_a_refused_submission_stay_noted(shop, monkeyp
     shop("launch", "cluster=debug", "seed=0")
     one = next(iter(shop.sweep.runs()))
     shop.sweep.intend(JobBatch("count.b", "slurm", "slurm", [one.replace("_s0", "_s1")], 1.0, "c"))
-    monkeypatch.setattr(submit, "_submit", refused)
+    monkeypatch.setattr(launch, "submit", refused)
 
     def missing(sweep, *_):
         sweep.submitted("count.b", {"r": "18"}, "found in the queue")
         return [sweep.runs()[one]], []
 
-    monkeypatch.setattr(submit, "find_missing", missing)
+    monkeypatch.setattr(launch, "find_missing", missing)
     assert "sbatch refused" in shop("launch", "cluster=debug", code=2)
     assert shop.sweep.batches()[-1].ids == {"r": "18"}
 
@@ -896,7 +896,7 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
         "starting",
     }
     with pytest.raises(SweepError, match="nobody knows which runs are live"):
-        submit.find_missing(sweep, list(sweep.runs().values()), print)
+        launch.find_missing(sweep, list(sweep.runs().values()), print)
 
 
 @pytest.mark.parametrize(
