@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from routing.errors import one_of, suggest
-from sweeps import SweepError, overrides, resources
+from sweeps import SweepError, overrides, require, resources
 from sweeps.folder import Sweep, all_sweeps
 from sweeps.grid import check_name
 from sweeps.overrides import Typed, runs_root
@@ -46,8 +46,10 @@ class Arguments:
                 self.overrides[key] = values
         throttle = getattr(options, "throttle", None)
         if throttle is not None:
-            if "throttle" in self.cluster_keys:
-                raise SweepError("--throttle and cluster.throttle are one setting; type one")
+            require(
+                "throttle" not in self.cluster_keys,
+                "--throttle and cluster.throttle are one setting; type one",
+            )
             self.cluster_keys["throttle"] = str(throttle)
         self.root = runs_root(self.overrides)
         self.cluster, self.dry = self.only("cluster", ""), self.only("dry", "false")
@@ -94,8 +96,7 @@ class Arguments:
             raise SweepError(f"no sweep {name!r} was launched below {self.root}; {launched}")
         sweep = Sweep(self.root, name)
         runs = self.matching_runs(sweep)
-        if not runs:
-            raise SweepError(f"sweep {name}: none of its runs has {shown}")
+        require(runs, f"sweep {name}: none of its runs has {shown}")
         return sweep, runs
 
 

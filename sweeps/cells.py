@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.runtime.parsing import whole
 from routing.errors import UserError, suggest
-from sweeps import SweepError
+from sweeps import SweepError, require
 from sweeps.grid import MAX_CELLS, Grid, Rows, Stage
 from sweeps.overrides import Typed, format_overrides, format_value, is_any_of
 
@@ -59,8 +59,7 @@ def expand(grid: Grid, scale: str = "tiny", user: UserValues | None = None) -> l
         command_keys = _command_keys(stages)
         for stage in stages:
             _add_cells(cells, _apply_user(stage, user, command_keys), scale, bool(user))
-        if not cells:
-            raise SweepError(f"no cell is left at scale {scale} with these overrides")
+        require(cells, f"no cell is left at scale {scale} with these overrides")
     except UserError as error:
         raise SweepError(f"grid {grid.name}: {error}") from None
     return cells
@@ -78,13 +77,12 @@ def _add_cells(cells: list[GridCell], stage: Stage, scale: str, has_overrides: b
     """Append a stage's cells, once for each of its parents among `cells`."""
     parents = _parents(cells, stage)
     # A user's overrides may have removed all parents.
-    if not parents and not has_overrides:
-        raise SweepError(f"stage {stage.name!r} has no parent at scale {scale}")
-    if len(cells) + len(parents) * math.prod(map(len, stage.factors.values())) > MAX_CELLS:
-        raise SweepError(
-            f"stage {stage.name!r} makes more than {MAX_CELLS} cells: launch it in parts, with "
-            "fewer values of its axes each"
-        )
+    require(parents or has_overrides, f"stage {stage.name!r} has no parent at scale {scale}")
+    require(
+        len(cells) + len(parents) * math.prod(map(len, stage.factors.values())) <= MAX_CELLS,
+        f"stage {stage.name!r} makes more than {MAX_CELLS} cells: launch it in parts, with "
+        "fewer values of its axes each",
+    )
     for parent in parents:
         base: dict[str, Any] = {"scale": Typed(scale)} if stage.trains else {}
         inherited: Mapping[str, Any] = {}

@@ -16,7 +16,7 @@ from annotated_types import Ge, Le
 from backbones.validation import validate
 from experiments.runtime.parsing import whole
 from routing.errors import UserError, one_of
-from sweeps import SweepError
+from sweeps import SweepError, require
 from sweeps.config_files import read_python, read_yaml
 from sweeps.overrides import fill, format_value
 from sweeps.records import is_file_name
@@ -88,13 +88,12 @@ class SearchOptions:
         """Refuse an empty space and ranges without bounds."""
         for name, space in self.over.items():
             bounds = isinstance(space, dict) and {"low", "high"} <= space.keys()
-            if not (bounds or (isinstance(space, list) and space)):
-                raise SweepError(
-                    f"search.over.{name}={space}: expected a list of values or {{low: 1, high: 4}} "
-                    "with step: or log: true"
-                )
-        if not self.over:
-            raise SweepError("search.over={}: expected names with lists of values or ranges")
+            require(
+                bounds or (isinstance(space, list) and space),
+                f"search.over.{name}={space}: expected a list of values or {{low: 1, high: 4}} "
+                "with step: or log: true",
+            )
+        require(self.over, "search.over={}: expected names with lists of values or ranges")
 
     def corner(self) -> dict[str, Any]:
         """Return the first value or the lower bound of every name."""
@@ -200,8 +199,10 @@ class Grid:
             stage = _resolve_stage(raw, scale, ENTRIES | dict(self.commands))
             if stage is None:
                 continue
-            if stage.name in stages:
-                raise SweepError(f"two stages are named {stage.name!r}: expected different names")
+            require(
+                stage.name not in stages,
+                f"two stages are named {stage.name!r}: expected different names",
+            )
             if stage.of is not None:
                 one_of(f"stage {stage.name}: of", stage.of, list(stages), SweepError)
             stages[stage.name] = stage
@@ -232,11 +233,11 @@ def names() -> list[str]:
 
 def check_name(name: str) -> str:
     """Return a grid's name if it can name a folder in `.sweeps`; `..` would be all runs."""
-    if not re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII) or name.lower() in ("code", "lock"):
-        raise SweepError(
-            f"grid {name!r}: a folder gets the name, so expected letters, digits, _, - and . after "
-            "the first, and not code or lock; rename it"
-        )
+    require(
+        re.fullmatch("\\w[\\w.-]{0,99}", name, re.ASCII) and name.lower() not in ("code", "lock"),
+        f"grid {name!r}: a folder gets the name, so expected letters, digits, _, - and . after "
+        "the first, and not code or lock; rename it",
+    )
     return name
 
 
@@ -277,8 +278,7 @@ def _resolve_stage(raw: Mapping[str, Any], scale: str, entries: Mapping[str, str
     command = options.command or "train"
     one_of("command", command, list(entries), SweepError)
     name = options.name or command
-    if not is_file_name(name):
-        raise SweepError(f"name={name}: expected a file name, since its runs' files have it")
+    require(is_file_name(name), f"name={name}: expected a file name, since its runs' files have it")
     seeds = options.seeds
     if seeds is None and command == "train" and options.of is None:
         seeds = [0]
@@ -306,10 +306,10 @@ def _merge_scale(raw: Mapping[str, Any], scale: str) -> StageOptions:
     options: StageOptions = validate(StageOptions, merged)
     columns = options.zip or {}
     lengths = {len(values) for values in columns.values()}
-    if not all([*merged["axes"].values(), *columns.values()]) or len(lengths) > 1:
-        raise SweepError(
-            f"axes={merged['axes']}, zip={columns}: expected values, and zip columns of one length"
-        )
+    require(
+        all([*merged["axes"].values(), *columns.values()]) and len(lengths) <= 1,
+        f"axes={merged['axes']}, zip={columns}: expected values, and zip columns of one length",
+    )
     return options
 
 
@@ -334,8 +334,8 @@ def _check_reserved(options: StageOptions, has_seeds: bool) -> None:
     reserved = {"seed"} if has_seeds else set()
     if options.command in (None, "train"):
         reserved.add("paths.runs")
-    if reserved & keys:
-        raise SweepError(
-            f"{' and '.join(sorted(reserved & keys))}: expected in none of base, axes, zip and "
-            "cells; the list seeds has seeds, and paths.runs=FOLDER is typed with every command"
-        )
+    require(
+        not reserved & keys,
+        f"{' and '.join(sorted(reserved & keys))}: expected in none of base, axes, zip and "
+        "cells; the list seeds has seeds, and paths.runs=FOLDER is typed with every command",
+    )

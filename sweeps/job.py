@@ -34,7 +34,7 @@ from experiments.runtime.command import EXIT_CODES, ROOT, Interrupted, choose_sp
 from experiments.runtime.files import atomic_write
 from experiments.runtime.process_group import process_group
 from routing.errors import UserError
-from sweeps import SweepError
+from sweeps import SweepError, require
 from sweeps.folder import JobBatch, Sweep
 from sweeps.planned_run import PlannedRun
 from sweeps.snapshot import python_path
@@ -119,11 +119,11 @@ class Job:
         for event in self.folder.events(self.run["name"]):
             if event["event"] == "start" and event.get("batch") == self.batch:
                 steps.append(event.get("step"))
-        if steps[-MAX_FRUITLESS_STARTS:] == [step] * MAX_FRUITLESS_STARTS:
-            raise SweepError(
-                f"given up: {MAX_FRUITLESS_STARTS} attempts started at step {step} and none saved "
-                "a later one; see what ends them, then python -m sweeps retry"
-            )
+        require(
+            steps[-MAX_FRUITLESS_STARTS:] != [step] * MAX_FRUITLESS_STARTS,
+            f"given up: {MAX_FRUITLESS_STARTS} attempts started at step {step} and none saved "
+            "a later one; see what ends them, then python -m sweeps retry",
+        )
 
     def __call__(self) -> None:
         """Run it (submitit calls this in every task): note the attempt, answer signals.
@@ -191,10 +191,10 @@ def _call(run: PlannedRun) -> str | None:
         status = run_folder.read(Path(run.folder) / "status.json") if run.folder else {}
         reason = status.get("error") or "see the lines above in this log"
         raise SweepError(f"{run.entry} returned {code}: {reason}")
-    if run.trains and not run.finished:
-        raise SweepError(
-            f"{run.entry} returned, but {run.folder} holds no finished run of {run.steps} steps"
-        )
+    require(
+        not run.trains or run.finished,
+        f"{run.entry} returned, but {run.folder} holds no finished run of {run.steps} steps",
+    )
     return None
 
 
@@ -288,11 +288,11 @@ def _requeue(job: Job) -> bool:
 
 def check_code(code: Path) -> None:
     """Make child processes run the snapshot; raise `SweepError` if this process does not."""
-    if code.resolve() != ROOT:
-        raise SweepError(
-            f"the job imported sweeps from {ROOT}, not from its snapshot {code}: "
-            "PYTHONPATH or a .pth file of this environment comes first"
-        )
+    require(
+        code.resolve() == ROOT,
+        f"the job imported sweeps from {ROOT}, not from its snapshot {code}: "
+        "PYTHONPATH or a .pth file of this environment comes first",
+    )
     os.environ["PYTHONPATH"] = python_path(code)
     if str(code) not in sys.path:
         sys.path.insert(0, str(code))

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from experiments.runtime.files import locked
-from sweeps import SweepError
+from sweeps import require
 from sweeps.debug import run_here
 from sweeps.folder import Sweep
 from sweeps.grid import ENTRIES, Grid
@@ -93,11 +93,11 @@ def retry(
     """
     entries = {*ENTRIES.values(), *(grid.commands.values() if grid else ())}
     foreign = {run.entry for run in runs} - entries
-    if foreign:
-        raise SweepError(
-            f"sweep {sweep.name} runs {', '.join(sorted(foreign))}, a command of a grid in Python; "
-            f"type python -m sweeps retry PATH/{sweep.name}.py"
-        )
+    require(
+        not foreign,
+        f"sweep {sweep.name} runs {', '.join(sorted(foreign))}, a command of a grid in Python; "
+        f"type python -m sweeps retry PATH/{sweep.name}.py",
+    )
     with locked(sweep.locked_folder, wait_s=60.0):
         rows, trouble = statuses(sweep, runs)
         require_queue(trouble)

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.config import PathsConfig
 from experiments.runtime.parsing import check_word
-from sweeps import SweepError
+from sweeps import SweepError, require
 
 KEY = re.compile(r"[A-Za-z_][\w.]*\Z")
 _UNQUOTED = re.compile(r"[\w+./@:%-]+", re.ASCII)
@@ -29,14 +29,12 @@ def parse(arguments: Iterable[str]) -> dict[str, list[Typed]]:
     for argument in arguments:
         check_word(argument)
         key, _, text = argument.partition("=")
-        if not KEY.match(key) or not all(split(text)):
-            raise SweepError(
-                f"{argument!r} is no override; expected key=value or key=A,B, such as backbone=dit"
-            )
-        if key == "seeds":
-            raise SweepError(f"seeds is a key of grid files; expected seed={text}")
-        if key in values:
-            raise SweepError(f"{key} is given twice; expected {key}=A,B for several values")
+        require(
+            KEY.match(key) and all(split(text)),
+            f"{argument!r} is no override; expected key=value or key=A,B, such as backbone=dit",
+        )
+        require(key != "seeds", f"seeds is a key of grid files; expected seed={text}")
+        require(key not in values, f"{key} is given twice; expected {key}=A,B for several values")
         values[key] = [Typed(part) for part in split(text)]
     return values
 

@@ -7,7 +7,7 @@ from experiments.preflight import check_ready
 from experiments.runtime.command import print_error, sentence
 from experiments.runtime.memory import visible_gpus
 from routing.errors import suggest
-from sweeps import SweepError
+from sweeps import require
 from sweeps.resources import Resources
 
 
@@ -28,8 +28,7 @@ class Preflight:
         """Refuse a misspelt `cluster=`, which no configuration could suggest."""
         for key in keys:
             suggestion = suggest(key, (*GROUPS, "cluster", "seed"))
-            if suggestion.endswith(" cluster?"):
-                raise SweepError(f"unknown key {key}{suggestion}")
+            require(not suggestion.endswith(" cluster?"), f"unknown key {key}{suggestion}")
 
     def __call__(self, config: Config) -> None:
         """Check one configuration."""

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from backbones.validation import validate
 from experiments.runtime.parsing import is_number
-from sweeps import SweepError
+from sweeps import require
 
 Record = TypeVar("Record")
 
@@ -18,8 +18,9 @@ def read_record(record_type: type[Record], values: Any) -> Record:
     Raises:
         UserError: A value is missing or has another type.
     """
-    if not isinstance(values, Mapping):
-        raise SweepError(f"expected a mapping with the fields of {record_type.__name__}")
+    require(
+        isinstance(values, Mapping), f"expected a mapping with the fields of {record_type.__name__}"
+    )
     names = {field.name for field in dataclasses.fields(record_type)}  # type: ignore[arg-type]
     return validate(record_type, {key: values[key] for key in values if key in names})
 

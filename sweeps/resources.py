@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Le
 from backbones.validation import fields_of, show, validate
 from experiments.runtime.parsing import yaml_of
 from routing.errors import UserError
-from sweeps import SweepError
+from sweeps import SweepError, require
 from sweeps.config_files import read_yaml
 
 FOLDER = Path(__file__).parent / "resources"
@@ -225,8 +225,9 @@ def minutes(time: str | int) -> int:
 
 def _build(name: str, values: Mapping[str, Any], typed: Mapping[str, str]) -> Resources:
     """Validate resources; a typed throttle also limits the workers of a pool."""
-    if {"scales", "name"} & typed.keys():
-        raise SweepError("cluster.scales and cluster.name belong to the file")
+    require(
+        not {"scales", "name"} & typed.keys(), "cluster.scales and cluster.name belong to the file"
+    )
     merged = dict(values)
     for key, text in typed.items():
         is_text = key in (*SBATCH_OPTIONS, "time", "python")
@@ -293,11 +294,11 @@ def _with_environment_cluster(resources: Resources) -> Resources:
         name = os.environ.get(variable)
         if not name:
             continue
-        if not is_slurm_cluster(name):
-            raise SweepError(
-                f"{variable}={name}: expected the name of one cluster; unset it, or choose one "
-                "with cluster.extra={clusters: NAME}"
-            )
+        require(
+            is_slurm_cluster(name),
+            f"{variable}={name}: expected the name of one cluster; unset it, or choose one "
+            "with cluster.extra={clusters: NAME}",
+        )
         return dataclasses.replace(resources, extra={**resources.extra, "clusters": name})
     return resources
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.runtime.command import environment_of_jobs
 from routing.errors import UserError
-from sweeps import SweepError, slurm
+from sweeps import SweepError, require, slurm
 from sweeps.folder import JobBatch, Sweep
 from sweeps.job import Job
 from sweeps.planned_run import PlannedRun
@@ -98,8 +98,10 @@ def parameters(resources: Resources, name: str, code: Path, logs: Path) -> dict[
     Raises:
         SweepError: Slurm would replace characters in the path of the logs.
     """
-    if {"%", "\\"} & set(str(logs)):
-        raise SweepError(f"Slurm replaces % and \\ in {logs}; type another paths.runs=FOLDER")
+    require(
+        not {"%", "\\"} & set(str(logs)),
+        f"Slurm replaces % and \\ in {logs}; type another paths.runs=FOLDER",
+    )
     extra: dict[str, Any] = {"requeue": True, "chdir": str(code)}
     for option, value in resources.extra.items():
         if value is not None and value is not False:

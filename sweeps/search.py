@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routing.errors import UserError
-from sweeps import SweepError
+from sweeps import SweepError, require
 from sweeps.cancel import cancel
 from sweeps.folder import Sweep
 from sweeps.grid import Grid
@@ -112,8 +112,9 @@ class Search:
         for trial in trials:
             values = trial_values(trial)
             try:
-                if values.keys() != self.space.keys():
-                    raise SweepError("it was cut off before it had its values")
+                require(
+                    values.keys() == self.space.keys(), "it was cut off before it had its values"
+                )
                 (run,) = self.plan_runs(self.grid.at(values))
             except UserError as error:  # a point that cannot be run
                 self._tell(trial, "FAIL", str(error))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from routing.errors import one_of
-from sweeps import SweepError
+from sweeps import SweepError, require
 from sweeps.arguments import Arguments
 from sweeps.folder import Sweep
 from sweeps.grid import Grid
@@ -26,15 +26,16 @@ def prepare_search(
     assert section is not None
     prefix = f"grid {chosen.name}: search"
     count = section.trials if trials is None else trials
-    if count < 1:
-        raise SweepError(f"--trials {count}: expected a number of at least 1")
+    require(count >= 1, f"--trials {count}: expected a number of at least 1")
     space = distributions(section.over)
     typed = sorted(section.over.keys() & arguments.overrides.keys())
     if typed:
         raise SweepError(f"{prefix}: {typed[0]} is searched over; leave the argument out")
     plan = planner(chosen)
-    if len(plan.configs) != 1 or len(plan.runs) + len(plan.waiting) != 1:
-        raise SweepError(f"{prefix}: a trial is one run; expected one seed, no axes and no stages")
+    require(
+        len(plan.configs) == 1 and len(plan.runs) + len(plan.waiting) == 1,
+        f"{prefix}: a trial is one run; expected one seed, no axes and no stages",
+    )
     (config,) = plan.configs.values()
     metrics = tuple(config.eval.get("metrics", ()))
     one_of(f"{prefix}: metric", section.metric, metrics, SweepError)

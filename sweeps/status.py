@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from experiments.runtime import run_folder
-from sweeps import SweepError, pool, slurm
+from sweeps import SweepError, pool, require, slurm
 from sweeps.eta import estimate_etas
 from sweeps.folder import JobBatch, Sweep, all_sweeps
 from sweeps.job import host
@@ -64,8 +64,7 @@ def statuses(
 
 def require_queue(trouble: str) -> None:
     """Raise `SweepError` if the scheduler did not answer."""
-    if trouble:
-        raise SweepError(f"{trouble} (without the queue nobody knows which runs are live)")
+    require(not trouble, f"{trouble} (without the queue nobody knows which runs are live)")
 
 
 def _look_in_other_sweep(other: Sweep, rows: dict[str, RunStatus], queue: Queue) -> str:
