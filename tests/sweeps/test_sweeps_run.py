@@ -691,7 +691,7 @@ def test_a_snapshot_holds_the_code_once(tmp_path):
     assert (
         snapshot.snapshot(tmp_path) == first and (first / "snapshot.json").stat().st_mtime_ns == stamp
     )
-    assert (first / "experiments" / "conf" / "config.yaml").is_file() and (
+    assert (first / "experiments" / "conf" / "scale" / "small.yaml").is_file() and (
         first / "sweeps" / "grids"
     ).is_dir()
     assert not list(first.rglob("*.pyc")) and [p.name for p in tmp_path.iterdir()] == [first.name]
@@ -1058,7 +1058,7 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
         (["launch", "route_placement", "scale=tiny,small"], "scale takes one value"),
         (["launch", "route_placement", "cluster.gpus=1,2"], "gpus=1,2: expected a whole number"),
         (["launch", "route_placement", "--compare-at", "hour"], "did you mean hours"),
-        (["launch", "route_placement", "backbone=mmaba"], "did you mean backbone=mamba"),
+        (["launch", "route_placement", "backbone=mmaba"], "did you mean mamba"),
         (["launch", "route_placement", "route=8-2"], "route=8-2"),
         (["launch", "route_placement", "--throttle", "0"], "throttle=0"),
         *(
