@@ -53,8 +53,8 @@ def maskdit_loss(
 
     The `reconstruction` is `patch_error` of every token, `(B, N)`; MaskDiT's weight of it is 0.1.
     """
-    seen = pixel_mask(~dropped, grid, loss.shape[-1] // grid[1])
-    return masked_mean(loss, seen) + weight * masked_mean(reconstruction, dropped)
+    visible = pixel_mask(~dropped, grid, loss.shape[-1] // grid[1])
+    return masked_mean(loss, visible) + weight * masked_mean(reconstruction, dropped)
 
 
 def ensemble_loss(

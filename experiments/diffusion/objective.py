@@ -1,8 +1,7 @@
 """Diffusion objectives: noise levels, network inputs, regression targets and estimates of `x0`.
 
-All objectives share the Gaussian path `x_t = alpha(time) x0 + sigma(time) noise`. They differ in
-how the noise level is sampled, in what the network predicts and in how its error is weighted. A
-table converts between an objective's native time, the noise level and the network's time input:
+All share the Gaussian path `x_t = alpha(time) x0 + sigma(time) noise`; they differ in how times are
+sampled and in what the network predicts. Native time, noise level and the network's time input:
 
 | objective | native time | alpha      | sigma          | scale s | u = sigma / s | network time  |
 |-----------|-------------|------------|----------------|---------|---------------|---------------|
@@ -33,8 +32,7 @@ class Prediction(NamedTuple):
     """What one evaluation of the network says about the clean image."""
 
     x0: Tensor  # estimate of the clean image, (B, C, H, W)
-    # Where between the two bounds of the reverse step the learned log-variance lies, in [0, 1],
-    # (B, C, H, W); None without learned variance
+    # The learned log-variance as a fraction between its bounds, (B, C, H, W); None without one
     variance: Tensor | None = None
 
 
@@ -189,8 +187,8 @@ class Objective:
                 f"objective {self.name} needs {channels} output channels, the network returns "
                 f"{output.shape[1]}; learn_sigma of both must agree"
             )
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return output.to(torch.promote_types(output.dtype, wide))
+        dtype = torch.promote_types(torch.promote_types(x.dtype, output.dtype), torch.float32)
+        return output.to(dtype)
 
 
 class EDM(Objective):

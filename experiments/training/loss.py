@@ -27,11 +27,11 @@ def reduce_loss(
     """
     grid, patch = model.grid, model.size.patch
     if output.kept is not None:
-        kept = output.kept.expand(len(loss_map), -1)
+        visible = output.kept.expand(len(loss_map), -1)
         if model.decoder is None:
-            return losses.masked_mean(loss_map, losses.pixel_mask(kept, grid, patch))
+            return losses.masked_mean(loss_map, losses.pixel_mask(visible, grid, patch))
         error = reconstruction_error(output.sample, pair, objective, patch)
-        return losses.maskdit_loss(loss_map, error, ~kept, grid, train.mae_weight)
+        return losses.maskdit_loss(loss_map, error, ~visible, grid, train.mae_weight)
     if train.loss == "ensemble" and output.inner:
         dropped = [~layout.mask() for layout in output.inner]
         return losses.ensemble_loss(loss_map, dropped, grid, train.mae_weight)
