@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.components import make_accelerator
-from experiments.config.help import check_ready
 from experiments.config.schema import Config
+from experiments.preflight import check_ready
 from experiments.runtime import console as log
 from experiments.runtime import run_folder, signals
 from experiments.runtime.command import Interrupted
