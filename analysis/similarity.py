@@ -264,7 +264,7 @@ def _hidden(
         inner.extend(output.inner)
         return output.sample
 
-    data.objective.denoise(net, noisy, time, **conditions)
+    data.objective.predict(net, noisy, time, **conditions)
     return found, inner
 
 

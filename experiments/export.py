@@ -33,19 +33,20 @@ def main(argv: list[str]) -> int:
     if args.out.suffix != ".safetensors":
         raise UserError(f"{args.out}: expected a name that ends in .safetensors")
 
-    from experiments.training import checkpoint
+    from experiments.evaluation import trained_model
+    from experiments.runtime.checkpoint_files import CheckpointError
 
-    loaded = checkpoint.load_model(args.source, device="cpu")
+    loaded = trained_model.load_model(args.source, device="cpu")
     weights, data = loaded.model.state_dict(), dict(loaded.config.data)
     if args.half:
         weights = {k: v.half() if v.is_floating_point() else v for k, v in weights.items()}
         if large := [k for k, v in weights.items() if not v.isfinite().all()]:
-            raise checkpoint.CheckpointError(f"{large[0]} does not fit float16: leave out --half")
+            raise CheckpointError(f"{large[0]} does not fit float16: leave out --half")
     # Where runs and data lay is nobody else's business, and no part of a run's name.
     for key in places(data["name"]):
         data.pop(key, None)
     config = dataclasses.replace(loaded.config, paths=PathsConfig(), data=data)
-    checkpoint.export(args.out, loaded.model, weights, config, loaded.step, loaded.info)
+    trained_model.export(args.out, loaded.model, weights, config, loaded.step, loaded.info)
     print(f"{args.out}  {args.out.stat().st_size / 1e6:.2f} MB, step {loaded.step}")
     return 0
 

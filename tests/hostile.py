@@ -130,56 +130,57 @@ def _described():
 
 
 def make_checkpoint(folder):
-    from experiments.training import checkpoint
+    from experiments.runtime import checkpoint_files
 
     model = _model()
     tensors = {
         f"{p}.{k}": v.clone() for p in ("ema", "model") for k, v in model.state_dict().items()
     }
     state = {"step": 3, "config": _described(), "model": model.config, "data": {}}
-    checkpoint.save(folder, 3, tensors, state)
+    checkpoint_files.write(folder, 3, tensors, state)
 
 
 @reader("checkpoint", make_checkpoint, "checkpoints/*/*")
 def read_checkpoint(folder):
-    from experiments.training import checkpoint
+    from experiments.evaluation import trained_model
 
-    checkpoint.load_model(folder, device="cpu")
+    trained_model.load_model(folder, device="cpu")
 
 
 @reader("newest checkpoint", make_checkpoint, "checkpoints/*/*")
 def read_newest(folder):
-    from experiments.training import checkpoint
+    from experiments.runtime import checkpoint_files
 
-    found = checkpoint.newest(folder, say=lambda text: None)
+    found = checkpoint_files.newest(folder, say=lambda text: None)
     if found is not None:
-        checkpoint.read(found)
+        checkpoint_files.read(found)
 
 
 @reader("unverified checkpoint", make_checkpoint, "checkpoints/*/state.*")
 def read_unverified(folder):
-    from experiments.training import checkpoint
+    from experiments.evaluation import trained_model
+    from experiments.runtime import checkpoint_files
 
     path = next((folder / "checkpoints").iterdir())
-    tensors, state = checkpoint.read(path)
+    tensors, state = checkpoint_files.read(path)
     chosen = {k.removeprefix("ema."): v for k, v in tensors.items() if k.startswith("ema.")}
-    checkpoint._make(state, chosen, str(path), "cpu")
+    trained_model.build_model(state, chosen, str(path), "cpu")
 
 
 def make_export(folder):
     from experiments.config.compose import load
-    from experiments.training import checkpoint
+    from experiments.evaluation import trained_model
 
     model = _model()
     config = load(["backbone.depth=2", "backbone.width=16", "route=none"])
-    checkpoint.export(folder / "model.safetensors", model, model.state_dict(), config, 3, {})
+    trained_model.export(folder / "model.safetensors", model, model.state_dict(), config, 3, {})
 
 
 @reader("exported weights", make_export, "model.safetensors")
 def read_export(folder):
-    from experiments.training import checkpoint
+    from experiments.evaluation import trained_model
 
-    checkpoint.load_model(folder / "model.safetensors", device="cpu")
+    trained_model.load_model(folder / "model.safetensors", device="cpu")
 
 
 @reader("pretrained", make_export, "model.safetensors")

@@ -66,19 +66,18 @@ def loop_share(backbone: str, clock: str = "wall", steps: int = LOOP_STEPS) -> d
 
     with tempfile.TemporaryDirectory() as folder:
         words = [f"backbone={backbone}", "route=2-8", *_QUIET, f"paths.runs={folder}"]
-        config = load([*words, f"train.steps={steps}"])
+        config = load([*words, f"train.steps={2 * steps}"])
         config.folder.mkdir(parents=True)
         run = Trainer(config, make_accelerator(config), Console(quiet=True))
         for owner, name in (
             (run.model, "forward"),
-            (run, "backward"),
+            (run.step, "backward"),
             (run.state.optimizer, "step"),
         ):
             _wrap(owner, name, partial(counted, "work"))
         _wrap(run, "save", partial(counted, "save"))
         vars(run)["evaluate"] = lambda *_, **__: None  # the pictures of the last step
-        run.fit()
-        run.config = load([*words, f"train.steps={2 * steps}"])
+        run.fit(steps)
         spent.update(work=0.0, save=0.0)
         began = now()
         run.fit()

@@ -27,8 +27,8 @@ from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import parse
 from experiments.options.fields import Key
 from experiments.runtime.command import ROOT, run_command
+from experiments.runtime.environment import environment
 from experiments.runtime.files import atomic_write
-from experiments.training.session import environment
 from routing.errors import UserError
 
 

@@ -36,9 +36,8 @@ from experiments.config.schema import Config, TrainConfig
 from experiments.data.data_options import DataOptions
 from experiments.data.dataset import Batch, Dataset
 from experiments.diffusion import create_objective
-from experiments.runtime.console import Console
+from experiments.training.build import build_step
 from experiments.training.cuda_graphs import EAGER
-from experiments.training.loop import Trainer
 from routing.options import RoutingOptions
 from routing.rng import Draws
 from routing.route import Route
@@ -126,19 +125,19 @@ class Step:
         data = RandomLatents(case.side, o.batch, device)
         # What a step asks of an `accelerate.Accelerator`.
         alone = SimpleNamespace(device=device, num_processes=1, process_index=0)
-        self.trainer = Trainer(config, alone, Console(quiet=True), data)
-        self.model, self.state = self.trainer.model, self.trainer.state
+        self.training_step = build_step(config, alone, data)
+        self.model, self.state = self.training_step.model, self.training_step.state
         self.params, self.ema = self.state.params, self.state.ema
         self.rows = torch.arange(o.batch)
         open_gates(self.model)
 
     def loss(self) -> Tensor:
         """Draw and run the forward pass."""
-        return self.trainer.loss(self.rows)
+        return self.training_step.loss(self.rows)
 
     def __call__(self) -> None:
         """Take one step."""
-        self.trainer.one_step()
+        self.training_step.run()
         self.state.step += 1
 
 
@@ -386,7 +385,9 @@ class PlainStep:
         y = torch.where(drop, CLASSES, self.y)
         noise, time = draws.normal("noise", tuple(self.x.shape[1:])), self.objective.times(draws)
         with torch.autocast(self.x.device.type, torch.bfloat16, enabled=self.half):
-            return self.objective.loss(self.model, self.x, noise, time, y=y).float().mean()
+            pair = self.objective.training_pair(self.x, noise, time)
+            output = self.model(pair.inputs, pair.time, y=y)
+            return self.objective.loss_map(output, pair).mean()
 
     def __call__(self) -> None:
         """Take one step: the average follows one tensor after the other."""

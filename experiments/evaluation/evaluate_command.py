@@ -24,11 +24,11 @@ from experiments.evaluation.features import create_features
 from experiments.evaluation.images import Images
 from experiments.evaluation.pipeline import SamplingPipeline, chosen_options, parse_overrides
 from experiments.evaluation.small_networks import checksum
+from experiments.evaluation.trained_model import load_model
 from experiments.options.evaluation import EvalOptions, MetricError, Score, defaults_for, measurable
 from experiments.runtime import console as log
 from experiments.runtime.files import atomic_write, check_replaceable, default_cache, sha256
 from experiments.runtime.processes import gather, join, share, world
-from experiments.training.checkpoint import load_model
 from routing.errors import suggest
 
 #: Options of an evaluation that have an argument of their own name.

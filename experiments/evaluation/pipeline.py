@@ -19,9 +19,9 @@ from experiments.diffusion.guidance import Guidance, create_guidance
 from experiments.diffusion.objective import Objective, create_objective
 from experiments.diffusion.samplers import Sampler, create_sampler
 from experiments.evaluation.generation import batches, generate, progress_of
+from experiments.evaluation.trained_model import load_model
 from experiments.options.diffusion import DiffusionError, check_weights, options_of
 from experiments.runtime.parsing import Malformed, yaml_of
-from experiments.training.checkpoint import load_model
 from routing.errors import suggest
 from routing.selection import Selection
 

@@ -27,11 +27,11 @@ from experiments.evaluation.sample_store import (
     write_npz,
 )
 from experiments.evaluation.small_networks import checksum
+from experiments.evaluation.trained_model import TrainedModel, load_model
 from experiments.options.diffusion import DiffusionError
 from experiments.runtime import console as log
 from experiments.runtime.files import locked, sha256
 from experiments.runtime.processes import join, world
-from experiments.training.checkpoint import TrainedModel, load_model
 from routing.errors import suggest
 
 MOST_COLUMNS, MOST_ROWS = 16, 20

@@ -30,19 +30,19 @@ from experiments.components import make_dataset
 from experiments.config.routes import routed_pass
 from experiments.config.schema import Config
 from experiments.diffusion.auxiliary_losses import masked_mean, pixel_mask
+from experiments.diffusion.conditioning import make_conditions
 from experiments.diffusion.objective import Objective, create_objective
 from experiments.evaluation.collect import exact, prepare
 from experiments.evaluation.generation import evaluating, labels_from_seeds
 from experiments.evaluation.images import split_indices
 from experiments.evaluation.pipeline import SamplingPipeline, described
 from experiments.evaluation.sample_store import SampleStore
+from experiments.evaluation.trained_model import load_model
 from experiments.options.diffusion import DiffusionError
 from experiments.options.evaluation import EvalOptions, MetricError, Score, options_for, scored
 from experiments.runtime.console import Console
 from experiments.runtime.files import default_cache
 from experiments.runtime.processes import gather, gather_rows, share, world
-from experiments.training.checkpoint import load_model
-from experiments.training.loss import Capture, conditions
 from routing.rng import Draws
 
 
@@ -297,8 +297,9 @@ class HeldOut:
         draws = Draws(seed, draw, index, device=self.device)
         batch = self.dataset.batch(index, draws, split="test")
         noise = draws.normal(stream, tuple(batch.x.shape[1:])).to(batch.x)
-        given, null = (conditions(self.model, batch, draws, dropped) for dropped in (0.0, 1.0))
-        return Sample(batch.x, noise, given, null, draws)
+        conditions = make_conditions(self.model, batch, draws, drop_fraction=0.0)
+        null = make_conditions(self.model, batch, draws, drop_fraction=1.0)
+        return Sample(batch.x, noise, conditions, null, draws)
 
     def noisy(self, found: Sample, level: float) -> tuple[Tensor, Tensor]:
         """Return noisy data (B, C, H, W) and their native time (B,) at a noise level.
@@ -318,15 +319,20 @@ class HeldOut:
         """
         x, noise, cond, _, draws = self.sample(index, draw)
         time = self.objective.times(_Spread(index, draw)).to(self.device)
-        found, routed = [], routed_pass(self.config, draws)
+        pair = self.objective.training_pair(x, noise, time)
+        inputs = pair.inputs.to(self.model.dtype)
+        routed = routed_pass(self.config, draws)
+        losses = []
         for routing in (None, routed) if routed else (None,):
-            net = Capture(self.model, self.model.dtype)
-            terms = self.objective.loss(net, x, noise, time, **cond, routing=routing).float()
-            kept = net.output.kept
-            if kept is not None:
-                mask = pixel_mask(kept.expand(len(x), -1), self.model.grid, self.model.size.patch)
-            found.append(terms.mean() if kept is None else masked_mean(terms, mask))
-        return found
+            output = self.model(inputs, pair.time, **cond, routing=routing, return_output=True)
+            loss_map = self.objective.loss_map(output.sample, pair).float()
+            if output.kept is None:
+                losses.append(loss_map.mean())
+            else:
+                kept = output.kept.expand(len(x), -1)
+                mask = pixel_mask(kept, self.model.grid, self.model.size.patch)
+                losses.append(masked_mean(loss_map, mask))
+        return losses
 
 
 class _Spread:

@@ -91,7 +91,7 @@ def test_a_bfloat16_model_is_told_the_very_step():
         return x
 
     net.dtype = torch.bfloat16
-    create_objective("ddpm").denoise(net, torch.zeros(1, 1, 2, 2), torch.tensor([997.0]))
+    create_objective("ddpm").predict(net, torch.zeros(1, 1, 2, 2), torch.tensor([997.0]))
     assert told == [(torch.bfloat16, [997.0])]
 
 

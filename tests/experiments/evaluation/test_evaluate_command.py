@@ -15,9 +15,9 @@ from small import ROOT, small
 
 from experiments import components as build
 from experiments.evaluate import main
+from experiments.evaluation import trained_model
 from experiments.evaluation.evaluate_command import split_names, words_of
 from experiments.runtime.command import run_command
-from experiments.training import checkpoint
 
 SCRIPT = str(ROOT / "experiments" / "evaluate.py")
 
@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.yaml").write_text("marker: 1\n")
     (folder / "scores.jsonl").write_text("")
     (folder / "summary.json").write_text("{}")
-    checkpoint.export(folder / "model.safetensors", model, model.state_dict(), config, 7, info)
+    trained_model.export(folder / "model.safetensors", model, model.state_dict(), config, 7, info)
     return folder
 
 

@@ -19,6 +19,7 @@ from experiments import components as build
 from experiments import sample
 from experiments.config.compose import load
 from experiments.data.data_options import DataError
+from experiments.evaluation import trained_model
 from experiments.evaluation.pipeline import parse_overrides
 from experiments.evaluation.sample_command import (
     data_of,
@@ -33,7 +34,6 @@ from experiments.options.diffusion import DiffusionError
 from experiments.runtime.command import run_command
 from experiments.runtime.console import Console
 from experiments.runtime.files import locked
-from experiments.training import checkpoint
 
 ROOT = Path(__file__).parents[3]
 
@@ -51,7 +51,7 @@ def export(path, *overrides, seed=0):
     torch.manual_seed(seed)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.1)
-    checkpoint.export(path, model, model.state_dict(), config, 7, info)
+    trained_model.export(path, model, model.state_dict(), config, 7, info)
     return path
 
 
@@ -366,7 +366,7 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
     from data_tools import latents, write_lightning, write_store, write_tars
 
     from experiments.data import create
-    from experiments.training.checkpoint import load_model
+    from experiments.evaluation.trained_model import load_model
 
     store, labels = tmp_path / "store", [k % 3 for k in range(8)]
     {
