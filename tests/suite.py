@@ -7,6 +7,8 @@ files; how those are made is known here alone.
 
 from __future__ import annotations
 
+import types
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,9 +130,25 @@ def groups() -> tuple[str, ...]:
     return GROUPS
 
 
+def type_name(annotation: Any) -> str:
+    """Return an annotation without constraints, words as `str`: `int`, `str | None`, ..."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return type_name(arguments[0])
+    if origin is typing.Literal:
+        return "str"
+    if origin is tuple:
+        inner = ", ".join("..." if item is ... else type_name(item) for item in arguments)
+        return f"tuple[{inner}]"
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(type_name(item) for item in arguments)
+    return "None" if annotation is types.NoneType else annotation.__name__
+
+
 def option_types(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the declared type of every key of a composed configuration, by dotted key."""
     from backbones.registry import find
+    from backbones.validation import fields_of
     from experiments.config.schema import Config
     from experiments.data.data_options import options_class
     from experiments.options.diffusion import OPTIONS
@@ -154,7 +172,8 @@ def option_types(values: Mapping[str, Any]) -> dict[str, str]:
         declare(keys_of(Config)[group][0], f"{group}.")
     declare(find(values["backbone"]["name"]).options, "backbone.")
     declare(options_class(values["data"]["name"]), "data.")
-    declare(EvalOptions, "eval.")
+    for key, field in fields_of(EvalOptions).items():
+        types[f"eval.{key}"] = type_name(field.type)
     for group in ("objective", "sampler", "guidance"):
         declare(OPTIONS[group][values[group]["name"]], f"{group}.")
     types |= {f"{group}.name": "str" for group in groups()[:6]}

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from backbones.registry import find
 from backbones.sizes import AlignOptions, parse_size
+from backbones.validation import validate
 from experiments.config.parent import parent_digest
 from experiments.config.removed_keys import insert_removed, without_removed
 from experiments.data.data_options import TASKS, describe, fingerprint, parse, places
@@ -283,7 +284,7 @@ def check_groups(config: Config) -> None:
         parse(config.data)
         for kind in ("objective", "sampler", "guidance"):
             options_of(kind, getattr(config, kind))
-        EvalOptions(**{k: v for k, v in config.eval.items() if k != "name"})
+        validate(EvalOptions, config.eval, "eval.")
     except UserError:
         raise
     except (TypeError, ValueError, OverflowError, KeyError, AttributeError) as error:

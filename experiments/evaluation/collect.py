@@ -41,7 +41,7 @@ from experiments.options.evaluation import (
     MetricError,
     Score,
     plan_scores,
-    scored,
+    make_score,
 )
 from experiments.runtime.files import atomic_path, sha256
 from experiments.runtime.processes import gather, gather_rows, share, world
@@ -300,7 +300,7 @@ class Meter(Collector):
         network = None if self.features.name == "pixels" else identity(self.features)
         label = None if self.reference is None else self.reference.label
         return [
-            scored(key, value, found["n"], network, None if key in _ALONE else label, record)
+            make_score(key, value, found["n"], network, None if key in _ALONE else label, record)
             for key, value in values.items()
         ]
 
@@ -363,7 +363,7 @@ class AdherenceMeter:
         main, n = next(iter(self._sums)), int(total[0, 0])
         names = ["adherence" if key == main else f"adherence_{key}" for key in self._sums]
         return [
-            scored(name, value, n, None, None, record, space="scenes-probe")
+            make_score(name, value, n, None, None, record, space="scenes-probe")
             for name, value in zip(names, shares, strict=True)
         ]
 

@@ -37,7 +37,7 @@ from experiments.evaluation.images import split_indices
 from experiments.evaluation.pipeline import SamplingPipeline, described
 from experiments.evaluation.sample_store import SampleStore
 from experiments.options.diffusion import DiffusionError
-from experiments.options.evaluation import EvalOptions, MetricError, Score, options_for, scored
+from experiments.options.evaluation import EvalOptions, MetricError, Score, make_score, options_for
 from experiments.runtime.console import Console
 from experiments.runtime.files import default_cache
 from experiments.runtime.processes import gather, gather_rows, share, world
@@ -376,6 +376,6 @@ def heldout_scores(data: HeldOut, batch: int, **record: Any) -> list[Score]:
     count, *sums = gather_rows(total.unsqueeze(0)).sum(dim=0).tolist()
     label = f"{data.dataset.name}-test@{data.dataset.fingerprint[:8]}"
     return [
-        scored(name, value / count, len(index), None, label, record)
+        make_score(name, value / count, len(index), None, label, record)
         for name, value in zip(names, sums, strict=True)
     ]
