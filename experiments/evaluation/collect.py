@@ -40,8 +40,8 @@ from experiments.options.evaluation import (
     EvalOptions,
     MetricError,
     Score,
-    plan_scores,
     make_score,
+    plan_scores,
 )
 from experiments.runtime.files import atomic_path, sha256
 from experiments.runtime.processes import gather, gather_rows, share, world

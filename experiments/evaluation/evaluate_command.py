@@ -22,7 +22,8 @@ from experiments.evaluation import scoring, write_npz
 from experiments.evaluation.collect import collect, own_images, prepare, save_reference
 from experiments.evaluation.features import create_features
 from experiments.evaluation.images import Images
-from experiments.evaluation.pipeline import SamplingPipeline, chosen_options, parse_overrides
+from experiments.evaluation.pipeline import SamplingPipeline
+from experiments.evaluation.sampling_options import chosen_options, parse_overrides
 from experiments.evaluation.small_networks import checksum
 from experiments.options.evaluation import EvalOptions, MetricError, Score, defaults_for, measurable
 from experiments.runtime import console as log

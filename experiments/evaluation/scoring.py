@@ -34,8 +34,9 @@ from experiments.diffusion.objective import Objective, create_objective
 from experiments.evaluation.collect import exact, prepare
 from experiments.evaluation.generation import evaluating, labels_from_seeds
 from experiments.evaluation.images import split_indices
-from experiments.evaluation.pipeline import SamplingPipeline, described
+from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.sample_store import SampleStore
+from experiments.evaluation.sampling_options import describe_options
 from experiments.options.diffusion import DiffusionError
 from experiments.options.evaluation import EvalOptions, MetricError, Score, make_score, options_for
 from experiments.runtime.console import Console
@@ -115,7 +116,9 @@ def sample_and_score(
         raise MetricError(f"{total} images are fewer than {processes} processes; ask for more")
     cache, conditional = cache or cache_of(config), config.task != "none"
     meters = prepare(options, dataset, cache, device, conditional, config.data)
-    made = {part: described(getattr(pipeline, part).options) for part in ("guidance", "sampler")}
+    made = {
+        part: describe_options(getattr(pipeline, part).options) for part in ("guidance", "sampler")
+    }
     store = None
     if out is not None:
         about = {

@@ -19,16 +19,16 @@ from experiments import components as build
 from experiments import sample
 from experiments.config.compose import load
 from experiments.data.data_options import DataError
-from experiments.evaluation.pipeline import parse_overrides
-from experiments.evaluation.sample_command import (
-    data_of,
+from experiments.evaluation.decoder import create_decoder
+from experiments.evaluation.sample_folder import write_pictures
+from experiments.evaluation.sample_request import (
     parse_captions,
     parse_classes,
     parse_numbers,
     plan_request,
-    write_pictures,
 )
 from experiments.evaluation.sample_store import SampleStore
+from experiments.evaluation.sampling_options import parse_overrides
 from experiments.options.diffusion import DiffusionError
 from experiments.runtime.command import run_command
 from experiments.runtime.console import Console
@@ -382,9 +382,9 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
     there = create(loaded.config.data)
     x = torch.randn(2, *there.shape, generator=torch.Generator().manual_seed(0))
     wanted = there.to_pixels(x)
-    assert torch.equal(data_of(loaded, {}, "cpu").to_pixels(x), wanted)
+    assert torch.equal(create_decoder(loaded, {}, "cpu").to_pixels(x), wanted)
     shutil.rmtree(store)
-    alone = data_of(loaded, {}, "cpu")
+    alone = create_decoder(loaded, {}, "cpu")
     assert torch.equal(alone.to_pixels(x), wanted)
     # The conversion matters: the numbers as they are give other pictures.
     assert not torch.equal(alone._codec.decode(x), wanted)
