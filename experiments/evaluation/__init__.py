@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = lazily(
     __name__,
     {
         "distances": ("Moments", "SingularCovarianceWarning", "frechet_distance"),
-        "collect": ("Reference",),
+        "reference": ("Reference",),
         "features": ("Features", "create_features"),
         "pipeline": ("SamplingPipeline",),
         "cost": ("model_cost", "sampling_cost"),

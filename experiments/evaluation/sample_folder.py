@@ -15,7 +15,7 @@ from experiments.evaluation.images import Images
 from experiments.evaluation.pictures import image_grid, save_png
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.sample_request import SampleRequest
-from experiments.evaluation.sample_store import SHARD, generate_shards, read_shards, write_npz
+from experiments.evaluation.sample_store import SHARD, SampleStore, generate_shards
 from experiments.runtime.console import Console
 from experiments.runtime.files import locked
 from experiments.runtime.processes import world
@@ -88,8 +88,7 @@ def write_pictures(
     npz, grid, count = out / "samples.npz", out / "grid.png", len(request.seeds)
     if not finished:
         grid.unlink(missing_ok=True)  # written last: without it all pictures are made
-        pieces = ((pixels, classes) for pixels, _, classes in read_shards(out / "shards"))
-        write_npz(pieces, count, npz)
+        SampleStore(out / "shards").write_npz(count, npz)
     for shard in (out / "shards").glob("shard-*.npz"):  # an earlier call may have been killed here
         shard.unlink()
     if not grid.exists() or _png_count(out) < min(pngs, count):

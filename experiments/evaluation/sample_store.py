@@ -9,10 +9,12 @@ the missing ones, with any number of processes; other settings in the same folde
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -111,6 +113,16 @@ class SampleStore:
             )
         for number in range(total):
             yield self.read(number)
+
+    def write_npz(self, count: int, path: str | os.PathLike[str]) -> None:
+        """Write all `count` images as the sample batch that ADM's evaluator reads."""
+        write_npz(((images, labels) for images, _, labels in self.shards()), count, path)
+
+    def remove(self) -> None:
+        """Remove the folder, and its parent if that is empty then."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.folder.parent.rmdir()
 
     def _shard_count(self) -> int:
         """Return the number of shards that the manifest states."""

@@ -274,6 +274,21 @@ def options_for(config: Any, **changes: Any) -> EvalOptions:
     return options
 
 
+def options_for_images(data: str | None, **changes: Any) -> EvalOptions:
+    """Return the evaluation options for images that no run made (None keeps the default).
+
+    They are those that fit the data set, or the Inception protocol. The conditions of such images
+    are unknown, so the default metrics are those that need none.
+    """
+    changes = {key: value for key, value in changes.items() if value is not None}
+    options: EvalOptions = validate(EvalOptions, {**defaults_for(data), **changes}, "eval.")
+    if "metrics" in changes:
+        return options
+    if "features" in changes:  # a short list that every extractor can measure
+        return replace(options, metrics=("fd", "precision", "recall"))
+    return options.without_metrics("accuracy", "adherence", "heldout_loss")
+
+
 # --- what can be measured -------------------------------------------------------------------------
 
 
