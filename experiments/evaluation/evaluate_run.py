@@ -24,7 +24,6 @@ from experiments.evaluation.evaluation_record import (
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.sampling_options import chosen_options, parse_overrides
 from experiments.evaluation.scoring import cache_of, sample_and_score
-from experiments.evaluation.small_networks import checksum
 from experiments.options.evaluation import EvalOptions, MetricError, options_for
 from experiments.runtime.console import Console
 from experiments.runtime.processes import gather, world
@@ -48,8 +47,8 @@ def evaluate_run(
     changes = parse_overrides(overrides, steps=args.steps)
     guidance_changes = []
     for choice in args.guidance or [""]:
-        words = [*overrides, *group_overrides("guidance", choice)]
-        guidance_changes.append(parse_overrides(words)["guidance"])
+        guided_overrides = [*overrides, *group_overrides("guidance", choice)]
+        guidance_changes.append(parse_overrides(guided_overrides)["guidance"])
     loaded = load_model(source, args.step, args.weights or "ema", device)
     _check_split(loaded.config.data, changes["data"])
     config = dataclasses.replace(loaded.config, data={**loaded.config.data, **changes["data"]})
@@ -66,7 +65,6 @@ def evaluate_run(
         "source": str(source),
         "step": loaded.step,
         "kind": args.weights or "ema",
-        "weights": checksum(loaded.model),
     }
     if changes["data"]:
         settings["data"] = changes["data"]

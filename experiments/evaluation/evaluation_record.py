@@ -86,6 +86,7 @@ class Record:
 def sampling_settings(pipeline: Any) -> dict[str, Any]:
     """Return the settings of a record that say how the samples are made."""
     settings: dict[str, Any] = {
+        "weights": checksum(pipeline.model),
         "guidance": dataclasses.asdict(pipeline.guidance.options),
         # Older records have the keys that were removed since.
         "sampler": dataclasses.asdict(pipeline.sampler.options) | former_defaults("sampler"),

@@ -83,29 +83,33 @@ def generate(
         device = _device_of(model)
     seeds = seeds.to(device, torch.int64)
     classes = _classes(model, seeds, labels)
-    shape = _image_shape(model)
-    count = len(seeds)
+    denoiser = GuidedDenoiser(
+        model, objective, guidance, seeds, sampler.steps, classes, text, weak_model
+    )
+    with torch.no_grad(), evaluating(model, weak_model):
+        return _sample_batches(denoiser, sampler, _image_shape(model), batch, progress)
+
+
+def _sample_batches(
+    denoiser: GuidedDenoiser,
+    sampler: Sampler,
+    shape: tuple[int, ...],
+    batch: int,
+    progress: Progress | None,
+) -> Tensor:
+    """Sample an image of this shape for each of the denoiser's seeds."""
+    device, count = denoiser.seeds.device, len(denoiser.seeds)
     if count == 0:
         return torch.empty((0, *shape), device=device)
     batch = max(min(batch, count), 1)
     images = []
-    with torch.no_grad(), evaluating(model, weak_model):
-        for start in range(0, count, batch):
-            # The last batch repeats its last image to be full.
-            rows = torch.arange(start, start + batch, device=device).clamp(max=count - 1)
-            denoiser = GuidedDenoiser(
-                model,
-                objective,
-                guidance,
-                seeds[rows],
-                sampler.steps,
-                None if classes is None else classes[rows],
-                None if text is None else text[rows.to(text.device)].to(device),
-                weak_model,
-            )
-            images.append(_sample_batch(denoiser, sampler, shape)[: count - start])
-            if progress:
-                progress(min(start + batch, count), count)
+    for start in range(0, count, batch):
+        # The last batch repeats its last image to be full.
+        rows = torch.arange(start, start + batch, device=device).clamp(max=count - 1)
+        samples = _sample_batch(denoiser.select(rows), sampler, shape)
+        images.append(samples[: count - start])
+        if progress:
+            progress(min(start + batch, count), count)
     return torch.cat(images)
 
 

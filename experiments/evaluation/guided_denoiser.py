@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -68,6 +68,14 @@ class GuidedDenoiser:
                 variance = prediction.variance[: len(x)]
             images += prediction.x0.chunk(copies)
         return Prediction(self.guidance.combine(images, self.memory), variance)
+
+    def select(self, rows: Tensor) -> GuidedDenoiser:
+        """Return the denoiser of the images at `rows` `(b,)`, with a new memory."""
+        text = self.text
+        if text is not None:
+            text = text[rows.to(text.device)].to(self.seeds.device)
+        labels = None if self.labels is None else self.labels[rows]
+        return replace(self, seeds=self.seeds[rows], labels=labels, text=text, memory={})
 
     def _group_conditions(self, group: list[Pass], evaluation: int) -> dict[str, Tensor]:
         """Return labels and text of the passes of one batch, one pass after the other."""

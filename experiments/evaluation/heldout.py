@@ -32,8 +32,8 @@ _GOLDEN, _SILVER = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1
 class Sample(NamedTuple):
     """Some held-out samples: clean data and standard normal noise, (B, C, H, W).
 
-    `cond` and `null` are their own and the null condition, as the model takes them; the noise came
-    from `draws`, and so does a route's subset.
+    `cond` and `null` are the samples' condition and the null condition, as the model takes them;
+    `draws` made the noise and selects the tokens of a route.
     """
 
     x: Tensor
@@ -72,8 +72,9 @@ class HeldOut:
         draws = Draws(seed, draw, index, device=self.device)
         batch = self.dataset.batch(index, draws, split="test")
         noise = draws.normal(stream, tuple(batch.x.shape[1:])).to(batch.x)
-        given, null = (conditions(self.model, batch, draws, dropped) for dropped in (0.0, 1.0))
-        return Sample(batch.x, noise, given, null, draws)
+        condition = conditions(self.model, batch, draws, 0.0)
+        null = conditions(self.model, batch, draws, 1.0)
+        return Sample(batch.x, noise, condition, null, draws)
 
     def noisy(self, sample: Sample, level: float) -> tuple[Tensor, Tensor]:
         """Return noisy data (B, C, H, W) and their native time (B,) at a noise level.

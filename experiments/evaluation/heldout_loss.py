@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from experiments.config.routes import routed_pass
 from experiments.evaluation.collect import full_precision
 from experiments.evaluation.generation import evaluating
-from experiments.evaluation.heldout import HeldOut
+from experiments.evaluation.heldout import HeldOut, no_split
 from experiments.evaluation.images import split_indices
 from experiments.options.evaluation import Score, make_score
 from experiments.runtime.processes import gather_rows, share
@@ -18,6 +19,12 @@ from experiments.runtime.processes import gather_rows, share
 MOST_IMAGES = 2000
 #: Noisy inputs that it is measured on: several per image where there are fewer images.
 NOISY_INPUTS = 1000
+
+
+def missing_loss(metrics: Sequence[str], dataset: Any) -> str:
+    """Return why `heldout_loss`, one of the metrics, cannot be measured; empty if it can."""
+    missing = no_split(dataset) if "heldout_loss" in metrics else ""
+    return f"heldout_loss is missing: {missing}" if missing else ""
 
 
 def heldout_scores(heldout: HeldOut, batch: int, **record: Any) -> list[Score]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from experiments.evaluation.decoder import create_decoder
 from experiments.evaluation.pipeline import SamplingPipeline
-from experiments.evaluation.sample_folder import sample_to_folder
+from experiments.evaluation.sample_folder import sample_settings, sample_to_folder
 from experiments.evaluation.sample_request import (
     SampleRequest,
     check_at_least,
@@ -18,10 +17,8 @@ from experiments.evaluation.sample_request import (
     plan_request,
 )
 from experiments.evaluation.sampling_options import FLAGS, chosen_options, parse_overrides
-from experiments.evaluation.small_networks import checksum
 from experiments.options.diffusion import DiffusionError
 from experiments.runtime.console import Console
-from experiments.runtime.files import sha256
 from experiments.runtime.processes import join, world
 from experiments.training.checkpoint import TrainedModel, load_model
 
@@ -57,7 +54,7 @@ def sample(args: argparse.Namespace) -> int:
         pipeline,
         request,
         decoder,
-        _settings(loaded, args.weights, request, changes["data"], pipeline),
+        sample_settings(loaded, args.weights, request, changes["data"], pipeline),
         args.batch,
         args.pngs,
         console,
@@ -77,26 +74,3 @@ def _request(
     if captions is not None and not model.prefix:
         raise DiffusionError("--captions: this model is not conditioned on text; leave them out")
     return plan_request(seeds, numbers, captions, class_names)
-
-
-def _settings(
-    loaded: TrainedModel,
-    weights: str,
-    request: SampleRequest,
-    data_changes: dict[str, Any],
-    pipeline: SamplingPipeline,
-) -> dict[str, Any]:
-    """Return what identifies the samples besides the pipeline's options, for the manifest."""
-    source = loaded.source
-    if source.endswith(".safetensors"):
-        source = sha256(source)
-    settings = {
-        "weights": [source, loaded.step, weights],
-        "data": loaded.info.get("fingerprint"),
-        "captions": request.captions,
-    }
-    if data_changes:
-        settings["changed"] = data_changes
-    if pipeline.weak is not None:
-        settings["weaker"] = checksum(pipeline.weak)
-    return settings

@@ -16,9 +16,33 @@ from experiments.evaluation.pictures import image_grid, save_png
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.sample_request import SampleRequest
 from experiments.evaluation.sample_store import SHARD, SampleStore, generate_shards
+from experiments.evaluation.small_networks import checksum
 from experiments.runtime.console import Console
-from experiments.runtime.files import locked
+from experiments.runtime.files import locked, sha256
 from experiments.runtime.processes import world
+
+
+def sample_settings(
+    loaded: Any,
+    weights: str,
+    request: SampleRequest,
+    data_changes: Mapping[str, Any],
+    pipeline: SamplingPipeline,
+) -> dict[str, Any]:
+    """Return what identifies the samples besides the pipeline's options, for the manifest."""
+    source = loaded.source
+    if source.endswith(".safetensors"):
+        source = sha256(source)
+    settings = {
+        "weights": [source, loaded.step, weights],
+        "data": loaded.info.get("fingerprint"),
+        "captions": request.captions,
+    }
+    if data_changes:
+        settings["changed"] = dict(data_changes)
+    if pipeline.weak is not None:
+        settings["weaker"] = checksum(pipeline.weak)
+    return settings
 
 
 def sample_to_folder(

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from experiments.config.schema import Config
-from experiments.evaluation.heldout import HeldOut, no_split
-from experiments.evaluation.heldout_loss import heldout_scores
+from experiments.evaluation.heldout_loss import HeldOut, heldout_scores, missing_loss
 from experiments.evaluation.meters import create_meters
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.sample_batches import (
@@ -114,29 +113,21 @@ def sample_and_score(
     device, console = torch.device(device), console or Console(quiet=True)
     _check_count(options.samples)  # before networks are trained and references computed
     labelled = config.task != "none"
-    meters = create_meters(
-        options, dataset, cache or cache_of(config), device, labelled, config.data
-    )
-    for meter in meters:
-        if meter.note:
-            console.once(meter.note)
-    measures_loss = "heldout_loss" in options.metrics
-    if measures_loss and no_split(dataset):
-        console.once(f"heldout_loss is missing: {no_split(dataset)}")
-        measures_loss = False
+    cache = cache or cache_of(config)
+    meters = create_meters(options, dataset, cache, device, labelled, config.data)
+    without_loss = missing_loss(options.metrics, dataset)
+    for note in [*(meter.note for meter in meters), without_loss]:
+        if note:
+            console.once(note)
     sampling = {
         "guidance": describe_options(pipeline.guidance.options),
         "sampler": describe_options(pipeline.sampler.options),
     }
     store = None
     if out is not None:
-        settings = {
-            **sampling,
-            "weights": identity,
-            "step": step,
-            "objective": dict(config.objective),
-            "data": dataset.pixels_fingerprint,
-        }
+        settings = {**sampling, "weights": identity, "step": step}
+        settings["objective"] = dict(config.objective)
+        settings["data"] = dataset.pixels_fingerprint
         store = open_store(out, options, settings)
     macs = pipeline.cost().macs
     record = {**sampling, "seed": options.seed, "step": step, "macs_per_sample": macs}
@@ -144,7 +135,7 @@ def sample_and_score(
     if meters:  # the held-out loss alone needs no samples
         batches = sample_batches(pipeline, dataset, options, device, store)
     scores = measure(meters, batches, options.samples, console, "sample", **record)
-    if measures_loss:
+    if "heldout_loss" in options.metrics and not without_loss:
         heldout = HeldOut(pipeline.model, config, dataset, pipeline.objective, device)
         scores += heldout_scores(heldout, options.batch, **record)
     return scores, store
