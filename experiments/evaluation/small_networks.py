@@ -96,7 +96,7 @@ def load_or_make(
         images = splits("train")
         if images[0].numel() > _QUICK:
             print(
-                f"Training the {name} network for scores (once per machine, up to minutes on a CPU)",
+                f"Training a feature network for {name} (once per machine, minutes on a CPU)",
                 file=sys.stderr,
                 flush=True,
             )
