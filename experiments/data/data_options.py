@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, cast
 
 import experiments.data
 from experiments.options.fields import Key, check_ranges, keys_of
+from experiments.options.roles import Default
 from routing.errors import UserError, one_of, suggest
 
 TASKS = ("class", "text", "none")
@@ -51,7 +52,7 @@ class DataOptions:
 
     name: str
     # Standard deviation of the data as the model sees them (EDM, table 1: 0.5)
-    sigma_data: Annotated[float, Key(above=0)] = 0.5
+    sigma_data: Annotated[float, Key(above=0), Default("${objective.sigma_data}")] = 0.5
 
     sample_shape: ClassVar[tuple[int, int, int]] = (0, 0, 0)  # (C, H, W)
     class_count: ClassVar[int] = 0  # 0: none
@@ -284,7 +285,8 @@ _CONF = Path(__file__).parents[1] / "conf"
 
 def names() -> tuple[str, ...]:
     """Return the names that `data=` takes."""
-    return tuple(sorted(path.stem for path in (_CONF / "data").glob("*.yaml")))
+    classes = [name for name in experiments.data.__all__ if name.endswith("Options")]
+    return tuple(sorted(name.removesuffix("Options").lower() for name in classes[1:]))
 
 
 def options_class(name: str) -> type[DataOptions]:
@@ -330,7 +332,7 @@ def fingerprint(options: DataOptions | Mapping[str, Any]) -> str:
     return parse(options).fingerprint()
 
 
-def evaluation(name: str) -> str:
+def evaluation_preset(name: str) -> str:
     """Return the file of experiments/conf/eval that scores a data set where none is chosen."""
     return name if (_CONF / "eval" / f"{name}.yaml").is_file() else "none"
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from annotated_types import Ge, Le
-from pydantic import BeforeValidator
 
-from backbones.validation import Choices, OptionError, validate
+from backbones.validation import Choices, validate
+from experiments.options.roles import config_defaults
 from routing.errors import UserError, one_of
 
 _CONF = Path(__file__).resolve().parents[1] / "conf" / "eval"
@@ -166,13 +166,6 @@ def make_score(
 # --- options --------------------------------------------------------------------------------------
 
 
-def _as_tuple(value: Any) -> Any:
-    """Return one name as a tuple of one, and a list as a tuple."""
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, list) else value
-
-
 FeatureName = Annotated[str, Choices(tuple(FEATURES))]
 MetricName = Annotated[str, Choices(tuple(METRICS))]
 
@@ -192,16 +185,13 @@ class EvalOptions:
         "Samples. FD needs more of them than the network has features (64 for the classifiers).",
     ] = 500
     features: Annotated[
-        tuple[FeatureName, ...],
-        BeforeValidator(_as_tuple),
-        "Feature networks, measured one after another.",
+        tuple[FeatureName, ...] | FeatureName, "Feature networks, measured one after another."
     ] = ("digits-classifier",)
     metrics: Annotated[
-        tuple[MetricName, ...],
-        BeforeValidator(_as_tuple),
-        "Metrics, each measured on every feature network that has what it needs; fd on "
-        "inception-adm is FID. accuracy: share of samples classified as the requested class. "
-        "memorisation: NN-distance ratio (train / held-out); lower values indicate copying.",
+        tuple[MetricName, ...] | MetricName,
+        "Metrics, each measured on every feature network that has what it needs. accuracy: share "
+        "of samples classified as the requested class. memorisation: NN-distance ratio (train / "
+        "held-out); lower values indicate copying.",
     ] = ("fd", "accuracy")
     labels: Annotated[
         Literal["balanced", "random"],
@@ -222,9 +212,7 @@ class EvalOptions:
     ] = None
     neighbours: Annotated[int, Ge(1), Le(10**7), "k of precision and recall (ADM: 3)."] = 3
     kid_subsets: Annotated[int, Ge(1), Le(10**7), "Subsets of the kernel distance."] = 100
-    kid_subset_size: Annotated[
-        int, Ge(2), Le(10**7), "Images per subset; never more than there are images."
-    ] = 1000
+    kid_subset_size: Annotated[int, Ge(2), Le(10**7), "Images per subset."] = 1000
     inception_weights: Annotated[
         str | None, "Weights of Inception (torch-fidelity's file); null: the cache or a download."
     ] = None
@@ -232,19 +220,25 @@ class EvalOptions:
         str | None, "Weights of DINOv2 (timm's file); null: timm's cache or a download."
     ] = None
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        for name in ("features", "metrics"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                object.__setattr__(self, name, (value,))
+
+    def check_consistency(self) -> None:
         """Refuse an empty list of metrics."""
         if not self.metrics:
-            raise OptionError(f"eval.metrics=[]: expected some of {', '.join(METRICS)}")
+            raise MetricError(f"eval.metrics=[]: expected some of {', '.join(METRICS)}")
 
     def without_metrics(self, *names: str) -> EvalOptions:
         """Return these options without some metrics.
 
         Raises:
-            OptionError: No metric remains.
+            MetricError: No metric remains.
         """
         options = replace(self, metrics=tuple(m for m in self.metrics if m not in names))
-        options.check()
+        options.check_consistency()
         return options
 
 
@@ -256,7 +250,7 @@ def defaults_for(data: str | None) -> dict[str, Any]:
     preset = yaml.safe_load(path.read_text())
     values: dict[str, Any] = {}
     for parent in preset.pop("defaults", ()):
-        values |= defaults_for(parent)
+        values |= config_defaults(EvalOptions) if parent == "base" else defaults_for(parent)
     return values | preset
 
 
