@@ -7,7 +7,7 @@ different quantities, and neither is "the FID".
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -314,7 +314,7 @@ def plan_scores(
     for features in options.features:
         plan[features] = tuple(m for m in options.metrics if measurable(m, features))
     for metric in options.metrics:
-        _check_features_of(metric, options.features)
+        _check_features_of(metric, plan)
         _check_data_of(metric, data, labelled, sizes)
     _check_neighbours(options, sizes)
     for features, metrics in plan.items():
@@ -323,7 +323,7 @@ def plan_scores(
     return plan
 
 
-def _check_features_of(metric: str, features: tuple[str, ...]) -> None:
+def _check_features_of(metric: str, features: Collection[str]) -> None:
     """Refuse a metric that none of these extractors can measure."""
     if WITHOUT_FEATURES.intersection(METRICS[metric].needs):
         return
