@@ -304,7 +304,7 @@ def make_reference(folder):
 
 @reader("reference", make_reference, "reference.npz")
 def read_reference(folder):
-    from experiments.evaluation.collect import load_reference
+    from experiments.evaluation.reference import load_reference
 
     load_reference(folder / "reference.npz", Features(), rows=True)
 
