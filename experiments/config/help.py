@@ -155,7 +155,7 @@ def _reflowed(lines: list[str]) -> list[str]:
 def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     """Refuse what so many processes, on GPUs or not, would refuse before their first step."""
     config.check_processes(processes, on_gpu)
-    data_options.parse(config.data).check()
+    data_options.parse(config.data).check_files()
     info = data_options.describe(config.data)
     model = routes.model_arguments(config, info)
     routes.run_cost(config, model)  # which refuses a patch or a decoder that the model cannot have

@@ -14,8 +14,8 @@ import torch
 
 from experiments.data.data_options import parse
 from experiments.data.dataset import create
+from experiments.data.latent_options import LatentsOptions
 from experiments.data.latents import LatentSpace
-from experiments.data.latents_spec import LatentsOptions
 from experiments.evaluation.images import Images
 from experiments.evaluation.pipeline import FLAGS, SamplingPipeline, chosen_options, parse_overrides
 from experiments.evaluation.sample_store import (

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from experiments.config.schema import TrainConfig
-from experiments.data import data_options
-from experiments.data.latents_spec import LatentsOptions
+from experiments.data import data_options, image_options
+from experiments.data.latent_options import LatentsOptions
 from experiments.options.diffusion import OPTIONS
 from experiments.options.evaluation import EvalOptions
 from experiments.options.fields import ConfigError, build, keys_of
@@ -15,7 +15,7 @@ from routing.errors import UserError
 CLASSES = [
     EvalOptions,
     LatentsOptions,
-    data_options.TorchvisionOptions,
+    image_options.TorchvisionOptions,
     TrainConfig,
     *(kind for group in OPTIONS.values() for kind in group.values()),
 ]

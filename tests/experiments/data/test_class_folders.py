@@ -11,7 +11,7 @@ from PIL import Image
 
 from experiments.data import DataError, create
 from experiments.data.latent_store import open_store
-from experiments.data.picture_sources import open_source
+from experiments.data.open_source import open_source
 from experiments.evaluation.images import Images
 
 APPLE_DOUBLE = b"\0\5\26\7\0\2\0\0Mac OS X        " + b"\0" * 4000
@@ -42,7 +42,7 @@ def test_what_systems_and_editors_leave_is_no_class_and_no_image(tmp_path):
     source = open_source(tmp_path)
     assert source.classes == ("cat", "dog")
     assert labels_of(source) == {"cat/0.jpg": 0, "dog/0.jpg": 1}
-    assert source.others == ["Thumbs.db"]
+    assert source.ignored_files == ["Thumbs.db"]
 
 
 def test_a_hidden_folder_that_was_asked_for_is_read(tmp_path):
@@ -114,7 +114,7 @@ def edm_folder(tmp_path, labels):
 def test_edms_layout_takes_its_labels_from_dataset_json(tmp_path):
     names = edm_folder(tmp_path, lambda names: [[name, k % 3] for k, name in enumerate(names)])
     source = open_source(tmp_path)
-    assert source.labelled and source.classes == () and source.others == []
+    assert source.labelled and source.classes == () and source.ignored_files == []
     assert labels_of(source) == dict(zip(names, [0, 1, 2, 0], strict=True))
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments.data import DataError, Prefetch, create
-from experiments.data.latents_spec import LatentsOptions
+from experiments.data.latent_options import LatentsOptions
 from routing.rng import Draws
 
 COUNT = 13
@@ -594,8 +594,8 @@ def test_what_else_is_there_is_named(tmp_path):
     refused(lambda: load(tmp_path / "nowhere"), "is no folder")
     refused(lambda: create({"name": "latents"}), "data.path=FOLDER")
     refused(lambda: load(made("lmdb", "data.mdb", "lock.mdb")), "found data.mdb, lock.mdb", "latent.npy")
-    refused(lambda: load(made("pictures", "n01/a.JPEG")), "from pictures", "prepare.py")
-    refused(lambda: load(made("scans", "n01/a.tif")), "from pictures", "prepare.py")
+    refused(lambda: load(made("pictures", "n01/a.JPEG")), "from images", "prepare.py")
+    refused(lambda: load(made("scans", "n01/a.tif")), "from images", "prepare.py")
     refused(lambda: load(made("loose", "0.npy")), "found 0.npy")
     refused(lambda: load(made("half", "plan.json", "shard-0.safetensors.tmp")), "has not finished")
     refused(lambda: load(made("empty")), "found nothing")

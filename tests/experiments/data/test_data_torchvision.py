@@ -17,7 +17,7 @@ from torchvision import datasets
 
 from experiments.config import load
 from experiments.data import DataError, create
-from experiments.data.data_options import SETS
+from experiments.data.image_options import TORCHVISION_SETS
 from routing.rng import Draws
 
 TRAIN, TEST = 20, 10  # in each of CIFAR-10's five batches
@@ -30,7 +30,7 @@ def md5(path):
 def pictures(name, n):
     """Random pictures in the layout of the set's files, and labels that name every tenth class."""
     random = np.random.default_rng(len(name))
-    shape, classes, _ = SETS[name]
+    shape, classes, _ = TORCHVISION_SETS[name]
     shape = shape if shape[0] == 3 else (1, 28, 28)
     return random.integers(0, 256, (n, *shape), dtype=np.uint8), np.arange(n) % classes
 
@@ -47,7 +47,7 @@ def write_cifar(root, kind, monkeypatch):
             rows = {"data": images.reshape(n, -1), key: labels.tolist()}
             (folder / name).write_bytes(pickle.dumps(rows, protocol=2))
             lists[which].append([name, md5(folder / name)])
-    names = [f"class {k}" for k in range(SETS[kind.__name__][1])]
+    names = [f"class {k}" for k in range(TORCHVISION_SETS[kind.__name__][1])]
     meta = folder / kind.meta["filename"]
     meta.write_bytes(pickle.dumps({kind.meta["key"]: names}, protocol=2))
     monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": md5(meta)})
@@ -110,11 +110,11 @@ def options(root, name="CIFAR10", **more):
     return {"name": "torchvision", "set": name, "root": str(root), **more}
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", TORCHVISION_SETS)
 def test_published_files_are_read(tmp_path, monkeypatch, name):
     write(tmp_path, name, monkeypatch)
     data = create(options(tmp_path, name))
-    shape, classes, _ = SETS[name]
+    shape, classes, _ = TORCHVISION_SETS[name]
     batches = 5 if name == "CIFAR10" else 1
     assert data.sizes == {"train": TRAIN * batches, "test": TEST}
     assert data.shape == shape and data.num_classes == classes == len(data.class_names)
