@@ -12,7 +12,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from experiments.config.schema import PathsConfig
-from experiments.data.data_options import places
+from experiments.data.data_options import location_keys
 from experiments.runtime.command import run_command
 from routing.errors import Parser, UserError
 
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         if large := [k for k, v in weights.items() if not v.isfinite().all()]:
             raise checkpoint.CheckpointError(f"{large[0]} does not fit float16: leave out --half")
     # Where runs and data lay is nobody else's business, and no part of a run's name.
-    for key in places(data["name"]):
+    for key in location_keys(data["name"]):
         data.pop(key, None)
     config = dataclasses.replace(loaded.config, paths=PathsConfig(), data=data)
     checkpoint.export(args.out, loaded.model, weights, config, loaded.step, loaded.info)

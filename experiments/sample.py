@@ -23,8 +23,8 @@ examples:
       guidance.checkpoint=RUN@300
   python experiments/sample.py RUN --seeds 0-49999 --pngs 0 --out fid50k
 
-The same command again resumes. experiments/conf/sampler and
-experiments/conf/guidance list the options that are group.key=value.
+The same command again resumes. Options of samplers and guidance:
+python experiments/run.py --help sampler, --help guidance.
 Several GPUs: accelerate launch experiments/sample.py ...
 """
 

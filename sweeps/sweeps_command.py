@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config import Config
-from experiments.config.help import check_ready
-from experiments.config.schema import GROUPS
+from experiments.config.groups import GROUPS
+from experiments.preflight import check_ready
 from experiments.runtime.command import print_error, run_command, sentence
 from experiments.runtime.memory import visible_gpus
 from routing.errors import Parser, one_of, suggest

@@ -11,7 +11,7 @@ from backbones.cost import Cost, cost
 from backbones.sizes import parse_size
 from experiments.config.schema import ENCODERS, Config
 from experiments.data.data_options import describe
-from experiments.options.diffusion import GuidanceOptions, RoutedOptions, rate_over_steps
+from experiments.options.guidance import GuidanceOptions, RoutedOptions, rate_over_steps
 from experiments.runtime.console import big
 from routing.errors import UserError
 from routing.route import Route, RouteSchedule, Segment, keep_count

@@ -182,6 +182,4 @@ def location_keys(name: str) -> tuple[str, ...]:
     return options_class(name).location_keys if name in names() else ()
 
 
-# Former names.
-places = location_keys
-evaluation = evaluation_preset
+places = location_keys  # former name

@@ -69,7 +69,7 @@ class Manifest:
     skipped: int  # number of unreadable images
     shards: tuple[StoredShard, ...]
 
-    def check(self) -> None:
+    def check_consistency(self) -> None:
         """Refuse entries that contradict each other, and shards outside the store."""
         stored_count = sum(shard.count for shard in self.shards)
         if (

@@ -94,7 +94,7 @@ class LatentsOptions(DataOptions):
     caption_shape = (77, 768)
     dataset = "experiments.data.latents.Latents"
 
-    def check(self) -> None:
+    def check_consistency(self) -> None:
         """Refuse two held-out splits."""
         require(
             self.held_out == 0 or self.test is None,

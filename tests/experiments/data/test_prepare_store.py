@@ -101,7 +101,7 @@ def test_photographs_become_a_store_that_trains(folder, tmp_path, vae, capsys):
     out = tmp_path / "out"
     assert run(folder, out, vae, "--dtype", "float32", "--verify") == 0
     said = capsys.readouterr()
-    assert "7 pictures as moments of 4x8x8, mirrored too" in said.out and "classes   3" in said.out
+    assert "7 images as moments of 4x8x8, mirrored too" in said.out and "classes   3" in said.out
     assert "pictures 7/7" in said.err and not list(out.glob(".*"))
     data = create({"name": "latents", "path": str(out)}, task="class")
     assert data.size == 7 and data.class_names == ("animals", "grey", "things")
@@ -305,7 +305,7 @@ def test_unreadable_pictures_are_listed_and_skipped(folder, tmp_path, vae, capsy
 def test_nothing_readable(tmp_path, vae, capsys):
     (tmp_path / "p").mkdir()
     (tmp_path / "p/a.png").write_bytes(b"x")
-    fails(capsys, run(tmp_path / "p", tmp_path / "out", vae), "none of 1 pictures", "a.png", "give a new folder")
+    fails(capsys, run(tmp_path / "p", tmp_path / "out", vae), "none of 1 images", "a.png", "give a new folder")
 
 
 @pytest.fixture
@@ -434,7 +434,7 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
     for name, data in pictures.items():
         (flat / name.split("/")[1]).write_bytes(data)
     assert run(flat, tmp_path / "out", vae) == 0
-    assert "passed over: 2 other files, such as a.gif; pictures end in .jpg" in capsys.readouterr().err
+    assert "ignored: 2 other files, such as a.gif; images end in .jpg" in capsys.readouterr().err
     store = open_store(tmp_path / "out")
     assert store.labels is None and store.classes == ()
 
@@ -443,11 +443,11 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
     ("make", "words"),
     [
         (lambda p: [p / "nowhere"], ["does not exist"]),
-        (lambda p: [p / "empty"], ["holds no pictures", "found nothing"]),
+        (lambda p: [p / "empty"], ["holds no images", "found nothing"]),
         (lambda p: [p / "loose"], ["lies beside class folders"]),
         (
             lambda p: [p / "mixed"],
-            ["holds pictures such as a.png and tars such as z.tar", "one kind", "--files '*.png'"],
+            ["holds images such as a.png and tars such as z.tar", "one kind", "--files '*.png'"],
         ),
         (lambda p: [p / "photos", "--size", "60"], ["--size 60", "try --size 56"]),
         (lambda p: [p / "photos", "--size", "0"], ["--size 0: must be at least 1"]),
@@ -506,7 +506,7 @@ def test_another_preparation_in_the_same_folder_is_refused(folder, tmp_path, vae
         capsys, run(folder, out, vae, "--dtype", "float32"), "dtype 'float16' instead of 'float32'"
     )
     (folder / "grey/coins.png").rename(folder / "grey/money.png")
-    fails(capsys, run(folder, out, vae), "another list of pictures")
+    fails(capsys, run(folder, out, vae), "another list of images")
     assert content(out) == before
     busy = tmp_path / "busy"
     busy.mkdir()
@@ -923,7 +923,7 @@ def test_killed_for_real_under_torchrun_and_continued(folder, tmp_path, vae):
     ]
     done = subprocess.run([*launch, script, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("7 pictures as moments") >= 1
+    assert done.stdout.count("7 images as moments") >= 1
     assert content(out) == content(whole)
 
 
