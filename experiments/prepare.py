@@ -75,7 +75,11 @@ def parser() -> argparse.ArgumentParser:
     add("--dtype", choices=("float16", "float32"), default="float16", help="on disk (float16)")
     add("--files", default="*", help="only files that match, such as 'train-*.parquet'")
     add("--limit", type=int, help="number of images to use, from the first on")
-    add("--captions", type=home_path, help="COCO annotations .json, or .jsonl of file_name and caption")
+    add(
+        "--captions",
+        type=home_path,
+        help="COCO annotations .json, or .jsonl of file_name and caption",
+    )
     add("--captions-per-image", type=int, default=1, help="captions stored for each image (1)")
     add("--text", type=_full_path, help="CLIP or T5 text encoder for captions: a name or a folder")
     add("--text-length", type=int, default=77, help="tokens per caption (77)")

@@ -159,9 +159,7 @@ class TextEncoder:
             return _pretrained(model_class, "text encoder", name, download, advice, **options)
 
         family = load("AutoConfig").model_type
-        require(
-            family in _KINDS, f"{name} is a {family} model; expected a CLIP or T5 text encoder"
-        )
+        require(family in _KINDS, f"{name} is a {family} model; expected a CLIP or T5 text encoder")
         self.tokenizer, model = load("AutoTokenizer"), load(_KINDS[family], **_SAFE)
         # CLIP has learned embeddings of this many positions; T5's positions are relative.
         max_length = getattr(model.config, "max_position_embeddings", None) or length

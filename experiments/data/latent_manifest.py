@@ -116,9 +116,7 @@ class Manifest:
             version = values.pop("format", None)
         except (TypeError, ValueError, AttributeError):
             raise _damaged(path) from None
-        require(
-            version == FORMAT, f"{path} has format {version!r}; this version reads {FORMAT!r}"
-        )
+        require(version == FORMAT, f"{path} has format {version!r}; this version reads {FORMAT!r}")
         try:
             # Class names are folder names, which may hold bytes that are not UTF-8.
             class_names = tuple(values["classes"])

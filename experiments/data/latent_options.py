@@ -25,9 +25,9 @@ class LatentsOptions(DataOptions):
     """
 
     name: str = "latents"
-    path: Annotated[
-        str | None, "Folder of the store. Required: data.path=/data/imagenet256."
-    ] = None
+    path: Annotated[str | None, "Folder of the store. Required: data.path=/data/imagenet256."] = (
+        None
+    )
     shape: Annotated[
         tuple[Side, Side, Side] | None,
         "Expected shape of the latents, such as [32,16,16]; others are refused. null: any.",
@@ -78,9 +78,9 @@ class LatentsOptions(DataOptions):
         Literal["float32", "bfloat16"],
         "bfloat16 decodes twice as fast on a GPU, within about two grey levels.",
     ] = "float32"
-    decode_batch: Annotated[
-        int, Ge(1), "Latents decoded at a time; 16 fit beside an XL model."
-    ] = 16
+    decode_batch: Annotated[int, Ge(1), "Latents decoded at a time; 16 fit beside an XL model."] = (
+        16
+    )
     verify: Annotated[
         bool,
         "Check the SHA-256 of every shard at the start (reads the whole store); sizes are always "

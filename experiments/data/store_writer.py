@@ -306,7 +306,8 @@ class StoreWriter:
         captions = []
         for image in images:
             require(
-                bool(image.captions), f"{image.name} has no caption; --text needs one for every image"
+                bool(image.captions),
+                f"{image.name} has no caption; --text needs one for every image",
             )
             for text in itertools.islice(itertools.cycle(image.captions), self.settings.captions):
                 # Text that was cut inside a pair of JSON's \u escapes ends in half a character.

@@ -145,9 +145,7 @@ def _read_idx_set(dataset_class: Any, folder: Path) -> LabelledImages:
     for name, md5 in dataset_class.resources:
         addresses = [mirror + name for mirror in dataset_class.mirrors]
         fetch_published(addresses, folder / name, md5)
-    splits = _read_idx_splits(
-        lambda name: gzip.decompress((folder / f"{name}.gz").read_bytes())
-    )
+    splits = _read_idx_splits(lambda name: gzip.decompress((folder / f"{name}.gz").read_bytes()))
     return LabelledImages(splits, dataset_class.classes)
 
 

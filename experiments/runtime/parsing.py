@@ -144,8 +144,8 @@ def _check_events(events: Iterable[Any]) -> None:
                 keys.add(key)
         elif isinstance(event, yaml.NodeEvent):
             if open_collections and open_collections[-1] is not None:
-                is_scalar = isinstance(event, yaml.ScalarEvent)
-                open_collections[-1].append(event.value if is_scalar else None)
+                text = event.value if isinstance(event, yaml.ScalarEvent) else None
+                open_collections[-1].append(text)
             if isinstance(event, yaml.CollectionStartEvent):
                 is_mapping = isinstance(event, yaml.MappingStartEvent)
                 open_collections.append([] if is_mapping else None)

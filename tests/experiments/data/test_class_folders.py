@@ -66,7 +66,7 @@ def test_a_folder_without_a_readable_image_is_no_class(tmp_path):
     }  # fmt: skip
     bee = [raw for raw in raws if raw.name.startswith("bee")]
     assert [(raw.content, raw.unreadable_reason) for raw in bee] == [
-        (None, "no picture that Pillow knows")
+        (None, "not an image format that Pillow reads")
     ] * 2
 
 

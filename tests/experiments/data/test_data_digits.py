@@ -9,15 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backbones.validation import fields_of
-from experiments.data import (
-    DataError,
-    LatentsOptions,
-    SampleOrder,
-    ScenesOptions,
-    create,
-    data_options,
-    parse,
-)
+from experiments.data import DataError, SampleOrder, create, data_options, parse
 from routing.errors import UserError
 
 ROOT = Path(__file__).parents[3]
