@@ -1,8 +1,8 @@
 """Encode images to a latent store: python experiments/prepare.py IMAGES OUT.
 
 IMAGES is a folder with one subfolder per class, a folder of images with captions, WebDataset tars,
-or parquet tables. They are cropped as in ADM, mirrored, and encoded by diffusers' AutoencoderKL. The
-same command continues after an interruption.
+or parquet tables. They are cropped as in ADM, mirrored, and encoded by diffusers' AutoencoderKL.
+The same command continues after an interruption.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ then:
 
 
 def _full_path(name: str) -> str:
-    """Return the full path of a local file or folder, so that training finds it, or a hub's name."""
+    """Return the full path of a local file or folder, or a name on the hub."""
     path = home_path(name)
     return str(path.resolve()) if path.exists() else name
 

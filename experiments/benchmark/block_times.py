@@ -4,8 +4,8 @@ The loop is the real one, on the digits at scale `tiny`, with its files. Everyth
 backward and optimizer (batches, noise, subsets, clipping, EMA, logging, checkpoints) is overhead.
 
 Single blocks are a middle one of each family, forward and backward in turn, by number of tokens:
-they show from where on attention is no longer the cheapest. Besides the time, the bytes that a block
-keeps for its backward pass are reported per token: constant if memory is linear in tokens.
+they show from where on attention is no longer the cheapest. The report also has the bytes per token
+that a block keeps for its backward pass: constant if memory is linear in tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A plain DiT with TREAD, to compare training steps with.
 
 It follows a description of the official code's structure, not its text: each block projects its own
-modulation, time and label embedders are separate, and a route draws a random permutation per sample,
+modulation, time and label embedders are separate, and a route draws one permutation per sample,
 keeps its head unsorted, gathers with an expanded index, keeps a clone of all tokens and scatters
 into another clone. Optimizer and EMA are torch's defaults, parameter by parameter. `compile=blocks`
 compiles its blocks as it does ours: the official code uses torch.compile on their forward pass.

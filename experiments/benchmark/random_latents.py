@@ -14,7 +14,7 @@ CLASSES = 1000
 
 
 class RandomLatents(Dataset):
-    """Normally distributed latents (4, side, side) of 1000 classes in memory, repeated endlessly."""
+    """Normal latents (4, side, side) of 1000 classes in memory, repeated endlessly."""
 
     fingerprint = ""
     cannot_decode = "the benchmark's latents are random numbers"

@@ -75,7 +75,7 @@ class Dataset(abc.ABC):
     """A data set whose samples are functions of (split, index, draws).
 
     Args:
-        options: Describe the data before they are read. A subclass whose files hold more information
+        options: Describe the data before they are read. A subclass whose files contain more
             overrides `shape`, `num_classes` and `text` in `_open`.
         task: `class`, `text` or `none`: what `batch` returns besides `x`.
         device: Where batches are made.
@@ -294,8 +294,8 @@ class Prefetch:
     """Iterates over the batches of steps `start..stop-1`, each a function of its step alone.
 
     A thread reads ahead from disk. Its errors are raised when their batch is due. Leaving the loop
-    ends the thread. `plan` returns a step's sample indices (on the CPU) and random numbers; a `stop`
-    of None is endless.
+    ends the thread. `plan` returns a step's sample indices (on the CPU) and random numbers. A
+    `stop` of None is endless.
     """
 
     dataset: Dataset

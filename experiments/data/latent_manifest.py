@@ -91,6 +91,7 @@ class Manifest:
         size = sum(shard.bytes for shard in self.shards) / 2**30
         mean = "  ".join(f"{value:.4f}" for value in self.mean)
         std = "  ".join(f"{value:.4f}" for value in self.std)
+        captions = f"{list(self.text.shape)} by {self.text.encoder}" if self.text else "none"
         lines = [
             f"{folder}: {self.count:,} images as {self.kind} of {shape}{mirrored}",
             f"classes   {len(self.classes) if self.labels else 'none'}",
@@ -98,7 +99,7 @@ class Manifest:
             f"std       {std}",
             f"scaled    std {max(self.std) * self.scale_factor:.3f} at most",
             f"shards    {len(self.shards)}, {size:.2f} GB",
-            f"captions  {f'{list(self.text.shape)} by {self.text.encoder}' if self.text else 'none'}",
+            f"captions  {captions}",
             f"skipped   {self.skipped} unreadable images, listed in {folder / 'skipped.txt'}",
         ]
         return "\n".join(lines)

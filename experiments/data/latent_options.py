@@ -43,7 +43,7 @@ class LatentsOptions(DataOptions):
     ] = 0
     flip: Annotated[
         Literal["auto", "mirror", "none"],
-        "auto: stored latents of mirrored images if there are any, otherwise none; mirror: flip the "
+        "auto: stored latents of mirrored images if there are any, else none; mirror: flip the "
         "latent itself, an approximation.",
     ] = "auto"
     scale: Annotated[

@@ -132,8 +132,9 @@ def _check_tensor(
     path: Path, tensors: Tensors, name: str, shape: tuple[int, ...] | None, reference: Tensor | None
 ) -> None:
     """Refuse a file without a tensor, or with one of another shape or type than `reference`."""
-    if reference is not None and name in tensors and tensors[name].dtype == reference.dtype:
-        if shape is None or tensors[name].shape == shape:
+    if name in tensors and reference is not None:
+        same_type = tensors[name].dtype == reference.dtype
+        if same_type and (shape is None or tensors[name].shape == shape):
             return
     content = ", ".join(f"{key} {t.dtype} {list(t.shape)}" for key, t in tensors.items())
     dtype = f" {reference.dtype}" if reference is not None else ""

@@ -40,7 +40,7 @@ _IMAGE_OPTIONS = ("held_out", "kind", "scaled", "scale_factor", "vae", "vae_dtyp
 
 @dataclass(frozen=True)
 class Decoding:
-    """The map from model space x to the autoencoder's latents z = x unit + shift, as JSON values."""
+    """The map from model space x to the autoencoder's latents z = x unit + shift."""
 
     shift: tuple[float, ...]  # one number per channel
     unit: tuple[float, ...]  # one number per channel

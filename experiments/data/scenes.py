@@ -6,8 +6,8 @@ shape is large, and it determines the class. The caption describes all shapes an
     a large red circle at the top left, a small blue ring at the top right and
     a small green cross at the bottom left on a gray background
 
-Captions are embedded without trained weights: row w of a Hadamard matrix for word w, plus row 32 + i
-for its position i in the sentence. The 64 rows are orthogonal, so a linear layer can read both.
+Captions are embedded without trained weights: row w of a Hadamard matrix for word w, plus row
+32 + i for its position i in the sentence. The 64 rows are orthogonal, so a linear layer can read both.
 
 Shapes are signed distance functions s(p), in pixels; a pixel is covered by clamp(1/2 - s, 0, 1),
 which antialiases every edge. No shape leaves its quadrant, so each quadrant is rendered alone and
@@ -94,7 +94,7 @@ class Attributes:
         rank = (self.shape == 0) * 16 + self.size * 4 + torch.arange(4, device=device)
         order = rank.argsort(1)[:, :3]
         count = (self.shape > 0).sum(1, keepdim=True)
-        # Words of one kind are consecutive in the vocabulary, so offsets from the first one suffice.
+        # Words of one kind are consecutive in the vocabulary: offsets from the first one suffice.
         phrase = _ids("a large red circle at the top left and", device).repeat(len(order), 4, 1)
         phrase[..., 1:4] += torch.stack((self.size, self.colour, self.shape), -1) - 1
         phrase[..., 6:8] += constant(((0, 0), (0, 1), (1, 0), (1, 1)), torch.int64, device)

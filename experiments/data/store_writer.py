@@ -380,7 +380,7 @@ class StoreWriter:
 
 
 def _noise_keys(images: list[RawImage]) -> Tensor:
-    """Return a key of each image's name, so that a shard is the same whichever process encodes it."""
+    """Return a key of each image's name, so that a shard does not depend on the process."""
     keys = []
     for image in images:
         name = image.name.encode("utf-8", "surrogateescape")

@@ -84,8 +84,8 @@ def check_fits(
 ) -> None:
     """Refuse a model and batch that certainly do not fit, before allocating any of it.
 
-    Exhausted memory ends in swapping, or in a kill without a message. A prediction of twice the free
-    memory exceeds the error of the prediction.
+    Exhausted memory ends in swapping, or in a kill without a message. A prediction of twice the
+    free memory exceeds the error of the prediction.
 
     Args:
         cost: Cost of the model.

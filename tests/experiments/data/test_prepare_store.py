@@ -102,7 +102,7 @@ def test_photographs_become_a_store_that_trains(folder, tmp_path, vae, capsys):
     assert run(folder, out, vae, "--dtype", "float32", "--verify") == 0
     said = capsys.readouterr()
     assert "7 images as moments of 4x8x8, mirrored too" in said.out and "classes   3" in said.out
-    assert "pictures 7/7" in said.err and not list(out.glob(".*"))
+    assert "images 7/7" in said.err and not list(out.glob(".*"))
     data = create({"name": "latents", "path": str(out)}, task="class")
     assert data.size == 7 and data.class_names == ("animals", "grey", "things")
     assert data.shape == (4, 8, 8) and data.can_decode
