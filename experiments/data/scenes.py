@@ -7,7 +7,8 @@ shape is large, and it determines the class. The caption describes all shapes an
     a small green cross at the bottom left on a gray background
 
 Captions are embedded without trained weights: row w of a Hadamard matrix for word w, plus row
-32 + i for its position i in the sentence. The 64 rows are orthogonal, so a linear layer can read both.
+32 + i for its position i in the sentence. The 64 rows are orthogonal, so a linear layer can read
+both.
 
 Shapes are signed distance functions s(p), in pixels; a pixel is covered by clamp(1/2 - s, 0, 1),
 which antialiases every edge. No shape leaves its quadrant, so each quadrant is rendered alone and
