@@ -130,6 +130,8 @@ def validate_value(annotation: Any, value: Any, name: str) -> Any:
         return validate(options, value, f"{name}.")
     if options is not None and isinstance(value, options):
         return value
+    if options is not None and options is annotation:
+        raise OptionError(f"{name}={show(value)}: expected {describe(annotation)}")
     adapter = _adapter(annotation)
     try:
         # JSON has the types of YAML and of command lines: a list is good for a tuple.

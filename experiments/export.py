@@ -12,7 +12,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from experiments.config.schema import PathsConfig
-from experiments.data.data_options import places
+from experiments.data.data_options import location_keys
 from experiments.runtime.command import run_command
 from routing.errors import Parser, UserError
 
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
             if not values.isfinite().all():
                 raise CheckpointError(f"{name} does not fit float16: leave out --half")
     # Paths of runs and data are private, and no part of a run's name.
-    for key in places(data["name"]):
+    for key in location_keys(data["name"]):
         data.pop(key, None)
     config = dataclasses.replace(loaded.config, paths=PathsConfig(), data=data)
     trained_model.export(args.out, loaded.model, weights, config, loaded.step, loaded.info)

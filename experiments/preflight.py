@@ -35,7 +35,7 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
         UserError: In one sentence.
     """
     config.check_processes(processes, on_gpu)
-    data_options.parse(config.data).check()
+    data_options.parse(config.data).check_files()
     info = data_options.describe(config.data)
     model = routes.model_arguments(config, info)
     routes.run_cost(config, model)  # refuses a patch or a decoder that the model cannot have

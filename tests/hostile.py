@@ -508,12 +508,12 @@ def make_notes(folder):
 def read_notes(folder):
     from types import SimpleNamespace
 
-    from experiments.data import picture_sources
+    from experiments.data import image_sources, table_source
     from experiments.runtime import console
     from experiments.training import session
     from routing.errors import UserError
 
-    picture_sources._class_names(
+    table_source._class_names(
         SimpleNamespace(metadata={b"huggingface": (folder / "huggingface.json").read_bytes()}),
         "label",
     )
@@ -521,7 +521,7 @@ def read_notes(folder):
         session.show_results(console.Console(quiet=True), folder)
     for path in sorted(folder.glob("captions.*")):
         with contextlib.suppress(UserError):
-            picture_sources._read_captions(path)
+            image_sources._read_captions(path)
 
 
 def damage_targets(folder, files):

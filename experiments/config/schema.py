@@ -17,8 +17,7 @@ from backbones.sizes import AlignOptions, parse_size
 from backbones.validation import Choices, validate, validate_value
 from experiments.config.parent import parent_digest
 from experiments.config.removed_keys import insert_removed, without_removed
-from experiments.data.data_options import TASKS, describe, fingerprint, parse
-from experiments.data.data_options import places as location_keys
+from experiments.data.data_options import TASKS, describe, fingerprint, location_keys, parse
 from experiments.options.evaluation import EvalOptions
 from experiments.options.guidance import GUIDANCE
 from experiments.options.model import SharedBackboneOptions

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from experiments.data.data_options import PICTURES, first_line
-from experiments.data.picture_sources import eight_bits
+from experiments.data.raw_images import eight_bits
 from experiments.options.evaluation import MetricError
 from experiments.runtime.files import visible_files
 

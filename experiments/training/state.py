@@ -14,9 +14,9 @@ from backbones import Backbone
 from experiments.config.parent import split
 from experiments.config.schema import Config, TrainConfig
 from experiments.evaluation.trained_model import load_model
-from experiments.options.fields import differing
 from experiments.runtime import checkpoint_files
 from experiments.runtime.checkpoint_files import CheckpointError
+from experiments.runtime.nested import differing
 from routing.errors import UserError
 from routing.rng import widest
 

@@ -22,7 +22,7 @@ from experiments.config import GROUPS, Config, ConfigError
 from experiments.config.compose import load
 from experiments.config.groups import names as options_of
 from experiments.config.help import SECTIONS, help_text
-from experiments.data import data_options
+from experiments.data import image_options
 from experiments.run import main
 from experiments.runtime import command as cli
 from experiments.runtime.nested import flatten
@@ -445,7 +445,7 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
 )
 def test_a_dry_run_refuses_what_the_run_would(words, said, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(data_options, "find_spec", lambda name: None)
+    monkeypatch.setattr(image_options, "find_spec", lambda name: None)
     for folder in ("store", "w"):
         (tmp_path / folder).mkdir()
     (tmp_path / "store" / "manifest.json").write_text("{}")

@@ -8,7 +8,7 @@ import torch
 
 from experiments.components import make_accelerator
 from experiments.config.compose import load
-from experiments.options.fields import ConfigError
+from experiments.options.roles import ConfigError
 from experiments.runtime import run_folder
 from experiments.training import cuda_graphs
 from experiments.training.build import build_step
