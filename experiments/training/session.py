@@ -75,9 +75,9 @@ def record_end(folder: Path, steps: int) -> Iterator[None]:
             write_end(folder, "failed", error=description, steps=steps)
         except OSError:
             # A full disk has no room for a second file, but the heartbeat can be overwritten.
-            status = run_folder.read(folder / "status.json") | {"status": "failed"}
+            heartbeat = run_folder.read(folder / "status.json") | {"status": "failed"}
             with contextlib.suppress(OSError):
-                (folder / "status.json").write_text(json.dumps(status))
+                (folder / "status.json").write_text(json.dumps(heartbeat))
         raise
 
 

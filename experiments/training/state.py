@@ -56,7 +56,7 @@ class TrainingState:
     def __init__(self, model: Backbone, train: TrainConfig, info: dict[str, Any]) -> None:
         self.model, self.info = model, info
         self.names: list[str] = []
-        self.params: list[torch.nn.Parameter] = []
+        self.params: list[Tensor] = []
         self.ema: list[Tensor] = []
         for name, parameter in model.named_parameters():
             self.names.append(name)
