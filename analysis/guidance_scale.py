@@ -35,8 +35,8 @@ from analysis.tables.table import markdown
 from experiments.config.parent import split
 from experiments.config.routes import routed_pass
 from experiments.config.schema import Config
+from experiments.evaluation.heldout import HeldOut, no_split
 from experiments.evaluation.images import split_indices
-from experiments.evaluation.scoring import HeldOut, no_split
 from experiments.runtime.files import atomic_write
 from experiments.runtime.run_folder import listed
 from routing.errors import UserError

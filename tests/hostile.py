@@ -304,7 +304,7 @@ def make_reference(folder):
 
 @reader("reference", make_reference, "reference.npz")
 def read_reference(folder):
-    from experiments.evaluation.collect import load_reference
+    from experiments.evaluation.reference import load_reference
 
     load_reference(folder / "reference.npz", Features(), rows=True)
 
@@ -422,8 +422,8 @@ def read_runs(folder):
 
 
 def make_sweep(folder):
-    from sweeps.jobs.sweep_folder import JobBatch, Sweep
-    from sweeps.planning.planned_runs import PlannedRun
+    from sweeps.folder import JobBatch, Sweep
+    from sweeps.planned_run import PlannedRun
 
     runs = []
     for seed in range(2):
@@ -447,11 +447,11 @@ def make_sweep(folder):
 def read_sweep(folder):
     from rich.console import Console
 
-    from sweeps import run_status, status_table
-    from sweeps.jobs.sweep_folder import all_sweeps
+    from sweeps import status, status_table
+    from sweeps.folder import all_sweeps
 
     for sweep in all_sweeps(folder):
-        rows, _ = run_status.statuses(sweep)
+        rows, _ = status.statuses(sweep)
         status_table.plain(rows)
         Console(file=io.StringIO(), width=100).print(status_table.table("g", rows, 100))
         status_table.overview(sweep, rows)
@@ -465,17 +465,17 @@ def make_grid(folder):
 
 @reader("grid of a sweep", make_grid, "grid.yaml")
 def read_grid(folder):
-    from sweeps.planning import grid
+    from sweeps import cells, grid
 
     found = grid.load(str(folder / "grid.yaml"))
-    grid.expand(found, "tiny")
+    cells.expand(found, "tiny")
 
 
 @reader("resources of a sweep", make_grid, "resources.yaml")
 def read_resources(folder):
-    from sweeps.jobs import cluster_resources
+    from sweeps import resources
 
-    cluster_resources.load(str(folder / "resources.yaml"))
+    resources.load(str(folder / "resources.yaml"))
 
 
 def make_metrics(folder):

@@ -91,7 +91,7 @@ def bench(words):
 
 
 def sweep(words):
-    from sweeps.sweeps_command import parser
+    from sweeps.command import parser
 
     if len(words) == 1 and words != ["list"]:  # a command that is spoken of
         words = [*words, "main_table"]

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.options.diffusion import (
+from experiments.options.guidance import (
+    GUIDANCE,
     APGOptions,
-    DiffusionError,
     GuidanceOptions,
     PathDropOptions,
-    options_of,
     rate_over_steps,
 )
+from experiments.options.roles import ConfigError, parse_named
 from routing.route import Route
 
 
@@ -51,7 +51,7 @@ class Guidance:
         self.options = options
         dropping = isinstance(options, PathDropOptions)
         self.sparse = options.sparse
-        self.weak_pass = Pass(options.weak_label, weak=options.needs_weak, drop=dropping)
+        self.weak_pass = Pass(options.weak_label, weak=options.needs_weak_model, drop=dropping)
         #: Selection rates of both passes over the sampling steps.
         self.rates = [
             rate_over_steps(getattr(options, key, "0"), f"guidance.{key}")
@@ -100,20 +100,20 @@ class Guidance:
         """Check that the model supports this guidance.
 
         Raises:
-            DiffusionError: It does not; the message says what to use instead.
+            ConfigError: It does not; the message says what to use instead.
         """
         model_config = getattr(model, "config", {})
-        self.options.check(
+        self.options.check_model(
             conditional=bool(getattr(model, "num_classes", 0)) or has_text(model),
             fused=getattr(getattr(model, "stack", None), "fuse", None) is not None,
-            weak=weak_model is not None,
+            weak_model=weak_model is not None,
             channels=model_config.get("in_channels", math.inf),
         )
-        if not self.options.needs_weak:
+        if not self.options.needs_weak_model:
             return
         for key in ("in_channels", "input_size", "num_classes", "text"):
             if weak_model.config.get(key) != model_config.get(key):
-                raise DiffusionError(
+                raise ConfigError(
                     f"guidance.checkpoint has another {key} than the model "
                     f"({weak_model.config.get(key)}, not {model_config.get(key)}); take one of the "
                     "same data"
@@ -166,13 +166,13 @@ def create_guidance(options: Any = None, route: Any = None, **routing: Any) -> G
         **routing: Further fields of `routing.Routing` for passes with a route, as `selection`.
 
     Raises:
-        DiffusionError: If routed guidance has no route.
+        ConfigError: If routed guidance has no route.
     """
-    resolved = options_of("guidance", options)
+    resolved = parse_named(GUIDANCE, "guidance", options)
     guidance = APG(resolved) if resolved.name == "apg" else Guidance(resolved)
     if guidance.sparse:
         route_option = getattr(resolved, "route", None)
         guidance.route = Route.parse(route if route_option is None else route_option)
-        resolved.check(routed=bool(guidance.route))
+        resolved.check_model(routed=bool(guidance.route))
     guidance.routing = routing
     return guidance

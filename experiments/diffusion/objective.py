@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 
 from experiments.diffusion.ddpm_chain import DDPMChain
-from experiments.options.diffusion import DDPMOptions, EDMOptions, FlowOptions, options_of
+from experiments.options.objective import OBJECTIVES as OBJECTIVE_OPTIONS
+from experiments.options.objective import DDPMOptions, EDMOptions, FlowOptions
+from experiments.options.roles import parse_named
 
 Net = Callable[..., Tensor]
 
@@ -396,5 +398,5 @@ def create_objective(options: Any = None) -> Objective:
 
     `options` is a name, or a mapping or dataclass with the keys of `conf/objective/<name>.yaml`.
     """
-    resolved = options_of("objective", options)
+    resolved = parse_named(OBJECTIVE_OPTIONS, "objective", options)
     return OBJECTIVES[resolved.name](resolved)

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from experiments.diffusion.objective import Objective, Prediction
-from experiments.options.diffusion import (
+from experiments.options.roles import parse_named
+from experiments.options.sampler import SAMPLERS as SAMPLER_OPTIONS
+from experiments.options.sampler import (
     ChurnOptions,
     DDIMOptions,
     DDPMSamplerOptions,
     SamplerOptions,
     SDEOptions,
-    options_of,
 )
 
 #: `denoise(x, time)`; times are native to the objective.
@@ -293,5 +294,5 @@ def create_sampler(options: Any, objective: Objective) -> Sampler:
 
     `options` is a name, or a mapping or dataclass with the keys of `conf/sampler/<name>.yaml`.
     """
-    resolved = options_of("sampler", options)
+    resolved = parse_named(SAMPLER_OPTIONS, "sampler", options)
     return SAMPLERS[resolved.name](resolved, objective)

@@ -15,8 +15,8 @@ import torch
 
 from experiments.config.schema import Config
 from experiments.data.dataset import Dataset
+from experiments.evaluation.pictures import image_grid, save_gif, save_png
 from experiments.evaluation.pipeline import SamplingPipeline
-from experiments.evaluation.sample_store import image_grid, save_gif, save_png
 from experiments.evaluation.scoring import score
 from experiments.runtime import console
 from experiments.runtime.files import atomic_path

@@ -105,7 +105,7 @@ def test_the_objective_of_weights_that_count_time_towards_data(source):
 
 def test_the_sit_experiment_and_the_published_weights_agree():
     from experiments.config import load
-    from experiments.options.diffusion import FlowOptions
+    from experiments.options.objective import FlowOptions
 
     found, theirs = load(["experiment=sit"]).objective, import_weights.OBJECTIVES["sit"]
     assert all(found[key] == theirs[key] for key in ("name", "time_scale", "reverse"))

@@ -19,7 +19,7 @@ from small import small
 
 from experiments import components as build
 from experiments.config.routes import run_cost
-from experiments.evaluation.sample_store import save_png
+from experiments.evaluation.pictures import save_png
 from experiments.evaluation.trained_model import load_model
 from experiments.runtime import console, memory, signals
 from experiments.runtime.command import Interrupted
@@ -305,22 +305,22 @@ def test_roll_back_keeps_the_count_of_what_was_skipped_before(tmp_path, monkeypa
 
 
 def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_path, monkeypatch):
-    from experiments.evaluation.generation import Guided
+    from experiments.evaluation.guided_denoiser import GuidedDenoiser
 
     words = ("train.steps=6", "train.save_every=100", "train.sample_every=4", "train.log_every=1")
     straight = train(small(tmp_path / "a", *words), quiet=True)
-    config, honest = small(tmp_path / "b", *words), Guided.__call__
+    config, honest = small(tmp_path / "b", *words), GuidedDenoiser.__call__
 
     def signalled(self, *args):
         signals.request("SIGUSR2")
         return honest(self, *args)
 
-    monkeypatch.setattr(Guided, "__call__", signalled)
+    monkeypatch.setattr(GuidedDenoiser, "__call__", signalled)
     with pytest.raises(Interrupted) as stop:
         train(config, quiet=True)
     assert (stop.value.reason, stop.value.step) == ("SIGUSR2", 4)
     assert not list((config.folder / "samples").glob("*.png"))
-    monkeypatch.setattr(Guided, "__call__", honest)
+    monkeypatch.setattr(GuidedDenoiser, "__call__", honest)
     train(config, quiet=True)
     assert same(weights(config.folder), weights(straight))
     for name in ("step-00000004.png", "final.png"):

@@ -13,7 +13,8 @@ from experiments.config.compose import load
 from experiments.config.routes import check_guided, model_arguments, run_cost
 from experiments.data.data_options import describe
 from experiments.evaluation.pipeline import SamplingPipeline
-from experiments.options.diffusion import options_of
+from experiments.options.guidance import GUIDANCE
+from experiments.options.roles import parse_named
 from experiments.training.session import train
 from routing.errors import UserError
 
@@ -84,7 +85,7 @@ def test_a_weak_pass_that_the_model_never_makes_is_not_asked_of_it(word, tmp_pat
     words = ["route=1-2@0.75", "routing.selection=quad", "guidance=routed", "guidance.strong=0.75"]
     config = small(tmp_path, *words, word)
     model = model_arguments(config, describe(config.data))
-    check_guided(config, options_of("guidance", config.guidance), model)
+    check_guided(config, parse_named(GUIDANCE, "guidance", config.guidance), model)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The sbatch call of a sweep: submitit's executor, with answers of sbatch in any form."""
+"""submitit's Slurm executor, with a private script and any form of sbatch's answer."""
 
 import re
 import uuid
@@ -18,7 +18,7 @@ _ANSWER = re.compile(r"(?:Submitted batch job )?(\d+)(?:(?:;| on cluster )([\w.-
 def parse_answer(text: str) -> tuple[str, str] | None:
     """Return the job id and the cluster ("" if none is named) that sbatch or a wrapper printed.
 
-    A site's banner may stand before or after the answer, and may have numbers in its sentences:
+    A site's banner may come before or after the answer, and may have numbers in its sentences:
     only a line that is nothing but an answer counts, the last one if there are several.
     """
     for line in reversed(text.splitlines()):
@@ -29,13 +29,16 @@ def parse_answer(text: str) -> tuple[str, str] | None:
 
 
 class Executor(SlurmExecutor):  # type: ignore[misc]
-    """submitit's executor: reads any answer, and keeps the script to its owner."""
+    """submitit's executor; `find_by_name` returns the job id of a name in the queue.
 
-    slurm_cluster = ""  # that sbatch named in its answer
+    `slurm_cluster` is the cluster that sbatch named in its answer.
+    """
+
+    slurm_cluster = ""
 
     def __init__(self, find_by_name: Callable[[str], str | None], **values: Any) -> None:
         super().__init__(**values)
-        self.find_by_name = find_by_name  # the job id of a name in the queue
+        self.find_by_name = find_by_name
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         submission_file_path.chmod(0o600)  # its `setup` lines may hold secrets
@@ -45,21 +48,22 @@ class Executor(SlurmExecutor):  # type: ignore[misc]
         self, string: bytes | str
     ) -> str:
         text = string if isinstance(string, str) else string.decode(errors="replace")
-        answer = parse_answer(text)
         name = self.parameters["job_name"]
-        if answer is None and (job_id := self.find_by_name(name)) is not None:
-            answer = (job_id, "")
+        answer = parse_answer(text)
         if answer is None:
-            brief = " ".join(text.split())[:200]
-            raise UserError(
-                f"sbatch printed {brief!r}, expected a job id or 'Submitted batch job ID', and no "
-                f"job {name} is in the queue; launch again once `squeue --me` shows none"
-            )
+            job_id = self.find_by_name(name)
+            if job_id is None:
+                brief = " ".join(text.split())[:200]
+                raise UserError(
+                    f"sbatch printed {brief!r}, expected a job id or 'Submitted batch job ID', and "
+                    f"no job {name} is in the queue; launch again once `squeue --me` shows none"
+                )
+            answer = (job_id, "")
         job_id, self.slurm_cluster = answer
         return job_id
 
     def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> Any:
-        """Submit as one array; submitit's own does it through an executor of its own class."""
+        """Submit as one array; submitit's own method creates an executor of its own class."""
         if len(delayed_submissions) == 1:
             return super()._internal_process_submissions(delayed_submissions)
         folder = JobPaths.get_first_id_independent_folder(self.folder)
