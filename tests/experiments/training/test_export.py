@@ -82,12 +82,13 @@ def test_it_draws_what_the_whole_weights_draw(weights, half, tmp_path):
     assert np.abs(pictures[0] - pictures[1]).mean() < 2 < pictures[0].std()
 
 
-def test_the_analysis_opens_it(half, capsys):
+def test_the_analysis_opens_it(half, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # results of an exported file go to the current folder
     few = ["--samples", "8", "--batch", "8", "--levels", "1"]
     assert analysis_command.main(["similarity", str(half), *few]) == 0
     assert analysis_command.main(["guidance-scale", str(half), *few]) == 0
-    assert (half.parent / "mamba_1-2.similarity.npz").is_file()
-    assert (half.parent / "mamba_1-2.guidance_scale.json").is_file()
+    assert (tmp_path / "mamba_1-2.similarity.npz").is_file()
+    assert (tmp_path / "mamba_1-2.guidance_scale.json").is_file()
 
 
 def test_help_needs_no_torch():
