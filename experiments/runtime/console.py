@@ -24,8 +24,8 @@ from experiments.runtime.trackers import check_tracker, open_tracker  # noqa: F4
 PLAIN_EVERY_S = 10.0
 # The ETA follows the mean rate of this many updates.
 AVERAGED_UPDATES = 20
-# Columns of a table, whatever the width of the terminal.
-_TABLE_WIDTH = 200
+# Columns of output without a terminal.
+_PLAIN_WIDTH = 200
 
 
 def clock(seconds: float) -> str:
@@ -58,7 +58,7 @@ class Console:
 
         self.quiet = quiet
         self.live = (sys.stderr if stderr else sys.stdout).isatty() and not quiet
-        width = None if self.live else _TABLE_WIDTH
+        width = None if self.live else _PLAIN_WIDTH
         self.rich = RichConsole(quiet=quiet, stderr=stderr, highlight=False, width=width)
         self._bar: Any = None
         self._printed_once: set[str] = set()
@@ -85,7 +85,9 @@ class Console:
             table.add_column(name, justify="left" if position == 0 else "right", overflow="fold")
         for row in rows:
             table.add_row(*row)
-        self.rich.print(table, width=max(_TABLE_WIDTH, self.rich.width), crop=False)
+        unlimited = self.rich.options.update(max_width=10_000)
+        table.width = self.rich.measure(table, options=unlimited).maximum
+        self.rich.print(table, crop=False)
 
     def progress(self, what: str, total: int, done: int = 0) -> Progress:
         """Open a progress display for `total` steps, of which `done` are finished."""

@@ -36,7 +36,7 @@ def test_memory_that_runs_out_anywhere_is_one_sentence(error, capsys):
 
     assert run_command(fail, []) == 2
     text = capsys.readouterr().err
-    assert text.startswith("error: out of memory: take a smaller model") and text.count("\n") == 1
+    assert text.startswith("error: out of memory: use a smaller model") and text.count("\n") == 1
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), ImportError("no name x in y")])
@@ -93,7 +93,9 @@ def test_a_device_that_accelerate_cannot_use_is_refused(name, tmp_path, monkeypa
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", name)
     with pytest.raises(UserError, match=f"^ACCELERATE_TORCH_DEVICE={name}: expected a device"):
         train(small(tmp_path), quiet=True)
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    several = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
+    for variable, value in {**several, "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(variable, value)
     with pytest.raises(UserError, match="ACCELERATE_TORCH_DEVICE"):
         processes.join()
 

@@ -74,7 +74,7 @@ def test_lines_and_tables_are_never_wrapped(capsys):
     console.table("title", [[line, "1"]], ["name", "value"])
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == line
-    assert [row.split("  ")[0] for row in printed if row.startswith("one")] == [line, line]
+    assert sum(line in row for row in printed) == 2
 
 
 def test_a_slow_start_does_not_stay_in_the_time_left(monkeypatch, capsys):
