@@ -252,4 +252,4 @@ def test_a_run_folder_whose_config_has_a_python_tag_is_listed_as_damaged(tmp_pat
     path.write_bytes(hostile.pickles(tmp_path / "marker")["yaml"])
     frame = analysis.load(tmp_path)
     assert not (tmp_path / "marker").exists()
-    assert [d["run"] for d in frame.attrs["damaged"]] == [path.parent.name]
+    assert list(analysis.problems(tmp_path)["run"]) == [path.parent.name]

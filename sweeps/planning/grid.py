@@ -35,7 +35,7 @@ ENTRIES = {
     "train": "experiments.run:main",
     "evaluate": "experiments.evaluate:main",
     "bench": "experiments.bench:main",
-    "analysis": "analysis.analysis_command:main",
+    "analysis": "analysis.command:main",
 }
 Words = dict[str, Any]
 Lists = dict[str, list[Any] | None]

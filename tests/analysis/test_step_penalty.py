@@ -12,7 +12,8 @@ from small import ROOT, overrides, small
 
 import analysis
 from analysis import step_penalty as penalty
-from analysis.runs.run_records import AnalysisError, unpack
+from analysis.archives import unpack
+from analysis.errors import AnalysisError
 from experiments.run import main
 
 
