@@ -65,7 +65,9 @@ def _add_reading(commands: dict[str, argparse.ArgumentParser]) -> None:
     """Add the options of commands that read finished runs."""
     for name in ("report", "tables", "figures", "publish"):
         text = "full name of the metric (default: each group's Frechet distance)"
-        commands[name].add_argument("runs", help="folder with run folders", metavar="RUNS", type=Path)
+        commands[name].add_argument(
+            "runs", help="folder with run folders", metavar="RUNS", type=Path
+        )
         commands[name].add_argument("--metric", help=text)
     report, tables, publish = commands["report"], commands["tables"], commands["publish"]
     report.add_argument("--out", help="the HTML file (default: RUNS/report.html)", type=Path)

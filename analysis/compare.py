@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.run_files import Damaged
 from analysis.errors import AnalysisError
+from analysis.run_files import Damaged
 from analysis.run_rows import read_run
 from experiments.config.removed_keys import REMOVED
 

@@ -189,11 +189,11 @@ def make(name: str, results: Results, having: Iterable[str] = ()) -> str:
 
     `UserError` if there is no such name.
     """
-    words = list(having)
+    parts = list(having)
     chosen = []
     for sentence in pick("findings", name, FINDINGS)(results):
         subject = sentence.split("**")[1]  # a sentence begins with its subject, in bold
-        if all(word in subject for word in words):
+        if all(part in subject for part in parts):
             chosen.append(sentence)
     return text(chosen)
 

@@ -90,8 +90,8 @@ def _variants(frame: pd.DataFrame) -> pd.Series:
     variants = pd.Series([variant_of(row) for row in frame.to_dict("records")], frame.index)
     for (_, name), part in frame.groupby(["key", variants.copy()], sort=False):
         prefixes: tuple[str, ...] = ()
-        for word, keys in _FURTHER_KEYS.items():
-            if word in str(name):
+        for pattern, keys in _FURTHER_KEYS.items():
+            if pattern in str(name):
                 prefixes += tuple(f"config.{key}" for key in keys)
         columns = [column for column in map(str, frame) if column.startswith(prefixes)]
         details = _keys(part, columns if prefixes else [])
@@ -192,9 +192,9 @@ def _keys(frame: pd.DataFrame, columns: Iterable[str]) -> list[str]:
             continue
         texts = frame[column].map(str)
         if texts.nunique() > 1:
-            for place, text in enumerate(texts):
-                separator = "; " if keys[place] else ""
-                keys[place] += f"{separator}{column}={text}"
+            for index, text in enumerate(texts):
+                separator = "; " if keys[index] else ""
+                keys[index] += f"{separator}{column}={text}"
     return keys
 
 

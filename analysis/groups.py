@@ -90,8 +90,8 @@ class Variant:
 
         Where none of these pairs: after the others' steps, else after those that most seeds took.
         """
-        other_ends = set[float]().union(*(other.ends for other in others))
-        for candidates in (steps, other_ends):
+        their_ends = set[float]().union(*(variant.ends for variant in others))
+        for candidates in (steps, their_ends):
             counts = {step: self._pairs(others, step) for step in candidates}
             best = max(counts, key=lambda step: (counts[step], step), default=None)
             if best is not None and counts[best]:
@@ -101,7 +101,7 @@ class Variant:
 
     def _pairs(self, others: Sequence[Variant], step: float) -> int:
         seeds = self.by_seed(step=step).keys()
-        return sum(len(seeds & other.by_seed(step=step).keys()) for other in others)
+        return sum(len(seeds & variant.by_seed(step=step).keys()) for variant in others)
 
     @functools.cached_property
     def _last_steps(self) -> pd.Series:

@@ -39,7 +39,7 @@ from experiments.config.schema import Config
 from experiments.evaluation.images import split_indices
 from experiments.evaluation.scoring import HeldOut, no_split
 from experiments.runtime.files import atomic_write
-from experiments.training.checkpoint import listed
+from experiments.runtime.run_folder import listed
 from routing.errors import UserError
 
 REPLICATES = 1000  # of the bootstrap
@@ -292,7 +292,8 @@ class Measurement:
         """Return the dense weights whose held-out loss is nearest to a run's, if there are any."""
         candidates = []
         for path in self._similar_runs(run):
-            steps = [step for step, _ in listed(path)]
+            # An exported file has no checkpoints.
+            steps = [step for step, _ in listed(path)] if path.is_dir() else []
             interval = math.ceil(len(steps) / _MOST_CHECKPOINTS) or 1
             candidates.append(Weights(path))
             for step in steps[::-interval]:

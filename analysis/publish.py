@@ -57,7 +57,10 @@ def publish(results: Results, folder: Path, pages: Sequence[Path] = ()) -> list[
     filled = {}
     for page, text in _pages(folder, pages).items():
         filled[page] = fill(text, results)
-    covered = [table.only(ours=True) for table in tables.make_all(results) if table.covered]
+    covered = []
+    for table in tables.make_all(results):
+        if table.covered:
+            covered.append(table.only(ours=True))
     tables.save(covered, folder / "tables")
     plots = figures.make_all(results)
     figures.save(plots, folder / "figures")
@@ -148,28 +151,28 @@ def fill(text: str, results: Results) -> str:
 
 def _block(request: str, results: Results) -> str:
     """Return the body of a block such as `table main ours of=results/ablations.tar.gz`."""
-    kind, *words = request.split()
+    kind, *arguments = request.split()
     if kind == "facts":
         # The name of a machine or a commit may hold anything.
         lines = [f"- {markdown_escape(line)}\n" for line in machine_lines(results.runs)]
         return "".join(lines)
     source, options = results, []
-    for word in words:
-        if word.startswith("of="):
-            source = _archived(ROOT / word.removeprefix("of="))
+    for argument in arguments:
+        if argument.startswith("of="):
+            source = _archived(ROOT / argument.removeprefix("of="))
         else:
-            options.append(word)
+            options.append(argument)
     name, *options = options or [""]
     if kind == "table":
         return _table(name, options, source)
     subjects = []
-    for word in options:
-        if not word.startswith("having="):
+    for option in options:
+        if not option.startswith("having="):
             raise AnalysisError(
                 f"a page asks for finding {name} {' '.join(options)}; options are `having=WORD` "
                 "(of a setting) and `of=ARCHIVE`"
             )
-        subjects.append(word.removeprefix("having="))
+        subjects.append(option.removeprefix("having="))
     return findings.make(name, source, subjects) + "\n"
 
 
@@ -181,17 +184,21 @@ def _archived(archive: Path) -> Results:
 def _table(name: str, options: list[str], results: Results) -> str:
     table = tables.make(name, results)
     # Groups are asked for by their heading before headings become notes.
-    for word in sorted(options, key=lambda word: (word == "flat", word.startswith("columns="))):
-        if word.startswith("columns="):
-            columns = word.removeprefix("columns=").split(",")
+    for option in sorted(options, key=_option_order):
+        if option.startswith("columns="):
+            columns = option.removeprefix("columns=").split(",")
             table = table.only(tables.column_indices(table, columns))
-        elif word == "flat":
+        elif option == "flat":
             rows = tuple(row._replace(group="") for row in table.rows)
             table = dataclasses.replace(table, rows=rows, notes=(*table.groups, *table.notes))
         else:
-            table = _filtered(table, word)
+            table = _filtered(table, option)
     # The page has headings of its own.
     return markdown(table.only()).split("\n", 2)[2]
+
+
+def _option_order(option: str) -> tuple[bool, bool]:
+    return option == "flat", option.startswith("columns=")
 
 
 def _filtered(table: Table, option: str) -> Table:

@@ -85,10 +85,11 @@ class Results:
     @functools.cached_property
     def final_metrics(self) -> list[str]:
         """The metrics that some run has at its end."""
-        own = self.own_scores
-        at_end = own["final"].astype(bool) | (self._is_scale & (own["step"] == own["last_step"]))
-        at_end = set(own.loc[at_end, "metric"])
-        return [name for name in self.metrics if name in at_end]
+        scores = self.own_scores
+        at_end = self._is_scale & (scores["step"] == scores["last_step"])
+        at_end |= scores["final"].astype(bool)
+        names = set(scores.loc[at_end, "metric"])
+        return list(filter(names.__contains__, self.metrics))
 
     @functools.cached_property
     def own_scores(self) -> pd.DataFrame:
@@ -121,9 +122,9 @@ class Results:
 
         None where no run of the group has it.
         """
-        own = self.own_scores[self.own_scores["group"] == group]
-        at_end = own["final"].astype(bool) | (own["step"] == own["last_step"])
-        runs_scored = own[at_end].groupby("metric")["path"].nunique()
+        scores = self.own_scores[self.own_scores["group"] == group]
+        at_end = scores["final"].astype(bool) | (scores["step"] == scores["last_step"])
+        runs_scored = scores[at_end].groupby("metric")["path"].nunique()
         ranks = {}
         for name, metric in self.metrics.items():
             if name in runs_scored:
@@ -146,14 +147,16 @@ class Results:
             variants.append(Variant(name, part, metric, values.get((label, name), {}), histories))
         variants.sort(key=variant_order)
         baseline = next((v for v in variants if v.first("method") == DENSE), None)
-        others = [variant for variant in variants if variant is not baseline]
         baselines = [baseline] if baseline else []
-        routed = tuple(other.paired_with(baselines, other.ends) for other in others)
+        routed = []
+        for variant in variants:
+            if variant is not baseline:
+                routed.append(variant.paired_with(baselines, variant.ends))
         if baseline is not None:
             steps = baseline.ends.union(*(variant.ends for variant in routed))
             baseline = baseline.paired_with(routed, steps)
         shared_config = str(runs["shared_config"].iloc[0])
-        return Group(label, shared_config, metric, self.metrics, baseline, routed)
+        return Group(label, shared_config, metric, self.metrics, baseline, tuple(routed))
 
     def _values(self) -> dict[tuple[str, str], Values]:
         """Return the own scores by group and variant, metric and step, and seed."""
@@ -167,13 +170,13 @@ class Results:
 
     def _histories(self) -> Histories:
         """Return every run's own scores by folder and metric, in the order of steps."""
-        own = self.own_scores.dropna(subset=["step", "value"]).sort_values("step", kind="stable")
-        own = own.drop_duplicates(["path", "metric", "step"], keep="last")
-        own = own.astype({"step": "float64"})
-        return {
-            (str(path), str(metric)): part[_HISTORY]
-            for (path, metric), part in own.groupby(["path", "metric"], sort=False)
-        }
+        scores = self.own_scores.dropna(subset=["step", "value"])
+        scores = scores.sort_values("step", kind="stable").astype({"step": "float64"})
+        scores = scores.drop_duplicates(["path", "metric", "step"], keep="last")
+        histories = {}
+        for (path, metric), part in scores.groupby(["path", "metric"], sort=False):
+            histories[str(path), str(metric)] = part[_HISTORY]
+        return histories
 
     def pairs(self) -> Iterator[tuple[Group, Variant, Variant]]:
         """Yield every group that has both, with its baseline and the guideline's variant."""

@@ -47,8 +47,8 @@ class SimilarityFile:
     def protocol_line(self) -> str:
         """Return the protocol in one sentence."""
         levels = ", ".join(f"{v:.3g}" for v in self.protocol["levels"])
-        about = "{weights} weights in eval mode, all tokens, {samples} held-out samples"
-        return f"Protocol: {about.format_map(self.protocol)}, noise levels sigma/alpha {levels}."
+        template = "{weights} weights in eval mode, all tokens, {samples} held-out samples"
+        return f"Protocol: {template.format_map(self.protocol)}, noise levels sigma/alpha {levels}."
 
     def save(self, path: str | Path) -> None:
         """Write the arrays and the protocol."""

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.aggregation import Estimate, interval, ratio
 from analysis.errors import AnalysisError
 from analysis.loading import Runs, scores
-from analysis.aggregation import Estimate, interval, ratio
 
 #: Losses of one run: columns `step`, `macs` (cumulative) and `loss`, NaN or absent `routed_loss`.
 COLUMNS = ("step", "macs", "loss", "routed_loss")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from analysis.errors import pick
 from analysis.figures.convergence import convergence, methods
-from analysis.figures.guidance_figures import guidance, response
 from analysis.figures.effective_scale import effective_scale
+from analysis.figures.guidance_figures import guidance, response
 from analysis.figures.layer_maps import similarity, similarity_maps
 from analysis.figures.route_ablations import cost, placement, rate
 from analysis.figures.sample_grids import overview, samples

@@ -28,14 +28,14 @@ def _selected(grid: tuple[int, int], mode: str, rate: float, seed: int) -> np.nd
 def scan_paths(side: int = 8, rate: float = 0.5, seed: int = 0) -> Plot:
     """Draw every scan order on a `side` x `side` grid, all tokens above, a routed subset below."""
     grid = (side, side)
-    kept = _selected(grid, "random", rate, seed)
+    staying = _selected(grid, "random", rate, seed)
     columns = len(ORDERS) // 2
     figure, axes = style.canvas(6.2, 4, columns)
     data: list[dict[str, Any]] = []
     for index, name in enumerate(ORDERS):
         top, x = 2 * (index // columns), index % columns
         axes[top][x].set_title(name)
-        subsets = {"all tokens": np.arange(side * side), "routed subset": kept}
+        subsets = {"all tokens": np.arange(side * side), "routed subset": staying}
         for y, (tokens, ids) in enumerate(subsets.items(), top):
             layout = Layout(grid, torch.from_numpy(ids).unsqueeze(0))
             order = ids[layout.order(name).perm.reshape(-1).numpy()]
@@ -44,7 +44,7 @@ def scan_paths(side: int = 8, rate: float = 0.5, seed: int = 0) -> Plot:
                 row = {"order": name, "tokens": tokens, "place": position}
                 data.append({**row, "row": token // side, "column": token % side})
     for y in range(4):
-        label = f"{len(kept)} of {side * side}, routed" if y % 2 else f"all {side * side} tokens"
+        label = f"{len(staying)} of {side * side}, routed" if y % 2 else f"all {side * side} tokens"
         axes[y][0].set_ylabel(label)
     figure.legend(*axes[1][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return Plot.of("scan_paths", figure, data, side=side, rate=rate)

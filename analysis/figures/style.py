@@ -137,9 +137,7 @@ def panels(count: int, most: int, height: float, **options: Any) -> tuple[Figure
     return figure, axes
 
 
-def fitting(
-    items: Sequence[Any], most: int, rank: Callable[[Any], Any]
-) -> tuple[list[Any], str]:
+def fitting(items: Sequence[Any], most: int, rank: Callable[[Any], Any]) -> tuple[list[Any], str]:
     """Return the items that fit a page, the highest ranks in their order, and a note on the others.
 
     Args:

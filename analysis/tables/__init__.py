@@ -86,20 +86,22 @@ def make_all(source: Source, metric: str | None = None) -> list[Table]:
 
 def answer(main_table: Table) -> Table:
     """Return our columns of the main table, and its rows with a difference of enough seeds."""
-    ours, deltas = [], []
+    own_columns, deltas = [], []
     for index, column in enumerate(main_table.columns):
         if not column.published:
-            ours.append(index)
+            own_columns.append(index)
         if column.label.startswith("\u0394"):
             deltas.append(index)
     rows = [row for row in main_table.rows if _has_replicated(row, deltas)]
     omitted = len(main_table.only(ours=True).groups) - len({row.group for row in rows})
     notes = main_table.notes
     if omitted:
-        text = f"Settings without a difference of {ENOUGH_SEEDS} seeds: {omitted}, in the main table."
+        text = (
+            f"Settings without a difference of {ENOUGH_SEEDS} seeds: {omitted}, in the main table."
+        )
         notes = (text, *notes)
     table = dataclasses.replace(main_table, name="answer", rows=tuple(rows), notes=notes)
-    return table.only(ours)
+    return table.only(own_columns)
 
 
 def _has_replicated(row: Row, indices: Sequence[int]) -> bool:

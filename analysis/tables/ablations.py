@@ -168,8 +168,8 @@ def scan_order(results: Results) -> Table:
         for route, variants in _selections(group).items():
             if len(variants) < 2:
                 continue
-            shown = (group.baseline, *variants.values())
-            heading = entries.heading(group, *shown, tail=f", route {route}")
+            compared = (group.baseline, *variants.values())
+            heading = entries.heading(group, *compared, tail=f", route {route}")
             for name in sorted(variants, key=_selection_order):
                 variant = variants[name]
                 score, change, *nn_ratio = entries.scores(group, variant)

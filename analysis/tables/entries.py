@@ -78,9 +78,9 @@ def heading(group: Group, *variants: Variant | None, tail: str = "", content: st
     if guidance:
         # A plain pass has a scale of 1 by definition.
         text += f", guidance {'none' if guidance == 'none scale=1.0' else guidance}"
-    shown = [variant for variant in variants if variant is not None] or list(group.variants)
-    result = Heading(f"{text}{after(shown)}{tail}")
-    result.mixed = len({variant.step for variant in shown}) > 1
+    present = list(filter(None, variants)) or list(group.variants)
+    result = Heading(f"{text}{after(present)}{tail}")
+    result.mixed = len({variant.step for variant in present}) > 1
     return result
 
 
@@ -143,8 +143,8 @@ def scores(group: Group, variant: Variant | None) -> list[Value]:
 
 def nn_ratio_columns(results: Results, *labels: str) -> tuple[Column, ...]:
     """Return a column per label, not shown where no run was scored."""
-    shown = any(group.nn_ratio for group in results.groups)
-    return Column.each(*labels, decimals=3, shown=shown)
+    is_scored = any(group.nn_ratio for group in results.groups)
+    return Column.each(*labels, decimals=3, shown=is_scored)
 
 
 def nn_ratios(group: Group, *variants: Variant | None) -> list[Value]:

@@ -66,7 +66,9 @@ def evaluations(
         rows = rows[rows[key].map(_text) == _text(meaning.get(key))]
     # A weaker model is named by its step alone: the paths of seeds differ.
     guidance = rows["guidance"].map(_text).replace("", "not said")
-    guidance = guidance.str.replace(r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1", regex=True)
+    guidance = guidance.str.replace(
+        r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1", regex=True
+    )
     rows = rows.assign(guidance=guidance)
     rows = rows[[bool(accept(text)) for text in guidance]]
     if rows.empty:

@@ -111,14 +111,14 @@ def sota(results: Results) -> Table:
         rows.append((heading, [row["method"], f"{row['epochs']} epochs", *numbers]))
     published_rows = len(rows)
     for group in results.groups:
-        shown = list(filter(None, group.pair()))
-        for variant in shown:
+        pair = list(filter(None, group.pair()))
+        for variant in pair:
             values: list[Value] = [f"{group.model}, {variant.name}", f"{variant.step:.0f} steps"]
             for kind in _SOTA:
                 metric = group.metric_of_kind(kind)
                 estimate = variant.estimate(metric) if metric else None
                 values.append(measured(estimate, entries.metric_decimals(kind)))
-            rows.append((f"Ours: {entries.heading(group, *shown)}", values))
+            rows.append((f"Ours: {entries.heading(group, *pair)}", values))
     # The numbers of other people's rows share the columns: only ours make the table ours.
     only_published = len(rows) == published_rows
     columns = list(

@@ -160,7 +160,9 @@ def to_csv(table: Table) -> str:
         if not column.numeric:
             columns.append(pd.Series(map(plain, entries), name=column.label, dtype=str))
             continue
-        numbers: dict[str, list[str]] = {suffix: [] for suffix in ("", " std", " low", " high", " n", " note")}
+        numbers: dict[str, list[str]] = {
+            suffix: [] for suffix in ("", " std", " low", " high", " n", " note")
+        }
         for entry in entries:
             numbers[""].append(_csv_number(entry.value))
             numbers[" std"].append(_csv_number(entry.std))

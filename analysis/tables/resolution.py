@@ -70,9 +70,9 @@ def tokens(results: Results) -> Table:
         if len({group.model for group in groups}) < 2:
             continue
         for group in sorted(groups, key=lambda group: -_patch(group)):
-            shown = list(filter(None, group.pair())) or group.variants
+            variants = list(filter(None, group.pair())) or group.variants
             metric = entries.metric_label(group.metric)
-            rows.append((f"{model}, {data}: {metric}{entries.after(shown)}", _row(group)))
+            rows.append((f"{model}, {data}: {metric}{entries.after(variants)}", _row(group)))
     note = "Patch sizes share features, so their distances compare. The paper publishes none."
     notes = (PAIRED, _MACS, *entries.nn_ratio_notes(results), note)
     columns = (*_COLUMNS, *entries.nn_ratio_columns(results, *_NN_RATIOS))

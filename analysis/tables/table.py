@@ -221,9 +221,9 @@ def build(
         if column.better:
             _flag_best(headings, entries, index, column.better)
     full_rows = tuple(map(Row, headings, map(tuple, entries)))
-    shown = [index for index, column in enumerate(columns) if column.shown]
+    visible = [index for index, column in enumerate(columns) if column.shown]
     all_notes = (*notes, *_mark_notes(full_rows))
-    return Table(name, title, tuple(columns), full_rows, all_notes).only(shown)
+    return Table(name, title, tuple(columns), full_rows, all_notes).only(visible)
 
 
 def _unrun_rows(columns: Sequence[Column], not_run: Iterable[RowValues]) -> list[RowValues]:

@@ -59,7 +59,7 @@ def _rows(comparison: Tail, controlled: bool) -> list[RowValues]:
         spent = (routed.step * routed.macs_share + tail.step) / dense.step
         heading += f": {spent:.2f}x dense's MACs"
     references: list[Variant | None] = continued if controlled else [dense, routed]
-    shown = [dense, routed, *(continued if controlled else ()), tail]
+    variants = [dense, routed, *(continued if controlled else ()), tail]
     rows: list[RowValues] = []
     for metric in score_set(group):
         scores = tail.by_seed(metric)
@@ -69,7 +69,7 @@ def _rows(comparison: Tail, controlled: bool) -> list[RowValues]:
         for reference in reversed(references):
             change = paired(reference.by_seed(metric), scores) if reference else None
             changes.append(entries.signed(change, metric))
-        rows.append((heading, metric_row(group, metric, shown, changes)))
+        rows.append((heading, metric_row(group, metric, variants, changes)))
     return rows
 
 
@@ -92,14 +92,14 @@ def _continued(
 ) -> Iterator[tuple[Group, Variant]]:
     """Yield the variants of a name whose parents are the runs of `start`, with their group."""
     run = parent(start.first("run"))
-    for other in results.groups:
-        if other.metric != group.metric:
+    for candidate in results.groups:
+        if candidate.metric != group.metric:
             continue
-        for variant in other.variants:
+        for variant in candidate.variants:
             is_child = parent(variant.first("config.init")) in (run, f"{run}@{start.step:.0f}")
             same_reference = variant.first("reference") == start.first("reference")
             if variant.name == name and is_child and same_reference:
-                yield other, variant
+                yield candidate, variant
 
 
 def _like_tail(

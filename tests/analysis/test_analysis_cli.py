@@ -7,8 +7,8 @@ import sys
 import pytest
 from analysis_runs import ACCURACY, METRIC, write
 
-from analysis.command import main, parser
 from analysis import compare
+from analysis.command import main, parser
 from analysis.errors import AnalysisError
 from analysis.measured import with_weights
 

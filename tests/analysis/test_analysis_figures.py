@@ -12,10 +12,10 @@ from PIL import Image
 
 import analysis
 from analysis import figures, findings
+from analysis.errors import AnalysisError
 from analysis.figures import style
 from analysis.figures.scans import ORDERS
 from analysis.results import Results
-from analysis.errors import AnalysisError
 from analysis.similarity import SimilarityFile, read
 
 

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import analysis
-from analysis.results import Results
-from analysis.grouping import assign_groups
-from analysis.run_files import Damaged, leaves, read_lines
 from analysis.errors import AnalysisError
+from analysis.grouping import assign_groups
+from analysis.results import Results
+from analysis.run_files import Damaged, leaves, read_lines
 from analysis.run_rows import typed
 from analysis.tables import TABLES, make, make_all
 from analysis.tables.table import markdown

@@ -7,8 +7,8 @@ from analysis_runs import score, write
 
 import analysis
 from analysis import findings
-from analysis.results import Results
 from analysis.aggregation import paired
+from analysis.results import Results
 from analysis.tables import guidance as guidance_table
 from analysis.tables import guidance_scale as scale_table
 from analysis.tables.guidance import setting

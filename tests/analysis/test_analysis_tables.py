@@ -17,10 +17,9 @@ import pytest
 from analysis_runs import ACCURACY, METRIC, score, study, write
 
 import analysis
-from analysis import findings
-from analysis import aggregation
-from analysis.results import Results
+from analysis import aggregation, findings
 from analysis.errors import AnalysisError
+from analysis.results import Results
 from analysis.tables import TABLES, make, make_all, render, save
 from analysis.tables.speedup import reach, speedup
 from analysis.tables.table import Column, Entry, build, markdown, measured

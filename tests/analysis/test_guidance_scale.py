@@ -15,10 +15,10 @@ from small import small
 
 from analysis import findings
 from analysis.command import main
+from analysis.errors import AnalysisError
 from analysis.figures.effective_scale import effective_scale as draw
 from analysis.guidance_scale import Measurement, Weights
 from analysis.results import Results
-from analysis.errors import AnalysisError
 from analysis.tables import guidance_scale as guidance_table
 from analysis.tables import make
 from analysis.tables.table import plain
