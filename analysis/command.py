@@ -3,7 +3,7 @@
 import argparse
 import importlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _add_reading(commands: dict[str, argparse.ArgumentParser]) -> None:
+def _add_reading(commands: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the options of commands that read finished runs."""
     for name in ("report", "tables", "figures", "publish"):
         text = "full name of the metric (default: each group's Frechet distance)"
@@ -88,7 +88,7 @@ def _add_reading(commands: dict[str, argparse.ArgumentParser]) -> None:
     publish.add_argument("--pages", help=text, nargs="+", default=[], metavar="FILE", type=Path)
 
 
-def _add_measuring(commands: dict[str, argparse.ArgumentParser]) -> None:
+def _add_measuring(commands: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the options of commands that read trained models."""
     similarity, scale = commands["similarity"], commands["guidance-scale"]
     text = "run folders, folders of them, or exported .safetensors (written to the current folder)"

@@ -76,9 +76,9 @@ def text(first: str | Path, second: str | Path) -> str:
     config, scores, cost = pair(first, second)
     lines, steps = [], []
     for side, folder in (("A", first), ("B", second)):
-        row = _read(folder)
-        steps.append(row["step"])
-        lines.append(f"{side}  {row['run']}, step {row['step']}")
+        run = _read(folder)
+        steps.append(run["step"])
+        lines.append(f"{side}  {run['run']}, step {run['step']}")
     for title, rows in (("config", config), ("scores", scores), ("size and cost", cost)):
         lines += ["", title if rows else f"{title}: the same"]
         key_width = max((len(row.key) for row in rows), default=0)

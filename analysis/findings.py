@@ -98,7 +98,7 @@ def scale(results: Results) -> list[str]:
     """Say how the effective guidance scale of routed runs differs from that of dense runs."""
     frame = guidance_scale.scale_rows(guidance_scale.stored_scales(results))
     frame = frame[frame["level"].isna() & frame["instrumented"].notna()]
-    lengths = frame.groupby("config")["step"].nunique()
+    lengths = frame.groupby("config")["step"].nunique().to_dict()
     sentences = []
     for (config, steps), part in frame.groupby(["config", "step"], sort=False):
         name = f"{config}, after {steps:.0f} steps" if lengths[config] > 1 else str(config)

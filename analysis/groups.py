@@ -196,7 +196,8 @@ class Group:
         Of those that count samples, the ones of as many as its own.
         """
         reference = self.known_metrics[self.metric]
-        same_features, remaining = [], []
+        same_features: list[str] = []
+        remaining: list[str] = []
         for name, metric in self.known_metrics.items():
             comparable = metric.get("features") is None or metric.get("n") == reference.get("n")
             if name != self.metric and comparable and self.count(name):

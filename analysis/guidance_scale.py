@@ -312,7 +312,9 @@ class Measurement:
         data = self.open(*weights)
         if not (data.model.num_classes or data.model.prefix) or not data.config.train.label_drop:
             raise AnalysisError(f"{weights} has no null class (task=none, or train.label_drop=0)")
-        clean, conditional, unconditional = [], [], []
+        clean: list[torch.Tensor] = []
+        conditional: list[torch.Tensor] = []
+        unconditional: list[torch.Tensor] = []
         for stream, level in enumerate(self.levels):
             for index in self._batches(data, self.samples):
                 held_out = data.sample(index, stream)

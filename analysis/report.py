@@ -131,7 +131,8 @@ def _page_values(results: Results) -> dict[str, Any]:
     cards, without = _cards(results)
     grids, more_grids = _grids(results)
     runs, problems = results.runs, results.problems
-    damaged, unfinished = [], []
+    damaged: list[dict[Any, Any]] = []
+    unfinished: list[dict[Any, Any]] = []
     for row in problems.astype(object).where(problems.notna(), None).to_dict("records"):
         (damaged if row["status"] == "damaged" else unfinished).append(row)
     choices = _choices(runs)

@@ -102,7 +102,7 @@ class Results:
 
     @functools.cached_property
     def groups(self) -> list[Group]:
-        """The groups, those with the most evidence first; `AnalysisError` if none has the metric."""
+        """The groups, those with the most evidence first."""
         if self.metric is not None:
             pick("score", self.metric, self.metrics)
         values, histories = self._values(), self._histories()

@@ -230,7 +230,7 @@ def guidance_scales(folder: Path) -> list[dict[str, Any]]:
         if not isinstance(row, dict) or row.get("pair") != "dense" or row.get("level") is not None:
             continue
         scores = []
-        # The instrumented form is what is read as the scale: the model's own error does not raise it.
+        # The instrumented form is read as the scale: the model's own error does not raise it.
         for form, key in (("instrumented", "w_eff"), ("plain", "w_eff_plain")):
             if is_measured(row.get(form)):
                 score = {"metric": f"w_eff ({form})", "key": key, "value": row[form]}

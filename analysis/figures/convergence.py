@@ -73,8 +73,8 @@ def paired_curves(group: Group, dense: Variant, routed: Variant) -> list[Curve]:
                 on_the_way.append(seed)
     seeds = on_the_way if len(on_the_way) >= min(ENOUGH_SEEDS, len(common)) else common
     curves = []
-    for variant, scores in ((dense, dense_scores), (routed, routed_scores)):
-        means = _means(scores, seeds)
+    for variant, by_seed in ((dense, dense_scores), (routed, routed_scores)):
+        means = _means(by_seed, seeds)
         if len(means):
             curves.append((variant, means))
     return curves

@@ -35,7 +35,7 @@ def _rates(text: str) -> dict[str, float | None]:
 
 @styled
 def guidance(results: Results) -> Plot | None:
-    """Draw a map per variant and scale that was scored at four or more pairs of rates; else None."""
+    """Draw a map per variant and scale that was scored at four or more pairs of rates, or None."""
     rows: list[dict[str, Any]] = []
     for group in results.groups:
         for variant in group.variants:
@@ -65,11 +65,12 @@ def guidance(results: Results) -> Plot | None:
 def _map_rows(results: Results, group: Group, variant: Variant) -> list[dict[str, Any]]:
     """Return a row per pair of rates that a variant was scored at."""
     scores = evaluations(results, group, variant, accept=_rates)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for text, part in () if scores.empty else scores.groupby("guidance"):
         estimate = mean_std(by_seed(part).values())
         if estimate:
-            row = {"panel": group.label, "variant": variant.name, "better": group.better}
+            row: dict[str, Any] = {"panel": group.label, "variant": variant.name}
+            row["better"] = group.better
             row |= {"backbone": group.backbone, "metric": part["metric"].iloc[0]}
             row |= {**_rates(str(text)), "value": estimate.mean, "std": estimate.std}
             rows.append({**row, "n": estimate.n, "step": int(part["step"].iloc[0])})
@@ -94,8 +95,8 @@ def _draw_map(ax: Axes, part: pd.DataFrame, ends: tuple[float, float]) -> None:
     scores = part.set_index(["strong", "weak"])
     strong, weak = sorted(set(part["strong"]), reverse=True), sorted(set(part["weak"]))
     values = np.full((len(strong), len(weak)), np.nan)
-    for (row, column), value in scores["value"].items():
-        values[strong.index(row), weak.index(column)] = value
+    for row in part.to_dict("records"):
+        values[strong.index(row["strong"]), weak.index(row["weak"])] = row["value"]
     ax.set_facecolor("#f2f2f2")
     # The dark end is the better one.
     higher = part["better"].iloc[0] == "higher"
@@ -157,7 +158,7 @@ def response(results: Results) -> Plot | None:
 
 
 def _in_first_features(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return distances, and shares in the features of each group's first metric: more do not fit."""
+    """Return distances, and shares in the features of each group's first metric."""
     features = frame["metric"].str.partition(" (")[2]
     first = features.groupby(frame["group"]).transform("first")
     return frame[(features == first) | frame["metric"].str.match("FI?D")]

@@ -1,4 +1,4 @@
-"""A route: its placement (TREAD, Fig. 8), its rate (TREAD, Table 5), what it saves of each block."""
+"""A route: its placement (TREAD, Fig. 8), rate (TREAD, Table 5) and cost of each block."""
 
 from collections import Counter
 from textwrap import fill
@@ -213,7 +213,7 @@ def _rate_rows(group: Group, span: str, variants: dict[float, Variant]) -> list[
     for value in sorted(variants):
         difference = paired(dense, variants[value].by_seed(step=step))
         if difference is not None:
-            row = {"panel": group.label, "backbone": group.backbone, "span": span}
+            row: RouteRow = {"panel": group.label, "backbone": group.backbone, "span": span}
             row |= {"metric": group.metric, "rate": value, "mean": difference.mean}
             row |= {"low": difference.low, "high": difference.high, "n": difference.n}
             rows.append({**row, "step": int(step)})

@@ -79,10 +79,10 @@ def comparable_grids(group: Group) -> list[Grid]:
     own_step = variants[-1].step
     for key in sorted(common, key=lambda key: (key[0] != own_step, -key[0], key[1])):
         grids = []
-        for variant, runs in zip(variants, runs_by_key, strict=True):
-            image = picture(str(runs[key]["path"]))
+        for variant, keyed_runs in zip(variants, runs_by_key, strict=True):
+            image = picture(str(keyed_runs[key]["path"]))
             if image is not None:
-                grids.append(Grid(variant, runs[key], image))
+                grids.append(Grid(variant, keyed_runs[key], image))
         if len(grids) == len(variants):
             return grids
     return []
@@ -154,7 +154,7 @@ def samples(results: Results) -> Plot | None:
 
 
 def _sample_panels(results: Results) -> list[tuple[Group, list[Grid]]]:
-    """Return groups with both grids; where there is none, those with one, which compares nothing."""
+    """Return groups with both grids; where there is none, those with one."""
     pairs, singles = [], []
     for group in results.groups:
         grids = comparable_grids(group)

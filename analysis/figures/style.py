@@ -88,7 +88,11 @@ class Plot:
     def save(self, folder: str | Path) -> list[Path]:
         """Write `<name>.pdf`, `<name>.png` (200 dpi) and `<name>.csv`; return the paths."""
         pdf = self._drawn(format="pdf", metadata={"CreationDate": None})
-        contents = {"pdf": pdf, "png": self.png(dpi=200), "csv": frame_csv(self.data)}
+        contents: dict[str, bytes | str] = {
+            "pdf": pdf,
+            "png": self.png(dpi=200),
+            "csv": frame_csv(self.data),
+        }
         paths = []
         for suffix, content in contents.items():
             paths.append(Path(folder) / f"{self.name}.{suffix}")

@@ -106,10 +106,8 @@ def answer(main_table: Table) -> Table:
 
 def _has_replicated(row: Row, indices: Sequence[int]) -> bool:
     """Return whether one of the entries has a number of enough seeds."""
-    for index in indices:
-        if row.entries[index].n is not None and not row.entries[index].few:
-            return True
-    return False
+    entries = [row.entries[index] for index in indices]
+    return any(entry.n is not None and not entry.few for entry in entries)
 
 
 def column_indices(table: Table, names: Sequence[str]) -> list[int]:

@@ -97,8 +97,8 @@ def _benchmark_rows(record: dict[str, Any]) -> list[RowValues]:
         is_plain = row["backbone"] == "plain"
         backbone = "dit" if is_plain else row["backbone"]
         step = f"{backbone}-{row['size']}, {row['tokens']} tokens"
-        values = timed.setdefault((step, row["route"]), {})
-        values.update({"plain": row["ours_faster_by"]} if is_plain else row)
+        timed_step = timed.setdefault((step, row["route"]), {})
+        timed_step.update({"plain": row["ours_faster_by"]} if is_plain else row)
     rows: list[RowValues] = []
     for (step, route), row in timed.items():
         if "seconds" not in row:

@@ -50,6 +50,9 @@ def evaluations(
     """Return a variant's scores after one number of steps, one row per run and guidance.
 
     Args:
+        results: Where the scores are.
+        group: Group of the variant.
+        variant: Whose scores.
         metric: Full name; None is the group's own. Its kind at another number of samples is taken
             where that was measured under more guidances.
         accept: Whether a guidance is asked for.
@@ -157,7 +160,8 @@ def _response_rows(
         estimate = mean_std(by_seed(part).values())
         assert estimate is not None, "a score is a finite number"
         better = group.known_metrics[metric].get("better")
-        row = {"group": group.label, "variant": variant.name, "backbone": group.backbone}
+        row: dict[str, Any] = {"group": group.label, "variant": variant.name}
+        row["backbone"] = group.backbone
         row |= {"setting": str(name), "metric": part["metric"].iloc[0], "better": better}
         row |= {"mean": estimate.mean, "std": estimate.std, "n": estimate.n}
         rows.append({**row, "step": int(part["step"].iloc[0])})

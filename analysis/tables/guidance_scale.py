@@ -83,7 +83,7 @@ def stored_scales(results: Results) -> list[dict[str, Any]]:
     def read(path: Path) -> dict[str, Any]:
         stored = read_scales(path)
         group, variant = labels.loc[str(path.parent)]
-        _, bracket, details = group.partition(" (")
+        _, bracket, details = str(group).partition(" (")
         route = "none" if stored["route"] == "none" else variant
         return {**stored, "details": bracket + details, "route": route}
 

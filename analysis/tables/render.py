@@ -152,13 +152,16 @@ def _num(text: str, signed: bool) -> str:
     return rf"\num[retain-explicit-plus]{{{text}}}" if signed else rf"\num{{{text}}}"
 
 
+_CSV_SUFFIXES = ("", " std", " low", " high", " n", " note")
+
+
 def to_csv(table: Table) -> str:
     """Return CSV: text per word column; value, std, low, high, n and text per numeric one."""
     columns = [pd.Series([row.group for row in table.rows], name="group", dtype=str)]
     for index, column in enumerate(table.columns):
         entries = [row.entries[index] for row in table.rows]
         if not column.numeric:
-            columns.append(pd.Series(map(plain, entries), name=column.label, dtype=str))
+            columns.append(pd.Series(list(map(plain, entries)), name=column.label, dtype=str))
             continue
         numbers: dict[str, list[str]] = {
             suffix: [] for suffix in ("", " std", " low", " high", " n", " note")

@@ -69,7 +69,7 @@ def _rows_by_steps(
             shares[dense_step, routed_step] = share
             if routed_step != dense_step and low <= share <= high:
                 equal_cost.append((dense_step, routed_step))
-    rows = []
+    rows: list[tuple[int, Sequence[Value]]] = []
     for steps in (*equal_steps, *equal_cost):
         n, changes = _changes(group, dense.at(steps[0]), routed.at(steps[1]))
         name = " \u2192 ".join(dict.fromkeys(f"{step:.0f}" for step in steps))

@@ -75,7 +75,7 @@ class Column:
     shown: bool = True  # else its entries are left out
 
     def entry(self, value: Value) -> Entry:
-        """Return a value as an entry; an absent number is `missing` or, of others, not published."""
+        """Return a value as an entry; an absent number is `missing` or `not published`."""
         if isinstance(value, Entry):
             return value
         if isinstance(value, str):
