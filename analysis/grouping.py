@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.config.schema import role
-from experiments.data.data_options import places as data_paths
+from experiments.data.data_options import location_keys
 from routing.options import RoutingOptions
 
 _HEAD = ("backbone", "size", "data", "objective", "scale")
@@ -75,7 +75,7 @@ def _comparable(runs: pd.DataFrame) -> pd.DataFrame:
     """Return runs without what depends on the machine or the seed: paths of data and parents."""
     frame = runs.copy(deep=False)
     for data in frame["data"].unique():
-        for key in data_paths(str(data)):
+        for key in location_keys(str(data)):
             column = f"config.data.{key}"
             if column in frame:
                 frame[column] = frame[column].mask(frame["data"] == data)

@@ -36,8 +36,8 @@ from analysis.tables.table import markdown
 from experiments.config.parent import split
 from experiments.config.routes import routed_pass
 from experiments.config.schema import Config
+from experiments.evaluation.heldout import HeldOut, no_split
 from experiments.evaluation.images import split_indices
-from experiments.evaluation.scoring import HeldOut, no_split
 from experiments.runtime.files import atomic_write
 from experiments.runtime.run_folder import listed
 from routing.errors import UserError
@@ -322,8 +322,10 @@ class Measurement:
                 routing = routed_pass(data.config, held_out.draws) if routed else None
                 clean.append(held_out.x)
                 for part, cond in ((conditional, held_out.cond), (unconditional, held_out.null)):
-                    options = {**cond, "routing": routing}
-                    part.append(data.objective.denoise(data.model, noisy, time, **options))
+                    prediction = data.objective.predict(
+                        data.model, noisy, time, **cond, routing=routing
+                    )
+                    part.append(prediction.x0)
         return Predictions(*map(self._by_level, (clean, conditional, unconditional)))
 
     def _by_level(self, batches: list[torch.Tensor]) -> np.ndarray:

@@ -37,7 +37,7 @@ from analysis.figures.layer_maps import similarity as draw_maps
 from analysis.measured import one_by_one, result_path, with_weights
 from analysis.similarity_file import SimilarityFile, read
 from experiments.config.routes import first_route
-from experiments.evaluation.scoring import HeldOut
+from experiments.evaluation.heldout import HeldOut
 from experiments.runtime.files import atomic_write
 from routing import Draws, Routing, Selection
 from routing.route import Route
@@ -193,7 +193,7 @@ def _hidden(
         layouts.extend(output.inner)
         return output.sample
 
-    data.objective.denoise(net, noisy, time, **conditions)
+    data.objective.predict(net, noisy, time, **conditions)
     return hidden, layouts
 
 

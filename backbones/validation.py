@@ -88,7 +88,7 @@ def validate(
     """Build a dataclass of options from plain values.
 
     Args:
-        options: The dataclass. Its method `check()`, where it has one, may refuse combinations.
+        options: The dataclass; a method `check_consistency()`, if any, refuses combinations.
         values: A mapping of keys, as YAML or JSON holds them.
         prefix: What stands before each key in an error, as in `train.`.
         known_elsewhere: Further keys that a typing mistake may have meant.
@@ -114,8 +114,8 @@ def validate(
     for key, value in values.items():
         validated[key] = validate_value(fields[key].annotation, value, prefix + key)
     instance = options(**validated)
-    if hasattr(instance, "check"):
-        instance.check()
+    if hasattr(instance, "check_consistency"):
+        instance.check_consistency()
     return instance
 
 
@@ -130,9 +130,12 @@ def validate_value(annotation: Any, value: Any, name: str) -> Any:
         return validate(options, value, f"{name}.")
     if options is not None and isinstance(value, options):
         return value
+    if options is not None and options is annotation:
+        raise OptionError(f"{name}={show(value)}: expected {describe(annotation)}")
+    adapter = _adapter(annotation)
     try:
         # JSON has the types of YAML and of command lines: a list is good for a tuple.
-        return _adapter(annotation).validate_json(json.dumps(value))
+        return adapter.validate_json(json.dumps(value))
     except (pydantic.ValidationError, TypeError, ValueError, RecursionError):
         raise OptionError(
             f"{name}={show(value)}: expected {describe(annotation)}"
@@ -153,7 +156,8 @@ def describe(annotation: Any) -> str:
                     bounds.append(f"{words} {getattr(constraint, attribute):,}")
         return f"{describe(arguments[0])} {' and '.join(bounds)}".rstrip()
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(describe(argument) for argument in arguments)
+        alternatives = [describe(argument) for argument in arguments]
+        return " or ".join(dict.fromkeys(alternatives))
     if origin is typing.Literal:
         return _one_of(arguments)
     if origin in (tuple, list):

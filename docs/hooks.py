@@ -10,8 +10,10 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 
+from experiments.config import names
+from experiments.config.help import help_text
+
 ROOT = Path(__file__).resolve().parents[1]
-CONF = ROOT / "experiments" / "conf"
 # What pymdownx.arithmatex leaves of $...$ and $$...$$.
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
@@ -43,8 +45,8 @@ def _help() -> str:
 
 
 def _group(name: str) -> str:
-    parts = [
-        f"### `{name}={path.stem}`\n\n```yaml\n{path.read_text(encoding='utf-8').strip()}\n```"
-        for path in sorted((CONF / name).glob("*.yaml"))
-    ]
-    return "\n\n".join(parts)
+    sections = []
+    for entry in names(name):
+        keys = help_text(f"{name}={entry}").partition("\n")[2].rstrip()
+        sections.append(f"### `{name}={entry}`\n\n```text\n{keys}\n```")
+    return "\n\n".join(sections)

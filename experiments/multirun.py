@@ -12,9 +12,10 @@ import math
 import sys
 import traceback
 
-from experiments.config import help as help_text
-from experiments.config.compose import load, readable, register_resolvers
-from experiments.config.schema import CONF, Config
+from experiments.config.compose import load, quote, register
+from experiments.config.groups import CONF
+from experiments.config.schema import Config
+from experiments.preflight import dry_run
 from experiments.runtime import run_folder
 from experiments.runtime.command import EXIT_CODES, Interrupted, print_error, sentence
 from experiments.runtime.parsing import check_word
@@ -27,7 +28,7 @@ _MOST = 10_000  # runs one after another; each is composed and checked before th
 def run_one(config: Config) -> None:
     """Train one run, or print it (dry=true)."""
     if config.dry:
-        help_text.dry_run(config)
+        dry_run(config)
         return
     from experiments.training.session import train
 
@@ -97,7 +98,7 @@ def _launched(words: list[str]) -> None:
         words = [*words, "hydra.sweep.dir=${runs:}/.multirun/${now:%Y-%m-%d_%H-%M-%S}"]
     held, sys.argv = sys.argv, [sys.argv[0], *words]
     try:
-        register_resolvers()
+        register()
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     except SystemExit as end:
         if end.code in EXIT_CODES.values():
@@ -117,7 +118,7 @@ def multirun(argv: list[str]) -> int:
     """
     # Flags and Hydra's own words as they are.
     theirs = [word for word in argv if word.startswith(("-", "hydra"))]
-    own = [readable(word) if "=" in word else word for word in argv if word not in theirs]
+    own = [quote(word) if "=" in word else word for word in argv if word not in theirs]
     sampled = any(word.startswith("hydra/sweeper") for word in theirs)  # it alone knows the runs
     runs, failed = [] if sampled else [load(words) for words in _split(own)], []
     try:

@@ -15,12 +15,12 @@ from experiments.runtime.command import run_command
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     # Hydra's completion in a shell asks the files that hold these words: @hydra.main
-    from experiments.config import help as help_text
+    from experiments.config.help import help_text
 
     argv = ["dry=true" if word == "--dry-run" else word for word in argv]
     if any(flag in argv for flag in ("-h", "--help", "help")):
         about = [word for word in argv if word[:1] != "-" and word != "help"]
-        print(help_text.help_text(*about[:1]))
+        print(help_text(*about[:1]))
         return 0
     if any(flag in argv for flag in ("-sc", "--shell-completion")):
         from experiments.config.compose import complete

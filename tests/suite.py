@@ -29,9 +29,9 @@ def config_from_values(values: Mapping[str, Any]) -> Any:
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Return what Hydra composes from the command line, as plain nested values."""
-    from experiments.config import compose as composition
+    from experiments.config.compose import compose as hydra_compose
 
-    return composition._compose(list(overrides))
+    return hydra_compose(list(overrides))
 
 
 # --- analysis -------------------------------------------------------------------------------------
@@ -96,9 +96,9 @@ def sample(
 
 def registered(group: str) -> list[str]:
     """Return the names that `group=` takes on the command line."""
-    from experiments.config.compose import options_of
+    from experiments.config.groups import names
 
-    return options_of(group)
+    return names(group)
 
 
 def name_of(overrides: Sequence[str]) -> str:
@@ -123,39 +123,25 @@ PUBLIC = (
 
 def groups() -> tuple[str, ...]:
     """Return the keys that take a name on the command line: `backbone`, `data`, ..."""
-    from experiments.config.schema import GROUPS
+    from experiments.config.groups import GROUPS
 
     return GROUPS
 
 
 def option_types(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the declared type of every key of a composed configuration, by dotted key."""
-    from backbones.registry import find
+    """Return what every key of a composed configuration may be, by dotted key."""
+    from backbones.validation import describe, fields_of
+    from experiments.config.groups import option_classes
     from experiments.config.schema import Config
-    from experiments.data.data_options import options_class
-    from experiments.options.diffusion import OPTIONS
-    from experiments.options.evaluation import EvalOptions
-    from experiments.options.fields import keys_of
+    from experiments.options.training import PathsOptions, TrainOptions
+    from routing.options import RoutingOptions
 
-    types = {
-        "backbone.attention": "int | list[int]",
-        **dict.fromkeys(("backbone.depth", "backbone.width", "backbone.heads"), "int | None"),
-        **dict.fromkeys(("backbone.decoder", "backbone.align"), "dict[str, Any] | None"),
-    }
-
-    def declare(options: Any, prefix: str) -> None:
-        for key, (kind, _) in keys_of(options).items():
-            types[prefix + key] = (
-                getattr(kind, "__name__", str(kind)) if isinstance(kind, type) else str(kind)
-            )
-
-    declare(Config, "")
-    for group in ("routing", "train", "paths"):
-        declare(keys_of(Config)[group][0], f"{group}.")
-    declare(find(values["backbone"]["name"]).options, "backbone.")
-    declare(options_class(values["data"]["name"]), "data.")
-    declare(EvalOptions, "eval.")
-    for group in ("objective", "sampler", "guidance"):
-        declare(OPTIONS[group][values[group]["name"]], f"{group}.")
-    types |= {f"{group}.name": "str" for group in groups()[:6]}
-    return {key: kind.replace("typing.", "") for key, kind in types.items()}
+    classes = [("", Config), ("routing.", RoutingOptions), ("train.", TrainOptions), ("paths.", PathsOptions)]
+    for group in groups()[:6]:
+        classes += [(f"{group}.", options) for options in option_classes(group, values[group]["name"])]
+    types = {}
+    for prefix, options in classes:
+        for key, field in fields_of(options).items():
+            types[prefix + key] = describe(field.annotation)
+    types |= {f"{group}.name": "text" for group in groups()[:6]}
+    return types

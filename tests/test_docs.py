@@ -16,7 +16,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from small import ROOT
 
+from backbones.validation import fields_of
 from experiments import config, evaluate, export, prepare, sample
+from experiments.config import groups
+from experiments.config.compose import compose
+from experiments.runtime.nested import flatten
 
 PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
 # What stands for something of the reader's: a name, or a run that has to be there.
@@ -87,7 +91,7 @@ def bench(words):
 
 
 def sweep(words):
-    from sweeps.sweeps_command import parser
+    from sweeps.command import parser
 
     if len(words) == 1 and words != ["list"]:  # a command that is spoken of
         words = [*words, "main_table"]
@@ -131,6 +135,8 @@ def check(words):
     if words[1:2] == ["-m"]:
         if words[2] in MODULES:
             MODULES[words[2]](words[3:])
+        elif "." in words[2]:
+            assert (ROOT / (words[2].replace(".", "/") + ".py")).is_file(), words
         else:
             assert words[2] in ("pytest", "mkdocs", "pip", "twine"), words
     else:
@@ -149,14 +155,11 @@ def test_commands_parse(page):
 
 
 def known_keys():
-    keys = set(config.flatten(yaml.safe_load((config.CONF / "config.yaml").read_text())))
+    keys = set(flatten(compose([])))
     for group in config.GROUPS[:6]:
-        for path in (config.CONF / group).glob("*.yaml"):
-            values = yaml.safe_load(path.read_text())
-            keys |= {
-                f"{group}.{key}"
-                for key in config.flatten({k: v for k, v in values.items() if k != "defaults"})
-            }
+        for name in config.names(group):
+            for options in groups.option_classes(group, name):
+                keys |= {f"{group}.{key}" for key in fields_of(options)}
     for path in (ROOT / "sweeps" / "resources").glob("*.yaml"):
         keys |= {f"cluster.{key}" for key in yaml.safe_load(path.read_text())}
     return keys
@@ -165,14 +168,14 @@ def known_keys():
 @pages
 def test_keys_exist(page):
     keys = known_keys()
-    groups = {key.split(".")[0] for key in keys if "." in key}
+    prefixes = {key.split(".")[0] for key in keys if "." in key}
     for code in [*documents.spans(page), *documents.blocks(page, "bash")]:
         for group, key in re.findall(r"(?<![\w./])([a-z]+)\.([a-z_]+)=", code):
-            assert group in groups and f"{group}.{key}" in keys, f"{group}.{key}="
+            assert group in prefixes and f"{group}.{key}" in keys, f"{group}.{key}="
         for name, value in re.findall(r"(?<![\w./])([a-z]+)=([a-z][a-z0-9_,|]*)(?![\w.]*\()", code):
             if name in config.GROUPS:
                 for one in re.split(r"[,|]", value):
-                    assert one in config.options_of(name), f"{name}={one}"
+                    assert one in config.names(name), f"{name}={one}"
 
 
 # --- examples, the site, the order of imports ----------------------------------------------------

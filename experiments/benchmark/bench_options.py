@@ -1,25 +1,27 @@
-"""What to measure: the keys of `python experiments/bench.py` (no torch here)."""
+"""Options of `python experiments/bench.py`, and its command line of `key=value` (no torch here)."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import fill, indent
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le, Lt
 
 from backbones.registry import find
 from backbones.sizes import parse_size
-from experiments.config.schema import MOST_THREADS
-from experiments.options.fields import Key, build, keys_of
+from backbones.validation import fields_of, show, validate
+from experiments.options.training import MOST_THREADS
 from experiments.runtime.parsing import whole
-from routing.errors import UserError
+from routing.errors import UserError, suggest
 from routing.route import Route
 
-PARTS = ("steps", "variants", "blocks", "loop")
-VARIANTS = ("torch", "bf16", "compiled", "bf16+compiled")
+Variant = Literal["torch", "bf16", "compiled", "bf16+compiled"]
+VARIANTS: tuple[Variant, ...] = typing.get_args(Variant)
+Tokens = Annotated[int, Ge(1), Le(4096**2)]
 
 
 class BenchError(UserError):
@@ -28,107 +30,128 @@ class BenchError(UserError):
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Keys of the benchmark; lists are separated by commas.
+    """Options of the benchmark; lists are separated by commas."""
 
-    Attributes:
-        backbone: Families.
-        size: Sizes, such as S/2.
-        tokens: Grid tokens; square numbers.
-        rate: Shares of tokens that skip inside the route.
-        route: Route without rates; `auto` is the paper's, from block 2 to the fourth last.
-        selection: Which tokens stay (routing/selection.py).
-        batch: Samples in a step.
-        depth: Blocks, instead of the size's; fewer make it quicker and change little per block.
-        rounds: How often all variants are run in turn; medians are reported.
-        parts: What to measure: `steps` (the main table), `variants` (the same steps run otherwise),
-            `blocks` (one block of each family by tokens: where they cross, what they keep) and
-            `loop` (the training loop's own share at scale tiny, and the time to the first step).
-        variants: Of the part `variants`: `torch` (without the native CPU operations), `bf16`,
-            `compiled` and `bf16+compiled`, each against the step as the other keys have it.
-        block_tokens: Tokens of the part `blocks`.
-        plain: Also time a plain reimplementation of the official structure of DiT with TREAD.
-        device: auto, cpu or cuda.
-        precision: fp32 or bf16 (autocast).
-        tf32: TF32 matmuls on CUDA.
-        fp32_after: The block after the route in float32 under autocast, as in the released code.
-        compile: none or blocks (torch.compile, block by block, of the plain DiT too).
-        graphs: Replay a step as a CUDA graph.
-        threads: CPU threads; null for torch's own choice.
-        clock: `wall`, or `cpu` for the process's own seconds: on a busy machine, with threads=1.
-        out: File for the figures.
-    """
+    backbone: Annotated[tuple[str, ...], "Families."] = ("dit", "mamba", "rwkv")
+    size: Annotated[tuple[str, ...], "Sizes, such as S/2."] = ("S/2",)
+    tokens: Annotated[tuple[Tokens, ...], "Grid tokens; square numbers."] = (256,)
+    rate: Annotated[
+        tuple[Annotated[float, Ge(0), Lt(1)], ...], "Shares of tokens that skip inside the route."
+    ] = (0.5,)
+    route: Annotated[
+        str, "Route without rates; auto is the paper's, from block 2 to the fourth last."
+    ] = "auto"
+    selection: Annotated[str, "Which tokens stay (routing/selection.py)."] = "random"
+    batch: Annotated[int, Ge(1), Le(10**6), "Samples in a step."] = 8
+    depth: Annotated[
+        int | None,
+        "Blocks, instead of the size's; fewer make it quicker and change little per block.",
+    ] = None
+    rounds: Annotated[
+        int, Ge(1), Le(10**6), "How often all variants are run in turn; medians are reported."
+    ] = 7
+    parts: Annotated[
+        tuple[Literal["steps", "variants", "blocks", "loop"], ...],
+        "What to measure: steps (the main table), variants (the same steps run otherwise), blocks "
+        "(one block of each family by tokens: where they cross, what they keep) and loop (the "
+        "training loop's own share at scale tiny, and the time to the first step).",
+    ] = ("steps", "blocks", "loop")
+    variants: Annotated[
+        tuple[Variant, ...],
+        "Of the part variants: torch (without the native CPU operations), bf16, compiled and "
+        "bf16+compiled, each against the step as the other keys have it.",
+    ] = VARIANTS
+    block_tokens: Annotated[tuple[Tokens, ...], "Tokens of the part blocks."] = (
+        64,
+        256,
+        1024,
+        4096,
+    )
+    plain: Annotated[
+        bool, "Also time a plain reimplementation of the official structure of DiT with TREAD."
+    ] = True
+    device: Annotated[Literal["auto", "cpu", "cuda"], "Where to run."] = "auto"
+    precision: Annotated[Literal["fp32", "bf16"], "fp32 or bf16 (autocast)."] = "fp32"
+    tf32: Annotated[bool, "TF32 matmuls on CUDA."] = True
+    fp32_after: Annotated[
+        bool, "The block after the route in float32 under autocast, as in the released code."
+    ] = False
+    compile: Annotated[
+        Literal["none", "blocks"],
+        "none or blocks (torch.compile, block by block, of the plain DiT too).",
+    ] = "none"
+    graphs: Annotated[bool, "Replay a step as a CUDA graph."] = False
+    threads: Annotated[
+        Annotated[int, Ge(1), Le(MOST_THREADS)] | None, "CPU threads; null for torch's own choice."
+    ] = None
+    clock: Annotated[
+        Literal["wall", "cpu"],
+        "wall, or cpu for the process's own seconds: on a busy machine, with threads=1.",
+    ] = "wall"
+    out: Annotated[str, "File for the figures."] = "runs/bench.json"
 
-    backbone: tuple[str, ...] = ("dit", "mamba", "rwkv")
-    size: tuple[str, ...] = ("S/2",)
-    tokens: Annotated[tuple[int, ...], Key(least=1, most=4096**2)] = (256,)
-    rate: Annotated[tuple[float, ...], Key(least=0, below=1)] = (0.5,)
-    route: str = "auto"
-    selection: str = "random"
-    batch: Annotated[int, Key(least=1, most=10**6)] = 8
-    depth: int | None = None
-    rounds: Annotated[int, Key(least=1, most=10**6)] = 7
-    parts: Annotated[tuple[str, ...], Key(among=PARTS)] = ("steps", "blocks", "loop")
-    variants: Annotated[tuple[str, ...], Key(among=VARIANTS)] = VARIANTS
-    block_tokens: Annotated[tuple[int, ...], Key(least=1, most=4096**2)] = (64, 256, 1024, 4096)
-    plain: bool = True
-    device: Annotated[str, Key(among=("auto", "cpu", "cuda"))] = "auto"
-    precision: Annotated[str, Key(among=("fp32", "bf16"))] = "fp32"
-    tf32: bool = True
-    fp32_after: bool = False
-    compile: Annotated[str, Key(among=("none", "blocks"))] = "none"
-    graphs: bool = False
-    threads: Annotated[int | None, Key(least=1, most=MOST_THREADS)] = None
-    clock: Annotated[str, Key(among=("wall", "cpu"))] = "wall"
-    out: str = "runs/bench.json"
-
-    def __post_init__(self) -> None:
+    def check_consistency(self) -> None:
+        """Refuse unknown families and sizes, invalid routes, and tokens that fill no square."""
         for name in self.backbone:
             find(name)
         for size in self.size:
             parse_size(size, self.depth)
         if "@" in self.route:
-            bare = re.sub(r"@[\d.]+", "", self.route)
-            rate = ",".join(dict.fromkeys(re.findall(r"@([\d.]+)", self.route)))
-            raise BenchError(f"route={self.route}: rates have a key; type route={bare} rate={rate}")
+            route = re.sub(r"@[\d.]+", "", self.route)
+            rates = ",".join(dict.fromkeys(re.findall(r"@([\d.]+)", self.route)))
+            raise BenchError(
+                f"route={self.route}: rates have a key; type route={route} rate={rates}"
+            )
         Route.parse(self.route)
         for count in (*self.tokens, *self.block_tokens):
-            if (near := round(count**0.5) ** 2) != count:
-                raise BenchError(f"tokens={count} is no square number: try tokens={near}")
+            square = round(count**0.5) ** 2
+            if square != count:
+                raise BenchError(f"tokens={count} is no square number: try tokens={square}")
 
 
-def parse(argv: Sequence[str], kind: Any) -> Any:
-    """Read `key=value` words as the options of a dataclass, such as `BenchOptions`.
+def parse(argv: Sequence[str], options: type) -> Any:
+    """Read `key=value` arguments as the options of a dataclass, such as `BenchOptions`.
 
     Raises:
-        UserError: An unknown key, a word without `=`, or a value of the wrong kind.
+        UserError: An unknown key, an argument without `=`, or an invalid value.
     """
-    fields, values = keys_of(kind), dict[str, Any]()
-    for word in argv:
-        key, equals, text = word.partition("=")
+    fields = fields_of(options)
+    values: dict[str, Any] = {}
+    for argument in argv:
+        key, equals, text = argument.partition("=")
         if not equals or not text:
-            raise BenchError(f"{word!r}: expected key=value, such as backbone=mamba")
-        wanted = fields[key][0] if key in fields else str
-        if typing.get_origin(wanted) is tuple:
-            each = typing.get_args(wanted)[0]
-            values[key] = [_value(item, each) for item in text.split(",")]
+            raise BenchError(f"{argument!r}: expected key=value, such as backbone=mamba")
+        if key not in fields:
+            raise BenchError(f"unknown key {key}{suggest(key, fields)}")
+        value_type = fields[key].type
+        if typing.get_origin(value_type) is tuple:
+            item_type = typing.get_args(value_type)[0]
+            values[key] = [_parse_value(item, item_type) for item in text.split(",")]
         else:
-            values[key] = _value(text, wanted)
-    return build(kind, values)
+            values[key] = _parse_value(text, value_type)
+    return validate(options, values)
 
 
-def _value(text: str, wanted: Any) -> Any:
-    """Return the value of a word: not YAML's, where 010 is eight and 1e-1 a word."""
-    if wanted is not str:
-        with contextlib.suppress(KeyError):
-            return {"true": True, "false": False, "null": None, "none": None}[text]
-        for number in (whole, float):
-            with contextlib.suppress(ValueError):
-                return number(text)
+def _parse_value(text: str, value_type: Any) -> Any:
+    """Parse a value, but not as YAML, in which 010 is eight and 1e-1 is text."""
+    if value_type is str:
+        return text
+    constants = {"true": True, "false": False, "null": None}
+    # `none` is a word of some options and means null for others.
+    if text == "none" and typing.get_origin(value_type) is not Literal:
+        return None
+    if text in constants:
+        return constants[text]
+    for parse_number in (whole, float):
+        try:
+            return parse_number(text)
+        except ValueError:
+            continue
     return text
 
 
 def help_text() -> str:
-    """Return every key with its default and meaning, from the class above."""
+    """Return all keys with their defaults and comments."""
     lines = [
         "python experiments/bench.py [key=value ...]",
         "",
@@ -140,10 +163,7 @@ def help_text() -> str:
         "  python experiments/bench.py size=XL/2 batch=64 precision=bf16 graphs=true",
         "",
     ]
-    doc = (BenchOptions.__doc__ or "").split("Attributes:")[1]
-    for name, meaning in re.findall(r"^ +(\w+): (.+(?:\n {12}.+)*)", doc, re.MULTILINE):
-        value = getattr(BenchOptions, name)
-        shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        shown = {"True": "true", "False": "false", "None": "null"}.get(shown, shown)
-        lines += [f"  {name}={shown}", indent(fill(" ".join(meaning.split()), 74), 6 * " ")]
+    for name, field in fields_of(BenchOptions).items():
+        lines.append(f"  {name}={show(field.default).strip('[]')}")
+        lines.append(indent(fill(field.comment, 74), 6 * " "))
     return "\n".join(lines)

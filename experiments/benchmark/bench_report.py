@@ -17,10 +17,10 @@ import torch
 
 from experiments.benchmark import block_times, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions
-from experiments.runtime.command import is_out_of_memory
+from experiments.runtime.environment import processor
+from experiments.runtime.errors import is_out_of_memory
 from experiments.runtime.files import atomic_write, check_replaceable
 from experiments.runtime.memory import MemoryLimit, check_fits
-from experiments.training.session import processor
 
 NOTES = (
     "variants: how many times as fast as the step itself, median of the ratios within a round.",
@@ -37,19 +37,18 @@ Column = tuple[str, float, str]  # a key of a row, a factor and a format
 
 
 def table(rows: Sequence[dict[str, Any]], columns: Mapping[str, Column]) -> str:
-    """Lay out rows, the first column to the left, the others to the right; no value: no text."""
+    """Format rows as text, the first column to the left, the others to the right."""
     frame = pd.json_normalize(rows).dropna(axis=1, how="all")
-    shown = pd.DataFrame({
-        title: (frame[key] * factor).map(form.format, na_action="ignore")
-        for title, (key, factor, form) in columns.items()
-        if key in frame
-    })  # fmt: skip
-    first = shown.columns[0]
-    return shown.fillna("").set_index(first).rename_axis(index=None, columns=first).to_string()
+    cells = pd.DataFrame(index=frame.index)
+    for title, (key, factor, form) in columns.items():
+        if key in frame:
+            cells[title] = (frame[key] * factor).map(form.format, na_action="ignore")
+    first = cells.columns[0]
+    return cells.fillna("").set_index(first).rename_axis(index=None, columns=first).to_string()
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What the figures depend on besides the options."""
+    """Return the properties of the machine that the figures depend on."""
     name = torch.cuda.get_device_name() if device.type == "cuda" else processor()
     return {
         "torch": torch.__version__,
@@ -109,76 +108,104 @@ LOOP = {
 
 
 def steps_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Print rows of `step_times.measure`, or of `step_times.compare`."""
+    """Format rows of `step_times.measure`, or of `step_times.compare`."""
     columns = STEP | COST
     for name in rows[0].get("faster", ()):
         columns[name] = (f"faster.{name}", 1, "{:.2f}x")
-    text = table([row | {"step": f"{row['backbone']}-{row['size']}"} for row in rows], columns)
-    for r in rows:
-        if "ours_faster_by" in r:
-            text += f"\nours over plain dit, route {r['route']}: {r['ours_faster_by']:.2f}x as fast"
-    return text
+    named_rows, lines = [], []
+    for row in rows:
+        named_rows.append(row | {"step": f"{row['backbone']}-{row['size']}"})
+        if "ours_faster_by" in row:
+            ratio = row["ours_faster_by"]
+            lines.append(f"ours over plain dit, route {row['route']}: {ratio:.2f}x as fast")
+    return "\n".join([table(named_rows, columns), *lines])
 
 
 def blocks_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Print one block of every family by tokens, and where each becomes the cheaper one."""
-    names = [k for k, v in rows[0].items() if isinstance(v, dict)]
+    """Format the times of one block of every family by tokens, and where each becomes cheaper."""
+    names = [key for key, value in rows[0].items() if isinstance(value, dict)]
     columns: dict[str, Column] = {"block": ("size", 1, "{}"), "tokens": ("tokens", 1, "{}")}
     for name in names:
         columns[f"{name} ms/img"] = (f"{name}.seconds_per_image", 1e3, "{:.2f}")
         columns[f"{name}/{names[0]}"] = (f"{name}.relative", 1, "{:.2f}")
         columns[f"{name} KiB/token"] = (f"{name}.kept_bytes_per_token", 2**-10, "{:.1f}")
     text = table(rows, columns)
-    for size in dict.fromkeys(r["size"] for r in rows):
-        same = [r for r in rows if r["size"] == size]
-        for name, tokens in block_times.crossings(same, names).items():
-            where = f"cheaper from {tokens} tokens on" if tokens else "cheaper at none of these"
-            text += f"\n{name}-{size} against {names[0]}: {where}"
+    rows_by_size: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        rows_by_size.setdefault(row["size"], []).append(row)
+    for size, size_rows in rows_by_size.items():
+        for name, tokens in block_times.crossings(size_rows, names).items():
+            result = f"cheaper from {tokens} tokens on" if tokens else "cheaper at none of these"
+            text += f"\n{name}-{size} against {names[0]}: {result}"
     return text
 
 
 def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Measure what the options ask for; print it, write it, return it."""
+    """Measure the requested parts; print them, write them to `o.out`, and return them."""
     device = pick_device(o)
-    check_replaceable(Path(o.out))  # before what takes minutes
-    found: dict[str, Any] = {"options": dataclasses.asdict(o), "environment": environment(device)}
-    grids = list(product(o.size, o.tokens))
-    # What would end a part in its middle is refused before the first.
-    for grid in grids if {*o.parts} & {"steps", "variants"} else ():
-        for case in step_times.cases(o, *grid):
-            at_once = 0 if device.type == "cuda" else o.batch
-            check_fits(case.cost(o.depth), at_once, "a smaller size=, depth=, tokens= or batch=")
-    say(_heading(o, found["environment"]))
-
-    def over(measure: Callable[..., list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        return [row for grid in grids for row in measure(o, *grid, device)]
-
-    def loop(name: str) -> dict[str, Any]:
-        first = block_times.first_step(name)
-        return block_times.loop_share(name, o.clock) | {"first_step_s": first}
-
-    parts: dict[str, tuple[Callable[[], Any], Callable[[Any], str]]] = {
-        "steps": (lambda: over(step_times.measure), steps_table),
-        "variants": (lambda: over(step_times.compare), steps_table),
-        "blocks": (lambda: block_times.block_times(o, device), blocks_table),
-        "loop": (lambda: [*map(loop, o.backbone)], partial(table, columns=LOOP)),
-    }
-    for part in filter(o.parts.__contains__, parts):
-        measure, show = parts[part]
+    check_replaceable(Path(o.out))  # before minutes of measuring
+    if {"steps", "variants"} & set(o.parts):
+        _check_memory(o, device)
+    report: dict[str, Any] = {"options": dataclasses.asdict(o), "environment": environment(device)}
+    say(_heading(o, report["environment"]))
+    for part, (measure, format_rows) in PARTS.items():
+        if part not in o.parts:
+            continue
         try:
-            found[part] = measure()
+            report[part] = measure(o, device)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise MemoryLimit(
-                f"out of memory in parts={part}: take a smaller size=, depth=, tokens=, "
+                f"out of memory in parts={part}: use a smaller size=, depth=, tokens=, "
                 "block_tokens= or batch=, or leave that part out"
             ) from error
-        say("\n" + show(found[part]))
-        atomic_write(Path(o.out), json.dumps(found, indent=1) + "\n")
+        say("\n" + format_rows(report[part]))
+        atomic_write(Path(o.out), json.dumps(report, indent=1) + "\n")
     say("\n" + "\n".join(NOTES))
     say(f"figures: {o.out}")
-    return found
+    return report
+
+
+def _check_memory(o: BenchOptions, device: torch.device) -> None:
+    """Refuse steps that cannot fit before the first one is measured."""
+    samples = 0 if device.type == "cuda" else o.batch
+    for size, tokens in product(o.size, o.tokens):
+        for case in step_times.cases(o, size, tokens):
+            check_fits(case.cost(o.depth), samples, "a smaller size=, depth=, tokens= or batch=")
+
+
+def _measure_steps(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
+    rows = []
+    for size, tokens in product(o.size, o.tokens):
+        rows += step_times.measure(o, size, tokens, device)
+    return rows
+
+
+def _measure_variants(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
+    rows = []
+    for size, tokens in product(o.size, o.tokens):
+        rows += step_times.compare(o, size, tokens, device)
+    return rows
+
+
+def _measure_loop(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
+    rows = []
+    for name in o.backbone:
+        first_step_s = block_times.first_step(name)
+        rows.append({**block_times.loop_share(name, o.clock), "first_step_s": first_step_s})
+    return rows
+
+
+Measure = Callable[[BenchOptions, torch.device], list[dict[str, Any]]]
+FormatRows = Callable[[Sequence[dict[str, Any]]], str]
+#: How each part is measured and printed, in this order.
+PARTS: dict[str, tuple[Measure, FormatRows]] = {
+    "steps": (_measure_steps, steps_table),
+    "variants": (_measure_variants, steps_table),
+    "blocks": (block_times.block_times, blocks_table),
+    "loop": (_measure_loop, partial(table, columns=LOOP)),
+}
 
 
 def _heading(o: BenchOptions, env: dict[str, Any]) -> str:

@@ -1,11 +1,11 @@
 """Time single blocks, and the training loop around the steps.
 
-The loop is the real one, on the digits at scale `tiny`, with its files. What is neither forward,
-backward nor optimizer (batches, noise, subsets, clipping, EMA, logging, checkpoints) is overhead.
+The loop is the real one, on the digits at scale `tiny`, with its files. Everything except forward,
+backward and optimizer (batches, noise, subsets, clipping, EMA, logging, checkpoints) is overhead.
 
-Single blocks are a middle one of each family, forward and back in turn, by number of tokens: where
-attention stops being the cheapest. Beside the time, what a block keeps for its backward pass, per
-token: the same at every length if memory is linear in tokens.
+Single blocks are a middle one of each family, forward and backward in turn, by number of tokens:
+they show from where on attention is no longer the cheapest. The report also has the bytes per token
+that a block keeps for its backward pass: constant if memory is linear in tokens.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from experiments.benchmark.bench_options import BenchOptions
 from experiments.benchmark.step_times import interleave, kept_bytes, ratio
 from experiments.components import make_accelerator
 from experiments.config.compose import load
-from experiments.runtime.command import ROOT
 from experiments.runtime.console import Console
+from experiments.runtime.errors import ROOT
 from experiments.training.loop import Trainer
 from routing.layout import Layout
 
@@ -59,53 +59,57 @@ def loop_share(backbone: str, clock: str = "wall", steps: int = LOOP_STEPS) -> d
     spent = {"work": 0.0, "save": 0.0}
 
     @contextmanager
-    def counted(what: str) -> Iterator[None]:
-        began = now()
+    def timed(name: str) -> Iterator[None]:
+        start = now()
         yield
-        spent[what] += now() - began
+        spent[name] += now() - start
 
     with tempfile.TemporaryDirectory() as folder:
-        words = [f"backbone={backbone}", "route=2-8", *_QUIET, f"paths.runs={folder}"]
-        config = load([*words, f"train.steps={steps}"])
+        overrides = [f"backbone={backbone}", "route=2-8", *_QUIET, f"paths.runs={folder}"]
+        config = load([*overrides, f"train.steps={2 * steps}"])
         config.folder.mkdir(parents=True)
         run = Trainer(config, make_accelerator(config), Console(quiet=True))
         for owner, name in (
             (run.model, "forward"),
-            (run, "backward"),
+            (run.step, "backward"),
             (run.state.optimizer, "step"),
         ):
-            _wrap(owner, name, partial(counted, "work"))
-        _wrap(run, "save", partial(counted, "save"))
-        vars(run)["evaluate"] = lambda *_, **__: None  # the pictures of the last step
-        run.fit()
-        run.config = load([*words, f"train.steps={2 * steps}"])
+            _wrap(owner, name, partial(timed, "work"))
+        _wrap(run, "save", partial(timed, "save"))
+        vars(run)["evaluate"] = lambda *_, **__: None  # no samples at the last step
+        run.fit(steps)
         spent.update(work=0.0, save=0.0)
-        began = now()
+        start = now()
         run.fit()
-        whole = now() - began
-    # The one save was that of the last step; a run has one in so many steps.
-    step_s = (whole - spent["save"]) / steps + spent["save"] / config.train.save_every
+        total = now() - start
+    # There was one save, at the last step; a run saves once in `save_every` steps.
+    step_s = (total - spent["save"]) / steps + spent["save"] / config.train.save_every
     overhead_s = step_s - spent["work"] / steps
-    found = {"backbone": backbone, "step_s": step_s, "overhead_s": overhead_s}
-    return found | {"overhead": overhead_s / step_s, "save_s": spent["save"]}
+    return {
+        "backbone": backbone,
+        "step_s": step_s,
+        "overhead_s": overhead_s,
+        "overhead": overhead_s / step_s,
+        "save_s": spent["save"],
+    }
 
 
 def first_step(backbone: str) -> float:
     """Return the seconds from typing the main command to the end of its first step."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [f"backbone={backbone}", "route=2-8", *_QUIET, f"paths.runs={folder}"]
-        command = [sys.executable, str(ROOT / "experiments" / "run.py"), *words, "train.steps=1"]
-        began = time.time()
+        overrides = [f"backbone={backbone}", "route=2-8", *_QUIET, f"paths.runs={folder}"]
+        script = str(ROOT / "experiments" / "run.py")
+        command = [sys.executable, script, *overrides, "train.steps=1"]
+        start = time.time()
         subprocess.run([*command, "sampler.steps=1"], capture_output=True, check=True)
-        # The step's line is the only one.
-        (lines,) = Path(folder).glob("*/metrics.jsonl")
-        return lines.stat().st_mtime - began
+        (metrics_file,) = Path(folder).glob("*/metrics.jsonl")  # written at the only step
+        return metrics_file.stat().st_mtime - start
 
 
 # --- one block ------------------------------------------------------------------------------------
 
 
-# Tokens times channels in a batch: the same work for linear operators at all lengths.
+# Tokens times channels in a batch, so that linear operators do the same work at all lengths.
 VALUES = 1 << 21
 
 
@@ -122,7 +126,7 @@ class BlockRun:
         self.forward = partial(self.block, x, cond, Layout((side, side), device=device))
 
     def __call__(self) -> None:
-        """Run the block forward and back."""
+        """Run the block forward and backward."""
         y = self.forward()
         y.backward(y.detach())
 
@@ -138,19 +142,22 @@ def block_times(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
             timed, _ = interleave(blocks, o, device)
             rows.append({"size": size, "tokens": tokens, "batch": batch})
             for name, block, seconds in zip(o.backbone, blocks, timed, strict=True):
-                kept = kept_bytes(block.forward, block.block)
+                saved_bytes = kept_bytes(block.forward, block.block)
                 rows[-1][name] = {
                     "seconds_per_image": float(np.median(seconds)) / batch,
                     "relative": ratio(seconds, timed[0]),
-                    "kept_bytes_per_token": kept / (batch * tokens),
+                    "kept_bytes_per_token": saved_bytes / (batch * tokens),
                 }
     return rows
 
 
 def crossings(rows: list[dict[str, Any]], names: Sequence[str]) -> dict[str, int | None]:
-    """Return for each family after the first the fewest tokens from which on it is cheaper."""
-    found: dict[str, int | None] = {}
+    """Return for each family after the first the number of tokens from which on it is cheaper."""
+    crossing: dict[str, int | None] = {}
     for name in names[1:]:
-        dear = max((row["tokens"] for row in rows if row[name]["relative"] >= 1), default=0)
-        found[name] = min((row["tokens"] for row in rows if row["tokens"] > dear), default=None)
-    return found
+        crossing[name] = None
+        for row in sorted(rows, key=lambda row: row["tokens"], reverse=True):
+            if row[name]["relative"] >= 1:
+                break
+            crossing[name] = row["tokens"]
+    return crossing

@@ -1,11 +1,11 @@
-"""`make gpu`: everything that wants a GPU, in one command, as a page ready to commit.
+"""`make gpu`: all tests and measurements that need a GPU, as a page ready to commit.
 
     python -m experiments.benchmark.gpu_report [out=results/gpu] [size=S/2,B/2,L/2,XL/2] [steps=200]
 
 It runs the tests marked `gpu`, times training steps of the three backbones, dense and routed, at
 the paper's sizes (bfloat16, compiled blocks, with and without CUDA graphs) beside a big matmul,
-trains for a moment through the main command, and writes OUT/DEVICE.json and OUT/DEVICE.md, again
-after each part. What fails is written down as failed, with the end of what it said.
+trains a few steps with the main command, and writes OUT/DEVICE.json and OUT/DEVICE.md, again after
+each part. Failures are recorded with the end of their output.
 """
 
 from __future__ import annotations
@@ -22,33 +22,35 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 
 from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import parse
-from experiments.options.fields import Key
-from experiments.runtime.command import ROOT, run_command
+from experiments.runtime.command import run_command
+from experiments.runtime.environment import environment
+from experiments.runtime.errors import ROOT
 from experiments.runtime.files import atomic_write
-from experiments.training.session import environment
 from routing.errors import UserError
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What to measure, as in the module's first line of use; `tests`: run those marked `gpu`."""
+    """Options of `make gpu`."""
 
-    out: str = "results/gpu"
-    size: tuple[str, ...] = ("S/2", "B/2", "L/2", "XL/2")
-    steps: Annotated[int, Key(least=1)] = 200
-    tests: bool = True
+    out: Annotated[str, "Folder of the page."] = "results/gpu"
+    size: Annotated[tuple[str, ...], "Sizes whose steps are timed."] = ("S/2", "B/2", "L/2", "XL/2")
+    steps: Annotated[int, Ge(1), "Steps of the short training."] = 200
+    tests: Annotated[bool, "Run the tests marked gpu."] = True
 
-    def __post_init__(self) -> None:
+    def check_consistency(self) -> None:
+        """Refuse unknown sizes."""
         for size in self.size:
             parse_size(size)
 
 
-# Samples of a step by width: enough work for an H100, and no more than its memory.
+# Samples of a step up to a width: enough work for an H100, within its memory.
 _SAMPLES = ((384, 256), (768, 128), (1024, 64), (10**6, 32))
-# What is timed: name, and the benchmark's keys.
+# Timed variants, and their keys of the benchmark.
 _VARIANTS = {
     "compiled blocks": ["compile=blocks"],
     "compiled blocks, CUDA graphs": ["compile=blocks", "graphs=true", "plain=false"],
@@ -59,52 +61,60 @@ _TRAINING = [
     "train.compile=blocks", "train.log_every=50", "eval=none",
 ]  # fmt: skip
 BACKBONES = ("dit", "mamba", "rwkv")
-LINES = 40  # of each command's output
+LINES = 40  # of each command's output are kept
 
 
 def devices() -> list[dict[str, Any]]:
     """Return each CUDA device's name, memory in bytes and compute capability."""
-    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return [
-        {"name": p.name, "memory_bytes": p.total_memory, "capability": f"{p.major}.{p.minor}"}
-        for p in found
-    ]
+    properties = []
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        capability = f"{device.major}.{device.minor}"
+        properties.append(
+            {"name": device.name, "memory_bytes": device.total_memory, "capability": capability}
+        )
+    return properties
 
 
 def run(title: str, words: Sequence[str]) -> dict[str, Any]:
     """Run a Python command in the repository; return its exit code, seconds and last lines."""
     print(f"{title}: {' '.join(words)} ...", flush=True)
-    began = time.perf_counter()
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
-    output = f"{done.stdout}\n{done.stderr}".strip().splitlines()[-LINES:]
+    start = time.perf_counter()
+    process = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    output = f"{process.stdout}\n{process.stderr}".strip().splitlines()[-LINES:]
     print("\n".join(output), flush=True)
-    found: dict[str, Any] = {"title": title, "words": [*words], "rc": done.returncode}
-    return found | {"seconds": time.perf_counter() - began, "output": output}
+    return {
+        "title": title,
+        "words": [*words],
+        "rc": process.returncode,
+        "seconds": time.perf_counter() - start,
+        "output": output,
+    }
 
 
 def time_steps(title: str, words: Sequence[str], size: str, out: Path) -> dict[str, Any]:
     """Time a backbone at one size, with the rows of `out`; halve the batch until it fits."""
     batch = next(samples for width, samples in _SAMPLES if parse_size(size).width <= width)
     while True:
-        found = run(title, [*_STEPS, *words, f"size={size}", f"batch={batch}", f"out={out}"])
-        if found["rc"] == 0:
-            return found | {"rows": json.loads(out.read_text())["steps"]}
-        if batch == 1 or not any("out of memory" in line for line in found["output"]):
-            return found
+        part = run(title, [*_STEPS, *words, f"size={size}", f"batch={batch}", f"out={out}"])
+        if part["rc"] == 0:
+            return part | {"rows": json.loads(out.read_text())["steps"]}
+        if batch == 1 or "out of memory" not in "\n".join(part["output"]):
+            return part
         batch //= 2
 
 
-def page(found: dict[str, Any]) -> str:
-    """Return the Markdown page of what was found."""
-    env, own = found["environment"], found["devices"][0]
+def page(report: dict[str, Any]) -> str:
+    """Return the Markdown page of a report."""
+    env, device = report["environment"], report["devices"][0]
     lines = [
-        f"# {own['name']}",
+        f"# {device['name']}",
         "",
-        f"{own['memory_bytes'] / 2**30:.0f} GiB, compute capability {own['capability']}, "
-        f"{len(found['devices'])} in the machine; torch {env['packages']['torch']}, Python "
+        f"{device['memory_bytes'] / 2**30:.0f} GiB, compute capability {device['capability']}, "
+        f"{len(report['devices'])} in the machine; torch {env['packages']['torch']}, Python "
         f"{env['python']}, commit {env['git'] or 'unknown'}. Written by `make gpu`.",
     ]
-    for title, group in itertools.groupby(found["parts"], lambda part: part["title"]):
+    for title, group in itertools.groupby(report["parts"], lambda part: part["title"]):
         lines += ["", f"## {title}"]
         for part in group:
             verdict = "passed" if part["rc"] == 0 else f"failed (exit code {part['rc']})"
@@ -115,33 +125,38 @@ def page(found: dict[str, Any]) -> str:
 
 def main(argv: list[str]) -> int:
     """Run the command; return 0 if everything passed, 1 if something failed."""
-    asked = parse(argv, ReportOptions)
-    listed = devices()
-    if not listed:
+    options = parse(argv, ReportOptions)
+    gpus = devices()
+    if not gpus:
         raise UserError(
             "make gpu: torch sees no CUDA device here; run it on a machine with one, or type "
             "python experiments/bench.py device=cpu"
         )
-    out, parts = Path(asked.out).absolute(), list[dict[str, Any]]()
-    found = {"devices": listed, "environment": environment(), "parts": parts}
-    name = re.sub(r"[^a-z0-9]+", "-", listed[0]["name"].lower()).strip("-")
+    out = Path(options.out).absolute()
+    parts: list[dict[str, Any]] = []
+    report = {"devices": gpus, "environment": environment(), "parts": parts}
+    name = re.sub(r"[^a-z0-9]+", "-", gpus[0]["name"].lower()).strip("-")
 
-    def note(part: dict[str, Any]) -> None:
-        """Write what there is so far: an hour of a GPU may end before the page does."""
+    def add(part: dict[str, Any]) -> None:
+        """Write the parts so far: the time on a GPU may end before the report does."""
         parts.append(part)
-        atomic_write(out / f"{name}.json", json.dumps(found, indent=1) + "\n")
-        atomic_write(out / f"{name}.md", page(found))
+        atomic_write(out / f"{name}.json", json.dumps(report, indent=1) + "\n")
+        atomic_write(out / f"{name}.md", page(report))
 
-    if asked.tests:
-        note(run("Tests", ["-m", "pytest", "-q", "-m", "gpu", "--color=no", "tests"]))
-    for size, (variant, keys) in itertools.product(asked.size, _VARIANTS.items()):
+    if options.tests:
+        add(run("Tests", ["-m", "pytest", "-q", "-m", "gpu", "--color=no", "tests"]))
+    for size, (variant, keys) in itertools.product(options.size, _VARIANTS.items()):
         for backbone in BACKBONES:
-            words = [*keys, f"backbone={backbone}"]
             title = f"Training steps, {size}, {variant}"
-            note(time_steps(title, words, size, out / "runs" / "steps.json"))
+            arguments = [*keys, f"backbone={backbone}"]
+            add(time_steps(title, arguments, size, out / "runs" / "steps.json"))
     for backbone in BACKBONES:
-        words = [f"backbone={backbone}", f"train.steps={asked.steps}", f"paths.runs={out / 'runs'}"]
-        note(run("A short training", [*_TRAINING, *words]))
+        overrides = [
+            f"backbone={backbone}",
+            f"train.steps={options.steps}",
+            f"paths.runs={out / 'runs'}",
+        ]
+        add(run("A short training", [*_TRAINING, *overrides]))
     print(f"written: {out / name}.md and .json")
     return int(any(part["rc"] for part in parts))
 

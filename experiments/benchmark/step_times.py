@@ -1,14 +1,7 @@
-"""Training steps timed in turn: the real `Trainer` on random latents, and a plain DiT beside it.
+"""Training steps timed in turn: the real `Trainer` on random latents, and a plain DiT.
 
-Variants run in turn in one process, so that a busy machine slows all alike; what is reported is the
+Variants run in turn in one process, so that a busy machine slows all of them. The report is the
 median over rounds of ratios within a round.
-
-The plain DiT with TREAD is built as the official code is, from the description of that structure,
-not from its text: each block projects its own modulation, time and label embedders are apart, and a
-route draws a random permutation per sample, keeps its head unsorted, gathers with an expanded
-index, keeps a clone of all tokens and scatters into another clone. Optimizer and EMA are torch's
-defaults, parameter by parameter. `compile=blocks` compiles its blocks as it does ours: the official
-code has torch.compile on their forward pass.
 """
 
 from __future__ import annotations
@@ -24,26 +17,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from backbones.cost import Cost, cost
-from backbones.heads import sincos_2d, unpatchify
 from backbones.ops.dispatch import without_native
-from backbones.sizes import Size, parse_size
-from experiments.benchmark.bench_options import BenchError, BenchOptions
-from experiments.components import compile_blocks
+from backbones.sizes import parse_size
+from experiments.benchmark.bench_options import BenchOptions
+from experiments.benchmark.plain_dit import PlainStep
+from experiments.benchmark.random_latents import RandomLatents, open_gates
 from experiments.config.schema import Config, TrainConfig
-from experiments.data.data_options import DataOptions
-from experiments.data.dataset import Batch, Dataset
-from experiments.diffusion import create_objective
-from experiments.runtime.console import Console
+from experiments.training.build import build_step
 from experiments.training.cuda_graphs import EAGER
-from experiments.training.loop import Trainer
 from routing.options import RoutingOptions
-from routing.rng import Draws
 from routing.route import Route
-
-CLASSES = 1000
 
 
 @dataclass(frozen=True)
@@ -62,10 +48,14 @@ class Case:
         return math.isqrt(self.tokens) * parse_size(self.size).patch
 
     def names(self, depth: int | None) -> dict[str, Any]:
-        """Return what a row of figures says of it."""
+        """Return the columns that identify this variant in a row of results."""
         route = self.route.resolve(parse_size(self.size, depth).depth)
-        about = {"backbone": self.backbone, "size": self.size, "tokens": self.tokens}
-        return about | {"route": str(route)}
+        return {
+            "backbone": self.backbone,
+            "size": self.size,
+            "tokens": self.tokens,
+            "route": str(route),
+        }
 
     def cost(self, depth: int | None) -> Cost:
         """Count this step's forward pass."""
@@ -74,38 +64,21 @@ class Case:
 
 
 def cases(o: BenchOptions, size: str, tokens: int) -> list[Case]:
-    """Return the variants that are compared with each other, every dense one before its routed."""
-    route, found = Route.parse(o.route), []
-    for name in [*o.backbone, *["plain"] * (o.plain and "dit" in o.backbone)]:
-        rates = o.rate[:1] if name == "plain" else o.rate
-        routed = [(route.with_rate(rate), rate) for rate in rates if route]
-        found += [Case(name, size, tokens, *one) for one in ((Route(()), 0.0), *routed)]
-    return found
+    """Return the variants that are compared, each dense one before its routed ones."""
+    route = Route.parse(o.route)
+    names = list(o.backbone)
+    if o.plain and "dit" in names:
+        names.append("plain")
+    variants = []
+    for name in names:
+        variants.append(Case(name, size, tokens, Route(()), 0.0))
+        if route:
+            for rate in o.rate[:1] if name == "plain" else o.rate:
+                variants.append(Case(name, size, tokens, route.with_rate(rate), rate))
+    return variants
 
 
 # --- one step ------------------------------------------------------------------------------------
-
-
-class RandomLatents(Dataset):
-    """Normal latents (4, side, side) of 1000 classes in memory, as often as they are asked for."""
-
-    fingerprint = ""
-    cannot_decode = "the benchmark's latents are random numbers"
-
-    def __init__(self, side: int, count: int, device: torch.device) -> None:
-        super().__init__(DataOptions("latents", sigma_data=1.0), device=device)
-        self.shape, self.num_classes, self.sizes = (4, side, side), CLASSES, {"train": None}
-        rows = torch.randn(count, *self.shape, generator=torch.Generator().manual_seed(1))
-        self.x, self.y = rows.to(device), torch.arange(count, device=device) % CLASSES
-
-    def batch(self, index: Tensor, draws: Draws | None = None, split: str = "train") -> Batch:
-        """Return latents and labels."""
-        at = (index % len(self.x)).to(self.device, non_blocking=True)
-        return Batch(self.x[at], self.y[at])
-
-    def to_pixels(self, x: Tensor) -> Tensor:
-        """Refuse."""
-        raise BenchError(self.cannot_decode)
 
 
 class Step:
@@ -124,44 +97,37 @@ class Step:
             ),
         )  # fmt: skip
         data = RandomLatents(case.side, o.batch, device)
-        # What a step asks of an `accelerate.Accelerator`.
-        alone = SimpleNamespace(device=device, num_processes=1, process_index=0)
-        self.trainer = Trainer(config, alone, Console(quiet=True), data)
-        self.model, self.state = self.trainer.model, self.trainer.state
+        # The attributes of an `accelerate.Accelerator` that a step uses.
+        accelerator = SimpleNamespace(device=device, num_processes=1, process_index=0)
+        self.training_step = build_step(config, accelerator, data)
+        self.model, self.state = self.training_step.model, self.training_step.state
         self.params, self.ema = self.state.params, self.state.ema
         self.rows = torch.arange(o.batch)
         open_gates(self.model)
 
     def loss(self) -> Tensor:
-        """Draw and run the forward pass."""
-        return self.trainer.loss(self.rows)
+        """Sample noise and times, and run the forward pass."""
+        return self.training_step.loss(self.rows)
 
     def __call__(self) -> None:
         """Take one step."""
-        self.trainer.one_step()
+        self.training_step.run()
         self.state.step += 1
 
 
 def make_step(case: Case, o: BenchOptions, device: torch.device) -> Step | PlainStep:
     """Return a variant's step: ours, or that of the plain reimplementation."""
-    return (PlainStep if case.backbone == "plain" else Step)(case, o, device)
-
-
-@torch.no_grad()
-def open_gates(model: torch.nn.Module) -> None:
-    """Leave the zeros of adaLN-zero behind: multiplying by zero is no fair arithmetic."""
-    generator = torch.Generator().manual_seed(2)
-    for p in model.parameters():
-        if p.requires_grad and not bool(p.any()):
-            noise = torch.randn(p.shape, generator=generator) * 0.02
-            p.copy_(noise.to(p.device))
+    if case.backbone == "plain":
+        route = case.route.resolve(parse_size(case.size, o.depth).depth)
+        return PlainStep(case.size, case.side, route, o, device)
+    return Step(case, o, device)
 
 
 # --- timing --------------------------------------------------------------------------------------
 
 
 def peak(device: torch.device, precision: str) -> tuple[Callable[[], Any], int]:
-    """Return a big matmul and its FLOPs: what this device can do at best."""
+    """Return a big matmul and its FLOPs, as the peak performance of this device."""
     side = 8192 if device.type == "cuda" else 1024
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
@@ -182,7 +148,7 @@ def interleave(
     Returns:
         The seconds as an array (variants, rounds), and the matmul's FLOP/s (rounds,) beside them.
     """
-    warm = EAGER + 1 if o.graphs else 2  # a step is recorded after so many
+    warm = EAGER + 1 if o.graphs else 2  # a step is recorded after that many
 
     def wall() -> float:
         if device.type == "cuda":
@@ -204,21 +170,21 @@ def interleave(
 
 
 def kept_bytes(run: Callable[[], Any], model: torch.nn.Module) -> int:
-    """Bytes that a forward pass keeps for its backward pass, parameters apart."""
-    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    held: dict[int, int] = {}
+    """Return the bytes that a forward pass keeps for its backward pass, without parameters."""
+    parameter_storages = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    sizes: dict[int, int] = {}
 
-    def note(t: Tensor) -> Tensor:
-        storage = t.untyped_storage()
-        if storage.data_ptr() not in known:
-            held[storage.data_ptr()] = storage.nbytes()
-        return t
+    def record(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameter_storages:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         # The result keeps the graph, hence every storage, alive until it is counted.
         result = run()
     del result
-    return sum(held.values())
+    return sum(sizes.values())
 
 
 def step_memory(step: Step | PlainStep, device: torch.device) -> int:
@@ -236,165 +202,76 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
     """Time the variants of one size and number of tokens; return one row each."""
     variants = cases(o, size, tokens)
     steps = [make_step(case, o, device) for case in variants]
-    timed, peaks = interleave(steps, o, device)
-    # What a row is held against: its dense step, and ours of the same route.
-    places = {(case.backbone, str(case.route)): i for i, case in enumerate(variants)}
+    seconds, peaks = interleave(steps, o, device)
+    # Variants that a row is compared with: its dense step, and our DiT on the same route.
+    seconds_by_variant = {}
+    for case, case_seconds in zip(variants, seconds, strict=True):
+        seconds_by_variant[case.backbone, str(case.route)] = case_seconds
     rows = []
-    for i, (case, step) in enumerate(zip(variants, steps, strict=True)):
-        count = case.cost(o.depth)
-        # Forward and twice as much backward; 2 FLOPs a MAC.
-        flops = 2 * 3 * count.macs_routed * o.batch
-        seconds = float(np.median(timed[i]))
-        row: dict[str, Any] = {
-            **case.names(o.depth),
-            "rate": case.rate,
-            "device": device.type,
-            "seconds": seconds,
-            "images_per_s": o.batch / seconds,
-            "flops_per_s": flops / seconds,
-            "share_of_peak": ratio(flops / timed[i], peaks),
-            # A replayed graph allocates nothing: its memory is what the recording took.
-            "memory_bytes": None if o.graphs else step_memory(step, device),
-            "memory_measured": device.type == "cuda" and not o.graphs,
-            "macs_per_image": count.macs_routed,
-            "rounds": timed[i].tolist(),
-        }
+    for case, step, case_seconds in zip(variants, steps, seconds, strict=True):
+        row = _step_row(case, o, case_seconds, peaks)
+        row["device"] = device.type
+        # A replayed graph allocates nothing: its memory was allocated during the recording.
+        row["memory_bytes"] = None if o.graphs else step_memory(step, device)
+        row["memory_measured"] = device.type == "cuda" and not o.graphs
         if case.route:
-            row["speedup"] = ratio(timed[places[case.backbone, "none"]], timed[i])
-            row["allowed"] = count.speedup
+            dense_seconds = seconds_by_variant[case.backbone, "none"]
+            row["speedup"] = ratio(dense_seconds, case_seconds)
+            row["allowed"] = case.cost(o.depth).speedup
             row["of_allowed"] = row["speedup"] / row["allowed"]
         if case.backbone == "plain":
-            row["ours_faster_by"] = ratio(timed[i], timed[places["dit", str(case.route)]])
+            our_seconds = seconds_by_variant["dit", str(case.route)]
+            row["ours_faster_by"] = ratio(case_seconds, our_seconds)
         rows.append(row)
     rows[0]["matmul_flops_per_s"] = float(peaks.max())
     return rows
 
 
+def _step_row(case: Case, o: BenchOptions, seconds: Any, peaks: Any) -> dict[str, Any]:
+    """Return the results of one variant by itself, from its seconds (rounds,)."""
+    macs = case.cost(o.depth).macs_routed
+    # Forward and twice as much backward; 2 FLOPs per MAC.
+    flops = 2 * 3 * macs * o.batch
+    median = float(np.median(seconds))
+    return {
+        **case.names(o.depth),
+        "rate": case.rate,
+        "seconds": median,
+        "images_per_s": o.batch / median,
+        "flops_per_s": flops / median,
+        "share_of_peak": ratio(flops / seconds, peaks),
+        "macs_per_image": macs,
+        "rounds": seconds.tolist(),
+    }
+
+
 def compare(o: BenchOptions, size: str, tokens: int, device: torch.device) -> list[dict[str, Any]]:
-    """Time steps as they are against `o.variants` of them; return a row for each step.
+    """Time steps against their `o.variants`; return a row for each step.
 
     `faster` has by variant how many times as fast as the step itself it is.
     """
     rows = []
     for case in cases(dataclasses.replace(o, plain=False, rate=o.rate[:1]), size, tokens):
         runs: list[Callable[[], Any]] = [Step(case, o, device)]
-        for words in (name.split("+") for name in o.variants):
-            precision = "bf16" if "bf16" in words else o.precision
-            compiled = "blocks" if "compiled" in words else o.compile
-            other = dataclasses.replace(o, precision=precision, compile=compiled)
-            step = Step(case, other, device)
-            runs.append(without_native()(step) if "torch" in words else step)
-        timed, _ = interleave(runs, o, device)
-        rows.append({
-            **case.names(o.depth),
-            "seconds": float(np.median(timed[0])),
-            "faster": {n: ratio(timed[0], t) for n, t in zip(o.variants, timed[1:], strict=True)},
-            "rounds": timed.tolist(),
-        })  # fmt: skip
+        for name in o.variants:
+            changes = name.split("+")
+            options = dataclasses.replace(
+                o,
+                precision="bf16" if "bf16" in changes else o.precision,
+                compile="blocks" if "compiled" in changes else o.compile,
+            )
+            step = Step(case, options, device)
+            runs.append(without_native()(step) if "torch" in changes else step)
+        seconds, _ = interleave(runs, o, device)
+        faster = {}
+        for name, variant_seconds in zip(o.variants, seconds[1:], strict=True):
+            faster[name] = ratio(seconds[0], variant_seconds)
+        rows.append(
+            {
+                **case.names(o.depth),
+                "seconds": float(np.median(seconds[0])),
+                "faster": faster,
+                "rounds": seconds.tolist(),
+            }
+        )
     return rows
-
-
-# --- a plain DiT ----------------------------------------------------------------------------------
-
-
-def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return x * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
-
-
-class PlainBlock(nn.Module):
-    """Attention and MLP, timm's, with adaLN-zero from this block's own projection of c."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        # Here: timm brings torchvision, which our own blocks do without.
-        from timm.layers import GELUTanh, Mlp
-        from timm.models.vision_transformer import Attention
-
-        self.norm1 = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
-        self.norm2 = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
-        self.attention = Attention(width, heads, qkv_bias=True)
-        self.mlp = Mlp(width, 4 * width, act_layer=GELUTanh)
-        self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
-
-    def forward(self, x: Tensor, c: Tensor) -> Tensor:
-        """Run both branches on (B, T, D) under c (B, D)."""
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(c).chunk(6, dim=1)
-        x = x + gate1.unsqueeze(1) * self.attention(_modulated(self.norm1(x), shift1, scale1))
-        return x + gate2.unsqueeze(1) * self.mlp(_modulated(self.norm2(x), shift2, scale2))
-
-
-class PlainDiT(nn.Module):
-    """DiT for square inputs of 4 channels, with a route or none."""
-
-    def __init__(self, shape: Size, side: int, route: Route) -> None:
-        super().__init__()
-        width, patch, channels = shape.width, shape.patch, 4
-        self.patch, self.route = patch, route
-        self.embed = nn.Conv2d(channels, width, patch, patch)
-        self.grid = (side // patch, side // patch)
-        self.position = nn.Parameter(sincos_2d(width, self.grid)[None], requires_grad=False)
-        self.time = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
-        self.labels = nn.Embedding(CLASSES + 1, width)
-        self.blocks = nn.ModuleList(PlainBlock(width, shape.heads) for _ in range(shape.depth))
-        self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
-        self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
-        self.out = nn.Linear(width, patch * patch * channels)
-
-    def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
-        """Predict from images (B, C, H, W), times (B,) and labels (B,)."""
-        x = self.embed(x).flatten(2).transpose(1, 2) + self.position
-        waves = torch.exp(-math.log(10000) * torch.arange(128, device=t.device) / 128)
-        angles = t[:, None].float() * waves
-        c = self.time(torch.cat((angles.cos(), angles.sin()), 1)) + self.labels(y)
-        rates = {s.start: s.rate for s in self.route.segments}
-        ends = {s.end for s in self.route.segments}
-        saved, index = x, torch.empty(0)
-        for i, block in enumerate(self.blocks):
-            if i in rates:
-                keep = x.shape[1] - int(x.shape[1] * rates[i])
-                order = torch.argsort(torch.rand(x.shape[:2], device=x.device), dim=1)
-                index = order[:, :keep, None].expand(-1, -1, x.shape[2])
-                saved = x.clone()
-                x = torch.gather(x, 1, index)
-            x = block(x, c)
-            if i in ends:
-                x = saved.clone().scatter_(1, index, x.to(saved.dtype))
-        shift, scale = self.modulation(c).chunk(2, dim=1)
-        return unpatchify(self.out(_modulated(self.norm(x), shift, scale)), self.grid, self.patch)
-
-
-class PlainStep:
-    """A training step as a plain loop has it, always on one batch of latents and labels."""
-
-    def __init__(self, case: Case, o: BenchOptions, device: torch.device) -> None:
-        shape, data = parse_size(case.size, o.depth), RandomLatents(case.side, o.batch, device)
-        torch.manual_seed(0)
-        self.model = PlainDiT(shape, case.side, case.route.resolve(shape.depth)).to(device)
-        if o.compile == "blocks":
-            compile_blocks(self.model.blocks)
-        open_gates(self.model)
-        self.x, self.y, self.half, self.count = data.x, data.y, o.precision == "bf16", 0
-        self.rows, self.objective = torch.arange(o.batch, device=device), create_objective("flow")
-        self.params = [p for p in self.model.parameters() if p.requires_grad]
-        self.ema = [p.detach().clone() for p in self.params]
-        self.optimizer = torch.optim.AdamW(self.params, lr=1e-4, weight_decay=0.0)
-
-    def loss(self) -> Tensor:
-        """Draw and run the forward pass."""
-        draws = Draws(0, self.count, self.rows)
-        drop = draws.uniform("drop", 1)[:, 0] < 0.1
-        y = torch.where(drop, CLASSES, self.y)
-        noise, time = draws.normal("noise", tuple(self.x.shape[1:])), self.objective.times(draws)
-        with torch.autocast(self.x.device.type, torch.bfloat16, enabled=self.half):
-            return self.objective.loss(self.model, self.x, noise, time, y=y).float().mean()
-
-    def __call__(self) -> None:
-        """Take one step: the average follows one tensor after the other."""
-        self.loss().backward()
-        torch.nn.utils.clip_grad_norm_(self.params, 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for average, p in zip(self.ema, self.params, strict=True):
-                average.mul_(0.9999).add_(p, alpha=1 - 0.9999)
-        self.count += 1

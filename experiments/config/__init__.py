@@ -1,10 +1,8 @@
 """What a run is: schema, composition, identity and help of its configuration."""
 
-from experiments.config.compose import load, options_of
-from experiments.config.schema import CONF, GROUPS, ROLES, Config, PathsConfig, TrainConfig, role
-from experiments.options.fields import ConfigError, flatten
+from experiments.config.compose import load
+from experiments.config.groups import CONF, GROUPS, names
+from experiments.config.schema import Config, PathsConfig, role
+from experiments.options.roles import ConfigError
 
-__all__ = [
-    "CONF", "GROUPS", "ROLES", "Config", "ConfigError", "PathsConfig", "TrainConfig", "flatten",
-    "load", "options_of", "role",
-]  # fmt: skip
+__all__ = ["CONF", "GROUPS", "Config", "ConfigError", "PathsConfig", "load", "names", "role"]

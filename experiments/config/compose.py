@@ -1,81 +1,62 @@
 """Hydra's composition of a run's configuration, with one sentence for every mistake in it.
 
-`load(["backbone=mamba", "route=2-8"])` composes, checks and resolves (no torch here).
+`load(["backbone=mamba", "route=2-8"])` composes and validates. Defaults and group names come from
+the dataclasses of options (`experiments.config.groups`), presets from the YAML files in `conf/`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from backbones.registry import find, names
+from experiments.config import groups
+from experiments.config.groups import CONF, GROUPS
 from experiments.config.parent import parent_digest
 from experiments.config.removed_keys import without_removed_words
-from experiments.config.schema import CONF, GROUPS, SHARED, Config
-from experiments.data.data_options import describe, evaluation, options_class
-from experiments.options.fields import ConfigError, flatten
+from experiments.config.schema import Config
+from experiments.data.data_options import describe, evaluation_preset, options_class
+from experiments.options.evaluation import EvalOptions
+from experiments.options.roles import ConfigError, config_defaults
+from experiments.runtime.nested import flatten
 from experiments.runtime.parsing import check_word
 from routing.errors import suggest
 
-# What to type for the words of other trainers that no key here looks like.
-OTHER_WORDS = {
-    "type train.steps=": "epochs num_epochs max_epochs iterations",
-    "type train.micro_batch=": "accumulate accumulation grad_accum gradient_accumulation_steps",
-    "type train.precision=": "amp dtype fp16 bf16 fp32",
-    "type guidance.scale=": "cfg cfg_scale guidance_scale",
-    "type backbone=": "model arch architecture network",
-    "type backbone.width=": "hidden_size hidden_dim embed_dim d_model dim",
-    "type backbone.depth=": "num_layers n_layers layers blocks",
-    "type size=T/2 for a patch of 2": "patch patch_size",
-    "type route=2-8@0.75 for a rate of 0.75": "rate selection_rate",
-    "type paths.runs=": "out out_dir output output_dir results_dir save_dir",
-    "type data.path=": "data_dir data_path data_root dataset_path",
-    "type init=": "ckpt ckpt_path pretrained weights finetune",
-    "type log=wandb or log=tensorboard": "logger report_to tracker wandb tensorboard",
-    "the same command again resumes a run": "resume resume_from restart",
-    "a GPU is used where there is one": "device devices gpu gpus cuda",
-}
-
 
 def load(overrides: Sequence[str] = ()) -> Config:
-    """Compose the configuration of one run from `key=value` overrides, and check it.
+    """Compose the configuration of one run from `key=value` overrides, and validate it.
 
     Args:
         overrides: As typed: `backbone=mamba`, `route=2-8`, `train.steps=100`, `scale=small`.
 
     Raises:
-        ConfigError: An unknown key or name, a wrong value or an impossible combination.
+        UserError: An unknown key or name, a wrong value or an impossible combination.
     """
-    # null is what stands there already, and Hydra has no word for it.
-    overrides = [tidy(text) for text in overrides if text.strip() != "experiment=null"]
-    overrides = without_removed_words(overrides)
-    pairs = [tuple(text.split("=", 1)) for text in overrides]
-    groups = [(key, value) for key, value in pairs if key in GROUPS]
-    for key, value in groups:
-        _check_single(key, value)
-        if value not in (available := options_of(key)):
-            guess = suggest(value, available).replace("did you mean ", f"did you mean {key}=")
-            listed = " ".join(available)
-            raise ConfigError(f"unknown {key} {value!r}{guess} (available: {listed})")
-    base, known = _base(tuple(f"{key}={value}" for key, value in groups))
-    for key, value in pairs:
+    words = []
+    for override in overrides:
+        if override.strip() != "experiment=null":  # the default, which Hydra cannot be given
+            words.append(normalize(override))
+    words = without_removed_words(words)
+    chosen = []
+    for word in words:
+        key, value = word.split("=", 1)
         if key in GROUPS:
-            continue
-        if below := [name for name in known if name.startswith(f"{key}.")]:
-            raise ConfigError(
-                f"{key} is a group of keys, not a key: type one of {key}.{{...}}, for example "
-                f"{below[0]}=..."
-            )
-        if key not in known:
-            raise ConfigError(_unknown(key, known, base))
-        _check_single(key, value)
-    config = Config.from_dict(_compose(overrides))
+            _check_single(key, value)
+            if value not in (available := groups.names(key)):
+                raise ConfigError(
+                    f"{key}={value}: expected one of {', '.join(available)}"
+                    f"{suggest(value, available)}"
+                )
+            chosen.append(word)
+    known = _known_keys(tuple(chosen))
+    for word in words:
+        key, value = word.split("=", 1)
+        if key not in GROUPS:
+            _check_known(key, known)
+            _check_single(key, value)
+    config = Config.from_dict(compose(words))
     if config.init:
         # Only where a run is about to start: a saved configuration may outlive its parent.
         parent_digest(config.init)
@@ -83,49 +64,168 @@ def load(overrides: Sequence[str] = ()) -> Config:
     return config
 
 
+def compose(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the plain values that Hydra composes from normalized overrides."""
+    return plain_values(compose_unresolved(overrides), overrides)
+
+
+def compose_unresolved(overrides: Sequence[str]) -> Any:
+    """Return what Hydra composes from normalized overrides: a `DictConfig` with interpolations."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    register()
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return hydra_compose("config", overrides=list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _unreadable(overrides, error) from error
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+def plain_values(composed: Any, overrides: Sequence[str]) -> dict[str, Any]:
+    """Resolve a composition's interpolations; `overrides` name its scale and its experiment."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        values = OmegaConf.to_container(composed, resolve=True)
+    except OmegaConfBaseException as error:
+        raise _unreadable(overrides, error) from error
+    assert isinstance(values, dict)
+    words = dict(word.split("=", 1) for word in overrides)
+    values["scale"] = words.get("scale", "tiny")
+    values["experiment"] = words.get("experiment")
+    return {str(key): value for key, value in values.items()}
+
+
+def _unreadable(overrides: Sequence[str], error: Exception) -> ConfigError:
+    reason = " ".join(str(error).split("\n")[0].split())
+    return ConfigError(f"cannot read {' '.join(overrides)}: {reason}")
+
+
+def register() -> None:
+    """Give Hydra the defaults of all options and the resolvers that they use."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("evaluation_preset", evaluation_preset, replace=True)
+    # What a data set prefers: its patch, its p_mean, its guidance scale.
+    OmegaConf.register_new_resolver(
+        "data_default", lambda name, key: getattr(options_class(name), key), replace=True
+    )
+    # Hydra would make a folder called "~".
+    OmegaConf.register_new_resolver(
+        "runs", lambda *, _root_: str(Path(_root_.paths.runs).expanduser()), replace=True
+    )
+    _store_defaults(tuple(groups.names("backbone")))
+
+
+@functools.cache
+def _store_defaults(backbones: tuple[str, ...]) -> None:
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    root: dict[str, Any] = {
+        "defaults": [
+            "_self_",
+            {"backbone": "dit"},
+            {"data": "mnist"},
+            {"objective": "edm"},
+            {"sampler": "heun"},
+            {"guidance": "cfg"},
+            {"eval": "${evaluation_preset:${data}}"},
+            {"scale": "tiny"},
+            {"experiment": None},
+        ]
+    }
+    for key, value in config_defaults(Config).items():
+        if key not in GROUPS:
+            root[key] = value
+    del root["routing"]["route"]  # typed as route= at the top level
+    store.store("config", root)
+    store.store("base", config_defaults(EvalOptions), group="eval")
+    for group in GROUPS:
+        if group not in groups.PRESETS:
+            for name in groups.names(group):
+                store.store(name, groups.defaults(group, name), group=group)
+
+
 @functools.lru_cache(maxsize=64)
-def _base(groups: tuple[str, ...]) -> tuple[Mapping[str, Any], list[str]]:
-    """Return the values before single keys are set, and all keys; the runs of a sweep share it."""
-    base = _compose(groups)
-    return base, sorted(flatten(base))
+def _known_keys(chosen_groups: tuple[str, ...]) -> list[str]:
+    """Return every key of a configuration with these groups; the runs of a sweep share it."""
+    return sorted(flatten(compose(chosen_groups)))
 
 
-def tidy(text: str) -> str:
-    """Return one override in the form Hydra takes, or say what is wrong with it."""
+def _check_known(key: str, known: Sequence[str]) -> None:
+    if key in known:
+        return
+    below = [name for name in known if name.startswith(f"{key}.")]
+    if below:
+        raise ConfigError(
+            f"{key} is a group of keys: expected {key}.KEY=VALUE, such as {below[0]}="
+        )
+    group, _, option = key.partition(".")
+    if group in GROUPS and group not in groups.PRESETS:
+        having = [name for name in groups.names(group) if option in groups.defaults(group, name)]
+        if having:
+            raise ConfigError(
+                f"unknown key {key}: only {' and '.join(f'{group}={name}' for name in having)} "
+                f"{'has' if len(having) == 1 else 'have'} it"
+            )
+    raise ConfigError(
+        f"unknown key {key}{suggest(key, [*GROUPS, *known])} (python experiments/run.py --help all "
+        "lists all keys)"
+    )
+
+
+# --- from what was typed to what Hydra takes ------------------------------------------------------
+
+
+def normalize(text: str) -> str:
+    """Return one override in the form that Hydra takes.
+
+    Raises:
+        ConfigError: It is not `key=value`.
+    """
     text = text.strip()
     check_word(text)
     if "=" not in text or text.startswith("="):
-        guess = suggest(text, ["--dry-run", "--help"]) if text.startswith("-") else ""
+        hint = suggest(text, ["--dry-run", "--help"]) if text.startswith("-") else ""
         raise ConfigError(
-            f"expected key=value, got {text!r}: for example backbone=mamba route=2-8{guess}"
+            f"expected key=value, got {text!r}: for example backbone=mamba route=2-8{hint}"
         )
     key, value = text.split("=", 1)
-    if key[0] == "-":
-        raise ConfigError(f"{key}: keys have no dashes; type {key.lstrip('-')}={value}")
-    if key[0] in "+~":
-        raise ConfigError(
-            f"{key}: keys can be set, not added or removed; type {key.lstrip('+~')}={value}"
-        )
+    plain = key.lstrip("-+~")
+    if plain != key:
+        raise ConfigError(f"{key}={value}: expected {plain}={value}")
     if key == "route":
-        value = value.strip("'\"")
-        point = re.sub(r"@(\d*),(?=\d)", r"@\1.", value)
-        if point != value:
-            raise ConfigError(f"route={value}: a rate has a decimal point; type route={point}")
-        if "," in value and not value.startswith("["):
-            raise ConfigError(
-                f"route={value}: a comma makes a sweep; join routes with '+': "
-                f"route='{'+'.join(part.strip() for part in value.split(','))}'"
-            )
-        if not value.startswith("["):
-            # Quoted, so that no character of the route grammar means anything to Hydra.
-            value = "'" + value.replace("'", "") + "'"
-    return readable(f"{key}={value}")
+        value = _normalize_route(value.strip("'\""))
+    return quote(f"{key}={value}")
 
 
-def readable(override: str) -> str:
-    """Return an override that Hydra reads: a value that its grammar has no rule for is quoted.
+def _normalize_route(value: str) -> str:
+    if value.startswith("["):
+        return value
+    with_point = re.sub(r"@(\d*),(?=\d)", r"@\1.", value)
+    if with_point != value:
+        raise ConfigError(f"route={value}: expected a decimal point, as in route={with_point}")
+    if "," in value:
+        joined = "+".join(part.strip() for part in value.split(","))
+        raise ConfigError(f"route={value}: expected one route; two are joined as route='{joined}'")
+    # Quoted, so that Hydra reads nothing into the characters of a route.
+    return "'" + value.replace("'", "") + "'"
 
-    A path may hold letters beyond ASCII, quotes, `#`, `~` or `(`, which mean nothing else there.
+
+def quote(override: str) -> str:
+    """Return an override whose value is quoted where Hydra's grammar could not read it.
+
+    A path may hold letters beyond ASCII, quotes, `#`, `~` or `(`, which mean something else there.
     """
     key, value = override.split("=", 1)
     if re.fullmatch(r"[\w./:@%+*?,-]*", value, re.ASCII):
@@ -137,63 +237,17 @@ def readable(override: str) -> str:
         OverridesParser.create().parse_override(override)
     except HydraException:
         # Backslashes count only before a quote, where each stands for itself once doubled.
-        inside = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-        return f"{key}='{inside}'"
+        escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+        return f"{key}='{escaped}'"
     return override
 
 
 def _check_single(key: str, value: str) -> None:
     if "," in value and not set(value) & set("'\"[{(\\"):
-        as_one = (
-            f", {key}=[{value}] where the value is a list, or \"{key}='{value}'\" where the comma "
-            "is part of a name"
-        )
         raise ConfigError(
-            f"{key}={value}: one run takes one value; type python experiments/run.py -m "
-            f"{key}={value} to run each{'' if key in GROUPS else as_one}"
+            f"{key}={value}: expected one value; -m runs each of several, and a list is typed as "
+            f"{key}=[{value}]"
         )
-
-
-def _unknown(key: str, known: Sequence[str], base: Mapping[str, Any]) -> str:
-    group, _, rest = key.partition(".")
-    if rest and group in GROUPS and isinstance(chosen := base.get(group), Mapping):
-        able = [f"{group}={name}" for name in options_of(group) if rest in _node(group, name)]
-        if able:
-            had = f"{group}={chosen['name']} has no {rest}"
-            return f"{had}; type {' or '.join(able)} too, which has one"
-    word = key.rpartition(".")[2].lower()
-    ours = next((name for name, words in OTHER_WORDS.items() if word in words.split()), "")
-    guess = f"; {ours}" if ours else suggest(key, [*GROUPS, *known])
-    return f"unknown key {key}{guess} (python experiments/run.py --help all lists them)"
-
-
-def options_of(group: str) -> list[str]:
-    """Return the names a group can be set to: its YAML files, and any registered backbone."""
-    files = {path.stem for path in (CONF / group).glob("*.yaml")}
-    return sorted(files.union(names() if group == "backbone" else ()))
-
-
-def register_resolvers() -> None:
-    """Give the YAML files what a data set says of itself: `${evaluation:...}`, `${of_data:...}`."""
-    from omegaconf import OmegaConf
-
-    register = OmegaConf.register_new_resolver
-    register("evaluation", evaluation, replace=True)
-    # Values that a data set wants of a run's configuration: its `patch`, its `p_mean`.
-    register("of_data", lambda n, k: getattr(options_class(n), k), replace=True)
-    # Of a `~` Hydra would make a folder of that name.
-    register("runs", lambda *, _root_: str(Path(_root_.paths.runs).expanduser()), replace=True)
-
-
-def outside_node(name: str) -> dict[str, Any]:
-    """Return the configuration of a backbone that has no YAML file."""
-    return {"name": name, **dataclasses.asdict(find(name).options()), **SHARED}
-
-
-def _node(group: str, name: str) -> Mapping[str, Any]:
-    if group == "backbone":
-        return outside_node(name)
-    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text()) or {}
 
 
 def complete(argv: Sequence[str]) -> None:
@@ -201,37 +255,15 @@ def complete(argv: Sequence[str]) -> None:
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    register_resolvers()
+    register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         hydra.shell_completion("config", [word for word in argv if not word.startswith("-")])
 
 
-def _compose(overrides: Sequence[str]) -> dict[str, Any]:
-    from hydra import compose, initialize_config_dir
-    from hydra.core.config_store import ConfigStore
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+def preset(group: str, name: str) -> Mapping[str, Any]:
+    """Return the values of a YAML preset."""
+    import yaml
 
-    register_resolvers()
-    for name in names():  # those without a YAML file were registered by other code
-        if not (CONF / "backbone" / f"{name}.yaml").exists():
-            ConfigStore.instance().store(name, outside_node(name), group="backbone")
-    held = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            composed = compose("config", overrides=list(overrides))
-            values = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        reason = " ".join(str(error).split("\n")[0].split())
-        raise ConfigError(f"cannot read {' '.join(overrides)}: {reason}") from error
-    finally:
-        GlobalHydra.instance().hydra = held
-    assert isinstance(values, dict)
-    chosen = dict(text.split("=", 1) for text in overrides)
-    values |= {"scale": chosen.get("scale", "tiny"), "experiment": chosen.get("experiment")}
-    return {str(key): value for key, value in values.items()}
+    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text()) or {}

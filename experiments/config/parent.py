@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from backbones.cost import cost
 from backbones.sizes import parse_size
-from experiments.options.diffusion import check_weights
+from experiments.options.objective import check_same_network
 from experiments.runtime import run_folder
 from experiments.runtime.parsing import json_of
 from routing.errors import UserError, suggest
@@ -109,7 +109,7 @@ def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:
             f"init={text}: {path} does not say which model it is of; name a run, or weights that "
             "this suite exported"
         ) from None
-    check_weights(f"init={text}", theirs, objective)
+    check_same_network(f"init={text}", theirs, objective)
     if there != (here := _facts(model)):
         old, new = (
             "{} with {:,} parameters and {} heads".format(*facts) for facts in (there, here)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.options.fields import ConfigError
+from experiments.options.roles import ConfigError
 from experiments.runtime.parsing import Malformed, yaml_of
 
 # Frozen: the hash of every run contains these values. `group.key` and its former default.

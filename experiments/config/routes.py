@@ -11,10 +11,11 @@ from backbones.cost import Cost, cost
 from backbones.sizes import parse_size
 from experiments.config.schema import ENCODERS, Config
 from experiments.data.data_options import describe
-from experiments.options.diffusion import GuidanceOptions, RoutedOptions, rate_over_steps
+from experiments.options.guidance import GuidanceOptions, RoutedOptions, rate_over_steps
 from experiments.runtime.console import big
 from routing.errors import UserError
-from routing.route import Route, RouteSchedule, Segment, keep_count
+from routing.route import Route, Segment, keep_count
+from routing.schedule import RouteSchedule
 
 if TYPE_CHECKING:  # both import torch
     from routing.rng import Draws

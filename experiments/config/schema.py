@@ -1,8 +1,4 @@
-"""What a run is: its typed keys and their roles, its hash and its name (no torch here).
-
-The YAML under `conf/` lists every option with its default; the dataclasses below give types and
-roles. `experiments.config.compose.load` makes one from what was typed.
-"""
+"""The configuration of a run: its keys, its identity (hash and name) and what it may combine."""
 
 from __future__ import annotations
 
@@ -12,158 +8,121 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
 
 from backbones.registry import find
 from backbones.sizes import AlignOptions, parse_size
+from backbones.validation import Choices, validate, validate_value
 from experiments.config.parent import parent_digest
 from experiments.config.removed_keys import insert_removed, without_removed
-from experiments.data.data_options import TASKS, describe, fingerprint, parse, places
-from experiments.options.diffusion import options_of
+from experiments.data.data_options import TASKS, describe, fingerprint, location_keys, parse
 from experiments.options.evaluation import EvalOptions
-from experiments.options.fields import ConfigError, Key, build, flatten, keys_of
-from routing.errors import UserError
-from routing.options import RoutingOptions
-from routing.route import RouteError, RouteSchedule
-
-# Frozen encoders that REPA can align to, and the width of their features (`training.loss`).
-ENCODERS = {
-    "random": 64, "probe": 96,
-    "dinov2-vits14": 384, "dinov2-vitb14": 768, "dinov2-vitl14": 1024,
-}  # fmt: skip
-# The keys that every backbone has, and their defaults.
-SHARED: dict[str, Any] = {"attention": 0} | dict.fromkeys(
-    ("depth", "width", "heads", "decoder", "align")
+from experiments.options.guidance import GUIDANCE
+from experiments.options.model import SharedBackboneOptions
+from experiments.options.objective import OBJECTIVES
+from experiments.options.roles import (
+    LEARNS,
+    REPORTS,
+    ROUTES,
+    SCORES,
+    ConfigError,
+    parse_named,
+    role_of,
 )
-CONF = Path(__file__).resolve().parents[1] / "conf"
-GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval", "scale", "experiment")
+from experiments.options.sampler import SAMPLERS
+from experiments.options.training import ENCODERS, MOST_THREADS, PathsOptions, TrainOptions
+from experiments.runtime.nested import flatten
+from routing.options import RoutingOptions
+from routing.schedule import RouteSchedule
 
-ROLES = ("learns", "routes", "scores", "reports")
+# Former names, until their users are moved.
+TrainConfig = TrainOptions
+PathsConfig = PathsOptions
+__all__ = ["ENCODERS", "MOST_THREADS", "Config", "PathsConfig", "TrainConfig", "role"]
+
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")
-# The OpenMP runtime ends the process where it cannot start as many as it is asked for.
-MOST_THREADS = 1024
-# Samples are counted in 64 bits: batch times steps must fit, with room.
-MOST_COUNTED = 10**9
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """Optimisation and bookkeeping of one run (TREAD: AdamW 1e-4, batch 256, EMA 0.9999)."""
-
-    steps: Annotated[int, Key("reports", least=1, most=MOST_COUNTED)] = 1000
-    batch: Annotated[int, Key(least=1, most=MOST_COUNTED)] = 64
-    micro_batch: Annotated[int | str | None, Key("reports", least=1, among=("auto",))] = None
-    lr: Annotated[float, Key(above=0)] = 1e-4
-    warmup: Annotated[int, Key(least=0)] = 0
-    schedule: Annotated[str, Key(among=("constant", "cosine"))] = "constant"
-    betas: Annotated[tuple[float, float], Key(least=0, below=1)] = (0.9, 0.999)
-    eps: Annotated[float, Key(above=0)] = 1e-8
-    weight_decay: Annotated[float, Key(least=0)] = 0.0
-    clip: Annotated[float | None, Key(above=0)] = None
-    ema: Annotated[float, Key(least=0, below=1)] = 0.9999
-    label_drop: Annotated[float, Key(least=0, most=1)] = 0.1
-    precision: Annotated[str, Key(among=("fp32", "bf16", "auto"))] = "fp32"
-    residual: Annotated[str, Key(among=("fp32", "bf16"))] = "fp32"
-    tf32: Annotated[bool, Key("reports")] = True
-    threads: Annotated[int | None, Key("reports", least=1, most=MOST_THREADS)] = None
-    compile: Annotated[str, Key("reports", among=("none", "blocks"))] = "none"
-    graphs: Annotated[bool, Key("reports")] = False
-    log_every: Annotated[int, Key("reports", least=1)] = 10
-    save_every: Annotated[int, Key("reports", least=1)] = 200
-    keep: Annotated[int, Key("reports", least=1)] = 2
-    keep_every: Annotated[int, Key("reports", least=0)] = 0
-    sample_every: Annotated[int, Key("reports", least=0)] = 0
-    max_bad_steps: Annotated[int, Key("reports", least=0)] = 20
-    rollback: Annotated[int, Key("reports", least=0)] = 0
-    loss: Annotated[str, Key("routes", among=("plain", "ensemble"))] = "plain"
-    mae_weight: Annotated[float, Key("routes", least=0)] = 0.1
-    encoder: Annotated[str, Key("routes", among=("none", *ENCODERS))] = "none"
-    align_weight: Annotated[float, Key("routes", least=0)] = 0.5
-
-
-@dataclass(frozen=True)
-class PathsConfig:
-    """Folders a run reads and writes."""
-
-    runs: str = "runs"
-    cache: str | None = None
+#: Groups that every configuration sets.
+REQUIRED_GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval")
 
 
 @dataclass(frozen=True)
 class Config:
-    """One run; groups with options of their own stay mappings, which their owners type."""
+    """One run. Groups of options stay mappings, as they were composed and as they are hashed."""
 
-    seed: Annotated[int, Key(least=0, most=2**31 - 1)]
-    scale: Annotated[str, Key("reports")]
-    size: str
-    route: Annotated[str, Key("routes")]
-    task: Annotated[str, Key(among=TASKS)]
-    backbone: Annotated[dict[str, Any], Key(parts={"decoder": "routes", "align": "routes"})]
+    backbone: dict[str, Any]
     data: dict[str, Any]
     objective: dict[str, Any]
-    sampler: Annotated[dict[str, Any], Key("scores")]
-    guidance: Annotated[dict[str, Any], Key("scores")]
-    eval: Annotated[dict[str, Any], Key("scores")]
-    routing: Annotated[RoutingOptions, Key("routes")] = field(default_factory=RoutingOptions)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    paths: Annotated[PathsConfig, Key("reports")] = field(default_factory=PathsConfig)
-    init: str | None = None
-    log: Annotated[str, Key("reports", among=TRACKERS)] = "none"
-    dry: Annotated[bool | str, Key("reports", among=("full",))] = False
-    experiment: Annotated[str | None, Key("reports")] = None
+    sampler: Annotated[dict[str, Any], SCORES]
+    guidance: Annotated[dict[str, Any], SCORES]
+    eval: Annotated[dict[str, Any], SCORES]
+    seed: Annotated[
+        int, Ge(0), Le(2**31 - 1), "Seed of initial weights, data order, noise and routes."
+    ] = 0
+    scale: Annotated[str, REPORTS] = "tiny"
+    experiment: Annotated[str | None, REPORTS] = None
+    size: Annotated[
+        str, "Width, depth and patch: T, M, S, B, L or XL, a slash, the patch. Set by scale."
+    ] = "T/1"
+    route: Annotated[
+        str,
+        ROUTES,
+        "Blocks that a random part of the tokens skips in training: none, 2-8, 2-8@0.75, auto, "
+        "2--4, '0-4+6-9'.",
+    ] = "none"
+    task: Annotated[
+        str, Choices(TASKS), "What the model is conditioned on: class, text or none."
+    ] = "class"
+    init: Annotated[
+        str | None,
+        "Start from the EMA weights of another run, with a fresh optimizer: RUN or RUN@STEP.",
+    ] = None
+    routing: Annotated[RoutingOptions, ROUTES] = field(default_factory=RoutingOptions)
+    train: TrainOptions = field(default_factory=TrainOptions)
+    log: Annotated[
+        str, Choices(TRACKERS), REPORTS, "Experiment tracker, beside the files of the run folder."
+    ] = "none"
+    dry: Annotated[
+        bool | Literal["full"],
+        REPORTS,
+        "Print model, cost, memory and run folder, check what the run would check, train nothing "
+        "(also --dry-run). full: also build the model, name its kernels and time a step.",
+    ] = False
+    paths: Annotated[PathsOptions, REPORTS] = field(default_factory=PathsOptions)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
-        """Build and check a configuration from plain values, as `config.yaml` holds them."""
+        """Build and check a configuration from plain values, as a run's `config.yaml` holds them.
+
+        Raises:
+            UserError: A key, a value or a combination that cannot be run.
+        """
         if isinstance(values, Mapping):
             values = without_removed(values)
-            _check_counted(values)
-            # What YAML takes for a list, for nothing or for a number.
-            route, size = values.get("route", ""), values.get("size")
+            # YAML reads an unquoted route or size as a list, as null or as a number.
+            route = values.get("route", "none")
             if route is None or isinstance(route, list):
-                values = {**values, "route": "none" if route is None else "+".join(map(str, route))}
-            if isinstance(size, int | float):
-                values = {**values, "size": str(size)}
-        config = build(cls, values)
-        # The route is typed at the top (route=2-8); the routing options carry it to where it acts.
+                values["route"] = "+".join(str(part) for part in route or ["none"])
+            if isinstance(values.get("size"), int | float):
+                values["size"] = str(values["size"])
+        config: Config = validate(cls, values)
+        # The route is typed at the top level; routing needs it beside its options.
         routing = dataclasses.replace(config.routing, route=config.route)
         config = dataclasses.replace(config, routing=routing)
-        config.check()
+        _check_groups(config)
+        _check_combinations(config)
         return config
 
-    def check(self) -> None:
-        """Refuse what cannot be run, with one sentence (ranges, names, route against depth)."""
-        train = self.train
-        for key, path in (("paths.runs", self.paths.runs), ("init", self.init)):
-            if path is not None and not path.strip():
-                raise ConfigError(f"{key}= is empty: expected a folder, such as runs or runs/NAME")
-        if train.graphs and (train.micro_batch is not None or self.routing.random_end):
-            raise ConfigError(
-                "train.graphs=true: a CUDA graph holds one step on a whole batch under a fixed "
-                "route; type train.micro_batch=null routing.random_end=false, or train.graphs=false"
-            )
-        if train.residual == "bf16" and train.precision != "bf16":
-            raise ConfigError(
-                f"train.residual=bf16 with train.precision={train.precision}: the residual stream "
-                "has the weights' type without autocast; type train.precision=bf16 as well"
-            )
-        for group in GROUPS[:6]:
-            if "name" not in getattr(self, group):
-                raise ConfigError(f"missing key {group}.name: choose one with {group}=NAME")
-        check_groups(self)
-
     def check_processes(self, count: int, on_gpu: bool) -> None:
-        """Refuse what so many processes, on GPUs or on CPUs, cannot do."""
+        """Refuse what this number of processes, on GPUs or on CPUs, cannot do."""
         batch = self.train.batch
         if batch % count:
-            raise ConfigError(
-                f"train.batch={batch} cannot be split over {count} processes: "
-                f"try train.batch={max(1, round(batch / count)) * count}"
-            )
+            raise ConfigError(f"train.batch={batch}: expected a multiple of the {count} processes")
         if self.train.graphs and not (on_gpu and count == 1):
+            device = "a GPU" if on_gpu else "a CPU"
             raise ConfigError(
-                f"train.graphs=true: CUDA graphs need one process on a GPU, and here are {count} "
-                f"on {'cuda' if on_gpu else 'cpu'}; type train.graphs=false"
+                f"train.graphs=true: expected one process on a GPU, there are {count} on {device}"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -177,55 +136,60 @@ class Config:
 
     @property
     def resolved_route(self) -> str:
-        """The route with absolute block numbers, as it names the run."""
+        """The route with absolute block indices, as in the run's name."""
         return str(RouteSchedule.parse(self.route).resolve(self.depth))
 
     def hashed(self) -> dict[str, Any]:
-        """What the hash is taken of: all that decides what is learnt and how it is scored."""
+        """Return what the hash covers: all that decides what is learnt and how it is scored."""
         values = self.to_dict()
-        values["route"] = self.resolved_route
-        del values["routing"]["route"]
-        # With a schedule that ends at the last step, another number of steps is another run.
-        routing = self.routing
-        staged = routing.schedule != "constant" or routing.off_after < 1 or "/" in self.route
-        routed = self.resolved_route != "none"
-        keep_steps = self.train.schedule != "constant" or (routed and staged)
         steps = values["train"]["steps"]
-        values = _without(values, "reports")
-        # Hashed until they were found to be reports: their defaults keep the names of older runs.
+        del values["routing"]["route"]
+        values = _without_reports(values)
+        values["route"] = self.resolved_route
+        # These were hashed before they were found to change nothing: their former defaults keep
+        # the names of older runs.
         values["train"].update(compile="none", tf32=True)
-        if keep_steps:
+        if self._ends_with_its_schedule():
             values["train"]["steps"] = steps
-        late = (("guidance", "channels", None), ("data", "shape", None))
-        for group, key, unset in (*late, ("train", "residual", TrainConfig.residual)):
-            # Not set, they leave runs that are older than these keys their names.
-            if values[group].get(key) == unset:
+        # Newer keys are left out at their default, for the same reason.
+        newer = (
+            ("guidance", "channels", None),
+            ("data", "shape", None),
+            ("train", "residual", "fp32"),
+        )
+        for group, key, default in newer:
+            if values[group].get(key) == default:
                 values[group].pop(key, None)
         insert_removed(values)
-        for key in places(self.data["name"]):
+        for key in location_keys(self.data["name"]):
             values["data"].pop(key, None)
         values["data_fingerprint"] = fingerprint(self.data)
         if self.init:
             values["init"] = parent_digest(self.init)
         if values["route"] == "none":
-            # A dense run has no use for these: two dense runs that differ in them are one run.
+            # Two dense runs that differ in how tokens would be routed are one run.
             values.pop("routing")
         return values
 
+    def _ends_with_its_schedule(self) -> bool:
+        """Whether a schedule ends at the last step: another number of steps is another run."""
+        routing = self.routing
+        scheduled = routing.schedule != "constant" or routing.off_after < 1 or "/" in self.route
+        return self.train.schedule != "constant" or (scheduled and self.resolved_route != "none")
+
     @property
     def hash(self) -> str:
-        """Eight hexadecimal digits of the SHA-256 of `hashed()`."""
+        """First eight hexadecimal digits of the SHA-256 of `hashed()`."""
         text = json.dumps(self.hashed(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @property
     def name(self) -> str:
         """The run folder's name: `<backbone>-<size>-<data>_<route>_s<seed>-<hash>`."""
-        size = self.size.replace("/", "")
-        head = f"{self.backbone['name']}-{size}-{self.data['name']}"
-        # Stages of a schedule (2-8/0.9:none) are written with signs that file names may have.
+        model = f"{self.backbone['name']}-{self.size.replace('/', '')}-{self.data['name']}"
+        # A schedule of routes (2-8/0.9:none) has characters that file names may not have.
         route = self.resolved_route.replace("/", "~").replace(":", "=")
-        return f"{head}_{route}_s{self.seed}-{self.hash}"
+        return f"{model}_{route}_s{self.seed}-{self.hash}"
 
     @property
     def folder(self) -> Path:
@@ -233,91 +197,101 @@ class Config:
         return Path(self.paths.runs).expanduser() / self.name
 
 
-def _check_counted(values: Mapping[str, Any]) -> None:
-    """Refuse whole numbers that no counter and no tensor holds, wherever they stand."""
-    for key, value in flatten(values).items():
-        for item in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(item, int) and abs(item) >= 2**63:
-                raise ConfigError(f"{key}={item}: expected a number below 2^63")
-
-
 def role(key: str) -> str:
-    """Return the role of a dotted key or group (`train.lr`); what no class declares is learnt."""
-    found, cls, parts = "learns", Config, dict[str, str]()
-    for name in key.split("."):
-        known = keys_of(cls) if dataclasses.is_dataclass(cls) else {}
-        if name not in known:
-            return parts.get(name, found)
-        cls, declared = known[name]
-        # What a group is, its keys are, unless they say otherwise.
-        found = declared.role if declared.role != "learns" else found
-        parts = dict(declared.parts)
-    return found
+    """Return what a dotted key decides (`experiments.options.roles`); `learns` if undeclared."""
+    name, _, rest = key.partition(".")
+    if name not in {option.name for option in dataclasses.fields(Config)}:
+        return LEARNS.name
+    declared = role_of(Config, name)
+    below = {"train": TrainOptions, "backbone": SharedBackboneOptions}.get(name)
+    if declared is None and below is not None and rest:
+        option = rest.partition(".")[0]
+        if option in {field.name for field in dataclasses.fields(below)}:
+            declared = role_of(below, option)
+    return (declared or LEARNS).name
 
 
-def _without(values: Mapping[str, Any], out: str, prefix: str = "") -> dict[str, Any]:
-    """Leave out the keys of one role."""
-    kept = {}
+def _without_reports(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    kept: dict[str, Any] = {}
     for key, value in values.items():
-        if role(prefix + key) != out:
-            inner = isinstance(value, Mapping)
-            kept[key] = _without(value, out, f"{prefix}{key}.") if inner else value
+        if role(prefix + key) == REPORTS.name:
+            continue
+        kept[key] = (
+            _without_reports(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
+        )
     return kept
 
 
-# --- what each group's owner refuses --------------------------------------------------------------
+# --- what can be combined -------------------------------------------------------------------------
 
 
-def check_groups(config: Config) -> None:
-    """Check every group's options with its owner, and the combinations between groups."""
-    backbone = config.backbone
-    for key in ("depth", "width", "heads"):
-        Key().check(f"backbone.{key}", backbone.get(key), UserError, int | None)
-    for key in ("decoder", "align"):
-        Key().check(f"backbone.{key}", backbone.get(key), UserError, dict[str, Any] | None)
-    size = parse_size(config.size, *(backbone.get(key) for key in ("depth", "width", "heads")))
-    common = ("name", *SHARED)
-    own = {k: v for k, v in backbone.items() if k not in common and v is not None}
-    try:
-        find(backbone["name"]).parse(size, own, common)
-        parse(config.data)
-        for kind in ("objective", "sampler", "guidance"):
-            options_of(kind, getattr(config, kind))
-        EvalOptions(**{k: v for k, v in config.eval.items() if k != "name"})
-    except UserError:
-        raise
-    except (TypeError, ValueError, OverflowError, KeyError, AttributeError) as error:
-        # What a value of the wrong type makes a range check trip over.
-        raise UserError(
-            f"a key or a value of the wrong type ({error}); python experiments/run.py --help all "
-            "lists every key with its default"
-        ) from None
-    _check_routing(config)
+def _check_groups(config: Config) -> None:
+    """Validate the options of every group."""
+    for group in REQUIRED_GROUPS:
+        if "name" not in getattr(config, group):
+            raise ConfigError(f"missing key {group}.name: choose one with {group}=NAME")
+    for key, value in flatten(config.to_dict()).items():
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ConfigError(f"{key}={value}: expected an integer below 2^63")
+    _check_backbone(config)
+    parse(config.data)
+    parse_named(OBJECTIVES, "objective", config.objective)
+    parse_named(SAMPLERS, "sampler", config.sampler)
+    parse_named(GUIDANCE, "guidance", config.guidance)
+    validate(EvalOptions, config.eval, "eval.")
 
 
-def _check_routing(config: Config) -> None:
-    """Refuse routes and routing options that the model cannot have."""
+def _check_backbone(config: Config) -> None:
+    shared_names = {option.name for option in dataclasses.fields(SharedBackboneOptions)}
+    shared, own = {}, {}
+    for key, value in config.backbone.items():
+        if key in shared_names:
+            shared[key] = value
+        elif key != "name" and value is not None:  # null leaves the choice to the family
+            own[key] = value
+    common = validate(SharedBackboneOptions, shared, "backbone.")
+    size = parse_size(config.size, common.depth, common.width, common.heads)
+    find(config.backbone["name"]).parse(size, own, shared_names)
+
+
+def _check_combinations(config: Config) -> None:
+    train = config.train
+    for key, path in (("paths.runs", config.paths.runs), ("init", config.init)):
+        if path is not None and not path.strip():
+            raise ConfigError(f"{key}= is empty: expected a folder, such as runs or runs/NAME")
+    if train.graphs and (train.micro_batch is not None or config.routing.random_end):
+        raise ConfigError(
+            "train.graphs=true records one step on a whole batch under a fixed route: expected "
+            "train.micro_batch=null and routing.random_end=false"
+        )
+    if train.residual == "bf16" and train.precision == "fp32":
+        raise ConfigError("train.residual=bf16: expected train.precision=bf16 or auto as well")
     _, height, width = describe(config.data)["shape"]
     patch = parse_size(config.size).patch
-    name = f"{config.backbone['name']}-{config.size}"
-    config.routing.check(config.depth, (height // patch, width // patch), name)
+    model = f"{config.backbone['name']}-{config.size}"
+    config.routing.check(config.depth, (height // patch, width // patch), model)
     if config.backbone.get("decoder") is not None and config.objective["name"] == "ddpm":
-        raise RouteError(
-            "backbone.decoder with objective=ddpm: MaskDiT's reconstruction is of the denoised "
-            "image, where the noisiest steps enlarge an error 157 times; type objective=edm"
+        raise ConfigError(
+            "backbone.decoder with objective=ddpm: expected objective=edm or flow, since MaskDiT "
+            "reconstructs the denoised image, which is unstable at DDPM's noisiest steps"
         )
-    given, encoder = config.backbone.get("align"), config.train.encoder
-    if given is None:
+    _check_alignment(config)
+
+
+def _check_alignment(config: Config) -> None:
+    """Refuse a REPA projector that does not fit the model or the encoder."""
+    align, encoder = config.backbone.get("align"), config.train.encoder
+    if align is None:
         return
     if encoder == "none":
-        raise RouteError(
-            "backbone.align projects to an encoder's features and train.encoder=none has none; "
-            f"name one of {' '.join(ENCODERS)}"
+        raise ConfigError(
+            f"backbone.align={align}: expected train.encoder to be one of {', '.join(ENCODERS)}"
         )
-    block = given.get("block", AlignOptions.block)
-    Key(least=0, below=config.depth).check("backbone.align.block", block, RouteError, int)
-    channels = given.get("channels", AlignOptions.channels)
+    block = align.get("block", AlignOptions.block)
+    validate_value(Annotated[int, Ge(0), Le(config.depth - 1)], block, "backbone.align.block")
+    channels = align.get("channels", AlignOptions.channels)
     if channels != ENCODERS[encoder]:
-        raise RouteError(
-            f"backbone.align.channels={channels}: {encoder} has {ENCODERS[encoder]} features"
+        raise ConfigError(
+            f"backbone.align.channels={channels}: expected {ENCODERS[encoder]}, the features of "
+            f"train.encoder={encoder}"
         )

@@ -1,7 +1,7 @@
-"""Data sets by name: pictures in memory, procedural scenes with captions, latents on disk.
+"""Data sets by name: images in memory, procedural scenes with captions, latents on disk.
 
 Every data set answers `batch(index, draws)` with tensors that depend on the arguments alone, so
-that the same run gives the same batches on any number of processes and after any restart.
+that the same run gets the same batches on any number of processes and after any restart.
 """
 
 from routing.lazy import lazily
@@ -10,17 +10,15 @@ __getattr__, __dir__, __all__ = lazily(
     __name__,
     {
         "dataset": ("Batch", "Condition", "Dataset", "Prefetch", "Rows", "SampleOrder", "create"),
-        "data_options": (
-            "DataError",
-            "DataOptions",
+        "data_options": ("DataError", "DataOptions", "parse"),
+        "image_options": (
             "DigitsOptions",
             "FashionOptions",
             "IconsOptions",
             "MnistOptions",
             "ScenesOptions",
             "TorchvisionOptions",
-            "parse",
         ),
-        "latents_spec": ("LatentsOptions",),
+        "latent_options": ("LatentsOptions",),
     },
 )

@@ -20,80 +20,85 @@ def class_of_each(
     """Return class names, the class of each image, and why images without a class are unreadable.
 
     A class is a folder below `root` with at least one readable image. Classes are in alphabetical
-    order, or in numerical order where all folders have numbers for names.
+    order, or in numerical order if all folder names are numbers.
 
     Args:
         root: The folder of the class folders.
         names: Paths of the images relative to `root`, with `/`.
-        unreadable_reason: Says why the image of an index cannot be read; empty if it can.
+        unreadable_reason: Returns why the image of an index cannot be read; empty if it can.
 
     Raises:
         DataError: Images beside the class folders, or folders that are splits and not classes.
     """
-    loose = [root / name for name in names if "/" not in name]
-    require(
-        not loose,
-        f"{loose[0] if loose else ''} lies beside class folders; move it into one, or away",
-    )
-    _refuse_splits(root, names)
-    require(
-        not all(_EDM_NAME.fullmatch(name) for name in names),
-        f"{root} has EDM's layout (00000/img00000000.png), where folders are not classes, but no "
-        f"{LABEL_FILE} with the labels; copy that file to {root / LABEL_FILE}",
-    )
     members: dict[str, list[int]] = {}
     for index, name in enumerate(names):
+        if "/" not in name:
+            raise DataError(f"{root / name} lies beside class folders; move it into one, or away")
         members.setdefault(name.split("/")[0], []).append(index)
-    reasons: dict[int, str] = {}
+    _refuse_splits(root, names)
+    if all(_EDM_NAME.fullmatch(name) for name in names):
+        raise DataError(
+            f"{root} has EDM's layout (00000/img00000000.png), where folders are not classes, but "
+            f"no {LABEL_FILE} with the labels; copy that file to {root / LABEL_FILE}"
+        )
+    unreadable: dict[int, str] = {}
     classes: list[str] = []
-    for folder in _ordered(list(members)):
-        reasons_here: dict[int, str] = {}
-        for index in members[folder]:
-            reason = unreadable_reason(index)
-            if not reason:
-                break
-            reasons_here[index] = reason
-        if len(reasons_here) < len(members[folder]):
-            classes.append(folder)
-        else:
-            reasons |= reasons_here
     labels: list[int | None] = [None] * len(names)
-    for number, folder in enumerate(classes):
+    for folder in _in_order(list(members)):
+        reasons = _unreadable_before_first(members[folder], unreadable_reason)
+        if len(reasons) == len(members[folder]):
+            unreadable |= reasons
+            continue
         for index in members[folder]:
-            labels[index] = number
-    return tuple(classes), labels, reasons
+            labels[index] = len(classes)
+        classes.append(folder)
+    return tuple(classes), labels, unreadable
 
 
-def _ordered(folders: list[str]) -> list[str]:
+def _unreadable_before_first(
+    indices: Sequence[int], unreadable_reason: Callable[[int], str]
+) -> dict[int, str]:
+    """Return the reasons for unreadable images up to the first readable one."""
+    reasons: dict[int, str] = {}
+    for index in indices:
+        reason = unreadable_reason(index)
+        if not reason:
+            break
+        reasons[index] = reason
+    return reasons
+
+
+def _in_order(folders: list[str]) -> list[str]:
     """Sort folder names; numbers sort by value, so that class 2 is folder 2 and not folder 10."""
-    if all(re.fullmatch("[0-9]{1,18}", name) for name in folders):
-        return sorted(folders, key=lambda name: (int(name), name))
-    return sorted(folders)
+    for name in folders:
+        if not re.fullmatch("[0-9]{1,18}", name):
+            return sorted(folders)
+    return sorted(folders, key=lambda name: (int(name), name))
 
 
 def _refuse_splits(root: Path, names: Sequence[str]) -> None:
-    """Refuse the parent of train/ and val/, also where it is a few single folders further down."""
-    parts = [name.split("/")[:-1] for name in names]
-    above = root
-    for level in range(min(map(len, parts))):
-        folders = sorted({folder[level] for folder in parts})
-        splits = [folder for folder in folders if _SPLIT.fullmatch(folder)]
+    """Refuse the parent of train/ and val/, also below a chain of single folders."""
+    paths = [name.split("/")[:-1] for name in names]
+    parent = root
+    for level in range(min(map(len, paths))):
+        folders = sorted({path[level] for path in paths})
+        splits = list(filter(_SPLIT.fullmatch, folders))
         training = [folder for folder in splits if folder.lower().startswith("train")]
         if splits == folders or (training and len(splits) > 1):
-            example = above / (training or splits)[0]
+            example = parent / (training or splits)[0]
             raise DataError(
-                f"{above} holds the splits {', '.join(splits)}, which are not classes; prepare "
+                f"{parent} holds the splits {', '.join(splits)}, which are not classes; prepare "
                 f"each split by itself, such as {example}"
             )
         if len(folders) > 1:
             return
-        above /= folders[0]
+        parent /= folders[0]
 
 
 def edm_labels(path: Path, names: Sequence[str]) -> tuple[bool, list[int] | None]:
     """Return whether `path` is EDM's dataset.json, and the label of each image if it has labels.
 
-    It holds `{"labels": [["00000/img00000000.png", 6], ...]}`, or null where there are none.
+    It holds `{"labels": [["00000/img00000000.png", 6], ...]}`, or null for unlabelled images.
 
     Raises:
         DataError: The file is damaged, or has no label for an image.
@@ -105,20 +110,20 @@ def edm_labels(path: Path, names: Sequence[str]) -> tuple[bool, list[int] | None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     if not isinstance(content, dict) or "labels" not in content:
-        return False, None  # some other program's file
+        return False, None  # written by another program
     entries = content["labels"]
     if entries is None:
         return True, None
-    labels: dict[str, int] = {}
+    labels_by_name: dict[str, int] = {}
     for entry in entries if isinstance(entries, list) else [entries]:
         is_pair = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
-        if not is_pair or type(entry[1]) is not int or not 0 <= entry[1] < 2**31:
-            raise DataError(
-                f"{path}: labels holds {str(entry)[:60]}; expected pairs of a file name and a "
-                'class number of at least 0, such as ["00000/img00000000.png", 6]'
-            )
-        labels[entry[0]] = entry[1]
-    missing = [name for name in names if name not in labels]
+        require(
+            is_pair and type(entry[1]) is int and 0 <= entry[1] < 2**31,
+            f"{path}: labels holds {str(entry)[:60]}; expected pairs of a file name and a "
+            'class number of at least 0, such as ["00000/img00000000.png", 6]',
+        )
+        labels_by_name[entry[0]] = entry[1]
+    missing = [name for name in names if name not in labels_by_name]
     if missing:
         raise DataError(f"{path} has no label for {missing[0]} ({len(missing)} such images)")
-    return True, [labels[name] for name in names]
+    return True, [labels_by_name[name] for name in names]

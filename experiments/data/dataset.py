@@ -1,9 +1,9 @@
-"""What a data set is, one that fits in memory, the order of its samples, batches read ahead.
+"""Base class of data sets, their batches, the order of training samples, and reading ahead.
 
-The order is a keyed permutation per epoch, whose whole state is the position: a Feistel network
-over the next power of four above the size, walked until it lands inside (Black and Rogaway,
+The order is a keyed permutation per epoch, and its only state is the position: a Feistel network
+over the next power of four above the size, iterated until it lands inside (Black and Rogaway,
 "Ciphers with arbitrary finite domains", 2002), gives the i-th sample of any epoch in O(1), with
-nothing to store, to broadcast or to restore. Integers only, so every device gives the same order.
+nothing to store, broadcast or restore. It uses integers only, so all devices agree on the order.
 """
 
 from __future__ import annotations
@@ -24,32 +24,35 @@ import torch
 from torch import Tensor
 
 from experiments.data.data_options import TASKS, DataError, DataOptions, parse, require
-from experiments.options.fields import Key
+from routing.errors import one_of
 from routing.rng import Draws
 
-Device = torch.device | str  # where batches are made, and networks run
+Device = torch.device | str
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch, on one device."""
+    """One batch on one device."""
 
-    x: Tensor  # data as the model sees them, (B, C, H, W) float32
+    x: Tensor  # data in model space, (B, C, H, W) float32
     y: Tensor | None = None  # class labels, (B,) int64, or None
     text: Tensor | None = None  # caption embeddings, (B, L, E) float32, or None
-    # In words, or None (`Dataset.condition` has them where training batches leave them out)
+    # Captions as text, or None. Training batches may omit them; `Dataset.condition` has them.
     captions: list[str] | None = None
 
     def rows(self, low: int, high: int) -> Batch:
         """Return the samples `low..high-1` of the batch."""
-        parts = (self.x, self.y, self.text, self.captions)
-        cut: list[Any] = [None if part is None else part[low:high] for part in parts]
-        return Batch(*cut)
+        return Batch(
+            self.x[low:high],
+            None if self.y is None else self.y[low:high],
+            None if self.text is None else self.text[low:high],
+            None if self.captions is None else self.captions[low:high],
+        )
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What a sample is asked to show: a `Batch` without data."""
+    """Class labels or captions to condition on: a `Batch` without data."""
 
     y: Tensor | None = None
     text: Tensor | None = None
@@ -58,7 +61,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Rows:
-    """What was read from disk for one batch, before anything is computed from it."""
+    """Values read from disk for one batch, before any computation."""
 
     tensors: dict[str, Tensor]
     captions: list[str] | None = None
@@ -71,24 +74,26 @@ class Rows:
 class Dataset(abc.ABC):
     """A data set whose samples are functions of (split, index, draws).
 
-    The `options` say what is known before the data are read; a subclass whose files say more sets
-    `shape`, `num_classes` and `text` anew in `_open`. The `task` is `class`, `text` or `none`: what
-    `batch` returns beside `x`. Batches are made on the `device`.
+    Args:
+        options: Describe the data before they are read. A subclass whose files contain more
+            overrides `shape`, `num_classes` and `text` in `_open`.
+        task: `class`, `text` or `none`: what `batch` returns besides `x`.
+        device: Where batches are made.
     """
 
     options: DataOptions
     name: str  # as in `data=`
     shape: tuple[int, int, int]  # (C, H, W) of one sample
-    num_classes: int  # 0 for a data set without labels or another task
+    num_classes: int  # 0 without labels or with another task
     class_names: tuple[str, ...] = ()
     text: tuple[int, int] | None  # (L, E) of caption embeddings, or None
-    sizes: dict[str, int | None]  # samples per split; None is an endless stream
-    sigma_data: float  # standard deviation of `x`, as the objective assumes it
-    fingerprint: str  # changes when the data change; part of a run's identity
-    reads_disk = False  # whether `rows` reads files, so that a prefetch thread pays
+    sizes: dict[str, int | None]  # samples per split; None for an endless stream
+    sigma_data: float  # standard deviation of `x` that the objective assumes
+    fingerprint: str  # changes with the data; part of a run's identity
+    reads_disk = False  # whether `rows` reads files, so that prefetching helps
 
     def __init__(self, options: DataOptions, task: str = "class", device: Device = "cpu") -> None:
-        Key(among=TASKS).check("task", task, DataError)
+        one_of("task", task, TASKS, DataError)
         require(
             task != "text" or options.caption_shape is not None,
             f"data={options.name} has no captions; use task=class, or data=scenes task=text",
@@ -101,7 +106,7 @@ class Dataset(abc.ABC):
         self._open()
 
     def _open(self) -> None:
-        """Read what the options name, or what of it stays in memory; here, nothing."""
+        """Open the data and set `sizes`; data in memory are read here."""
         self.sizes = {}
 
     @property
@@ -111,29 +116,29 @@ class Dataset(abc.ABC):
 
     @property
     def pixels_fingerprint(self) -> str:
-        """Changes when the pictures of a split change, also where the data stay."""
+        """Changes with the decoded images of a split, even if the stored data stay the same."""
         return self.fingerprint
 
     @property
     def cannot_decode(self) -> str:
-        """Why `to_pixels` does not work here, in one sentence; empty where it does."""
+        """Why `to_pixels` is unavailable here, in one sentence; empty if it is available."""
         return ""
 
     @property
     def can_decode(self) -> bool:
-        """Whether `to_pixels` works here."""
+        """Whether `to_pixels` is available here."""
         return not self.cannot_decode
 
     def describe(self) -> dict[str, Any]:
-        """Return what else sampling must know where the data are not, JSON-able."""
+        """Return what sampling needs on a machine without the data, as JSON values."""
         return {}
 
     def rows(self, index: Tensor, draws: Draws | None, split: str = "train") -> Rows:
-        """Read what `batch` needs from disk (nothing, for data sets that compute their samples)."""
+        """Read what `batch` needs from disk (nothing for data that are computed or in memory)."""
         return Rows({})
 
     def assemble(self, rows: Rows, index: Tensor, draws: Draws | None, split: str) -> Batch:
-        """Return the batch of what `rows` has read for the same arguments."""
+        """Return the batch of the `rows` that were read for the same arguments."""
         return self.batch(index, draws, split)
 
     @abc.abstractmethod
@@ -150,14 +155,14 @@ class Dataset(abc.ABC):
         """
 
     def condition(self, index: Tensor, split: str = "test") -> Condition:
-        """Return labels or captions of samples `index` (B,), to ask a model for such."""
+        """Return labels or captions of samples `index` (B,), to condition a model on them."""
         batch = self.batch(index, None, split)
         return Condition(batch.y, batch.text, batch.captions)
 
     def prompts(self, index: Tensor) -> Condition:
-        """Return held-out labels or captions to ask a model for, of samples `index` (B,) from 0 on.
+        """Return held-out labels or captions of samples `index` (B,), to condition a model on them.
 
-        They repeat where the held-out split is smaller, and are training ones where there is none.
+        They repeat beyond the size of the held-out split. Without one, training samples are used.
         """
         split = "test" if "test" in self.sizes else "train"
         size = self.sizes[split]
@@ -165,18 +170,18 @@ class Dataset(abc.ABC):
 
     @abc.abstractmethod
     def to_pixels(self, x: Tensor) -> Tensor:
-        """Turn model space (B, C, H, W) into uint8 RGB (B, 3, h, w), rounded to nearest."""
+        """Decode model space (B, C, H, W) to uint8 RGB (B, 3, h, w), rounded to nearest."""
 
     def encode_text(self, captions: Sequence[str]) -> Tensor:
-        """Embed captions as (B, L, E) float32; `DataError` if this data set has none."""
+        """Embed captions as (B, L, E) float32; `DataError` for data without captions."""
         raise DataError(
             f"data={self.name} has no captions; task=text needs data=scenes or captioned latents"
         )
 
     def _check(self, index: Tensor, split: str) -> None:
         if split not in self.sizes:
-            known = " or ".join(self.sizes)
-            raise DataError(f"data={self.name} has no {split} split: expected {known}")
+            expected = " or ".join(self.sizes)
+            raise DataError(f"data={self.name} has no {split} split: expected {expected}")
         if index.numel() and index.device.type == "cpu":
             size, low, high = self.sizes[split], int(index.min()), int(index.max())
             if not 0 <= low <= high < (size or math.inf):
@@ -194,17 +199,15 @@ def to_uint8(x: Tensor) -> Tensor:
 def create(
     options: DataOptions | Mapping[str, Any], *, task: str = "class", device: Device = "cpu"
 ) -> Dataset:
-    """Return the data set that `options` describe.
-
-    `options` is a dataclass of options, or a mapping with its keys and a `name`;
-    `task` and `device` are those of `Dataset`.
+    """Open the data set of `options`: a dataclass of options, or a mapping with a `name`.
 
     Raises:
-        DataError: Options, files or task that do not fit, in one sentence.
+        OptionError: Invalid options.
+        DataError: Missing or damaged files, or a task that the data set does not support.
     """
-    chosen = parse(options)
-    module, _, name = chosen.dataset.rpartition(".")
-    return getattr(importlib.import_module(module), name)(chosen, task, device)
+    parsed = parse(options)
+    module, _, name = parsed.dataset.rpartition(".")
+    return getattr(importlib.import_module(module), name)(parsed, task, device)
 
 
 # --- the order of samples -----------------------------------------------------------------------
@@ -223,9 +226,9 @@ def _mix(value: Tensor) -> Tensor:
 
 
 class SampleOrder:
-    """Which sample comes at a position of an endless training stream.
+    """Maps positions of an endless training stream to samples.
 
-    Another seed is another order; a stream without a `size` is endless and needs no shuffling.
+    Each seed gives another order. Without a `size` the stream itself is endless and not shuffled.
 
     Raises:
         DataError: The data set is empty.
@@ -240,56 +243,59 @@ class SampleOrder:
         self._key = int(_mix(_mix(halves[:1]) ^ halves[1:]))
         # Small domains make a weak cipher: 6 bits at least.
         self._half = 3 if size is None else max(3, (max(size - 1, 1).bit_length() + 1) // 2)
-        # Where it is small, an epoch's order is kept: a walk in each step takes milliseconds.
-        self._epoch = functools.lru_cache(2)(self._whole)
+        # For small data sets the order of an epoch is cached: computing it takes milliseconds.
+        self._cached_epoch = functools.lru_cache(2)(self._epoch_order)
 
     def lookup(self, positions: Tensor) -> Tensor:
-        """Return the samples, `0..size-1`, at `positions`, every sample once per epoch.
+        """Return the samples, `0..size-1`, at `positions`; each sample occurs once per epoch.
 
-        Both are int64 of one shape, any; positions are counted over the whole run, from 0 on.
+        Both are int64 of the same, arbitrary shape. Positions count over the whole run from 0.
         """
         if self.size is None:
             return positions
         epoch = torch.div(positions, self.size, rounding_mode="floor")
-        place = positions - epoch * self.size
+        position_in_epoch = positions - epoch * self.size
         if self.size <= _SMALL and positions.device.type == "cpu" and positions.numel():
             first, last = int(epoch.min()), int(epoch.max())
             if last - first <= 1:
-                return torch.stack([self._epoch(first), self._epoch(last)])[epoch - first, place]
-        return self._walk(place, epoch)
+                orders = torch.stack([self._cached_epoch(first), self._cached_epoch(last)])
+                return orders[epoch - first, position_in_epoch]
+        return self._walk(position_in_epoch, epoch)
 
-    def _whole(self, epoch: int) -> Tensor:
+    def _epoch_order(self, epoch: int) -> Tensor:
         return self._walk(torch.arange(self.size or 0), torch.tensor(epoch))
 
     def _walk(self, value: Tensor, epoch: Tensor) -> Tensor:
         value = self._permute(value, epoch)
-        while bool((outside := value >= (self.size or 0)).any()):
+        outside = value >= (self.size or 0)
+        while bool(outside.any()):
             value = torch.where(outside, self._permute(value, epoch), value)
+            outside = value >= (self.size or 0)
         return value
 
     def _permute(self, value: Tensor, epoch: Tensor) -> Tensor:
         mask = (1 << self._half) - 1
-        # Hashed one after the other, so that (seed, epoch) and (seed + 1, epoch - 1) differ.
+        # Hashed in sequence, so that (seed, epoch) and (seed + 1, epoch - 1) differ.
         key = _mix(_mix((epoch + self._key) & _WORD) ^ ((epoch >> 32) & _WORD))
-        left, right = value >> self._half, value & mask
+        high, low = value >> self._half, value & mask
         for step in range(_ROUNDS):
             key = _mix((key + 0x6A09E667 + step) & _WORD)
-            left, right = right, left ^ (_mix((right + key) & _WORD) & mask)
-        return (left << self._half) | right
+            high, low = low, high ^ (_mix((low + key) & _WORD) & mask)
+        return (high << self._half) | low
 
 
 # --- reading ahead -------------------------------------------------------------------------------
 
-_AHEAD = 3  # batches that may wait
+_AHEAD = 3  # batches that are read before they are needed
 
 
 @dataclass
 class Prefetch:
-    """The batches of steps `start..stop-1`, each a function of its step alone.
+    """Iterates over the batches of steps `start..stop-1`, each a function of its step alone.
 
-    What they read from disk is read ahead by a thread. Its errors are raised where the batch is
-    asked for. Leaving the loop ends the thread. `plan` gives a step's sample indices (on the CPU)
-    and its random numbers, a `stop` of None is endless.
+    A thread reads ahead from disk. Its errors are raised when their batch is due. Leaving the loop
+    ends the thread. `plan` returns a step's sample indices (on the CPU) and random numbers. A
+    `stop` of None is endless.
     """
 
     dataset: Dataset
@@ -299,7 +305,7 @@ class Prefetch:
 
     def __iter__(self) -> Iterator[Batch]:
         steps = range(self.start, sys.maxsize if self.stop is None else self.stop)
-        # A loop that is never left (an error, a signal): the pool's thread is joined at exit.
+        # If the loop is never closed (an error, a signal), the pool's thread is joined at exit.
         pool = ThreadPoolExecutor(1)
         ahead = iter(steps)
         waiting: deque[Future[Rows]] = deque()

@@ -1,9 +1,9 @@
-"""Pretrained encoders: diffusers' AutoencoderKL for pictures, CLIP or T5 for captions.
+"""Pretrained encoders: diffusers' AutoencoderKL for images, CLIP or T5 for captions.
 
-Each is a name on the hub or a folder.
-Pixels are (v / 127.5) - 1 going in and round((v + 1) 127.5) coming out. Decoding runs in the type
-that was asked for and ends in float32 before it is rounded, so float32 and bfloat16 differ by the
-network's own error alone. Caption embeddings are (B, L, E), L = 77 for CLIP.
+Each is given by its name on the hub or a folder. The autoencoder maps pixel values v from
+(v / 127.5) - 1, and back to round((v + 1) 127.5). Decoding runs in the requested type and converts
+to float32 before rounding, so float32 and bfloat16 differ only by the network's own error. Caption
+embeddings are (B, L, E), with L = 77 for CLIP.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from routing.rng import Draws
 DEFAULT = "stabilityai/sd-vae-ft-ema"
 _NO_DIFFUSERS = 'diffusers is not installed (pip install -e ".[data]"), so latents stay latents'
 _FILES = ("config.json", "diffusion_pytorch_model.safetensors")
-_SAFE = {"use_safetensors": True}  # the older .bin files are pickles
-_GIVE = "give a diffusers folder (data.vae=FOLDER; prepare: --vae FOLDER)"
+_SAFE = {"use_safetensors": True}  # older .bin files are pickles
+_ADVICE = "give a diffusers folder (data.vae=FOLDER; prepare: --vae FOLDER)"
 
 
-def why_not(name: str | None) -> str:
-    """Return why an autoencoder (on the hub, a folder) cannot be used here, or nothing."""
+def unavailable_reason(name: str | None) -> str:
+    """Return why an autoencoder cannot be used here; empty if it can."""
     if not name:
         return "the store does not say which VAE made it; set data.vae=FOLDER to see pixels"
     if importlib.util.find_spec("diffusers") is None:
@@ -43,22 +43,25 @@ def why_not(name: str | None) -> str:
         )
     if path.is_dir():
         missing = [file for file in _FILES if not (path / file).is_file()]
-        return f"{path} has no {missing[0]}; {_GIVE}" if missing else ""
+        return f"{path} has no {missing[0]}; {_ADVICE}" if missing else ""
     from huggingface_hub import try_to_load_from_cache
 
     try:
         if all(isinstance(try_to_load_from_cache(name, file), str) for file in _FILES):
             return ""
-    except ValueError:  # the hub's, for what is no name there
-        return f"{name} is neither a folder nor a name on the hub; {_GIVE}"
-    return f"the weights of {name} are not on this machine; type `hf download {name}`, or {_GIVE}"
+    except ValueError:  # not a valid name on the hub
+        return f"{name} is neither a folder nor a name on the hub; {_ADVICE}"
+    return f"the weights of {name} are not on this machine; type `hf download {name}`, or {_ADVICE}"
 
 
 class Autoencoder:
-    """Encode pictures to moments and decode latents to pictures.
+    """Encodes images to moments and decodes latents to images.
 
-    `name` is one on the hub, which is asked where `download` is set, or a folder in diffusers'
-    layout.
+    Args:
+        name: A name on the hub, or a folder in diffusers' layout.
+        device: Where it runs.
+        dtype: Type of its weights.
+        download: Whether to download it from the hub if it is not in the local cache.
     """
 
     def __init__(
@@ -69,22 +72,23 @@ class Autoencoder:
         download: bool = False,
     ) -> None:
         folder = Path(name).expanduser()
-        reason = why_not(name)
+        reason = unavailable_reason(name)
         if reason and (reason == _NO_DIFFUSERS or folder.exists() or not download):
             raise DataError(reason)
         from diffusers import AutoencoderKL
 
-        network = _pretrained(AutoencoderKL, "VAE", name, download, _GIVE, **_SAFE)
+        network = _pretrained(AutoencoderKL, "VAE", name, download, _ADVICE, **_SAFE)
         self.network = network.to(device, dtype).eval().requires_grad_(False)
         self.device, self.dtype = torch.device(device), dtype
         config = network.config
         self.channels = int(config.latent_channels)
         self.factor = 2 ** (len(config.block_out_channels) - 1)
         scale, shift = config.scaling_factor, getattr(config, "shift_factor", None) or 0.0
-        good = is_number(scale) and is_number(shift) and scale > 0
-        said = f"the VAE {name} has scaling_factor={scale!r} and shift_factor={shift!r}"
-        right = "numbers, the first above 0 (Stable Diffusion's has 0.18215 and null)"
-        require(good, f"{said}; expected {right}")
+        require(
+            is_number(scale) and is_number(shift) and scale > 0,
+            f"the VAE {name} has scaling_factor={scale!r} and shift_factor={shift!r}; expected "
+            "numbers, the first above 0 (Stable Diffusion's has 0.18215 and null)",
+        )
         self.scale_factor, self.shift_factor = float(scale), float(shift)
 
     @torch.inference_mode()
@@ -95,24 +99,29 @@ class Autoencoder:
 
     @torch.inference_mode()
     def decode(self, latents: Tensor) -> Tensor:
-        """Return pictures (B, 3, H f, W f) uint8 of latents (B, C, H, W) that are not scaled."""
+        """Return images (B, 3, H f, W f) uint8 of unscaled latents (B, C, H, W)."""
         x = self.network.decode(latents.to(self.device, self.dtype)).sample.float()
         return to_uint8((x + 1) * 127.5)
 
 
-def _pretrained(kind: Any, what: str, name: str, download: bool, give: str, **more: Any) -> Any:
-    """Return what a class of the hub's libraries loads from a folder, or by a name on the hub."""
+def _pretrained(
+    model_class: Any, description: str, name: str, download: bool, advice: str, **options: Any
+) -> Any:
+    """Load a model of the hub's libraries from a folder, or by its name on the hub."""
     folder = Path(name).expanduser()
-    # The libraries retry for half a minute, and then say that the repository lacks a file.
-    ask = download and not folder.is_dir()
-    problem = hub_problem(name, "config.json") if ask else ""
+    use_hub = download and not folder.is_dir()
+    # Without a connection the libraries retry for half a minute and then report a missing file.
+    problem = hub_problem(name, "config.json") if use_hub else ""
     try:
         source = str(folder) if folder.is_dir() else name
-        return kind.from_pretrained(source, local_files_only=not ask or bool(problem), **more)
+        local = not use_hub or bool(problem)
+        return model_class.from_pretrained(source, local_files_only=local, **options)
     except Exception as error:
         reason = f"{problem}; it is not in the local cache" if problem else first_line(error)
         fetch = "" if folder.is_dir() else f"fetch it with `hf download {name}`, or "
-        raise DataError(f"the {what} {name} cannot be loaded ({reason}); {fetch}{give}") from None
+        raise DataError(
+            f"the {description} {name} cannot be loaded ({reason}); {fetch}{advice}"
+        ) from None
 
 
 def sample_moments(moments: Tensor, draws: Draws, stream: str) -> Tensor:
@@ -130,10 +139,13 @@ _KINDS = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel", "t5": "T5
 
 
 class TextEncoder:
-    """Captions to embeddings: the last hidden states, padded and cut to one length.
+    """Embeds captions: the last hidden states, padded and truncated to one length.
 
-    `name` is a folder, or one on the hub (asked where `download` is set), of a CLIP or a T5 model
-    with its tokenizer.
+    Args:
+        name: A folder or a name on the hub of a CLIP or T5 model with its tokenizer.
+        device: Where it runs.
+        length: Tokens per caption.
+        download: Whether to download it from the hub if it is not in the local cache.
     """
 
     def __init__(self, name: str, device: Device, length: int, download: bool = False) -> None:
@@ -141,27 +153,27 @@ class TextEncoder:
             raise DataError('transformers is not installed; pip install -e ".[data]"')
         import transformers
 
-        def load(kind: str, **more: Any) -> Any:
-            give = "give the folder of a CLIP or T5 model"
-            return _pretrained(
-                getattr(transformers, kind), "text encoder", name, download, give, **more
-            )
+        def load(class_name: str, **options: Any) -> Any:
+            advice = "give the folder of a CLIP or T5 model"
+            model_class = getattr(transformers, class_name)
+            return _pretrained(model_class, "text encoder", name, download, advice, **options)
 
         family = load("AutoConfig").model_type
-        said = f"{name} is a {family} model; expected a CLIP or T5 text encoder"
-        require(family in _KINDS, said)
+        require(family in _KINDS, f"{name} is a {family} model; expected a CLIP or T5 text encoder")
         self.tokenizer, model = load("AutoTokenizer"), load(_KINDS[family], **_SAFE)
-        # CLIP has learnt so many positions; T5's are relative.
-        most = getattr(model.config, "max_position_embeddings", None) or length
-        reads = f"the text encoder {name} reads {most} tokens at most"
-        require(length <= most, f"{reads}, not {length}")
+        # CLIP has learned embeddings of this many positions; T5's positions are relative.
+        max_length = getattr(model.config, "max_position_embeddings", None) or length
+        require(
+            length <= max_length,
+            f"the text encoder {name} reads {max_length} tokens at most, not {length}",
+        )
         self.name, self.length, self.device = name, length, torch.device(device)
         self.model = model.to(self.device).eval().requires_grad_(False)
         self.width = int(self.model.config.hidden_size)
 
     @torch.inference_mode()
     def __call__(self, captions: Sequence[str]) -> Tensor:
-        """Return (B, L, E) float32; captions beyond L tokens are cut."""
+        """Return (B, L, E) float32; captions are truncated to L tokens."""
         size = {"padding": "max_length", "truncation": True, "max_length": self.length}
         tokens = self.tokenizer(list(captions), return_tensors="pt", **size).to(self.device)
         output = self.model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])

@@ -1,14 +1,14 @@
 """Latents on disk: prepared stores, WebDataset tars, and LightningDiT's safetensors shards.
 
-A prepared store is shards of tensors beside a manifest that says what they hold:
+A prepared store is shards of tensors beside a manifest that describes them:
 
     imagenet256/
       manifest.json             kind, shape, counts, classes, scale, mean and std, SHA-256 of shards
       shard-00000.safetensors   latents (n, C, H, W), or moments (n, 2 C, H, W); latents_flip;
       shard-00001.safetensors   labels (n,); text (n, K, L, E); captions
 
-Rows are read from mapped files in any order, without worker processes. Nothing is unpickled, ever:
-a pickle is refused with a sentence that says how to convert it.
+Rows are read from memory-mapped files in any order, without worker processes. Pickles are never
+read: the error explains how to convert them.
 """
 
 from __future__ import annotations
@@ -28,127 +28,153 @@ from safetensors.torch import load, load_file, save
 from torch import Tensor
 
 from experiments.data.data_options import DataError, first_line, require
-from experiments.data.latents_spec import Manifest, layout, moments_or_sample
-from experiments.data.tars import latent_in, samples_of
+from experiments.data.latent_manifest import Manifest, moments_or_sample, store_layout
+from experiments.data.tars import latent_header, samples_of
 from experiments.runtime.files import atomic_write, sha256, visible_files
 from experiments.runtime.parsing import whole
 
 Tensors = dict[str, Tensor]
-_AGAIN = "copy it again, or rerun prepare without it"
+_ADVICE = "copy it again, or rerun prepare without it"
 
 
 class Store:
-    """Latents in some layout on disk: files of tensors, row i of the whole is found in its file."""
+    """Latents on disk as one sequence of rows, distributed over files of tensors."""
 
-    layout: str  # its name, for messages
+    layout: str  # name of the layout, for messages
     kind: str  # `moments` or `sample`
     shape: tuple[int, int, int]  # (C, H, W) of a latent
     count: int  # number of samples
     labels: Tensor | None = None  # (N,) int64, or None
     classes: tuple[str, ...] = ()  # names of classes; may be empty
-    has_flips = False  # whether mirrored pictures' latents are stored
-    scale_factor: float | None = None  # as in `Manifest`, or None where the layout names none
+    has_flips = False  # whether latents of mirrored images are stored
+    scale_factor: float | None = None  # as in `Manifest`, or None if the layout names none
     shift_factor: float = 0.0  # as in `Manifest`
-    scaled = False  # whether stored samples are already multiplied by it
-    normalised = False  # whether the layout is meant to be normalised by `mean` and `std`
+    scaled = False  # whether stored samples are already multiplied by the scale factor
+    normalised = False  # whether the layout is normalised by `mean` and `std`
     mean: Tensor | None = None  # per channel, or None
     std: Tensor | None = None  # per channel, or None
-    vae: str | None = None  # which autoencoder made it, or None
+    vae: str | None = None  # name of the autoencoder, or None
     text: tuple[int, int, int] | None = None  # (K, L, E), or None
-    text_encoder: str | None = None  # which text encoder made `text`
+    text_encoder: str | None = None  # name of the encoder of `text`
     fingerprint: str  # changes with the contents
 
     def _open(
-        self, files: list[tuple[Path, Tensors]], tails: dict[str, Any], counts: Sequence[int]
+        self,
+        files: list[tuple[Path, Tensors]],
+        row_shapes: dict[str, tuple[int, ...] | None],
+        counts: Sequence[int],
     ) -> None:
-        """Keep the files; each holds its count of rows, which have the shapes `tails` by name."""
-        self._files = [file for _, file in files]
-        for (path, file), count in zip(files, counts, strict=True):
-            for name, tail in tails.items():
-                like = self._files[0].get(name.removesuffix("_flip"))
-                good = name in file and like is not None and file[name].dtype == like.dtype
-                if not good or tail is not None and file[name].shape != (count, *tail):
-                    of = f" of {[count, *tail]}" if tail is not None else ""
-                    kind = f" {like.dtype}" if like is not None else ""
-                    holds = (f"{k} {t.dtype} {list(t.shape)}" for k, t in file.items())
-                    raise DataError(
-                        f"{path} holds {', '.join(holds) or 'nothing'}; expected {name}{kind}{of}"
-                    )
-        self.count, self.has_flips = sum(counts), "latents_flip" in tails
-        self._ends = np.cumsum(counts)
-        if "labels" in tails:
-            self.labels = torch.cat([_whole_labels(path, file["labels"]) for path, file in files])
+        """Check and keep the files.
 
-    def _find(self, index: Tensor) -> list[tuple[Tensors, int]]:
-        """Return the file of each row (B,) of the whole, and its row in there."""
+        Args:
+            files: Paths and tensors.
+            row_shapes: Shape of a row of each tensor; None for tensors without rows.
+            counts: Number of rows of each file.
+        """
+        self._files = [tensors for _, tensors in files]
+        for (path, tensors), count in zip(files, counts, strict=True):
+            for name, row_shape in row_shapes.items():
+                # Mirrored latents have the type of the others.
+                reference = self._files[0].get(name.removesuffix("_flip"))
+                shape = None if row_shape is None else (count, *row_shape)
+                _check_tensor(path, tensors, name, shape, reference)
+        self.count, self.has_flips = sum(counts), "latents_flip" in row_shapes
+        self._ends = np.cumsum(counts)
+        if "labels" in row_shapes:
+            labels = [_integer_labels(path, tensors["labels"]) for path, tensors in files]
+            self.labels = torch.cat(labels)
+
+    def _rows_of(self, index: Tensor) -> list[tuple[Tensors, int]]:
+        """Return the file of each row (B,), and its position in that file."""
         files = np.searchsorted(self._ends, index.numpy(), side="right")
-        rows = index.numpy() - np.concatenate(([0], self._ends))[files]
-        return [(self._files[k], row) for k, row in zip(files, rows.tolist(), strict=True)]
+        positions = index.numpy() - np.concatenate(([0], self._ends))[files]
+        rows = []
+        for file, position in zip(files, positions.tolist(), strict=True):
+            rows.append((self._files[file], position))
+        return rows
 
     def latents(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
-        """Return stored rows (B, C or 2 C, H, W), of mirrored pictures where `flip` (B,)."""
-        turned = [False] * len(index) if flip is None else flip.tolist()
-        names = ["latents_flip" if one else "latents" for one in turned]
-        found = zip(names, self._find(index), strict=True)
-        return torch.stack([file[name][row] for name, (file, row) in found])
+        """Return stored rows (B, C or 2 C, H, W), of mirrored images where `flip` (B,) is true."""
+        mirrored = [False] * len(index) if flip is None else flip.tolist()
+        latents = []
+        for (tensors, position), use_flip in zip(self._rows_of(index), mirrored, strict=True):
+            latents.append(tensors["latents_flip" if use_flip else "latents"][position])
+        return torch.stack(latents)
 
-    def text_rows(self, index: Tensor, which: Tensor) -> tuple[Tensor, list[str]]:
-        """Return caption embeddings (B, L, E) and the captions, caption `which` of each sample."""
-        rows, captions = [], []
-        for (file, row), one in zip(self._find(index), which.tolist(), strict=True):
-            rows.append(file["text"][row, one])
-            ends = file["caption_ends"].view(-1)
-            at = row * file["text"].shape[1] + one
-            start, end = int(ends[at - 1]) if at else 0, int(ends[at])
-            content = file["captions"][start:end].numpy().tobytes()
+    def text_rows(self, index: Tensor, caption_number: Tensor) -> tuple[Tensor, list[str]]:
+        """Return caption embeddings (B, L, E) and captions; `caption_number` (B,) selects one."""
+        embeddings, captions = [], []
+        numbers = caption_number.tolist()
+        for (tensors, position), number in zip(self._rows_of(index), numbers, strict=True):
+            embeddings.append(tensors["text"][position, number])
+            ends = tensors["caption_ends"].view(-1)
+            caption = position * tensors["text"].shape[1] + number
+            start, end = int(ends[caption - 1]) if caption else 0, int(ends[caption])
+            content = tensors["captions"][start:end].numpy().tobytes()
             captions.append(content.decode("utf-8", "replace"))
-        return torch.stack(rows).float(), captions
+        return torch.stack(embeddings).float(), captions
 
-    def _fingerprint(self, said: list[Any]) -> str:
-        """Return a checksum of names and sizes, labels, statistics, and rows from all over.
+    def _fingerprint(self, description: list[Any]) -> str:
+        """Return a checksum of a description, labels, statistics, and a sample of the rows.
 
-        Reading all of it would take hours; latents of another encoder differ in every row.
+        Reading all rows would take hours, and latents of another encoder differ in every row.
         """
-        digest = hashlib.sha256(json.dumps(said).encode())
-        rows = min(self.count, 64)
-        spread = torch.arange(rows) * self.count // max(rows, 1)
-        for part in (self.latents(spread), self.labels, self.mean, self.std):
+        digest = hashlib.sha256(json.dumps(description).encode())
+        row_count = min(self.count, 64)
+        sample = torch.arange(row_count) * self.count // max(row_count, 1)
+        for part in (self.latents(sample), self.labels, self.mean, self.std):
             if part is not None:
                 digest.update(part.contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
 
 
-def _whole_labels(path: Path, labels: Tensor) -> Tensor:
+def _check_tensor(
+    path: Path, tensors: Tensors, name: str, shape: tuple[int, ...] | None, reference: Tensor | None
+) -> None:
+    """Refuse a file without a tensor, or with one of another shape or type than `reference`."""
+    if name in tensors and reference is not None:
+        same_type = tensors[name].dtype == reference.dtype
+        if same_type and (shape is None or tensors[name].shape == shape):
+            return
+    content = ", ".join(f"{key} {t.dtype} {list(t.shape)}" for key, t in tensors.items())
+    dtype = f" {reference.dtype}" if reference is not None else ""
+    size = f" of {list(shape)}" if shape is not None else ""
+    raise DataError(f"{path} holds {content or 'nothing'}; expected {name}{dtype}{size}")
+
+
+def _integer_labels(path: Path, labels: Tensor) -> Tensor:
     """Return a file's labels as int64; refuse fractions, which a conversion would truncate."""
     if labels.is_complex():
         raise DataError(f"{path} has labels of type {labels.dtype}; expected whole numbers")
     if labels.is_floating_point():
-        fractions = labels[labels != labels.round()]  # NaN is among them, infinity is not
-        wrong = fractions if len(fractions) else labels[labels.isinf()]
-        value = f"{float(wrong[0]):g}" if len(wrong) else ""
-        require(not len(wrong), f"{path} has label {value}; expected whole numbers from 0 on")
+        # NaN differs from its rounded value, infinity does not.
+        invalid = labels[(labels != labels.round()) | labels.isinf()]
+        if len(invalid):
+            raise DataError(
+                f"{path} has label {float(invalid[0]):g}; expected whole numbers from 0 on"
+            )
     return labels.long()
 
 
 def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool = False) -> Store:
     """Open a folder of latents in any layout; `verify` checks every SHA-256 of a prepared store."""
     folder = Path(path).expanduser()
-    found = layout(folder)
-    if found == "prepared":
+    layout = store_layout(folder)
+    if layout == "prepared":
         return LatentStore(folder, verify)
-    return TarStore(folder, kind) if found == "tars" else LightningStore(folder, kind)
+    return TarStore(folder, kind) if layout == "tars" else LightningStore(folder, kind)
 
 
 def _mapped(path: Path) -> Tensors:
-    """Return a file's tensors, which read it as they are indexed; do not write to them.
+    """Return a file's tensors, which are read as they are indexed; do not write to them.
 
-    The mappings hold no file descriptors: a process has 1024, and ImageNet's shards may be more.
+    The mappings hold no file descriptors: a process has 1024, and ImageNet may have more shards.
     """
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        there = f"truncated or no safetensors file ({error})"
-        raise DataError(f"{path} is {there if path.exists() else 'missing'}; {_AGAIN}") from None
+        problem = f"truncated or no safetensors file ({error})" if path.exists() else "missing"
+        raise DataError(f"{path} is {problem}; {_ADVICE}") from None
 
 
 class LatentStore(Store):
@@ -163,99 +189,120 @@ class LatentStore(Store):
         self.mean, self.std = torch.tensor(manifest.mean), torch.tensor(manifest.std)
         self.vae = manifest.vae
         channels = self.shape[0] * (2 if self.kind == "moments" else 1)
-        tails: dict[str, Any] = {"latents": (channels, *self.shape[1:])}
+        row_shapes: dict[str, tuple[int, ...] | None] = {"latents": (channels, *self.shape[1:])}
         if manifest.flips:
-            tails["latents_flip"] = tails["latents"]
+            row_shapes["latents_flip"] = row_shapes["latents"]
         if manifest.labels:
-            tails["labels"] = ()
+            row_shapes["labels"] = ()
         if manifest.text is not None:
             self.text, self.text_encoder = manifest.text.shape, manifest.text.encoder
-            tails |= {"text": self.text, "caption_ends": self.text[:1], "captions": None}
-        files = []
+            row_shapes |= {"text": self.text, "caption_ends": self.text[:1], "captions": None}
+        files, counts = [], []
         for shard in manifest.shards:
             file = path / shard.file
             files.append((file, _mapped(file)))
-            same = file.stat().st_size == shard.bytes
-            same = same and (not verify or sha256(file) == shard.sha256)
-            said = f"{file} has changed: its size or SHA-256 is not what manifest.json says"
-            require(same, f"{said}; {_AGAIN}")
-        self._open(files, tails, [shard.count for shard in manifest.shards])
+            counts.append(shard.count)
+            unchanged = file.stat().st_size == shard.bytes
+            if unchanged and verify:
+                unchanged = sha256(file) == shard.sha256
+            require(
+                unchanged,
+                f"{file} has changed: its size or SHA-256 is not what manifest.json says; "
+                f"{_ADVICE}",
+            )
+        self._open(files, row_shapes, counts)
 
 
-# --- other projects' stores -----------------------------------------------------------------------
+# --- stores of other projects ---------------------------------------------------------------------
 
 
 class TarStore(Store):
     """WebDataset tars with `latent.npy` and `cls`, as the TREAD release reads them.
 
-    MaskDiT's 8-channel moments are read as well, in `latent.npy` or in a field `latent` with the
-    same bytes. Positions of all samples are listed once, and kept in the folder if it is writable.
+    MaskDiT's 8-channel moments are supported too, in `latent.npy` or in a field `latent` with the
+    same bytes. The positions of all samples are listed once and cached in the folder if it is
+    writable.
     """
 
     layout = "a set of WebDataset tars"
 
     def __init__(self, path: Path, kind: str = "auto") -> None:
         tars = visible_files(path, "*.tar")
+        sizes, times = [], []
         for tar in tars:
             require(tar.is_file(), f"{tar} is no file, or a link to none; copy it again")
-        files = [[tar.name, tar.stat().st_size] for tar in tars]
-        state = json.dumps([files, [tar.stat().st_mtime_ns for tar in tars]]).encode()
-        kept, index = path / ".latent-index", b""
-        with contextlib.suppress(OSError):
-            # Behind its checksum: one that is damaged, or of other tars, is made again.
-            found = kept.read_bytes()
-            index = found[32:] if found[:32] == hashlib.sha256(state + found[32:]).digest() else b""
-        if not index:
-            index = save(_positions(tars))
-            with contextlib.suppress(OSError):  # a read-only data set is normal
-                atomic_write(kept, hashlib.sha256(state + index).digest() + index)
-        self._index = load(index)
-        self._tars = [_bytes(tar) for tar in tars]
+            sizes.append([tar.name, tar.stat().st_size])
+            times.append(tar.stat().st_mtime_ns)
+        state = json.dumps([sizes, times]).encode()
+        self._index = load(_cached_positions(path / ".latent-index", state, tars))
+        self._tars = list(map(_mapped_bytes, tars))
         self.labels = self._index["labels"] if len(self._index["labels"]) else None
-        self.count, stored = len(self._index["offset"]), tuple(self._index["like"].shape[1:])
-        self.kind, self.shape = moments_or_sample(stored, kind, f"{tars[0]}: latent.npy")
+        self.count, row_shape = len(self._index["offset"]), tuple(self._index["like"].shape[1:])
+        self.kind, self.shape = moments_or_sample(row_shape, kind, f"{tars[0]}: latent.npy")
         self.scaled = self.kind == "sample"
-        self.fingerprint = self._fingerprint([files, list(stored)])
+        self.fingerprint = self._fingerprint([sizes, list(row_shape)])
 
     def latents(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
         """Return stored rows (B, C or 2 C, H, W)."""
         like = self._index["like"]
         size = like.itemsize * like.shape[1:].numel()
-        at = torch.stack([self._index["tar"][index], self._index["offset"][index]], 1).tolist()
-        rows = torch.stack([self._tars[tar][start : start + size] for tar, start in at])
-        return rows.view(like.dtype).view(-1, *like.shape[1:])
+        tars, offsets = self._index["tar"][index].tolist(), self._index["offset"][index].tolist()
+        rows = []
+        for tar, offset in zip(tars, offsets, strict=True):
+            rows.append(self._tars[tar][offset : offset + size])
+        return torch.stack(rows).view(like.dtype).view(-1, *like.shape[1:])
+
+
+def _cached_positions(path: Path, state: bytes, tars: Sequence[Path]) -> bytes:
+    """Return the positions of all samples as safetensors, from a cache file if it is valid.
+
+    The file starts with a checksum, so that a damaged file, or one of other tars, is replaced.
+    """
+    with contextlib.suppress(OSError):
+        content = path.read_bytes()
+        if content[:32] == hashlib.sha256(state + content[32:]).digest():
+            return content[32:]
+    positions = save(_positions(tars))
+    with contextlib.suppress(OSError):  # the folder may be read-only
+        atomic_write(path, hashlib.sha256(state + positions).digest() + positions)
+    return positions
 
 
 def _positions(tars: Sequence[Path]) -> Tensors:
     """Return tar and offset (N,) of all latents, labels (N,) or none, and a (0, C, H, W) `like`."""
-    tar, offset, labels = [], [], []
+    tar_numbers, offsets, labels = [], [], []
     first: Any = None
     for number, path in enumerate(tars):
         with path.open("rb") as archive:
             for key, fields in samples_of(path).items():
-                where = f"{path}: {key}"
-                dtype, shape, start = latent_in(archive, fields, where)
+                name = f"{path}: {key}"
+                dtype, shape, offset = latent_header(archive, fields, name)
                 first = first or (dtype, shape)
-                held = f"{where} holds {dtype} {list(shape)}; the samples before it hold"
-                require((dtype, shape) == first, f"{held} {first[0]} {list(first[1])}")
-                tar.append(number)
-                offset.append(start)
+                require(
+                    (dtype, shape) == first,
+                    f"{name} holds {dtype} {list(shape)}; the samples before it hold {first[0]} "
+                    f"{list(first[1])}",
+                )
+                tar_numbers.append(number)
+                offsets.append(offset)
                 if "cls" in fields:
                     archive.seek(fields["cls"].offset)
-                    said = archive.read(min(fields["cls"].size, 32)).decode("latin-1")
-                    labels.append(whole(said, f"{where}: cls holds ", DataError))
-                alike = len(labels) in (0, len(offset))
-                require(alike, f"{where}: either all samples have a cls, or none")
+                    text = archive.read(min(fields["cls"].size, 32)).decode("latin-1")
+                    labels.append(whole(text, f"{name}: cls holds ", DataError))
+                require(
+                    len(labels) in (0, len(offsets)),
+                    f"{name}: either all samples have a cls, or none",
+                )
     return {
-        "tar": torch.tensor(tar),
-        "offset": torch.tensor(offset),
+        "tar": torch.tensor(tar_numbers),
+        "offset": torch.tensor(offsets),
         "labels": torch.tensor(labels, dtype=torch.int64),
         "like": torch.from_numpy(np.empty((0, *first[1]), first[0])),
     }
 
 
-def _bytes(path: Path) -> Tensor:
-    """Return a file's bytes, read as they are touched; the mapping holds no file descriptor."""
+def _mapped_bytes(path: Path) -> Tensor:
+    """Return a file's bytes, which are read as they are indexed; it holds no file descriptor."""
     size = path.stat().st_size
     try:
         return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
@@ -266,36 +313,46 @@ def _bytes(path: Path) -> Tensor:
 class LightningStore(Store):
     """LightningDiT's shards: `latents`, `latents_flip` and `labels`, beside `latents_stats.pt`.
 
-    Its published rule normalises with the stored statistics, (latent - mean) / std.
+    As published, latents are normalised with the stored statistics, (latent - mean) / std.
     """
 
     layout = "LightningDiT's safetensors shards"
 
     def __init__(self, path: Path, kind: str = "auto") -> None:
-        files = [(file, _mapped(file)) for file in visible_files(path, "*.safetensors")]
-        shapes = [file["latents"].shape for _, file in files if "latents" in file]
-        require(bool(shapes), f"{path} holds {len(files)} shards without latents")
-        stored = tuple(shapes[0][1:])
-        self.kind, self.shape = moments_or_sample(stored, kind, f"{path}: latents")
-        rows = {"latents": stored, "latents_flip": stored, "labels": ()}
-        tails = {name: tail for name, tail in rows.items() if name in files[0][1]}
-        # What holds none is refused as a file of another shape.
-        counts = [(*file.get("latents", torch.empty(0)).shape, 0)[0] for _, file in files]
+        files, counts, sizes = [], [], []
+        row_shape: tuple[int, ...] | None = None
+        for shard in visible_files(path, "*.safetensors"):
+            tensors = _mapped(shard)
+            files.append((shard, tensors))
+            sizes.append([shard.name, shard.stat().st_size])
+            # A shard without latents, or with a scalar, is refused by `_open`.
+            has_rows = "latents" in tensors and tensors["latents"].ndim > 0
+            counts.append(len(tensors["latents"]) if has_rows else 0)
+            if row_shape is None and "latents" in tensors:
+                row_shape = tuple(tensors["latents"].shape[1:])
+        if row_shape is None:
+            raise DataError(f"{path} holds {len(files)} shards without latents")
+        self.kind, self.shape = moments_or_sample(row_shape, kind, f"{path}: latents")
         require(sum(counts) > 0, f"{path} holds {len(files)} shards without a sample")
-        self._open(files, {"latents": stored} | tails, counts)
+        row_shapes: dict[str, tuple[int, ...] | None] = {"latents": row_shape}
+        if "latents_flip" in files[0][1]:
+            row_shapes["latents_flip"] = row_shape
+        if "labels" in files[0][1]:
+            row_shapes["labels"] = ()
+        self._open(files, row_shapes, counts)
         statistics = path / "latents_stats.pt"
         if statistics.exists():
             self.mean, self.std = _read_statistics(statistics, self.shape[0])
             self.normalised = True
-        self.fingerprint = self._fingerprint([[p.name, p.stat().st_size] for p, _ in files])
+        self.fingerprint = self._fingerprint(sizes)
 
 
 def _read_statistics(path: Path, channels: int) -> tuple[Tensor, Tensor]:
     try:
         values = torch.load(path, map_location="cpu", weights_only=True)
-        mean, std = (values[key].float().flatten() for key in ("mean", "std"))
-        good = len(mean) == len(std) == channels and bool((mean.isfinite() & (std > 0)).all())
-        require(good and bool(std.isfinite().all()), "")
+        mean, std = values["mean"].float().flatten(), values["std"].float().flatten()
+        finite = mean.isfinite() & std.isfinite() & (std > 0)
+        require(len(mean) == len(std) == channels and bool(finite.all()), "other values")
     except Exception:
         raise DataError(
             f"{path} is damaged: expected plain tensors (anything else is refused because it can "

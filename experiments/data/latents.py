@@ -1,10 +1,9 @@
-"""Latents on disk as a data set, and without the disk: how latents become pixels and captions.
+"""Latents on disk as a data set, and the decoding of latents without their store.
 
 A stored row is a sample z of the autoencoder's posterior, or its moments (m, log s^2), from which
 each step samples anew: z = m + s n. The model sees x = (z - a) / b with two numbers per channel:
-the VAE's shift and scale factor, or the data's mean and standard deviation. Weights are sampled on
-machines that never saw the store they were trained on, so an exported file carries these few
-numbers and names.
+the VAE's shift and scale factor, or the data's mean and standard deviation. Exported weights carry
+these numbers and the name of the VAE, so that they can be sampled on machines without the store.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,35 +19,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backbones.validation import validate
 from experiments.data.data_options import DataError, require
 from experiments.data.dataset import Batch, Condition, Dataset, Device, Rows, SampleOrder
-from experiments.data.encoders import DEFAULT, Autoencoder, TextEncoder, sample_moments, why_not
+from experiments.data.encoders import (
+    DEFAULT,
+    Autoencoder,
+    TextEncoder,
+    sample_moments,
+    unavailable_reason,
+)
+from experiments.data.latent_manifest import low_label_warning
+from experiments.data.latent_options import LatentsOptions
 from experiments.data.latent_store import Store, open_store
-from experiments.data.latents_spec import LatentsOptions, first_class_empty
-from experiments.options.fields import build
 from routing.rng import Draws
 
-# Options that change the pictures of a split while the store stays.
-_PIXELS = ("held_out", "kind", "scaled", "scale_factor", "vae", "vae_dtype")
+# Options that change the images of a split while the store stays the same.
+_IMAGE_OPTIONS = ("held_out", "kind", "scaled", "scale_factor", "vae", "vae_dtype")
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """The way from model space x to the autoencoder's latents z = x unit + shift, JSON-able."""
+    """The map from model space x to the autoencoder's latents z = x unit + shift."""
 
     shift: tuple[float, ...]  # one number per channel
     unit: tuple[float, ...]  # one number per channel
-    scaled: bool = False  # whether z is still multiplied by `factor` (samples that were stored so)
-    factor: float | None = None  # the autoencoder's scale factor, or None where nothing names one
+    scaled: bool = False  # whether z is still multiplied by `factor` (scaled samples were stored)
+    factor: float | None = None  # the autoencoder's scale factor, or None if unknown
     offset: float = 0.0  # its shift factor
     vae: str | None = None  # its name or folder, or None
-    text_encoder: str | None = None  # name of what embeds captions, or None
+    text_encoder: str | None = None  # name of the encoder of captions, or None
+
+    def check_consistency(self) -> None:
+        """Refuse a scale factor of 0, and shift and unit of different lengths."""
+        require(
+            self.factor != 0 and len(self.shift) == len(self.unit), "numbers that decode nothing"
+        )
 
 
 class LatentSpace(Dataset):
-    """Latents that are not here: they can be shown and asked for, not read.
+    """Latents without their store: they can be decoded and conditioned on, but not read.
 
-    Of the options, those of a store are not looked at.
+    Options that concern the store are ignored.
     """
 
     options: LatentsOptions
@@ -57,7 +68,7 @@ class LatentSpace(Dataset):
 
     def _open(self) -> None:
         super()._open()
-        # The store or the weights say, not the options.
+        # Set by the store or the weights.
         self.num_classes, self.text = 0, None
 
     @classmethod
@@ -68,7 +79,7 @@ class LatentSpace(Dataset):
         task: str = "class",
         device: Device = "cpu",
     ) -> LatentSpace:
-        """Return the space of weights whose data set described itself by `info`."""
+        """Return the latent space of weights, from the description `info` of their data set."""
         self = cls(options, task, device)
         try:
             channels, height, width = map(int, info["shape"])
@@ -76,10 +87,8 @@ class LatentSpace(Dataset):
             self.num_classes, self.fingerprint = int(info["num_classes"]), str(info["fingerprint"])
             self.class_names = tuple(map(str, info["class_names"]))
             self.text = (int(info["text"][0]), int(info["text"][1])) if info["text"] else None
-            self.decoding = how = build(Decoding, info["decoding"])
-            numbers = (*how.shift, *how.unit, how.offset, how.factor or 1.0)
-            good = len(how.shift) == len(how.unit) == channels and how.factor != 0
-            require(good and all(map(math.isfinite, numbers)), "numbers that decode nothing")
+            self.decoding = validate(Decoding, info["decoding"], "decoding.")
+            require(len(self.decoding.shift) == channels, "another number of channels")
         except (TypeError, ValueError, KeyError, IndexError, OverflowError):
             raise DataError(
                 "the weights do not say how their latents become pixels (damaged metadata); "
@@ -92,51 +101,60 @@ class LatentSpace(Dataset):
         return {"decoding": {**dataclasses.asdict(self.decoding), "vae": self.vae}}
 
     def batch(self, index: Tensor, draws: Draws | None = None, split: str = "train") -> Batch:
-        """Refuse: there are no samples."""
+        """Raise `DataError`: there are no samples."""
         raise DataError("the latents themselves are not here; give their store: data.path=FOLDER")
 
     @property
     def vae(self) -> str | None:
-        """Name or folder of the autoencoder that turns these latents into pixels."""
+        """Name or folder of the autoencoder that decodes these latents."""
         if self.options.vae != "auto":
             return self.options.vae
         return self.decoding.vae or (DEFAULT if self.shape[0] == 4 else None)
 
     @property
     def pixels_fingerprint(self) -> str:
-        """The store's, with the options that show it in another way or split it elsewhere."""
-        chosen = {key: getattr(self.options, key) for key in _PIXELS}
-        said = {k: v for k, v in chosen.items() if v != getattr(LatentsOptions, k)}
-        digest = hashlib.sha256(repr(said).encode()).hexdigest()[:8]
-        return f"{self.fingerprint}-{digest}" if said else self.fingerprint
+        """The store's fingerprint, extended by options that change decoding or the split."""
+        changed = {}
+        for key in _IMAGE_OPTIONS:
+            value = getattr(self.options, key)
+            if value != getattr(LatentsOptions, key):
+                changed[key] = value
+        if not changed:
+            return self.fingerprint
+        return f"{self.fingerprint}-{hashlib.sha256(repr(changed).encode()).hexdigest()[:8]}"
 
     @property
     def cannot_decode(self) -> str:
-        """Why latents cannot be shown as pixels here; empty if they can."""
-        return "" if "_codec" in vars(self) else why_not(self.vae)
+        """Why latents cannot be decoded here; empty if they can."""
+        return "" if "_autoencoder" in vars(self) else unavailable_reason(self.vae)
 
     def to_pixels(self, x: Tensor) -> Tensor:
-        """Decode model space (B, C, H, W) into uint8 RGB (B, 3, 8 H, 8 W) with the VAE."""
-        how = self.decoding
-        both = (how.shift, how.unit)
-        shift, unit = (torch.tensor(v, device=self.device).view(-1, 1, 1) for v in both)
+        """Decode model space (B, C, H, W) to uint8 RGB (B, 3, 8 H, 8 W) with the VAE."""
+        decoding = self.decoding
+        shift = torch.tensor(decoding.shift, device=self.device).view(-1, 1, 1)
+        unit = torch.tensor(decoding.unit, device=self.device).view(-1, 1, 1)
         z = x.to(self.device).float() * unit + shift
-        if how.scaled:
-            if how.factor is None:
+        if decoding.scaled:
+            if decoding.factor is None:
                 raise DataError("scaled latents need data.scale_factor to be decoded")
-            z = z / how.factor + how.offset
-        return torch.cat([self._codec.decode(part) for part in z.split(self.options.decode_batch)])
+            z = z / decoding.factor + decoding.offset
+        images = [self._autoencoder.decode(part) for part in z.split(self.options.decode_batch)]
+        return torch.cat(images)
 
     @functools.cached_property
-    def _codec(self) -> Autoencoder:
+    def _autoencoder(self) -> Autoencoder:
         require(not self.cannot_decode, f"no pixels: {self.cannot_decode}")
-        made = Autoencoder(str(self.vae), self.device, getattr(torch, self.options.vae_dtype))
-        has = f"the VAE {self.vae} has {made.channels} channels and the latents {self.shape[0]}"
-        require(made.channels == self.shape[0], f"{has}; set data.vae to the one that made them")
-        return made
+        dtype = getattr(torch, self.options.vae_dtype)
+        autoencoder = Autoencoder(str(self.vae), self.device, dtype)
+        require(
+            autoencoder.channels == self.shape[0],
+            f"the VAE {self.vae} has {autoencoder.channels} channels and the latents "
+            f"{self.shape[0]}; set data.vae to the one that made them",
+        )
+        return autoencoder
 
     @functools.cached_property
-    def _encoder(self) -> TextEncoder:
+    def _text_encoder(self) -> TextEncoder:
         assert self.text and self.decoding.text_encoder
         return TextEncoder(self.decoding.text_encoder, self.device, self.text[0])
 
@@ -144,100 +162,129 @@ class LatentSpace(Dataset):
         """Embed captions with the text encoder that the store was prepared with."""
         if self.text is None or self.decoding.text_encoder is None:
             return super().encode_text(captions)
-        return self._encoder(captions)
+        return self._text_encoder(captions)
 
 
-# diffusers' `scaling_factor` of Stable Diffusion's first VAE, which foreign 4-channel latents are.
+# diffusers' `scaling_factor` of Stable Diffusion's first VAE, assumed for third-party 4-channel
+# latents.
 SD_SCALE = 0.18215
 _HELD_OUT_SEED = 0x7EAD
-_STATISTICS_FROM = 2048
-# Each has a name and a row of the model's embedding.
-_MOST_CLASSES = 1 << 20
+_STATISTICS_SAMPLES = 2048
+# Each class has a name and a row of the model's embedding.
+_MAX_CLASSES = 1 << 20
 
 
 class Latents(LatentSpace):
-    """A latent store, and a second one or a part of it as held-out split."""
+    """A latent store, with a second store or a part of the first one as held-out split."""
 
     reads_disk = True
 
     def _open(self) -> None:
         super()._open()
-        options, task = self.options, self.task
-        options.check()
+        options = self.options
+        options.check_files()
         assert options.path
         store = open_store(options.path, kind=options.kind, verify=options.verify)
         self._stores = {"train": store}
-        # Rows of the store that a split has; a split that is not named has all of them.
-        self._ids: dict[str, Tensor] = {}
+        # Rows of the store in each split; a split without an entry has all of them.
+        self._rows: dict[str, Tensor] = {}
         self.shape = store.shape
-        if options.test:
-            test = self._stores["test"] = open_store(
-                options.test, kind=options.kind, verify=options.verify
-            )
-            alike: dict[str, list[Any]] = {"shape": [one.shape for one in (test, store)]}
-            if task == "text" and store.text and test.text:
-                alike["shape of captions"] = [test.text[1:], store.text[1:]]
-            if options.scaled == "auto":
-                said = ("latents as its VAE makes them", "scaled latents")
-                alike["scale (data.scaled=yes|no)"] = [said[one.scaled] for one in (test, store)]
-            if test.scale_factor and store.scale_factor:
-                alike["scale factor of the VAE"] = [test.scale_factor, store.scale_factor]
-            for what, (second, first) in alike.items():
-                held = f"data.test={options.test} holds {second} and data.path {first}"
-                require(second == first, f"{held}; both must have one {what}")
-        elif options.held_out:
-            count, whole = options.held_out, store.count
-            nothing = f"data.held_out={count} leaves nothing of {whole} samples to train on"
-            require(count < whole, nothing)
-            order = SampleOrder(_HELD_OUT_SEED, whole).lookup(torch.arange(whole))
-            self._stores["test"] = store
-            self._ids = {"test": order[:count].sort()[0], "train": order[count:].sort()[0]}
-        self.sizes = {split: one.count for split, one in self._stores.items()}
-        self.sizes |= {split: len(ids) for split, ids in self._ids.items()}
-        for split, one in self._stores.items():
-            self._require(one, options.test if split == "test" and options.test else options.path)
-        self._affine(store)
+        paths = {"train": options.path}
         self.fingerprint = store.fingerprint
         if options.test:
-            self.fingerprint += f"-{self._stores['test'].fingerprint}"
+            test_store = open_store(options.test, kind=options.kind, verify=options.verify)
+            self._check_alike(store, test_store)
+            self._stores["test"], paths["test"] = test_store, options.test
+            self.fingerprint += f"-{test_store.fingerprint}"
+        elif options.held_out:
+            self._hold_out(store, options.held_out)
+            paths["test"] = options.path
+        self.sizes = {}
+        for split, split_store in self._stores.items():
+            rows = self._rows.get(split)
+            self.sizes[split] = split_store.count if rows is None else len(rows)
+            self._read_conditions(split_store, paths[split])
+        self._set_decoding(store)
 
-    def _require(self, store: Store, path: str) -> None:
-        """Refuse a store that lacks what the task asks for; take over classes and captions."""
+    def _hold_out(self, store: Store, held_out: int) -> None:
+        """Split one store by a fixed permutation."""
+        require(
+            held_out < store.count,
+            f"data.held_out={held_out} leaves nothing of {store.count} samples to train on",
+        )
+        order = SampleOrder(_HELD_OUT_SEED, store.count).lookup(torch.arange(store.count))
+        self._stores["test"] = store
+        self._rows = {"test": order[:held_out].sort()[0], "train": order[held_out:].sort()[0]}
+
+    def _check_alike(self, store: Store, test_store: Store) -> None:
+        """Refuse a held-out store with another shape or scale than the training store."""
+
+        def compare(name: str, value: Any, test_value: Any) -> None:
+            require(
+                test_value == value,
+                f"data.test={self.options.test} holds {test_value} and data.path {value}; both "
+                f"must have one {name}",
+            )
+
+        compare("shape", store.shape, test_store.shape)
+        if self.task == "text" and store.text and test_store.text:
+            compare("shape of captions", store.text[1:], test_store.text[1:])
+        if self.options.scaled == "auto":
+            names = {False: "latents as its VAE makes them", True: "scaled latents"}
+            compare("scale (data.scaled=yes|no)", names[store.scaled], names[test_store.scaled])
+        if test_store.scale_factor and store.scale_factor:
+            compare("scale factor of the VAE", store.scale_factor, test_store.scale_factor)
+
+    def _read_conditions(self, store: Store, path: str) -> None:
+        """Set classes or the shape of captions; refuse a store that lacks what the task needs."""
         lacks = f"{path} is {store.layout} without"
         if self.task == "text":
-            how = "use task=class, or prepare it with --captions and --text"
-            require(store.text is not None, f"{lacks} captions; {how}")
+            advice = "use task=class, or prepare it with --captions and --text"
+            require(store.text is not None, f"{lacks} captions; {advice}")
             self.text = store.text[1:] if store.text else None
         if self.task != "class":
             return
-        how = "use task=none, or store a label (cls) with every latent"
-        require(store.labels is not None, f"{lacks} labels; {how}")
-        assert store.labels is not None
-        named = self._stores["train"].classes
+        if store.labels is None:
+            advice = "use task=none, or store a label (cls) with every latent"
+            raise DataError(f"{lacks} labels; {advice}")
         low, high = int(store.labels.min()), int(store.labels.max())
-        require(high < _MOST_CLASSES, f"{path} has label {high}, which is damage; mend the store")
-        # Where one list goes on with the other, or knows none of its names, the numbers say it.
-        alike = named[: len(store.classes)] == store.classes[: len(named)]
-        known = {name: number for number, name in enumerate(named)}
-        if not alike and known.keys() & {*store.classes} and 0 <= low <= high < len(store.classes):
-            found = [store.classes[number] for number in store.labels.unique()]
-            strange = [name for name in found if name not in known]
-            lacking = f"{path} has classes that {self.options.path} lacks, such as {strange[:1]}"
-            require(not strange, f"{lacking}; leave them out where it is prepared")
-            numbers = torch.tensor([known.get(name, -1) for name in store.classes])
-            store.labels = numbers[store.labels]
+        require(high < _MAX_CLASSES, f"{path} has label {high}, which is damage; mend the store")
+        class_names = self._stores["train"].classes
+        if _needs_mapping(store.classes, class_names) and 0 <= low <= high < len(store.classes):
+            store.labels = self._map_labels(store.labels, store.classes, class_names, path)
             high = int(store.labels.max())
-        self.num_classes = self.options.num_classes or len(named) or self.num_classes or high + 1
-        strange_one = f"label {low if low < 0 else high}, outside 0..{self.num_classes - 1}"
-        mend = f"set data.num_classes={high + 1}, or mend the store"
-        require(0 <= low <= high < self.num_classes, f"{path} has {strange_one}; {mend}")
+        self.num_classes = (
+            self.options.num_classes or len(class_names) or self.num_classes or high + 1
+        )
+        invalid = low if low < 0 else high
+        require(
+            0 <= low <= high < self.num_classes,
+            f"{path} has label {invalid}, outside 0..{self.num_classes - 1}; set "
+            f"data.num_classes={high + 1}, or mend the store",
+        )
         if low > 0 and store is self._stores["train"]:
-            warnings.warn(first_class_empty(f"{path}: its", low), stacklevel=2)
-        self.class_names = named or tuple(str(k) for k in range(self.num_classes))
+            warnings.warn(low_label_warning(f"{path}: its", low), stacklevel=2)
+        self.class_names = class_names or tuple(map(str, range(self.num_classes)))
 
-    def _affine(self, store: Store) -> None:
+    def _map_labels(
+        self, labels: Tensor, names: Sequence[str], class_names: Sequence[str], path: str
+    ) -> Tensor:
+        """Renumber labels of a store with class `names` to those of the training store."""
+        numbers = {name: number for number, name in enumerate(class_names)}
+        mapping = torch.full((len(names),), -1)
+        for label in labels.unique().tolist():
+            require(
+                names[label] in numbers,
+                f"{path} has classes that {self.options.path} lacks, such as {[names[label]]}; "
+                "leave them out where it is prepared",
+            )
+            mapping[label] = numbers[names[label]]
+        return mapping[labels]
+
+    def _set_decoding(self, store: Store) -> None:
+        """Set shift and unit, by which latents are normalised and decoded."""
         options = self.options
-        # `auto`: samples of other projects' stores come scaled, as the TREAD release expects them.
+        # `auto`: samples in third-party stores are scaled, as the TREAD release expects them.
         scaled = store.scaled if options.scaled == "auto" else options.scaled == "yes"
         factor = options.scale_factor or store.scale_factor
         if factor is None and self.shape[0] == 4:
@@ -257,67 +304,74 @@ class Latents(LatentSpace):
                 )
             shift, unit = shift + store.shift_factor, unit / factor
         self._shift, self._unit = shift.to(self.device), unit.to(self.device)
-        shifts, units = (tuple(part.flatten().tolist()) for part in (shift, unit))
-        encoder = store.text_encoder if self.task == "text" else None
         self.decoding = Decoding(
-            shifts, units, scaled, factor, store.shift_factor, store.vae, encoder
+            shift=tuple(shift.flatten().tolist()),
+            unit=tuple(unit.flatten().tolist()),
+            scaled=scaled,
+            factor=factor,
+            offset=store.shift_factor,
+            vae=store.vae,
+            text_encoder=store.text_encoder if self.task == "text" else None,
         )
 
     def _statistics(self, store: Store) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation per channel, measured if the store lacks them."""
         if store.mean is not None and store.std is not None:
             return store.mean, store.std
-        count = min(store.count, _STATISTICS_FROM)
+        count = min(store.count, _STATISTICS_SAMPLES)
         index = torch.arange(count) * store.count // count
         rows = store.latents(index).double()
         mean, variance = rows.mean((0, 2, 3)), rows.var((0, 2, 3), correction=0)
-        if store.kind == "moments":  # of each channel, then of its noise
+        if store.kind == "moments":  # the variance of the means, plus the mean variance
             mean, _ = mean.chunk(2)
             variance = variance.chunk(2)[0] + rows.chunk(2, 1)[1].exp().mean((0, 2, 3))
-        constant = f"{self.options.path} has a constant channel; data.scale=std cannot scale it"
-        require(bool((variance > 0).all()), constant)
+        require(
+            bool((variance > 0).all()),
+            f"{self.options.path} has a constant channel; data.scale=std cannot scale it",
+        )
         return mean.float(), variance.sqrt().float()
 
     def rows(self, index: Tensor, draws: Draws | None, split: str = "train") -> Rows:
-        """Read latents, labels, captions; flips are drawn here, for flipped rows may be stored."""
-        at, store = self._find(index, split)
-        flip = torch.zeros(len(at), dtype=torch.bool)
+        """Read latents, and labels or captions; flips are drawn here, as they may be stored."""
+        positions, store = self._positions(index, split)
+        flip = torch.zeros(len(positions), dtype=torch.bool)
         # On the CPU, and in another thread: numbers drawn on a GPU would wait for its work.
-        random = draws.on("cpu") if draws is not None and split == "train" else None
-        if random is not None and self.options.flip != "none":
-            flip = random.uniform("flip", 1)[:, 0] < 0.5
-        stored = self.options.flip == "auto" and store.has_flips
-        tensors, captions = self._asked(at, store, random)
-        tensors["latents"] = store.latents(at, flip if stored else None)
+        cpu_draws = draws.on("cpu") if draws is not None and split == "train" else None
+        if cpu_draws is not None and self.options.flip != "none":
+            flip = cpu_draws.uniform("flip", 1)[:, 0] < 0.5
+        use_stored_flips = self.options.flip == "auto" and store.has_flips
+        tensors, captions = self._conditions(positions, store, cpu_draws)
+        tensors["latents"] = store.latents(positions, flip if use_stored_flips else None)
         if self.options.flip == "mirror":
             tensors["mirror"] = flip
         return Rows(tensors, captions)
 
-    def _find(self, index: Tensor, split: str) -> tuple[Tensor, Store]:
-        """Return the rows of samples `index` of a split in its store."""
+    def _positions(self, index: Tensor, split: str) -> tuple[Tensor, Store]:
+        """Return the rows in its store of samples `index` of a split."""
         index = index.cpu()
         self._check(index, split)
-        at = self._ids[split][index] if split in self._ids else index
-        return at, self._stores[split]
+        positions = self._rows[split][index] if split in self._rows else index
+        return positions, self._stores[split]
 
-    def _asked(
-        self, at: Tensor, store: Store, random: Draws | None
+    def _conditions(
+        self, positions: Tensor, store: Store, draws: Draws | None
     ) -> tuple[dict[str, Tensor], list[str] | None]:
-        """Return labels `y` or caption embeddings `text` of rows `at`, and captions in words."""
+        """Return labels `y`, or caption embeddings `text` and captions, of rows of a store."""
         if self.task == "class" and store.labels is not None:
-            return {"y": store.labels[at]}, None
+            return {"y": store.labels[positions]}, None
         if self.task == "text" and store.text is not None:
-            which = torch.zeros(len(at), dtype=torch.int64)
-            if random is not None:
-                which = (random.uniform("caption", 1)[:, 0] * store.text[0]).long()
-            text, captions = store.text_rows(at, which)
+            caption_number = torch.zeros(len(positions), dtype=torch.int64)
+            if draws is not None:
+                caption_number = (draws.uniform("caption", 1)[:, 0] * store.text[0]).long()
+            text, captions = store.text_rows(positions, caption_number)
             return {"text": text}, captions
         return {}, None
 
     def condition(self, index: Tensor, split: str = "test") -> Condition:
         """Return labels or first captions of samples `index` (B,) without reading latents."""
-        found, captions = self._asked(*self._find(index, split), None)
-        put = {key: tensor.to(self.device) for key, tensor in found.items()}
-        return Condition(**put, captions=captions)
+        tensors, captions = self._conditions(*self._positions(index, split), None)
+        on_device = {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        return Condition(**on_device, captions=captions)
 
     def batch(self, index: Tensor, draws: Draws | None = None, split: str = "train") -> Batch:
         """Return latents in model space."""
@@ -326,14 +380,26 @@ class Latents(LatentSpace):
     def assemble(self, rows: Rows, index: Tensor, draws: Draws | None, split: str) -> Batch:
         """Return latents in model space.
 
-        Without `draws` (references, previews) there are no flips, the first caption is taken and
-        the noise of moments depends on the sample alone.
+        Without `draws` (references, previews) there are no flips, the first caption is used and the
+        noise of moments depends on the sample alone.
         """
-        put = {k: v.to(self.device, non_blocking=True) for k, v in rows.tensors.items()}
-        z = put["latents"].float()
+        tensors = {}
+        for name, tensor in rows.tensors.items():
+            tensors[name] = tensor.to(self.device, non_blocking=True)
+        z = tensors["latents"].float()
         if self._stores[split].kind == "moments":
             z = sample_moments(z, draws or Draws(0, 0, index, self.device), "moments")
-        if "mirror" in put:
-            z = torch.where(put["mirror"].view(-1, 1, 1, 1), z.flip(-1), z)
+        if "mirror" in tensors:
+            z = torch.where(tensors["mirror"].view(-1, 1, 1, 1), z.flip(-1), z)
         x = (z - self._shift) / self._unit
-        return Batch(x, put.get("y"), put.get("text"), rows.captions)
+        return Batch(x, tensors.get("y"), tensors.get("text"), rows.captions)
+
+
+def _needs_mapping(names: Sequence[str], class_names: Sequence[str]) -> bool:
+    """Return whether labels have to be renumbered to the classes of the training store.
+
+    If one list of names continues the other, or they have no name in common, labels keep their
+    numbers.
+    """
+    one_continues_other = class_names[: len(names)] == names[: len(class_names)]
+    return not one_continues_other and bool(set(class_names) & set(names))

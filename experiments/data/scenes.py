@@ -1,13 +1,14 @@
-"""Procedural pictures: sample i is a function of (seed, split, i), on any device and any worker.
+"""Procedural images: sample i is a function of (seed, split, i), on any device and any worker.
 
-A picture has four quadrants. Each is empty or holds one shape with a colour and a size; exactly one
-shape is large, and the class names it. The caption names everything that was chosen:
+An image has four quadrants. Each is empty or holds one shape with a colour and a size; exactly one
+shape is large, and it determines the class. The caption describes all shapes and the background:
 
     a large red circle at the top left, a small blue ring at the top right and
     a small green cross at the bottom left on a gray background
 
-Captions become tensors without any trained weights: row w of a Hadamard matrix for a word, plus row
-32 + i for its place i in the sentence. The 64 rows are orthogonal, so a linear layer can read both.
+Captions are embedded without trained weights: row w of a Hadamard matrix for word w, plus row
+32 + i for its position i in the sentence. The 64 rows are orthogonal, so a linear layer can read
+both.
 
 Shapes are signed distance functions s(p), in pixels; a pixel is covered by clamp(1/2 - s, 0, 1),
 which antialiases every edge. No shape leaves its quadrant, so each quadrant is rendered alone and
@@ -27,8 +28,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from experiments.data.data_options import DataError, ScenesOptions, require
+from experiments.data.data_options import DataError, require
 from experiments.data.dataset import Batch, Condition, Dataset, to_uint8
+from experiments.data.image_options import ScenesOptions
 from routing.errors import suggest
 from routing.layout import table
 from routing.rng import Draws, widest
@@ -60,7 +62,7 @@ _EXAMPLE = '"a large red circle at the top left on a black background"'
 
 @dataclass(frozen=True)
 class Attributes:
-    """What is in each of B pictures: 0 for an empty quadrant, k for word k - 1 of a tuple above."""
+    """Contents of B images: 0 for an empty quadrant, k for entry k - 1 of a tuple above."""
 
     shape: Tensor  # (B, 4) int64 in reading order of `PLACES`
     colour: Tensor  # (B, 4) int64
@@ -68,45 +70,49 @@ class Attributes:
     background: Tensor  # (B,) int64, counted from 0
 
     def labels(self) -> Tensor:
-        """Return the class of the large shape, (B,) int64; -1 where not exactly one is large."""
+        """Return the class of the large shape, (B,) int64; -1 unless exactly one is large."""
         large = self.size == 1
-        at = large.int().argmax(1, keepdim=True)
-        label = (self.shape.gather(1, at) - 1) * len(COLOURS) + self.colour.gather(1, at) - 1
+        quadrant = large.int().argmax(1, keepdim=True)
+        shape, colour = self.shape.gather(1, quadrant) - 1, self.colour.gather(1, quadrant) - 1
+        label = shape * len(COLOURS) + colour
         return torch.where(large.sum(1) == 1, label[:, 0], -1)
 
     def captions(self) -> list[str]:
-        """Return one English sentence for each picture, the large shape first."""
-        said = (" ".join(WORDS[i] for i in row if i) for row in self.tokens().tolist())
-        return [sentence.replace(" ,", ",") for sentence in said]
+        """Return one English sentence for each image, the large shape first."""
+        sentences = []
+        for row in self.tokens().tolist():
+            sentence = " ".join(WORDS[token] for token in row if token)
+            sentences.append(sentence.replace(" ,", ","))
+        return sentences
 
     def tokens(self) -> Tensor:
         """Return the captions as word indices, (B, 32) int64.
 
-        Training needs no strings, and making them would wait for the device.
+        Training uses these instead of strings, which would synchronise with the device.
         """
         device = self.shape.device
-        # Sorted by (absent, small, quadrant): the order in which the caption names them.
+        # Sorted by (absent, small, quadrant): the order of the caption.
         rank = (self.shape == 0) * 16 + self.size * 4 + torch.arange(4, device=device)
         order = rank.argsort(1)[:, :3]
         count = (self.shape > 0).sum(1, keepdim=True)
-        # The words of one kind are neighbours in the vocabulary: counted from the first of each.
+        # Words of one kind are consecutive in the vocabulary: offsets from the first one suffice.
         phrase = _ids("a large red circle at the top left and", device).repeat(len(order), 4, 1)
         phrase[..., 1:4] += torch.stack((self.size, self.colour, self.shape), -1) - 1
         phrase[..., 6:8] += constant(((0, 0), (0, 1), (1, 0), (1, 1)), torch.int64, device)
         rows = phrase.gather(1, order[..., None].expand(-1, -1, 9))
-        # Behind each phrase: a comma if two more follow, "and" if one does.
-        left = count - torch.arange(1, 4, device=device)
-        rows[..., 8] = torch.where(left > 1, _INDEX[","], rows[..., 8])
-        place, end = torch.arange(LENGTH, device=device), 9 * count - 1
-        ids = F.pad(rows.flatten(1), (0, LENGTH - 27)) * (place < end)
+        # After each phrase: a comma if two more follow, "and" if one does.
+        remaining = count - torch.arange(1, 4, device=device)
+        rows[..., 8] = torch.where(remaining > 1, _INDEX[","], rows[..., 8])
+        position, end = torch.arange(LENGTH, device=device), 9 * count - 1
+        ids = F.pad(rows.flatten(1), (0, LENGTH - 27)) * (position < end)
         tail = _ids("on a black background", device).repeat(len(order), 1)
         tail[:, 2] += self.background
-        return ids.scatter(1, end + place[:4], tail)
+        return ids.scatter(1, end + position[:4], tail)
 
 
 @table
 def constant(values: tuple, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return constants on a device, copied there once: each copy would wait for the device."""
+    """Return constants on a device, copied there once: each copy synchronises with the device."""
     return torch.tensor(values, dtype=dtype, device=device)
 
 
@@ -115,46 +121,49 @@ def _ids(words: str, device: torch.device) -> Tensor:
 
 
 def read_captions(captions: Sequence[str]) -> Attributes:
-    """Return what captions say: the inverse of `Attributes.captions`."""
-    rows = torch.zeros(len(captions), 3, 4, dtype=torch.int64)
-    grounds = torch.zeros(len(captions), dtype=torch.int64)
+    """Parse captions: the inverse of `Attributes.captions`."""
+    attributes = torch.zeros(len(captions), 3, 4, dtype=torch.int64)  # shape, colour, size
+    backgrounds = torch.zeros(len(captions), dtype=torch.int64)
     for row, caption in enumerate(captions):
         text = " ".join(caption.lower().split())
-        said, found = re.fullmatch(_CAPTION, text), re.findall(_OBJECT, text)
-        if said is None or len({place for *_, place in found}) != len(found):
+        sentence, objects = re.fullmatch(_CAPTION, text), re.findall(_OBJECT, text)
+        quadrants = {position for *_, position in objects}
+        if sentence is None or len(quadrants) != len(objects):
             raise DataError(
                 f"caption {caption!r} does not describe a scene; expected sentences like {_EXAMPLE}"
             )
-        for size, colour, shape, place in found:
-            words = SHAPES.index(shape), COLOURS.index(colour), SIZES.index(size)
-            rows[row, :, PLACES.index(place)] = torch.tensor(words) + 1
-        grounds[row] = BACKGROUNDS.index(said[1])
-    shapes, colours, sizes = rows.unbind(1)
-    return Attributes(shapes, colours, sizes, grounds)
+        for size, colour, shape, position in objects:
+            indices = SHAPES.index(shape), COLOURS.index(colour), SIZES.index(size)
+            attributes[row, :, PLACES.index(position)] = torch.tensor(indices) + 1
+        backgrounds[row] = BACKGROUNDS.index(sentence[1])
+    shapes, colours, sizes = attributes.unbind(1)
+    return Attributes(shapes, colours, sizes, backgrounds)
 
 
 def tokenize(captions: Sequence[str]) -> Tensor:
     """Return word indices, (B, 32) int64, padded with 0."""
     ids = torch.zeros(len(captions), LENGTH, dtype=torch.int64)
     for row, caption in enumerate(captions):
-        words = re.findall(r"[^\s,]+|,", caption.lower())
-        said = f"a caption has {len(words)} words and commas"
-        require(len(words) <= LENGTH, f"{said}; expected at most {LENGTH}")
-        for place, word in enumerate(words):
-            if word not in _INDEX:
-                raise DataError(
-                    f"data=scenes has no word {word!r}{suggest(word, WORDS)}; it knows "
-                    + " ".join(WORDS[1:])
-                )
-            ids[row, place] = _INDEX[word]
+        tokens = re.findall(r"[^\s,]+|,", caption.lower())
+        require(
+            len(tokens) <= LENGTH,
+            f"a caption has {len(tokens)} words and commas; expected at most {LENGTH}",
+        )
+        for position, token in enumerate(tokens):
+            require(
+                token in _INDEX,
+                f"data=scenes has no word {token!r}{suggest(token, WORDS)}; it knows "
+                + " ".join(WORDS[1:]),
+            )
+            ids[row, position] = _INDEX[token]
     return ids
 
 
 def embed(ids: Tensor) -> Tensor:
     """Return (B, 32, 64) float32 embeddings of word indices (B, 32)."""
     vectors = _hadamard(ids.device)
-    place = vectors[WIDTH - LENGTH :]
-    return (vectors[ids] + place) / 2**0.5
+    positions = vectors[WIDTH - LENGTH :]
+    return (vectors[ids] + positions) / 2**0.5
 
 
 @table
@@ -166,7 +175,7 @@ def _hadamard(device: torch.device) -> Tensor:
 _INDEX = {word: i for i, word in enumerate(WORDS) if word}
 
 
-# --- pictures -------------------------------------------------------------------------------------
+# --- images ---------------------------------------------------------------------------------------
 
 
 SIDE = 32
@@ -183,15 +192,16 @@ _INK = (
     (0.1, 0.85, 0.9),
 )
 _GROUND = (0.06, 0.5, 0.94)
-_STATISTICS_FROM = 1024
+_STATISTICS_SAMPLES = 1024
 
 
 def choose(draws: Draws, max_shapes: int = 3) -> tuple[Attributes, Tensor]:
-    """Choose what is in each picture, a row of `draws` for each.
+    """Sample the contents of images, one for each row of `draws`.
 
     Returns:
-        The attributes, and (B, 4, 7) uniform numbers for what words leave open: radius, x, y,
-        brightness and a tint for each channel (of the background in quadrant 0's last).
+        The attributes, and (B, 4, 7) uniform numbers for the properties that captions do not
+        describe: radius, x, y, brightness and a tint for each channel (of the background in the
+        last one of quadrant 0).
     """
     u = draws.uniform("scene", 42, dtype=torch.float64)
     count = (u[:, 0] * max_shapes).long() + 1
@@ -222,12 +232,12 @@ def _distance(shape: Tensor, x: Tensor, y: Tensor, r: Tensor) -> Tensor:
 
 
 def draw(attributes: Attributes, free: Tensor) -> Tensor:
-    """Render pictures, uint8 RGB (B, 3, 32, 32); `free` (B, 4, 7) are the numbers of `choose`."""
+    """Render uint8 RGB images (B, 3, 32, 32); `free` (B, 4, 7) are the numbers of `choose`."""
     radii = constant(((0.0, 0.0), *_RADIUS), free.dtype, free.device)[attributes.size]
     radius = radii[..., 0] + free[..., 0] * (radii[..., 1] - radii[..., 0])
-    # Half a pixel of air keeps shapes of neighbouring quadrants apart.
-    room = _CELL / 2 - 0.5 - radius
-    centre = _CELL / 2 + (2 * free[..., 1:3] - 1) * room[..., None]
+    # A margin of half a pixel separates shapes of neighbouring quadrants.
+    max_offset = _CELL / 2 - 0.5 - radius
+    centre = _CELL / 2 + (2 * free[..., 1:3] - 1) * max_offset[..., None]
     axis = torch.arange(_CELL, dtype=free.dtype, device=free.device) + 0.5
     x = axis - centre[..., 0, None, None]
     y = axis[:, None] - centre[..., 1, None, None]
@@ -239,16 +249,16 @@ def draw(attributes: Attributes, free: Tensor) -> Tensor:
     ground = ground + 0.1 * (free[:, 0, 6] - 0.5)
     ground = ground.view(-1, 1, 1, 1, 1)
     cells = ground + (ink.clamp(0, 1)[..., None, None] - ground) * cover[:, :, None]
-    picture = cells.view(-1, 2, 2, 3, _CELL, _CELL).permute(0, 3, 1, 4, 2, 5)
-    return to_uint8(picture.reshape(-1, 3, SIDE, SIDE) * 255)
+    images = cells.view(-1, 2, 2, 3, _CELL, _CELL).permute(0, 3, 1, 4, 2, 5)
+    return to_uint8(images.reshape(-1, 3, SIDE, SIDE) * 255)
 
 
 class Scenes(Dataset):
-    """Endless pictures with classes and captions; `train` and `test` are separate streams.
+    """Endless images with classes and captions; `train` and `test` are separate streams.
 
-    The class is the large shape's colour and shape (30 classes); the caption names every shape with
-    size, colour and place, and the background. Pixels are shifted and scaled by two numbers to mean
-    0 and `sigma_data`.
+    The class is colour and shape of the large shape (30 classes). The caption describes every shape
+    with size, colour and position, and the background. Pixels are shifted and scaled to mean 0 and
+    standard deviation `sigma_data`.
     """
 
     options: ScenesOptions
@@ -256,7 +266,7 @@ class Scenes(Dataset):
     def _open(self) -> None:
         self.class_names = CLASSES if self.task == "class" else ()
         self.sizes = {"train": None, "test": None}
-        first = draw(*self._choose(torch.arange(_STATISTICS_FROM), "train")).cpu().long()
+        first = draw(*self._choose(torch.arange(_STATISTICS_SAMPLES), "train")).cpu().long()
         count = first.numel()
         self._mean = int(first.sum()) / count
         self._std = (int((first * first).sum()) / count - self._mean**2) ** 0.5
@@ -266,41 +276,41 @@ class Scenes(Dataset):
         self.fingerprint = digest.hexdigest()[:16]
 
     def _choose(self, index: Tensor, split: str) -> tuple[Attributes, Tensor]:
-        # float64 is missing on Apple's GPUs: pictures are then made on the CPU and moved.
+        # Apple's GPUs lack float64: there, images are rendered on the CPU and moved.
         device = torch.device("cpu") if widest(self.device) != torch.float64 else self.device
         draws = Draws(self.options.seed, STREAMS[split], index, device)
         return choose(draws, self.options.max_shapes)
 
     def attributes(self, index: Tensor, split: str = "train") -> Attributes:
-        """Return what is in pictures `index` (B,) without rendering them."""
+        """Return the contents of images `index` (B,) without rendering them."""
         return self._choose(index, split)[0]
 
     def batch(self, index: Tensor, draws: Draws | None = None, split: str = "train") -> Batch:
-        """Return pictures with labels or captions; the index alone decides what is in them."""
+        """Return images with labels or captions, functions of the index alone."""
         self._check(index, split)
         attributes, free = self._choose(index, split)
         x = self.from_pixels(draw(attributes, free).to(self.device))
-        asked = self._condition(attributes, in_words=split != "train")
-        return Batch(x, asked.y, asked.text, asked.captions)
+        condition = self._condition(attributes, as_text=split != "train")
+        return Batch(x, condition.y, condition.text, condition.captions)
 
     def condition(self, index: Tensor, split: str = "test") -> Condition:
-        """Return labels or captions of pictures `index` (B,) without rendering them."""
-        return self._condition(self.attributes(index, split), in_words=True)
+        """Return labels or captions of images `index` (B,) without rendering them."""
+        return self._condition(self.attributes(index, split), as_text=True)
 
-    def _condition(self, attributes: Attributes, in_words: bool) -> Condition:
+    def _condition(self, attributes: Attributes, as_text: bool) -> Condition:
         if self.task == "class":
             return Condition(y=attributes.labels().to(self.device))
         if self.task == "text":
             text = embed(attributes.tokens().to(self.device))
-            return Condition(text=text, captions=attributes.captions() if in_words else None)
+            return Condition(text=text, captions=attributes.captions() if as_text else None)
         return Condition()
 
     def from_pixels(self, pixels: Tensor) -> Tensor:
-        """Turn uint8 RGB (B, 3, 32, 32) into model space."""
+        """Scale uint8 RGB (B, 3, 32, 32) to model space."""
         return (pixels.float() - self._mean) * (self.sigma_data / self._std)
 
     def to_pixels(self, x: Tensor) -> Tensor:
-        """Turn model space (B, 3, 32, 32) into uint8 RGB."""
+        """Decode model space (B, 3, 32, 32) to uint8 RGB."""
         return to_uint8(x.float() * (self._std / self.sigma_data) + self._mean)
 
     def encode_text(self, captions: Sequence[str]) -> Tensor:

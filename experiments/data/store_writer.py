@@ -1,8 +1,8 @@
-"""Pictures to a latent store, shard by shard: each one is whole or absent, so a kill loses one.
+"""Write images to a latent store, shard by shard; each shard is whole or absent.
 
-Shard k holds pictures k S .. (k+1) S - 1 of the source without those that cannot be read. It is
-written first, then a small JSON beside it with its checksum and sums; the manifest comes last, from
-the JSONs alone, by whichever process finds all of them. Processes share nothing but the folder.
+Shard k holds images k S .. (k+1) S - 1 of the source, except unreadable ones. It is written first,
+then a small JSON file beside it with its checksum and sums. The manifest is written last, from the
+JSON files alone, by whichever process finds all of them. Processes share nothing but the folder.
 """
 
 from __future__ import annotations
@@ -16,51 +16,149 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
+from backbones.validation import validate
 from experiments.data.data_options import DataError, require
 from experiments.data.encoders import Autoencoder, TextEncoder, sample_moments
-from experiments.data.latents_spec import (
+from experiments.data.image_sources import ImageSource
+from experiments.data.latent_manifest import (
     FORMAT,
     MANIFEST,
     Manifest,
     StoredShard,
     StoredText,
-    first_class_empty,
+    low_label_warning,
 )
-from experiments.data.picture_sources import PictureSource, RawPicture, crop_ahead
+from experiments.data.raw_images import CroppedImage, RawImage, crop_ahead
 from experiments.runtime.files import atomic_write
-from experiments.runtime.parsing import Malformed, is_number, json_of
+from experiments.runtime.parsing import Malformed, json_of
+from routing.errors import UserError
 from routing.rng import Draws
+
+Count = Annotated[int, Ge(0)]
 
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """What makes two preparations of one source the same."""
+    """Settings that must be equal for a preparation to continue."""
 
     vae: str  # name or folder of the autoencoder
-    size: int = 256  # side of the cropped pictures in pixels
-    kind: str = "moments"  # `moments` (a training step samples from them anew) or one `sample`
-    flips: bool = True  # store mirrored pictures' latents too
+    size: int = 256  # side of the cropped images in pixels
+    kind: str = "moments"  # `moments`, from which every training step samples, or one `sample`
+    flips: bool = True  # also store latents of mirrored images
     dtype: str = "float16"  # `float16` or `float32` on disk
-    shard: int = 4096  # pictures per shard
+    shard: int = 4096  # images per shard
     text: str | None = None  # name or folder of the text encoder, or None
-    captions: int = 1  # captions stored per picture
+    captions: int = 1  # captions stored per image
     text_length: int = 77  # tokens per caption
 
 
+@dataclass(frozen=True)
+class ShardSums:
+    """Sums over the latents and labels of a shard."""
+
+    n: Count  # number of values per channel
+    sum: tuple[float, ...]  # per channel
+    square: tuple[float, ...]  # second moment per channel, times n
+    label: int  # highest label; -1 without labels
+    lowest: int | None = None  # lowest label; shards of older versions lack it
+
+
+@dataclass(frozen=True)
+class ShardSummary:
+    """Size, checksum and sums of a finished shard."""
+
+    count: Count  # number of samples
+    bytes: Count
+    sha256: str
+    sums: ShardSums
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """The JSON file beside a finished shard: its summary, and its unreadable images."""
+
+    summary: ShardSummary
+    skipped: list[tuple[str, str]]  # name and reason
+
+    def dumps(self) -> str:
+        """Return the record as JSON."""
+        return json.dumps({**asdict(self.summary), "skipped": self.skipped}) + "\n"
+
+    @classmethod
+    def parse(cls, content: bytes) -> ShardRecord:
+        """Read JSON; `UserError` for anything that `dumps` does not write."""
+        values = json_of(content)
+        if not isinstance(values, dict):
+            raise Malformed("expected a mapping")
+        skipped = []
+        for entry in values.pop("skipped", ()):
+            # Not by `validate`: names may hold bytes that are not UTF-8.
+            if not isinstance(entry, list) or list(map(type, entry)) != [str, str]:
+                raise Malformed(f"skipped holds {entry!r}")
+            skipped.append((entry[0], entry[1]))
+        return cls(validate(ShardSummary, values), skipped)
+
+
+class ShardContent:
+    """Collects the encoded images of one shard."""
+
+    def __init__(self, channels: int) -> None:
+        self.batches: dict[str, list[Tensor]] = defaultdict(list)
+        self.labels: list[int] = []
+        self.captions: list[bytes] = []
+        self.skipped: list[tuple[str, str]] = []
+        self.channel_sums = np.zeros((2, channels))  # of the latents, and of their second moments
+
+    def tensors(self, labelled: bool) -> dict[str, Tensor]:
+        """Return the tensors of the shard; none without a readable image."""
+        if not self.batches:
+            return {}
+        tensors = {name: torch.cat(parts).contiguous() for name, parts in self.batches.items()}
+        if labelled:
+            tensors["labels"] = torch.tensor(self.labels, dtype=torch.int32)
+        if "text" in tensors:  # UTF-8 bytes of all captions, and where each one ends
+            data = np.frombuffer(b"".join(self.captions) or b" ", np.uint8).copy()
+            ends = torch.tensor(list(map(len, self.captions))).cumsum(0)
+            tensors["captions"] = torch.from_numpy(data)
+            tensors["caption_ends"] = ends.view(len(tensors["latents"]), -1)
+        return tensors
+
+    def sums(self, tensors: dict[str, Tensor]) -> ShardSums:
+        """Return the sums over latents and labels."""
+        return ShardSums(
+            n=tensors["latents"][:, 0].numel() if tensors else 0,
+            sum=tuple(self.channel_sums[0].tolist()),
+            square=tuple(self.channel_sums[1].tolist()),
+            label=max(self.labels, default=-1),
+            lowest=min(self.labels, default=None),
+        )
+
+
 class StoreWriter:
-    """Encodes the pictures of a source into a folder, which `threads` decode and crop."""
+    """Encodes the images of a source into a folder.
+
+    Args:
+        source: The images.
+        vae: The autoencoder.
+        out: Folder of the store.
+        settings: Settings of the store.
+        text: Encoder of the captions, or None.
+        batch: Images encoded at a time.
+        threads: Threads that decode and crop images.
+    """
 
     def __init__(
         self,
-        source: PictureSource,
+        source: ImageSource,
         vae: Autoencoder,
         out: Path,
         settings: StoreSettings,
@@ -68,204 +166,223 @@ class StoreWriter:
         batch: int = 16,
         threads: int = 4,
     ) -> None:
-        said = f"--size {settings.size} is no multiple of the VAE's factor {vae.factor}"
-        fits = max(settings.size // vae.factor, 1) * vae.factor
-        require(settings.size % vae.factor == 0, f"{said}; try --size {fits}")
-        if text is not None and not source.captioned:
-            raise DataError("--text needs a caption for every picture; give them with --captions")
+        nearest = max(settings.size // vae.factor, 1) * vae.factor
+        require(
+            settings.size % vae.factor == 0,
+            f"--size {settings.size} is no multiple of the VAE's factor {vae.factor}; try --size "
+            f"{nearest}",
+        )
+        require(
+            text is None or source.captioned,
+            "--text needs a caption for every image; give them with --captions",
+        )
         self.source, self.vae, self.out, self.settings = source, vae, out, settings
         self.text, self.batch, self.threads = text, batch, threads
         self.shards = -(-source.count // settings.shard)
-        # What is made here is written down, and a folder where something else was begun refused.
-        plan = {"format": FORMAT, "source": source.fingerprint, "count": source.count}
-        plan |= asdict(settings)
-        path = out / "plan.json"
+        self._check_plan()
+
+    def _check_plan(self) -> None:
+        """Record the plan of a new store; refuse to continue a store with another plan."""
+        plan = {
+            "format": FORMAT,
+            "source": self.source.fingerprint,
+            "count": self.source.count,
+            **asdict(self.settings),
+        }
+        path = self.out / "plan.json"
         if not path.exists():
             atomic_write(path, json.dumps(plan, indent=1) + "\n")
         try:
-            # Older plans do not say how long their captions are.
-            old = {"text_length": settings.text_length, **json_of(path.read_bytes())}
+            # Older plans lack the length of captions.
+            begun = {"text_length": self.settings.text_length, **json_of(path.read_bytes())}
         except (Malformed, TypeError):
             raise DataError(f"{path} is damaged; give a new folder") from None
         for key, value in plan.items():
-            was = f"{key} {old.get(key)!r} instead of {value!r}"
+            difference = f"{key} {begun.get(key)!r} instead of {value!r}"
             if key == "source":
-                was = "another list of pictures, other captions or columns"
-            again = "give the same again, or a new folder"
-            require(old.get(key) == value, f"{out} was begun with {was}; {again}")
+                difference = "another list of images, other captions or columns"
+            require(
+                begun.get(key) == value,
+                f"{self.out} was begun with {difference}; give the same again, or a new folder",
+            )
 
     def missing(self) -> list[int]:
-        """Return the shards that are not finished."""
-        return [k for k in range(self.shards) if self._finished(k) is None]
+        """Return the numbers of unfinished shards."""
+        return [number for number in range(self.shards) if self._record(number) is None]
 
-    def _path(self, k: int) -> Path:
-        return self.out / f"shard-{k:05d}.safetensors"
+    def _path(self, number: int) -> Path:
+        return self.out / f"shard-{number:05d}.safetensors"
 
-    def _finished(self, k: int) -> dict[str, Any] | None:
+    def _record(self, number: int) -> ShardRecord | None:
+        """Return the record of a finished shard; None for a missing or damaged one."""
+        path = self._path(number)
         try:
-            note = json_of(self._path(k).with_suffix(".json").read_bytes())
-            size = self._path(k).stat().st_size if note["count"] else 0
-        except (OSError, ValueError, KeyError, TypeError):
+            record = ShardRecord.parse(path.with_suffix(".json").read_bytes())
+            size = path.stat().st_size if record.summary.count else 0
+        except (OSError, UserError, TypeError):
             return None
-        return note if self._is_whole(note) and size == note["bytes"] else None
+        sums = record.summary.sums
+        channels = self.vae.channels
+        complete = size == record.summary.bytes and len(sums.sum) == len(sums.square) == channels
+        return record if complete else None
 
-    def _is_whole(self, note: dict[str, Any]) -> bool:
-        """Return whether the note of a shard has all that the manifest needs, of its types."""
-        sums, skipped = note.get("sums"), note.get("skipped")
-        if not isinstance(sums, dict) or not isinstance(skipped, list):
-            return False
-        counts = (note["count"], note.get("bytes"), sums.get("n"))
-        totals: list[Any] = [sums.get("sum"), sums.get("square")]
-        return (
-            all(type(count) is int and count >= 0 for count in counts)
-            and type(sums.get("label")) is int
-            and type(sums.get("lowest")) in (int, type(None))
-            and isinstance(note.get("sha256"), str)
-            and all(isinstance(t, list) and len(t) == self.vae.channels for t in totals)
-            and all(is_number(value) for total in totals for value in total)
-            and all(
-                isinstance(entry, list)
-                and len(entry) == 2
-                and all(isinstance(text, str) for text in entry)
-                for entry in skipped
-            )
-        )
-
-    def write(self, k: int) -> Iterator[int]:
-        """Encode shard `k` and write it; give the number of pictures of each batch on the way."""
-        start = k * self.settings.shard
+    def write(self, number: int) -> Iterator[int]:
+        """Encode one shard and write it; yield the number of images of each batch."""
+        start = number * self.settings.shard
         stop = min(start + self.settings.shard, self.source.count)
-        parts: dict[str, list[Tensor]] = defaultdict(list)
-        skipped: list[list[str]] = []
-        labels: list[int] = []
-        captions: list[bytes] = []
-        sums = np.zeros((2, self.vae.channels))
+        content = ShardContent(self.vae.channels)
         with ThreadPoolExecutor(self.threads) as pool:
             cropped = crop_ahead(pool, self.source.read(start, stop), self.settings.size)
-            while chunk := list(itertools.islice(cropped, self.batch)):
-                skipped += [[one.raw.name, one.reason] for one in chunk if one.pixels is None]
-                good = [one.raw for one in chunk if one.pixels is not None]
-                labels += [raw.label for raw in good if raw.label is not None]
-                if good:
-                    pixels = np.stack([one.pixels for one in chunk if one.pixels is not None])
-                    made = self._encode(torch.from_numpy(pixels).permute(0, 3, 1, 2), good, sums)
-                    for name, tensor in made.items():
-                        parts[name].append(tensor)
-                    if self.text is not None:
-                        chosen = self._captions(good)
-                        captions += map(str.encode, chosen)
-                        text = self.text(chosen).half().cpu()
-                        parts["text"].append(text.unflatten(0, (len(good), -1)))
-                yield len(chunk)
-        tensors = {name: torch.cat(values).contiguous() for name, values in parts.items()}
-        count = len(tensors["latents"]) if tensors else 0
-        if tensors and self.source.labelled:
-            tensors["labels"] = torch.tensor(labels, dtype=torch.int32)
-        if tensors and self.text is not None:  # UTF-8 bytes of all captions, and where each ends
-            data = np.frombuffer(b"".join(captions) or b" ", np.uint8).copy()
-            tensors["captions"] = torch.from_numpy(data)
-            tensors["caption_ends"] = torch.tensor(list(map(len, captions))).cumsum(0)
-            tensors["caption_ends"] = tensors["caption_ends"].view(count, -1)
-        content = save(tensors) if tensors else b""
+            while True:
+                batch = list(itertools.islice(cropped, self.batch))
+                if not batch:
+                    break
+                self._add_batch(batch, content)
+                yield len(batch)
+        tensors = content.tensors(self.source.labelled)
+        data = save(tensors) if tensors else b""
         if tensors:
-            atomic_write(self._path(k), content)
-        total = {
-            "n": tensors["latents"][:, 0].numel() if tensors else 0,
-            "sum": sums[0].tolist(),
-            "square": sums[1].tolist(),
-            "label": max(labels, default=-1),
-            "lowest": min(labels, default=None),
-        }
-        digest = hashlib.sha256(content).hexdigest()
-        about = {"count": count, "bytes": len(content), "sha256": digest}
-        about |= {"sums": total, "skipped": skipped}
-        atomic_write(self._path(k).with_suffix(".json"), json.dumps(about) + "\n")
+            atomic_write(self._path(number), data)
+        summary = ShardSummary(
+            count=len(tensors["latents"]) if tensors else 0,
+            bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            sums=content.sums(tensors),
+        )
+        record = ShardRecord(summary, content.skipped)
+        atomic_write(self._path(number).with_suffix(".json"), record.dumps())
+
+    def _add_batch(self, batch: list[CroppedImage], content: ShardContent) -> None:
+        """Encode one batch of images into the content of a shard."""
+        images: list[RawImage] = []
+        pixels = []
+        for cropped in batch:
+            if cropped.pixels is None:
+                content.skipped.append((cropped.raw.name, cropped.reason))
+                continue
+            images.append(cropped.raw)
+            pixels.append(cropped.pixels)
+            if cropped.raw.label is not None:
+                content.labels.append(cropped.raw.label)
+        if not images:
+            return
+        pixel_tensor = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
+        latents = self._encode(pixel_tensor, images, content.channel_sums)
+        for name, tensor in latents.items():
+            content.batches[name].append(tensor)
+        if self.text is not None:
+            captions = self._captions(images)
+            content.captions += map(str.encode, captions)
+            text = self.text(captions).half().cpu()
+            content.batches["text"].append(text.unflatten(0, (len(images), -1)))
 
     def _encode(
-        self, images: Tensor, pictures: list[RawPicture], sums: NDArray[Any]
+        self, pixels: Tensor, images: list[RawImage], channel_sums: NDArray[Any]
     ) -> dict[str, Tensor]:
-        """Return latents of images (B, 3, H, W), and add to the `sums` for mean and std."""
-        moments = self.vae.encode(images).cpu()
+        """Return the latents of pixels (B, 3, H, W), and add to the sums for mean and std."""
+        moments = self.vae.encode(pixels).cpu()
         mean, log_variance = moments.double().chunk(2, 1)
-        sums[0] += mean.sum((0, 2, 3)).numpy()
-        second = mean.square() + log_variance.clamp(-30, 20).exp()
-        sums[1] += second.sum((0, 2, 3)).numpy()
-        made = {"latents": (moments, "straight")}
+        channel_sums[0] += mean.sum((0, 2, 3)).numpy()
+        second_moment = mean.square() + log_variance.clamp(-30, 20).exp()
+        channel_sums[1] += second_moment.sum((0, 2, 3)).numpy()
+        encoded = {"latents": (moments, "straight")}
         if self.settings.flips:
-            made["latents_flip"] = (self.vae.encode(images.flip(-1)).cpu(), "flip")
-        # Keyed by the picture, so that a shard comes out the same whoever encodes it.
-        names = [picture.name.encode("utf-8", "surrogateescape") for picture in pictures]
-        keys = [int.from_bytes(hashlib.sha256(name).digest()[:7], "little") for name in names]
+            encoded["latents_flip"] = (self.vae.encode(pixels.flip(-1)).cpu(), "flip")
         stored = {}
-        for name, (found, stream) in made.items():
+        for name, (latents, stream) in encoded.items():
             if self.settings.kind == "sample":
-                found = sample_moments(found, Draws(0, 0, torch.tensor(keys)), stream)
-            stored[name] = found.to(getattr(torch, self.settings.dtype))
-            for picture, latent in zip(pictures, stored[name], strict=True):
-                finite = bool(latent.isfinite().all())
-                said = f"{picture.name} has latents that are not finite in {self.settings.dtype}"
-                require(finite, f"{said}; try --dtype float32, or another --vae")
+                latents = sample_moments(latents, Draws(0, 0, _noise_keys(images)), stream)
+            stored[name] = latents.to(getattr(torch, self.settings.dtype))
+            for image, latent in zip(images, stored[name], strict=True):
+                require(
+                    bool(latent.isfinite().all()),
+                    f"{image.name} has latents that are not finite in {self.settings.dtype}; try "
+                    "--dtype float32, or another --vae",
+                )
         return stored
 
-    def _captions(self, pictures: list[RawPicture]) -> list[str]:
-        """Return as many captions of each picture as are stored; fewer begin again."""
-        bare = [picture.name for picture in pictures if not picture.captions]
-        if bare:
-            raise DataError(f"{bare[0]} has no caption; --text needs one for every picture")
-        count = self.settings.captions
-        chosen = (itertools.islice(itertools.cycle(p.captions), count) for p in pictures)
-        # A text that was cut off inside a pair of JSON's \u escapes ends in half a character.
-        return [said.encode("utf-8", "replace").decode() for few in chosen for said in few]
+    def _captions(self, images: list[RawImage]) -> list[str]:
+        """Return the stored captions of each image; if there are too few, they repeat."""
+        captions = []
+        for image in images:
+            require(
+                bool(image.captions),
+                f"{image.name} has no caption; --text needs one for every image",
+            )
+            for text in itertools.islice(itertools.cycle(image.captions), self.settings.captions):
+                # Text that was cut inside a pair of JSON's \u escapes ends in half a character.
+                captions.append(text.encode("utf-8", "replace").decode())
+        return captions
 
     def finish(self) -> Manifest | None:
-        """Write the manifest if every shard is there; return it, or None while some are missing."""
-        done = [note for k in range(self.shards) if (note := self._finished(k)) is not None]
-        if len(done) < self.shards:
-            return None
-        skipped = [entry for note in done for entry in note["skipped"]]
-        count = sum(note["count"] for note in done)
-        if not count:
-            (name, why), *_ = skipped
+        """Write the manifest if all shards are finished; return it, or None."""
+        summaries: list[ShardSummary] = []
+        skipped: list[tuple[str, str]] = []
+        for number in range(self.shards):
+            record = self._record(number)
+            if record is None:
+                return None
+            summaries.append(record.summary)
+            skipped += record.skipped
+        if not any(summary.count for summary in summaries):
+            name, reason = skipped[0]
             raise DataError(
-                f"none of {self.source.count} pictures could be read; the first, {name}: {why}; "
+                f"none of {self.source.count} images could be read; the first, {name}: {reason}; "
                 "mend them and give a new folder: here they are not read again"
             )
-        n = sum(note["sums"]["n"] for note in done)
-        first, second = (
-            np.sum([note["sums"][key] for note in done], 0) / n for key in ("sum", "square")
-        )
+        lowest = [summary.sums.lowest for summary in summaries if summary.sums.lowest is not None]
+        if lowest and min(lowest) > 0:
+            warnings.warn(low_label_warning("the", min(lowest)), stacklevel=2)
+        manifest = self._manifest(summaries, len(skipped))
+        lines = "".join(f"{name}\t{reason}\n" for name, reason in skipped)
+        atomic_write(self.out / "skipped.txt", lines.encode("utf-8", "surrogateescape"))
+        atomic_write(self.out / MANIFEST, manifest.dumps())
+        return manifest
+
+    def _manifest(self, summaries: list[ShardSummary], skipped: int) -> Manifest:
+        """Return the manifest of finished shards."""
+        totals = np.zeros((2, self.vae.channels))
+        count = values_per_channel = 0
+        highest = -1  # without labels: no classes
+        shards = []
+        for number, summary in enumerate(summaries):
+            totals += (summary.sums.sum, summary.sums.square)
+            values_per_channel += summary.sums.n
+            count += summary.count
+            highest = max(highest, summary.sums.label)
+            if summary.count:
+                name = self._path(number).name
+                shards.append(StoredShard(name, summary.count, summary.bytes, summary.sha256))
+        mean, second_moment = totals / values_per_channel
+        text = None
+        if self.text is not None:
+            shape = (self.settings.captions, self.text.length, self.text.width)
+            text = StoredText(self.text.name, shape)
         side = self.settings.size // self.vae.factor
-        highest = max(note["sums"]["label"] for note in done)
-        text, of = self.text, (self.settings.captions,)
-        # Shards of older versions do not say it.
-        lowest = [note["sums"].get("lowest") for note in done]
-        starts = [label for label in lowest if label is not None]
-        if starts and min(starts) > 0:
-            warnings.warn(first_class_empty("the", min(starts)), stacklevel=2)
-        manifest = Manifest(
-            kind=self.settings.kind,
+        return Manifest(
+            kind=self.settings.kind,  # type: ignore[arg-type]
             shape=(self.vae.channels, side, side),
             count=count,
             flips=self.settings.flips,
             labels=self.source.labelled,
-            # Without labels the highest is -1: no classes.
-            classes=self.source.classes or tuple(str(k) for k in range(highest + 1)),
-            text=None if text is None else StoredText(text.name, (*of, text.length, text.width)),
+            classes=self.source.classes or tuple(map(str, range(highest + 1))),
+            text=text,
             vae=self.settings.vae,
             scale_factor=self.vae.scale_factor,
             shift_factor=self.vae.shift_factor,
             image_size=self.settings.size,
-            mean=tuple(first.tolist()),
-            std=tuple(np.sqrt(second - first**2).tolist()),
+            mean=tuple(mean.tolist()),
+            std=tuple(np.sqrt(second_moment - mean**2).tolist()),
             source=self.source.fingerprint,
-            skipped=len(skipped),
-            shards=tuple(
-                StoredShard(self._path(k).name, note["count"], note["bytes"], note["sha256"])
-                for k, note in enumerate(done)
-                if note["count"]
-            ),
+            skipped=skipped,
+            shards=tuple(shards),
         )
-        listed = "".join(f"{name}\t{reason}\n" for name, reason in skipped)
-        atomic_write(self.out / "skipped.txt", listed.encode("utf-8", "surrogateescape"))
-        atomic_write(self.out / MANIFEST, manifest.dumps())
-        return manifest
+
+
+def _noise_keys(images: list[RawImage]) -> Tensor:
+    """Return a key of each image's name, so that a shard does not depend on the process."""
+    keys = []
+    for image in images:
+        name = image.name.encode("utf-8", "surrogateescape")
+        keys.append(int.from_bytes(hashlib.sha256(name).digest()[:7], "little"))
+    return torch.tensor(keys)

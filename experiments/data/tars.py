@@ -1,9 +1,9 @@
-"""Files inside tar archives, by position: nothing is ever extracted, and no pickle is read.
+"""Files inside tar archives, read by position: nothing is extracted, and no pickle is read.
 
-Samples are grouped as WebDataset groups them: the key is the path up to the first dot of the file's
-name, the rest is the field (`n01440764/10026.latent.npy` is the field `latent.npy` of the sample
-`n01440764/10026`). A file that lacks one of them, as `README`, belongs to none; hidden files and
-what systems leave (`._10026.png`, `__MACOSX/...`) are ignored.
+Samples are grouped as in WebDataset: the key is the path up to the first dot of the file's name,
+and the rest is the field (`n01440764/10026.latent.npy` is the field `latent.npy` of the sample
+`n01440764/10026`). Files without a key or a field, such as `README`, belong to no sample. Hidden
+files and those of operating systems (`._10026.png`, `__MACOSX/...`) are ignored.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from experiments.data.data_options import DataError
+from experiments.data.data_options import DataError, require
 from experiments.runtime.files import is_system_file
 
 
 class Member(NamedTuple):
-    """One file in an archive: its sample's key, its field, and where its bytes are."""
+    """One file in an archive: key of its sample, field, and position of its bytes."""
 
     key: str
     field: str
@@ -32,43 +32,32 @@ class Member(NamedTuple):
 
 
 def samples_of(path: Path) -> dict[str, dict[str, Member]]:
-    """Return {key: {field: member}} of an archive, keys in its order."""
+    """Return {key: {field: member}} of an archive, with keys in its order."""
     samples: dict[str, dict[str, Member]] = {}
     for member in walk(path):
         samples.setdefault(member.key, {})[member.field] = member
-    if not samples:
-        raise DataError(f"{path} holds no files named KEY.FIELD")
+    require(bool(samples), f"{path} holds no files named KEY.FIELD")
     return samples
 
 
 def walk(path: Path) -> Iterator[Member]:
-    """Yield the samples' files in an uncompressed tar archive as their headers are read.
+    """Yield the samples' files of an uncompressed tar archive as their headers are read.
 
     Raises:
-        DataError: The archive is damaged, or a name in it leaves it.
+        DataError: The archive is damaged, or a name points outside of it.
     """
     try:
         size = path.stat().st_size
         with tarfile.open(path, "r:") as archive:
             for info in archive:
-                outside = info.name.startswith("/") or ".." in PurePosixPath(info.name).parts
-                if outside or info.issym() or info.islnk() or info.isdev():
-                    said = (
-                        f"{path}: member {info.name!r} is a link or points outside of the archive"
-                    )
-                    raise DataError(f"{said}; pack plain files only")
-                # Of a folder that macOS or an editor left, nothing is a sample.
-                parts = [part for part in info.name.split("/") if part not in ("", ".")]
-                if any(map(is_system_file, parts)):
-                    continue
-                folder, _, name = info.name.rpartition("/")
-                stem, _, field = name.partition(".")
-                key = f"{folder}/{stem}" if folder else stem
-                if stem and field and info.isreg():
-                    yield Member(key, field.lower(), info.offset_data, info.size)
-            # tarfile takes a file that was cut off between two members for a whole one.
-            if archive.offset + tarfile.BLOCKSIZE > size:
-                raise DataError(f"{path} is truncated: its end is missing; copy it again")
+                member = _member(info, path)
+                if member is not None:
+                    yield member
+            # tarfile accepts a file that was cut off between two members.
+            require(
+                archive.offset + tarfile.BLOCKSIZE <= size,
+                f"{path} is truncated: its end is missing; copy it again",
+            )
     except DataError:
         raise
     except OSError as error:
@@ -80,39 +69,60 @@ def walk(path: Path) -> Iterator[Member]:
         ) from None
 
 
-LATENT = ("latent.npy", "latent")  # fields that hold a sample's latent
+def _member(info: tarfile.TarInfo, path: Path) -> Member | None:
+    """Return a file of an archive as a member of a sample, None if it belongs to none."""
+    outside = info.name.startswith("/") or ".." in PurePosixPath(info.name).parts
+    require(
+        not (outside or info.issym() or info.islnk() or info.isdev()),
+        f"{path}: member {info.name!r} is a link or points outside of the archive; pack plain "
+        "files only",
+    )
+    for part in info.name.split("/"):
+        if part not in ("", ".") and is_system_file(part):
+            return None
+    folder, _, name = info.name.rpartition("/")
+    stem, _, field = name.partition(".")
+    if not stem or not field or not info.isreg():
+        return None
+    key = f"{folder}/{stem}" if folder else stem
+    return Member(key, field.lower(), info.offset_data, info.size)
 
 
-def latent_in(
-    archive: BinaryIO, fields: dict[str, Member], where: str
+LATENT_FIELDS = ("latent.npy", "latent")  # fields that hold a sample's latent
+
+
+def latent_header(
+    archive: BinaryIO, fields: dict[str, Member], source: str
 ) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Return type and shape of a sample's latent, an .npy array, and where its numbers begin.
+    """Return type, shape and position of the values of a sample's latent, an .npy array.
 
     Raises:
-        DataError: There is none, or one that is no plain array.
+        DataError: The sample has no latent, or one that is no plain array.
     """
-    member = next((fields[name] for name in LATENT if name in fields), None)
-    if member is None:
+    names = [name for name in LATENT_FIELDS if name in fields]
+    if not names:
         raise DataError(
-            f"{where} has no latent.npy; found {', '.join(sorted(fields))}; name its files "
-            "KEY.latent.npy and KEY.cls, or, if these are pictures, run python "
+            f"{source} has no latent.npy; found {', '.join(sorted(fields))}; name its files "
+            "KEY.latent.npy and KEY.cls, or, if these are images, run python "
             "experiments/prepare.py on them"
         )
+    member = fields[names[0]]
     archive.seek(member.offset)
     stream = io.BytesIO(archive.read(min(4096, member.size)))
-    found = f"starts with {stream.getvalue()[:6]!r}"
-    with contextlib.suppress(Exception):  # no array, or a damaged header
-        first = np.lib.format.read_magic(stream) == (1, 0)
-        formats = np.lib.format
-        read = formats.read_array_header_1_0 if first else formats.read_array_header_2_0
-        shape, fortran, dtype = read(stream, max_header_size=4096)
-        found = f"holds {dtype} {list(shape)} in {member.size} bytes"
-        good = dtype.kind == "f" and dtype.itemsize in (2, 4, 8) and dtype.byteorder != ">"
+    actual = f"starts with {stream.getvalue()[:6]!r}"
+    with contextlib.suppress(Exception):  # not an array, or a damaged header
+        if np.lib.format.read_magic(stream) == (1, 0):
+            read_header = np.lib.format.read_array_header_1_0
+        else:
+            read_header = np.lib.format.read_array_header_2_0
+        shape, fortran_order, dtype = read_header(stream, max_header_size=4096)
+        actual = f"holds {dtype} {list(shape)} in {member.size} bytes"
+        supported = dtype.kind == "f" and dtype.itemsize in (2, 4, 8) and dtype.byteorder != ">"
         complete = member.size == stream.tell() + dtype.itemsize * math.prod(shape)
-        if good and complete and not fortran:
+        if supported and complete and not fortran_order:
             return dtype, shape, member.offset + stream.tell()
     raise DataError(
-        f"{where}.{member.field} {found}; expected a whole .npy array of float16 or float32 in C "
+        f"{source}.{member.field} {actual}; expected a whole .npy array of float16 or float32 in C "
         "order; a pickle is never read, because it can run code: convert it once, if you trust "
         "it, with numpy.save(file, numpy.asarray(pickle.load(old))) as latent.npy"
     )

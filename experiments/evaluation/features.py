@@ -25,7 +25,7 @@ from torch import Tensor
 from experiments.data import probe
 from experiments.data.data_options import DataError, first_line
 from experiments.data.dataset import Device, create
-from experiments.data.image_sets import fetch
+from experiments.data.downloads import fetch
 from experiments.evaluation.images import split_batches, whole_split
 from experiments.evaluation.small_networks import (
     AUTOENCODER_VERSION,

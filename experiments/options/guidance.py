@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Gt, Lt
 
 from experiments.options.roles import ConfigError, Default
-from routing.route import Schedule, ScheduleError
+from routing.schedule import Schedule, ScheduleError
 
 SCALE = "Guidance scale; 1 is no guidance."
 LOW = "Guidance acts where low < sigma / alpha <= high."
@@ -43,7 +43,7 @@ class GuidanceOptions:
         """Whether a second, weaker model is part of it."""
         return getattr(self, "checkpoint", None) is not None
 
-    def check(self) -> None:
+    def check_consistency(self) -> None:
         """Refuse an empty interval of noise levels."""
         if self.high is not None and self.low >= self.high:
             raise ConfigError(
@@ -150,9 +150,9 @@ class RoutedOptions(GuidanceOptions):
 
     sparse = True
 
-    def check(self) -> None:
+    def check_consistency(self) -> None:
         """Refuse rates that are none."""
-        super().check()
+        super().check_consistency()
         rate_over_steps(self.strong, "guidance.strong")
         rate_over_steps(self.weak, "guidance.weak")
 
@@ -194,7 +194,7 @@ class APGOptions(GuidanceOptions):
 
 @dataclass(frozen=True)
 class ICGOptions(GuidanceOptions):
-    """Independent condition guidance (Sadat et al. 2024): a random label replaces the null class."""
+    """Independent condition guidance (Sadat et al. 2024): a random label as the null class."""
 
     name: str = "icg"
     scale: Annotated[float, SCALE] = 1.5

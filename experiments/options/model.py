@@ -34,5 +34,5 @@ class SharedBackboneOptions:
     align: Annotated[
         dict[str, Any] | None,
         ROUTES,
-        "REPA's projector, e.g. {block: 7, channels: 768}; null: chosen where train.encoder is set.",
+        "REPA's projector, e.g. {block: 7, channels: 768}; null: chosen if train.encoder is set.",
     ] = None

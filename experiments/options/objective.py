@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from experiments.options.roles import ConfigError
+from experiments.options.roles import ConfigError, Default, parse_named
 
 SIGMA_DATA = "Standard deviation to which the data are scaled."
 
@@ -26,7 +26,7 @@ class ObjectiveOptions:
         return {"name": self.name}
 
     def check_times(self, steps: int, shift: float) -> None:
-        """Refuse a sampler's number of steps, or its time shift, that this objective cannot have."""
+        """Refuse a sampler's number of steps, or its shift, that this objective cannot have."""
         if shift != 1:
             raise ConfigError(
                 f"sampler.shift={shift}: expected 1 for objective={self.name}, which spaces its "
@@ -41,6 +41,7 @@ class EDMOptions(ObjectiveOptions):
     name: str = "edm"
     p_mean: Annotated[
         float,
+        Default("${data_default:${data.name},p_mean}"),
         "Mean of ln(sigma) in training; follows the data set (-1.2 for latents, 0 for mnist and "
         "fashion).",
     ] = -1.2
@@ -52,7 +53,7 @@ class EDMOptions(ObjectiveOptions):
         float, Gt(0), "Spacing of the sampler's levels; larger puts more of them at low noise."
     ] = 7.0
 
-    def check(self) -> None:
+    def check_consistency(self) -> None:
         """Refuse an empty range of noise levels."""
         if self.sigma_min >= self.sigma_max:
             raise ConfigError(
@@ -109,7 +110,7 @@ class DDPMOptions(ObjectiveOptions):
         float, Ge(0), "Weight of the variational bound that trains the learned variance."
     ] = 1.0
 
-    def check(self) -> None:
+    def check_consistency(self) -> None:
         """Refuse decreasing betas."""
         if self.beta_start > self.beta_end:
             raise ConfigError(
@@ -131,3 +132,26 @@ OBJECTIVES: dict[str, type[ObjectiveOptions]] = {
     "flow": FlowOptions,
     "ddpm": DDPMOptions,
 }
+
+
+def check_same_network(source: str, theirs: Any, ours: Any) -> None:
+    """Refuse weights whose objective gives the network's input or output another meaning.
+
+    Args:
+        source: The weights as typed, for the error.
+        theirs: Options of the objective that they were trained with.
+        ours: Options of the objective that they would be used with.
+
+    Raises:
+        ConfigError: The two differ.
+    """
+    trained = parse_named(OBJECTIVES, "objective", theirs).network
+    expected = parse_named(OBJECTIVES, "objective", ours).network
+    if trained != expected:
+        raise ConfigError(
+            f"{source}: trained with objective {_words(trained)}, expected {_words(expected)}"
+        )
+
+
+def _words(network: dict[str, object]) -> str:
+    return " ".join(f"{key}={value}" for key, value in network.items())

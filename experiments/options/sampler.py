@@ -37,9 +37,7 @@ class SamplerOptions:
 
 @dataclass(frozen=True)
 class EulerOptions(SamplerOptions):
-    """Euler steps of the probability-flow ODE: 40 steps in the SG paper, 50 in TREAD, 250 in
-    LightningDiT.
-    """
+    """Euler steps of the probability-flow ODE (SG: 40 steps, TREAD: 50, LightningDiT: 250)."""
 
     name: str = "euler"
     steps: Steps = 50
@@ -56,7 +54,7 @@ class ChurnOptions(SamplerOptions):
     churn_max: Annotated[float, "S_max: noise level up to which noise is added."] = 50.0
     churn_noise: Annotated[float, "S_noise: factor of the added noise."] = 1.003
 
-    def check(self) -> None:
+    def check_consistency(self) -> None:
         """Refuse an empty range of noise levels."""
         if self.churn_min > self.churn_max:
             raise ConfigError(

@@ -1,1 +1,1 @@
-"""Tools of every command: files, locks, console, signals, memory, processes; no diffusion."""
+"""Tools of every command: errors, files, locks, records, console, signals, processes, memory."""

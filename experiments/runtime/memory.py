@@ -1,9 +1,8 @@
-"""Main memory and GPU memory: what there is, and what is said where it does not do."""
+"""Main memory and GPUs: what is available, and errors for models that do not fit."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import subprocess
@@ -14,7 +13,7 @@ from typing import NoReturn
 import psutil
 
 from backbones.cost import Cost
-from experiments.runtime.command import is_out_of_memory
+from experiments.runtime.errors import is_out_of_memory
 from routing.errors import UserError
 
 
@@ -22,11 +21,11 @@ class MemoryLimit(UserError):
     """The model does not fit; the message names the value to type."""
 
 
-#: What a training process takes on a CPU beside the tensors of a step (measured: 0.90 GB for T/4
-#: and S/2, with torch 2.15); scoring adds its networks and features.
+#: Memory of a training process on a CPU besides the tensors of a step (measured: 0.90 GB for T/4
+#: and S/2, with torch 2.15). Scoring adds its networks and features.
 PROCESS_BYTES = 2**30
 
-# Of a single sample, which cannot be taken in pieces.
+# For a single sample, which cannot be split.
 ONE = "out of memory with one sample: take a smaller size= or routing.checkpoint=true"
 
 
@@ -37,25 +36,29 @@ def available_memory() -> int:
 
 def visible_gpus() -> list[str]:
     """Return the GPUs that this shell may use, as CUDA_VISIBLE_DEVICES names them (no torch)."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:  # CUDA sees those before the first that is none, such as -1
-        given = (gpu.strip() for gpu in named.split(","))
-        return list(itertools.takewhile(re.compile(r"\d+\Z|(GPU|MIG)-").match, given))
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is not None:
+        gpus = []
+        for name in map(str.strip, variable.split(",")):
+            if not re.match(r"\d+\Z|(GPU|MIG)-", name):
+                break  # CUDA ignores everything from the first invalid name, such as -1
+            gpus.append(name)
+        return gpus
     count = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     if not count:  # a container may hide that folder
         try:
-            done = subprocess.run(
+            listing = subprocess.run(
                 ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True
             )
         except (OSError, subprocess.SubprocessError):
             return []
-        count = sum(line.startswith("GPU") for line in done.stdout.splitlines())
-    return [str(i) for i in range(count)]
+        count = sum(line.startswith("GPU") for line in listing.stdout.splitlines())
+    return list(map(str, range(count)))
 
 
 @contextlib.contextmanager
 def out_of_memory(tried: int) -> Iterator[None]:
-    """Turn an out-of-memory error of `tried` samples into the value to type; leave any other."""
+    """Turn an out-of-memory error with `tried` samples into advice; other errors pass."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -63,7 +66,7 @@ def out_of_memory(tried: int) -> Iterator[None]:
 
 
 def explain(error: RuntimeError | MemoryError, tried: int) -> NoReturn:
-    """Raise what `out_of_memory` makes of the error that is being handled."""
+    """Raise the error of `out_of_memory` for the exception that is being handled."""
     if not is_out_of_memory(error):
         raise
     if tried == 1:
@@ -79,11 +82,15 @@ def check_fits(
     samples: int,
     what: str = "a smaller size=, backbone.depth=, backbone.width= or train.micro_batch=",
 ) -> None:
-    """Refuse a model and batch that are sure not to fit, before any of it is made.
+    """Refuse a model and batch that certainly do not fit, before allocating any of it.
 
-    Filling the memory ends in swapping or in a kill without a word; a prediction that is twice
-    what is free is beyond its own error. `samples` are those in main memory: 0 where a GPU holds
-    them; `what` is what to make smaller, as typed.
+    Exhausted memory ends in swapping, or in a kill without a message. A prediction of twice the
+    free memory exceeds the error of the prediction.
+
+    Args:
+        cost: Cost of the model.
+        samples: Samples in main memory: 0 if a GPU holds them.
+        what: Options to decrease, as typed.
     """
     needed, free = cost.training_bytes(samples), available_memory()
     if needed > 2 * free:

@@ -1,9 +1,9 @@
-"""Plain values out of text that anybody may have written: JSON, YAML, numbers (no torch here).
+"""Parse untrusted text as plain values: JSON, YAML, numbers (no torch here).
 
 The parsers of both recurse: deep nesting is a RecursionError in one, a segmentation fault in the
-other, and often only in what walks the value later. Python refuses to read or print whole numbers
-of more than 4300 digits, and a float holds none of more than 308. An alias of aliases makes
-gigabytes of a few lines. Nothing that this suite writes comes near the bounds here.
+other, and often only in the code that walks the value later. Python refuses to read or print
+integers of more than 4300 digits, and a float has at most 308. Nested aliases expand a few lines to
+gigabytes. Files of this suite stay far below the limits here.
 """
 
 import errno
@@ -12,6 +12,7 @@ import json
 import math
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -19,18 +20,18 @@ from routing.errors import UserError
 
 DEPTH = 64
 DIGITS = 100
-VALUES = 200_000  # of a YAML document, aliases written out
+VALUES = 200_000  # in a YAML document with expanded aliases
 _LONG = re.compile(rf"[0-9_]{{{DIGITS + 1}}}")
 
 
 class Malformed(UserError):
-    """A text that is no JSON, YAML or number, or more of it than any file of ours holds."""
+    """Text that is not JSON, YAML or a number, or exceeds the limits above."""
 
 
 def whole(text: object, what: str = "", error: type[UserError] = Malformed) -> int:
-    """Return the whole number that `text` says in at most 18 ASCII digits, with a sign or without.
+    """Parse an integer of at most 18 ASCII digits with an optional sign.
 
-    Where it says something else, `error` is raised, and `what` is named in it, such as `seed=`.
+    For other text, `error` is raised with a message that starts with `what`, such as `seed=`.
     """
     if not re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", str(text)):
         raise error(f"{what}{_brief(text)}: expected a whole number of at most 18 digits")
@@ -38,25 +39,25 @@ def whole(text: object, what: str = "", error: type[UserError] = Malformed) -> i
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a finite number (a truth value is none)."""
+    """Whether a value is a finite number (a bool is none)."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
-    # Not math.isfinite, which stops at a whole number of 400 digits.
+    # Not math.isfinite, which fails for an integer of 400 digits.
     return abs(value) <= sys.float_info.max
 
 
 def bytes_of(path: Path) -> bytes:
-    """Return the bytes of a file; an `OSError` also for a pipe or a device, which may not end."""
+    """Read a file; `OSError` also for pipes and devices, which may not end."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EEXIST, "it is no file", str(path))
     return path.read_bytes()
 
 
 def json_of(text: str | bytes, what: str = "the text") -> Any:
-    """Return the value of a JSON text, UTF-8 where it is bytes; `what` is named in a message.
+    """Parse JSON, in UTF-8 if given as bytes; errors name `what`.
 
     Raises:
-        Malformed: No JSON, nested deeper than `DEPTH`, or a number of more than `DIGITS` digits.
+        Malformed: Not JSON, nested deeper than `DEPTH`, or a number of more than `DIGITS` digits.
     """
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
@@ -70,65 +71,52 @@ def json_of(text: str | bytes, what: str = "the text") -> Any:
 
 @functools.cache
 def _loader(numbers_as_text: bool = False) -> Any:
-    """Return a loader of plain types that reads 4:00:00 and 010 as texts, not in base 60 and 8.
+    """Return a loader of plain types that reads 4:00:00 and 010 as text, not in base 60 and 8.
 
-    With `numbers_as_text` only null, true and false are more than text.
+    With `numbers_as_text` everything but null, true and false is text.
     """
     import yaml
 
-    class Plain(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        """With libyaml, where PyYAML was built with it."""
+    class PlainLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        """Uses libyaml if PyYAML was built with it."""
 
     numbers = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-    Plain.yaml_implicit_resolvers = {
-        first: [
-            (tag, re.compile(r"(?!.*:|[-+]?0[0-9_])" + p.pattern, p.flags) if tag in numbers else p)
-            for tag, p in patterns
-        ]
-        for first, patterns in Plain.yaml_implicit_resolvers.items()
+    plain_patterns: dict[str, re.Pattern[str] | None] = {
+        "tag:yaml.org,2002:null": None,
+        "tag:yaml.org,2002:merge": None,
+        "tag:yaml.org,2002:bool": re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"),
     }
-    if numbers_as_text:
-        plain = {
-            "tag:yaml.org,2002:null": None,
-            "tag:yaml.org,2002:merge": None,
-            "tag:yaml.org,2002:bool": re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"),
-        }
-        Plain.yaml_implicit_resolvers = {
-            first: [(tag, plain[tag] or p) for tag, p in patterns if tag in plain]
-            for first, patterns in Plain.yaml_implicit_resolvers.items()
-        }
-    return Plain
+    resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for first, patterns in PlainLoader.yaml_implicit_resolvers.items():
+        resolvers[first] = []
+        for tag, pattern in patterns:
+            if numbers_as_text:
+                if tag in plain_patterns:
+                    resolvers[first].append((tag, plain_patterns[tag] or pattern))
+            elif tag in numbers:
+                decimal = re.compile(r"(?!.*:|[-+]?0[0-9_])" + pattern.pattern, pattern.flags)
+                resolvers[first].append((tag, decimal))
+            else:
+                resolvers[first].append((tag, pattern))
+    PlainLoader.yaml_implicit_resolvers = resolvers
+    return PlainLoader
 
 
 def yaml_of(text: str, what: str = "the text", numbers_as_text: bool = False) -> Any:
-    """Return the value of a YAML document, of plain types alone; `what` is named in a message.
+    """Parse a YAML document of plain types; errors name `what`.
 
     With `numbers_as_text` numbers, dates, yes and no stay as they are written: YAML 1.1 reads 0123
     as 83, 1_000 as 1000 and no as false.
 
     Raises:
-        Malformed: No YAML, nested deeper than `DEPTH`, a number of more than `DIGITS` digits, or
-            aliases that make more than `VALUES` values.
+        Malformed: Not YAML, nested deeper than `DEPTH`, a key that occurs twice, a number of more
+            than `DIGITS` digits, or aliases that expand to more than `VALUES` values.
     """
     import yaml
 
     loader = _loader(numbers_as_text)
     try:
-        open_ones: list[list[str | None] | None] = []  # of each mapping its keys and values in turn
-        for event in yaml.parse(text, Loader=loader):
-            if isinstance(event, yaml.CollectionEndEvent):
-                turns = open_ones.pop()
-                keys = [key for key in (turns or [])[::2] if key is not None]
-                if len(set(keys)) < len(keys):
-                    twice = next(key for key in keys if keys.count(key) > 1)
-                    raise ValueError(f"{twice!r} stands twice in a mapping")
-            elif isinstance(event, yaml.NodeEvent):
-                if open_ones and (inside := open_ones[-1]) is not None:
-                    inside.append(event.value if isinstance(event, yaml.ScalarEvent) else None)
-                if isinstance(event, yaml.CollectionStartEvent):
-                    open_ones.append([] if isinstance(event, yaml.MappingStartEvent) else None)
-            if len(open_ones) > DEPTH:
-                raise ValueError(f"nested deeper than {DEPTH}")
+        _check_events(yaml.parse(text, Loader=loader))
         value = yaml.load(text, Loader=loader)
         _check(value, VALUES)
         return value
@@ -136,56 +124,81 @@ def yaml_of(text: str, what: str = "the text", numbers_as_text: bool = False) ->
         yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, OverflowError,
         RecursionError,
     ) as error:  # fmt: skip
-        # Tags such as !!int and !!timestamp raise whatever their text trips over.
+        # Tags such as !!int and !!timestamp raise the errors of the conversions behind them.
         raise Malformed(f"{what} is not YAML ({_reason(error)})") from None
 
 
-def _check(value: Any, most: float = math.inf) -> None:
-    """Walk a value level by level, without recursion: depth, number of values, digits."""
-    level, seen = [value], 1
+def _check_events(events: Iterable[Any]) -> None:
+    """Refuse a document that is nested too deeply or has a key twice, before it is built."""
+    import yaml
+
+    # For each open mapping its keys and values in turn (None for collections), for sequences None.
+    open_collections: list[list[str | None] | None] = []
+    for event in events:
+        if isinstance(event, yaml.CollectionEndEvent):
+            entries = open_collections.pop() or []
+            keys = set()
+            for key in entries[::2]:
+                if key is not None and key in keys:
+                    raise ValueError(f"{key!r} stands twice in a mapping")
+                keys.add(key)
+        elif isinstance(event, yaml.NodeEvent):
+            if open_collections and open_collections[-1] is not None:
+                text = event.value if isinstance(event, yaml.ScalarEvent) else None
+                open_collections[-1].append(text)
+            if isinstance(event, yaml.CollectionStartEvent):
+                is_mapping = isinstance(event, yaml.MappingStartEvent)
+                open_collections.append([] if is_mapping else None)
+        if len(open_collections) > DEPTH:
+            raise ValueError(f"nested deeper than {DEPTH}")
+
+
+def _check(value: Any, max_values: float = math.inf) -> None:
+    """Check depth, number of values and digits level by level, without recursion."""
+    level, count = [value], 1
     for _ in range(DEPTH + 1):
-        below: list[Any] = []
+        next_level: list[Any] = []
         for item in level:
             if isinstance(item, dict):
-                below += [*item, *item.values()]
+                next_level += [*item, *item.values()]
             elif isinstance(item, list | tuple | set):
-                below += item
+                next_level += item
             elif isinstance(item, int) and abs(item) >= 10**DIGITS:
                 raise ValueError(f"a number of more than {DIGITS} digits")
-            if seen + len(below) > most:
-                raise ValueError(f"more than {most} values once its aliases are written out")
-        if not below:
+            if count + len(next_level) > max_values:
+                raise ValueError(f"more than {max_values} values once its aliases are written out")
+        if not next_level:
             return
-        level, seen = below, seen + len(below)
+        level, count = next_level, count + len(next_level)
     raise ValueError(f"nested deeper than {DEPTH}, or holds itself")
 
 
 def check_word(word: str) -> None:
-    """Refuse a `key=value` word that another parser (Hydra's) would trip over.
+    """Refuse a `key=value` argument that crashes another parser (Hydra's).
 
     Raises:
         Malformed: It nests deeper than `DEPTH`, has a number of more than `DIGITS` digits, or bytes
             that are not UTF-8.
     """
-    if any("\ud800" <= sign <= "\udfff" for sign in word):
-        said = word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-        advice = "rename what has other bytes in its name"
-        if sys.getfilesystemencoding() != "utf-8":  # LANG=C without Python's own remedy
-            advice = "set PYTHONUTF8=1, since this locale has Python read words as ASCII"
-        raise Malformed(f"{_brief(said)}: expected UTF-8; {advice}")
-    depth = deepest = 0
-    for sign in word:
-        depth += (sign in "[{(") - (sign in "]})")
-        deepest = max(deepest, depth)
-    if deepest > DEPTH:
+    if any("\ud800" <= character <= "\udfff" for character in word):
+        escaped = word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        advice = "rename the file or folder"
+        if sys.getfilesystemencoding() != "utf-8":  # LANG=C with Python's UTF-8 mode disabled
+            advice = "set PYTHONUTF8=1, since this locale has Python read arguments as ASCII"
+        raise Malformed(f"{_brief(escaped)}: expected UTF-8; {advice}")
+    depth = max_depth = 0
+    for character in word:
+        depth += (character in "[{(") - (character in "]})")
+        max_depth = max(max_depth, depth)
+    if max_depth > DEPTH:
         raise Malformed(f"{_brief(word)}: brackets are nested deeper than {DEPTH}")
     if _LONG.search(word):
         raise Malformed(f"{_brief(word)}: expected numbers of at most {DIGITS} digits")
 
 
-def _brief(text: object) -> str:
-    said = str(text)
-    return said if len(said) <= 60 else f"{said[:40]}... ({len(said)} characters)"
+def _brief(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
 
 
 def _reason(error: BaseException) -> str:
@@ -193,5 +206,5 @@ def _reason(error: BaseException) -> str:
         return f"nested deeper than {DEPTH}"
     if "set_int_max_str_digits" in str(error):
         return f"a number of more than {DIGITS} digits"
-    said = " ".join(str(error).split()) or type(error).__name__
-    return said if len(said) <= 200 else f"{said[:200]}..."
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,4 +1,4 @@
-"""The process group that the environment describes: torchrun's variables, checked (no torch)."""
+"""The process group in the environment: torchrun's variables, checked (no torch here)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from routing.errors import UserError
 
-#: What torchrun, `accelerate launch` and the jobs of a sweep set for each of several processes.
+#: Variables that torchrun, `accelerate launch` and the jobs of a sweep set in each process.
 REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-#: Where MPI launchers and srun put the number of processes; accelerate reads these too.
+#: Variables in which MPI launchers and srun store the number of processes; accelerate reads them.
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _ADVICE = "start several processes with torchrun, or unset RANK, WORLD_SIZE and LOCAL_RANK for one"
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process's place among those of a launch; the defaults are a process on its own."""
+    """Rank of this process among those of a launch; the defaults are a single process."""
 
     rank: int = 0
     world_size: int = 1
@@ -26,11 +26,11 @@ class ProcessGroup:
 def process_group() -> ProcessGroup:
     """Return the process group of the environment.
 
-    Variables that are left over from another shell or set by half would make each process do a
-    part of the work, or wait for others that never start.
+    With stale or incomplete variables, each process would do a part of the work, or wait for others
+    that never start.
 
     Raises:
-        UserError: A variable is missing, empty, no whole number or contradicts the others.
+        UserError: A variable is missing, empty, no integer, or contradicts the others.
     """
     world_size = _whole_number("WORLD_SIZE", 1, least=1)
     group = ProcessGroup(_whole_number("RANK", 0), world_size, _whole_number("LOCAL_RANK", 0))

@@ -14,9 +14,10 @@ from routing.errors import UserError
 
 
 def join(device: str | None = None) -> str | torch.device:
-    """Join the processes of torchrun, if there are any; return this one's device.
+    """Join the processes of torchrun, if there are any; return this process's device.
 
-    The `device` is what the user chose, by default CUDA where there is one.
+    Args:
+        device: The user's choice; None for CUDA if it is available.
     """
     gpu = torch.cuda.is_available()
     if process_group().world_size == 1:
@@ -25,29 +26,29 @@ def join(device: str | None = None) -> str | torch.device:
 
     check_accelerate_device()
     leave_at_exit()
-    # Without the word, accelerate starts no process group where there is no GPU.
+    # Unless told so, accelerate starts no process group without a GPU.
     return PartialState(cpu=device == "cpu" or not gpu).device
 
 
 def check_accelerate_device() -> None:
-    """Refuse an ACCELERATE_TORCH_DEVICE that cannot compute here, before accelerate reads it."""
+    """Refuse an ACCELERATE_TORCH_DEVICE that is unusable here, before accelerate reads it."""
     name = os.environ.get("ACCELERATE_TORCH_DEVICE")
     if name is None:
         return
     try:
-        torch.zeros(1, device=name).item()  # not on `meta`, which holds no numbers
+        torch.zeros(1, device=name).item()  # fails on `meta`, which has no values
     except (RuntimeError, AssertionError, NotImplementedError):
         raise UserError(
             f"ACCELERATE_TORCH_DEVICE={name}: expected a device that torch can use here, such as "
-            "cpu, cuda or mps; unset it to use the best one there is"
+            "cpu, cuda or mps; unset it to use the best one available"
         ) from None
 
 
 def leave_at_exit() -> None:
-    """Have the process group ended while Python still runs.
+    """Destroy the process group before Python exits.
 
-    Gloo's threads would let go of a last collective call after that, which aborts one process in
-    three that ends right behind it. NCCL has no such threads, and would wait for ranks that failed.
+    Otherwise Gloo's threads release the last collective call after that, which aborts one in three
+    processes that end right after it. NCCL has no such threads, and would wait for failed ranks.
     """
     atexit.register(_leave)
 
@@ -68,19 +69,19 @@ def world() -> tuple[int, int]:
 
 def share(n: int, rank: int | None = None) -> range:
     """Return a process's part of `n` items: consecutive, in rank order, of nearly equal size."""
-    own, size = world()
-    rank = own if rank is None else rank
+    this_rank, size = world()
+    rank = this_rank if rank is None else rank
     return range(n * rank // size, n * (rank + 1) // size)
 
 
-def gather(own: Any) -> list[Any]:
-    """Return every process's `own`, in rank order; a collective call."""
-    parts = [own] * world()[1]
-    if len(parts) > 1:
-        torch.distributed.all_gather_object(parts, own)
-    return parts
+def gather(value: Any) -> list[Any]:
+    """Return the `value` of every process, in rank order; a collective call."""
+    values = [value] * world()[1]
+    if len(values) > 1:
+        torch.distributed.all_gather_object(values, value)
+    return values
 
 
-def gather_rows(own: Tensor) -> Tensor:
-    """Return every process's rows (n, ...), in rank order, on the CPU; n may differ."""
-    return torch.cat(gather(own.cpu()))
+def gather_rows(rows: Tensor) -> Tensor:
+    """Return the rows (n, ...) of all processes, in rank order, on the CPU; n may differ."""
+    return torch.cat(gather(rows.cpu()))

@@ -1,4 +1,4 @@
-"""What a run folder says of its run: read without torch, from names and small JSON files."""
+"""State of a run, read from the names and small JSON files of its folder (no torch here)."""
 
 import os
 import socket
@@ -14,7 +14,7 @@ class RunFolderError(UserError):
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one if it is absent, half written or none."""
+    """Return the JSON object in a file; an empty one for an absent or damaged file."""
     try:
         values = json_of(bytes_of(Path(path)))
     except (OSError, ValueError):
@@ -31,12 +31,12 @@ def finished(folder: str | Path, steps: int | None = None) -> bool:
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Return where the checkpoint of `step` stands below a run folder."""
+    """Return the folder of the checkpoint of `step`."""
     return folder / "checkpoints" / f"step-{step:08d}"
 
 
 def lost(folder: Path) -> RunFolderError:
-    """Return the error for a run folder that is no longer where its run writes."""
+    """Return the error for a run folder that was moved, deleted or replaced."""
     return RunFolderError(
         f"{folder} was deleted, renamed or replaced while this run was training, so the run has "
         "stopped without writing there: move the folder back and type the same command to resume, "
@@ -45,34 +45,34 @@ def lost(folder: Path) -> RunFolderError:
 
 
 def is_lost(folder: Path) -> bool:
-    """Whether a run folder that this process has locked is gone, or is another process's now.
+    """Whether a run folder that this process has locked is gone, or now belongs to another process.
 
-    The lock file's text is compared, not an inode number: some network file systems change that.
+    This compares the lock file's text, because inode numbers change on some network file systems.
     """
     holder = read(folder / "lock")  # empty on a full disk
-    own = holder.get("pid") == os.getpid() and holder.get("host") == socket.gethostname()
-    return not folder.is_dir() or (bool(holder) and not own)
+    is_ours = holder.get("pid") == os.getpid() and holder.get("host") == socket.gethostname()
+    return not folder.is_dir() or (bool(holder) and not is_ours)
 
 
 def check_present(folder: Path) -> None:
-    """Refuse to write to a run folder that is lost, or has no `config.yaml` any more.
+    """Refuse to write to a run folder that is lost, or whose `config.yaml` is gone.
 
     Raises:
-        RunFolderError: It is not where its run writes.
+        RunFolderError: The folder was moved, deleted or replaced.
     """
     if is_lost(folder) or not (folder / "config.yaml").is_file():
         raise lost(folder)
 
 
 def listed(folder: Path) -> list[tuple[int, Path]]:
-    """Return step and folder of every checkpoint of a run, in order.
+    """Return step and folder of all checkpoints of a run, in order.
 
     Raises:
-        OSError: The folder is there but cannot be read: that must not look like a new run.
+        OSError: The folder exists but cannot be read, which must not look like a new run.
     """
     checkpoints = []
     try:
-        # Not Path.glob, which finds nothing in a folder that it may not read.
+        # Not Path.glob, which returns nothing for an unreadable folder.
         entries = list(os.scandir(folder / "checkpoints"))
     except FileNotFoundError:
         return []
@@ -84,9 +84,9 @@ def listed(folder: Path) -> list[tuple[int, Path]]:
 
 
 def saved_step(folder: str | Path) -> int:
-    """Return the step of the newest checkpoint; 0 if there is none, or none that can be seen.
+    """Return the step of the newest checkpoint; 0 without one, or for an unreadable folder.
 
-    This is for reports: one unreadable run must not hide the status of the others.
+    For reports, in which one unreadable run must not hide the status of the others.
     """
     try:
         return max((step for step, _ in listed(Path(folder))), default=0)
@@ -95,7 +95,7 @@ def saved_step(folder: str | Path) -> int:
 
 
 def speed(folder: str | Path) -> float | None:
-    """Return the images per second that a run measured, from its summary or its heartbeat."""
+    """Return the images per second of a run, from its summary or its heartbeat."""
     for name in ("summary.json", "status.json"):
         value = read(Path(folder) / name).get("images_per_s")
         if isinstance(value, int | float) and value > 0:

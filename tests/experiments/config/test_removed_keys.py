@@ -14,7 +14,7 @@ from analysis.compare import pair
 from experiments.config.compose import load
 from experiments.config.removed_keys import REMOVED, former_defaults
 from experiments.config.schema import Config
-from experiments.options.fields import ConfigError
+from experiments.options.roles import ConfigError
 
 RESULTS = Path(__file__).resolve().parents[3] / "results"
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from experiments.data import DataError, create
 from experiments.data.latent_store import open_store
-from experiments.data.picture_sources import open_source
+from experiments.data.open_source import open_source
 from experiments.evaluation.images import Images
 
 APPLE_DOUBLE = b"\0\5\26\7\0\2\0\0Mac OS X        " + b"\0" * 4000
@@ -42,7 +42,7 @@ def test_what_systems_and_editors_leave_is_no_class_and_no_image(tmp_path):
     source = open_source(tmp_path)
     assert source.classes == ("cat", "dog")
     assert labels_of(source) == {"cat/0.jpg": 0, "dog/0.jpg": 1}
-    assert source.others == ["Thumbs.db"]
+    assert source.ignored_files == ["Thumbs.db"]
 
 
 def test_a_hidden_folder_that_was_asked_for_is_read(tmp_path):
@@ -65,8 +65,8 @@ def test_a_folder_without_a_readable_image_is_no_class(tmp_path):
         "ant/0.png": 0, "bee/0.png": None, "bee/1.jpg": None, "cat/0.png": 1, "cat/1.png": 1,
     }  # fmt: skip
     bee = [raw for raw in raws if raw.name.startswith("bee")]
-    assert [(raw.content, raw.lacking) for raw in bee] == [
-        (None, "no picture that Pillow knows")
+    assert [(raw.content, raw.unreadable_reason) for raw in bee] == [
+        (None, "not an image format that Pillow reads")
     ] * 2
 
 
@@ -114,7 +114,7 @@ def edm_folder(tmp_path, labels):
 def test_edms_layout_takes_its_labels_from_dataset_json(tmp_path):
     names = edm_folder(tmp_path, lambda names: [[name, k % 3] for k, name in enumerate(names)])
     source = open_source(tmp_path)
-    assert source.labelled and source.classes == () and source.others == []
+    assert source.labelled and source.classes == () and source.ignored_files == []
     assert labels_of(source) == dict(zip(names, [0, 1, 2, 0], strict=True))
 
 

@@ -9,10 +9,9 @@ import torch
 from data_tools import idx, right
 
 from experiments.config import load
-from experiments.data import DataError, create, data_options, image_sets
+from experiments.data import DataError, create, downloads, image_options, torchvision_sets
 from experiments.evaluation import create_features
-from experiments.evaluation.scoring import default_cache
-from experiments.runtime.files import locked
+from experiments.runtime.files import default_cache, locked
 
 REAL = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package dataset-fashion-mnist
 installed = pytest.mark.skipif(not REAL.is_dir(), reason="needs apt install dataset-fashion-mnist")
@@ -23,7 +22,7 @@ def folder(tmp_path, monkeypatch):
     """The four files, written by hand, with their checksums in the place of the published ones."""
     random = np.random.default_rng(0)
     files, sums = {}, {}
-    for (images, labels), n in zip(data_options.IDX_FILES.values(), (30, 20), strict=True):
+    for (images, labels), n in zip(image_options.IDX_FILES.values(), (30, 20), strict=True):
         files[images] = idx(random.integers(0, 256, (n, 28, 28)))
         files[labels] = idx(np.arange(n) % 10)
     for k, (name, data) in enumerate(files.items()):
@@ -32,7 +31,7 @@ def folder(tmp_path, monkeypatch):
             (tmp_path / name).write_bytes(data)
         else:
             (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data))
-    monkeypatch.setattr(image_sets, "SHA256", sums)
+    monkeypatch.setattr(torchvision_sets, "SHA256", sums)
     return tmp_path
 
 
@@ -48,7 +47,7 @@ def test_packed_and_unpacked_files_are_one_data_set(folder, tmp_path_factory):
     x = data.batch(torch.arange(30), None).x.double()
     assert abs(float(x.mean())) < 1e-6 and abs(float(x.std(correction=0)) - 0.5) < 1e-6
     plain = tmp_path_factory.mktemp("plain")
-    for name in image_sets.SHA256:
+    for name in torchvision_sets.SHA256:
         path = folder / name
         there = path.is_file()
         (plain / name).write_bytes(
@@ -89,7 +88,7 @@ def test_what_is_missing_is_downloaded_once(folder, server, tmp_path_factory, mo
     from torchvision.datasets import FashionMNIST
 
     (served, address), cache = server, tmp_path_factory.mktemp("cache")
-    for name in image_sets.SHA256:
+    for name in torchvision_sets.SHA256:
         path = folder / name
         data = gzip.compress(path.read_bytes()) if path.is_file() else None
         (served / f"{name}.gz").write_bytes(data or (folder / f"{name}.gz").read_bytes())
@@ -122,7 +121,7 @@ def test_what_is_missing_is_downloaded_once(folder, server, tmp_path_factory, mo
 
 def test_what_another_process_downloads_is_waited_for(tmp_path):
     path = tmp_path / "file"
-    waiting = threading.Thread(target=image_sets.fetch, args=(["http://127.0.0.1:9/"], path, "0"))
+    waiting = threading.Thread(target=downloads.fetch, args=(["http://127.0.0.1:9/"], path, "0"))
     with locked(tmp_path):
         waiting.start()
         waiting.join(0.2)

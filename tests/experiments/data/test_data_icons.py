@@ -9,7 +9,7 @@ import matplotlib
 import pytest
 import torch
 
-from experiments.data import DataError, create, data_options, image_sets
+from experiments.data import DataError, create, icon_fonts, image_options
 
 FONT = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
 # Letters play icons: two fonts with the same drawings, variants of a name, and a brand.
@@ -28,13 +28,13 @@ def folder(tmp_path, monkeypatch):
         (fonts / f"{font}-webfont-charmap-1.0.json").write_text(text)
     spec = ModuleSpec("qtawesome", None)
     spec.submodule_search_locations = [str(fonts.parent)]
-    monkeypatch.setattr(data_options, "find_spec", lambda name: spec)
+    monkeypatch.setattr(image_options, "find_spec", lambda name: spec)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return fonts
 
 
 def test_each_drawing_is_there_once_with_its_first_word(folder):
-    splits, words, *_ = image_sets.drawn(folder, 2)
+    splits, words, *_ = icon_fonts.render_icons(folder, 2)
     assert words == ["cup", "key"]
     labels = sorted(int(y) for split in ("train", "test") for y in splits[split][1])
     assert labels == [0, 0, 0, 1, 1]
@@ -48,8 +48,8 @@ def test_each_drawing_is_there_once_with_its_first_word(folder):
 
 
 def test_what_is_wider_than_the_canvas_is_shrunk():
-    font = image_sets.ImageFont.truetype(str(FONT), image_sets._DRAWN)
-    image = image_sets.draw(font, "\u2014\u2014")
+    font = icon_fonts.ImageFont.truetype(str(FONT), icon_fonts._RENDERED_SIDE)
+    image = icon_fonts.render_character(font, "\u2014\u2014")
     assert image.shape == (28, 28) and image.any() and image[:, :1].max() == image[:, -1:].max()
 
 
@@ -58,7 +58,7 @@ def test_what_is_wider_than_the_canvas_is_shrunk():
     [("bell-ring-outline", "bell-ring"), ("bell-bold", "bell"), ("box-alt-o", "box"), ("circle", "circle"), ("circle-fill", "circle"), ("light-bulb", "light-bulb")],
 )  # fmt: skip
 def test_variants_share_a_base_name(name, base):
-    assert image_sets.base(name) == base
+    assert icon_fonts.base_name(name) == base
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_without_the_package(folder, monkeypatch):
     shutil.rmtree(folder)
     with pytest.raises(DataError, match="cannot read the fonts.*there is none"):
         create({"name": "icons"})
-    monkeypatch.setattr(data_options, "find_spec", lambda name: None)
+    monkeypatch.setattr(image_options, "find_spec", lambda name: None)
     with pytest.raises(DataError, match="not installed; type pip install qtawesome"):
         create({"name": "icons"})
 

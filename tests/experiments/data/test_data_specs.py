@@ -3,10 +3,11 @@ import pytest
 import torch
 from data_tools import latents, write_lightning, write_store, write_tars
 
-from experiments.config import compose, load, options_of
-from experiments.data import create, data_options
+from experiments.config import load, names
+from experiments.data import create, data_options, image_options
 from experiments.data.data_options import DataError, ShapeError, describe, fingerprint
 from experiments.data.image_sets import LabelledImages, PixelSet
+from routing.errors import UserError
 
 LABELS = [k % 4 for k in range(8)]
 
@@ -34,15 +35,11 @@ def test_the_patch_of_scale_tiny_follows_the_data():
     assert load(["data=mnist", "scale=small"]).size == "M/2"
 
 
-def test_a_data_set_names_what_scores_it(monkeypatch):
+def test_a_data_set_names_what_scores_it():
     for name in data_options.names():
-        assert data_options.evaluation(name) in options_of("eval")
+        assert data_options.evaluation_preset(name) in names("eval")
         assert load([f"data={name}"]).eval == load([f"data={name}", f"eval={name}"]).eval
-    monkeypatch.setattr(compose, "evaluation", lambda name: "none")
-    compose._base.cache_clear()
-    assert load([]).eval["name"] == "none"
-    assert load(["eval=digits"]).eval["name"] == "digits"
-    compose._base.cache_clear()  # what was composed here is nobody else's default
+    assert data_options.evaluation_preset("blobs") == "none"
 
 
 @pytest.mark.parametrize("layout", ["store", "tars", "moments", "lightning"])
@@ -71,14 +68,14 @@ def test_latents_of_another_shape_than_asked_are_refused(tmp_path):
     for path in (vavae, tmp_path / "nowhere"):
         config = load([*words, f"data.path={path}", "data.shape=[32,16,16]"])
         assert describe(config.data)["shape"] == [32, 16, 16]
-    with pytest.raises(ShapeError, match=r"are 4x32x32.*give data\.path latents of 32x16x16"):
+    with pytest.raises(ShapeError, match=r"are 4x32x32; expected latents of 32x16x16 in data\.path"):
         load([*words, f"data.path={stable}", "data.shape=[32,16,16]"])
     # The backbone itself takes any latents, and a key that is not set names no run anew.
     words += [f"data.path={stable}", "guidance=cfg"]
     old = load(words)
     del old.data["shape"], old.guidance["channels"]
     assert old.name == load(words).name != load([*words, "guidance.channels=3"]).name
-    with pytest.raises(DataError, match=r"data\.shape=\[32, 16\]: expected null or three sizes"):
+    with pytest.raises(UserError, match=r"data\.shape=\[32,16\]: expected a list of 3, each an integer"):
         load([*words, "data.shape=[32,16]"])
 
 
@@ -90,11 +87,11 @@ def test_what_is_not_there_is_described(tmp_path):
     assert describe({"name": "latents", "path": str(tmp_path)})["shape"] == [4, 32, 32]
 
 
-def test_a_data_set_of_ones_own_is_one_file_and_one_yaml(tmp_path, monkeypatch):
+def test_a_data_set_of_ones_own_is_one_file(tmp_path, monkeypatch):
     """What CONTRIBUTING says, done: blobs.py is found by its name, described without torch, and read."""
     (tmp_path / "blobs.py").write_text(
         "from dataclasses import dataclass\n"
-        "from experiments.data.data_options import ImageOptions\n"
+        "from experiments.data.image_options import ImageOptions\n"
         "@dataclass(frozen=True)\n"
         "class BlobsOptions(ImageOptions):\n"
         "    name: str = 'blobs'\n"
@@ -109,7 +106,7 @@ def test_a_data_set_of_ones_own_is_one_file_and_one_yaml(tmp_path, monkeypatch):
     import experiments.data
 
     monkeypatch.setattr(experiments.data, "__path__", [*experiments.data.__path__, str(tmp_path)])
-    monkeypatch.setattr(data_options, "names", lambda: ("blobs", "digits"))
+    assert "blobs" in data_options.names()
     assert data_options.describe({"name": "blobs"})["shape"] == [1, 8, 8]
     batch = experiments.data.create({"name": "blobs"}, task="class").batch(torch.arange(4), None)
     assert batch.x.shape == (4, 1, 8, 8) and batch.y.tolist() == [0, 1, 0, 1]
@@ -134,7 +131,7 @@ TURNS = [0, 1, 0, 1]
 def test_what_a_data_set_of_ones_own_reads(splits, says):
     """Labels are an array, a list or a tensor; what cannot be trained on is one sentence."""
 
-    class Own(data_options.ImageOptions):
+    class Own(image_options.ImageOptions):
         sample_shape, class_count = (1, 8, 8), 2
 
         def read(self):

@@ -17,7 +17,8 @@ from torchvision import datasets
 
 from experiments.config import load
 from experiments.data import DataError, create
-from experiments.data.data_options import SETS
+from experiments.data.image_options import TORCHVISION_SETS
+from routing.errors import UserError
 from routing.rng import Draws
 
 TRAIN, TEST = 20, 10  # in each of CIFAR-10's five batches
@@ -30,8 +31,8 @@ def md5(path):
 def pictures(name, n):
     """Random pictures in the layout of the set's files, and labels that name every tenth class."""
     random = np.random.default_rng(len(name))
-    shape, classes, _ = SETS[name]
-    shape = shape if shape[0] == 3 else (1, 28, 28)
+    classes = TORCHVISION_SETS[name].class_count
+    shape = (3, 32, 32) if TORCHVISION_SETS[name].shape[0] == 3 else (1, 28, 28)
     return random.integers(0, 256, (n, *shape), dtype=np.uint8), np.arange(n) % classes
 
 
@@ -47,7 +48,7 @@ def write_cifar(root, kind, monkeypatch):
             rows = {"data": images.reshape(n, -1), key: labels.tolist()}
             (folder / name).write_bytes(pickle.dumps(rows, protocol=2))
             lists[which].append([name, md5(folder / name)])
-    names = [f"class {k}" for k in range(SETS[kind.__name__][1])]
+    names = [f"class {k}" for k in range(TORCHVISION_SETS[kind.__name__].class_count)]
     meta = folder / kind.meta["filename"]
     meta.write_bytes(pickle.dumps({kind.meta["key"]: names}, protocol=2))
     monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": md5(meta)})
@@ -110,11 +111,11 @@ def options(root, name="CIFAR10", **more):
     return {"name": "torchvision", "set": name, "root": str(root), **more}
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", TORCHVISION_SETS)
 def test_published_files_are_read(tmp_path, monkeypatch, name):
     write(tmp_path, name, monkeypatch)
     data = create(options(tmp_path, name))
-    shape, classes, _ = SETS[name]
+    shape, classes = TORCHVISION_SETS[name].shape, TORCHVISION_SETS[name].class_count
     batches = 5 if name == "CIFAR10" else 1
     assert data.sizes == {"train": TRAIN * batches, "test": TEST}
     assert data.shape == shape and data.num_classes == classes == len(data.class_names)
@@ -209,9 +210,9 @@ def test_what_is_missing_is_downloaded_and_said(tmp_path, server, monkeypatch, c
 
 
 def test_a_wrong_name_and_a_dry_run():
-    with pytest.raises(DataError, match=r"data\.set=cifar10: .*did you mean CIFAR10\?"):
+    with pytest.raises(UserError, match=r"data\.set=cifar10: .*did you mean CIFAR10\?"):
         load(["data=torchvision", "data.set=cifar10"])
-    with pytest.raises(DataError, match=r"data\.flip=mirrored: expected one of auto mirror none"):
+    with pytest.raises(UserError, match=r"data\.flip=mirrored: expected one of auto, mirror, none"):
         load(["data=torchvision", "data.flip=mirrored"])
     code = (
         "import sys; from experiments.config import load; from experiments.data.data_options import describe\n"

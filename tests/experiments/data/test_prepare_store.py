@@ -19,10 +19,10 @@ from test_safety_fuzz import Memory
 
 from experiments import prepare
 from experiments.data import DataError, create
-from experiments.data import picture_sources as images
+from experiments.data import raw_images as images
 from experiments.data.encoders import Autoencoder
 from experiments.data.latent_store import open_store
-from experiments.data.picture_sources import RawPicture, center_crop
+from experiments.data.raw_images import RawImage, center_crop
 from experiments.runtime import console
 from experiments.runtime.files import locked
 from routing.rng import Draws
@@ -101,8 +101,8 @@ def test_photographs_become_a_store_that_trains(folder, tmp_path, vae, capsys):
     out = tmp_path / "out"
     assert run(folder, out, vae, "--dtype", "float32", "--verify") == 0
     said = capsys.readouterr()
-    assert "7 pictures as moments of 4x8x8, mirrored too" in said.out and "classes   3" in said.out
-    assert "pictures 7/7" in said.err and not list(out.glob(".*"))
+    assert "7 images as moments of 4x8x8, mirrored too" in said.out and "classes   3" in said.out
+    assert "images 7/7" in said.err and not list(out.glob(".*"))
     data = create({"name": "latents", "path": str(out)}, task="class")
     assert data.size == 7 and data.class_names == ("animals", "grey", "things")
     assert data.shape == (4, 8, 8) and data.can_decode
@@ -305,7 +305,7 @@ def test_unreadable_pictures_are_listed_and_skipped(folder, tmp_path, vae, capsy
 def test_nothing_readable(tmp_path, vae, capsys):
     (tmp_path / "p").mkdir()
     (tmp_path / "p/a.png").write_bytes(b"x")
-    fails(capsys, run(tmp_path / "p", tmp_path / "out", vae), "none of 1 pictures", "a.png", "give a new folder")
+    fails(capsys, run(tmp_path / "p", tmp_path / "out", vae), "none of 1 images", "a.png", "give a new folder")
 
 
 @pytest.fixture
@@ -434,7 +434,7 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
     for name, data in pictures.items():
         (flat / name.split("/")[1]).write_bytes(data)
     assert run(flat, tmp_path / "out", vae) == 0
-    assert "passed over: 2 other files, such as a.gif; pictures end in .jpg" in capsys.readouterr().err
+    assert "ignored: 2 other files, such as a.gif; images end in .jpg" in capsys.readouterr().err
     store = open_store(tmp_path / "out")
     assert store.labels is None and store.classes == ()
 
@@ -443,11 +443,11 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
     ("make", "words"),
     [
         (lambda p: [p / "nowhere"], ["does not exist"]),
-        (lambda p: [p / "empty"], ["holds no pictures", "found nothing"]),
+        (lambda p: [p / "empty"], ["holds no images", "found nothing"]),
         (lambda p: [p / "loose"], ["lies beside class folders"]),
         (
             lambda p: [p / "mixed"],
-            ["holds pictures such as a.png and tars such as z.tar", "one kind", "--files '*.png'"],
+            ["holds images such as a.png and tars such as z.tar", "one kind", "--files '*.png'"],
         ),
         (lambda p: [p / "photos", "--size", "60"], ["--size 60", "try --size 56"]),
         (lambda p: [p / "photos", "--size", "0"], ["--size 0: must be at least 1"]),
@@ -506,7 +506,7 @@ def test_another_preparation_in_the_same_folder_is_refused(folder, tmp_path, vae
         capsys, run(folder, out, vae, "--dtype", "float32"), "dtype 'float16' instead of 'float32'"
     )
     (folder / "grey/coins.png").rename(folder / "grey/money.png")
-    fails(capsys, run(folder, out, vae), "another list of pictures")
+    fails(capsys, run(folder, out, vae), "another list of images")
     assert content(out) == before
     busy = tmp_path / "busy"
     busy.mkdir()
@@ -584,7 +584,7 @@ def encoded(image, kind, **options):
 
 
 def cropped(content, size=8):
-    return images.crop(RawPicture("a", content, None), size)
+    return images.crop(RawImage("a", content, None), size)
 
 
 RAMP = np.linspace(0, 65535, 64).reshape(8, 8)
@@ -605,11 +605,11 @@ def test_photographs_are_turned_as_they_are_shown(kind):
     exif[0x0112] = 6
     stream = io.BytesIO()
     Image.fromarray(sky).save(stream, kind, exif=exif)
-    pixels = images.crop(RawPicture("a", stream.getvalue(), None), 16).pixels
+    pixels = images.crop(RawImage("a", stream.getvalue(), None), 16).pixels
     assert pixels[:7].min() > 200 and pixels[9:].max() < 50
     damaged = stream.getvalue().replace(b"MM\0*", b"MM\0!")
     if kind in ("JPEG", "WEBP"):
-        assert images.crop(RawPicture("a", damaged, None), 16).pixels is not None
+        assert images.crop(RawImage("a", damaged, None), 16).pixels is not None
 
 
 def test_what_is_transparent_is_laid_on_white():
@@ -734,7 +734,7 @@ def test_captions_train_text_to_image(folder, coco, tmp_path, vae, make, capsys,
 
 
 def test_captions_beside_pictures_in_tars_and_tables(pictures, tmp_path):
-    from experiments.data.picture_sources import open_source
+    from experiments.data.open_source import open_source
 
     said = [f"caption {i}" for i in range(7)]
     # A field of the name `image` is no picture: the one with a picture's suffix is.
@@ -750,7 +750,7 @@ def test_captions_beside_pictures_in_tars_and_tables(pictures, tmp_path):
 
 
 def test_what_else_lies_in_a_tar_belongs_to_no_sample(pictures, tmp_path):
-    from experiments.data.picture_sources import open_source
+    from experiments.data.open_source import open_source
 
     with tarfile.open(tmp_path / "x.tar", "w") as archive:
         for name in ("README", "._0000.png", ".hidden", "a/._0000.cls"):
@@ -769,7 +769,7 @@ def test_what_else_lies_in_a_tar_belongs_to_no_sample(pictures, tmp_path):
 
 
 def test_a_picture_without_a_caption_is_named(pictures, tmp_path, vae):
-    from experiments.data.picture_sources import open_source
+    from experiments.data.open_source import open_source
     from experiments.data.store_writer import StoreSettings, StoreWriter
 
     write_tar(tmp_path / "x.tar", pictures, txt=["" if i == 3 else "a" for i in range(7)])
@@ -783,7 +783,7 @@ def test_a_picture_without_a_caption_is_named(pictures, tmp_path, vae):
 
 
 def test_lines_of_captions_are_read_whatever_is_in_them(pictures, tmp_path):
-    from experiments.data.picture_sources import open_source
+    from experiments.data.open_source import open_source
 
     for i, content in enumerate(list(pictures.values())[:2]):
         (tmp_path / f"{i}.png").write_bytes(content)
@@ -801,7 +801,7 @@ def test_lines_of_captions_are_read_whatever_is_in_them(pictures, tmp_path):
 
 @pytest.mark.parametrize("said", [5, {"raw": "a cat", "id": 3}, ["a cat"]])
 def test_a_caption_that_is_no_text_is_named(pictures, tmp_path, vae, said):
-    from experiments.data.picture_sources import open_source
+    from experiments.data.open_source import open_source
 
     write_table(tmp_path / "x.parquet", pictures, caption=[said] * 7)
     with pytest.raises(DataError, match=r"x\.parquet: row 2 has caption .*; expected text"):
@@ -828,7 +828,7 @@ def test_half_a_character_at_the_end_of_a_caption(pictures, tmp_path, vae):
 
 
 def test_a_damaged_block_of_a_table_is_named(pictures, tmp_path):
-    from experiments.data.picture_sources import open_source
+    from experiments.data.open_source import open_source
 
     write_table(tmp_path / "a.parquet", pictures)
     data = bytearray((tmp_path / "a.parquet").read_bytes())
@@ -923,7 +923,7 @@ def test_killed_for_real_under_torchrun_and_continued(folder, tmp_path, vae):
     ]
     done = subprocess.run([*launch, script, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("7 pictures as moments") >= 1
+    assert done.stdout.count("7 images as moments") >= 1
     assert content(out) == content(whole)
 
 

@@ -11,14 +11,14 @@ import pytest
 from filelock import FileLock
 from small import ROOT
 
-from experiments.runtime import files
-from experiments.runtime.files import LockedError, is_locked, locked
+from experiments.runtime import locks
+from experiments.runtime.locks import LockedError, is_locked, locked
 
 
 def test_two_writers_are_refused_and_the_lock_of_a_killed_process_is_not_held(tmp_path):
     assert not is_locked(tmp_path)
     code = (
-        "import time; from experiments.runtime.files import locked; from pathlib import Path\n"
+        "import time; from experiments.runtime.locks import locked; from pathlib import Path\n"
         f"with locked(Path({str(tmp_path)!r})): print('in', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen(
@@ -61,8 +61,7 @@ def test_a_colleagues_lock_is_looked_at_without_the_right_to_write(tmp_path, mon
 
 
 def test_without_flock_a_lock_is_looked_at_by_taking_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "fcntl", None)  # as on Windows
-    monkeypatch.setattr(files, "fsync_dir", lambda path: None)
+    monkeypatch.setattr(locks, "fcntl", None)  # as on Windows
     assert not is_locked(tmp_path)
     with locked(tmp_path):
         assert is_locked(tmp_path)

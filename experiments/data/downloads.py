@@ -1,0 +1,77 @@
+"""Downloads of published files, verified by their checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from http.client import HTTPException
+from pathlib import Path
+
+from experiments.data.data_options import DataError, require
+from experiments.runtime.files import atomic_path
+from experiments.runtime.locks import locked
+
+# Seconds to wait for another process that downloads the same file, and for a server to answer.
+_LOCK_TIMEOUT_S, _SERVER_TIMEOUT_S = 3600, 20
+
+
+def fetch(addresses: Sequence[str], path: Path, digest: str, kind: str = "md5") -> None:
+    """Download a file from the first address that answers, unless it exists.
+
+    Args:
+        addresses: URLs of the same file.
+        path: The file. It is written whole or not at all.
+        digest: First digits of the checksum of the content.
+        kind: Hash function of the checksum, as `hashlib` calls it.
+    """
+    if path.is_file():
+        return
+    reason = ""
+    with locked(path.parent, wait_s=_LOCK_TIMEOUT_S):
+        for address in addresses:
+            if path.is_file():  # written by another process in the meantime
+                return
+            print(f"downloading {address} to {path}", file=sys.stderr)
+            try:
+                _download(address, path, digest, kind)
+                return
+            except (OSError, HTTPException) as error:
+                reason = str(error)
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()
+    raise DataError(f"cannot download {addresses[-1]} to {path} ({reason})")
+
+
+def _download(address: str, path: Path, digest: str, kind: str) -> None:
+    # Some servers refuse urllib's own user agent.
+    request = urllib.request.Request(address, headers={"User-Agent": "tread-suite"})
+    with (
+        urllib.request.urlopen(request, timeout=_SERVER_TIMEOUT_S) as response,
+        atomic_path(path) as temporary,
+    ):
+        with temporary.open("wb") as file:
+            shutil.copyfileobj(response, file)
+        if not checksum(temporary, kind).startswith(digest):
+            raise OSError("its checksum differs")
+
+
+def fetch_published(addresses: Sequence[str], path: Path, md5: str) -> None:
+    """Download a file unless it exists; refuse one that differs from the published one."""
+    fetch(addresses, path, md5)
+    actual = checksum(path, "md5")
+    require(
+        actual == md5,
+        f"{path} is cut short or is not what was published: its MD5 is {actual}, expected {md5}; "
+        "remove it, and it is downloaded again",
+    )
+
+
+def checksum(path: Path, kind: str) -> str:
+    """Return the checksum of a file as hexadecimal digits."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
+    return digest.hexdigest()

@@ -1,0 +1,193 @@
+"""Sources of images to prepare: folders and WebDataset tars.
+
+Every source counts its images first and then returns any range of them as raw bytes, so that a
+shard is a function of its number and an interrupted preparation continues with the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from experiments.data.class_folders import LABEL_FILE, class_of_each, edm_labels
+from experiments.data.data_options import PICTURES, DataError, require
+from experiments.data.raw_images import RawImage, crop
+from experiments.data.tars import Member, samples_of
+from experiments.runtime.parsing import json_of, whole
+
+
+class ImageSource:
+    """A numbered set of images."""
+
+    count: int
+    classes: tuple[str, ...] = ()  # class names if the source has them
+    labelled = False  # whether every image has a label
+    captioned = False  # whether every image has a caption
+    fingerprint: str  # changes with the list of images
+    ignored_files: Sequence[str] = ()  # files beside the images that are not read
+
+    def read(self, start: int, stop: int) -> Iterator[RawImage]:
+        """Yield images `start..stop-1`, with `stop` at most `count`."""
+        raise NotImplementedError
+
+    def limit(self, count: int) -> None:
+        """Drop all but the first `count` images."""
+        self.count = min(count, self.count)
+        self.fingerprint = digest_of([self.fingerprint, self.count])
+
+
+def digest_of(values: Any) -> str:
+    """Return a checksum of JSON values."""
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
+
+
+class FolderSource(ImageSource):
+    """Images in one folder per class, in EDM's layout, or all in one folder without classes."""
+
+    def __init__(self, root: Path, images: list[Path], captions: Path | None) -> None:
+        self._images = images
+        self.count = len(images)
+        self._names = [path.relative_to(root).as_posix() for path in images]
+        self._labels: list[int | None] = [None] * self.count
+        self._captions: list[tuple[str, ...]] = [()] * self.count
+        self._unreadable: dict[int, str] = {}
+        self.label_file: Path | None = None
+        if captions is not None:
+            self._assign_captions(captions)
+        else:
+            self._assign_labels(root)
+        content: list[Any] = [self._names, self._captions]
+        # Included only where they differ from the folders in alphabetical order, so that
+        # preparations begun by an older version can be continued.
+        folders = tuple(sorted({name.split("/")[0] for name in self._names}))
+        if self.label_file is not None or (self.classes and self.classes != folders):
+            content.append([self.classes, self._labels])
+        self.fingerprint = digest_of(content)
+
+    def _assign_captions(self, path: Path) -> None:
+        self.captioned = True
+        captions_by_name = _read_captions(path)
+        missing = []
+        for index, name in enumerate(self._names):
+            # By the path, or by the file name alone.
+            captions = captions_by_name.get(name) or captions_by_name.get(name.rsplit("/", 1)[-1])
+            if captions:
+                self._captions[index] = captions
+            else:
+                missing.append(name)
+        if missing:
+            raise DataError(f"{path} has no caption for {missing[0]} ({len(missing)} such)")
+
+    def _assign_labels(self, root: Path) -> None:
+        is_edm, labels = edm_labels(root / LABEL_FILE, self._names)
+        if is_edm:
+            self.label_file = root / LABEL_FILE
+        if labels is not None:
+            self.labelled, self._labels = True, list(labels)
+        elif not is_edm and any("/" in name for name in self._names):
+            self.labelled = True
+            self.classes, self._labels, self._unreadable = class_of_each(
+                root, self._names, self._unreadable_reason
+            )
+
+    def _unreadable_reason(self, index: int) -> str:
+        raw = next(self.read(index, index + 1))
+        return crop(raw, 8).reason
+
+    def read(self, start: int, stop: int) -> Iterator[RawImage]:
+        """Yield images `start..stop-1`."""
+        for index in range(start, stop):
+            content, reason = None, self._unreadable.get(index, "")
+            if not reason:  # images in a folder without a class have no label and stay unread
+                try:
+                    content = self._images[index].read_bytes()
+                except OSError as error:
+                    reason = str(error.strerror)
+            yield RawImage(
+                self._names[index], content, self._labels[index], self._captions[index], reason
+            )
+
+
+def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
+    """Return the captions of each file name."""
+    captions: dict[str, list[str]] = {}
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # Windows programs write a byte order mark
+        if path.suffix == ".jsonl":
+            # Not `splitlines`: a caption may contain other line ends, such as U+2028.
+            for line in filter(str.strip, text.split("\n")):
+                row = json_of(line)
+                captions.setdefault(row["file_name"], []).append(row["caption"].strip())
+        else:
+            content = json_of(text)
+            names = {image["id"]: image["file_name"] for image in content["images"]}
+            for annotation in sorted(content["annotations"], key=lambda entry: entry["id"]):
+                name = names[annotation["image_id"]]
+                captions.setdefault(name, []).append(annotation["caption"].strip())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is laid out otherwise"
+        raise DataError(
+            f"{path} holds no captions ({reason}): expected COCO's annotations (images, "
+            'annotations) as .json, or lines of {"file_name": ..., "caption": ...} as .jsonl'
+        ) from None
+    return {name: tuple(texts) for name, texts in captions.items()}
+
+
+class TarSource(ImageSource):
+    """WebDataset tars: images, with a label `cls` and a caption `txt` if there are any."""
+
+    def __init__(self, tars: list[Path]) -> None:
+        self._tars = tars
+        # Number of the tar, key, the image, and all fields of the sample.
+        self._samples: list[tuple[int, str, Member, dict[str, Member]]] = []
+        unlabelled = []
+        self.captioned = True
+        for number, path in enumerate(tars):
+            for key, fields in samples_of(path).items():
+                image_field = _image_field(fields)
+                if image_field is None:
+                    continue
+                self._samples.append((number, key, fields[image_field], fields))
+                self.captioned &= "txt" in fields
+                if "cls" not in fields:
+                    unlabelled.append(key)
+        self.count = len(self._samples)
+        require(self.count > 0, f"{tars[0]} holds no images (.jpg, .png, ...)")
+        self.labelled = not unlabelled
+        require(
+            len(unlabelled) in (0, self.count),
+            f"{''.join(unlabelled[:1])} has no cls, and other samples have one",
+        )
+        self.fingerprint = digest_of([[path.name, path.stat().st_size] for path in tars])
+
+    def read(self, start: int, stop: int) -> Iterator[RawImage]:
+        """Yield images `start..stop-1`."""
+        samples = self._samples[start:stop]
+        for number, group in itertools.groupby(samples, key=lambda sample: sample[0]):
+            with self._tars[number].open("rb") as archive:
+                for _, key, image, fields in group:
+                    name = f"{self._tars[number].name}: {key}"
+                    label = None
+                    if "cls" in fields:
+                        text = _content(archive, fields["cls"]).decode("latin-1")
+                        label = whole(text, f"{name}: cls holds ", DataError)
+                    captions: tuple[str, ...] = ()
+                    if "txt" in fields:
+                        caption = _content(archive, fields["txt"]).decode("utf-8", "replace")
+                        captions = (caption.strip(),) if caption.strip() else ()
+                    yield RawImage(name, _content(archive, image), label, captions)
+
+
+def _image_field(fields: dict[str, Member]) -> str | None:
+    """Return the field of a sample's image: of `depth.png` and `jpg`, the latter."""
+    image_fields = [field for field in fields if f".{field.split('.')[-1]}" in PICTURES]
+    return min(image_fields, key=lambda field: field.count("."), default=None)
+
+
+def _content(archive: BinaryIO, member: Member) -> bytes:
+    archive.seek(member.offset)
+    return archive.read(member.size)

@@ -1,0 +1,182 @@
+"""Options of data=latents (no torch here)."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt
+
+from experiments.data.data_options import DataOptions, ShapeError, require
+from experiments.data.latent_manifest import MANIFEST, Manifest, store_layout, stored_shape
+from experiments.runtime.files import sha256
+
+Side = Annotated[int, Ge(1)]
+
+
+@dataclass(frozen=True)
+class LatentsOptions(DataOptions):
+    """Precomputed VAE latents: ImageNet-256 (4x32x32), ImageNet-512 (4x64x64), COCO.
+
+    From `python experiments/prepare.py`, WebDataset tars, or LightningDiT's shards.
+    """
+
+    name: str = "latents"
+    path: Annotated[str | None, "Folder of the store. Required: data.path=/data/imagenet256."] = (
+        None
+    )
+    shape: Annotated[
+        tuple[Side, Side, Side] | None,
+        "Expected shape of the latents, such as [32,16,16]; others are refused. null: any.",
+    ] = None
+    test: Annotated[
+        str | None, "A second store for the held-out split (ImageNet's validation set), or null."
+    ] = None
+    held_out: Annotated[
+        int,
+        Ge(0),
+        "Without a second store: number of samples, selected by a fixed permutation, that are "
+        "never trained on.",
+    ] = 0
+    flip: Annotated[
+        Literal["auto", "mirror", "none"],
+        "auto: stored latents of mirrored images if there are any, else none; mirror: flip the "
+        "latent itself, an approximation.",
+    ] = "auto"
+    scale: Annotated[
+        Literal["factor", "std"],
+        "factor: multiply by the VAE's scale factor, as in the paper; std: normalise every channel "
+        "to mean 0 and standard deviation sigma_data.",
+    ] = "factor"
+    scale_factor: Annotated[
+        Annotated[float, Gt(0)] | None,
+        "The VAE's scale factor if the store does not name it (Stable Diffusion: 0.18215).",
+    ] = None
+    scaled: Annotated[
+        Literal["auto", "yes", "no"],
+        "Whether third-party latents were already multiplied by it; auto: samples were, 8-channel "
+        "moments were not.",
+    ] = "auto"
+    kind: Annotated[
+        Literal["auto", "sample", "moments"],
+        "Contents of third-party latents; auto: 8 channels are moments (mean and log variance of "
+        "4), any other number samples.",
+    ] = "auto"
+    num_classes: Annotated[
+        Annotated[int, Ge(0)] | None,
+        "Number of classes if the store names none; null: highest label plus one.",
+    ] = None
+    vae: Annotated[
+        str,
+        "AutoencoderKL that decodes to pixels: a name on the hub or a diffusers folder; auto: the "
+        "one that the store was made with.",
+    ] = "auto"
+    vae_dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        "bfloat16 decodes twice as fast on a GPU, within about two grey levels.",
+    ] = "float32"
+    decode_batch: Annotated[int, Ge(1), "Latents decoded at a time; 16 fit beside an XL model."] = (
+        16
+    )
+    verify: Annotated[
+        bool,
+        "Check the SHA-256 of every shard at the start (reads the whole store); sizes are always "
+        "checked.",
+    ] = False
+
+    # Assumed while there is no store: ImageNet-256 under a VAE that divides the side by 8, and 77
+    # tokens of CLIP for captioned data.
+    sample_shape = (4, 32, 32)
+    class_count = 1000
+    caption_shape = (77, 768)
+    dataset = "experiments.data.latents.Latents"
+
+    def check_consistency(self) -> None:
+        """Refuse two held-out splits."""
+        require(
+            self.held_out == 0 or self.test is None,
+            f"data.held_out={self.held_out}: expected 0 with data.test={self.test}, which already "
+            "is the held-out split",
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return the description in the store's headers, or that of ImageNet-256 without a store.
+
+        Raises:
+            ShapeError: The shape of the latents differs from `data.shape`.
+        """
+        description = super().describe()
+        manifest: Manifest | None = None
+        actual_shape: list[int] | None = None
+        folder = Path(str(self.path)).expanduser()
+        # Opening the data set reports what is wrong with a missing or damaged store.
+        with suppress(Exception):
+            if (folder / MANIFEST).exists():
+                manifest = Manifest.read(folder)[0]
+                actual_shape = list(manifest.shape)
+            else:
+                actual_shape = list(stored_shape(folder, self.kind)[1])
+        shape = list(self.shape or actual_shape or description["shape"])
+        if actual_shape and actual_shape != shape:
+            actual_text, expected_text = _by(actual_shape), _by(shape)
+            raise ShapeError(
+                f"data.shape={shape}: the latents in {self.path} are {actual_text}; expected "
+                f"latents of {expected_text} in data.path (VA-VAE f16d32 makes 32x16x16 of 256x256 "
+                "pixels)"
+            )
+        description["shape"] = shape
+        if manifest:
+            description["num_classes"] = len(manifest.classes)
+            description["text"] = list(manifest.text.shape)[1:] if manifest.text else None
+        if self.num_classes:
+            description["num_classes"] = self.num_classes
+        return description
+
+    def check_files(self) -> None:
+        """Raise `DataError` for stores that are missing or have a damaged manifest."""
+        require(bool(self.path), "data=latents needs the folder of a store: data.path=FOLDER")
+        for path in (self.path, self.test):
+            if not path:
+                continue
+            folder = Path(path).expanduser()
+            layout = store_layout(folder)
+            if layout == "prepared":
+                stored_kind = Manifest.read(folder)[0].kind
+                # With two stores, `kind` may refer to the other one.
+                require(
+                    self.kind in ("auto", stored_kind) or self.test is not None,
+                    f"data.kind={self.kind}: expected {stored_kind}, as the manifest of {folder} "
+                    "says; leave data.kind out",
+                )
+            elif layout == "tars":
+                stored_shape(folder, self.kind)
+
+    def check_contents(self, task: str) -> None:
+        """Open the stores and read their labels, as a run does (imports torch)."""
+        from experiments.data.dataset import create
+
+        create(self, task=task)
+
+    def fingerprint(self) -> str:
+        """Return a checksum of the manifest, or of file names and sizes of a third-party store.
+
+        Hidden files, such as the index of positions that reading tars creates, do not count.
+        """
+        folder = Path(self.path).expanduser() if self.path else None
+        if folder is None or not folder.is_dir():
+            return "absent"
+        if (folder / MANIFEST).is_file():
+            return sha256(folder / MANIFEST)[:16]
+        digest = hashlib.sha256()
+        for path in sorted(folder.iterdir()):
+            if path.is_file() and path.name[0] != ".":
+                digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        return digest.hexdigest()[:16]
+
+
+def _by(shape: list[int]) -> str:
+    """Format a shape as 4x32x32."""
+    return "x".join(map(str, shape))

@@ -1,0 +1,93 @@
+"""Open images to prepare, whichever kind of file holds them."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from experiments.data.data_options import PICTURES, DataError, require
+from experiments.data.image_sources import FolderSource, ImageSource, TarSource
+from experiments.data.table_source import TableSource
+from experiments.runtime.files import is_system_file
+
+_KINDS = {**dict.fromkeys(PICTURES, "images"), ".tar": "tars", ".parquet": "tables"}
+
+
+def open_source(
+    path: Path,
+    *,
+    captions: Path | None = None,
+    files: str = "*",
+    columns: Mapping[str, str | None] | None = None,
+) -> ImageSource:
+    """Return the images at `path`.
+
+    Args:
+        path: A folder of images, tars or tables, or one such file.
+        captions: COCO annotations (.json), or lines of {"file_name", "caption"} (.jsonl).
+        files: Pattern of the file names to include, for a folder that holds several splits.
+        columns: Names of the `image`, `label` and `caption` columns of tables.
+    """
+    require(path.exists(), f"{path} does not exist; expected a folder of images, tars or tables")
+    all_files = [path] if path.is_file() else sorted(_list_files(path, files))
+    by_kind: dict[str, list[Path]] = {}
+    ignored_files: list[Path] = []
+    for file in all_files:
+        if file.suffix.lower() in _KINDS:
+            by_kind.setdefault(_KINDS[file.suffix.lower()], []).append(file)
+        else:
+            ignored_files.append(file)
+    if len(by_kind) != 1:
+        raise DataError(_mixed_kinds_message(path, all_files, by_kind))
+    [(kind, source_files)] = by_kind.items()
+    require(
+        captions is None or kind == "images",
+        "--captions is for folders; tars and tables bring their own captions",
+    )
+    for role, name in (columns or {}).items():
+        require(
+            name is None or kind == "tables",
+            f"--{role}-column is for tables, and {path} holds none; leave it out",
+        )
+    if kind == "tars":
+        return TarSource(source_files)
+    if kind == "tables":
+        return TableSource(source_files, columns or {})
+    source = FolderSource(path if path.is_dir() else path.parent, source_files, captions)
+    source.ignored_files = [file.name for file in ignored_files if file != source.label_file]
+    return source
+
+
+def _mixed_kinds_message(path: Path, files: list[Path], by_kind: dict[str, list[Path]]) -> str:
+    """Return the message for a folder with no kind of images, or several."""
+    kinds = " and ".join(f"{kind} such as {files[0].name}" for kind, files in by_kind.items())
+    names = ", ".join(file.name for file in files[:5])
+    suffix = max(by_kind.values(), key=len)[0].suffix if by_kind else ".tar"
+    return (
+        f"{path} holds {kinds or 'no images'}: expected one kind of {' '.join(_KINDS)} files; "
+        f"found {names or 'nothing'}; name those to take, as --files '*{suffix}'"
+    )
+
+
+def _list_files(top: Path, pattern: str) -> Iterator[Path]:
+    """Yield the files at any depth whose names match, also behind links to folders.
+
+    Files of the system or an editor, such as `._1.png` or `.ipynb_checkpoints`, are ignored.
+    """
+    for folder_name, subfolders, names in os.walk(top, followlinks=True):
+        folder = Path(folder_name)
+        # A link to a parent folder would be followed without end.
+        parents = set(map(Path.resolve, (folder, *folder.absolute().parents)))
+        subfolders[:] = [
+            name
+            for name in subfolders
+            if not is_system_file(name) and (folder / name).resolve() not in parents
+        ]
+        for name in fnmatch.filter(names, pattern):
+            path = folder / name
+            # Broken links to images are included, and later listed as skipped.
+            exists = path.is_file() or (path.suffix.lower() in PICTURES and not path.exists())
+            if exists and not is_system_file(name):
+                yield path
