@@ -35,10 +35,10 @@ from analysis.tables.table import markdown
 from experiments.config.parent import split
 from experiments.config.routes import routed_pass
 from experiments.config.schema import Config
+from experiments.evaluation.heldout import HeldOut, no_split
 from experiments.evaluation.images import split_indices
-from experiments.evaluation.scoring import HeldOut, no_split
 from experiments.runtime.files import atomic_write
-from experiments.training.checkpoint import listed
+from experiments.runtime.run_folder import listed
 from routing.errors import UserError
 
 REPLICATES = 1000  # of the bootstrap
@@ -289,8 +289,10 @@ class Measurement:
                 routing = routed_pass(data.config, held.draws) if routed else None
                 found[0].append(held.x)
                 for part, cond in zip(found[1:], (held.cond, held.null), strict=True):
-                    way = {**cond, "routing": routing}
-                    part.append(data.objective.denoise(data.model, noisy, time, **way))
+                    prediction = data.objective.predict(
+                        data.model, noisy, time, **cond, routing=routing
+                    )
+                    part.append(prediction.x0)
         shape = (len(self.levels), -1)
         return Predictions(*(torch.cat(v).float().cpu().unflatten(0, shape).numpy() for v in found))
 

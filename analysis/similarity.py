@@ -36,7 +36,7 @@ from torch import Tensor
 
 from analysis.runs.run_records import AnalysisError, one_by_one, result_path, with_weights
 from experiments.config.routes import first_route
-from experiments.evaluation.scoring import HeldOut
+from experiments.evaluation.heldout import HeldOut
 from experiments.runtime.files import atomic_write
 from experiments.runtime.parsing import is_number, json_of
 from routing import Draws, Routing, Selection
@@ -264,7 +264,7 @@ def _hidden(
         inner.extend(output.inner)
         return output.sample
 
-    data.objective.denoise(net, noisy, time, **conditions)
+    data.objective.predict(net, noisy, time, **conditions)
     return found, inner
 
 

@@ -11,7 +11,6 @@ element-wise in it is one pass over memory on a CPU (`ops.native`); elsewhere, a
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +59,7 @@ class Block(nn.Module):
         scans: The scan order in which each branch gets its tokens and returns them; None is the
             canonical one, that of the residual stream.
         operations: The dispatched operations that the branches call: name and the kernel asked for.
-        lookups: What the branches ask the layout for besides `scans`: its method and the argument.
+        tables: Tables of the layout that the branches look up, scans included (`Layout.prepare`).
         norms: Two norms with weights in place of adaLN's own, or None.
     """
 
@@ -72,19 +71,14 @@ class Block(nn.Module):
         self.index = index
         self.norms: nn.ModuleList | None = None
         self.operations: list[tuple[str, str]] = []
-        self.lookups: list[tuple[Callable[[Layout, str], Any], str]] = []
+        self.tables: list[tuple[str, str]] = []
 
     def prepare(self, layout: Layout) -> None:
-        """Make what the branches look up, once for all blocks: kernels and the layout's tables."""
+        """Resolve the kernels of the branches."""
         if not LOADED and layout.device.type == "cpu":
             library()
         for op, kernel in self.operations:
             resolve(op, kernel, layout.device.type)
-        for scan in self.scans:
-            if scan is not None:
-                layout.reorder(scan)
-        for ask, argument in self.lookups:
-            ask(layout, argument)
 
     def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
         """Run both branches on tokens (B, T, D) under this block's modulation (B, 6, 1, D)."""

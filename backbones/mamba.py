@@ -242,10 +242,10 @@ class MambaBlock(TwoMixers):
         super().__init__(index, operation, options)
         ways = self.scans = paths(options.scan, index)
         self.one, self.two = (mixer(size, path, options) for path in ways)
-        asked = {
-            Layout.reorder: True,
-            Layout.positions: options.conv == "true",
-            Layout.gaps: options.gap != "off",
-        }
-        for way in (*ways, *(way + REVERSED for way in ways if options.ways == 2)):
-            self.lookups += [(ask, way) for ask, needed in asked.items() if needed]
+        scans = [*ways, *(way + REVERSED for way in ways if options.ways == 2)]
+        for scan in scans:
+            self.tables.append(("scan", scan))
+            if options.conv == "true":
+                self.tables.append(("positions", scan))
+            if options.gap != "off":
+                self.tables.append(("gaps", scan))

@@ -112,9 +112,9 @@ class RWKVBlock(Block):
         self.spatial = SpatialMix(width, options)
         self.channel = ChannelMix(width, options.hidden(width), options.missing)
         self.operations = [("biwkv", options.kernel), ("shift", "auto")]
-        self.lookups = [(Layout.neighbours, options.missing), (Layout.reorder, "raster")]
+        self.tables = [("neighbours", options.missing), ("scan", "raster")]
         if options.wkv == "true":
-            self.lookups.append((Layout.positions, "raster"))
+            self.tables.append(("positions", "raster"))
 
     def initialise(self) -> None:
         """Draw weights; decay, bonus and mixes start depth-dependent as RWKV-4's ("fancy")."""

@@ -127,7 +127,7 @@ class RWKV7Block(Block):
         hidden = hidden_for(width, spent, 2, width * width)
         self.channel = ChannelMix(width, hidden, options.missing)
         self.operations = [("rwkv7", options.kernel), ("shift", "auto")]
-        self.lookups = [(Layout.neighbours, options.missing), (Layout.reorder, turns(index))]
+        self.tables = [("neighbours", options.missing), ("scan", turns(index))]
 
     def initialise(self) -> None:
         """Draw weights."""

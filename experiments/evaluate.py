@@ -85,11 +85,16 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     arguments = parser().parse_intermixed_args(argv)
-    # argparse counts what follows a list to it, and no item of these has a dot before its `=`.
-    for words in (arguments.guidance, arguments.metrics, arguments.features):
-        for word in [w for w in words or () if "=" in w and "." in w.partition("=")[0]]:
-            words.remove(word)
-            arguments.changes.append(word)
+    # argparse adds overrides that follow a list to this list.
+    for flag in ("guidance", "metrics", "features"):
+        values = []
+        for text in getattr(arguments, flag) or ():
+            if "=" in text and "." in text.partition("=")[0]:
+                arguments.changes.append(text)
+            else:
+                values.append(text)
+        if getattr(arguments, flag) is not None:
+            setattr(arguments, flag, values)
     from experiments.evaluation.evaluate_command import evaluate
 
     return evaluate(arguments)

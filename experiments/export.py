@@ -19,8 +19,10 @@ from routing.errors import Parser, UserError
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    about = "Write EMA weights that sample.py, from_pretrained and the analysis open by their path."
-    p = Parser(prog="python experiments/export.py", description=about)
+    p = Parser(
+        prog="python experiments/export.py",
+        description="Write EMA weights that sample.py, from_pretrained and the analysis open.",
+    )
     p.add_argument("source", metavar="RUN", help="a run folder, or an exported file")
     p.add_argument("out", metavar="OUT.safetensors", type=Path, help="the file to write")
     p.add_argument("--half", action="store_true", help="float16: half the bytes")
@@ -33,19 +35,21 @@ def main(argv: list[str]) -> int:
     if args.out.suffix != ".safetensors":
         raise UserError(f"{args.out}: expected a name that ends in .safetensors")
 
-    from experiments.training import checkpoint
+    from experiments.evaluation import trained_model
+    from experiments.runtime.checkpoint_files import CheckpointError
 
-    loaded = checkpoint.load_model(args.source, device="cpu")
+    loaded = trained_model.load_model(args.source, device="cpu")
     weights, data = loaded.model.state_dict(), dict(loaded.config.data)
     if args.half:
         weights = {k: v.half() if v.is_floating_point() else v for k, v in weights.items()}
-        if large := [k for k, v in weights.items() if not v.isfinite().all()]:
-            raise checkpoint.CheckpointError(f"{large[0]} does not fit float16: leave out --half")
-    # Where runs and data lay is nobody else's business, and no part of a run's name.
+        for name, values in weights.items():
+            if not values.isfinite().all():
+                raise CheckpointError(f"{name} does not fit float16: leave out --half")
+    # Paths of runs and data are private, and no part of a run's name.
     for key in location_keys(data["name"]):
         data.pop(key, None)
     config = dataclasses.replace(loaded.config, paths=PathsConfig(), data=data)
-    checkpoint.export(args.out, loaded.model, weights, config, loaded.step, loaded.info)
+    trained_model.export(args.out, loaded.model, weights, config, loaded.step, loaded.info)
     print(f"{args.out}  {args.out.stat().st_size / 1e6:.2f} MB, step {loaded.step}")
     return 0
 

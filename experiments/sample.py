@@ -10,7 +10,8 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.options.diffusion import OPTIONS
+from experiments.options.guidance import GUIDANCE
+from experiments.options.sampler import SAMPLERS
 from experiments.runtime.command import run_command
 from routing.errors import Parser
 
@@ -43,9 +44,9 @@ def parser() -> argparse.ArgumentParser:
     add("--classes", help="3,7 or 0-9 or names or all (default: drawn from each seed)")
     add("--captions", help="for text models: separated by ; or a .txt file, one per line")
     add("--seeds", default="0-63", help="one image per seed and class (default: 0-63)")
-    add("--guidance", help=f"{', '.join(OPTIONS['guidance'])} (default: the run's)")
+    add("--guidance", help=f"{', '.join(GUIDANCE)} (default: the run's)")
     add("--scale", type=float, help="guidance scale; 1 is none (default: the guidance's)")
-    add("--sampler", help=f"{', '.join(OPTIONS['sampler'])} (default: the run's)")
+    add("--sampler", help=f"{', '.join(SAMPLERS)} (default: the run's)")
     add("--steps", type=int, help="sampling steps (default: the run's)")
     add("--out", default="samples", help="folder to write to (default: samples)")
     add("--pngs", type=int, default=1000, help="write at most so many PNGs (default: 1000)")

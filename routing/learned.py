@@ -1,14 +1,13 @@
-"""SPRINT's fusion: a small learned part around a span of blocks.
+"""SPRINT's fusion (arXiv 2510.21986): a learned part around one fixed span of blocks.
 
-It belongs to one fixed span and acts in dense passes too, or training and sampling would be
-different functions.
+It acts in dense passes too, or training and sampling would be different functions.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from routing.layout import Move
+from routing.gather import Move
 from routing.route import Route, RouteError, Segment
 
 
@@ -20,11 +19,11 @@ def _single(route: Route | str, depth: int) -> Segment:
 
 
 class Fuse(nn.Module):
-    """Join the state before a span with what the span made of the tokens that stayed.
+    """Fuse the tokens from before a span with those that come out of it.
 
-    SPRINT (arXiv 2510.21986): dropped positions hold a learned [MASK] vector, and the next blocks
-    get `Linear(concat(before, after))`. The weight starts as the mean of the two, our choice: the
-    stream then keeps its scale.
+    `Linear(concat(before, after))`, where `after` has a learned [MASK] vector for each token that
+    skipped the span. The weight starts as the mean of the two, our choice: the stream then keeps
+    its scale.
 
     Args:
         width: D.
@@ -44,7 +43,7 @@ class Fuse(nn.Module):
     def forward(
         self, before: Tensor, after: Tensor | None, move: Move | None, drop: Tensor | None
     ) -> Tensor:
-        """Fuse.
+        """Return the fused tokens, in the type of `before`.
 
         Args:
             before: State at the span's start, `(B, T, D)`.

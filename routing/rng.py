@@ -89,12 +89,12 @@ class Draws:
     ) -> None:
         self.seed, self.step = int(seed), int(step)
         self.device = torch.device(device) if device is not None else index.device
-        self._given = index
+        self._index = index
         self._rows: int | None = None
 
     def on(self, device: torch.device | str) -> Draws:
         """The same numbers on another device."""
-        draws = Draws(self.seed, self.step, self._given, device)
+        draws = Draws(self.seed, self.step, self._index, device)
         draws._rows = self._rows
         return draws
 
@@ -106,10 +106,10 @@ class Draws:
             n: How many for each sample.
             dtype: float32 holds the word's upper 24 bits, float64 all of its 32.
         """
-        words = self._words(stream, n)
+        bits = self._words(stream, n)
         if dtype == torch.float64:
-            return self._out(words.double().mul_(2.0**-32))
-        return self._out((words >> 8).to(torch.float32).mul_(2.0**-24))
+            return self._out(bits.double().mul_(2.0**-32))
+        return self._out((bits >> 8).to(torch.float32).mul_(2.0**-24))
 
     def normal(
         self, stream: str, shape: int | tuple[int, ...], dtype: torch.dtype = torch.float32
@@ -119,9 +119,9 @@ class Draws:
         n = math.prod(shape)
         # Computed in float64 and rounded once, so that devices agree although their logarithms
         # and cosines differ in the last bit.
-        words = self._words(stream, n + n % 2).double()
-        radius = words[:, 0::2].add(1.0).mul_(2.0**-32).log_().mul_(-2.0).sqrt_()
-        angle = words[:, 1::2].mul(2.0**-31 * math.pi)
+        bits = self._words(stream, n + n % 2).double()
+        radius = bits[:, 0::2].add(1.0).mul_(2.0**-32).log_().mul_(-2.0).sqrt_()
+        angle = bits[:, 1::2].mul(2.0**-31 * math.pi)
         pair = torch.stack((angle.cos().mul_(radius), angle.sin().mul_(radius)), -1)
         return self._out(pair.flatten(1)[:, :n].to(dtype)).unflatten(1, shape)
 
@@ -131,31 +131,32 @@ class Draws:
 
     def scalar(self, stream: str) -> float:
         """One uniform number in [0, 1) for the whole batch, computed on the host without a sync."""
-        word = philox((0, 0, 0, self.step & _WORD), _key(self.seed, stream))[0]
-        return word * 2.0**-32
+        bits = philox((0, 0, 0, self.step & _WORD), _key(self.seed, stream))[0]
+        return bits * 2.0**-32
 
     def shared(self) -> Draws:
         """The same row for the whole batch, that of sample 0."""
-        draws = Draws(self.seed, self.step, self._given.new_zeros(1), self.device)
+        draws = Draws(self.seed, self.step, self._index.new_zeros(1), self.device)
         draws._rows = self.rows
         return draws
 
     @property
     def rows(self) -> int:
         """The batch size B."""
-        return self._given.shape[0] if self._rows is None else self._rows
+        return self._index.shape[0] if self._rows is None else self._rows
 
     def _words(self, stream: str, n: int) -> Tensor:
         """Return 32-bit words as int64, shape `(B, n)` (one row where shared)."""
         # float64 is needed and Apple's GPUs have none.
         device = torch.device("cpu") if self.device.type in WITHOUT_FLOAT64 else self.device
-        index, key = _moved(self._given, device), _key(self.seed, stream)
-        if device.type == "cuda" and (launch := kernel()):
+        index, key = _moved(self._index, device), _key(self.seed, stream)
+        launch = kernel() if device.type == "cuda" else None
+        if launch is not None:
             return launch(index, n, self.step & _WORD, key)
         blocks = torch.arange((n + 3) // 4, device=device)
         low, high = (index & _WORD).unsqueeze(1), (index >> 32 & _WORD).unsqueeze(1)
-        words = philox((blocks, low, high, self.step & _WORD), key)
-        return torch.stack(torch.broadcast_tensors(*words), -1).flatten(1)[:, :n]
+        bits = philox((blocks, low, high, self.step & _WORD), key)
+        return torch.stack(torch.broadcast_tensors(*bits), -1).flatten(1)[:, :n]
 
     def _out(self, values: Tensor) -> Tensor:
         values = _moved(values, self.device, values.dtype)

@@ -1,7 +1,7 @@
 """Many runs: grids of overrides, launched on Slurm, on this machine or in this process.
 
-`python -m sweeps launch GRID`, `status`, `retry`, `cancel`, `show` and `list`. Nothing here imports
-torch except the job itself, so planning 2,000 runs and looking at them stays fast.
+`python -m sweeps launch GRID`, `status`, `retry`, `cancel`, `show` and `list`. Only jobs, and what
+plans them, may import torch: looking at a sweep stays fast.
 """
 
 from routing.errors import UserError
@@ -10,14 +10,22 @@ from routing.lazy import lazily
 __getattr__, __dir__, _names = lazily(
     __name__,
     {
-        "planning.grid": ("Grid", "GridCell", "expand", "load", "names"),
-        "jobs.job": ("Job",),
-        "planning.planned_runs": ("Plan", "PlannedRun", "plan"),
-        "jobs.sweep_folder": ("Sweep",),
+        "grid": ("Grid", "load", "names"),
+        "cells": ("GridCell", "expand"),
+        "plan": ("Plan", "make_plan"),
+        "planned_run": ("PlannedRun",),
+        "job": ("Job",),
+        "folder": ("Sweep",),
     },
 )
 __all__ = sorted([*_names, "SweepError"])
 
 
 class SweepError(UserError):
-    """A wrong grid, resource, override or command: one sentence with what to type instead."""
+    """An invalid grid, cluster file, override or command, described in one sentence."""
+
+
+def require(condition: object, message: str) -> None:
+    """Raise `SweepError` with a message unless a condition holds."""
+    if not condition:
+        raise SweepError(message)

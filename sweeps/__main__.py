@@ -1,15 +1,15 @@
-"""`python -m sweeps`: see `sweeps.sweeps_command`."""
+"""`python -m sweeps`: see `sweeps.command`."""
 
 import sys
 
 from experiments.runtime.command import run_command
 
 
-def main(words: list[str]) -> int:
-    """Run the command; imported here, so that a missing package is one sentence."""
-    from sweeps.sweeps_command import main as command
+def main(arguments: list[str]) -> int:
+    """Run the command; imported here, so that a missing package is reported in one sentence."""
+    from sweeps.command import main as command
 
-    return command(words)
+    return command(arguments)
 
 
 if __name__ == "__main__":

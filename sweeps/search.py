@@ -1,240 +1,157 @@
-"""Search: optuna proposes values for a grid's `search` section, runs answer, bad ones are pruned.
+"""Search: optuna proposes values for a grid's `search` section, and bad trials are pruned.
 
-One coordinator asks and tells. The study is optuna's journal in the sweep's folder, and the run of
-a trial is the folder that its configuration names: after a kill of the coordinator the same command
+One coordinator asks and tells. The study is optuna's journal in the sweep's folder, and a trial's
+run is the folder that its configuration names: after the coordinator was killed the same command
 finds every trial's run again, so that none is lost and none is trained twice.
 """
 
-import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from experiments.options.evaluation import METRICS
-from experiments.runtime.console import is_score, read_jsonl
-from experiments.runtime.files import locked
-from experiments.runtime.parsing import whole
-from routing.errors import UserError, one_of
-from sweeps import SweepError
-from sweeps.jobs.cluster_resources import Resources
-from sweeps.jobs.sweep_folder import Sweep
-from sweeps.launch import cancel, launch, retry
-from sweeps.planning.grid import Grid
-from sweeps.planning.overrides import show
-from sweeps.planning.planned_runs import Plan, PlannedRun
-from sweeps.run_status import RunStatus, statuses
+from routing.errors import UserError
+from sweeps import SweepError, require
+from sweeps.cancel import cancel
+from sweeps.folder import Sweep
+from sweeps.grid import Grid
+from sweeps.launch import launch, retry
+from sweeps.planned_run import PlannedRun
+from sweeps.resources import Resources
+from sweeps.status import RunStatus, statuses
+from sweeps.study import (
+    format_trial,
+    live_trial,
+    open_study,
+    read_scores,
+    summary,
+    trial_state,
+    trial_values,
+)
 
-# Trials that end unpruned before the median of the others at the same step prunes one.
-STARTUP = 4
-
-
-def optuna() -> Any:
-    """Return the package, an optional one; raise `SweepError` where it is not installed."""
-    try:
-        import optuna as package
-    except ImportError:
-        raise SweepError("a search needs optuna: pip install 'optuna>=4'") from None
-    package.logging.set_verbosity(package.logging.WARNING)
-    return package
-
-
-def _place(sweep: Sweep) -> dict[str, Any]:
-    """Return the name and the storage of a sweep's study."""
-    storages = optuna().storages
-    file = storages.journal.JournalFileBackend(str(sweep.path / "search" / "journal.log"))
-    return {"study_name": sweep.name, "storage": storages.JournalStorage(file)}
+Print = Callable[[str], None]
 
 
 class Search:
-    """A grid's `search` section, checked, and its trials.
+    """The coordinator of a search.
 
     Args:
-        found: The grid.
-        planned: Plans it with values in place of that section.
-        user: What the user typed, by key.
-        trials: How many there are in the end, those of earlier starts included.
-
-    Raises:
-        SweepError: A key, range or metric that is none, or more than one run for a trial.
+        grid: A grid with a `search` section.
+        plan_runs: Plans the runs of a grid without one.
+        space: Optuna's distributions by name.
+        metric: The metric to optimise.
+        trials: Number of trials in the end, those of earlier starts included.
+        sweep: The folder of the sweep.
     """
 
     def __init__(
-        self, found: Grid, planned: Callable[[Grid], Plan], user: Mapping[str, Any],
-        trials: int | None = None,
+        self, grid: Grid, plan_runs: Callable[[Grid], Sequence[PlannedRun]],
+        space: Mapping[str, Any], metric: str, trials: int, sweep: Sweep,
     ) -> None:  # fmt: skip
-        raw, where = found.raw["search"], f"grid {found.name}: search"
-        wanted = raw.get("trials", 20) if trials is None else trials
-        self.trials, over = whole(wanted, f"{where}: trials=", SweepError), raw.get("over")
-        if self.trials < 1 or not over:
-            raise SweepError(f"{where}: expected trials of at least 1 and over: {{key: values}}")
-        if typed := sorted(set(over) & set(user)):
-            raise SweepError(f"{where}: {typed[0]} is searched over; leave the word out")
-        # Optuna's distributions by name; the plan at one corner of their space.
-        self.space = {str(k): _distribution(f"{where} over {k}", v) for k, v in over.items()}
-        self.found, self.planned, self.corner = found, planned, planned(found)
-        config = next(iter(self.corner.configs.values()), None)
-        if config is None or len(self.corner.runs) + len(self.corner.waiting) != 1:
-            raise SweepError(f"{where}: a trial is one run; give one seed, no axes and no stages")
-        self.metric = str(raw.get("metric", "fd"))
-        known = tuple(config.eval.get("metrics", ()))
-        one_of(f"{where}: metric", self.metric, known, SweepError)
-        self.sweep = Sweep(self.corner.root, found.name)
-        self.live: dict[int, tuple[Any, PlannedRun]] = {}
+        self.grid, self.plan_runs, self.space = grid, plan_runs, space
+        self.metric, self.trials, self.sweep = metric, trials, sweep
+        self.live: dict[int, tuple[Any, PlannedRun]] = {}  # trial and run by number
 
-    def work(self, place: Resources, say: Callable[[str], None] = print) -> int:
+    def run(self, resources: Resources, say: Print = print) -> int:
         """Run trials until there are as many as wanted; return 1 if none has a score.
 
-        `throttle` (Slurm) or `workers` (a pool) of `place` is how many run at once. `UserError` if
-        another coordinator works, or the space is not what the study has.
+        `throttle` (Slurm) or `workers` (a pool) of the resources is how many run at once.
+
+        Raises:
+            UserError: Another coordinator is at work, or the study has another space.
         """
-        self.place, self.say, package = place, say, optuna()
-        room = {"slurm": place.throttle, "local": place.workers}.get(place.kind, 1)
-        with locked(self.sweep.path / "search"):
-            self.study = package.create_study(
-                direction={"lower": "minimize", "higher": "maximize"}[METRICS[self.metric].better],
-                sampler=package.samplers.TPESampler(constant_liar=True),
-                pruner=package.pruners.MedianPruner(n_startup_trials=STARTUP),
-                load_if_exists=True, **_place(self.sweep),
-            )  # fmt: skip
-            self.study.set_user_attr("metric", self.metric)
-            old = [
-                package.trial.Trial(self.study, trial._trial_id)
-                for trial in self.study.trials
-                if not trial.state.is_finished()
-            ]
-            for trial in old:
-                keys, mine = trial.params.keys(), self.space.keys()
-                # A trial that has a run had all its values; one that was cut off had the first.
-                if keys - mine or ("run" in trial.user_attrs and keys != mine):
-                    raise self._another(f"trial {trial.number} has {', '.join(keys)}")
-            if old:
-                say(f"{len(old)} trials of an earlier start go on")
-                self._start(old)
-                # What ended while nobody looked.
-                runs = [run for _, run in self.live.values()]
-                retry(self.sweep, runs, place, _quiet, self.found)
+        self.resources, self.say = resources, say
+        slots = {"slurm": resources.throttle, "local": resources.workers}.get(resources.kind, 1)
+        with open_study(self.sweep, self.metric) as self.study:
+            self._resume_trials()
             while True:
-                # As many as there is room for.
-                new = min(room - len(self.live), self.trials - len(self.study.trials))
-                try:
-                    asked = [self.study.ask(self.space) for _ in range(new)]
-                except ValueError as error:
-                    raise self._another(str(error)) from None
-                self._start(asked)
-                if not self.live and new <= 0:
+                count = min(slots - len(self.live), self.trials - len(self.study.trials))
+                self._start(self._ask(count))
+                if not self.live and count <= 0:
                     break
                 rows, trouble = statuses(self.sweep, [run for _, run in self.live.values()])
-                by_name = {} if trouble else {row.run.name: row for row in rows}
-                for number, (trial, run) in list(self.live.items()):
-                    if run.name in by_name and self._settled(trial, by_name[run.name]):
-                        del self.live[number]
+                for row in rows if not trouble else ():
+                    self._update(row)
                 if self.live:
-                    time.sleep(10.0 if place.kind == "slurm" else 1.0)
+                    time.sleep(10.0 if resources.kind == "slurm" else 1.0)
         for line in summary(self.sweep)[-2:]:
             say(line)
-        return int(not any(t.value is not None for t in self.study.trials))
+        return int(all(trial.value is None for trial in self.study.trials))
 
-    def _another(self, why: str) -> SweepError:
+    def _resume_trials(self) -> None:
+        """Go on with trials that an earlier coordinator left, whose runs may have ended since."""
+        trials = []
+        for trial in self.study.trials:
+            if trial.state.is_finished():
+                continue
+            names, has_run = trial.params.keys(), "run" in trial.user_attrs
+            # A trial with a run had all its values; one that was cut off had the first of them.
+            if names - self.space.keys() or (has_run and names != self.space.keys()):
+                raise self._other_space(f"trial {trial.number} has {', '.join(names)}")
+            trials.append(live_trial(self.study, trial))
+        if trials:
+            self.say(f"{len(trials)} trials of an earlier start go on")
+            self._start(trials)
+            runs = [run for _, run in self.live.values()]
+            retry(self.sweep, runs, self.resources, _quiet, self.grid)
+
+    def _ask(self, count: int) -> list[Any]:
+        try:
+            return [self.study.ask(self.space) for _ in range(count)]
+        except ValueError as error:
+            raise self._other_space(str(error)) from None
+
+    def _other_space(self, reason: str) -> SweepError:
         return SweepError(
-            f"grid {self.found.name}: its search is another than its study has ({why}); "
+            f"grid {self.grid.name}: its search is another than its study has ({reason}); "
             "copy the file under another name"
         )
 
     def _start(self, trials: Sequence[Any]) -> None:
-        """Plan and launch trials' runs; values that one had before a kill stay."""
-        started = {}
+        """Plan and launch the runs of trials; values that one had before a kill stay."""
+        runs = {}
         for trial in trials:
-            values = _values(trial)
+            values = trial_values(trial)
             try:
-                if values.keys() != self.space.keys():
-                    raise SweepError("it was cut off before it had its values")
-                (run,) = self.planned(self.found.at(values)).runs
+                require(
+                    values.keys() == self.space.keys(), "it was cut off before it had its values"
+                )
+                (run,) = self.plan_runs(self.grid.at(values))
             except UserError as error:  # a point that cannot be run
-                self._end(trial, "FAIL", str(error))
+                self._tell(trial, "FAIL", str(error))
                 continue
             trial.set_user_attr("run", run.name)
-            self.say(f"trial {trial.number}  {_words(values)}  {run.name}")
+            self.say(f"trial {trial.number}  {format_trial(trial)}  {run.name}")
             self.live[trial.number] = trial, run
-            started[run.name] = run
-        if started:
-            made = Plan(self.found, self.corner.scale, self.sweep.root, list(started.values()))
-            launch(made, self.place, self.say if self.place.kind == "debug" else _quiet)
+            runs[run.name] = run
+        if runs:
+            say = self.say if self.resources.kind == "debug" else _quiet
+            launch(self.sweep, self.grid, list(runs.values()), self.resources, say)
 
-    def _settled(self, trial: Any, row: RunStatus) -> bool:
-        """Tell what is known of a trial; return whether it is over."""
-        lines = read_jsonl(Path(row.run.folder) / "scores.jsonl")
-        # Of several features, the first that the run names.
-        found = {
-            line["step"]: line["value"]
-            for line in reversed([x for x in lines if is_score(x) and x.get("key") == self.metric])
-            if type(line.get("step")) is int and math.isfinite(line["value"])
-        }
-        if row.state == "done" and row.run.steps in found:
-            self._end(trial, "COMPLETE", "", found[row.run.steps])
-        elif row.state in ("done", "failed", "stopped"):
-            self._end(trial, "FAIL", f"{row.state}: {row.why or f'no score {self.metric}'}")
-        else:
-            for step in found.keys() - self.study.trials[trial.number].intermediate_values.keys():
-                trial.report(found[step], step)
-            if not found or not trial.should_prune():
-                return False
-            cancel(self.sweep, [row.run], _quiet)
-            self._end(trial, "PRUNED", f"at step {max(found)}, {found[max(found)]:.4g}")
-        return True
+    def _update(self, row: RunStatus) -> None:
+        """Tell optuna about the trials of a run: its scores so far, or its end."""
+        scores = read_scores(row.run.folder, self.metric)
+        for trial, run in list(self.live.values()):
+            if run.name != row.run.name:
+                continue
+            if row.state == "done" and run.steps in scores:
+                self._tell(trial, "COMPLETE", value=scores[run.steps])
+            elif row.state in ("done", "failed", "stopped"):
+                self._tell(trial, "FAIL", f"{row.state}: {row.why or f'no score {self.metric}'}")
+            else:
+                reported = self.study.trials[trial.number].intermediate_values
+                for step in scores.keys() - reported.keys():
+                    trial.report(scores[step], step)
+                if scores and trial.should_prune():
+                    cancel(self.sweep, [run], _quiet)
+                    last = max(scores)
+                    self._tell(trial, "PRUNED", f"at step {last}, {scores[last]:.4g}")
 
-    def _end(self, trial: Any, state: str, why: str, value: float | None = None) -> None:
-        self.study.tell(trial.number, value, state=optuna().trial.TrialState[state])
-        said = f"{self.metric} {value:.4g}" if value is not None else why
-        self.say(f"trial {trial.number}  {state.lower()}  {said}")
-
-
-def _distribution(where: str, space: Any) -> Any:
-    known = optuna().distributions
-    try:
-        if isinstance(space, list):
-            return known.CategoricalDistribution(space)
-        if not isinstance(space, dict) or not set(space) <= {"low", "high", "step", "log"}:
-            raise ValueError("expected a list of values, or low, high, and step or log")
-        integers = type(space["low"]) is int and type(space["high"]) is int
-        return (known.IntDistribution if integers else known.FloatDistribution)(**space)
-    except (ValueError, TypeError, KeyError) as error:
-        raise SweepError(f"{where}: {space!r} is no range ({error})") from None
+    def _tell(self, trial: Any, state: str, why: str = "", value: float | None = None) -> None:
+        """End a trial."""
+        self.study.tell(trial.number, value, state=trial_state(state))
+        self.live.pop(trial.number, None)
+        result = why if value is None else f"{self.metric} {value:.4g}"
+        self.say(f"trial {trial.number}  {state.lower()}  {result}")
 
 
 def _quiet(_: str) -> None: ...
-
-
-def _values(trial: Any) -> dict[str, Any]:
-    """A trial's values: three digits of a range, all of one with steps or of a list's."""
-    digits = {k: 3 if getattr(d, "step", 0) is None else 15 for k, d in trial.distributions.items()}
-    return {
-        key: float(f"{value:.{digits[key]}g}") if isinstance(value, float) else value
-        for key, value in trial.params.items()
-    }
-
-
-def _words(values: Mapping[str, Any]) -> str:
-    return " ".join(f"{k}={show(v)}" for k, v in values.items())
-
-
-def summary(sweep: Sweep) -> list[str]:
-    """Return a line per trial of a search, their number by state, and the best; [] if none."""
-    if not (sweep.path / "search" / "journal.log").is_file():
-        return []
-    try:
-        study = optuna().load_study(**_place(sweep))
-    except KeyError:  # cut off before there was one
-        return []
-    trials, metric = study.trials, study.user_attrs.get("metric", "score")
-    scored = [t for t in trials if t.state.name == "COMPLETE"]
-    lines = {
-        t.number: f"trial {t.number}  {t.state.name.lower():<9}"
-        f"{'' if t.value is None else f'{t.value:.4g}':<9}{_words(_values(t))}  "
-        f"{t.user_attrs.get('run', '')}"
-        for t in trials
-    }
-    counts = Counter(t.state.name.lower() for t in trials)
-    said = [*lines.values(), "search: " + ", ".join(f"{n} {name}" for name, n in counts.items())]
-    return [*said, f"best of {metric}: {lines[study.best_trial.number]}"] if scored else said

@@ -130,56 +130,57 @@ def _described():
 
 
 def make_checkpoint(folder):
-    from experiments.training import checkpoint
+    from experiments.runtime import checkpoint_files
 
     model = _model()
     tensors = {
         f"{p}.{k}": v.clone() for p in ("ema", "model") for k, v in model.state_dict().items()
     }
     state = {"step": 3, "config": _described(), "model": model.config, "data": {}}
-    checkpoint.save(folder, 3, tensors, state)
+    checkpoint_files.write(folder, 3, tensors, state)
 
 
 @reader("checkpoint", make_checkpoint, "checkpoints/*/*")
 def read_checkpoint(folder):
-    from experiments.training import checkpoint
+    from experiments.evaluation import trained_model
 
-    checkpoint.load_model(folder, device="cpu")
+    trained_model.load_model(folder, device="cpu")
 
 
 @reader("newest checkpoint", make_checkpoint, "checkpoints/*/*")
 def read_newest(folder):
-    from experiments.training import checkpoint
+    from experiments.runtime import checkpoint_files
 
-    found = checkpoint.newest(folder, say=lambda text: None)
+    found = checkpoint_files.newest(folder, say=lambda text: None)
     if found is not None:
-        checkpoint.read(found)
+        checkpoint_files.read(found)
 
 
 @reader("unverified checkpoint", make_checkpoint, "checkpoints/*/state.*")
 def read_unverified(folder):
-    from experiments.training import checkpoint
+    from experiments.evaluation import trained_model
+    from experiments.runtime import checkpoint_files
 
     path = next((folder / "checkpoints").iterdir())
-    tensors, state = checkpoint.read(path)
+    tensors, state = checkpoint_files.read(path)
     chosen = {k.removeprefix("ema."): v for k, v in tensors.items() if k.startswith("ema.")}
-    checkpoint._make(state, chosen, str(path), "cpu")
+    trained_model.build_model(state, chosen, str(path), "cpu")
 
 
 def make_export(folder):
     from experiments.config.compose import load
-    from experiments.training import checkpoint
+    from experiments.evaluation import trained_model
 
     model = _model()
     config = load(["backbone.depth=2", "backbone.width=16", "route=none"])
-    checkpoint.export(folder / "model.safetensors", model, model.state_dict(), config, 3, {})
+    trained_model.export(folder / "model.safetensors", model, model.state_dict(), config, 3, {})
 
 
 @reader("exported weights", make_export, "model.safetensors")
 def read_export(folder):
-    from experiments.training import checkpoint
+    from experiments.evaluation import trained_model
 
-    checkpoint.load_model(folder / "model.safetensors", device="cpu")
+    trained_model.load_model(folder / "model.safetensors", device="cpu")
 
 
 @reader("pretrained", make_export, "model.safetensors")
@@ -303,7 +304,7 @@ def make_reference(folder):
 
 @reader("reference", make_reference, "reference.npz")
 def read_reference(folder):
-    from experiments.evaluation.collect import load_reference
+    from experiments.evaluation.reference import load_reference
 
     load_reference(folder / "reference.npz", Features(), rows=True)
 
@@ -421,8 +422,8 @@ def read_runs(folder):
 
 
 def make_sweep(folder):
-    from sweeps.jobs.sweep_folder import JobBatch, Sweep
-    from sweeps.planning.planned_runs import PlannedRun
+    from sweeps.folder import JobBatch, Sweep
+    from sweeps.planned_run import PlannedRun
 
     runs = []
     for seed in range(2):
@@ -446,11 +447,11 @@ def make_sweep(folder):
 def read_sweep(folder):
     from rich.console import Console
 
-    from sweeps import run_status, status_table
-    from sweeps.jobs.sweep_folder import all_sweeps
+    from sweeps import status, status_table
+    from sweeps.folder import all_sweeps
 
     for sweep in all_sweeps(folder):
-        rows, _ = run_status.statuses(sweep)
+        rows, _ = status.statuses(sweep)
         status_table.plain(rows)
         Console(file=io.StringIO(), width=100).print(status_table.table("g", rows, 100))
         status_table.overview(sweep, rows)
@@ -464,17 +465,17 @@ def make_grid(folder):
 
 @reader("grid of a sweep", make_grid, "grid.yaml")
 def read_grid(folder):
-    from sweeps.planning import grid
+    from sweeps import cells, grid
 
     found = grid.load(str(folder / "grid.yaml"))
-    grid.expand(found, "tiny")
+    cells.expand(found, "tiny")
 
 
 @reader("resources of a sweep", make_grid, "resources.yaml")
 def read_resources(folder):
-    from sweeps.jobs import cluster_resources
+    from sweeps import resources
 
-    cluster_resources.load(str(folder / "resources.yaml"))
+    resources.load(str(folder / "resources.yaml"))
 
 
 def make_metrics(folder):

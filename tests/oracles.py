@@ -69,6 +69,12 @@ class Oracle:
         return (x - alpha * self.data.denoise(x, alpha, sigma)) / sigma
 
 
+def loss_map(objective: Objective, net, x0: Tensor, noise: Tensor, time: Tensor, **cond) -> Tensor:
+    """Return the objective's loss of every element for a network called once."""
+    pair = objective.training_pair(x0, noise, time)
+    return objective.loss_map(net(pair.inputs, pair.time, **cond), pair)
+
+
 GAUSSIAN = Mixture([1.0], [[0.3, -0.2]], [[[0.25, 0.12], [0.12, 0.16]]])
 MIXTURE = Mixture(
     [0.3, 0.7],

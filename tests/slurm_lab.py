@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from sweeps import run_status, sweeps_command
-from sweeps.jobs.sweep_folder import Sweep
+from sweeps import command as sweeps_command
+from sweeps import status
+from sweeps.folder import Sweep
 
 TOOLS = Path(__file__).parent / "tools"
 STUB = TOOLS / "stub"
@@ -196,7 +197,7 @@ class Launcher:
         return out.out + out.err
 
     def rows(self):
-        return {int(r.run.varies["seed"]): r for r in run_status.statuses(self.sweep)[0]}
+        return {int(r.run.varies["seed"]): r for r in status.statuses(self.sweep)[0]}
 
     def states(self):
         return {seed: row.state for seed, row in self.rows().items()}

@@ -91,7 +91,7 @@ def bench(words):
 
 
 def sweep(words):
-    from sweeps.sweeps_command import parser
+    from sweeps.command import parser
 
     if len(words) == 1 and words != ["list"]:  # a command that is spoken of
         words = [*words, "main_table"]
@@ -135,6 +135,8 @@ def check(words):
     if words[1:2] == ["-m"]:
         if words[2] in MODULES:
             MODULES[words[2]](words[3:])
+        elif "." in words[2]:
+            assert (ROOT / (words[2].replace(".", "/") + ".py")).is_file(), words
         else:
             assert words[2] in ("pytest", "mkdocs", "pip", "twine"), words
     else:

@@ -35,7 +35,7 @@ def call(command: str, words: list[str]) -> int:
 
         return prepare.main(words)
     elif command == SWEEPS:
-        from sweeps.sweeps_command import main
+        from sweeps.command import main
 
         return main(words)
     else:
@@ -337,11 +337,11 @@ TABLE: list[tuple[str, str, str]] = [
             ("status ...yaml", "a folder gets the name"),
             ("launch route_placement cluster.extra={ --dry-run", "not YAML"),
             (f"launch route_placement cluster.cpus={NINES} --dry-run", "at most 100 digits"),
-            ("launch route_placement cluster.workers=1000000000 --dry-run", "from 1 to 99999"),
+            ("launch route_placement cluster.workers=1000000000 --dry-run", "expected an integer >= 1 and <= 99,999"),
             (f"launch route_placement cluster.time={'9' * 50} --dry-run", "days-hours"),
             ("launch route_placement seed=x --dry-run", "seed=x: expected a whole number"),
-            ("launch {bad}/fits.yaml --dry-run", "fits 'rout': expected one of route, data"),
-            ("launch {bad}/where.yaml --dry-run", "say which with of"),
+            ("launch {bad}/fits.yaml --dry-run", "fits=[rout]: expected a list"),
+            ("launch {bad}/where.yaml --dry-run", "expected its name in of"),
             ("launch {bad}/twice.yaml --dry-run", "'seeds' stands twice"),
             ("launch route_placement cluster.extra={array: 0-5} --dry-run", "options that the sweep does not set"),
         ]

@@ -222,7 +222,7 @@ def main(words):
 def test_values_arrive_verbatim(cluster, tmp_path, monkeypatch):
     from slurm_lab import until
 
-    from sweeps import sweeps_command
+    from sweeps import command as sweeps_command
 
     (tmp_path / "probe_entry.py").write_text(PROBE)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -245,15 +245,15 @@ def test_values_arrive_verbatim(cluster, tmp_path, monkeypatch):
 )
 def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
     """The script that sbatch gets, run by a real shell with a stand-in for srun."""
-    from sweeps.jobs import cluster_resources, slurm
-    from sweeps.jobs.sweep_folder import Sweep
+    from sweeps import resources, sbatch
+    from sweeps.folder import Sweep
 
     for program in ("srun", "scontrol"):
         (tmp_path / program).write_text(f"#!{sys.executable}\nimport sys, json\nopen({str(tmp_path / 'argv')!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n")  # fmt: skip
         (tmp_path / program).chmod((tmp_path / program).stat().st_mode | stat.S_IXUSR)
-    place = cluster_resources.load("slurm", "tiny", {"account": "a"})
+    place = resources.load("slurm", "tiny", {"account": "a"})
     sweep = Sweep(tmp_path / name, "g")
-    text = slurm.script(sweep, place, 2, tmp_path / name / "code")
+    text = sbatch.script(sweep, place, 2, tmp_path / name / "code")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(
@@ -275,10 +275,10 @@ def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
     ["a;touch marker", "$(touch marker)", "`touch marker`", "a\n#SBATCH --wrap=x", "a'b", 'a"b'],
 )
 def test_resources_take_no_characters_of_a_shell(key, value):
-    from sweeps.jobs import cluster_resources
+    from sweeps import resources
 
     with pytest.raises(UserError, match="characters"):
-        cluster_resources.load("slurm", "tiny", {key: value})
+        resources.load("slurm", "tiny", {key: value})
 
 
 STARTERS = [f"subprocess.{n}" for n in ("run", "Popen", "call", "check_call", "check_output")]

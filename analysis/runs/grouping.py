@@ -16,7 +16,7 @@ import pandas as pd
 
 from analysis.runs.run_records import check_attrs
 from experiments.config.schema import role
-from experiments.data.data_options import places
+from experiments.data.data_options import location_keys
 from routing.options import RoutingOptions
 
 _HEAD = ("backbone", "size", "data", "objective", "scale")
@@ -48,7 +48,7 @@ def named(frame: pd.DataFrame) -> pd.DataFrame:
     frame.attrs = {}  # pandas copies them, however large, with every column
     versions = [set(keys) for keys in attrs.get("config_keys", [])]
     for data in frame["data"].unique():
-        own = [f"config.data.{key}" for key in places(str(data))]
+        own = [f"config.data.{key}" for key in location_keys(str(data))]
         for column in frame.columns.intersection(own):
             # Where the files lay, on whichever machine.
             frame[column] = frame[column].mask(frame["data"] == data)

@@ -40,6 +40,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from backbones.ops.shift import grid_shift
+from routing.errors import UserError
 from routing.layout import Order, permute, transforming
 
 SWITCH = "TREAD_NATIVE"
@@ -143,7 +144,10 @@ def library() -> tuple[bool, str]:
 
 
 def _load() -> tuple[bool, str]:
-    if os.environ.get(SWITCH, "1") == "0":
+    switch = os.environ.get(SWITCH) or "1"
+    if switch not in ("0", "1"):  # off or false would have switched nothing off
+        raise UserError(f"{SWITCH}={switch} in the environment: expected 0 or 1")
+    if switch == "0":
         return False, f"{SWITCH}=0"
     if os.name != "posix":
         return _without(f"no build on {platform.system()}")

@@ -17,7 +17,7 @@ from backbones.validation import fields_of, show, validate
 from experiments.options.training import MOST_THREADS
 from experiments.runtime.parsing import whole
 from routing.errors import UserError, suggest
-from routing.route import Route
+from routing.route import Route, SelectionMode
 
 Variant = Literal["torch", "bf16", "compiled", "bf16+compiled"]
 VARIANTS: tuple[Variant, ...] = typing.get_args(Variant)
@@ -41,7 +41,7 @@ class BenchOptions:
     route: Annotated[
         str, "Route without rates; auto is the paper's, from block 2 to the fourth last."
     ] = "auto"
-    selection: Annotated[str, "Which tokens stay (routing/selection.py)."] = "random"
+    selection: Annotated[SelectionMode, "Which tokens stay (routing/selection.py)."] = "random"
     batch: Annotated[int, Ge(1), Le(10**6), "Samples in a step."] = 8
     depth: Annotated[
         int | None,

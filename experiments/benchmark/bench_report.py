@@ -17,10 +17,10 @@ import torch
 
 from experiments.benchmark import block_times, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions
+from experiments.runtime.environment import processor
 from experiments.runtime.errors import is_out_of_memory
 from experiments.runtime.files import atomic_write, check_replaceable
 from experiments.runtime.memory import MemoryLimit, check_fits
-from experiments.training.session import processor
 
 NOTES = (
     "variants: how many times as fast as the step itself, median of the ratios within a round.",

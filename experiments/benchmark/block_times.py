@@ -66,19 +66,18 @@ def loop_share(backbone: str, clock: str = "wall", steps: int = LOOP_STEPS) -> d
 
     with tempfile.TemporaryDirectory() as folder:
         overrides = [f"backbone={backbone}", "route=2-8", *_QUIET, f"paths.runs={folder}"]
-        config = load([*overrides, f"train.steps={steps}"])
+        config = load([*overrides, f"train.steps={2 * steps}"])
         config.folder.mkdir(parents=True)
         run = Trainer(config, make_accelerator(config), Console(quiet=True))
         for owner, name in (
             (run.model, "forward"),
-            (run, "backward"),
+            (run.step, "backward"),
             (run.state.optimizer, "step"),
         ):
             _wrap(owner, name, partial(timed, "work"))
         _wrap(run, "save", partial(timed, "save"))
         vars(run)["evaluate"] = lambda *_, **__: None  # no samples at the last step
-        run.fit()
-        run.config = load([*overrides, f"train.steps={2 * steps}"])
+        run.fit(steps)
         spent.update(work=0.0, save=0.0)
         start = now()
         run.fit()

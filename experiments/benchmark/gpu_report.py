@@ -27,9 +27,9 @@ from annotated_types import Ge
 from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import parse
 from experiments.runtime.command import run_command
+from experiments.runtime.environment import environment
 from experiments.runtime.errors import ROOT
 from experiments.runtime.files import atomic_write
-from experiments.training.session import environment
 from routing.errors import UserError
 
 

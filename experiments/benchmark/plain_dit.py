@@ -117,7 +117,9 @@ class PlainStep:
         y = torch.where(drop, CLASSES, self.y)
         noise, time = draws.normal("noise", tuple(self.x.shape[1:])), self.objective.times(draws)
         with torch.autocast(self.x.device.type, torch.bfloat16, enabled=self.half):
-            return self.objective.loss(self.model, self.x, noise, time, y=y).float().mean()
+            pair = self.objective.training_pair(self.x, noise, time)
+            output = self.model(pair.inputs, pair.time, y=y)
+            return self.objective.loss_map(output, pair).mean()
 
     def __call__(self) -> None:
         """Take one step, with an EMA update parameter by parameter."""

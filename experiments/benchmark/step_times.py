@@ -26,9 +26,8 @@ from experiments.benchmark.bench_options import BenchOptions
 from experiments.benchmark.plain_dit import PlainStep
 from experiments.benchmark.random_latents import RandomLatents, open_gates
 from experiments.config.schema import Config, TrainConfig
-from experiments.runtime.console import Console
+from experiments.training.build import build_step
 from experiments.training.cuda_graphs import EAGER
-from experiments.training.loop import Trainer
 from routing.options import RoutingOptions
 from routing.route import Route
 
@@ -100,19 +99,19 @@ class Step:
         data = RandomLatents(case.side, o.batch, device)
         # The attributes of an `accelerate.Accelerator` that a step uses.
         accelerator = SimpleNamespace(device=device, num_processes=1, process_index=0)
-        self.trainer = Trainer(config, accelerator, Console(quiet=True), data)
-        self.model, self.state = self.trainer.model, self.trainer.state
+        self.training_step = build_step(config, accelerator, data)
+        self.model, self.state = self.training_step.model, self.training_step.state
         self.params, self.ema = self.state.params, self.state.ema
         self.rows = torch.arange(o.batch)
         open_gates(self.model)
 
     def loss(self) -> Tensor:
         """Sample noise and times, and run the forward pass."""
-        return self.trainer.loss(self.rows)
+        return self.training_step.loss(self.rows)
 
     def __call__(self) -> None:
         """Take one step."""
-        self.trainer.one_step()
+        self.training_step.run()
         self.state.step += 1
 
 

@@ -66,11 +66,15 @@ def load(overrides: Sequence[str] = ()) -> Config:
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the plain values that Hydra composes from normalized overrides."""
+    return plain_values(compose_unresolved(overrides), overrides)
+
+
+def compose_unresolved(overrides: Sequence[str]) -> Any:
+    """Return what Hydra composes from normalized overrides: a `DictConfig` with interpolations."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     register()
@@ -78,18 +82,32 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            composed = hydra_compose("config", overrides=list(overrides))
-            values = OmegaConf.to_container(composed, resolve=True)
+            return hydra_compose("config", overrides=list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        reason = " ".join(str(error).split("\n")[0].split())
-        raise ConfigError(f"cannot read {' '.join(overrides)}: {reason}") from error
+        raise _unreadable(overrides, error) from error
     finally:
         GlobalHydra.instance().hydra = outer
+
+
+def plain_values(composed: Any, overrides: Sequence[str]) -> dict[str, Any]:
+    """Resolve a composition's interpolations; `overrides` name its scale and its experiment."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        values = OmegaConf.to_container(composed, resolve=True)
+    except OmegaConfBaseException as error:
+        raise _unreadable(overrides, error) from error
     assert isinstance(values, dict)
     words = dict(word.split("=", 1) for word in overrides)
     values["scale"] = words.get("scale", "tiny")
     values["experiment"] = words.get("experiment")
     return {str(key): value for key, value in values.items()}
+
+
+def _unreadable(overrides: Sequence[str], error: Exception) -> ConfigError:
+    reason = " ".join(str(error).split("\n")[0].split())
+    return ConfigError(f"cannot read {' '.join(overrides)}: {reason}")
 
 
 def register() -> None:

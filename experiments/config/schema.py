@@ -35,7 +35,7 @@ from experiments.options.sampler import SAMPLERS
 from experiments.options.training import ENCODERS, MOST_THREADS, PathsOptions, TrainOptions
 from experiments.runtime.nested import flatten
 from routing.options import RoutingOptions
-from routing.route import RouteSchedule
+from routing.schedule import RouteSchedule
 
 # Former names, until their users are moved.
 TrainConfig = TrainOptions

@@ -1,7 +1,7 @@
 """Losses beside the objective's own: TREAD's first version, MaskDiT, REPA. Pure functions.
 
 Token masks are bool `(B, N)`, true for tokens that were *dropped* (routed or masked), N = H W in
-raster order; a grid is (H, W). Loss maps are what `Objective.loss` returns, `(B, C, H p, W p)`,
+raster order; a grid is (H, W). Loss maps are those of `Objective.loss_map`, `(B, C, H p, W p)`,
 where p is the side of a patch.
 """
 
@@ -34,11 +34,12 @@ def patch_error(prediction: Tensor, target: Tensor, patch: int, normalise: bool 
     preconditioned, and the target the noisy image; TREAD's first version reconstructs the clean
     one. `normalise` brings each target patch to mean 0 and variance 1 first, as MAE and MaskDiT do.
     """
-    guess, truth = patchify(prediction, patch), patchify(target, patch)
+    predicted_patches, target_patches = patchify(prediction, patch), patchify(target, patch)
     if normalise:
-        mean, variance = truth.mean(-1, keepdim=True), truth.var(-1, keepdim=True)
-        truth = (truth - mean) / (variance + 1e-6).sqrt()
-    return (guess - truth).square().mean(-1)
+        mean = target_patches.mean(-1, keepdim=True)
+        variance = target_patches.var(-1, keepdim=True)
+        target_patches = (target_patches - mean) / (variance + 1e-6).sqrt()
+    return (predicted_patches - target_patches).square().mean(-1)
 
 
 def maskdit_loss(
@@ -52,8 +53,8 @@ def maskdit_loss(
 
     The `reconstruction` is `patch_error` of every token, `(B, N)`; MaskDiT's weight of it is 0.1.
     """
-    seen = pixel_mask(~dropped, grid, loss.shape[-1] // grid[1])
-    return masked_mean(loss, seen) + weight * masked_mean(reconstruction, dropped)
+    visible = pixel_mask(~dropped, grid, loss.shape[-1] // grid[1])
+    return masked_mean(loss, visible) + weight * masked_mean(reconstruction, dropped)
 
 
 def ensemble_loss(
@@ -66,8 +67,10 @@ def ensemble_loss(
     their tokens; there is at least one route. The paper's weight of the skipped tokens is not
     published; 0.1 is MaskDiT's.
     """
-    hidden = [pixel_mask(mask, grid, loss.shape[-1] // grid[1]) for mask in dropped]
-    terms = [masked_mean(loss, ~mask) + weight * masked_mean(loss, mask) for mask in hidden]
+    terms = []
+    for tokens in dropped:
+        pixels = pixel_mask(tokens, grid, loss.shape[-1] // grid[1])
+        terms.append(masked_mean(loss, ~pixels) + weight * masked_mean(loss, pixels))
     return torch.stack(terms).mean()
 
 
@@ -82,6 +85,6 @@ def alignment_loss(projected: Tensor, features: Tensor, ids: Tensor | None = Non
         ids = ids.expand(len(features), -1)
         features = features.gather(1, ids.unsqueeze(-1).expand(-1, -1, features.shape[-1]))
     if projected.shape != features.shape:
-        # It would broadcast to a number that means nothing.
+        # They would broadcast to a meaningless number.
         raise ValueError(f"tokens {tuple(projected.shape)}, features {tuple(features.shape)}")
     return -torch.nn.functional.cosine_similarity(projected, features.detach(), dim=-1).mean()

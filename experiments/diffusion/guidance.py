@@ -1,8 +1,8 @@
-"""Guidance: the passes of one evaluation (class, null class, routed), and their one answer.
+"""Guidance: which passes one evaluation makes (class, null class, routed) and how they combine.
 
 A guidance is two pure functions: `passes(progress, level)` names the passes (which model,
-which label, which selection rate), `combine` mixes what they return. `Guided` runs the passes;
-those that differ only in the label are one batch. Costs follow from `passes` alone.
+which label, which selection rate), `combine` mixes their predictions. `Guided` runs the passes;
+those that differ only in the label share a batch. Costs follow from `passes` alone.
 
 With `D_s` the strong and `D_w` the weak prediction, all but APG return `w D_s + (1 - w) D_w`: CFG
 (Ho & Salimans 2022, Equation 6, with w = 1 + theirs), autoguidance and Sparse Guidance alike.
@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.options.diffusion import (
+from experiments.options.guidance import (
+    GUIDANCE,
     APGOptions,
-    DiffusionError,
     GuidanceOptions,
     PathDropOptions,
-    options_of,
     rate_over_steps,
 )
+from experiments.options.roles import ConfigError, parse_named
 from routing.route import Route
 
 
@@ -51,7 +51,7 @@ class Guidance:
         self.options = options
         dropping = isinstance(options, PathDropOptions)
         self.sparse = options.sparse
-        self.weak_pass = Pass(options.weak_label, weak=options.needs_weak, drop=dropping)
+        self.weak_pass = Pass(options.weak_label, weak=options.needs_weak_model, drop=dropping)
         #: Selection rates of both passes over the sampling steps.
         self.rates = [
             rate_over_steps(getattr(options, key, "0"), f"guidance.{key}")
@@ -66,8 +66,8 @@ class Guidance:
 
         `progress` is 0 at the first sampling step and 1 at the last, `level` is sigma / alpha.
         """
-        both = self.guided(progress)
-        return both if self.active(level) else both[:1]
+        passes = self.guided(progress)
+        return passes if self.active(level) else passes[:1]
 
     def active(self, level: float) -> bool:
         """Return whether guidance acts: low < level <= high, and the scale is not 1."""
@@ -77,8 +77,9 @@ class Guidance:
     def guided(self, progress: float) -> list[Pass]:
         """Return the passes where guidance acts: the strong one, then the weak one if any."""
         strong, weak = (rate.at(progress) for rate in self.rates)
-        both = [Pass(rate=strong), replace(self.weak_pass, rate=weak)]
-        return both[:1] if self.weak_pass == Pass() and not self.sparse else both
+        passes = [Pass(rate=strong), replace(self.weak_pass, rate=weak)]
+        unguided = self.weak_pass == Pass() and not self.sparse
+        return passes[:1] if unguided else passes
 
     def combine(self, outputs: list[Tensor], memory: dict[str, Tensor]) -> Tensor:
         """Mix the denoised images of the passes, one `(B, C, H, W)` each.
@@ -89,26 +90,33 @@ class Guidance:
             return outputs[0]
         strong, weak = outputs
         mixed = weak + self.options.scale * (strong - weak)
-        n = getattr(self.options, "channels", None)  # of CFG: the others stay conditional
-        return mixed if n is None else torch.cat([mixed[:, :n], strong[:, n:]], dim=1)
+        channels = getattr(self.options, "channels", None)
+        if channels is None:
+            return mixed
+        # CFG of the first channels only: the rest stay conditional.
+        return torch.cat([mixed[:, :channels], strong[:, channels:]], dim=1)
 
     def check(self, model: Any, weak_model: Any = None) -> None:
-        """Refuse a model that this guidance cannot have: `DiffusionError` with the way out."""
-        about = getattr(model, "config", {})
-        self.options.check(
+        """Check that the model supports this guidance.
+
+        Raises:
+            ConfigError: It does not; the message says what to use instead.
+        """
+        model_config = getattr(model, "config", {})
+        self.options.check_model(
             conditional=bool(getattr(model, "num_classes", 0)) or has_text(model),
             fused=getattr(getattr(model, "stack", None), "fuse", None) is not None,
-            weak=weak_model is not None,
-            channels=about.get("in_channels", math.inf),
+            weak_model=weak_model is not None,
+            channels=model_config.get("in_channels", math.inf),
         )
-        if self.options.needs_weak:
-            keys = ("in_channels", "input_size", "num_classes", "text")
-            pair = [{key: m.config.get(key) for key in keys} for m in (model, weak_model)]
-            other = [key for key in keys if pair[0][key] != pair[1][key]]
-            if other:
-                raise DiffusionError(
-                    f"guidance.checkpoint has another {', '.join(other)} than the model "
-                    f"({pair[1][other[0]]}, not {pair[0][other[0]]}); take one of the same data"
+        if not self.options.needs_weak_model:
+            return
+        for key in ("in_channels", "input_size", "num_classes", "text"):
+            if weak_model.config.get(key) != model_config.get(key):
+                raise ConfigError(
+                    f"guidance.checkpoint has another {key} than the model "
+                    f"({weak_model.config.get(key)}, not {model_config.get(key)}); take one of the "
+                    "same data"
                 )
 
 
@@ -125,21 +133,22 @@ class APG(Guidance):
         """Return `D_c + (w - 1) (orthogonal + eta * parallel)`."""
         if len(outputs) == 1:
             return outputs[0]
-        given, null = outputs
-        difference = given - null
+        conditional, unconditional = outputs
+        difference = conditional - unconditional
         if self.options.momentum:
             if "average" in memory:
                 difference = difference + self.options.momentum * memory["average"]
             memory["average"] = difference
-        dims = tuple(range(1, given.ndim))
+        dims = tuple(range(1, conditional.ndim))
         if self.options.threshold:
             norm = torch.linalg.vector_norm(difference, dim=dims, keepdim=True)
             limit = torch.full_like(norm, self.options.threshold)
             difference = difference * (limit / norm.clamp(min=1e-12)).clamp(max=1)
-        square = (given * given).sum(dims, keepdim=True).clamp(min=1e-12)
-        parallel = (difference * given).sum(dims, keepdim=True) / square * given
+        square = (conditional * conditional).sum(dims, keepdim=True).clamp(min=1e-12)
+        parallel = (difference * conditional).sum(dims, keepdim=True) / square * conditional
         orthogonal = difference - parallel
-        return given + (self.options.scale - 1) * (orthogonal + self.options.eta * parallel)
+        update = orthogonal + self.options.eta * parallel
+        return conditional + (self.options.scale - 1) * update
 
 
 def has_text(model: Any) -> bool:
@@ -157,14 +166,13 @@ def create_guidance(options: Any = None, route: Any = None, **routing: Any) -> G
         **routing: Further fields of `routing.Routing` for passes with a route, as `selection`.
 
     Raises:
-        DiffusionError: If routed guidance has no route.
+        ConfigError: If routed guidance has no route.
     """
-    resolved = options_of("guidance", options)
+    resolved = parse_named(GUIDANCE, "guidance", options)
     guidance = APG(resolved) if resolved.name == "apg" else Guidance(resolved)
     if guidance.sparse:
-        named = getattr(resolved, "route", None)
-        chosen = Route.parse(route if named is None else named)
-        resolved.check(routed=bool(chosen))
-        guidance.route = chosen
+        route_option = getattr(resolved, "route", None)
+        guidance.route = Route.parse(route if route_option is None else route_option)
+        resolved.check_model(routed=bool(guidance.route))
     guidance.routing = routing
     return guidance

@@ -1,9 +1,9 @@
-"""What the network learns: noise levels, corruption, target and the way back to a clean image.
+"""Diffusion objectives: noise levels, network inputs, regression targets and estimates of `x0`.
 
-Every objective is a Gaussian path `x_t = alpha(time) * x0 + sigma(time) * noise`. A table converts
-between its native time, the noise level and the network's input:
+All share the Gaussian path `x_t = alpha(time) x0 + sigma(time) noise`; they differ in how times are
+sampled and in what the network predicts. Native time, noise level and the network's time input:
 
-| objective | native time | alpha      | sigma          | scale s | u = sigma / s | model time    |
+| objective | native time | alpha      | sigma          | scale s | u = sigma / s | network time  |
 |-----------|-------------|------------|----------------|---------|---------------|---------------|
 | edm       | sigma       | 1          | sigma          | 1       | sigma         | ln(sigma) / 4 |
 | flow      | t in [0, 1] | 1 - t      | t              | 1       | t             | 1000 t        |
@@ -15,26 +15,50 @@ is written once. `level = sigma / alpha` is the noise level on which guidance in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from experiments.options.diffusion import DDPMOptions, EDMOptions, FlowOptions, options_of
-from routing.rng import widest
+from experiments.diffusion.ddpm_chain import DDPMChain
+from experiments.options.objective import OBJECTIVES as OBJECTIVE_OPTIONS
+from experiments.options.objective import DDPMOptions, EDMOptions, FlowOptions
+from experiments.options.roles import parse_named
 
 Net = Callable[..., Tensor]
 
 
 class Prediction(NamedTuple):
-    """The estimate that one pass makes."""
+    """What one evaluation of the network says about the clean image."""
 
-    x0: Tensor  # of the clean image, (B, C, H, W)
-    # Where between the two bounds of the reverse step the learned log-variance lies, in [0, 1],
-    # (B, C, H, W); None without learned variance
+    x0: Tensor  # estimate of the clean image, (B, C, H, W)
+    # The learned log-variance as a fraction between its bounds, (B, C, H, W); None without one
     variance: Tensor | None = None
+
+
+@dataclass
+class TrainingPair:
+    """What one training step asks of the network.
+
+    Attributes:
+        inputs: Network input, `(B, C, H, W)`.
+        time: Network time input, `(B,)`.
+        target: What the network output is compared with, `(B, C, H, W)`.
+        x0: Clean images, `(B, C, H, W)`.
+        noisy: Noisy images `x_t`, before any scaling of the input, `(B, C, H, W)`.
+        native_time: The objective's own time, `(B,)`.
+        weight: Weight of the squared error, broadcastable to `target`.
+    """
+
+    inputs: Tensor
+    time: Tensor
+    target: Tensor
+    x0: Tensor
+    noisy: Tensor
+    native_time: Tensor
+    weight: Tensor | float = 1.0
 
 
 def expand(time: Tensor, like: Tensor) -> Tensor:
@@ -43,7 +67,11 @@ def expand(time: Tensor, like: Tensor) -> Tensor:
 
 
 class Objective:
-    """Base of all objectives; see the table in the module's docstring."""
+    """Base class of all objectives; see the table in the module's docstring.
+
+    A new objective defines `times`, `model_time`, `schedule`, `target` and `denoised`; where the
+    path is not `x0 + time * noise` also `alpha`, `sigma` and `from_level`.
+    """
 
     #: How many times its input channels the network must return (2 with learned variance).
     out_factor: int = 1
@@ -52,6 +80,8 @@ class Objective:
         self.options = options
         self.name: str = options.name
         self.sigma_data: float = options.sigma_data
+
+    # --- the path --------------------------------------------------------------------------------
 
     def times(self, draws: Any) -> Tensor:
         """Return a native training time for each image, `(B,)`; `draws` is a `routing.Draws`."""
@@ -69,9 +99,17 @@ class Objective:
         """Return `s`, the scale in which the sampling ODE is `dz/du = (z - D) / u`."""
         return torch.ones_like(time)
 
-    def model_time(self, time: Tensor) -> Tensor:
-        """Return the network's time input for a native time, `(B,)`."""
-        raise NotImplementedError
+    def level(self, time: Tensor) -> Tensor:
+        """Return sigma / alpha, infinite at pure noise of flow matching."""
+        return self.sigma(time) / self.alpha(time)
+
+    def from_level(self, level: Tensor) -> Tensor:
+        """Return the native time at which sigma / alpha is `level` (the inverse of `level`)."""
+        return level
+
+    def coordinate(self, time: Tensor) -> Tensor:
+        """Return `u = sigma / s`."""
+        return self.sigma(time) / self.scale(time)
 
     def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
         """Return `steps + 1` native times from pure noise to clean data for a sampler.
@@ -80,71 +118,87 @@ class Objective:
         """
         raise NotImplementedError
 
-    def from_level(self, level: Tensor) -> Tensor:
-        """Return the native time at which sigma / alpha is `level` (the inverse of `level`)."""
-        return level
-
-    def predict(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Prediction:
-        """Evaluate the network once, at native times `(B,)`."""
-        raise NotImplementedError
-
-    def loss(self, net: Net, x0: Tensor, noise: Tensor, time: Tensor, **cond: Any) -> Tensor:
-        """Return the weighted loss of every element, `(B, C, H, W)`; its mean is trained on.
-
-        Args:
-            net: Called as `net(x, t, **cond)`; returns `(B, C * out_factor, H, W)`.
-            x0: Clean images, `(B, C, H, W)`.
-            noise: Standard normal, like `x0`.
-            time: Native times, `(B,)`.
-            **cond: Passed on: `y`, `text`, `routing`, ...
-        """
-        raise NotImplementedError
-
-    def level(self, time: Tensor) -> Tensor:
-        """Return sigma / alpha, infinite at pure noise of flow matching."""
-        return self.sigma(time) / self.alpha(time)
-
-    def coordinate(self, time: Tensor) -> Tensor:
-        """Return `u = sigma / s`."""
-        return self.sigma(time) / self.scale(time)
-
     def corrupt(self, x0: Tensor, noise: Tensor, time: Tensor) -> Tensor:
         """Return `alpha(time) * x0 + sigma(time) * noise`."""
         return expand(self.alpha(time), x0) * x0 + expand(self.sigma(time), x0) * noise
 
-    def denoise(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Tensor:
-        """Return the estimate of the clean image, `(B, C, H, W)`."""
-        return self.predict(net, x, time, **cond).x0
+    # --- the network -----------------------------------------------------------------------------
 
-    def call(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Tensor:
-        """Run the network in its own precision and return its output in that of `x`.
+    def model_time(self, time: Tensor) -> Tensor:
+        """Return the network's time input for a native time, `(B,)`."""
+        raise NotImplementedError
 
-        Samplers keep their state in float64; networks in another precision than float32 have a
-        `dtype` attribute. Times stay in float32 at least: bfloat16 has 8 bits, too few for a step
-        of 1000.
+    def scale_input(self, noisy: Tensor, time: Tensor) -> Tensor:
+        """Return the network's image input for a noisy image: the image itself."""
+        return noisy
 
-        Raises:
-            ValueError: If the network returns another number of channels than the objective needs.
+    def target(self, x0: Tensor, noise: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
+        """Return what the network learns to predict, `(B, C, H, W)`."""
+        raise NotImplementedError
+
+    def denoised(self, output: Tensor, x: Tensor, time: Tensor) -> Tensor:
+        """Convert a network output for `x` at native times `(B,)` into an estimate of `x0`."""
+        raise NotImplementedError
+
+    def learned_variance(self, output: Tensor, x: Tensor) -> Tensor | None:
+        """Return `Prediction.variance` of a network output; None: this objective learns none."""
+        return None
+
+    def training_pair(self, x0: Tensor, noise: Tensor, time: Tensor) -> TrainingPair:
+        """Corrupt `x0` at native times `(B,)`; return the network's inputs and its target."""
+        noisy = self.corrupt(x0, noise, time)
+        target = self.target(x0, noise, noisy, time)
+        inputs, network_time = self.scale_input(noisy, time), self.model_time(time)
+        return TrainingPair(inputs, network_time, target, x0, noisy, native_time=time)
+
+    def loss_map(self, output: Tensor, pair: TrainingPair) -> Tensor:
+        """Return the weighted squared error of every element, `(B, C, H, W)`."""
+        output = self.check_output(output, pair.noisy)
+        return pair.weight * (output - pair.target) ** 2
+
+    def predict(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Prediction:
+        """Evaluate the network once on noisy images `x` at native times `(B,)`.
+
+        Samplers keep their state in float64, networks compute in their own `dtype` (float32 where
+        they have no such attribute). Times stay in float32 at least: bfloat16 has 8 bits, too few
+        for a step of 1000.
+
+        Args:
+            net: Called as `net(x, t, **cond)`; returns `(B, C * out_factor, H, W)`.
+            x: Noisy images, `(B, C, H, W)`.
+            time: Native times, `(B,)`.
+            **cond: Passed on: `y`, `text`, `routing`, ...
         """
         dtype = getattr(net, "dtype", None)
         dtype = dtype if isinstance(dtype, torch.dtype) else torch.float32
         time_dtype = torch.promote_types(dtype, torch.float32)
-        times = self.model_time(time).to(device=x.device, dtype=time_dtype)
-        output = net(x.to(dtype), times, **cond)
-        if output.shape[1] != x.shape[1] * self.out_factor:
+        network_time = self.model_time(time).to(device=x.device, dtype=time_dtype)
+        output = net(self.scale_input(x, time).to(dtype), network_time, **cond)
+        output = self.check_output(output, x)
+        return Prediction(self.denoised(output, x, time), self.learned_variance(output, x))
+
+    def check_output(self, output: Tensor, x: Tensor) -> Tensor:
+        """Return a network output in the precision of `x`, or its own if that is higher.
+
+        Raises:
+            ValueError: The network returns another number of channels than the objective needs.
+        """
+        channels = x.shape[1] * self.out_factor
+        if output.shape[1] != channels:
             raise ValueError(
-                f"objective {self.name} needs {x.shape[1] * self.out_factor} output channels, "
-                f"the network returns {output.shape[1]}; learn_sigma of both must agree"
+                f"objective {self.name} needs {channels} output channels, the network returns "
+                f"{output.shape[1]}; learn_sigma of both must agree"
             )
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return output if output.dtype == x.dtype else output.to(wide)
+        dtype = torch.promote_types(torch.promote_types(x.dtype, output.dtype), torch.float32)
+        return output.to(dtype)
 
 
 class EDM(Objective):
     """EDM (Karras et al. 2022): preconditioned denoising; the native time is sigma.
 
-    `D(x, sigma) = c_skip x + c_out F(c_in x, c_noise)` (Equation 7), the loss is
-    `lambda(sigma) |D - x0|^2` (Equation 2) with `ln sigma ~ N(p_mean, p_std^2)` (Table 1).
+    `D(x, sigma) = c_skip x + c_out F(c_in x, c_noise)` (Equation 7) with
+    `ln sigma ~ N(p_mean, p_std^2)` (Table 1). Minimising `lambda |D - x0|^2` (Equation 2) is
+    regressing F onto `(x0 - c_skip x) / c_out` with weight `lambda c_out^2 = 1`.
     """
 
     options: EDMOptions
@@ -158,10 +212,6 @@ class EDM(Objective):
         """Return `c_noise = ln(sigma) / 4` (Table 1)."""
         return time.log() / 4
 
-    def weight(self, time: Tensor) -> Tensor:
-        """Return lambda = (sigma^2 + sigma_data^2) / (sigma sigma_data)^2 (Table 1)."""
-        return (time**2 + self.sigma_data**2) / (time * self.sigma_data) ** 2
-
     def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
         """Return sigma_max .. sigma_min, even in sigma^(1/rho), then 0 (Equation 5)."""
         o = self.options
@@ -170,18 +220,26 @@ class EDM(Objective):
         o.check_times(steps, shift)
         return [*((high + ramp * (low - high)) ** o.rho).tolist(), 0.0]
 
-    def predict(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Prediction:
-        """Return D(x, sigma) (Equation 7 and Table 1)."""
-        sigma, data = expand(time, x), self.sigma_data
-        total = (sigma**2 + data**2).sqrt()
-        output = self.call(net, x / total, time, **cond)
-        skip, out = (data / total) ** 2, sigma * data / total
-        return Prediction(skip * x + out * output)
+    def preconditioning(self, sigma: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return `c_skip`, `c_out` and `c_in` for sigma `(B,)`, each `(B, 1, 1, 1)` (Table 1)."""
+        sigma = expand(sigma, like)
+        total = (sigma**2 + self.sigma_data**2).sqrt()
+        return (self.sigma_data / total) ** 2, sigma * self.sigma_data / total, 1 / total
 
-    def loss(self, net: Net, x0: Tensor, noise: Tensor, time: Tensor, **cond: Any) -> Tensor:
-        """Return lambda(sigma) (D - x0)^2, `(B, C, H, W)` (Equation 2)."""
-        denoised = self.denoise(net, self.corrupt(x0, noise, time), time, **cond)
-        return expand(self.weight(time), x0) * (denoised - x0) ** 2
+    def scale_input(self, noisy: Tensor, time: Tensor) -> Tensor:
+        """Return `c_in x`."""
+        _, _, c_in = self.preconditioning(time, noisy)
+        return c_in * noisy
+
+    def target(self, x0: Tensor, noise: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
+        """Return `(x0 - c_skip x) / c_out`."""
+        c_skip, c_out, _ = self.preconditioning(time, noisy)
+        return (x0 - c_skip * noisy) / c_out
+
+    def denoised(self, output: Tensor, x: Tensor, time: Tensor) -> Tensor:
+        """Return `D(x, sigma) = c_skip x + c_out F` (Equation 7)."""
+        c_skip, c_out, _ = self.preconditioning(time, x)
+        return c_skip * x + c_out * output
 
 
 def shifted(time: Tensor, shift: float) -> Tensor:
@@ -230,28 +288,25 @@ class Flow(Objective):
         even = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
         return shifted(even, shift).tolist()
 
-    def predict(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Prediction:
+    def target(self, x0: Tensor, noise: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
+        """Return the velocity noise - x0; reversed, the opposite."""
+        return x0 - noise if self.options.reverse else noise - x0
+
+    def denoised(self, output: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Return x - t v."""
-        velocity = self._velocity(net, x, time, cond)
-        return Prediction(x - expand(time, x) * velocity)
+        velocity = -output if self.options.reverse else output
+        return x - expand(time, x) * velocity
 
-    def _velocity(self, net: Net, x: Tensor, time: Tensor, cond: dict[str, Any]) -> Tensor:
-        """Return noise - x0 as the network sees it; reversed, it predicts the opposite."""
-        found = self.call(net, x, time, **cond)
-        return -found if self.options.reverse else found
-
-    def loss(self, net: Net, x0: Tensor, noise: Tensor, time: Tensor, **cond: Any) -> Tensor:
+    def loss_map(self, output: Tensor, pair: TrainingPair) -> Tensor:
         """Return (v_net - v)^2, plus LightningDiT's `1 - cos(v_net, v)` over channels if weighted.
 
         The cosine term is one number per position, spread evenly over its channels, so that
         the mean over all elements is `mean((v_net - v)^2) + cosine * mean(1 - cos)`.
         """
-        x = self.corrupt(x0, noise, time)
-        velocity = self._velocity(net, x, time, cond)
-        target = noise - x0
-        loss = (velocity - target) ** 2
+        loss = super().loss_map(output, pair)
         if self.options.cosine:
-            similarity = torch.nn.functional.cosine_similarity(velocity, target, dim=1)
+            velocity = self.check_output(output, pair.noisy)
+            similarity = torch.nn.functional.cosine_similarity(velocity, pair.target, dim=1)
             loss = loss + self.options.cosine * (1 - similarity).unsqueeze(1)
         return loss
 
@@ -259,9 +314,8 @@ class Flow(Objective):
 class DDPM(Objective):
     """DDPM as DiT trains it: linear betas, epsilon prediction, optionally a learned variance.
 
-    Ho et al. 2020 for the process, Nichol & Dhariwal 2021 ("improved DDPM") for the learned
-    variance (Equation 15) and the hybrid loss `L_simple + L_vlb`. The native time is the step
-    0..T-1; -1 means clean data.
+    The process and the learned variance are those of `ddpm_chain`; the native time is the step
+    0..T-1, and -1 means clean data.
     """
 
     options: DDPMOptions
@@ -269,16 +323,7 @@ class DDPM(Objective):
     def __init__(self, options: DDPMOptions) -> None:
         super().__init__(options)
         self.out_factor = 2 if options.learn_sigma else 1
-        ends = options.beta_start, options.beta_end
-        self.betas = torch.linspace(*ends, options.steps, dtype=torch.float64)
-        self.abar = torch.cumprod(1 - self.betas, 0)
-        # ln(sigma / alpha), increasing; float steps interpolate it, so that any level has a time.
-        self.log_level = 0.5 * (torch.log1p(-self.abar) - self.abar.log())
-        self.before = torch.cat((torch.ones(1, dtype=torch.float64), self.abar[:-1]))
-        tilde = self.betas * (1 - self.before) / (1 - self.abar)
-        # Step 0 has no variance left; its logarithm is clipped to that of step 1.
-        self.log_tilde = torch.cat((tilde[1:2], tilde[1:])).log()
-        self._moved: dict[tuple[str, torch.device], Tensor] = {}
+        self.chain = DDPMChain(options.beta_start, options.beta_end, options.steps)
 
     def times(self, draws: Any) -> Tensor:
         """Return uniform steps 0..T-1 as floats, `(B,)`."""
@@ -287,12 +332,7 @@ class DDPM(Objective):
 
     def level(self, time: Tensor) -> Tensor:
         """Return sigma / alpha; 0 for clean data (a negative step)."""
-        table = self._table("log_level", time.device)
-        low = time.floor().clamp(0, self.options.steps - 2).long()
-        fraction = time.to(table) - low
-        log_level = table[low] + fraction * (table[low + 1] - table[low])
-        level = torch.where(time < 0, torch.zeros_like(log_level), log_level.exp())
-        return level.to(torch.promote_types(time.dtype, torch.float32))
+        return self.chain.level(time)
 
     def alpha(self, time: Tensor) -> Tensor:
         """Return sqrt(abar)."""
@@ -313,11 +353,7 @@ class DDPM(Objective):
 
     def from_level(self, level: Tensor) -> Tensor:
         """Return the fractional step of a noise level, clamped to 0..T-1."""
-        table = self._table("log_level", level.device)
-        log_level = level.to(table).log().clamp(table[0], table[-1])
-        low = (torch.searchsorted(table, log_level, right=True) - 1).clamp(0, len(table) - 2)
-        step = low + (log_level - table[low]) / (table[low + 1] - table[low])
-        return step.to(torch.promote_types(level.dtype, torch.float32))
+        return self.chain.from_level(level)
 
     def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
         """Return `steps` evenly spaced steps from T-1 to 0 (DiT's respacing), then -1."""
@@ -325,79 +361,36 @@ class DDPM(Objective):
         even = torch.linspace(self.options.steps - 1, 0, steps, dtype=torch.float64).round()
         return [*even.tolist(), -1.0]
 
-    def predict(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Prediction:
-        """Return (x - sigma epsilon) / alpha, and the fraction of a learned variance."""
-        epsilon, variance = self._split(self.call(net, x, time, **cond), x)
-        return Prediction(self._clean(x, epsilon, time), variance)
+    def target(self, x0: Tensor, noise: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
+        """Return the noise (epsilon)."""
+        return noise
 
-    def loss(self, net: Net, x0: Tensor, noise: Tensor, time: Tensor, **cond: Any) -> Tensor:
+    def denoised(self, output: Tensor, x: Tensor, time: Tensor) -> Tensor:
+        """Return (x - sigma epsilon) / alpha; `output` may contain the learned variance."""
+        epsilon = output[:, : x.shape[1]]
+        return (x - expand(self.sigma(time), x) * epsilon) / expand(self.alpha(time), x)
+
+    def learned_variance(self, output: Tensor, x: Tensor) -> Tensor | None:
+        """Return the fraction between the bounds of the log-variance, from -1..1 to 0..1."""
+        return (output[:, x.shape[1] :] + 1) / 2 if self.options.learn_sigma else None
+
+    def loss_map(self, output: Tensor, pair: TrainingPair) -> Tensor:
         """Return (epsilon_net - noise)^2 (Ho et al., Equation 14), plus the weighted bound L_vlb.
 
         L_hybrid = L_simple + vlb L_vlb (improved DDPM, Equation 16). The bound trains only the
         learned variance: it sees the mean without gradient. L_vlb is the term of one step, in bits,
         which improved DDPM weights by T / 1000: 1 for its 1000 steps.
         """
-        x = self.corrupt(x0, noise, time)
-        epsilon, fraction = self._split(self.call(net, x, time, **cond), x)
-        loss = (epsilon - noise) ** 2
+        output, noisy, time = self.check_output(output, pair.noisy), pair.noisy, pair.native_time
+        loss = (output[:, : noisy.shape[1]] - pair.target) ** 2
+        fraction = self.learned_variance(output, noisy)
         if fraction is not None and self.options.vlb:
-            clean = self._clean(x, epsilon, time).detach()
-            loss = loss + self.options.vlb * self.bound(x0, x, clean, fraction, time)
+            clean = self.denoised(output, noisy, time).detach()
+            loss = loss + self.options.vlb * self.chain.bound(pair.x0, noisy, clean, fraction, time)
         return loss
 
-    def bound(self, x0: Tensor, x: Tensor, clean: Tensor, fraction: Tensor, time: Tensor) -> Tensor:
-        """Return one term of the variational bound in bits per element, `(B, C, H, W)`.
 
-        `clean` is the network's estimate of `x0` from `x` at steps `time`, and `fraction` where the
-        learned log-variance lies between its bounds, in [0, 1].
-        """
-        mean, low, high = self.posterior(x, x0, time)
-        guess, _, _ = self.posterior(x, clean, time)
-        log_variance = fraction * high + (1 - fraction) * low
-        gap = (mean - guess) ** 2 * torch.exp(-log_variance)
-        divergence = 0.5 * (log_variance - low - 1 + torch.exp(low - log_variance) + gap)
-        # The last step has no posterior to match: the likelihood of an 8-bit value, as in Ho et al.
-        likelihood = discretised_nll(x0, guess, 0.5 * log_variance)
-        return torch.where(expand(time, x) == 0, likelihood, divergence) / math.log(2)
-
-    def posterior(self, x: Tensor, x0: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean of q(x_{k-1} | x_k, x0) and the log of its smallest and largest variance.
-
-        Ho et al., Equation 7. The smallest is beta-tilde, clipped at step 0 to that of step 1; the
-        largest is beta.
-        """
-        names = ("betas", "abar", "before", "log_tilde")
-        beta, abar, before, low = (self._table(n, time.device)[time.long()] for n in names)
-        from_x0 = beta * before.sqrt() / (1 - abar)
-        from_x = (1 - beta).sqrt() * (1 - before) / (1 - abar)
-        mean = expand(from_x0, x) * x0 + expand(from_x, x) * x
-        return mean, expand(low, x), expand(beta.log(), x)
-
-    def _table(self, name: str, device: torch.device) -> Tensor:
-        """Return a table on a device: moved once, because a copy in every step stalls a GPU."""
-        key = name, device
-        if key not in self._moved:
-            self._moved[key] = getattr(self, name).to(device=device, dtype=widest(device))
-        return self._moved[key]
-
-    def _split(self, output: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        if not self.options.learn_sigma:
-            return output, None
-        epsilon, raw = output.split(x.shape[1], dim=1)
-        return epsilon, (raw + 1) / 2
-
-    def _clean(self, x: Tensor, epsilon: Tensor, time: Tensor) -> Tensor:
-        return (x - expand(self.sigma(time), x) * epsilon) / expand(self.alpha(time), x)
-
-
-def discretised_nll(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Return -ln P of 8-bit values in [-1, 1] under a Gaussian (Ho et al., Equation 13)."""
-    scale = torch.exp(-log_std)
-    upper = torch.special.ndtr(scale * (x - mean + 1 / 255))
-    lower = torch.special.ndtr(scale * (x - mean - 1 / 255))
-    upper = torch.where(x > 0.999, torch.ones_like(upper), upper)
-    lower = torch.where(x < -0.999, torch.zeros_like(lower), lower)
-    return -(upper - lower).clamp(min=1e-12).log()
+OBJECTIVES: dict[str, type[Objective]] = {"edm": EDM, "flow": Flow, "ddpm": DDPM}
 
 
 def create_objective(options: Any = None) -> Objective:
@@ -405,5 +398,5 @@ def create_objective(options: Any = None) -> Objective:
 
     `options` is a name, or a mapping or dataclass with the keys of `conf/objective/<name>.yaml`.
     """
-    resolved = options_of("objective", options)
-    return {"edm": EDM, "flow": Flow, "ddpm": DDPM}[resolved.name](resolved)
+    resolved = parse_named(OBJECTIVE_OPTIONS, "objective", options)
+    return OBJECTIVES[resolved.name](resolved)

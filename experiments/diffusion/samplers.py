@@ -1,4 +1,4 @@
-"""From noise to data: samplers that need nothing but a denoiser.
+"""Samplers: from noise to data with nothing but a denoiser.
 
 All work in `z = x / s`, `u = sigma / s` (objective.py), where the probability-flow ODE of every
 objective is `dz/du = (z - D) / u`. A sampler integrates it on the objective's own grid of times.
@@ -15,17 +15,20 @@ import torch
 from torch import Tensor
 
 from experiments.diffusion.objective import Objective, Prediction
-from experiments.options.diffusion import (
+from experiments.options.roles import parse_named
+from experiments.options.sampler import SAMPLERS as SAMPLER_OPTIONS
+from experiments.options.sampler import (
     ChurnOptions,
     DDIMOptions,
     DDPMSamplerOptions,
     SamplerOptions,
     SDEOptions,
-    options_of,
 )
 
-#: `denoise(x, time, step, evaluation)`; times are native to the objective.
-Denoise = Callable[[Tensor, float, int, int], Prediction]
+#: `denoise(x, time)`; times are native to the objective.
+Denoise = Callable[[Tensor, float], Prediction]
+#: `denoise(x, time, step, evaluation)`: both are counted from 0 over one trajectory.
+CountedDenoise = Callable[[Tensor, float, int, int], Prediction]
 #: `noise(i, x)`: fresh standard normal like `x`, the i-th of this run; seeded per image.
 Noise = Callable[[int, Tensor], Tensor]
 
@@ -37,8 +40,8 @@ class Sampler:
         self.options = options
         self.objective = objective
         self.times = objective.schedule(options.steps, options.shift)
-        self.alpha, self.sigma = _numbers(objective.alpha), _numbers(objective.sigma)
-        self.scale, self.u = _numbers(objective.scale), _numbers(objective.coordinate)
+        self.alpha, self.sigma = _of_float(objective.alpha), _of_float(objective.sigma)
+        self.scale, self.u = _of_float(objective.scale), _of_float(objective.coordinate)
 
     @property
     def steps(self) -> int:
@@ -47,23 +50,34 @@ class Sampler:
 
     def evaluations(self) -> list[tuple[int, float]]:
         """Return (step, native time) of every evaluation of the denoiser, in order."""
-        found = []
+        evaluations = []
 
-        def denoise(x: Tensor, time: float, step: int, evaluation: int) -> Prediction:
-            found.append((step, time))
+        def record(x: Tensor, time: float, step: int, evaluation: int) -> Prediction:
+            evaluations.append((step, time))
             return Prediction(x)
 
-        self.sample(denoise, torch.zeros(1, dtype=torch.float64), lambda i, x: x)
-        return found
+        self.sample(record, torch.zeros(1, dtype=torch.float64), lambda i, x: x)
+        return evaluations
 
     def start(self, noise: Tensor) -> Tensor:
         """Return the noisy image at the first time, from standard normal `noise`."""
         return noise * self.sigma(self.times[0])
 
-    def sample(self, denoise: Denoise, x: Tensor, noise: Noise) -> Tensor:
-        """Walk from `x` at the first time, `start(noise)` `(B, C, H, W)`, to data in its dtype."""
-        for i in range(self.steps):
-            x = self.step(denoise, x, i, noise)
+    def sample(self, denoise: CountedDenoise, x: Tensor, noise: Noise) -> Tensor:
+        """Integrate from `x` at the first time, `start(noise)` `(B, C, H, W)`, to data.
+
+        The evaluations of `denoise` are counted here; a sampler's `step` calls `denoise(x, time)`.
+        """
+        step, evaluation = 0, 0
+
+        def counted(x: Tensor, time: float) -> Prediction:
+            nonlocal evaluation
+            prediction = denoise(x, time, step, evaluation)
+            evaluation += 1
+            return prediction
+
+        for step in range(self.steps):
+            x = self.step(counted, x, step, noise)
         return x
 
     def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
@@ -91,8 +105,8 @@ class Sampler:
         return mean, fresh * v_s / v_t, fresh
 
 
-def _numbers(function: Callable[[Tensor], Tensor]) -> Callable[[float], float]:
-    """Return a function of an objective for plain times: every batch asks for the same few."""
+def _of_float(function: Callable[[Tensor], Tensor]) -> Callable[[float], float]:
+    """Wrap a function of time tensors for float times, cached: all batches use the same few."""
 
     @cache
     def number(time: float) -> float:
@@ -107,7 +121,7 @@ class Euler(Sampler):
     def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
         """Follow the slope at the first of both times."""
         time, after = self.times[i : i + 2]
-        x0 = denoise(x, time, i, i).x0
+        x0 = denoise(x, time).x0
         return self._move(x, self._slope(x, x0, time), time, after)
 
 
@@ -121,11 +135,11 @@ class Heun(Sampler):
     def _step(self, denoise: Denoise, x: Tensor, i: int, time: float) -> Tensor:
         """Take step `i` from `time` on."""
         after = self.times[i + 1]
-        first = self._slope(x, denoise(x, time, i, 2 * i).x0, time)
+        first = self._slope(x, denoise(x, time).x0, time)
         guess = self._move(x, first, time, after)
         if i == self.steps - 1:
             return guess
-        second = self._slope(guess, denoise(guess, after, i, 2 * i + 1).x0, after)
+        second = self._slope(guess, denoise(guess, after).x0, after)
         return self._move(x, (first + second) / 2, time, after)
 
 
@@ -136,12 +150,13 @@ class Churn(Heun):
 
     def __init__(self, options: ChurnOptions, objective: Objective) -> None:
         super().__init__(options, objective)
-        self.level, self.from_level = _numbers(objective.level), _numbers(objective.from_level)
+        self.level, self.from_level = _of_float(objective.level), _of_float(objective.from_level)
 
     def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
         """Renoise, then Heun."""
         o, time = self.options, self.times[i]
-        if o.churn and o.churn_min <= (level := self.level(time)) <= o.churn_max:
+        level = self.level(time)
+        if o.churn and o.churn_min <= level <= o.churn_max:
             before, gamma = time, min(o.churn / self.steps, math.sqrt(2) - 1)
             time = self.from_level(level * (1 + gamma))
             ratio = self.alpha(time) / self.alpha(before)
@@ -194,7 +209,7 @@ class SDE(Sampler):
     def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
         """Take one stochastic step; the last is without noise."""
         time, after = self.times[i : i + 2]
-        x0, is_last = denoise(x, time, i, i).x0, i == self.steps - 1
+        x0, is_last = denoise(x, time).x0, i == self.steps - 1
         if is_last and self.options.last == "tweedie":
             return x0
         if is_last and self.options.last == "euler":
@@ -236,7 +251,7 @@ class Ancestral(Sampler):
     def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
         """Draw from the Gaussian reverse step; the last step returns its mean."""
         time, after = self.times[i : i + 2]
-        x0, fraction = denoise(x, time, i, i)
+        x0, fraction = denoise(x, time)
         mean, small, large = self._posterior(x, x0, time, after)
         if i == self.steps - 1:
             return mean
@@ -255,12 +270,12 @@ class DDIM(Sampler):
     def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
         """Move along the predicted noise and add `eta` of the posterior's noise."""
         time, after = self.times[i : i + 2]
-        x0 = denoise(x, time, i, i).x0
+        x0 = denoise(x, time).x0
         epsilon = (x - self.alpha(time) * x0) / self.sigma(time)
         _, small, _ = self._posterior(x, x0, time, after)
         spread = self.options.eta**2 * small
-        kept = math.sqrt(max(self.sigma(after) ** 2 - spread, 0.0))
-        x = self.alpha(after) * x0 + kept * epsilon
+        remaining_sigma = math.sqrt(max(self.sigma(after) ** 2 - spread, 0.0))
+        x = self.alpha(after) * x0 + remaining_sigma * epsilon
         return x + math.sqrt(spread) * noise(i, x) if spread else x
 
 
@@ -279,5 +294,5 @@ def create_sampler(options: Any, objective: Objective) -> Sampler:
 
     `options` is a name, or a mapping or dataclass with the keys of `conf/sampler/<name>.yaml`.
     """
-    resolved = options_of("sampler", options)
+    resolved = parse_named(SAMPLER_OPTIONS, "sampler", options)
     return SAMPLERS[resolved.name](resolved, objective)

@@ -6,9 +6,10 @@ __getattr__, __dir__, __all__ = lazily(
     __name__,
     {
         "distances": ("Moments", "SingularCovarianceWarning", "frechet_distance"),
-        "collect": ("Reference",),
+        "reference": ("Reference",),
         "features": ("Features", "create_features"),
-        "pipeline": ("SamplingPipeline", "model_cost", "sampling_cost"),
+        "pipeline": ("SamplingPipeline",),
+        "cost": ("model_cost", "sampling_cost"),
         "generation": ("generate", "labels_from_seeds"),
         "sample_store": ("generate_shards", "read_shards", "write_npz"),
     },

@@ -1,4 +1,4 @@
-"""The mathematics of the metrics, from feature vectors to numbers.
+"""Metrics on feature vectors.
 
 Frechet distances (FD, FID, sFID) between Gaussians, from moments that are collected in one pass and
 across processes; precision and recall, Inception Score, kernel distance and memorisation from the
@@ -117,11 +117,11 @@ def frechet_distance(
             "the features hold NaN or infinite numbers; the samples or the reference are broken"
         )
     values, vectors = np.linalg.eigh((sigma1 + sigma1.T) / 2)
-    others = np.linalg.eigvalsh((sigma2 + sigma2.T) / 2)
-    ranks = [np.count_nonzero(_clean(spectrum)) for spectrum in (values, others)]
-    if min(ranks) < d:
+    values2 = np.linalg.eigvalsh((sigma2 + sigma2.T) / 2)
+    rank1, rank2 = np.count_nonzero(_clean(values)), np.count_nonzero(_clean(values2))
+    if min(rank1, rank2) < d:
         warnings.warn(
-            f"covariances of rank {ranks[0]} and {ranks[1]} in {d} features are singular: "
+            f"covariances of rank {rank1} and {rank2} in {d} features are singular: "
             "the Frechet distance is biased; use more samples than features",
             SingularCovarianceWarning,
             stacklevel=2,
@@ -211,8 +211,9 @@ def kernel_distance(
         x = a[torch.from_numpy(rng.choice(len(a), size, replace=False))]
         y = b[torch.from_numpy(rng.choice(len(b), size, replace=False))]
         xx, yy, xy = _kernel(x, x), _kernel(y, y), _kernel(x, y)
-        own = xx.sum() - xx.trace() + yy.sum() - yy.trace()
-        total += (own / (size * (size - 1)) - 2 * xy.mean()).item()
+        # Unbiased: without the pairs of an image with itself.
+        within = xx.sum() - xx.trace() + yy.sum() - yy.trace()
+        total += (within / (size * (size - 1)) - 2 * xy.mean()).item()
     return total / subsets
 
 
@@ -220,31 +221,32 @@ def _kernel(x: Tensor, y: Tensor) -> Tensor:
     return (x @ y.T / x.shape[1] + 1) ** 3
 
 
-def nearest(rows: Tensor, others: Tensor, skip_self: bool = False) -> Tensor:
-    """Return the distance of each row `(N, d)` to its nearest of `others`, `(N,)` in float64.
+def nearest(rows: Tensor, candidates: Tensor, skip_self: bool = False) -> Tensor:
+    """Return the distance of each row `(N, d)` to its nearest candidate, `(N,)` in float64.
 
-    Where `skip_self`, `rows` are `others`, and each row itself is left out.
+    With `skip_self`, `rows` are the candidates, and each row itself is left out.
     """
-    found, start = [], 0
-    for x in _blocks(rows, others):
-        distance = torch.cdist(x, others)
+    distances, start = [], 0
+    for x in _blocks(rows, candidates):
+        distance = torch.cdist(x, candidates)
         if skip_self:
             index = torch.arange(len(x), device=x.device)
             distance[index, start + index] = torch.inf
         start += len(x)
         # The search may round, the distance of a copy must be exactly 0: it is computed again from
         # the difference.
-        found.append((x.double() - others[distance.argmin(dim=1)].double()).norm(dim=1))
-    return torch.cat(found)
+        neighbour = candidates[distance.argmin(dim=1)]
+        distances.append((x.double() - neighbour.double()).norm(dim=1))
+    return torch.cat(distances)
 
 
 def memorisation(samples: Tensor, train: Tensor, heldout: Tensor) -> tuple[float, float]:
-    """Return how near samples are to training images relative to held-out ones.
+    """Return the NN-distance ratio of samples, and that of held-out images to compare it with.
 
     The ratio is the mean distance to the nearest training image over the mean distance to the
     nearest held-out one: 0 for copies of the training set. Since the two sets differ in size,
-    images that were never seen do not get exactly 1; the second number is what the held-out images
-    get themselves (each against the others), and is what to compare with.
+    unseen images do not have exactly 1; the second number is the ratio of the held-out images
+    themselves (each against the rest).
 
     All are features or pixels: `samples` `(N, d)`, `train` `(T, d)`, `heldout` `(H, d)`.
     """
@@ -254,7 +256,7 @@ def memorisation(samples: Tensor, train: Tensor, heldout: Tensor) -> tuple[float
             f"got {len(train)} and {len(heldout)}"
         )
     to_heldout = nearest(samples, heldout).mean().clamp_min(1e-12)
-    between = nearest(heldout, heldout, skip_self=True).mean().clamp_min(1e-12)
     ratio = nearest(samples, train).mean() / to_heldout
-    fresh = nearest(heldout, train).mean() / between
-    return ratio.item(), fresh.item()
+    among_heldout = nearest(heldout, heldout, skip_self=True).mean().clamp_min(1e-12)
+    heldout_ratio = nearest(heldout, train).mean() / among_heldout
+    return ratio.item(), heldout_ratio.item()

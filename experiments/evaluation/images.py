@@ -1,4 +1,4 @@
-"""The images that are measured: uint8 RGB `(B, 3, H, W)` of data sets, folders and `.npz` files.
+"""Images to measure: uint8 RGB `(B, 3, H, W)` of data sets, folders and `.npz` files.
 
 Arrays of `.npz` files are read a piece at a time and never unpickled: a reference batch of ADM
 holds 10,000 images (2 GB), a sample batch 50,000 (10 GB).
@@ -60,20 +60,22 @@ def split_batches(
     index = split_indices(dataset, split) if index is None else index
     for part in index.split(256):
         # Without draws nothing is flipped, and the noise of latents belongs to the sample alone.
-        found = dataset.batch(part, None, split)
-        yield dataset.to_pixels(found.x), found.y
+        batch = dataset.batch(part, None, split)
+        yield dataset.to_pixels(batch.x), batch.y
 
 
 def whole_split(dataset: Any, split: str) -> tuple[Tensor, Tensor | None]:
     """Return images `(N, 3, H, W)` uint8 and labels `(N,)`, if any, of a split, on the CPU."""
     # Batch by batch: all pictures of a split of latents are more than a GPU has room for.
-    pieces = ((x.cpu(), y) for x, y in split_batches(dataset, split))
-    pixels, labels = zip(*pieces, strict=True)
-    known = [y for y in labels if y is not None]
-    return torch.cat(pixels), torch.cat(known).cpu() if known else None
+    pixels, labels = [], []
+    for batch_pixels, batch_labels in split_batches(dataset, split):
+        pixels.append(batch_pixels.cpu())
+        if batch_labels is not None:
+            labels.append(batch_labels.cpu())
+    return torch.cat(pixels), torch.cat(labels) if labels else None
 
 
-# --- images of no run -----------------------------------------------------------------------------
+# --- images on disk -------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -93,18 +95,18 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
         ) from None
 
 
-def read_arrays(path: Path, wanted: Iterable[str]) -> dict[str, np.ndarray]:
-    """Return those of the arrays `wanted` that an `.npz` file has.
+def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Return the arrays of these names that an `.npz` file has.
 
     Raises:
         MetricError: A damaged file, Python objects, or an array packed so tightly that reading it
             would fill the memory.
     """
-    found = {}
+    arrays = {}
     with _archive(path) as archive:
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
-            if name not in wanted:
+            if name not in names:
                 continue
             if info.file_size > max(_PLAIN, _TIGHTEST * info.compress_size):
                 raise MetricError(
@@ -112,8 +114,8 @@ def read_arrays(path: Path, wanted: Iterable[str]) -> dict[str, np.ndarray]:
                     f"{info.file_size} bytes, which no array of numbers does"
                 )
             with archive.open(info) as handle:
-                found[name] = npy.read_array(handle, allow_pickle=False)
-    return found
+                arrays[name] = npy.read_array(handle, allow_pickle=False)
+    return arrays
 
 
 def _images_in(archive: zipfile.ZipFile) -> tuple[IO[bytes], tuple[int, ...]]:
@@ -129,10 +131,11 @@ def _images_in(archive: zipfile.ZipFile) -> tuple[IO[bytes], tuple[int, ...]]:
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran, dtype = read(handle)
     if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or fortran:
-        found = "Python objects" if dtype.hasobject else f"{dtype} {shape}"
+        content = "Python objects" if dtype.hasobject else f"{dtype} {shape}"
+        if fortran:
+            content += " in column order"
         raise MetricError(
-            f"arr_0 in {archive.filename} is {found}{' in column order' if fortran else ''}; "
-            "expected uint8 images (N, H, W, 3)"
+            f"arr_0 in {archive.filename} is {content}; expected uint8 images (N, H, W, 3)"
         )
     if any(type(side) is not int or side < 0 for side in shape):
         raise ValueError(f"arr_0 has shape {shape}")
@@ -159,10 +162,12 @@ class Images:
 
     def labels(self) -> Tensor | None:
         """Return the classes `(N,)` that ADM's batches carry as `arr_1`, or None."""
-        found = None if self.files else read_arrays(self.path, ["arr_1"]).get("arr_1")
-        if found is None or found.dtype.kind not in "iu" or found.shape != (self.n,):
+        if self.files:
             return None
-        return torch.from_numpy(found.astype(np.int64))
+        labels = read_arrays(self.path, ["arr_1"]).get("arr_1")
+        if labels is None or labels.dtype.kind not in "iu" or labels.shape != (self.n,):
+            return None
+        return torch.from_numpy(labels.astype(np.int64))
 
     def batches(self, part: range, batch: int = 64) -> Iterator[Tensor]:
         """Yield the images numbered `part` as uint8 batches `(B, 3, H, W)`."""

@@ -1,38 +1,36 @@
-"""Samples as files: numbered shards, the .npz of ADM's evaluator, grids, PNGs, GIFs.
+"""Samples on disk: numbered shards in a folder, and the .npz of ADM's evaluator.
 
     FOLDER/manifest.json     what the samples are (settings, number, seeds)
     FOLDER/shard-00000.npz   images (n, H, W, 3) uint8, seeds (n,), labels (n,)
 
-Many samples are shards, so that a kill costs one and ranks share the work. A shard is written whole
-or not at all. The same call again makes what is missing, whatever the
-number of processes is by then; another setting in the same folder is refused.
+A killed call loses one shard at most, and processes share the shards. The same call again makes
+the missing ones, with any number of processes; other settings in the same folder are refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
-import math
 import os
-import textwrap
+import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from experiments.config.removed_keys import former_defaults
 from experiments.evaluation.generation import Progress, labels_from_seeds
 from experiments.evaluation.pipeline import SamplingPipeline
-from experiments.options.diffusion import DiffusionError
-from experiments.options.fields import differing
+from experiments.options.roles import ConfigError
 from experiments.runtime.files import atomic_path, atomic_write
+from experiments.runtime.nested import differing
 from experiments.runtime.parsing import json_of
 from experiments.runtime.processes import gather, world
 
@@ -50,31 +48,37 @@ class SampleStore:
     folder: Path
 
     def path(self, number: int) -> Path:
-        """Return where a shard is."""
+        """Return the path of a shard."""
         return self.folder / f"shard-{number:05d}.npz"
 
-    def claim(self, about: Mapping[str, Any], finished: bool = False) -> None:
-        """Write the manifest, or compare it with the one that is there.
+    def claim(self, manifest: Mapping[str, Any], finished: bool = False) -> None:
+        """Write the manifest, or compare it with the existing one.
 
-        A folder without samples yet, from a call that failed at once, may be claimed anew.
-        `about` is JSON-able and has at least `count` and `shard` (images a shard); `finished`:
-        the shards were used and removed already.
+        A folder without samples, of a call that failed at once, may be claimed anew.
+
+        Args:
+            manifest: JSON-able, with at least `count` and `shard` (images per shard).
+            finished: Whether the shards were used and removed already.
         """
         path = self.folder / "manifest.json"
-        about = json.loads(json.dumps(about, default=str))
+        manifest = json.loads(json.dumps(manifest, default=str))
         if not finished and not any(self.folder.glob("shard-*.npz")):
-            atomic_write(path, json.dumps(about, indent=1) + "\n")
+            atomic_write(path, json.dumps(manifest, indent=1) + "\n")
             return
-        found = json_of(path.read_bytes(), str(path)) if path.exists() else {}
-        if other := differing(found if isinstance(found, dict) else {}, about):
-            raise DiffusionError(
-                f"{self.folder} holds samples with another {', '.join(other)}; give another "
+        existing = json_of(path.read_bytes(), str(path)) if path.exists() else {}
+        if not isinstance(existing, dict):
+            existing = {}
+        changed = differing(existing, manifest)
+        if changed:
+            raise ConfigError(
+                f"{self.folder} holds samples with another {', '.join(changed)}; give another "
                 "folder (--out), or remove this one"
             )
 
     def write(self, number: int, pixels: Tensor, seeds: Tensor, labels: Tensor | None) -> None:
         """Write one shard of uint8 images `(n, 3, H, W)`; label -1 means none."""
-        labels = torch.full_like(seeds, -1) if labels is None else labels
+        if labels is None:
+            labels = torch.full_like(seeds, -1)
         images = pixels.permute(0, 2, 3, 1).contiguous()
         with atomic_path(self.path(number)) as temporary, temporary.open("wb") as handle:
             np.savez(handle, images=images.numpy(), seeds=seeds.numpy(), labels=labels.numpy())
@@ -83,47 +87,62 @@ class SampleStore:
         """Return one shard."""
         path = self.path(number)
         try:
-            # numpy leaves a file open that it cannot read: this one is closed here.
+            # numpy does not close a file that it cannot read.
             with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
                 images, seeds, labels = data["images"], data["seeds"], data["labels"]
-                good = images.ndim == 4 and images.dtype == np.uint8
-                good = good and all(v.shape == images.shape[:1] for v in (seeds, labels))
-                good = good and all(v.dtype.kind in "iu" for v in (seeds, labels))
+                valid = images.ndim == 4 and images.dtype == np.uint8
+                for column in (seeds, labels):
+                    valid = valid and column.shape == images.shape[:1] and column.dtype.kind in "iu"
         except Exception:
             # Zip, zlib and numpy's own parser raise a dozen types between them.
-            good = False
-        if not good:
-            raise DiffusionError(
+            valid = False
+        if not valid:
+            raise ConfigError(
                 f"{path} is damaged; delete it and run the sampling command again to make it"
             )
         return images, seeds, labels
 
     def shards(self) -> Iterator[Shard]:
         """Yield all shards in order."""
-        try:
-            about = json_of((self.folder / "manifest.json").read_bytes())
-            total = about.get("shards", -(-about["count"] // about["shard"]))
-            found = len(list(self.folder.glob("shard-*.npz")))
-            if type(total) is not int or total < 1:
-                raise ValueError("counts")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
-            raise DiffusionError(
-                f"{self.folder} is no folder of samples: it has no manifest.json that says how many"
-            ) from None
-        if found < total:
-            raise DiffusionError(
-                f"{self.folder} has {found} of {total} shards; run the sampling command again to "
+        total = self._shard_count()
+        present = len(list(self.folder.glob("shard-*.npz")))
+        if present < total:
+            raise ConfigError(
+                f"{self.folder} has {present} of {total} shards; run the sampling command again to "
                 "make the others"
             )
-        for k in range(total):
-            yield self.read(k)
+        for number in range(total):
+            yield self.read(number)
+
+    def write_npz(self, count: int, path: str | os.PathLike[str]) -> None:
+        """Write all `count` images as the sample batch that ADM's evaluator reads."""
+        write_npz(((images, labels) for images, _, labels in self.shards()), count, path)
+
+    def remove(self) -> None:
+        """Remove the folder, and its parent if that is empty then."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.folder.parent.rmdir()
+
+    def _shard_count(self) -> int:
+        """Return the number of shards that the manifest states."""
+        try:
+            manifest = json_of((self.folder / "manifest.json").read_bytes())
+            total = manifest.get("shards", -(-manifest["count"] // manifest["shard"]))
+            if type(total) is int and total >= 1:
+                return total
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
+            pass
+        raise ConfigError(
+            f"{self.folder} is no folder of samples: it has no manifest.json that says how many"
+        )
 
 
 def read_shards(folder: str | os.PathLike[str]) -> Iterator[Shard]:
     """Yield (images `(n, H, W, 3)`, seeds `(n,)`, labels `(n,)`, -1 for none) shard by shard.
 
     Raises:
-        DiffusionError: If the folder holds no samples or not yet all of them.
+        ConfigError: If the folder holds no samples or not yet all of them.
     """
     return SampleStore(Path(folder)).shards()
 
@@ -142,7 +161,7 @@ def generate_shards(
     progress: Progress | None = None,
     finished: bool = False,
 ) -> list[Path]:
-    """Generate one image per seed into a folder, going on where an earlier call stopped.
+    """Generate one image per seed into a folder, resuming an earlier call.
 
     A collective call: the processes share the shards.
 
@@ -155,72 +174,111 @@ def generate_shards(
         to_pixels: From data space `(b, C, H, W)` to uint8 `(b, 3, h, w)`.
         settings: What else identifies the samples, JSON-able (weights, data, ...).
         shard: Images per file.
-        batch: Images at once.
-        progress: Called with images done and images in all, of this process's share.
+        batch: Images per batch.
+        progress: Called with finished images and all images of this process.
         finished: Only compare the settings: the shards were used and removed already.
 
     Returns:
         All shards in order, those of other processes too (they wait for each other).
 
     Raises:
-        DiffusionError: If the folder holds samples of other settings.
+        ConfigError: If the folder holds samples of other settings.
     """
     store, seeds = SampleStore(Path(folder)), seeds.cpu()
     if isinstance(labels, str):
         labels = labels_from_seeds(seeds, getattr(pipeline.model, "num_classes", 0), labels)
     labels = None if labels is None else labels.cpu()
     rank, processes = world()
-    parts = ("objective", "sampler", "guidance")
-    options = {part: dataclasses.asdict(getattr(pipeline, part).options) for part in parts}
-    options["sampler"] |= former_defaults("sampler")  # as older shards have them
-    route = pipeline.guidance.route
-    options["guidance"]["route"] = str(route) if route else None
-    about = {
-        "format": FORMAT,
-        "count": len(seeds),
-        "shard": shard,
-        "batch": batch,
-        "conditions": _digest(seeds, labels, "none" if text is None else "text"),
-        **options,
-        "settings": dict(settings or {}),
-    }
     if rank == 0:
-        store.claim(about, finished)
-    gather(None)  # where the first process refuses the folder, the others must not have begun
+        manifest = {
+            "format": FORMAT,
+            "count": len(seeds),
+            "shard": shard,
+            "batch": batch,
+            "conditions": _digest(seeds, labels, "none" if text is None else "text"),
+            **_pipeline_options(pipeline),
+            "settings": dict(settings or {}),
+        }
+        store.claim(manifest, finished)
+    gather(None)  # nobody starts before the first process has accepted the folder
     pieces = torch.arange(len(seeds)).split(shard)
-    paths = [store.path(k) for k in range(len(pieces))]
-    if finished:
-        return paths
-    mine = range(rank, len(pieces), processes)
-    done, total = 0, sum(len(pieces[k]) for k in mine)
-    report = progress or (lambda *_: None)
-    for k in mine:
-        rows = pieces[k]
-        if not paths[k].exists():
-            images = pipeline.generate(
-                seeds[rows],
-                None if labels is None else labels[rows],
-                None if text is None else text(rows),
-                batch=batch,
-                # Its last batch is reported below, once the shard is written.
-                progress=lambda n, of, done=done: n < of and report(done + n, total),  # type: ignore
-            )
-            pixels = torch.cat([to_pixels(piece).cpu() for piece in images.split(batch)])
-            store.write(k, pixels, seeds[rows], None if labels is None else labels[rows])
-        done += len(rows)
-        report(done, total)
-    gather(None)
-    return paths
+    if not finished:
+        writer = _ShardWriter(store, pipeline, seeds, labels, text, to_pixels, batch)
+        writer.write(pieces, range(rank, len(pieces), processes), progress)
+        gather(None)
+    return [store.path(number) for number in range(len(pieces))]
+
+
+@dataclasses.dataclass
+class _ShardWriter:
+    """Generates the missing shards of one process."""
+
+    store: SampleStore
+    pipeline: SamplingPipeline
+    seeds: Tensor
+    labels: Tensor | None
+    text: Text | None
+    to_pixels: Callable[[Tensor], Tensor]
+    batch: int
+
+    def write(
+        self, pieces: tuple[Tensor, ...], numbers: range, progress: Progress | None = None
+    ) -> None:
+        """Write the shards of these numbers, each with the images at `pieces[number]`."""
+        total = sum(len(pieces[number]) for number in numbers)
+        done = 0
+
+        def report(images: int) -> None:
+            if progress is not None:
+                progress(images, total)
+
+        for number in numbers:
+            rows = pieces[number]
+            if not self.store.path(number).exists():
+                self._write_shard(number, rows, done, report)
+            done += len(rows)
+            report(done)
+
+    def _write_shard(
+        self, number: int, rows: Tensor, done: int, report: Callable[[int], None]
+    ) -> None:
+        def report_batch(images: int, of: int) -> None:
+            if images < of:  # the last batch is reported once the shard is written
+                report(done + images)
+
+        labels = None if self.labels is None else self.labels[rows]
+        images = self.pipeline.generate(
+            self.seeds[rows],
+            labels,
+            None if self.text is None else self.text(rows),
+            batch=self.batch,
+            progress=report_batch,
+        )
+        pixels = [self.to_pixels(piece).cpu() for piece in images.split(self.batch)]
+        self.store.write(number, torch.cat(pixels), self.seeds[rows], labels)
+
+
+def _pipeline_options(pipeline: SamplingPipeline) -> dict[str, dict[str, Any]]:
+    """Return the options of objective, sampler and guidance, as the manifest has them."""
+    guidance = dataclasses.asdict(pipeline.guidance.options)
+    route = pipeline.guidance.route
+    guidance["route"] = str(route) if route else None
+    return {
+        "objective": dataclasses.asdict(pipeline.objective.options),
+        # Older shards have the keys that were removed since.
+        "sampler": dataclasses.asdict(pipeline.sampler.options) | former_defaults("sampler"),
+        "guidance": guidance,
+    }
 
 
 def _digest(seeds: Tensor, labels: Tensor | None, text: str) -> str:
-    drawn = b"none" if labels is None else labels.numpy().tobytes()
-    # What the texts are is the caller's to say, in `settings`.
-    return hashlib.sha256(seeds.numpy().tobytes() + drawn + text.encode()).hexdigest()[:16]
+    """Return the start of a SHA-256 of seeds and labels; captions are part of `settings`."""
+    label_bytes = b"none" if labels is None else labels.numpy().tobytes()
+    return hashlib.sha256(seeds.numpy().tobytes() + label_bytes + text.encode()).hexdigest()[:16]
 
 
 def write_npz(
-    pieces: Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]],
+    pieces: Iterable[tuple[NDArray[np.uint8], NDArray[np.int64]]],
     count: int,
     path: str | os.PathLike[str],
 ) -> None:
@@ -242,93 +300,17 @@ def write_npz(
         zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as archive,
     ):
         with archive.open("arr_0.npy", "w", force_zip64=True) as handle:
-            for images, classes in pieces:
+            for images, piece_labels in pieces:
                 if not written:
                     shape = (count, *images.shape[1:])
                     header = {"descr": "|u1", "fortran_order": False, "shape": shape}
                     np.lib.format.write_array_header_1_0(handle, header)
                 handle.write(np.ascontiguousarray(images).tobytes())
                 written += len(images)
-                labels.append(np.asarray(classes))
+                labels.append(np.asarray(piece_labels))
         if written != count:
             raise ValueError(f"{written} images were given for a file of {count}")
         classes = np.concatenate(labels).astype(np.int64)
         if (classes >= 0).all():
             with archive.open("arr_1.npy", "w") as handle:
                 np.lib.format.write_array(handle, classes, allow_pickle=False)
-
-
-# --- pictures -------------------------------------------------------------------------------------
-
-
-#: Images smaller than this are enlarged by a whole factor: an 8x8 digit is no use at 8x8.
-SMALLEST = 48
-GAP = 2
-PAPER = 255  # white, as the page that a grid is printed on
-
-
-def image_grid(
-    images: Tensor, columns: int | None = None, row_names: Sequence[str] | None = None
-) -> NDArray[np.uint8]:
-    """Tile uint8 images `(N, 3, H, W)` row by row: uint8 `(height, width, 3)`.
-
-    Without `columns` it is about square; `row_names` stand to the left; places without an image are
-    white. The pixels of images whose shorter side is below `SMALLEST` are repeated.
-    """
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        raise ValueError(f"images are uint8 (N, 3, H, W), got {images.dtype} {tuple(images.shape)}")
-    scale = max(1, math.ceil(SMALLEST / min(images.shape[2:])))
-    tiles = images.cpu().repeat_interleave(scale, 2).repeat_interleave(scale, 3)
-    columns = columns or max(1, math.ceil(math.sqrt(len(tiles))))
-    rows, height, width = math.ceil(len(tiles) / columns), *(side + GAP for side in tiles.shape[2:])
-    # Each with a gap above and to the left.
-    cells = tiles.new_full((rows * columns, 3, height, width), PAPER)
-    cells[: len(tiles), :, GAP:, GAP:] = tiles
-    cells = cells.view(rows, columns, 3, height, width).permute(0, 3, 1, 4, 2)
-    pixels = cells.reshape(rows * height, columns * width, 3).numpy()
-    picture = np.pad(pixels, ((0, GAP), (0, GAP), (0, 0)), constant_values=PAPER)
-    return _named(picture, row_names, height) if row_names else picture
-
-
-def _named(picture: NDArray[np.uint8], names: Sequence[str], pitch: int) -> NDArray[np.uint8]:
-    """Add a margin on the left with one name per row."""
-    font = ImageFont.load_default()
-    lines = [textwrap.wrap(name, 24, max_lines=3, placeholder="...") for name in names]
-    widths = [font.getlength(line) for block in lines for line in block]
-    margin = math.ceil(max(widths, default=0)) + 3 * GAP
-    page = Image.new("RGB", (picture.shape[1] + margin, picture.shape[0]), (PAPER,) * 3)
-    page.paste(Image.fromarray(picture), (margin, 0))
-    draw = ImageDraw.Draw(page)
-    for row, block in enumerate(lines):
-        middle = GAP + row * pitch + pitch // 2
-        draw.multiline_text((GAP * 2, middle), "\n".join(block), fill=0, font=font, anchor="lm")
-    return np.asarray(page)
-
-
-def save_png(picture: NDArray[np.uint8], path: str | os.PathLike[str]) -> None:
-    """Write a picture, uint8 `(height, width, 3)`, whole or not at all."""
-    with atomic_path(path) as temporary:
-        Image.fromarray(np.ascontiguousarray(picture)).save(temporary, format="PNG")
-
-
-def save_gif(
-    frames: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str], seconds: float = 0.4
-) -> None:
-    """Make a looping GIF of PNG files; the last one stays longer.
-
-    Smaller ones are put on a page of the largest one's size.
-    """
-    pages: list[Any] = []
-    for name in frames:
-        with Image.open(name) as image:
-            pages.append(image.convert("RGB"))
-    width, height = max(page.width for page in pages), max(page.height for page in pages)
-    sheets = [
-        ImageOps.expand(page, (0, 0, width - page.width, height - page.height), fill="white")
-        for page in pages
-    ]
-    times = [round(1000 * seconds)] * (len(sheets) - 1) + [round(4000 * seconds)]
-    with atomic_path(path) as temporary:
-        sheets[0].save(
-            temporary, format="GIF", save_all=True, append_images=sheets[1:], duration=times, loop=0
-        )

@@ -1,14 +1,14 @@
-"""Small networks of a data set's own images, for scores: a classifier, and an autoencoder.
+"""Small feature networks, trained on a data set's images: a classifier, and an autoencoder.
 
 A classifier's features favour whatever makes an image more typical of its class, as guidance does.
-Those of the autoencoder, which saw no label, hold what is needed to draw the image again, and tell
-a second, independent story. Those of digits, mnist and fashion come with the package (`SHIPPED`).
-Others are trained once per data set, on its training split, in seconds on a CPU thread, and kept in
-the cache under a lock. A file's name is made of everything that decides its weights. Training runs
-in float64 on one thread and the result is rounded to float32, so that machines agree to far more
-digits than a score prints.
+Those of the autoencoder, which is trained without labels, hold what is needed to reconstruct the
+image, and are a second, independent measure. The networks of digits, mnist and fashion come with
+the package (`SHIPPED`). Others are trained once per data set, on its training split, in seconds on
+a CPU thread, and kept in the cache under a lock. A file's name is a hash of everything that decides
+its weights. Training runs in float64 on one thread and the result is rounded to float32, so that
+machines agree to far more digits than a score prints.
 
-`python -m experiments.evaluation.train_score_networks DATA` trains the shipped networks anew.
+`python -m experiments.evaluation.train_score_networks DATA` trains the shipped networks again.
 """
 
 from __future__ import annotations
@@ -86,16 +86,17 @@ def load_or_make(
     """
     identity = identity_of(settings, recipe)
     path = folder / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.safetensors"
-    if cached := read_network(path, identity, build):
+    cached = read_network(path, identity, build)
+    if cached:
         return cached
     with locked(folder, wait_s=_WAIT_S):
-        if cached := read_network(path, identity, build):
+        cached = read_network(path, identity, build)
+        if cached:
             return cached
         images = splits("train")
         if images[0].numel() > _QUICK:
             print(
-                f"training a network for scores of {name}, once for this machine; up to minutes "
-                "on a CPU",
+                f"Training a feature network for {name} (once per machine, minutes on a CPU)",
                 file=sys.stderr,
                 flush=True,
             )
@@ -191,7 +192,7 @@ class _Recipe:
 
 
 def fit(parameters: Iterable[Any], recipe: _Recipe, steps: int, losses: Iterable[Tensor]) -> None:
-    """Follow `losses`, each computed when it is asked for, by AdamW and one cycle of its rate."""
+    """Minimise `losses`, an iterator that computes each on demand, by AdamW with one cycle."""
     optimizer = torch.optim.AdamW(parameters, recipe.lr, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=steps)
     for loss in losses:
@@ -254,17 +255,17 @@ class SmallClassifier(nn.Module):
                     logits = self(padded[..., y : y + h, x : x + w])["logits"]
                     yield F.cross_entropy(logits, labels[index], label_smoothing=0.05)
 
-        decay = [p for p in self.parameters() if p.ndim > 1]
-        rest = [p for p in self.parameters() if p.ndim == 1]
-        groups = [{"params": decay}, {"params": rest, "weight_decay": 0.0}]
+        matrices = [p for p in self.parameters() if p.ndim > 1]
+        biases = [p for p in self.parameters() if p.ndim == 1]
+        groups = [{"params": matrices}, {"params": biases, "weight_decay": 0.0}]
         fit(groups, recipe, recipe.epochs * -(-len(images) // recipe.batch), losses())
 
     def quality(self, images: Tensor, labels: Tensor) -> float:
-        """Return the share of `images` that is taken for `labels`."""
-        pieces = zip(images.split(1024), labels.split(1024), strict=True)
-        return sum(int((self(x)["logits"].argmax(dim=1) == y).sum()) for x, y in pieces) / len(
-            images
-        )
+        """Return the accuracy on images with these labels."""
+        correct = 0
+        for x, y in zip(images.split(1024), labels.split(1024), strict=True):
+            correct += int((self(x)["logits"].argmax(dim=1) == y).sum())
+        return correct / len(images)
 
 
 # --- autoencoder ---------------------------------------------------------------------------------

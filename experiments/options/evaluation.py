@@ -1,4 +1,4 @@
-"""What an evaluation measures: metrics, features, options, the names of scores (no torch here).
+"""Metrics, feature networks, evaluation options and the names of scores (no torch here).
 
 A score's name identifies it: `FID-5K (inception-adm)` and `FD-200 (digits-classifier)` are
 different quantities, and neither is "the FID".
@@ -7,8 +7,8 @@ different quantities, and neither is "the FID".
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,11 +30,11 @@ class MetricError(UserError):
 class Metric:
     """One measurable quantity."""
 
-    # How it is written in a score's name; features may rename it (FD on Inception is FID)
+    # How a score's name spells it; some features rename it (FD on Inception is FID)
     label: str
-    # What must be there: `moments`, `rows` (all feature vectors), `logits`, `spatial`, `labels`,
-    # `inception` (means something on Inception only), `pixels` (works on images, without a
-    # network), `probe` (scenes), `model` (works on a model, without samples)
+    # What it is computed from: `moments`, `rows` (all feature vectors), `logits`, `spatial`,
+    # `labels`, `train` (training images), `inception` (defined on Inception only), `pixels` (the
+    # images, without a network), `probe` (scenes), `model` (the model, without samples)
     needs: tuple[str, ...]
     better: str  # `lower` or `higher`
 
@@ -60,8 +60,8 @@ METRICS: dict[str, Metric] = {
     "heldout_loss": Metric("heldout-loss", ("model",), "lower"),
 }
 
-#: Needs of metrics that look at nothing through a feature extractor.
-UNSEEN = {"probe", "pixels", "model"}
+#: Needs of metrics that are not computed from a feature network.
+WITHOUT_FEATURES = frozenset(("probe", "pixels", "model"))
 
 FEATURES: dict[str, str] = {
     "digits-classifier": "a small network trained on the digits' training split (8x8)",
@@ -86,12 +86,14 @@ _RENAMED = {
 
 
 def full_name(metric: str, n: int, features: str | None) -> str:
-    """Return a score's name with number and features, as `FID-5K (inception-adm)`."""
-    # Parts of a metric (adherence_colour, memorisation_heldout) carry their own name.
-    own = METRICS[metric].label if metric in METRICS else metric.replace("_", "-")
-    label = _RENAMED.get((metric, features or ""), own)
+    """Return a score's name with sample count and features, as `FID-5K (inception-adm)`."""
+    label = _RENAMED.get((metric, features or ""))
+    if label is None and metric in METRICS:
+        label = METRICS[metric].label
+    elif label is None:  # part of a metric, as adherence_colour
+        label = metric.replace("_", "-")
     count = f"{n // 1000}K" if n >= 1000 and n % 1000 == 0 else str(n)  # 5K; but 500, 1200
-    return f"{label}-{count}" + (f" ({features})" if features else "")
+    return f"{label}-{count} ({features})" if features else f"{label}-{count}"
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,12 @@ class Score:
     metric: str  # full name, as `FD-200 (digits-classifier)`
     key: str  # name of the metric in the code, as `fd`
     value: float
-    n: int  # samples it was measured on
+    n: int  # number of samples
     features: str | None  # extractor and start of its checksum, as `digits-classifier@1f2e3d4c`
-    reference: str | None  # what was compared with: name and start of its checksum, or None
+    reference: str | None  # name and start of the checksum of the reference, or None
     seed: int | None = None  # of the first sample
-    # How it was sampled, as `cfg scale=1.5` and `heun steps=12`, from weights of which training
-    # step, at how many multiply-adds per image; None for images from elsewhere
+    # How it was sampled, as `cfg scale=1.5` and `heun steps=12`, the training step of the weights,
+    # and multiply-adds per image; None for images that no run made
     guidance: str | None = None
     sampler: str | None = None
     step: int | None = None
@@ -125,30 +127,43 @@ class Score:
         return asdict(self)
 
 
-def scored(
+def make_score(
     key: str,
     value: float,
     n: int,
     features: str | None,
     reference: str | None,
-    record: dict[str, Any],
+    record: Mapping[str, Any],
     space: str | None = None,
 ) -> Score:
-    """Return a score with its full name, for features or another `space`, and its better end."""
-    name = full_name(key, n, space or (features and features.partition("@")[0]))
-    # Parts of a metric are like the whole.
-    better = METRICS[key if key in METRICS else key.rsplit("_", 1)[0]].better
-    return Score(name, key, value, n, features, reference, better=better, **record)
+    """Return a score with its full name.
+
+    Args:
+        key: Name of the metric in the code.
+        value: The number.
+        n: Number of samples.
+        features: Extractor and start of its checksum, or None.
+        reference: Name and start of the checksum of the reference, or None.
+        record: Further fields of `Score`.
+        space: What the name says in place of the features.
+    """
+    if space is None and features is not None:
+        space = features.partition("@")[0]
+    # A part of a metric (adherence_colour, heldout_loss_routed) is judged like the whole.
+    metric = key if key in METRICS else key.rsplit("_", 1)[0]
+    return Score(
+        full_name(key, n, space),
+        key,
+        value,
+        n,
+        features,
+        reference,
+        better=METRICS[metric].better,
+        **record,
+    )
 
 
-def defaults_for(data: str | None) -> dict[str, Any]:
-    """Return the options of `conf/eval` that fit a data set: its own, or the Inception protocol."""
-    path = _CONF / f"{data}.yaml"
-    own = yaml.safe_load((path if path.is_file() else _CONF / "inception.yaml").read_text())
-    values: dict[str, Any] = {}
-    for parent in own.pop("defaults", ()):
-        values |= config_defaults(EvalOptions) if parent == "base" else defaults_for(parent)
-    return values | own
+# --- options --------------------------------------------------------------------------------------
 
 
 FeatureName = Annotated[str, Choices(tuple(FEATURES))]
@@ -216,24 +231,65 @@ class EvalOptions:
         if not self.metrics:
             raise MetricError(f"eval.metrics=[]: expected some of {', '.join(METRICS)}")
 
+    def without_metrics(self, *names: str) -> EvalOptions:
+        """Return these options without some metrics.
+
+        Raises:
+            MetricError: No metric remains.
+        """
+        options = replace(self, metrics=tuple(m for m in self.metrics if m not in names))
+        options.check_consistency()
+        return options
+
+
+def defaults_for(data: str | None) -> dict[str, Any]:
+    """Return the options of `conf/eval` that fit a data set: its own, or the Inception protocol."""
+    path = _CONF / f"{data}.yaml"
+    if not path.is_file():
+        path = _CONF / "inception.yaml"
+    preset = yaml.safe_load(path.read_text())
+    values: dict[str, Any] = {}
+    for parent in preset.pop("defaults", ()):
+        values |= config_defaults(EvalOptions) if parent == "base" else defaults_for(parent)
+    return values | preset
+
 
 def options_for(config: Any, **changes: Any) -> EvalOptions:
     """Return a run's evaluation options with `changes` (None keeps the run's own).
 
-    A run without a condition has nothing to adhere to: its own metrics lose accuracy and adherence.
+    Without requested classes or captions, a run's own metrics lose accuracy and adherence.
     """
-    given = {key: value for key, value in changes.items() if value is not None}
+    changes = {key: value for key, value in changes.items() if value is not None}
     # A run with eval=none is measured as its data usually are.
-    values = {**defaults_for(config.data["name"]), **config.eval, **given}
-    if config.task == "none" and "metrics" not in given:
-        values["metrics"] = [m for m in values["metrics"] if m not in ("accuracy", "adherence")]
-    return validate(EvalOptions, values, "eval.")
+    values = {**defaults_for(config.data["name"]), **config.eval, **changes}
+    options: EvalOptions = validate(EvalOptions, values, "eval.")
+    if config.task == "none" and "metrics" not in changes:
+        options = options.without_metrics("accuracy", "adherence")
+    return options
+
+
+def options_for_images(data: str | None, **changes: Any) -> EvalOptions:
+    """Return the evaluation options for images that no run made (None keeps the default).
+
+    They are those that fit the data set, or the Inception protocol. The conditions of such images
+    are unknown, so the default metrics are those that need none.
+    """
+    changes = {key: value for key, value in changes.items() if value is not None}
+    options: EvalOptions = validate(EvalOptions, {**defaults_for(data), **changes}, "eval.")
+    if "metrics" in changes:
+        return options
+    if "features" in changes:  # a short list that every extractor can measure
+        return replace(options, metrics=("fd", "precision", "recall"))
+    return options.without_metrics("accuracy", "adherence", "heldout_loss")
+
+
+# --- what can be measured -------------------------------------------------------------------------
 
 
 def measurable(metric: str, features: str) -> bool:
-    """Return whether `metric` has a meaning on the extractor called `features`."""
+    """Return whether `metric` is defined on the extractor called `features`."""
     needs = METRICS[metric].needs
-    if UNSEEN & set(needs):
+    if WITHOUT_FEATURES.intersection(needs):
         return False
     if "spatial" in needs or "inception" in needs:
         return features == "inception-adm"
@@ -243,47 +299,83 @@ def measurable(metric: str, features: str) -> bool:
 def plan_scores(
     options: EvalOptions, data: str | None, labelled: bool, sizes: Mapping[str, int | None]
 ) -> dict[str, tuple[str, ...]]:
-    """Return which metrics are measured on which extractor, or refuse what cannot be.
+    """Return the metrics to measure on each extractor.
 
-    `data` is the images' data set, None for images from elsewhere; `labelled`: whether their
-    classes or captions are known; `sizes` are those of its splits, {} where they are not known.
+    Args:
+        options: What is measured.
+        data: Name of the images' data set, None for images that belong to none.
+        labelled: Whether the classes or captions of the images are known.
+        sizes: Number of images by split, {} where they are not known.
+
+    Raises:
+        MetricError: A metric or an extractor that cannot be used here.
     """
-    plan = {f: tuple(m for m in options.metrics if measurable(m, f)) for f in options.features}
-    few = min(options.samples, (not options.reference and sizes.get("test")) or options.samples)
-    have = f"data={data}" if data else "images from elsewhere"
-    lacking = {
-        "labels": not labelled and "requested classes or captions, unknown here",
-        "probe": data != "scenes" and f"data=scenes, here are {have}",
-        "train": (not data or sizes.get("train", 1) is None)
-        and f"a finite set with a held-out split, here are {have}",
-    }
+    plan = {}
+    for features in options.features:
+        plan[features] = tuple(m for m in options.metrics if measurable(m, features))
     for metric in options.metrics:
-        needs = METRICS[metric].needs
-        if not UNSEEN & set(needs) and not any(metric in found for found in plan.values()):
-            able = ", ".join(f for f in FEATURES if measurable(metric, f))
-            have = ", ".join(options.features) or "none"
-            raise MetricError(
-                f"metric {metric} cannot be measured on features {have}; use {able} or leave it out"
-            )
-        if why := next(filter(None, map(lacking.get, needs)), None):
-            raise MetricError(f"metric {metric} needs {why}; leave it out of the metrics")
-        if metric in ("precision", "recall") and few <= options.neighbours:
-            raise MetricError(
-                f"precision and recall with {options.neighbours} neighbours need more images than "
-                f"that, got {few} (eval.samples={options.samples})"
-            )
-    for features in (features for features, metrics in plan.items() if metrics):
-        check_features(features, data)
+        _check_features_of(metric, plan)
+        _check_data_of(metric, data, labelled, sizes)
+    _check_neighbours(options, sizes)
+    for features, metrics in plan.items():
+        if metrics:
+            check_features(features, data)
     return plan
+
+
+def _check_features_of(metric: str, features: Collection[str]) -> None:
+    """Refuse a metric that none of these extractors can measure."""
+    if WITHOUT_FEATURES.intersection(METRICS[metric].needs):
+        return
+    if any(measurable(metric, name) for name in features):
+        return
+    suitable = ", ".join(name for name in FEATURES if measurable(metric, name))
+    raise MetricError(
+        f"metric {metric} cannot be measured on features {', '.join(features) or 'none'}; "
+        f"use {suitable} or leave it out"
+    )
+
+
+def _check_data_of(
+    metric: str, data: str | None, labelled: bool, sizes: Mapping[str, int | None]
+) -> None:
+    """Refuse a metric that these images lack something for."""
+    needs = METRICS[metric].needs
+    images = f"data={data}" if data else "images from elsewhere"
+    missing = ""
+    if "labels" in needs and not labelled:
+        missing = "requested classes or captions, unknown here"
+    elif "probe" in needs and data != "scenes":
+        missing = f"data=scenes, here are {images}"
+    elif "train" in needs and (not data or sizes.get("train", 1) is None):
+        missing = f"a finite set with a held-out split, here are {images}"
+    if missing:
+        raise MetricError(f"metric {metric} needs {missing}; leave it out of the metrics")
+
+
+def _check_neighbours(options: EvalOptions, sizes: Mapping[str, int | None]) -> None:
+    """Refuse precision and recall on fewer images than they have neighbours."""
+    if not {"precision", "recall"}.intersection(options.metrics):
+        return
+    smallest = options.samples
+    heldout = sizes.get("test")
+    if not options.reference and heldout:
+        smallest = min(smallest, heldout)
+    if smallest <= options.neighbours:
+        raise MetricError(
+            f"precision and recall with {options.neighbours} neighbours need more images than "
+            f"that, got {smallest} (eval.samples={options.samples})"
+        )
 
 
 def check_features(name: str, data: str | None) -> None:
     """Refuse an unknown extractor, and the classifier of another data set than `data`."""
     one_of("eval.features", name, list(FEATURES), MetricError)
-    wanted = name.removesuffix("-classifier")
-    if name != wanted != data:
-        have = f"the data set {data}" if data else "no data set"
-        other = ", ".join(f for f in FEATURES if not f.endswith("-classifier"))
+    classifier_data = name.removesuffix("-classifier")
+    if name.endswith("-classifier") and classifier_data != data:
+        images = f"the data set {data}" if data else "no data set"
+        alternatives = ", ".join(f for f in FEATURES if not f.endswith("-classifier"))
         raise MetricError(
-            f"{name} is for data={wanted}, here is {have}; choose other features: {other}"
+            f"{name} is for data={classifier_data}, here is {images}; choose other features: "
+            f"{alternatives}"
         )

@@ -1,26 +1,24 @@
 """Training steps as CUDA graphs: one for each route, recorded once and replayed from then on.
 
-A route has one static number of tokens, so one graph serves all of its steps. What changes from
-step to step (data, noise, times, label drops, which tokens stay, the learning rate) is written into
-fixed buffers first.
+A route has a fixed number of tokens, so one graph serves all of its steps. What changes from step
+to step (data, noise, times, label drops, selected tokens, the learning rate) is first written into
+fixed buffers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partialmethod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from experiments.data.dataset import Batch
-from routing.rng import Draws
-from routing.route import Route
-from routing.stack import Routing
+from experiments.training.step import TrainingStep
+from routing import Draws, Route, Routing
 
-# Steps of a route that run before it is recorded: kernels are chosen and compiled, moments made.
+# Steps of a route before it is recorded: kernels are chosen and compiled, moments are allocated.
 EAGER = 3
 
 
@@ -29,42 +27,46 @@ class BufferedDraws:
 
     def __init__(self, draws: Draws) -> None:
         self.draws = draws
-        self.kept: dict[tuple[Any, ...], Tensor] = {}
-        self.one_row: BufferedDraws | None = None
+        self.buffers: dict[tuple[Any, ...], Tensor] = {}
+        self.shared_draws: BufferedDraws | None = None
 
     def shared(self) -> BufferedDraws:
         """As in `Draws`."""
-        if self.one_row is None:
-            self.one_row = BufferedDraws(self.draws.shared())
-        return self.one_row
+        if self.shared_draws is None:
+            self.shared_draws = BufferedDraws(self.draws.shared())
+        return self.shared_draws
+
+    def uniform(self, *args: Any) -> Tensor:
+        """As in `Draws`."""
+        return self._buffer("uniform", *args)
+
+    def normal(self, *args: Any) -> Tensor:
+        """As in `Draws`."""
+        return self._buffer("normal", *args)
 
     def _buffer(self, kind: str, *args: Any) -> Tensor:
-        if (kind, *args) not in self.kept:
-            self.kept[kind, *args] = getattr(self.draws, kind)(*args).clone()
-        return self.kept[kind, *args]
-
-    # As in `Draws`.
-    uniform = partialmethod(_buffer, "uniform")
-    normal = partialmethod(_buffer, "normal")
+        if (kind, *args) not in self.buffers:
+            self.buffers[kind, *args] = getattr(self.draws, kind)(*args).clone()
+        return self.buffers[kind, *args]
 
     def renew(self, draws: Draws) -> None:
         """Write another step's numbers into all buffers."""
-        for (kind, *args), buffer in self.kept.items():
+        for (kind, *args), buffer in self.buffers.items():
             buffer.copy_(getattr(draws, kind)(*args))
-        if self.one_row is not None:
-            self.one_row.renew(draws.shared())
+        if self.shared_draws is not None:
+            self.shared_draws.renew(draws.shared())
 
 
 def record(body: Callable[[], None]) -> Callable[[], None]:
-    """Record what `body` launches, without running it; the result launches it again."""
+    """Record the kernels that `body` launches, without running them; return their replay."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         body()
     return graph.replay
 
 
-def beside(body: Callable[[], None]) -> None:
-    """Run `body` on a stream of its own, as a recording will: on the default one it cannot."""
+def run_on_side_stream(body: Callable[[], None]) -> None:
+    """Run `body` as a recording does: not on the default stream."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -72,61 +74,61 @@ def beside(body: Callable[[], None]) -> None:
     torch.cuda.current_stream().wait_stream(side)
 
 
-class RouteStep:
-    """The step under one route: forward, backward, clipping, update and average.
+class RouteGraph:
+    """The step under one route: forward, backward, clipping, update and EMA.
 
-    The whole batch goes through the model at once; tensors of the first become the buffers.
+    The whole batch goes through the model at once; tensors of the first step become the buffers.
     """
 
-    def __init__(self, trainer: Any, batch: Batch, draws: Draws, routing: Routing | None) -> None:
-        self.trainer, self.draws = trainer, BufferedDraws(draws)
-        y, text = (t if t is None else t.clone() for t in (batch.y, batch.text))
-        self.batch = Batch(batch.x.clone(), y, text)
-        fixed: Any = self.draws
-        self.routing = routing and dataclasses.replace(routing, draws=fixed)
-        self.left = EAGER
+    def __init__(
+        self, step: TrainingStep, batch: Batch, draws: Draws, routing: Routing | None
+    ) -> None:
+        self.step, self.draws = step, BufferedDraws(draws)
+        labels = None if batch.y is None else batch.y.clone()
+        text = None if batch.text is None else batch.text.clone()
+        self.batch = Batch(batch.x.clone(), labels, text)
+        buffered: Any = self.draws
+        self.routing = routing and dataclasses.replace(routing, draws=buffered)
+        self.eager_steps_left = EAGER
         self.replay: Callable[[], None] | None = None
 
     def body(self) -> None:
-        """What the graph holds."""
-        loss = self.trainer.loss_of(self.batch, self.draws, self.routing)
-        self.trainer.backward(loss)
-        self.trainer.update(loss.detach())
+        """Run what the graph records."""
+        buffered: Any = self.draws
+        loss = self.step.batch_loss(self.batch, buffered, self.routing)
+        self.step.backward(loss)
+        self.step.update(loss.detach())
 
-    def __call__(self, batch: Batch, draws: Draws) -> None:
-        """Take one step on this batch with these numbers."""
+    def run(self, batch: Batch, draws: Draws) -> None:
+        """Take one step on this batch with these random numbers."""
         self.draws.renew(draws)
         for name in ("x", "y", "text"):
-            buffer, value = getattr(self.batch, name), getattr(batch, name)
+            buffer = getattr(self.batch, name)
             if buffer is not None:
-                buffer.copy_(value)
-        if self.left:
-            self.left -= 1
-            beside(self.body)
+                buffer.copy_(getattr(batch, name))
+        if self.eager_steps_left:
+            self.eager_steps_left -= 1
+            run_on_side_stream(self.body)
             return
         if self.replay is None:
             self.replay = record(self.body)
         self.replay()
 
 
-class GraphedSteps:
-    """The trainer's step with `train.graphs`: call it with the batch that was read ahead, or None.
+class GraphedTrainingStep(TrainingStep):
+    """The training step with `train.graphs`; the optimizer reads its rate from the device."""
 
-    From now on the optimizer takes its learning rate from the device.
-    """
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.graphs: dict[Route | None, RouteGraph] = {}
+        for group in self.state.optimizer.param_groups:
+            group["capturable"] = self.device.type == "cuda"
+            group["lr"] = torch.as_tensor(group["lr"], device=self.device)
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-        self.steps: dict[Route | None, RouteStep] = {}
-        for group in trainer.state.optimizer.param_groups:
-            group["capturable"] = trainer.device.type == "cuda"
-            group["lr"] = torch.as_tensor(group["lr"], device=trainer.device)
-
-    def __call__(self, batch: Batch | None) -> None:
-        """Take one step."""
-        trainer = self.trainer
-        batch, draws, routing = trainer.drawn(torch.arange(trainer.local), batch)
+    def train_on(self, batch: Batch | None) -> None:
+        """Replay the graph of this step's route, or prepare it."""
+        batch, draws, routing = self.make_batch(torch.arange(self.local_batch), batch)
         route = None if routing is None else routing.route
-        if route not in self.steps:
-            self.steps[route] = RouteStep(trainer, batch, draws, routing)
-        self.steps[route](batch, draws)
+        if route not in self.graphs:
+            self.graphs[route] = RouteGraph(self, batch, draws, routing)
+        self.graphs[route].run(batch, draws)

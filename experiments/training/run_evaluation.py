@@ -1,7 +1,8 @@
-"""What a run does beside training: pictures of the same seeds, scores, the loss curve."""
+"""Evaluations of a run: sample pictures of fixed seeds, scores, the loss curve."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -14,8 +15,8 @@ import torch
 
 from experiments.config.schema import Config
 from experiments.data.dataset import Dataset
+from experiments.evaluation.pictures import image_grid, save_gif, save_png
 from experiments.evaluation.pipeline import SamplingPipeline
-from experiments.evaluation.sample_store import image_grid, save_gif, save_png
 from experiments.evaluation.scoring import score
 from experiments.runtime import console
 from experiments.runtime.files import atomic_path
@@ -23,12 +24,23 @@ from experiments.runtime.run_folder import listed
 from experiments.training.state import TrainingState
 
 COLUMNS = 8
-# Pictures on the way show that a run learns: half of each row, by Euler's method in few steps.
+# Previews show that a run learns: half of each row, by Euler's method in few steps.
 PREVIEW_COLUMNS, PREVIEW_STEPS = 4, 8
+PICTURES, SCORES = "pictures", "scores"
 
 
 class Evaluation:
-    """Samples and scores of a run's EMA weights: every so many steps, and after the last one."""
+    """Samples and scores of a run's EMA weights: every so many steps, and after the last one.
+
+    Args:
+        config: The run's configuration.
+        dataset: The run's data.
+        state: Provides the EMA weights and the current step.
+        folder: The run folder.
+        accelerator: `accelerate.Accelerator`.
+        console: Where messages go.
+        check_folder: Called before each write; raises if the run folder is gone.
+    """
 
     def __init__(
         self,
@@ -38,33 +50,41 @@ class Evaluation:
         folder: Path,
         accelerator: Any,
         console: console.Console,
+        check_folder: Callable[[], None],
     ) -> None:
         self.config, self.folder, self.dataset, self.state = config, folder, dataset, state
-        self.accelerator, self.console = accelerator, console
-        # Refuses to write to a run folder that is gone.
-        self.check_folder: Callable[[], None] = lambda: None
-        # Seconds that each kind took in this start, where there was something to do.
-        self.seconds: dict[Callable[[], bool], list[float]] = {}
-        # What is made, and every how many steps; 0: after the last step alone.
-        self.every = {self._pictures: config.train.sample_every}
+        self.accelerator, self.console, self.check_folder = accelerator, console, check_folder
+        # Kinds of evaluation and every how many steps; 0: after the last step only.
+        self.intervals = {PICTURES: config.train.sample_every}
         if config.eval["name"] != "none" and dataset.can_decode:
-            self.every[self._scores] = config.eval["every"]
+            self.intervals[SCORES] = config.eval["every"]
+        # An evaluation is due at multiples of this only (0: at none), and after the last step.
+        self.interval = math.gcd(*self.intervals.values())
+        # Durations of each kind in this process, where there was something to do.
+        self.seconds: dict[str, list[float]] = {PICTURES: [], SCORES: []}
 
-    def due(self) -> list[Callable[[], bool]]:
-        """Return what belongs to this step: calls that return False where it is on disk already.
+    def due(self) -> list[str]:
+        """Return the kinds of evaluation that belong to the current step.
 
-        They are asked again after a restart, so that what a kill cut short is done once and wholly.
+        `run_due` skips what is on disk already: after a restart, everything that a kill cut short
+        is done once and completely.
         """
         step = self.state.step
-        if step >= self.config.train.steps:  # beyond it where fewer are asked for than are saved
-            return list(self.every)
-        return [make for make, every in self.every.items() if step and every and step % every == 0]
+        if step >= self.config.train.steps:  # beyond it where more were trained before
+            return list(self.intervals)
+        due = []
+        for kind, interval in self.intervals.items():
+            if step and interval and step % interval == 0:
+                due.append(kind)
+        return due
 
-    def run(self, make: Callable[[], bool]) -> None:
-        """Do one of the calls that are `due`, and time it."""
-        began = time.monotonic()
-        if make():
-            self.seconds.setdefault(make, []).append(time.monotonic() - began)
+    def run_due(self) -> None:
+        """Do the evaluations of the current step that are not on disk yet, and time them."""
+        for kind in self.due():
+            start_time = time.monotonic()
+            was_missing = self._pictures() if kind == PICTURES else self._scores()
+            if was_missing:
+                self.seconds[kind].append(time.monotonic() - start_time)
 
     def seconds_left(self, seconds_per_mac: float) -> float:
         """Return how long the evaluations from this step on will take, this step's included.
@@ -72,20 +92,23 @@ class Evaluation:
         A kind that has not been timed yet is predicted from its multiply-accumulates, at a third of
         `seconds_per_mac`, those of a training step: it has no backward pass.
         """
-        step, last, total = self.state.step, self.config.train.steps - 1, 0.0
-        for make, every in self.every.items():
-            count = 1 + (last // every - (step - 1) // every if every and 0 < step <= last else 0)
-            if times := self.seconds.get(make):
-                total += count * sum(times) / len(times)
+        step, last_step, total = self.state.step, self.config.train.steps - 1, 0.0
+        for kind, interval in self.intervals.items():
+            count = 1  # after the last step
+            if interval and 0 < step <= last_step:
+                count += last_step // interval - (step - 1) // interval
+            durations = self.seconds[kind]
+            if durations:
+                total += count * sum(durations) / len(durations)
             else:
-                total += count * self._images[make] * self._image_macs * seconds_per_mac / 3
+                total += count * self._images(kind) * self._image_macs * seconds_per_mac / 3
         return total
 
-    @cached_property
-    def _images(self) -> dict[Callable[[], bool], int]:
-        """Images that each kind samples."""
-        pictures = COLUMNS * self._picture_rows if self.dataset.can_decode else 0
-        return {self._pictures: pictures, self._scores: int(self.config.eval.get("samples", 0))}
+    def _images(self, kind: str) -> int:
+        """Return how many images an evaluation samples."""
+        if kind == SCORES:
+            return int(self.config.eval.get("samples", 0))
+        return COLUMNS * self._picture_rows if self.dataset.can_decode else 0
 
     @cached_property
     def _image_macs(self) -> float:
@@ -96,31 +119,33 @@ class Evaluation:
         """Write the preview `samples/step-*.png`; at the end `samples/final.png`, `progress.gif`.
 
         Previews come from a cheap sampler, under the run's guidance; the final picture comes from
-        the run's own and repeats their seeds.
+        the run's own sampler with the same seeds. Returns False if they exist already.
         """
         folder, step = self.folder / "samples", self.state.step
-        last = step >= self.config.train.steps
-        path, final = folder / f"step-{step:08d}.png", folder / "final.png"
-        gif = self.folder / "progress.gif"
-        if path.exists() and (not last or (final.exists() and gif.exists())):
+        is_last = step >= self.config.train.steps
+        preview_path, final_path = folder / f"step-{step:08d}.png", folder / "final.png"
+        gif_path = self.folder / "progress.gif"
+        needed_paths = [preview_path, final_path, gif_path] if is_last else [preview_path]
+        if all(path.exists() for path in needed_paths):
             return False
         if not self.dataset.can_decode:
-            if last:
+            if is_last:
                 self.console.say(f"no sample pictures: {self.dataset.cannot_decode}")
             return False
         steps = min(PREVIEW_STEPS, self.config.sampler.get("steps", PREVIEW_STEPS))
         preview = self._samples(PREVIEW_COLUMNS, {"name": "euler", "steps": steps})
-        whole = self._samples(COLUMNS) if last else None
+        final = self._samples(COLUMNS) if is_last else None
         if not self.accelerator.is_main_process:
             return True
         self.check_folder()
         folder.mkdir(exist_ok=True)
-        for old in (final, gif) if last else ():  # of fewer steps: a kill must not leave them
-            old.unlink(missing_ok=True)
-        save_png(image_grid(preview, columns=PREVIEW_COLUMNS), path)
-        if whole is not None:
-            save_png(image_grid(whole, columns=COLUMNS), final)
-            save_gif(sorted(folder.glob("step-*.png")), gif)
+        if is_last:  # pictures of fewer steps: a kill from here on must not leave them
+            final_path.unlink(missing_ok=True)
+            gif_path.unlink(missing_ok=True)
+        save_png(image_grid(preview, columns=PREVIEW_COLUMNS), preview_path)
+        if final is not None:
+            save_png(image_grid(final, columns=COLUMNS), final_path)
+            save_gif(sorted(folder.glob("step-*.png")), gif_path)
         return True
 
     @property
@@ -136,37 +161,41 @@ class Evaluation:
         seeds = torch.arange(rows * COLUMNS).view(rows, COLUMNS)[:, :columns].flatten()
         labels = torch.arange(rows).repeat_interleave(columns) if model.num_classes else None
         text = self.dataset.prompts(seeds).text if model.prefix else None
-        with self.state.averaged():
+        with self.state.ema_weights():
             pipeline = SamplingPipeline.make(model, self.config, sampler)
             samples = pipeline.generate(seeds, labels, text, batch=len(seeds), device=device)
         return self.dataset.to_pixels(samples.to(device)).cpu()
 
     def _scores(self) -> bool:
-        """Append this step's scores to `scores.jsonl` unless they stand there whole."""
+        """Append this step's scores to `scores.jsonl`; return False if all are there already."""
         path, step = self.folder / "scores.jsonl", self.state.step
-        found = [entry for entry in console.read_jsonl(path) if entry.get("step") == step]
-        if found and all(map(console.is_score, found)) and len(found) == found[0].get("of"):
+        previous = [entry for entry in console.read_jsonl(path) if entry.get("step") == step]
+        intact = all(map(console.is_score, previous))
+        if previous and intact and len(previous) == previous[0].get("of"):
             return False
-        if found:
+        if previous:
             console.cut_jsonl(path, step - 1)
-        with self.state.averaged() as model:
-            parts = (model, self.config, self.dataset)
-            results = score(*parts, step=step, console=self.console)
-        if self.accelerator.is_main_process and results:
+        with self.state.ema_weights() as model:
+            scores = score(model, self.config, self.dataset, step=step, console=self.console)
+        if self.accelerator.is_main_process and scores:
             self.check_folder()
-            entries = [{**entry.to_dict(), "of": len(results)} for entry in results]
-            console.append_jsonl(path, entries)
-            if self.config.log != "none":
-                self.accelerator.log({e["metric"]: e["value"] for e in entries}, step=step)
-            text = "  ".join(f"{entry['metric']} {entry['value']:.4g}" for entry in entries)
-            self.console.say(f"step {step}: {text}")
+            self._write_scores(path, [entry.to_dict() for entry in scores])
         return True
+
+    def _write_scores(self, path: Path, scores: list[dict[str, Any]]) -> None:
+        step = self.state.step
+        console.append_jsonl(path, [{**entry, "of": len(scores)} for entry in scores])
+        if self.config.log != "none":
+            values = {entry["metric"]: entry["value"] for entry in scores}
+            self.accelerator.log(values, step=step)
+        text = "  ".join(f"{entry['metric']} {entry['value']:.4g}" for entry in scores)
+        self.console.say(f"step {step}: {text}")
 
 
 def forget_after(folder: Path, step: int) -> None:
-    """Drop checkpoints, lines and pictures beyond `step`, of a lost branch."""
-    for later, path in listed(folder):
-        if later > step:
+    """Delete checkpoints, metrics, scores and pictures of steps after `step` (roll-back)."""
+    for checkpoint_step, path in listed(folder):
+        if checkpoint_step > step:
             shutil.rmtree(path, ignore_errors=True)
     console.cut_records(folder, step)
     for picture in (folder / "samples").glob("step-*.png"):
@@ -178,15 +207,16 @@ def draw_curve(folder: Path) -> str | None:
     """Draw `loss.png` from `metrics.jsonl`; return its name."""
     from matplotlib.figure import Figure
 
-    found = [
-        (e["step"], e["loss"]) for e in console.read_metrics(folder) if e.get("loss") is not None
-    ]
-    if not found:
+    steps, losses = [], []
+    for entry in console.read_metrics(folder):
+        if entry.get("loss") is not None:
+            steps.append(entry["step"])
+            losses.append(entry["loss"])
+    if not steps:
         return None
-    steps, losses = zip(*found, strict=True)
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     axes = figure.subplots()
-    if len(steps) < 20:  # a mean over so few lags behind them
+    if len(steps) < 20:  # a moving average of so few points lags behind them
         axes.plot(steps, losses, "o-", linewidth=0.8, clip_on=False, label="logged")
     else:
         axes.plot(steps, losses, linewidth=0.8, color="#bbbbbb", label="logged")

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: weights, average, moments, counts; loaded, or taken from `init=`."""
+"""The state of a training run: weights, EMA, optimizer, counters; saved, loaded, initialised."""
 
 from __future__ import annotations
 
@@ -13,23 +13,55 @@ from torch import Tensor
 from backbones import Backbone
 from experiments.config.parent import split
 from experiments.config.schema import Config, TrainConfig
-from experiments.options.fields import differing
-from experiments.training import checkpoint
+from experiments.evaluation.trained_model import load_model
+from experiments.runtime import checkpoint_files
+from experiments.runtime.checkpoint_files import CheckpointError
+from experiments.runtime.nested import differing
 from routing.errors import UserError
 from routing.rng import widest
 
 # Attributes in a checkpoint's `state.json`; the number of roll-backs is called `salt` there.
-_COUNTS = {"salt": "rollbacks"} | {k: k for k in ("seconds", "macs", "mean_loss", "spikes")}
+_COUNTERS = {
+    "salt": "rollbacks",
+    "seconds": "seconds",
+    "macs": "macs",
+    "mean_loss": "mean_loss",
+    "spikes": "spikes",
+}
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of one parameter
 
 
 class TrainingState:
-    """The state of one run; `info`, what the data set says of itself, travels with the weights."""
+    """Everything that a checkpoint holds.
+
+    Args:
+        model: The network, on its device.
+        train: Optimizer options.
+        info: Description of the data set (`describe_data`), which is stored with the weights.
+
+    Attributes:
+        params: The model's parameters; `names` are theirs.
+        ema: Exponential moving average of each parameter.
+        optimizer: AdamW.
+        step: Optimizer steps done.
+        rollbacks: Returns to a checkpoint after non-finite steps; each has other random numbers.
+        seconds: Training time, without evaluations.
+        macs: Multiply-accumulates of all forward passes.
+        mean_loss: Running mean of the loss, against which spikes are detected.
+        spikes: Loss spikes so far.
+        tally: On the device: sums since the last log of loss, gradient norm and finite steps;
+            non-finite steps in all; non-finite steps in a row.
+    """
 
     def __init__(self, model: Backbone, train: TrainConfig, info: dict[str, Any]) -> None:
         self.model, self.info = model, info
-        self.names = [name for name, _ in model.named_parameters()]
-        self.params = [p for _, p in model.named_parameters()]
-        self.ema = [p.detach().clone() for p in self.params]
+        self.names: list[str] = []
+        self.params: list[Tensor] = []
+        self.ema: list[Tensor] = []
+        for name, parameter in model.named_parameters():
+            self.names.append(name)
+            self.params.append(parameter)
+            self.ema.append(parameter.detach().clone())
         # Fused AdamW skips a step by `found_inf` on the device: the weights are safe without a
         # sync.
         self.optimizer = torch.optim.AdamW(
@@ -40,20 +72,19 @@ class TrainingState:
             weight_decay=train.weight_decay,
             fused=True,
         )
-        self.step = 0  # optimizer steps done
-        self.rollbacks = 0  # returns to a checkpoint after non-finite steps; each has other draws
-        self.seconds = 0.0  # of training, scoring left out
-        self.macs = 0.0  # multiply-accumulates of all forward passes
-        self.mean_loss: float | None = None  # running mean, against which spikes show
+        self.step = 0
+        self.rollbacks = 0
+        self.seconds = 0.0
+        self.macs = 0.0
+        self.mean_loss: float | None = None
         self.spikes = 0
         device = self.params[0].device
-        # Sums since the last log of loss, gradient norm and good steps; bad steps; bad in a row
         self.tally = torch.zeros(5, dtype=widest(device), device=device)
 
     @contextlib.contextmanager
-    def averaged(self) -> Iterator[Backbone]:
-        """Give the model its EMA weights, in eval mode, inside the block."""
-        held = [p.detach().clone() for p in self.params]
+    def ema_weights(self) -> Iterator[Backbone]:
+        """Temporarily swap in the EMA weights, in eval mode."""
+        trained = [p.detach().clone() for p in self.params]
         try:
             with torch.no_grad():
                 torch._foreach_copy_(self.params, self.ema)
@@ -61,87 +92,120 @@ class TrainingState:
             yield self.model
         finally:
             with torch.no_grad():
-                torch._foreach_copy_(self.params, held)
+                torch._foreach_copy_(self.params, trained)
             self.model.train()
+
+    def ema_state_dict(self) -> dict[str, Tensor]:
+        """Return the model's state dict with the EMA in place of the parameters."""
+        weights = dict(self.model.state_dict())
+        weights.update(zip(self.names, self.ema, strict=True))
+        return weights
 
     def save(self, folder: Path, config: Config) -> None:
         """Write the checkpoint of this step into the run folder."""
-        tensors: dict[str, Tensor] = {}
-        for name, p, average in zip(self.names, self.params, self.ema, strict=True):
-            tensors |= {f"model.{name}": p, f"ema.{name}": average}
-            tensors |= {f"optim.{key}.{name}": v for key, v in self.optimizer.state[p].items()}
-        tensors |= {"tally": self.tally, "rng": torch.get_rng_state()}
-        state = {
+        tensors: dict[str, Tensor] = {"tally": self.tally, "rng": torch.get_rng_state()}
+        for name, parameter, average in zip(self.names, self.params, self.ema, strict=True):
+            tensors[f"model.{name}"] = parameter
+            tensors[f"ema.{name}"] = average
+            for key, moment in self.optimizer.state[parameter].items():
+                tensors[f"optim.{key}.{name}"] = moment
+        state: dict[str, Any] = {
             "step": self.step,
             "config": config.to_dict(),
             "hashed": config.hashed(),
             "model": self.model.config,
             "data": self.info,
-            **{key: getattr(self, name) for key, name in _COUNTS.items()},
         }
-        kept = {"keep": config.train.keep, "keep_every": config.train.keep_every}
-        streak = int(self.tally[4])
-        checkpoint.save(folder, self.step, tensors, state, **kept, streak=streak)
+        for key, attribute in _COUNTERS.items():
+            state[key] = getattr(self, attribute)
+        checkpoint_files.write(
+            folder,
+            self.step,
+            tensors,
+            state,
+            keep=config.train.keep,
+            keep_every=config.train.keep_every,
+            streak=int(self.tally[4]),
+        )
 
     def load(self, path: Path, hashed: dict[str, Any]) -> None:
-        """Load weights, average, moments, counts and generator from a checkpoint folder.
+        """Load model, EMA, optimizer, counters and RNG state from a checkpoint folder.
 
         Raises:
-            CheckpointError: It belongs to another configuration, or lacks what this run saves.
+            CheckpointError: It belongs to another configuration, or lacks a part of the state.
         """
-        tensors, state = checkpoint.read(path)
+        tensors, state = checkpoint_files.read(path)
         try:
-            self._restore(path, tensors, state, hashed)
+            self._check_config(path, state["hashed"], hashed)
+            self._restore(tensors, state)
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise checkpoint.CheckpointError(
+            raise CheckpointError(
                 f"{path} does not hold what this run saves ({reason}): it was edited, or written "
                 "by another version; move that folder away to resume from the one before it"
             ) from error
 
-    def _restore(
-        self, path: Path, tensors: dict[str, Tensor], state: dict[str, Any], hashed: dict[str, Any]
-    ) -> None:
-        if other := differing(state["hashed"], hashed):
-            differs = (f"{key} (saved {a!r}, asked {b!r})" for key, (a, b) in other.items())
-            raise checkpoint.CheckpointError(
-                f"{path} was written by another configuration: {'; '.join(differs)}; "
+    def _check_config(self, path: Path, saved: dict[str, Any], asked: dict[str, Any]) -> None:
+        differences = []
+        for key, (saved_value, value) in differing(saved, asked).items():
+            differences.append(f"{key} (saved {saved_value!r}, asked {value!r})")
+        if differences:
+            raise CheckpointError(
+                f"{path} was written by another configuration: {'; '.join(differences)}; "
                 "move that folder away or set paths.runs elsewhere"
             )
+
+    def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         with torch.no_grad():
-            for name, p, average in zip(self.names, self.params, self.ema, strict=True):
-                p.copy_(tensors[f"model.{name}"])
+            for name, parameter, average in zip(self.names, self.params, self.ema, strict=True):
+                parameter.copy_(tensors[f"model.{name}"])
                 average.copy_(tensors[f"ema.{name}"])
-                self.optimizer.state[p] = {
-                    key: tensors[f"optim.{key}.{name}"].to(p.device)
-                    for key in ("step", "exp_avg", "exp_avg_sq")
-                    if f"optim.{key}.{name}" in tensors
-                }
+                self._restore_moments(name, parameter, tensors)
         self.tally.copy_(tensors["tally"])
         torch.set_rng_state(tensors["rng"])
         self.step = int(state["step"])
-        for key, name in _COUNTS.items():
-            setattr(self, name, state[key])
+        for key, attribute in _COUNTERS.items():
+            setattr(self, attribute, state[key])
+
+    def _restore_moments(self, name: str, parameter: Tensor, tensors: dict[str, Tensor]) -> None:
+        """Load AdamW's state of one parameter; in place, because CUDA graphs refer to it."""
+        moments = self.optimizer.state[parameter]
+        for key in _MOMENTS:
+            saved = tensors.get(f"optim.{key}.{name}")
+            if key not in moments and saved is not None:
+                moments[key] = saved.to(parameter.device)
+            elif key in moments and saved is not None:
+                moments[key].copy_(saved)
+            elif key in moments:  # the parameter had no gradient yet
+                moments[key].zero_()
 
     def start_from(self, config: Config, say: Callable[[str], None]) -> None:
-        """Load another run's EMA weights into this fresh run (`init=RUN[@STEP]`)."""
+        """Load another run's EMA weights into this fresh run (`init=RUN[@STEP]`).
+
+        Raises:
+            UserError: The weights do not fit this run's model.
+        """
         source = str(config.init)
         path, step = split(source)
-        parent = checkpoint.load_model(path, step, device="cpu")
-        given, own = parent.model.state_dict(), self.model.state_dict()
+        parent = load_model(path, step, device="cpu")
+        weights = dict(parent.model.state_dict())
+        fresh_weights = self.model.state_dict()
         # REPA's projector serves training alone: the child has its own, or none.
-        left = sorted(key for key in given if key.startswith("align.") and key not in own)
-        if left:
-            say(f"init: {len(left)} weights of REPA's projector are left behind")
-        given = {key: value for key, value in given.items() if key not in left}
-        given |= {k: v for k, v in own.items() if k.startswith("align.") and k not in given}
+        dropped = [key for key in weights if key.startswith("align.") and key not in fresh_weights]
+        for key in dropped:
+            del weights[key]
+        for key, value in fresh_weights.items():
+            if key.startswith("align."):
+                weights.setdefault(key, value)
+        if dropped:
+            say(f"init: {len(dropped)} weights of REPA's projector are left behind")
         try:
-            self.model.load_state_dict(given)
-        except RuntimeError as error:  # which names the weights and both shapes
+            self.model.load_state_dict(weights)
+        except RuntimeError as error:  # names the weights and both shapes
             raise UserError(
                 f"init={source}: {parent.config.backbone['name']}-{parent.config.size} does not "
                 f"fit {config.backbone['name']}-{config.size}: {' '.join(str(error).split())}; "
                 "give both the same backbone, size, data and learned parts"
             ) from None
-        for average, p in zip(self.ema, self.params, strict=True):
-            average.copy_(p.detach())
+        for average, parameter in zip(self.ema, self.params, strict=True):
+            average.copy_(parameter.detach())

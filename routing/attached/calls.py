@@ -47,19 +47,19 @@ class Signature:
 
     def __init__(self, block: nn.Module, extra: Sequence[str] = ()) -> None:
         parameters = inspect.signature(inner(block).forward).parameters
-        self.places = {name: place for place, name in enumerate(parameters)}
+        self.positions = {name: position for position, name in enumerate(parameters)}
         self.any_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())  # **kwargs
         self.tokens = next(name for name in (*_TOKENS, *parameters) if name in parameters)
         self.tables = tuple(dict.fromkeys((*TABLES, *extra)))
         self.name = type(inner(block)).__name__
         self.library = type(inner(block)).__module__.partition(".")[0]
         self.returned = _returned(inner(block), self.tokens)
-        self.heads = {
-            count
-            for module in inner(block).modules()
-            for count in (getattr(module, "num_heads", None), getattr(module, "heads", None))
-            if isinstance(count, int)
-        }
+        self.heads: set[int] = set()
+        for module in inner(block).modules():
+            for attribute in ("num_heads", "heads"):
+                count = getattr(module, attribute, None)
+                if isinstance(count, int):
+                    self.heads.add(count)
 
 
 class Call:
@@ -70,16 +70,18 @@ class Call:
 
     def get(self, name: str) -> Any:
         """Return an argument, or None if it was not given."""
-        place = self.signature.places.get(name, len(self.args))
-        return self.kwargs.get(name, (*self.args[place : place + 1], None)[0])
+        if name in self.kwargs:
+            return self.kwargs[name]
+        position = self.signature.positions.get(name, len(self.args))
+        return self.args[position] if position < len(self.args) else None
 
     def put(self, name: str, value: Any) -> None:
         """Replace an argument that was given."""
         if name in self.kwargs:
             self.kwargs = {**self.kwargs, name: value}
         else:
-            place = self.signature.places[name]
-            self.args = (*self.args[:place], value, *self.args[place + 1 :])
+            position = self.signature.positions[name]
+            self.args = (*self.args[:position], value, *self.args[position + 1 :])
 
     @property
     def tokens(self) -> Tensor:
@@ -100,20 +102,27 @@ class Call:
 
     def refuse_masks(self, tokens: int) -> None:
         """Refuse (`AttachError`) a mask over all tokens, of which there are that many."""
-        given = [name for name in MASKS if self.get(name) is not None]
+        masks = [name for name in MASKS if self.get(name) is not None]
         for name in _MASKS:
             mask = self.get(name)
             if self.get(_CAUSAL.get(name, "")):
                 continue  # it only repeats what `is_causal` says
-            given += [name] if isinstance(mask, Tensor) and tokens in mask.shape else []
-        if given:
-            said = f"{given[0]} spans all {tokens} tokens, and only some are in the route"
-            raise AttachError(f"{said}; leave it out")
+            if isinstance(mask, Tensor) and tokens in mask.shape:
+                masks.append(name)
+        if masks:
+            raise AttachError(
+                f"{masks[0]} spans all {tokens} tokens, and only some are in the route; leave it "
+                "out"
+            )
 
     def tables(self) -> dict[str, Any]:
         """Return the per-token tables that were given, tensors or tuples of them, by name."""
-        found = {name: self.get(name) for name in self.signature.tables}
-        return {name: table for name, table in found.items() if table is not None}
+        tables = {}
+        for name in self.signature.tables:
+            table = self.get(name)
+            if table is not None:
+                tables[name] = table
+        return tables
 
     def token_dimension(self, table: Tensor, tokens: int, prefix: int) -> tuple[int | None, bool]:
         """Return which dimension of a table counts tokens, and whether the batch may share it.
@@ -133,21 +142,21 @@ class Call:
         text, batch = self.get(TEXT), self.tokens.shape[0]
         joint = text.shape[1] if isinstance(text, Tensor) else 0
         lengths = {tokens + front for front in (0, prefix, joint, prefix + joint)}
-        places = (0, *range(1, min(3, table.dim() - 1)))  # the last dimension is features
-        found = [d for d in places if table.shape[d] in lengths]
-        if not found and joint and any(table.shape[d] == joint for d in places):
+        candidates = (0, *range(1, min(3, table.dim() - 1)))  # the last dimension is features
+        matching = [d for d in candidates if table.shape[d] in lengths]
+        if not matching and joint and any(table.shape[d] == joint for d in candidates):
             return None, False
         if table.dim() > 2 and table.shape[0] == batch:
-            found = [d for d in found if d > 0][:1] or found
-        if len(found) != 1:
+            matching = [d for d in matching if d > 0][:1] or matching
+        if len(matching) != 1:
             raise AttachError(
                 f"a per-token table of shape {tuple(table.shape)} has "
-                f"{'several dimensions' if found else 'no dimension'} of "
+                f"{'several dimensions' if matching else 'no dimension'} of "
                 f"{' or '.join(map(str, sorted(lengths)))} tokens"
             )
-        place = found[0]
-        by_head = place == 1 and table.dim() == 3 and table.shape[0] in self.signature.heads
-        return place, place == 0 or table.shape[0] != batch or by_head
+        dimension = matching[0]
+        by_head = dimension == 1 and table.dim() == 3 and table.shape[0] in self.signature.heads
+        return dimension, dimension == 0 or table.shape[0] != batch or by_head
 
     def rows(self, table: Tensor, inner: Layout) -> Tensor:
         """Gather a table's rows of the tokens that stay; what is before the grid's stays.
@@ -156,15 +165,15 @@ class Call:
             AttachError: As `token_dimension`, or if samples that keep different tokens share it.
         """
         n = inner.grid[0] * inner.grid[1]
-        place, shared = self.token_dimension(table, n, inner.prefix)
-        if place is None:
+        dimension, shared = self.token_dimension(table, n, inner.prefix)
+        if dimension is None:
             return table
         if shared and inner.ids is not None and len(inner.ids) > 1:
             raise AttachError(SHARED)
-        full = table.unsqueeze(0) if place == 0 else table.movedim(place, 1)
+        full = table.unsqueeze(0) if dimension == 0 else table.movedim(dimension, 1)
         front = full.shape[1] - n
-        kept = torch.cat((full[:, :front], inner.take_batched(full[:, front:])), 1)
-        return kept[0] if place == 0 else kept.movedim(1, place)
+        gathered = torch.cat((full[:, :front], inner.take_batched(full[:, front:])), 1)
+        return gathered[0] if dimension == 0 else gathered.movedim(1, dimension)
 
 
 def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -> Any:
@@ -178,33 +187,34 @@ def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -
     """
     name, shape = call.signature.name, call.tokens.shape
     items, spec = tree_flatten(output)
-    places = [i for i, x in enumerate(items) if isinstance(x, Tensor) and x.shape == shape]
+    candidates = [i for i, x in enumerate(items) if isinstance(x, Tensor) and x.shape == shape]
     returned = call.signature.returned
-    if returned in places and len(items) == len(output):
-        places = [returned]
-    if not places:
+    if returned in candidates and len(items) == len(output):
+        candidates = [returned]
+    if not candidates:
         raise AttachError(
             f"{name} returns nothing of the shape of its {shape[1]} tokens (batch, tokens, width)"
         )
-    if len(places) > 1:
+    if len(candidates) > 1:
         raise AttachError(
-            f"{name} returns {len(places)} sequences of {shape[1]} tokens, and which one is the "
-            "image's is unknown; use another rate, so that their lengths differ"
+            f"{name} returns {len(candidates)} sequences of {shape[1]} tokens, and which one is "
+            "the image's is unknown; use another rate, so that their lengths differ"
         )
-    items[places[0]] = change(items[places[0]])
+    image = candidates[0]
+    items[image] = change(items[image])
     return tree_unflatten(items, spec)
 
 
 def _returned(block: nn.Module, tokens: str) -> int | None:
-    """Return the place of a name in the tuple that a block's source returns; None if unclear."""
+    """Return the position of a name in the tuple that a block's source returns, None if unclear."""
     try:
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(type(block).forward)))
         parsed = ast.parse(source)
     except (OSError, TypeError, SyntaxError):
         return None
-    places = set()
+    positions = set()
     for node in ast.walk(parsed):
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
             names = [item.id if isinstance(item, ast.Name) else "" for item in node.value.elts]
-            places.add(names.index(tokens) if names.count(tokens) == 1 else None)
-    return places.pop() if len(places) == 1 else None
+            positions.add(names.index(tokens) if names.count(tokens) == 1 else None)
+    return positions.pop() if len(positions) == 1 else None

@@ -16,11 +16,10 @@ hooks themselves are never compiled: `torch.compile` breaks its graph there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -28,17 +27,25 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
-from experiments.runtime.parsing import whole
+from routing.attached.arguments import (
+    WITHOUT_GRID,
+    block_list,
+    check_extra,
+    check_extra_names,
+    check_routed_blocks,
+    check_selection,
+    parse_grid,
+    parse_prefix,
+)
 from routing.attached.calls import SHARED, AttachError, Call, Signature, replace_image
 from routing.attached.passes import ForwardPass, Passes
-from routing.attached.supported import geometry, refuse_positional, refuse_unknown_prefix
-from routing.errors import one_of, suggest
+from routing.attached.supported import geometry, refuse_unknown_prefix
+from routing.errors import one_of
 from routing.layout import Layout
 from routing.rng import Draws
 from routing.route import Route, keep_count
-from routing.selection import Selection, check_ids, given_ids
+from routing.selection import Selection, check_ids, ids_of_segment
 
-_FREE = ("random", "stride")  # need no grid
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
 WHEN = ("training", "always", "never")
 
@@ -84,61 +91,34 @@ class Attached:
         when: str = "training",
         extra: Sequence[str] = (),
     ) -> None:
-        self._whole = False
-        if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.ModuleList | nn.Sequential):
-            self._whole = True
-            blocks, own_grid, own_prefix = geometry(blocks)
-            grid = own_grid if grid is None else grid
-            prefix = own_prefix if prefix is None else prefix
-        members = list(blocks) if isinstance(blocks, Iterable) else []
-        if not members or not all(isinstance(block, nn.Module) for block in members):
-            raise AttachError("blocks: expected a model or its list of blocks, as in model.blocks")
-        if isinstance(extra, str) or not isinstance(extra, Collection):
-            raise AttachError(f"extra={extra!r}: expected names in a sequence: ('{extra}',)")
+        self._is_model = isinstance(blocks, nn.Module) and not isinstance(
+            blocks, nn.ModuleList | nn.Sequential
+        )
+        if self._is_model:
+            blocks, model_grid, model_prefix = geometry(blocks)  # type: ignore[arg-type]
+            grid = model_grid if grid is None else grid
+            prefix = model_prefix if prefix is None else prefix
+        members = block_list(blocks)
+        check_extra(extra)
         self._route = Route.parse(route).resolve(len(members), "the list")
-        for i in self._route.sparse_blocks:
-            refuse_positional(members[i])
-            if _has_route(members[i]):
-                raise AttachError(
-                    f"block {i} has a route already (a copy has that of its original); call "
-                    "remove() on what the first attach returned, or copy before attaching"
-                )
-        for i, first in enumerate(map(members.index, members)):
-            if first < i:
-                raise AttachError(
-                    f"block {i} is block {first} once more, and their calls cannot be told apart; "
-                    "pass a list in which every block is another module"
-                )
-        pair = isinstance(grid, Sequence) and [isinstance(side, Integral) for side in grid]
-        if grid is not None and not (pair == [True, True] and min(grid) > 0):
-            raise AttachError(f"grid={grid!r}: expected (rows, columns), such as grid=(16, 16)")
+        check_routed_blocks(members, self._route)
         self._signatures = [Signature(block, extra) for block in members]
-        timm = any(signature.library == "timm" for signature in self._signatures)
-        if prefix is None and timm and not self._whole:  # their sequences begin with a class token
-            raise AttachError(
-                "the number of class and register tokens before the image's is unknown; pass the "
-                "model instead of its blocks, or prefix=1 (prefix=0 if there are none)"
-            )
-        self.grid = None if grid is None else (int(grid[0]), int(grid[1]))
-        self.prefix, self.seed, self.when = whole(prefix or 0, "prefix=", AttachError), seed, when
-        self._prefix_known, self.automatic = prefix is not None, isinstance(selection, str)
-        if self.prefix < 0:
-            raise AttachError(f"prefix={prefix}: expected 0 or more tokens before the image's")
+        check_extra_names(extra, [self._signatures[i] for i in self._route.sparse_blocks])
+        self.grid = parse_grid(grid)
+        self.prefix = parse_prefix(prefix, self._signatures, self._is_model)
+        self._prefix_known = prefix is not None
+        self.seed, self.when = seed, when
+        self.automatic = isinstance(selection, str)
         self.selection = selection if isinstance(selection, Selection) else Selection(selection)
+        check_selection(self.selection, self.grid)
         self.ids: Sequence[Tensor | None] | Tensor | None = None
         self.inner: tuple[Layout, ...] = ()
-        if grid is None and self.selection.mode not in _FREE:
-            raise AttachError(
-                f"selection {self.selection.mode} needs the grid of tokens; "
-                "pass grid=(rows, columns)"
-            )
-        if self.selection.mode == "unsorted":
-            raise AttachError("selection unsorted shuffles scans, and these blocks have none")
-        _check_extra(extra, [self._signatures[i] for i in self._route.sparse_blocks])
-        self._starts = {segment.start: k for k, segment in enumerate(self._route.segments)}
-        self._inside = {
-            i: k for k, s in enumerate(self._route.segments) for i in range(s.start, s.end + 1)
-        }
+        self._starts: dict[int, int] = {}  # segment by its first block
+        self._inside: dict[int, int] = {}  # segment by each of its blocks
+        for k, segment in enumerate(self._route.segments):
+            self._starts[segment.start] = k
+            for i in range(segment.start, segment.end + 1):
+                self._inside[i] = k
         self._passes = Passes()
         self._handles: list[RemovableHandle] = []
         for i, block in enumerate(members):
@@ -212,25 +192,25 @@ class Attached:
         now = self._passes.enter(i, call.get(call.signature.tokens), routed)
         if now is None:
             return None
-        if now.open is not None and i > self.route.segments[now.open].end:
-            now.late[i] = now.open  # this pass left the route's last block out
-        if i in now.late:
-            now.open = now.late[i]
+        if now.open_segment is not None and i > self.route.segments[now.open_segment].end:
+            now.late_ends[i] = now.open_segment  # this pass left the route's last block out
+        if i in now.late_ends:
+            now.open_segment = now.late_ends[i]
             call.tokens = now.close(call.tokens)
         k = self._starts.get(i, -1)
         if routed and now.task is None:
             self._decide(now, k, call)
         if k in now.moves:
-            now.open = k
-            now.bypass[k] = call.tokens
+            now.open_segment = k
+            now.skipped[k] = call.tokens
             call.tokens = now.moves[k].take(call.tokens)
         inside = self._inside.get(i)
         if inside is not None and inside in now.moves:
-            came, kept = call.tokens.shape[1], now.moves[inside].kept
-            if came != kept:
+            tokens, expected = call.tokens.shape[1], now.moves[inside].kept
+            if tokens != expected:
                 raise AttachError(
-                    f"{came} tokens come into block {i} where {kept} are in the route; the model "
-                    "changes its sequence inside the route, so end it before that block"
+                    f"{tokens} tokens come into block {i} where {expected} are in the route; the "
+                    "model changes its sequence inside the route, so end it before that block"
                 )
             call.refuse_masks(now.layouts[inside].full_length)
             self._gather_tables(now, inside, call)
@@ -243,7 +223,7 @@ class Attached:
         now, k = self._passes.current(), self._inside.get(i)
         if now is None or k not in now.moves or i != self.route.segments[k].end:
             return None
-        now.open = k
+        now.open_segment = k
         return replace_image(output, Call(self._signatures[i], args, kwargs), now.close)
 
     def _decide(self, now: ForwardPass, k: int, call: Call) -> None:
@@ -257,9 +237,9 @@ class Attached:
                 f"{self.route.segments[k].start}, and none of them is the image's"
             )
         if not self._prefix_known:
-            refuse_unknown_prefix(call, grid, self._whole)
+            refuse_unknown_prefix(call, grid, self._is_model)
         if grid is None or grid[0] * grid[1] != tokens:
-            if self.selection.mode not in _FREE:
+            if self.selection.mode not in WITHOUT_GRID:
                 raise AttachError(
                     f"{tokens} tokens come in where grid={grid} has another number; pass this "
                     "input's grid of tokens, grid=(rows, columns)"
@@ -267,7 +247,7 @@ class Attached:
             grid = (1, tokens)
         outer = Layout(grid, prefix=self.prefix, device=x.device)
         shared = self._shared(call, batch, tokens)
-        ids = given_ids(self.ids, self.route, k)
+        ids = ids_of_segment(self.ids, self.route, k)
         if ids is None:
             index = torch.arange(batch, device=x.device) + _rank() * batch
             keep = keep_count(tokens, self.route.segments[k].rate)
@@ -282,19 +262,18 @@ class Attached:
 
     def _shared(self, call: Call, batch: int, tokens: int) -> bool:
         """Whether the batch has to share its subset, for the sake of tables that it shares."""
-        must = batch > 1 and any(
-            call.token_dimension(table, tokens, self.prefix)[1]
-            for table in tree_leaves(call.tables())
-            if isinstance(table, Tensor)
-        )
-        if must and not self.automatic and not self.selection.shared:
+        tables_shared = False
+        for table in tree_leaves(call.tables()):
+            if batch > 1 and isinstance(table, Tensor):
+                tables_shared |= call.token_dimension(table, tokens, self.prefix)[1]
+        if tables_shared and not self.automatic and not self.selection.shared:
             raise AttachError(SHARED)
-        return must or self.selection.shared
+        return tables_shared or self.selection.shared
 
     def _gather_tables(self, now: ForwardPass, k: int, call: Call) -> None:
         for name, table in call.tables().items():
-            seen, gathered = now.tables.get((k, name), (None, None))
-            if seen is not table:
+            source, gathered = now.tables.get((k, name), (None, None))
+            if source is not table:
                 rows = partial(call.rows, inner=now.layouts[k])
                 gathered = tree_map_only(Tensor, rows, table)
                 now.tables[k, name] = table, gathered
@@ -302,23 +281,6 @@ class Attached:
 
 
 attach = Attached  # as it reads where it is called
-
-
-def _has_route(block: nn.Module) -> bool:
-    """Whether a hook on the block, which its copies have too, is of a route not removed."""
-    owners = [getattr(hook, "route_of", None) for hook in block._forward_pre_hooks.values()]
-    return any(owner is not None and owner._handles for owner in owners)
-
-
-def _check_extra(extra: Sequence[str], known: Sequence[Signature]) -> None:
-    """Refuse names that are no argument of any block in the route."""
-    for name in extra:
-        if known and not any(block.any_name or name in block.places for block in known):
-            has = known[0].places
-            raise AttachError(
-                f"extra: the blocks have no argument {name}; they have {', '.join(has)}"
-                f"{suggest(name, has)}"
-            )
 
 
 def _rank() -> int:

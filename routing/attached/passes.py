@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from routing.attached.calls import AttachError
-from routing.layout import Layout, Move
+from routing.gather import Move
+from routing.layout import Layout
 
 _REMEMBERED = 4096  # block inputs; an entry is a weak reference and at most two passes
 _WAITING = 8  # passes without gradients yet; more than one is already ambiguous
@@ -29,6 +30,14 @@ _REENTRANT = (
 _GONE = (
     "activation checkpointing recomputes the end of a route without its beginning, and the tokens "
     "that skipped are gone, as no gradient goes through them; checkpoint each block by itself"
+)
+_SHARED_INPUT = (
+    "a block is recomputed whose input several passes share that wait for their gradients; call "
+    "backward after each pass, or give each a copy of the input"
+)
+_COPIED_INPUT = (
+    "a block is recomputed from a copy of its input while several passes wait for their gradients; "
+    "call backward after each pass"
 )
 _Address = tuple[int, int]  # of a tensor's storage, and the offset in it
 
@@ -42,17 +51,17 @@ class ForwardPass:
         grads: Whether it began with gradients.
         routed: Whether tokens are routed in it, known once a route starts.
         last: Last block that it entered.
-        open: The segment that is open.
+        open_segment: The segment whose end is still to come.
         task: The backward pass that runs it again; None in the forward pass.
         replayed: Whether some of it was run again.
         finished: Whether it was run again before a later pass began.
         moves: The gather of each segment, prefix included.
         layouts: Who stayed in each segment.
-        bypass: All tokens at the start of the segment that is open.
-        kept: The same of segments that were closed, for as long as autograd's graph lives.
-        blind: Segments that were closed without gradients.
-        after: Which block came after each; a model may leave some out.
-        late: Blocks before which a segment was closed, as its last block was left out.
+        skipped: All tokens at the start of the open segment, which those that skip return to.
+        skipped_refs: The same of closed segments, for as long as autograd's graph lives.
+        closed_without_grad: Segments that were closed without gradients.
+        next_block: Which block came after each; a model may leave some out.
+        late_ends: Segment by the block before which it was closed, as its last one was left out.
         tables: Gathered tables, beside what they were gathered from.
     """
 
@@ -60,17 +69,17 @@ class ForwardPass:
     grads: bool
     routed: bool = False
     last: int = -1
-    open: int | None = None
+    open_segment: int | None = None
     task: int | None = None
     replayed: bool = False
     finished: bool = False
     moves: dict[int, Move] = field(default_factory=dict)
     layouts: dict[int, Layout] = field(default_factory=dict)
-    bypass: dict[int, Tensor] = field(default_factory=dict)
-    kept: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
-    blind: set[int] = field(default_factory=set)
-    after: dict[int, int] = field(default_factory=dict)
-    late: dict[int, int] = field(default_factory=dict)
+    skipped: dict[int, Tensor] = field(default_factory=dict)
+    skipped_refs: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
+    closed_without_grad: set[int] = field(default_factory=set)
+    next_block: dict[int, int] = field(default_factory=dict)
+    late_ends: dict[int, int] = field(default_factory=dict)
     tables: dict[tuple, tuple[Any, Any]] = field(default_factory=dict)
 
     def close(self, tokens: Tensor) -> Tensor:
@@ -79,29 +88,31 @@ class ForwardPass:
         Raises:
             AttachError: If this is a recomputation and the others are gone.
         """
-        k, self.open = self.open, None
+        k, self.open_segment = self.open_segment, None
         assert k is not None
-        base = self.bypass.pop(k, None)
+        base = self.skipped.pop(k, None)
         self.tables.clear()
-        if base is None and k in self.kept:
+        if base is None and k in self.skipped_refs:
             # A recomputation of a group of blocks that begins inside the route.
-            base = self.kept[k]()
+            base = self.skipped_refs[k]()
         if base is None:
-            raise AttachError(_REENTRANT if k in self.blind else _GONE)
+            raise AttachError(_REENTRANT if k in self.closed_without_grad else _GONE)
         out = self.moves[k].put(base, tokens)
         node: Any = out.grad_fn
         if self.task is None and not torch.is_grad_enabled():
-            self.blind.add(k)
+            self.closed_without_grad.add(k)
         elif self.task is None and node is not None:
             # The node lives as long as a backward pass may ask for a recomputation, no longer.
             node.metadata[_KEPT] = base
-            self.kept[k] = weakref.ref(base)
+            self.skipped_refs[k] = weakref.ref(base)
         return out
 
     @property
     def waits(self) -> bool:
         """Whether a backward pass through it may still come."""
-        alive = not self.kept or any(ref() is not None for ref in self.kept.values())
+        alive = not self.skipped_refs or any(
+            ref() is not None for ref in self.skipped_refs.values()
+        )
         return (self.grads or self.routed) and not self.finished and alive
 
 
@@ -124,7 +135,7 @@ class Passes:
 
         Its input x identifies a pass that is recomputed; `routed` says that a route starts here.
         """
-        x = x if isinstance(x, Tensor) else torch.empty(0)  # known by nothing else
+        x = x if isinstance(x, Tensor) else torch.empty(0)  # has no memory to identify it by
         if recomputing():
             now = self._recompute(i, x)
         else:
@@ -145,31 +156,36 @@ class Passes:
         thread = threading.get_ident()
         now = self._forward.get(thread)
         if now is None or i <= now.last:
-            if now is not None and now.bypass:  # an error inside a route ended it
-                now.finished, now.bypass = True, {}
+            if now is not None and now.skipped:  # an error inside a route ended it
+                now.finished, now.skipped = True, {}
             now = self._forward[thread] = ForwardPass(self.step, torch.is_grad_enabled())
             self._replay.pop(thread, None)  # a recomputation may stop early and keep its tokens
-            for key in [key for key, (ref, _) in self._seen.items() if ref.expired()]:
-                del self._seen[key]  # nobody can recompute from an input that is gone
-            again = any(p.replayed for p in self._waiting)
-            for p in self._waiting:
-                # A dense pass keeps nothing that says whether its graph is still there.
-                p.finished |= p.replayed or (again and not p.kept)
-            waiting = [p for p in self._waiting if p.waits]
-            self._waiting = [*waiting[1 - _WAITING :], now]
+            self._forget_finished()
+            self._waiting = [*self._waiting[1 - _WAITING :], now]
         else:
-            now.after[now.last] = i
+            now.next_block[now.last] = i
         if routed and not now.routed:
             now.routed, now.step = True, self.step
             self.step += 1
         return now
 
+    def _forget_finished(self) -> None:
+        """Forget inputs that are gone, and passes that no backward pass can ask for again."""
+        for key, (ref, _) in list(self._seen.items()):
+            if ref.expired():
+                del self._seen[key]
+        any_replayed = any(p.replayed for p in self._waiting)
+        for p in self._waiting:
+            # A dense pass keeps nothing that says whether its graph is still there.
+            p.finished |= p.replayed or (any_replayed and not p.skipped_refs)
+        self._waiting = [p for p in self._waiting if p.waits]
+
     def _remember(self, x: Tensor, now: ForwardPass) -> None:
         """Note that a pass got this input; dense passes too, as they are recomputed densely."""
         key, ref = _address(x)
         _, before = self._seen.pop(key, (ref, []))
-        others = [p for p in before if p is not now and p.waits]
-        self._seen[key] = ref, [*others[-1:], now]
+        earlier = [p for p in before if p is not now and p.waits]
+        self._seen[key] = ref, [*earlier[-1:], now]
         if len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
 
@@ -177,23 +193,25 @@ class Passes:
         """Find the pass that is being run again."""
         thread, task = threading.get_ident(), torch._C._current_graph_task_id()
         key, ref = _address(x)
-        _, seen = self._seen.get(key, (ref, []))  # passes that got this very tensor
+        _, same_input = self._seen.get(key, (ref, []))  # passes that got this very tensor
         now = self._replay.get(thread)
-        if not seen and now is not None and now.task == task and i == now.after.get(now.last):
+        if (
+            not same_input
+            and now is not None
+            and now.task == task
+            and i == now.next_block.get(now.last)
+        ):
             return now  # the next block of the same group
-        waiting = [p for p in seen or self._waiting if p.waits]
+        waiting = [p for p in same_input or self._waiting if p.waits]
         if len(waiting) > 1:
-            how = "from a copy of its input while several passes"
-            how = "whose input several passes share that" if seen else how
-            raise AttachError(
-                f"a block is recomputed {how} wait for their gradients; call backward after each "
-                f"pass{', or give each a copy of the input' if seen else ''}"
-            )
-        if not waiting and not seen:
+            raise AttachError(_SHARED_INPUT if same_input else _COPIED_INPUT)
+        if not waiting and not same_input:
             return None
-        found = waiting[0] if waiting else seen[-1]
-        found.replayed = True
-        self._replay[thread] = replace(found, open=None, task=task, bypass={}, tables={})
+        original = waiting[0] if waiting else same_input[-1]
+        original.replayed = True
+        self._replay[thread] = replace(
+            original, open_segment=None, task=task, skipped={}, tables={}
+        )
         return self._replay[thread]
 
 

@@ -31,41 +31,52 @@ def refuse_positional(block: nn.Module) -> None:
             the tokens. Or if a second sequence runs beside the tokens, or the batch does not come
             first.
     """
-    whole = inner(block)
-    if hasattr(whole, "attn_in") and hasattr(whole, "attn_out"):
+    original = inner(block)
+    block_name = type(original).__name__
+    if hasattr(original, "attn_in") and hasattr(original, "attn_out"):
         raise AttachError(
-            f"{type(whole).__name__} carries a second sequence, of pixels inside every token "
-            "(TNT), which cannot skip with it; attach to blocks of plain attention and MLPs"
+            f"{block_name} carries a second sequence, of pixels inside every token (TNT), which "
+            "cannot skip with it; attach to blocks of plain attention and MLPs"
         )
-    for path, module in whole.named_modules():
-        what = None
+    for path, module in original.named_modules():
         layer = isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
         if layer and not module.self_attn.batch_first:  # type: ignore[union-attr]
             raise AttachError(
                 f"{type(module).__name__} takes (tokens, batch, width), and the route would drop "
                 "samples; build it with batch_first=True"
             )
-        if isinstance(module, _CONVOLUTIONS) and max(module.kernel_size) > 1:
-            what = "a convolution"
-        elif isinstance(module, _POOLS):
-            what = "pooling"
-        elif any(getattr(module, key, None) is not None for key in _RELATIVE):
-            what = "a table of relative positions"
-        elif any(_positive(getattr(module, key, None)) for key in ("window_size", "shift_size")):
-            what = "attention in windows"
-        elif path.split(".")[-1] in _OVER_TOKENS or type(module).__name__ == "SpatialGatingUnit":
-            what = "a linear layer over tokens"
-        if what is not None:
-            where = f"{type(whole).__name__}{'.' + path if path else ''}"
+        reason = _mixes_by_position(module, path.split(".")[-1])
+        if reason is not None:
+            module_path = f"{block_name}.{path}" if path else block_name
             raise AttachError(
-                f"{where} is {what}, which mixes tokens by position; attach to blocks of plain "
-                "attention and MLPs"
+                f"{module_path} is {reason}, which mixes tokens by position; attach to blocks of "
+                "plain attention and MLPs"
             )
 
 
-def _positive(value: Any) -> bool:
-    values = value if isinstance(value, tuple | list) else (value,)
-    return any(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in values)
+def _mixes_by_position(module: nn.Module, name: str) -> str | None:
+    """Return in words how a layer mixes tokens by position; None if it does not."""
+    if isinstance(module, _CONVOLUTIONS) and max(module.kernel_size) > 1:
+        return "a convolution"
+    if isinstance(module, _POOLS):
+        return "pooling"
+    for key in _RELATIVE:
+        if getattr(module, key, None) is not None:
+            return "a table of relative positions"
+    for key in ("window_size", "shift_size"):
+        if _is_positive(getattr(module, key, None)):
+            return "attention in windows"
+    if name in _OVER_TOKENS or type(module).__name__ == "SpatialGatingUnit":
+        return "a linear layer over tokens"
+    return None
+
+
+def _is_positive(value: Any) -> bool:
+    """Whether a size, or one side of it, is a positive integer."""
+    for side in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(side, int) and not isinstance(side, bool) and side > 0:
+            return True
+    return False
 
 
 def geometry(model: nn.Module) -> tuple[list[nn.Module], tuple[int, int] | None, int | None]:
@@ -78,12 +89,17 @@ def geometry(model: nn.Module) -> tuple[list[nn.Module], tuple[int, int] | None,
         AttachError: If it has no list of blocks by those names, or further ones.
     """
     name = type(inner(model)).__name__
-    counted = [key for key in _COUNTED if isinstance(getattr(model, key, None), nn.ModuleList)]
-    blocks = [block for key in counted for block in getattr(model, key)]
+    counted: list[str] = []
+    blocks: list[nn.Module] = []
+    for key in _COUNTED:
+        block_list = getattr(model, key, None)
+        if isinstance(block_list, nn.ModuleList):
+            counted.append(key)
+            blocks += block_list
     prefix = None
-    own = getattr(model, "blocks", None)
-    if not blocks and isinstance(own, nn.ModuleList | nn.Sequential):
-        counted, blocks = ["blocks"], [*own]  # not children(), which has a shared block once
+    timm_blocks = getattr(model, "blocks", None)
+    if not blocks and isinstance(timm_blocks, nn.ModuleList | nn.Sequential):
+        counted, blocks = ["blocks"], [*timm_blocks]  # not children(): it has a shared block once
         prefix = getattr(model, "num_prefix_tokens", None)
         if any(hasattr(model, key) for key in _CLASS_ONLY):
             prefix = 0
@@ -126,8 +142,9 @@ def refuse_unknown_prefix(call: Call, grid: tuple[int, int] | None, whole: bool)
             f"{tokens} tokens come into {name} where the grid {grid[0]}x{grid[1]} has "
             f"{grid[0] * grid[1]}; pass {_TELL}"
         )
-    apart = TEXT in call.signature.places or any("text" in word for word in call.signature.places)
-    joined = "Single" in name or not apart  # text and image in one sequence
+    arguments = call.signature.positions
+    has_text = TEXT in arguments or any("text" in argument for argument in arguments)
+    joined = "Single" in name or not has_text  # text and image in one sequence
     if grid is None and (whole or (joined and call.signature.library == "diffusers")):
         raise AttachError(
             f"how many of the {tokens} tokens that come into {name} are the image's is unknown; "

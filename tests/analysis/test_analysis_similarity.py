@@ -12,7 +12,7 @@ from analysis.analysis_command import main
 from analysis.runs.run_records import AnalysisError
 from analysis.similarity import Protocol, centre, cosine, hsic, measure, read
 from experiments.config.compose import load
-from experiments.training.checkpoint import export
+from experiments.evaluation.trained_model import export
 
 
 def layers(count=4, batch=2, tokens=5, width=8, seed=0):

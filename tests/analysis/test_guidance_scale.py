@@ -22,7 +22,7 @@ from analysis.runs.run_records import AnalysisError
 from analysis.tables import guidance_table, make
 from analysis.tables.table import plain
 from experiments import components as build
-from experiments.training.checkpoint import export
+from experiments.evaluation.trained_model import export
 from experiments.training.session import train
 
 LEVELS = (1.5, 9.0)

@@ -132,8 +132,8 @@ def test_curves_are_read_from_run_folders(tmp_path):
 
 
 def test_a_run_logs_both_passes_without_samples_or_a_feature_network(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.evaluation.scoring.sample_pieces", None)  # calling it would fail
-    monkeypatch.setattr("experiments.evaluation.collect.create_features", None)
+    monkeypatch.setattr("experiments.evaluation.scoring.sample_batches", None)  # calling it would fail
+    monkeypatch.setattr("experiments.evaluation.meters.create_features", None)
     words = ["eval=digits", "eval.metrics=[heldout_loss]", "eval.every=2", "route=1-2"]
     config = small(tmp_path, *words)
     assert main(overrides(tmp_path, *words)) == 0

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from oracles import loss_map
 from published_weights import CLASSES, DEPTH, HEADS, SIDE, C, D, published, rotary
 from safetensors import safe_open
 from torch import nn
@@ -93,9 +94,9 @@ def test_the_objective_of_weights_that_count_time_towards_data(source):
     part = t[:, None, None, None]
     seen = part * x + (1 - part) * noise
     velocity = plain(state, seen, t, y)[:, :C]
-    found = path.denoise(model, seen, 1 - t, y=y)
+    found = path.predict(model, seen, 1 - t, y=y).x0
     torch.testing.assert_close(found, seen + (1 - part) * velocity, rtol=1e-4, atol=1e-4)
-    loss = path.loss(model, x, noise, 1 - t, y=y)
+    loss = loss_map(path, model, x, noise, 1 - t, y=y)
     square = (velocity - (x - noise)) ** 2
     if source == "lightningdit":
         square = square + (1 - F.cosine_similarity(velocity, x - noise, dim=1))[:, None]
@@ -104,7 +105,7 @@ def test_the_objective_of_weights_that_count_time_towards_data(source):
 
 def test_the_sit_experiment_and_the_published_weights_agree():
     from experiments.config import load
-    from experiments.options.diffusion import FlowOptions
+    from experiments.options.objective import FlowOptions
 
     found, theirs = load(["experiment=sit"]).objective, import_weights.OBJECTIVES["sit"]
     assert all(found[key] == theirs[key] for key in ("name", "time_scale", "reverse"))
@@ -151,7 +152,7 @@ def test_a_checkpoint_of_treads_training_gives_its_moving_average(tmp_path):
     # EDM's preconditioning at sigma_data 0.5, written out.
     sigma, root = t[:, None, None, None], (t**2 + 0.25).sqrt()[:, None, None, None]
     want = 0.25 / root**2 * x + sigma * 0.5 / root * plain(state, x / root, t.log() / 4, y)
-    found = create_objective(import_weights.OBJECTIVES["tread"]).denoise(model, x, t, y=y)
+    found = create_objective(import_weights.OBJECTIVES["tread"]).predict(model, x, t, y=y).x0
     torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 import backbones
 from backbones.ops import biwkv, conv, dispatch, native, shift, ssd
+from routing.errors import UserError
 from routing.layout import Layout, Order, flat
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -588,6 +589,13 @@ def test_no_kernel_hides_from_a_mode_that_counts(requested):
 
     with FlopCounterMode(display=False):
         assert dispatch.choose("biwkv", requested, torch.ones(1, 4, 8)) == "torch"
+
+
+@pytest.mark.parametrize("value", ["off", "false", "2"])
+def test_a_switch_that_is_neither_on_nor_off_is_refused(monkeypatch, value):
+    monkeypatch.setenv("TREAD_NATIVE", value)
+    with pytest.raises(UserError, match=f"TREAD_NATIVE={value}.*expected 0 or 1"):
+        native._load()
 
 
 def test_a_user_without_a_home_has_no_library(monkeypatch, caplog):

@@ -285,7 +285,7 @@ def test_a_pass_that_an_error_ended_inside_a_route_waits_for_nothing():
                 hook.remove()
                 died, attached.step = attached._passes.current(), 0
             out = grouped(model.blocks, x, GROUPS["each"])
-            assert not fails or not died.bypass  # what it held is free again
+            assert not fails or not died.skipped  # what it held is free again
             grads.append(torch.autograd.grad(out.square().sum(), [x, *model.blocks.parameters()]))
     for a, b in zip(*grads, strict=True):
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
@@ -316,5 +316,5 @@ def test_nothing_is_kept_longer_than_the_graph(groups):
     for _ in range(5):
         passed = step()
         gc.collect()
-        assert passed.kept and all(ref() is None for ref in passed.kept.values())
+        assert passed.skipped_refs and all(ref() is None for ref in passed.skipped_refs.values())
     assert len(attached._passes._seen) <= 6 and len(attached._passes._waiting) == 1

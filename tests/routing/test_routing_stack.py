@@ -293,6 +293,57 @@ def test_every_block_is_told_each_layout_once_and_before_it_runs(reinsert):
     assert len(ran) == DEPTH and len(set(told)) == len(told)
 
 
+def test_declared_tables_are_computed_before_the_blocks_run():
+    class Scan(Mix):
+        scans = (None, "zigzag:1")
+        tables = (("gaps", "zigzag:1"), ("neighbours", "zero"))
+
+        def forward(self, x, cond, layout):
+            before = set(layout.tables)
+            assert before >= {("scan", "zigzag:1"), *self.tables}
+            layout.reorder("zigzag:1"), layout.gaps("zigzag:1"), layout.neighbours("zero")
+            assert set(layout.tables) == before
+            return super().forward(x, cond, layout)
+
+    x, cond, layout = inputs()
+    inner = stack(Scan)(x, cond, layout, routing("2-5", remove="after:3")).inner[0]
+    assert ("gaps", "zigzag:1") in inner.tables and ("gaps", "raster") not in inner.tables
+
+
+@pytest.mark.parametrize("remove", ["start", "after:3", "never"])
+@pytest.mark.parametrize("reinsert", ["identity", "sum_input", "none"])
+@pytest.mark.parametrize("block", [Mix, Carry])
+def test_variants_compose(block, reinsert, remove):
+    """Any re-insertion after any removal, against plain indexing one sample at a time."""
+    if (reinsert, remove) == ("none", "never"):
+        return  # refused: it would drop tokens that it keeps
+    model = stack(block)
+    x, cond, layout = inputs()
+    out = model(x, cond, layout, routing("2-5", reinsert=reinsert, remove=remove))
+    drop_before = {"start": 2, "after:3": 4, "never": 6}[remove]
+    for b in range(BATCH):
+        ids = out.inner[0].ids[b]
+        chosen = [*range(PREFIX), *(PREFIX + i for i in ids.tolist())]
+        tokens, state, present = x[b : b + 1], {}, layout
+        for i, module in enumerate(model.blocks):
+            if i == 2:
+                skipped, skipped_state = tokens, dict(state)
+            if i == drop_before or (i == 6 and drop_before == 6):
+                tokens, present = tokens[:, chosen], layout.subset(ids)
+                state = {key: value[:, chosen] for key, value in state.items()}
+            if i == 6 and reinsert != "none":
+                back = skipped + x[b : b + 1] if reinsert == "sum_input" else skipped
+                tokens = back.index_copy(1, torch.tensor(chosen), tokens)
+                for key, value in state.items():
+                    state[key] = skipped_state[key].index_copy(1, torch.tensor(chosen), value)
+                present = layout
+            extra = (state,) if block is Carry else ()
+            tokens = module(tokens, cond[b : b + 1], present, *extra)
+        assert torch.allclose(out.x[b], tokens[0], atol=1e-12)
+        for key, value in state.items():
+            assert torch.allclose(out.state[key][b], value[0], atol=1e-12)
+
+
 def test_random_end_is_drawn_per_step_within_the_segment():
     model = stack()
     x, cond, layout = inputs()

@@ -8,10 +8,8 @@ import pytest
 from slurm_lab import STUB, Launcher, use_stubs
 
 from routing.errors import UserError
-from sweeps import SweepError, sweeps_command
-from sweeps.jobs import slurm, sweep_folder
-from sweeps.jobs.sweep_folder import JobBatch
-from sweeps.planning import planned_runs
+from sweeps import SweepError, plan, preflight, slurm, snapshot
+from sweeps.folder import JobBatch
 
 
 @pytest.fixture(autouse=True)
@@ -73,11 +71,11 @@ def test_what_the_first_cell_lacks_is_said_before_the_others_are_composed(shop, 
         raise UserError("no data")
 
     composed = []
-    honest = planned_runs.load_config
+    honest = plan.load_config
     monkeypatch.setattr(
-        planned_runs, "load_config", lambda words: composed.append(1) or honest(words)
+        plan, "load_config", lambda words: composed.append(1) or honest(words)
     )
-    monkeypatch.setattr(sweeps_command, "check_ready", refuse)
+    monkeypatch.setattr(preflight, "check_ready", refuse)
     assert "error: no data" in shop("launch", "cluster=debug", code=2) and len(composed) == 1
     assert not shop.sweep.path.exists()
     # A dry run goes on, so that the cost can be looked at, and says it once.
@@ -95,7 +93,7 @@ def test_the_error_of_a_dry_run_comes_before_the_plan(tmp_path):
     ]
     done = subprocess.run(
         [sys.executable, "-m", "sweeps", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, cwd=sweep_folder.ROOT, env=dict(os.environ),
+        text=True, cwd=snapshot.ROOT, env=dict(os.environ),
     )  # fmt: skip
     lines = done.stdout.splitlines()
     assert (

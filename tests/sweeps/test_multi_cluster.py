@@ -119,7 +119,7 @@ def test_several_clusters_are_refused_before_anything_is_submitted(
     monkeypatch.setenv("SLURM_CLUSTERS", value)
     for words in (["cluster=slurm"], ["cluster=slurm", "--dry-run"]):
         text = shop("launch", *words, code=2)
-        assert f"SLURM_CLUSTERS={value}; expected the name of one cluster" in text
+        assert f"SLURM_CLUSTERS={value}: expected the name of one cluster" in text
     assert not (fake_slurm / "submissions").exists() and not shop.sweep.path.exists()
 
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from slurm_lab import STUB, Launcher, lab, named_nodes, squeue, until, use_stubs, write_grid  # noqa: F401
 
-from sweeps import sweeps_command
-from sweeps.jobs import slurm
+from sweeps import command as sweeps_command
+from sweeps import slurm
 
 pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,9 +10,9 @@ import yaml
 from safetensors.numpy import load_file
 from slurm_lab import lab, named_nodes, squeue, until  # noqa: F401
 
-from sweeps import run_status, sweeps_command
-from sweeps.jobs import slurm
-from sweeps.jobs.sweep_folder import Sweep
+from sweeps import command as sweeps_command
+from sweeps import slurm, status
+from sweeps.folder import Sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slurm
@@ -44,7 +44,7 @@ class OneRunSweep:
 
     @property
     def row(self):
-        return run_status.statuses(self.sweep)[0][0]
+        return status.statuses(self.sweep)[0][0]
 
     def starts(self):
         return [e for e in self.sweep.events(self.row.run.name) if e["event"] == "start"]

@@ -5,9 +5,11 @@ import io
 
 import pytest
 
-from sweeps import run_status, sweeps_command
-from sweeps.jobs.sweep_folder import Sweep
-from sweeps.planning import grid, overrides, planned_runs
+from sweeps import command as sweeps_command
+from sweeps import grid, overrides, status
+from sweeps.cells import expand
+from sweeps.cost import run_cost, training_macs
+from sweeps.folder import Sweep
 
 pytestmark = pytest.mark.slow
 # Two steps and a few samples: what comes out means nothing, that it comes out is what is tested.
@@ -49,9 +51,9 @@ def test_two_steps_of_every_cell_at_tiny(name, tmp_path, monkeypatch):
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = sweeps_command.main(["launch", name, "cluster=debug", f"paths.runs={runs}", *words])
     assert code == 0, said.getvalue()[-4000:]
-    rows, _ = run_status.statuses(Sweep(runs, name))
+    rows, _ = status.statuses(Sweep(runs, name))
     assert {row.state for row in rows} == {"done"}
-    expected = {cell.stage.name for cell in grid.expand(grid.load(name))}
+    expected = {cell.stage.name for cell in expand(grid.load(name))}
     assert {row.run.stage for row in rows} == expected
 
     # From these runs alone, without those of another grid.
@@ -66,9 +68,9 @@ def test_two_steps_of_every_cell_at_tiny(name, tmp_path, monkeypatch):
 
 def cells(name):
     """The overrides of a grid's training cells at paper scale, parents aside."""
-    for cell in grid.expand(grid.load(name), "paper"):
+    for cell in expand(grid.load(name), "paper"):
         if cell.stage.trains:
-            yield [f"{k}={overrides.show(v)}" for k, v in cell.overrides.items() if k != "init"]
+            yield [f"{k}={overrides.format_value(v)}" for k, v in cell.overrides.items() if k != "init"]
 
 
 @pytest.mark.parametrize("name", grid.names())
@@ -83,7 +85,7 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
     for words in cells(name):
         config = load(words)
         assert config.scale == "paper" and config.name
-        cost, arguments = planned_runs.run_cost(config), model_arguments(config, describe(config.data))
+        cost, arguments = run_cost(config), model_arguments(config, describe(config.data))
         routed = config.resolved_route != "none" and config.routing.remove != "never"
         assert (cost.macs_routed < cost.macs_dense) == routed, words
         key = repr(sorted(arguments.items(), key=str))
@@ -92,7 +94,7 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
                 model = backbones.create(**arguments)
             built[key] = sum(p.numel() for p in model.parameters() if p.requires_grad)
         assert built[key] == cost.params, (words, built[key], cost.params)
-        assert planned_runs.training_macs(config) > 0
+        assert training_macs(config) > 0
 
 
 def test_the_papers_parameter_counts_are_among_them():
@@ -101,7 +103,7 @@ def test_the_papers_parameter_counts_are_among_them():
     counts = {}
     for words in cells("main_table"):
         config = load(words)
-        counts[config.backbone["name"], config.size] = planned_runs.run_cost(config).params / 1e6
+        counts[config.backbone["name"], config.size] = run_cost(config).params / 1e6
     for size, millions in {"S/2": 32.9, "B/2": 130.3, "L/2": 457.8, "XL/2": 674.8}.items():
         assert abs(counts["dit", size] / millions - 1) < 0.002, (size, counts["dit", size])
     assert abs(counts["lightningdit", "XL/1"] / 675 - 1) < 0.02

@@ -6,9 +6,8 @@ import re
 import pytest
 from documents import ROOT, blocks, spans
 
-from sweeps import sweeps_command
-from sweeps.jobs import cluster_resources
-from sweeps.planning import grid
+from sweeps import command as sweeps_command
+from sweeps import grid, resources
 
 GRIDS, CLUSTERS = ROOT / "docs" / "grids.md", ROOT / "docs" / "cluster.md"
 
@@ -49,6 +48,6 @@ def test_example_clusters_make_the_script_that_they_say(part, tmp_path, monkeypa
 
 def test_the_tables_list_every_key():
     named = set(spans(CLUSTERS))
-    keys = {field.name for field in dataclasses.fields(cluster_resources.Resources)}
+    keys = {field.name for field in dataclasses.fields(resources.Resources)}
     assert keys - {"name", "scales"} <= named and "scales:" in named
-    assert set(grid.GRID) <= {span.partition(":")[0] for span in spans(GRIDS)}
+    assert set(grid.GRID_KEYS) <= {span.partition(":")[0] for span in spans(GRIDS)}

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.config import load
-from sweeps import SweepError
-from sweeps.planning import grid, overrides
-from sweeps.planning.overrides import Typed
+from sweeps import SweepError, grid, overrides
+from sweeps.cells import expand
+from sweeps.overrides import Typed
 
 
 def make(tmp_path, **raw):
@@ -19,7 +19,7 @@ def make(tmp_path, **raw):
 
 
 def varied(cells):
-    return [tuple(overrides.show(v) for v in c.varies.values()) for c in cells]
+    return [tuple(overrides.format_value(v) for v in c.varies.values()) for c in cells]
 
 
 def test_cells_zip_and_axes_multiply_and_seeds_are_outermost(tmp_path):
@@ -27,7 +27,7 @@ def test_cells_zip_and_axes_multiply_and_seeds_are_outermost(tmp_path):
         tmp_path, cells=[{"backbone": "dit"}, {"backbone": "rwkv"}], axes={"route": ["none", "2-8"]},
         zip={"size": ["T/1", "T/2"], "train.lr": [1, 2]}, seeds=[0, 1],
     )  # fmt: skip
-    cells = grid.expand(made)
+    cells = expand(made)
     assert len(cells) == 2 * 2 * 2 * 2
     assert varied(cells)[:3] == [
         ("dit", "T/1", "1", "none", "0"), ("dit", "T/1", "1", "2-8", "0"), ("dit", "T/2", "2", "none", "0"),
@@ -41,11 +41,11 @@ def test_a_scale_merges_bases_and_axes_and_replaces_the_rest(tmp_path):
         tmp_path, base={"a": 1, "b": 2}, axes={"route": ["none"], "x": [1]}, cells=[{"c": 1}],
         scales={"paper": {"base": {"b": 3, "a": None}, "axes": {"x": [1, 2]}, "cells": [{"c": 5}], "seeds": [7]}},
     )  # fmt: skip
-    (tiny,) = grid.expand(made)
-    assert {k: overrides.show(v) for k, v in tiny.overrides.items()} == {
+    (tiny,) = expand(made)
+    assert {k: overrides.format_value(v) for k, v in tiny.overrides.items()} == {
         "scale": "tiny", "a": "1", "b": "2", "c": "1", "route": "none", "x": "1", "seed": "0"
     }  # fmt: skip
-    first, second = grid.expand(made, "paper")
+    first, second = expand(made, "paper")
     assert "a" not in first.overrides and first.overrides["b"] == 3 and second.overrides["x"] == 2
     assert first.overrides["c"] == 5 and first.overrides["seed"] == 7
 
@@ -57,16 +57,16 @@ def test_a_users_values_replace_axes_pick_rows_or_become_an_axis(tmp_path):
     )  # fmt: skip
 
     def run(*words):
-        return grid.expand(made, "tiny", overrides.parse(words))
+        return expand(made, "tiny", overrides.parse(words))
 
     assert varied(run("route=2-8,auto", "backbone=rwkv", "size=B")) == [
         ("rwkv", "B", "2", "2-8", "0"), ("rwkv", "B", "2", "auto", "0")
     ]  # fmt: skip
     assert {c.overrides["seed"] for c in run("seed=3,4")} == {3, 4}
     assert [
-        overrides.show(c.overrides["new"]) for c in run("new=a,b", "backbone=dit", "size=S")
+        overrides.format_value(c.overrides["new"]) for c in run("new=a,b", "backbone=dit", "size=S")
     ] == ["a", "b"]
-    assert all(overrides.show(c.overrides["new"]) == "[1,2]" for c in run("new=[1,2]"))
+    assert all(overrides.format_value(c.overrides["new"]) == "[1,2]" for c in run("new=[1,2]"))
     # A row without the key belongs to every value of it.
     assert len(run("rate=0.5", "size=S")) == 2
 
@@ -76,8 +76,8 @@ def test_an_option_that_picks_no_row_is_set_in_all(tmp_path):
     made = make(tmp_path, cells=cells)
 
     def steps(*words):
-        found = grid.expand(made, "tiny", overrides.parse(words))
-        return [overrides.show(c.overrides.get("sampler.steps")) for c in found]
+        found = expand(made, "tiny", overrides.parse(words))
+        return [overrides.format_value(c.overrides.get("sampler.steps")) for c in found]
 
     assert steps("sampler.steps=5") == ["5", "5"]
     assert steps("sampler.steps=5,6") == ["5", "6", "5", "6"]
@@ -88,7 +88,7 @@ def test_an_option_that_picks_no_row_is_set_in_all(tmp_path):
     ("word", "said"),
     [
         ("backbone=dti", "did you mean dit"),
-        ("size=M", "expected S, B"),
+        ("size=M", "expected one of S, B"),
     ],
 )
 def test_a_value_that_picks_nothing_says_what_there_is(tmp_path, word, said):
@@ -96,7 +96,7 @@ def test_a_value_that_picks_nothing_says_what_there_is(tmp_path, word, said):
         tmp_path, cells=[{"backbone": "dit"}, {"backbone": "rwkv"}], zip={"size": ["S", "B"]}
     )
     with pytest.raises(SweepError, match=said):
-        grid.expand(made, "tiny", overrides.parse([word]))
+        expand(made, "tiny", overrides.parse([word]))
 
 
 def test_later_stages_start_from_the_runs_they_name(tmp_path):
@@ -109,15 +109,15 @@ def test_later_stages_start_from_the_runs_they_name(tmp_path):
              "scales": {"small": {"of": "train", "name": "first"}}},
         ],
     )  # fmt: skip
-    small = [c for c in grid.expand(made, "small") if c.stage.name == "first"]
+    small = [c for c in expand(made, "small") if c.stage.name == "first"]
     assert [c.parent for c in small] == [0, 0, 1, 1]
-    cells = grid.expand(made)
+    cells = expand(made)
     assert [c.stage.name for c in cells] == ["train", "train", "finetune", "score", "score"]
     fine = cells[2]
     assert (
         fine.parent == 1 and fine.overrides["train.lr"] == 2 and fine.overrides["route"] == "none"
     )
-    assert overrides.show(fine.overrides["scale"]) == "tiny" and fine.stage.trains
+    assert overrides.format_value(fine.overrides["scale"]) == "tiny" and fine.stage.trains
     assert cells[4].parent == 2 and cells[4].stage.args == ("{parent}",) and not cells[4].stage.trains
     assert dict(cells[4].overrides) == {"w": 2}
 
@@ -127,60 +127,62 @@ def test_later_stages_start_from_the_runs_they_name(tmp_path):
 )
 def test_a_later_stage_may_train_with_seeds_of_its_own(tmp_path, own):
     stage = {"name": "finetune", "of": "train"}
-    cells = grid.expand(make(tmp_path, seeds=[1], stages=[stage | own]))
+    cells = expand(make(tmp_path, seeds=[1], stages=[stage | own]))
     assert [cell.overrides["seed"] for cell in cells] == [1, 3]
-    with pytest.raises(SweepError, match="seed is no key"):
-        grid.expand(make(tmp_path, stages=[stage | own | {"seeds": [4]}]))
+    with pytest.raises(SweepError, match="seed: expected in none"):
+        expand(make(tmp_path, stages=[stage | own | {"seeds": [4]}]))
 
 
 def test_a_key_without_a_value_is_as_good_as_none(tmp_path):
-    made = make(tmp_path, **dict.fromkeys(grid.GRID))
-    assert (made.title, made.makes, len(grid.expand(made))) == ("g", [], 1)
+    made = make(tmp_path, **dict.fromkeys(grid.GRID_KEYS))
+    assert (made.title, made.makes, len(expand(made))) == ("g", [], 1)
 
 
 def test_a_grid_may_refuse_a_scale_with_its_reason(tmp_path):
     made = make(tmp_path, scales={"tiny": {"refused": "the cells would be one run"}})
     with pytest.raises(SweepError, match="has no scale tiny: the cells would be one run"):
-        grid.expand(made)
-    assert len(grid.expand(made, "small")) == 1
+        expand(made)
+    assert len(expand(made, "small")) == 1
 
 
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        ({"axis": {}}, "unknown key 'axis'.*did you mean axes"),
-        ({"axes": {"route": "none"}}, "axes must be a mapping of keys to lists of values"),
-        ({"axes": {"route": []}}, "axes need values"),
-        ({"zip": {"route": None, "size": ["S/2"]}}, "zip columns of one length, got.*route.*None"),
-        ({"zip": {"a": [1], "b": [1, 2]}}, "zip columns of one length, got.*a.*b"),
-        ({"cells": {"a": 1}}, "cells must be a list of mappings.*got"),
+        ({"axis": {}}, "unknown key axis; did you mean axes"),
+        ({"axis": None}, "unknown key axis; did you mean axes"),
+        ({"axes": {"route": "none"}}, "axes.route=none: expected a list of values"),
+        ({"axes": {"route": []}}, "axes=.*: expected values, and zip"),
+        ({"zip": {"route": None, "size": ["S/2"]}}, "zip.route=None: expected a list of values"),
+        ({"zip": {"a": [1], "b": [1, 2]}}, "zip=.*a.*b.*zip columns of one length"),
+        ({"cells": {"a": 1}}, "cells=.*expected a list, each a mapping of keys"),
         ({"command": "trian"}, "did you mean train"),
-        ({"command": "call", "entry": "subprocess:call"}, "unknown key 'entry'"),
+        ({"command": "call", "entry": "subprocess:call"}, "unknown key entry"),
         ({"command": "call"}, "command 'call': expected one of train, evaluate, bench, analysis$"),
-        ({"where": 5}, "where must be a mapping.*got 5"),
-        ({"base": []}, "base must be a mapping"),
-        ({"base": {"seed": 3}}, "seed is no key of base.*seeds"),
-        ({"cells": [{"route": "2-8", "paths.runs": "/x"}]}, "paths.runs is no key of.*every command"),
-        ({"fits": ["rout"]}, "fits 'rout': expected one of route, data"),
-        ({"axes": {3: [1]}}, "axes must be a mapping of keys.*3"),
+        ({"where": 5}, "where=5: expected a mapping"),
+        ({"where": {"route": "none"}}, "expected its name in of"),
+        ({"base": []}, r"base=\[\]: expected a mapping"),
+        ({"base": {"seed": 3}}, "seed: expected in none of base.*seeds"),
+        ({"cells": [{"route": "2-8", "paths.runs": "/x"}]}, "paths.runs: expected in none of.*every command"),
+        ({"fits": ["rout"]}, r"fits=\[rout\]: expected a list, each one of route, data or null; did you mean route"),
         ({"seeds": ["9" * 5000]}, "seeds: 9{40}.*at most 18 digits"),
-        ({"stages": [{"name": []}]}, "name must be a text"),
-        ({"stages": {}}, "stages must be a list"),
+        ({"stages": [{"name": []}]}, r"stages.0.name=\[\]: expected text"),
+        ({"stages": {}}, "stages={}: expected a list"),
         ({"axes": {"a": list(range(1000)), "b": list(range(1000))}}, "more than 10000 cells"),
-        ({"scales": {"huge": {}}}, "unknown key 'huge'"),
-        ({"scales": {"tiny": {"sed": [1]}}}, "unknown key 'sed'.*did you mean seeds"),
-        ({"stages": [{"name": "x", "of": "y"}]}, "is of no earlier stage"),
+        ({"scales": {"huge": {}}}, "unknown key scales.huge"),
+        ({"scales": {"tiny": {"sed": [1]}}}, "unknown key scales.tiny.sed; did you mean scales.tiny.seeds|did you mean seeds"),
+        ({"stages": [{"name": "x", "of": "y"}]}, "stage x: of 'y': expected one of train"),
         ({"stages": [{"name": "train"}]}, "two stages are named 'train'"),
-        ({"stages": ["x"]}, "expected a mapping with keys"),
-        ({"stages": [{"name": ".."}]}, r"name '..': expected one that a file can have"),
-        ({"stages": [{"name": "../x"}]}, r"name '../x': expected one that a file can have"),
-        ({"search": {"over": [1]}}, r"over must be a mapping.*got \[1\]"),
+        ({"stages": ["x"]}, r"stages=\[x\]: expected a list, each a mapping"),
+        ({"stages": [{"name": ".."}]}, r"name=\.\.: expected a file name"),
+        ({"stages": [{"name": "../x"}]}, r"name=\.\./x: expected a file name"),
+        ({"search": {"over": [1]}}, r"search.over=\[1\]: expected a mapping"),
+        ({"search": {"over": {"a": 1}}}, "search.over.a=1: expected a list of values or"),
         ({"stages": [{"name": "x", "of": "train", "where": {"route": "z"}}]}, "has no parent"),
     ],
 )
 def test_wrong_grids_say_what_is_wrong(tmp_path, raw, said):
     with pytest.raises(SweepError, match=said):
-        grid.expand(make(tmp_path, **raw))
+        expand(make(tmp_path, **raw))
 
 
 def test_files_that_are_no_grids(tmp_path):
@@ -204,10 +206,10 @@ def test_files_that_are_no_grids(tmp_path):
         (["=3"], "is no override"),
         (["a b=3"], "is no override"),
         (["--x=3"], "is no override"),
-        (["a=1", "a=2"], "a stands twice; give its values as a=A,B"),
+        (["a=1", "a=2"], "a is given twice; expected a=A,B"),
         (["a=1,,2"], "expected key=value or key=A,B"),
         (["a="], "expected key=value or key=A,B"),
-        (["seeds=0,1"], "key of a grid's file; type seed=0,1$"),
+        (["seeds=0,1"], "key of grid files; expected seed=0,1$"),
     ],
 )
 def test_wrong_words(words, said):
@@ -234,14 +236,14 @@ def test_splitting_inverts_joining(parts):
     ],
 )  # fmt: skip
 def test_values_are_written_as_hydra_reads_them(value, text):
-    assert overrides.show(value) == text
+    assert overrides.format_value(value) == text
     if type(value) is str and value and "-" not in value:
         assert load([f"paths.runs={text}"]).paths.runs == value
 
 
 @given(st.text("\\\"' \tab,=[{", min_size=1))
 def test_any_text_is_read_back_by_hydra(value):
-    parsed = OverridesParser.create().parse_override(f"k={overrides.show(value)}").value()
+    parsed = OverridesParser.create().parse_override(f"k={overrides.format_value(value)}").value()
     assert str(parsed) == value
 
 
@@ -256,7 +258,7 @@ def test_every_grid_of_the_project_names_what_it_makes():
     for name in names:
         found = grid.load(name)
         assert found.makes and found.title != name
-    fig8 = grid.expand(grid.load("route_placement"))
+    fig8 = expand(grid.load("route_placement"))
     assert len(fig8) == 17 and {c.varies["route"] for c in fig8} >= {
         "0-2",
         "0-10",
@@ -271,5 +273,5 @@ def test_a_number_with_a_leading_zero_is_read_as_on_a_command_line(text, tmp_pat
     """YAML 1.1 reads 010 as 8."""
     (tmp_path / "g.yaml").write_text(f"base: {{train.steps: {text}}}\nseeds: [{text.replace('_', '')}]\n")
     made = grid.load(str(tmp_path / "g.yaml"))
-    (cell,) = grid.expand(made)
+    (cell,) = expand(made)
     assert cell.overrides["train.steps"] == text and cell.varies["seed"] == 10

@@ -23,12 +23,26 @@ from experiments.runtime import run_folder
 from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import code_commit
 from routing.errors import UserError
-from sweeps import SweepError, launch, run_status, status_table, sweeps_command
-from sweeps.jobs import cluster_resources, job, pool, slurm, sweep_folder
-from sweeps.jobs.sweep_folder import JobBatch, Sweep
-from sweeps.planning.planned_runs import PlannedRun
+from sweeps import (
+    SweepError,
+    job,
+    job_end,
+    launch,
+    pool,
+    resources,
+    sbatch,
+    slurm,
+    snapshot,
+    status,
+    status_table,
+    submit_command,
+)
+from sweeps import command as sweeps_command
+from sweeps.folder import JobBatch, Sweep
+from sweeps.planned_run import PlannedRun
+from sweeps.run_status import RunStatus
 
-ROOT = Path(sweep_folder.__file__).resolve().parents[2]
+ROOT = snapshot.ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +134,7 @@ def test_retry_has_the_place_and_the_scale_that_each_run_was_launched_with(shop,
     shop("launch", "cluster=debug", "cluster.time=60", "scale=small", "seed=1", code=1)
     places = []
     monkeypatch.setattr(
-        sweeps_command, "retry", lambda _, runs, place, **__: places.append((runs[0].stage, place)) or []
+        submit_command, "retry", lambda _, runs, place, **__: places.append((runs[0].stage, place)) or []
     )
     shop("retry", "cluster.throttle=3")
     assert {(stage, place.time, place.throttle) for stage, place in places} == {("score", "50", 3), ("train", "60", 3)}
@@ -172,7 +186,7 @@ def test_stages_follow_each_other_in_this_process(shop):
                  "base": {"n": 3}, "axes": {"w": [1, 2]}}],
     )  # fmt: skip
     shop("launch", "cluster=debug", "n=4", "w=2,5")
-    rows, _ = run_status.statuses(shop.sweep)
+    rows, _ = status.statuses(shop.sweep)
     assert len(rows) == 6 and all(row.state == "done" for row in rows)
     scores = [json.loads(p.read_text()) for p in (shop.sweep.path / "outputs").iterdir()]
     assert sorted(words[-1] for words in scores) == ["w=2", "w=2", "w=5", "w=5"]
@@ -184,7 +198,7 @@ def test_stages_follow_each_other_in_this_process(shop):
     # Longer training is scored again, however often.
     for steps in (21, 22, 23):
         shop("launch", "cluster=debug", "n=4", "w=2", "seed=0", f"train.steps={steps}")
-        rows, _ = run_status.statuses(shop.sweep)
+        rows, _ = status.statuses(shop.sweep)
         assert [row.why for row in rows if row.state != "done"] == ["its run has gone on since"]
     assert len(shop.sweep.events(next(r.run.name for r in rows if r.run.varies.get("w") == "2"))) == 8
 
@@ -205,7 +219,7 @@ def test_jobs_choose_for_themselves_how_long_threads_spin_and_are_not_the_job_th
     for name in ("SLURM_ARRAY_JOB_ID", "SLURM_MEM_PER_CPU", "SLURMD_NODENAME", "SLURM_CONF"):
         monkeypatch.setenv(name, "7")  # of the shell's own job, but for the last
     before = dict(os.environ)
-    with slurm._environment(Path("code")):
+    with sbatch.job_environment(Path("code")):
         assert [name for name in os.environ if name.startswith("SLURM")] == ["SLURM_CONF"]
         assert "GOMP_SPINCOUNT" not in os.environ and os.environ["KMP_BLOCKTIME"] == "3"
         assert os.environ["PYTHONPATH"] == "code"
@@ -420,13 +434,13 @@ def test_ids_that_are_found_before_a_refused_submission_stay_noted(shop, monkeyp
     shop("launch", "cluster=debug", "seed=0")
     one = next(iter(shop.sweep.runs()))
     shop.sweep.intend(JobBatch("count.b", "slurm", "slurm", [one.replace("_s0", "_s1")], 1.0, "c"))
-    monkeypatch.setattr(launch, "_submit", refused)
+    monkeypatch.setattr(launch, "submit", refused)
 
     def missing(sweep, *_):
         sweep.submitted("count.b", {"r": "18"}, "found in the queue")
         return [sweep.runs()[one]], []
 
-    monkeypatch.setattr(launch, "missing", missing)
+    monkeypatch.setattr(launch, "find_missing", missing)
     assert "sbatch refused" in shop("launch", "cluster=debug", code=2)
     assert shop.sweep.batches()[-1].ids == {"r": "18"}
 
@@ -435,7 +449,7 @@ def test_a_submission_without_an_answer_stays_noted(shop, monkeypatch):
     def unsure(*_):
         raise UserError("sbatch had no answer")
 
-    monkeypatch.setattr(slurm, "submit", unsure)
+    monkeypatch.setattr(sbatch, "submit", unsure)
     monkeypatch.setattr(slurm, "queue", lambda *_: {})
     monkeypatch.setattr(slurm, "max_array", lambda *_: 1001)
     shop("launch", "cluster=slurm", code=2)
@@ -583,7 +597,7 @@ def test_tasks_of_a_cut_off_submission_are_told_by_their_numbers(tmp_path):
     sweep = Sweep(tmp_path, "g")
     sweep.intend(JobBatch("g.b", "slurm", "slurm", ["r0", "r1", "r2"], 1.0, "c"))
     queued = {i: slurm.QueueJob(i, "RUNNING", name="g.b") for i in ("18_2", "18_1")}
-    run_status.adopt(sweep, sweep.batches(), queued)  # the first has ended, and left the queue
+    status.adopt(sweep, sweep.batches(), queued)  # the first has ended, and left the queue
     assert sweep.batches()[0].ids == {"r1": "18_1", "r2": "18_2"}
 
 
@@ -672,12 +686,12 @@ def test_damaged_run_folders_are_no_surprise(tmp_path):
 
 
 def test_a_snapshot_holds_the_code_once(tmp_path):
-    first = sweep_folder.snapshot(tmp_path)
+    first = snapshot.snapshot(tmp_path)
     stamp = (first / "snapshot.json").stat().st_mtime_ns
     assert (
-        sweep_folder.snapshot(tmp_path) == first and (first / "snapshot.json").stat().st_mtime_ns == stamp
+        snapshot.snapshot(tmp_path) == first and (first / "snapshot.json").stat().st_mtime_ns == stamp
     )
-    assert (first / "experiments" / "conf" / "config.yaml").is_file() and (
+    assert (first / "experiments" / "conf" / "scale" / "small.yaml").is_file() and (
         first / "sweeps" / "grids"
     ).is_dir()
     assert not list(first.rglob("*.pyc")) and [p.name for p in tmp_path.iterdir()] == [first.name]
@@ -685,7 +699,7 @@ def test_a_snapshot_holds_the_code_once(tmp_path):
     (first / "sweeps" / ".#launch.py").symlink_to("nobody@nowhere.1")
     (tmp_path / "again" / ".building" / "half").mkdir(parents=True)  # of a copy that was cut off
     (tmp_path / "again" / first.name).mkdir()
-    assert sweep_folder.snapshot(tmp_path / "again", first).name == first.name
+    assert snapshot.snapshot(tmp_path / "again", first).name == first.name
     assert [p.name for p in (tmp_path / "again").iterdir()] == [first.name]
     assert not (tmp_path / "again" / first.name / "sweeps" / ".#launch.py").is_symlink()
     assert code_commit(first) == code_commit(ROOT)
@@ -693,16 +707,16 @@ def test_a_snapshot_holds_the_code_once(tmp_path):
 
 def test_a_read_only_installations_snapshot_can_be_removed_and_a_part_is_made_anew(tmp_path):
     root = tmp_path / "site"
-    for package in sweep_folder.PACKAGES:
+    for package in snapshot.PACKAGES:
         (root / package).mkdir(parents=True)
         (root / package / "x.py").write_text(package)
         (root / package).chmod(0o555)
-    made = sweep_folder.snapshot(tmp_path / "code", root)
+    made = snapshot.snapshot(tmp_path / "code", root)
     assert all(path.stat().st_mode & 0o200 for path in made.rglob("*"))
     (made / "snapshot.json").unlink()
-    assert sweep_folder.snapshot(tmp_path / "code", root) == made
+    assert snapshot.snapshot(tmp_path / "code", root) == made
     assert (made / "snapshot.json").is_file() and len([*(tmp_path / "code").iterdir()]) == 1
-    for package in sweep_folder.PACKAGES:
+    for package in snapshot.PACKAGES:
         (root / package).chmod(0o755)
 
 
@@ -716,8 +730,8 @@ def test_the_script_asks_for_what_the_resources_say(tmp_path):
         "tasks": "4",
         "gpus": "4",
     }
-    place = cluster_resources.load("slurm", "paper", {**keys, "extra": "{mail-type: END}", "throttle": "3"})
-    text = slurm.script(Sweep(tmp_path / "a b", "g"), place, 5, tmp_path / "code")
+    place = resources.load("slurm", "paper", {**keys, "extra": "{mail-type: END}", "throttle": "3"})
+    text = sbatch.script(Sweep(tmp_path / "a b", "g"), place, 5, tmp_path / "code")
     for line in (
         "--partition=gpu", "--account=me", "--qos=long", "--constraint=h100", "--nodes=2", "--ntasks-per-node=4",
         "--gpus-per-node=4", "--array=0-4%3", "--time=2880", "--signal=USR2@300", "--requeue", "--mail-type=END",
@@ -793,7 +807,7 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     (sweep.logs / "18_4_0_log.err").write_text(
         "Traceback\nMemoryError: all of it\nslurmstepd: error: killed\n\n"
     )
-    rows = {r.run.name: r for r in run_status.statuses(sweep)[0]}
+    rows = {r.run.name: r for r in status.statuses(sweep)[0]}
     assert [rows[f"r{i:04}"].state for i in range(7)] == [
         "done", "running", "pending", "failed", "failed", "requeued", "stopped"
     ]  # fmt: skip
@@ -805,7 +819,7 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     assert (rows["r0001"].step, rows["r0001"].eta, rows["r0002"].why) == (4, 75, "Priority")
     # Cancelled while it waited to go on, and forgotten by the queue.
     requeued, ended = queue.pop("18_5"), sweep.runs()["r0005"]
-    ((row,), _), queue["18_5"] = run_status.statuses(sweep, [ended]), requeued
+    ((row,), _), queue["18_5"] = status.statuses(sweep, [ended]), requeued
     assert (row.state, row.why) == ("stopped", "its job is gone")
     lines = status_table.plain(list(rows.values()))
     assert "running   r0001  seed=1  4/10  7 img/s  ETA 1:15  18_1  n1" in lines
@@ -825,10 +839,10 @@ def test_a_retry_that_has_not_begun_is_starting_whatever_the_killed_run_said(tmp
     sweep.attempts(run.name).unlink()
     append_jsonl(sweep.attempts(run.name), [{"event": "start", "time": 1e9, "batch": "many.b"}])
     monkeypatch.setattr(slurm, "queue", lambda *_: queue)
-    (row,), _ = run_status.statuses(sweep, [run])
+    (row,), _ = status.statuses(sweep, [run])
     assert (row.state, row.step, row.elapsed, row.beat) == ("starting", 3, 0, None)
     sweep.note(run.name, "start", batch="many.c")
-    (row,), _ = run_status.statuses(sweep, [run])
+    (row,), _ = status.statuses(sweep, [run])
     assert (row.state, row.step) == ("running", 4)
 
 
@@ -840,7 +854,7 @@ def test_a_job_that_ends_before_its_start_says_why_not_an_older_word(tmp_path, m
     monkeypatch.setattr(slurm, "history", lambda *_: {"19": ended})
 
     def say():
-        (row,), _ = run_status.statuses(sweep)
+        (row,), _ = status.statuses(sweep)
         return row.state, row.why
 
     for batch, job_id in (("g.a", "18"), ("g.b", "19")):
@@ -858,13 +872,13 @@ def test_a_job_that_ends_before_its_start_says_why_not_an_older_word(tmp_path, m
 
 def test_logs_are_read_from_where_they_were_read_to(tmp_path, monkeypatch):
     log = tmp_path / "log"
-    assert run_status.read_on(log) == ("", None) and run_status.tail(log) == ("", "")
+    assert job_end.read_from(log) == ("", None) and job_end.last_lines(log) == ("", "")
     log.write_text("x" * 5000 + "\nlast\n")
-    text, end = run_status.read_on(log)
-    assert len(text) == 4096 and run_status.tail(log)[0] == "last"
+    text, end = job_end.read_from(log)
+    assert len(text) == 4096 and job_end.last_lines(log)[0] == "last"
     with log.open("a") as handle:
         handle.write("more")
-    assert run_status.read_on(log, end) == ("more", end + 4)
+    assert job_end.read_from(log, end) == ("more", end + 4)
 
 
 def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypatch):
@@ -874,7 +888,7 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
         raise SweepError("squeue gave no answer in 60 s")
 
     monkeypatch.setattr(slurm, "queue", silent)
-    rows, trouble = run_status.statuses(sweep)
+    rows, trouble = status.statuses(sweep)
     assert "no answer" in trouble and {r.state for r in rows} >= {
         "done",
         "failed",
@@ -882,7 +896,7 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
         "starting",
     }
     with pytest.raises(SweepError, match="nobody knows which runs are live"):
-        launch.missing(sweep, list(sweep.runs().values()), print)
+        launch.find_missing(sweep, list(sweep.runs().values()), print)
 
 
 @pytest.mark.parametrize(
@@ -902,14 +916,14 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
     ],
 )
 def test_what_ended_a_job_is_said_in_words(state, code, remarks, said):
-    assert run_status.in_words(slurm.QueueJob("1", state, exit=code), remarks) == said
+    assert job_end.end_reason(slurm.QueueJob("1", state, exit=code), remarks) == said
 
 
 def test_a_held_job_says_how_it_is_released_and_has_no_estimate(tmp_path, monkeypatch):
     sweep, queue = fake_sweep(tmp_path, 3, monkeypatch)
     queue["18_2"] = slurm.QueueJob("18_2", "PENDING", "JobHeldUser", "", "many.b")
     monkeypatch.setattr(slurm, "queue", lambda *_: queue)
-    rows, _ = run_status.statuses(sweep)
+    rows, _ = status.statuses(sweep)
     held = next(row for row in rows if row.job == "18_2")
     assert held.why == "held (JobHeldUser): scontrol release 18_2" and held.eta is None
     assert status_table.to_go(rows) == "more than 1:15 to go"
@@ -975,13 +989,13 @@ def test_the_estimate_counts_what_waits_what_is_scored_and_how_many_run_at_once(
     tmp_path, monkeypatch, values, seconds
 ):
     sweep = timed_sweep(tmp_path, monkeypatch, **values)
-    rows, _ = run_status.statuses(sweep)
+    rows, _ = status.statuses(sweep)
     told = status_table.as_json(sweep, rows, "")
     assert told["eta"] == (seconds if seconds is None else pytest.approx(seconds, abs=2))
     assert 500 <= told["elapsed"] <= 510 and json.loads(json.dumps(told)) == told
     # One filtered run has the estimate that it has among all.
     last = rows[-1].run if rows[-1].live else rows[0].run
-    (alone,), _ = run_status.statuses(sweep, [last])
+    (alone,), _ = status.statuses(sweep, [last])
     (among,) = (row for row in rows if row.run == last)
     assert alone.eta == (None if among.eta is None else pytest.approx(among.eta, abs=2))
 
@@ -989,7 +1003,7 @@ def test_the_estimate_counts_what_waits_what_is_scored_and_how_many_run_at_once(
 def test_rows_bear_what_axes_or_launches_varied(tmp_path):
     words = [["train.lr=1e-3", "train.steps=5"], ["train.lr=1e-4"], ["train.lr=1e-3", "backbone=dit"]]
     runs = [make_run(tmp_path, f"r{i}", args=[f"paths.runs={tmp_path}", *w]) for i, w in enumerate(words)]
-    rows = [run_status.RunStatus(run, "new", steps=1) for run in runs]
+    rows = [RunStatus(run, "new", steps=1) for run in runs]
     said = [re.split(" {2,}", line)[2] for line in status_table.plain(rows)]
     assert said == ["train.lr=1e-3", "train.lr=1e-4", "train.lr=1e-3 backbone=dit"]
     text = draw(status_table.table("g", rows, 100), 100)
@@ -1000,9 +1014,9 @@ def test_two_thousand_runs_are_one_table(tmp_path, monkeypatch):
     sweep, queue = fake_sweep(tmp_path, 2000, monkeypatch)
     monkeypatch.setattr(slurm, "queue", lambda *_: queue)
     monkeypatch.setattr(slurm, "history", lambda *_: {})
-    rows, _ = run_status.statuses(sweep)
+    rows, _ = status.statuses(sweep)
     assert len(rows) == 2000 and len(status_table.plain(rows)) == 2000
-    text = draw(status_table.table("many", rows, 100, room=40), 100)
+    text = draw(status_table.table("many", rows, 100, height=40), 100)
     assert "286 running" in text and "not shown" in text and len(text.splitlines()) <= 40
     # What a user's data hold is no markup.
     failed = [row for row in rows if row.state == "failed"]
@@ -1022,7 +1036,7 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
     sweep, queue = fake_sweep(tmp_path, 14, monkeypatch)
     monkeypatch.setattr(slurm, "queue", lambda *_: queue)
     monkeypatch.setattr(slurm, "history", lambda *_: {})
-    text = draw(status_table.table("many", run_status.statuses(sweep)[0], width), width)
+    text = draw(status_table.table("many", status.statuses(sweep)[0], width), width)
     lines = [line.rstrip() for line in text.splitlines()]
     assert max(map(len, lines)) <= width
     # One line a run, and nothing that tells runs apart is cut.
@@ -1042,9 +1056,9 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
         (["launch", "route_placement", "cluster.gpu=1"], "did you mean gpus"),
         (["launch", "route_placement", "scale=huge"], "expected one of tiny, small, paper"),
         (["launch", "route_placement", "scale=tiny,small"], "scale takes one value"),
-        (["launch", "route_placement", "cluster.gpus=1,2"], "gpus='1,2'; expected a whole number"),
+        (["launch", "route_placement", "cluster.gpus=1,2"], "gpus=1,2: expected a whole number"),
         (["launch", "route_placement", "--compare-at", "hour"], "did you mean hours"),
-        (["launch", "route_placement", "backbone=mmaba"], "did you mean backbone=mamba"),
+        (["launch", "route_placement", "backbone=mmaba"], "did you mean mamba"),
         (["launch", "route_placement", "route=8-2"], "route=8-2"),
         (["launch", "route_placement", "--throttle", "0"], "throttle=0"),
         *(
@@ -1125,7 +1139,7 @@ def test_grids_and_resources_are_yaml_in_the_package():
     ],
 )
 def test_tasks_that_never_started_share_a_record_of_accounting(name, ids):
-    assert slurm.tasks(name) == ids
+    assert slurm.task_ids(name) == ids
 
 
 def test_clients_without_a_cluster_say_where_to_go(tmp_path, monkeypatch):
@@ -1150,3 +1164,33 @@ def test_a_line_after_a_half_written_one_is_whole(tmp_path):
     append_jsonl(file, [{"batch": "c"}])
     append_jsonl(file, [{"batch": "d"}])
     assert [line["batch"] for line in read_jsonl(file)] == ["a", "c", "d"]
+
+
+def test_looking_at_a_sweep_and_cancelling_import_no_torch_and_take_no_second(tmp_path):
+    """Three hundred runs that have ended: what a user types again and again."""
+    sweep = Sweep(tmp_path, "many")
+    runs = [make_run(tmp_path, f"r{i:03}", varies={"seed": str(i)}, args=["train.lr=1"]) for i in range(300)]
+    sweep.add("Many", runs)
+    sweep.intend(JobBatch("many.b", "local", "local", [run.name for run in runs], 1.0, "c"))
+    for run in runs:
+        Path(run.folder).mkdir()
+        values = {"status": "done", "step": 10, "scores": {"fd": 2.5}, "wall_s": 5.0}
+        (Path(run.folder) / "summary.json").write_text(json.dumps(values))
+        events = [{"event": "start", "time": 1e9}, {"event": "end", "time": 1e9 + 9, "how": "done"}]
+        append_jsonl(sweep.attempts(run.name), events)
+    code = (
+        "import sys, time\n"
+        "from sweeps import command\n"
+        f"root = 'paths.runs={tmp_path}'\n"
+        "assert command.main(['status', 'many', root]) == 0\n"
+        "seconds = time.process_time()\n"
+        "for words in (['status'], ['show', 'many', '--run', 'r001'], ['cancel', 'many']):\n"
+        "    assert command.main([*words, root]) == 0\n"
+        "assert not {'torch', 'hydra', 'omegaconf', 'submitit', 'optuna'} & set(sys.modules)\n"
+        "print('seconds', seconds)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "300 done" in done.stdout and "nothing is in the queue or running" in done.stdout
+    # CPU time with the imports; 0.4 s on an idle machine.
+    assert float(done.stdout.split()[-1]) < 1.5

@@ -11,11 +11,10 @@ import yaml
 from slurm_lab import COMMANDS, STUB, until, use_stubs, write_grid
 from small import ROOT
 
-from sweeps import sweeps_command
-from sweeps.jobs import pool
-from sweeps.jobs.sweep_folder import Sweep
-from sweeps.planning import grid
-from sweeps.search import _distribution, _place, optuna, summary
+from sweeps import command as sweeps_command
+from sweeps import grid, pool
+from sweeps.folder import Sweep
+from sweeps.study import distributions, import_optuna, study_location, summary
 
 pytest.importorskip("optuna")
 OVER = {
@@ -114,8 +113,8 @@ def test_listed_values_are_exact_and_a_live_trial_of_another_search_stays(tmp_pa
     (run,) = sweep.runs().values()
     assert {k: float(run.varies[k]) for k in over} == {k: v for k, (v,) in over.items()}
     assert "train.lr=0.00012345 train.ema=0.9999" in summary(sweep)[0]
-    study = optuna().load_study(**_place(sweep))
-    live = study.ask({k: _distribution("", v) for k, v in over.items()})
+    study = import_optuna().load_study(**study_location(sweep))
+    live = study.ask(distributions(over))
     live.set_user_attr("run", "r")
     words, _ = make(tmp_path, base=BASE | {"route": "none"}, search={"over": {"train.lr": [0.5]}})
     assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 2
@@ -127,15 +126,16 @@ def test_listed_values_are_exact_and_a_live_trial_of_another_search_stays(tmp_pa
     ("changes", "more", "said"),
     [
         ({"search": {"metric": "fdd", "over": OVER}}, [], "did you mean fd"),
-        ({"search": {"over": {"train.lr": {"low": 1}}}}, [], "is no range"),
-        ({"search": {"over": {"train.lr": {"low": 2, "high": 1}}}}, [], "is no range"),
+        ({"search": {"over": {"train.lr": {"low": 1}}}}, [], "expected a list of values or"),
+        ({"search": {"over": {"train.lr": {"low": 2, "high": 1}}}}, [], "not a range"),
+        ({"search": {"over": {"train.lr": {"low": 1, "high": 2, "steps": 1}}}}, [], "not a range"),
         ({"search": {"ovr": OVER}}, [], "did you mean over"),
-        ({"search": {"over": {}}}, [], "expected trials of at least 1 and over"),
-        ({"search": {"trials": 1.5, "over": OVER}}, [], "trials=1.5: expected a whole number"),
-        ({"search": {"over": OVER}, "seeds": [0, 1]}, [], "give one seed"),
+        ({"search": {"over": {}}}, [], "search.over={}: expected names"),
+        ({"search": {"trials": 1.5, "over": OVER}}, [], "trials=1.5: expected an integer >= 1"),
+        ({"search": {"over": OVER}, "seeds": [0, 1]}, [], "expected one seed"),
         ({"search": {"metric": "kid", "over": OVER}}, [], "'kid': expected one of fd"),
         ({}, ["--trials", "0"], "at least 1"),
-        ({}, ["train.lr=1"], "leave the word out"),
+        ({}, ["train.lr=1"], "leave the argument out"),
         ({}, ["train.stesp=1"], "did you mean train.steps"),
     ],
 )
@@ -210,7 +210,7 @@ def test_a_python_grid_yields_overrides_runs_its_own_command_and_is_kept(tmp_pat
         ("import nothing_there", "ModuleNotFoundError"),
         ("commands = {'tell': lambda words: print(words)}", "needs a function with a name in this file"),
         ("def cells():\n    yield 3", "TypeError"),
-        ("axes = {'seed': 1}", "to lists of values"),
+        ("axes = {'seed': 1}", "axes.seed=1: expected a list of values"),
         ("cells = [{'rout': 'none'}]", "did you mean route"),
         ("def cells():\n    while True:\n        yield {}", "more than 10000 cells"),
     ],
@@ -232,7 +232,7 @@ def test_a_grid_that_would_hide_a_module_is_refused(name, tmp_path, capsys):
 def test_yaml_names_no_code(tmp_path):
     path = tmp_path / "g.yaml"
     path.write_text(yaml.safe_dump({"commands": {"x": "os:system"}}))
-    with pytest.raises(grid.SweepError, match="unknown key 'commands'"):
+    with pytest.raises(grid.SweepError, match="unknown key commands"):
         grid.load(str(path))
     with pytest.raises(grid.SweepError, match="there is no such file"):
         grid.load("route_placement.py")
@@ -243,6 +243,6 @@ def test_pools_of_one_sweep_take_gpus_that_are_free(tmp_path, monkeypatch):
     folder = sweep.pools / "b"
     folder.mkdir(parents=True)
     (folder / "state.json").write_text(json.dumps({"runs": {}, "gpus": ["0", "2"]}))
-    assert pool._busy(sweep) == set()
+    assert pool._busy_gpus(sweep) == set()
     with pool.locked(folder):
-        assert pool._busy(sweep) == {"0", "2"}
+        assert pool._busy_gpus(sweep) == {"0", "2"}

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from slurm_lab import STUB, Launcher, until, use_stubs
 
-from sweeps import SweepError, launch
-from sweeps.jobs import sweep_folder
-from sweeps.jobs.sweep_folder import JobBatch, Sweep
+from sweeps import SweepError, submit
+from sweeps.folder import JobBatch, Sweep
+from sweeps.snapshot import SnapshotWarning
+from sweeps.snapshot import snapshot as take_snapshot
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def shop(tmp_path, capsys):
 
 def plant(snapshot, how, elsewhere):
     """Change a copy of the code as somebody could who hands on a folder of runs."""
-    source = snapshot / "sweeps" / "jobs" / "job.py"
+    source = snapshot / "sweeps" / "job.py"
     if how == "edited":
         source.write_text(source.read_text() + "\nprint('planted')\n")
     elif how == "shadow":
@@ -54,11 +55,11 @@ CHANGES = ["edited", "shadow", "hidden", "removed", "linked package", "linked fi
 def test_a_copy_of_the_code_that_was_changed_is_copied_again(how, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    snapshot = sweep_folder.snapshot(tmp_path / "code")
+    snapshot = take_snapshot(tmp_path / "code")
     before = {p.relative_to(snapshot): p.read_bytes() for p in snapshot.rglob("*") if p.is_file()}
     plant(snapshot, how, elsewhere)
-    with pytest.warns(sweep_folder.SnapshotWarning, match="was changed after it was copied"):
-        assert sweep_folder.snapshot(tmp_path / "code") == snapshot
+    with pytest.warns(SnapshotWarning, match="was changed after it was copied"):
+        assert take_snapshot(tmp_path / "code") == snapshot
     assert not snapshot.is_symlink() and not any(p.is_symlink() for p in snapshot.rglob("*"))
     after = {p.relative_to(snapshot): p.read_bytes() for p in snapshot.rglob("*") if p.is_file()}
     before.pop(Path("snapshot.json")), after.pop(Path("snapshot.json"))
@@ -67,12 +68,12 @@ def test_a_copy_of_the_code_that_was_changed_is_copied_again(how, tmp_path):
 
 
 def test_a_link_in_the_place_of_a_copy_is_removed_and_what_it_leads_to_is_kept(tmp_path):
-    snapshot = sweep_folder.snapshot(tmp_path / "code")
+    snapshot = take_snapshot(tmp_path / "code")
     snapshot.rename(tmp_path / "theirs")
     (tmp_path / "theirs" / "sweeps" / "__pycache__").mkdir()
     snapshot.symlink_to(tmp_path / "theirs")
-    with pytest.warns(sweep_folder.SnapshotWarning):
-        assert sweep_folder.snapshot(tmp_path / "code") == snapshot
+    with pytest.warns(SnapshotWarning):
+        assert take_snapshot(tmp_path / "code") == snapshot
     assert not snapshot.is_symlink() and (tmp_path / "theirs" / "sweeps" / "__pycache__").is_dir()
 
 
@@ -89,11 +90,11 @@ def test_a_folder_of_logs_that_cannot_be_made_is_said_before_anything_is_noted(c
 
 def test_compiled_code_in_a_copy_is_removed_before_it_is_used(tmp_path):
     """Python runs a .pyc whose source has the noted time and size, whatever is in it."""
-    snapshot = sweep_folder.snapshot(tmp_path / "code")
-    for folder in (snapshot, snapshot / "sweeps", snapshot / "sweeps" / "jobs"):
+    snapshot = take_snapshot(tmp_path / "code")
+    for folder in (snapshot, snapshot / "sweeps", snapshot / "sweeps" / "grids"):
         (folder / "__pycache__").mkdir()
         (folder / "__pycache__" / "job.cpython-311.pyc").write_bytes(b"planted")
-    assert sweep_folder.snapshot(tmp_path / "code") == snapshot
+    assert take_snapshot(tmp_path / "code") == snapshot
     assert not list(snapshot.rglob("__pycache__"))
 
 
@@ -102,7 +103,7 @@ def test_a_link_in_the_place_of_a_copy_that_is_being_made_is_not_written_through
     target.mkdir()
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / ".building").symlink_to(target)
-    snapshot = sweep_folder.snapshot(tmp_path / "code")
+    snapshot = take_snapshot(tmp_path / "code")
     assert not snapshot.is_symlink() and not list(target.iterdir())
 
 
@@ -113,11 +114,11 @@ def test_launch_and_retry_run_the_code_of_this_suite_not_what_was_planted(comman
     until(lambda: shop.states() == {0: "failed"}, what="a failure")
     (snapshot,) = (shop.runs / ".sweeps" / "code").glob("[!.]*")
     mark = shop.folder / "planted"
-    with (snapshot / "sweeps" / "jobs" / "job.py").open("a") as file:
+    with (snapshot / "sweeps" / "job.py").open("a") as file:
         file.write(f"\nopen({str(mark)!r}, 'w')\n")
     shop.stub({"sleep": 0})
     words = ["seed=1"] if command == "launch" else []
-    with pytest.warns(sweep_folder.SnapshotWarning):
+    with pytest.warns(SnapshotWarning):
         shop(command, "cluster=local", *words)
     until(lambda: "done" in shop.states().values(), what="a run")
     assert not mark.exists()
@@ -138,7 +139,7 @@ def test_what_may_hold_secrets_is_for_its_owner_alone(resources, mode, tmp_path)
         file = sweep.path / "batches.jsonl"
         assert file.stat().st_mode & 0o777 == mode and len(sweep.batches()) == 2
         # A refusal takes its line back, and leaves the mode.
-        with pytest.raises(SweepError), launch._taken_back(sweep):
+        with pytest.raises(SweepError), submit.undo_if_refused(sweep):
             sweep.intend(JobBatch("b2", "slurm", "slurm", ["r"], 1.0, "c", resources))
             raise SweepError("refused")
         assert file.stat().st_mode & 0o777 == mode and len(sweep.batches()) == 2

@@ -16,8 +16,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from slurm_lab import STUB, Lab, squeue, write_grid  # noqa: E402
 
-from sweeps import run_status, sweeps_command  # noqa: E402
-from sweeps.jobs.sweep_folder import Sweep  # noqa: E402
+from sweeps import command as sweeps_command  # noqa: E402
+from sweeps import status  # noqa: E402
+from sweeps.folder import Sweep  # noqa: E402
 
 
 def main(count):
@@ -49,7 +50,7 @@ def measure(folder, count):
     print(f"plan and submit    {submitted - began:7.1f} s   {count} runs, each composed and checked")
     while True:
         asked = time.perf_counter()
-        rows, _ = run_status.statuses(sweep)
+        rows, _ = status.statuses(sweep)
         answered = time.perf_counter()
         if not any(row.live for row in rows):
             break

@@ -367,9 +367,10 @@ print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss counts bytes elsewhere")
-@pytest.mark.parametrize("words", [["backbone=mamba"], ["size=S/2", "train.batch=8"]])
+@pytest.mark.parametrize("words", [["backbone=mamba"], ["backbone.width=256", "train.batch=64"]])
 def test_a_dry_run_predicts_the_memory_of_the_process(tmp_path, words):
-    words = [*words, "eval=none", "train.steps=2", "train.sample_every=0", f"paths.runs={tmp_path}"]
+    shared = ["eval=none", "train.steps=2", "train.sample_every=0", "sampler.steps=2"]
+    words = [*words, *shared, f"paths.runs={tmp_path}"]
     predicted = float(re.search(r"memory +about ([0-9.]+) GB", run(*words, "dry=true").stdout)[1])
     done = subprocess.run(
         [sys.executable, "-c", PEAK, *words], cwd=ROOT, capture_output=True, text=True, check=True

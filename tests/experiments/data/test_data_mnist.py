@@ -11,7 +11,7 @@ from data_tools import right
 from experiments.components import describe_data
 from experiments.data import DataError, MnistOptions, create, image_options, image_sets
 from experiments.evaluation import create_features
-from experiments.evaluation.scoring import default_cache
+from experiments.runtime.files import default_cache
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import GAUSSIAN, MIXTURE, Oracle
+from oracles import GAUSSIAN, MIXTURE, Oracle, loss_map
 from torch.distributions import Normal, kl_divergence
 
 from experiments.diffusion import create_objective
 from experiments.diffusion.objective import expand
-from experiments.options.diffusion import OPTIONS, options_of, rate_over_steps
+from experiments.options.guidance import GUIDANCE, rate_over_steps
+from experiments.options.objective import EDMOptions
+from experiments.options.roles import parse_named
 from routing.errors import UserError
 from routing.rng import Draws
 
@@ -76,7 +78,7 @@ def test_denoise_undoes_the_preconditioning(name, data):
     x = torch.randn(5, 2, 1, 1, dtype=torch.float64)
     times = torch.full((5,), INSIDE[name], dtype=torch.float64)
     exact = data.denoise(x, float(path.alpha(times)[0]), float(path.sigma(times)[0]))
-    assert torch.allclose(path.denoise(Oracle(path, data), x, times), exact, atol=1e-9)
+    assert torch.allclose(path.predict(Oracle(path, data), x, times).x0, exact, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -90,7 +92,7 @@ def test_the_exact_denoiser_minimises_the_loss(name):
     noise = torch.randn_like(x0)
     times = torch.full((n,), INSIDE[name], dtype=torch.float64)
     oracle = Oracle(path, GAUSSIAN)
-    best = path.loss(oracle, x0, noise, times)
+    best = loss_map(path, oracle, x0, noise, times)
     assert best.shape == x0.shape and len(index) == n
 
     for change in (lambda f: 1.1 * f, lambda f: f + 0.1):
@@ -102,7 +104,7 @@ def test_the_exact_denoiser_minimises_the_loss(name):
                 return change(oracle(x, t))
 
         # The mean loss rises by a change's square: far more than the sampling error of the difference.
-        assert path.loss(Worse(), x0, noise, times).mean() > best.mean()
+        assert loss_map(path, Worse(), x0, noise, times).mean() > best.mean()
 
 
 def zero(x, t, **cond):
@@ -113,7 +115,7 @@ def test_edm_loss_is_the_weighted_denoising_error():
     path = create_objective("edm")
     x0, noise = torch.randn(3, 2, 4, 4), torch.randn(3, 2, 4, 4)
     sigma = torch.tensor([0.05, 1.0, 20.0])
-    got = path.loss(zero, x0, noise, sigma)
+    got = loss_map(path, zero, x0, noise, sigma)
     s = sigma.reshape(-1, 1, 1, 1)
     # F = 0: D is c_skip x, lambda = (s^2 + sd^2) / (s sd)^2 (Karras et al. 2022, Table 1).
     skip = 0.25 / (s**2 + 0.25)
@@ -127,14 +129,14 @@ def test_edm_loss_at_initialisation_is_about_one_at_every_noise_level():
     torch.manual_seed(0)
     x0, noise = 0.5 * torch.randn(8, 4, 32, 32), torch.randn(8, 4, 32, 32)
     for sigma in (0.01, 0.1, 1.0, 10.0, 70.0):
-        loss = path.loss(zero, x0, noise, torch.full((8,), sigma))
+        loss = loss_map(path, zero, x0, noise, torch.full((8,), sigma))
         assert float(loss.mean()) == pytest.approx(1, abs=0.05)
 
 
 def test_flow_loss_is_the_velocity_error_and_its_cosine():
     x0, noise = torch.randn(3, 4, 4, 4), torch.randn(3, 4, 4, 4)
     times = torch.tensor([0.1, 0.5, 0.9])
-    assert torch.allclose(create_objective("flow").loss(zero, x0, noise, times), (noise - x0) ** 2)
+    assert torch.allclose(loss_map(create_objective("flow"), zero, x0, noise, times), (noise - x0) ** 2)
     path = create_objective({"name": "flow", "cosine": 1.0})
 
     def right(x, t, **cond):
@@ -144,8 +146,8 @@ def test_flow_loss_is_the_velocity_error_and_its_cosine():
         return x0 - noise
 
     square = ((noise - x0) ** 2).mean()
-    assert path.loss(right, x0, noise, times).mean() == pytest.approx(float(square), rel=1e-5)
-    assert path.loss(opposite, x0, noise, times).mean() == pytest.approx(
+    assert loss_map(path, right, x0, noise, times).mean() == pytest.approx(float(square), rel=1e-5)
+    assert loss_map(path, opposite, x0, noise, times).mean() == pytest.approx(
         float(4 * square + 2), rel=1e-5
     )
 
@@ -164,7 +166,7 @@ def test_released_sit_weights_count_from_noise_to_data():
     def sit(x, t, **_):
         return -net(x, 1 - t)
 
-    assert torch.equal(theirs.loss(sit, x0, noise, time), ours.loss(net, x0, noise, time))
+    assert torch.equal(loss_map(theirs, sit, x0, noise, time), loss_map(ours, net, x0, noise, time))
     x = ours.corrupt(x0, noise, time)
     assert torch.equal(theirs.predict(sit, x, time).x0, ours.predict(net, x, time).x0)
 
@@ -172,7 +174,7 @@ def test_released_sit_weights_count_from_noise_to_data():
 def test_ddpm_loss_is_the_epsilon_error():
     path = create_objective("ddpm")
     x0, noise = torch.randn(3, 4, 4, 4), torch.randn(3, 4, 4, 4)
-    loss = path.loss(zero, x0, noise, torch.tensor([0.0, 400.0, 999.0]))
+    loss = loss_map(path, zero, x0, noise, torch.tensor([0.0, 400.0, 999.0]))
     assert torch.allclose(loss, noise**2)
 
 
@@ -197,10 +199,10 @@ def test_ddpm_bound_is_the_divergence_of_two_gaussians(step, fraction):
     net = Epsilon(noise + 0.1 * torch.randn_like(noise), fraction)
     net.epsilon.requires_grad_()
     net.dtype = torch.float64
-    loss = path.loss(net, x0, noise, times)
+    loss = loss_map(path, net, x0, noise, times)
     bits = (loss - (net.epsilon - noise) ** 2).detach()
 
-    beta, abar, before = path.betas[step], path.abar[step], path.abar[step - 1]
+    beta, abar, before = path.chain.betas[step], path.chain.abar[step], path.chain.abar[step - 1]
     tilde = beta * (1 - before) / (1 - abar)
     x = path.corrupt(x0, noise, times)
     clean = (x - (1 - abar).sqrt() * net.epsilon) / abar.sqrt()
@@ -220,7 +222,7 @@ def test_ddpm_bound_is_the_divergence_of_two_gaussians(step, fraction):
 
 
 def test_ddpm_bound_at_step_0_is_a_likelihood_of_8_bit_values():
-    from experiments.diffusion.objective import discretised_nll
+    from experiments.diffusion.ddpm_chain import discretised_nll
 
     levels = (torch.arange(256, dtype=torch.float64) / 127.5) - 1
     mean, log_std = torch.tensor(0.1, dtype=torch.float64), torch.tensor(-1.0, dtype=torch.float64)
@@ -263,9 +265,8 @@ def test_training_times_of_a_sample_do_not_depend_on_its_batch():
 
 def test_learned_variance_and_channels_must_agree():
     with pytest.raises(ValueError, match="learn_sigma of both must agree"):
-        create_objective({"name": "ddpm", "learn_sigma": True}).loss(
-            zero, torch.zeros(1, 3, 2, 2), torch.zeros(1, 3, 2, 2), torch.zeros(1)
-        )
+        path = create_objective({"name": "ddpm", "learn_sigma": True})
+        loss_map(path, zero, torch.zeros(1, 3, 2, 2), torch.zeros(1, 3, 2, 2), torch.zeros(1))
 
 
 def test_expand():
@@ -299,25 +300,8 @@ def test_wrong_options_say_what_to_type(value, says):
         create_objective(value)
 
 
-def test_yaml_files_hold_every_option_and_its_default():
-    import dataclasses
-
-    import yaml
-
-    conf = Path(__file__).parents[3] / "experiments" / "conf"
-    for kind, known in OPTIONS.items():
-        assert {p.stem for p in (conf / kind).glob("*.yaml")} == set(known)
-        for name, options in known.items():
-            values = yaml.safe_load((conf / kind / f"{name}.yaml").read_text())
-            # What a data set may say otherwise is the option's default where it does not.
-            given = [key for key, value in values.items() if str(value).startswith("${of_data:")]
-            values |= {key: getattr(options(), key) for key in given}
-            assert values == dataclasses.asdict(options()), (kind, name)
-            assert options_of(kind, values) == options() == options_of(kind, name)
-
-
 def test_options_import_no_torch():
-    code = "import experiments.options.diffusion, experiments.diffusion, sys; assert 'torch' not in sys.modules"
+    code = "import experiments.options.objective, experiments.options.sampler, experiments.options.guidance, experiments.diffusion, sys; assert 'torch' not in sys.modules"
     root = Path(__file__).parents[3]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
 
@@ -326,9 +310,9 @@ def test_options_come_from_hydra_too():
     from omegaconf import OmegaConf
 
     values = OmegaConf.create({"name": "edm", "p_mean": -0.4, "rho": 5})
-    assert create_objective(values).options == options_of("objective", {"p_mean": -0.4, "rho": 5})
-    chosen = options_of("guidance", OmegaConf.create({"name": "routed", "weak": 0.8}))
-    assert chosen.weak == "0.8" and options_of("guidance", chosen) is chosen
+    assert create_objective(values).options == EDMOptions(p_mean=-0.4, rho=5.0)
+    chosen = parse_named(GUIDANCE, "guidance", OmegaConf.create({"name": "routed", "weak": 0.8}))
+    assert chosen.weak == 0.8 and parse_named(GUIDANCE, "guidance", chosen) is chosen
 
 
 @given(

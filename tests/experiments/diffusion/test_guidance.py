@@ -12,8 +12,9 @@ import backbones
 from experiments.diffusion import create_guidance, create_objective, create_sampler
 from experiments.diffusion.guidance import Pass
 from experiments.evaluation import generate, model_cost, sampling_cost
-from experiments.evaluation.generation import Guided, batches
-from experiments.options.diffusion import DiffusionError, rate_over_steps
+from experiments.evaluation.guided_denoiser import GuidedDenoiser, group_passes
+from experiments.options.guidance import rate_over_steps
+from experiments.options.roles import ConfigError
 from routing.errors import UserError
 
 OBJECTIVES = ("edm", "flow", "ddpm")
@@ -64,7 +65,7 @@ def evaluate(guidance, model, labels=(1, 3), step=0, steps=5, time=0.5, weak=Non
     """The velocity of one guided evaluation of flow matching, one number per image."""
     flow = create_objective("flow")
     seeds = torch.arange(len(labels)) + 7
-    guided = Guided(
+    guided = GuidedDenoiser(
         model, flow, guidance, seeds, steps, torch.tensor(labels), text=text, weak_model=weak
     )
     x = torch.zeros(len(labels), 2, 4, 4, dtype=torch.float64)
@@ -139,7 +140,7 @@ def test_the_label_reaches_both_routed_passes_of_a_real_model(family, scale):
     model, flow = tiny(family), create_objective("flow")
     guidance = create_guidance({"name": "routed", "scale": scale}, route="1-2")
     seeds = torch.tensor([4, 4, 4])
-    guided = Guided(model, flow, guidance, seeds, 5, torch.tensor([0, 1, 1]))
+    guided = GuidedDenoiser(model, flow, guidance, seeds, 5, torch.tensor([0, 1, 1]))
     x = torch.randn(1, 2, 4, 4).expand(3, -1, -1, -1)
     with torch.no_grad():
         out = guided(x, 0.5, 0, 0).x0
@@ -275,9 +276,9 @@ def test_tokens_change_between_evaluations_and_belong_to_the_seed():
 
 
 def test_batches_join_what_differs_in_the_label_only():
-    assert batches(pair := [Pass(), Pass("null")]) == [pair]
+    assert group_passes(pair := [Pass(), Pass("null")]) == [pair]
     for one, other in ((Pass(rate=0.5), Pass(rate=0.9)), (Pass(), Pass(weak=True))):
-        assert batches([one, other]) == [[one], [other]]
+        assert group_passes([one, other]) == [[one], [other]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -381,15 +382,15 @@ def test_a_route_may_be_named_for_an_unrouted_model():
 @pytest.mark.parametrize("name", ["cfg", "interval", "icg", "apg"])
 def test_null_class_of_an_unconditional_model(name):
     model = tiny(num_classes=0)
-    with pytest.raises(DiffusionError, match="classes or text.*use guidance=none"):
+    with pytest.raises(ConfigError, match="classes or text.*use guidance=none"):
         create_guidance(name).check(model)
     create_guidance("routed", route="1-2").check(model)
 
 
 def test_a_missing_or_other_weak_model():
-    with pytest.raises(DiffusionError, match="guidance.checkpoint=RUN@STEP"):
+    with pytest.raises(ConfigError, match="guidance.checkpoint=RUN@STEP"):
         create_guidance("autoguidance").check(tiny())
-    with pytest.raises(DiffusionError, match="another num_classes than the model"):
+    with pytest.raises(ConfigError, match="another num_classes than the model"):
         create_guidance("autoguidance").check(tiny(), tiny(num_classes=3))
 
 
@@ -399,7 +400,7 @@ def test_path_drop_leaves_out_the_fused_span():
     model, path = tiny(depth=5), create_objective("flow")
     guidance = create_guidance({"name": "pathdrop", "scale": 2}, route="1-3")
     walk = create_sampler({"name": "euler", "steps": 3}, path)
-    with pytest.raises(DiffusionError, match="SPRINT's fusion"):
+    with pytest.raises(ConfigError, match="SPRINT's fusion"):
         generate(model, path, walk, guidance, torch.arange(2))
     model.stack.fuse = Fuse(32, "1-3", 5)
     ran, labels = [], []

@@ -25,7 +25,7 @@ from experiments.evaluation import (
     sample_store,
     write_npz,
 )
-from experiments.options.diffusion import DiffusionError
+from experiments.options.roles import ConfigError
 from routing import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -91,7 +91,7 @@ def test_a_bfloat16_model_is_told_the_very_step():
         return x
 
     net.dtype = torch.bfloat16
-    create_objective("ddpm").denoise(net, torch.zeros(1, 1, 2, 2), torch.tensor([997.0]))
+    create_objective("ddpm").predict(net, torch.zeros(1, 1, 2, 2), torch.tensor([997.0]))
     assert told == [(torch.bfloat16, [997.0])]
 
 
@@ -110,19 +110,19 @@ def test_labels_from_seeds():
     assert (labels.bincount() - 600).abs().max() < 5 * (3000 * 0.2 * 0.8) ** 0.5
     assert torch.equal(labels_from_seeds(seeds, 5, "balanced"), seeds % 5)
     assert labels_from_seeds(seeds, 0) is None
-    with pytest.raises(DiffusionError, match="from-seed or balanced"):
+    with pytest.raises(ConfigError, match="from-seed or balanced"):
         labels_from_seeds(seeds, 5, "random")
 
 
 def test_labels_and_text_must_fit_the_model():
     rest = parts("euler", "none")
-    with pytest.raises(DiffusionError, match="class 7: this model knows classes 0..4"):
+    with pytest.raises(ConfigError, match="class 7: expected 0..4, or 5 for no class"):
         generate(tiny(), *rest, torch.arange(2), torch.tensor([1, 7]))
-    with pytest.raises(DiffusionError, match="labels for 3 images, and 2 seeds"):
+    with pytest.raises(ConfigError, match="labels for 3 images, and 2 seeds"):
         generate(tiny(), *rest, torch.arange(2), torch.tensor([1, 2, 3]))
-    with pytest.raises(DiffusionError, match="has no classes"):
+    with pytest.raises(ConfigError, match="has no classes"):
         generate(tiny(num_classes=0), *rest, torch.arange(2), torch.tensor([1, 1]))
-    with pytest.raises(DiffusionError, match="not conditioned on text"):
+    with pytest.raises(ConfigError, match="not conditioned on text"):
         generate(tiny(), *rest, torch.arange(2), text=torch.zeros(2, 3, 4))
 
 
@@ -196,7 +196,7 @@ def test_a_killed_call_goes_on(tmp_path):
         make(tmp_path / "a", progress=kill)
     assert len(list((tmp_path / "a").glob("shard-*.npz"))) == 1
     assert not list((tmp_path / "a").glob(".*"))
-    with pytest.raises(DiffusionError, match="has 1 of 3 shards; run the sampling command again"):
+    with pytest.raises(ConfigError, match="has 1 of 3 shards; run the sampling command again"):
         contents(tmp_path / "a")
     first = (tmp_path / "a/shard-00000.npz").stat().st_mtime_ns
     seen = []
@@ -222,9 +222,9 @@ def test_processes_share_the_shards(tmp_path, monkeypatch):
 def test_a_folder_of_other_samples_is_refused(tmp_path):
     make(tmp_path)
     for change in ({"settings": {"weights": "b"}}, {"n": 12}, {"labels": "balanced"}, {"batch": 3}):
-        with pytest.raises(DiffusionError, match="holds samples with another"):
+        with pytest.raises(ConfigError, match="holds samples with another"):
             make(tmp_path, **change)
-    with pytest.raises(DiffusionError, match="no folder of samples"):
+    with pytest.raises(ConfigError, match="no folder of samples"):
         list(read_shards(tmp_path / "none"))
 
 
@@ -239,7 +239,7 @@ def test_a_call_that_failed_before_its_first_image_claims_nothing(tmp_path):
     states = torch.randn(3, 3, 6)
     text = states.__getitem__
     generate_shards(tmp_path, *rest, text=text, to_pixels=pixels, settings={"captions": "b"})
-    with pytest.raises(DiffusionError, match="another settings.captions;"):
+    with pytest.raises(ConfigError, match="another settings.captions;"):
         generate_shards(tmp_path, *rest, text=text, to_pixels=pixels, settings={"captions": "a"})
 
 

@@ -15,9 +15,10 @@ from small import ROOT, small
 
 from experiments import components as build
 from experiments.evaluate import main
-from experiments.evaluation.evaluate_command import split_names, words_of
+from experiments.evaluation import trained_model
+from experiments.evaluation.evaluate_command import split_names
+from experiments.evaluation.evaluate_run import group_overrides
 from experiments.runtime.command import run_command
-from experiments.training import checkpoint
 
 SCRIPT = str(ROOT / "experiments" / "evaluate.py")
 
@@ -37,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.yaml").write_text("marker: 1\n")
     (folder / "scores.jsonl").write_text("")
     (folder / "summary.json").write_text("{}")
-    checkpoint.export(folder / "model.safetensors", model, model.state_dict(), config, 7, info)
+    trained_model.export(folder / "model.safetensors", model, model.state_dict(), config, 7, info)
     return folder
 
 
@@ -156,7 +157,7 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (("--sampler", "huen"), "did you mean heun"),
         (("--data", "digits"), "--data is for images"),
         (("train.lr=1",), "train.lr"),
-        (("--samples", "1"), "eval.samples=1: expected a whole number of at least 2"),
+        (("--samples", "1"), "eval.samples=1: expected an integer >= 2"),
         (("--step", "3"), "has no checkpoints"),
         (("--reference", "nowhere.npz"), "no such file"),
         (("--write-reference", "x.txt"), "must end in .npz"),
@@ -202,9 +203,9 @@ def test_a_source_that_is_not_there(run: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_choices_and_lists() -> None:
-    assert words_of("guidance", "") == []
-    assert words_of("guidance", "cfg,scale=2") == ["guidance.name=cfg", "guidance.scale=2"]
-    assert words_of("guidance", ",weak=cosine:0.6:0") == ["guidance.weak=cosine:0.6:0"]
+    assert group_overrides("guidance", "") == []
+    assert group_overrides("guidance", "cfg,scale=2") == ["guidance.name=cfg", "guidance.scale=2"]
+    assert group_overrides("guidance", ",weak=cosine:0.6:0") == ["guidance.weak=cosine:0.6:0"]
     assert split_names(["fd,is", "kid"]) == ("fd", "is", "kid")
 
 

@@ -11,9 +11,12 @@ from small import small
 
 from experiments import components as build
 from experiments.evaluation import pipeline, read_shards, scoring
-from experiments.evaluation.collect import collect, save_reference
+from experiments.evaluation.collect import collect
 from experiments.evaluation.features import create_features
+from experiments.evaluation.meters import create_meters
 from experiments.evaluation.pipeline import SamplingPipeline
+from experiments.evaluation.reference import save_reference
+from experiments.evaluation.sample_batches import sample_conditions
 from experiments.evaluation.sample_store import SampleStore
 from experiments.evaluation.small_networks import checksum
 from experiments.options.evaluation import MetricError, Score
@@ -124,12 +127,12 @@ def test_guidance_can_be_replaced(case: Case) -> None:
 
 def test_labels_are_balanced_or_drawn(case: Case) -> None:
     options = scoring.options_for(case.config)
-    labels, _, _ = scoring.asked_of(
+    labels, _, _ = sample_conditions(
         case.dataset, case.model, options, torch.arange(40), torch.device("cpu")
     )
     assert labels.bincount().tolist() == [4] * 10
     options = scoring.options_for(case.config, labels="random")
-    drawn, _, _ = scoring.asked_of(
+    drawn, _, _ = sample_conditions(
         case.dataset, case.model, options, torch.arange(400), torch.device("cpu")
     )
     assert len(set(drawn.bincount().tolist())) > 1
@@ -260,7 +263,7 @@ def test_training_precision_does_not_reach_the_metrics(case: Case) -> None:
     options = scoring.options_for(case.config, metrics=("fd", "kid"))
     values = []
     for enabled in (False, True):
-        meters = scoring.prepare(options, case.dataset, scoring.cache_of(case.config))
+        meters = create_meters(options, case.dataset, scoring.cache_of(case.config))
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
         try:

@@ -12,9 +12,10 @@ from small import small
 from experiments import components as build
 from experiments.diffusion.objective import create_objective
 from experiments.evaluate import parser
-from experiments.evaluation import scoring
+from experiments.evaluation import heldout_loss
 from experiments.evaluation.evaluate_command import evaluate
-from experiments.evaluation.scoring import HeldOut, score
+from experiments.evaluation.heldout import HeldOut, _EvenNoiseLevels
+from experiments.evaluation.scoring import score
 from experiments.options.evaluation import MetricError, Score
 from experiments.runtime.console import Console
 from experiments.training.session import train
@@ -66,11 +67,11 @@ def test_the_loss_is_the_objectives_own_mean_over_all_of_the_split(
     # An untrained output layer answers zero: EDM's loss of that is known.
     for p in held.model.head.parameters():
         torch.nn.init.zeros_(p)
-    found = values(scoring.heldout_scores(held, batch))
+    found = values(heldout_loss.heldout_scores(held, batch))
     expected = []
     for draw in range(2):
         x, noise, *_ = held.sample(torch.arange(360), draw)
-        time = held.objective.times(scoring._Spread(torch.arange(360), draw))
+        time = held.objective.times(_EvenNoiseLevels(torch.arange(360), draw))
         levels = time.reshape(-1, 1, 1, 1)
         denoised = 0.25 / (levels**2 + 0.25) * (x + levels * noise)
         expected.append(
@@ -84,14 +85,14 @@ def test_a_process_without_a_sample_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = torch.tensor([[4.0, 6.0]], dtype=torch.float64)  # of another process: images, loss
-    monkeypatch.setattr(scoring, "share", lambda n: range(0))
-    monkeypatch.setattr(scoring, "gather_rows", lambda own: torch.cat([own, other]))
-    assert values(scoring.heldout_scores(data(tmp_path), 10)) == {"heldout_loss": 1.5}
+    monkeypatch.setattr(heldout_loss, "share", lambda n: range(0))
+    monkeypatch.setattr(heldout_loss, "gather_rows", lambda own: torch.cat([own, other]))
+    assert values(heldout_loss.heldout_scores(data(tmp_path), 10)) == {"heldout_loss": 1.5}
 
 
 @pytest.mark.parametrize("start", [0, 1000])
 def test_noise_levels_cover_those_of_training_evenly(start: int) -> None:
-    spread = scoring._Spread(torch.arange(start, start + 200), 3)
+    spread = _EvenNoiseLevels(torch.arange(start, start + 200), 3)
     assert (spread.uniform("sigma", 1)[:, 0] * 10).long().bincount().tolist() == pytest.approx(
         [20] * 10, abs=2
     )
@@ -123,7 +124,7 @@ def test_a_run_reports_it_beside_its_scores_and_training_leaves_no_trace_in_the_
     summary = json.loads((folder / "summary.json").read_text())["scores"]
     assert summary["heldout-loss-routed-360"] == by_step[6, "heldout_loss_routed"]["value"]
     # The same weights opened later give the same number.
-    again = values(scoring.heldout_scores(HeldOut.open(folder, device="cpu"), 10))
+    again = values(heldout_loss.heldout_scores(HeldOut.open(folder, device="cpu"), 10))
     assert again["heldout_loss"] == pytest.approx(last["value"], rel=1e-6)
 
 

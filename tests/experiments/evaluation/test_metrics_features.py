@@ -18,16 +18,11 @@ import torch
 from experiments.data import create
 from experiments.evaluation import Moments, create_features, frechet_distance
 from experiments.evaluation import features as published
-from experiments.evaluation.collect import (
-    Meter,
-    collect,
-    heldout_reference,
-    load_reference,
-    save_reference,
-)
+from experiments.evaluation.collect import collect
 from experiments.evaluation.features import identity
 from experiments.evaluation.images import split_indices, whole_split
-from experiments.evaluation.scoring import default_cache
+from experiments.evaluation.meters import Meter
+from experiments.evaluation.reference import heldout_reference, load_reference, save_reference
 from experiments.evaluation.small_networks import (
     CodeRecipe,
     Recipe,
@@ -37,6 +32,7 @@ from experiments.evaluation.small_networks import (
     load_or_make,
 )
 from experiments.options.evaluation import EvalOptions, MetricError
+from experiments.runtime.files import default_cache
 
 
 def noise(n: int, side: int, seed: int = 0) -> torch.Tensor:

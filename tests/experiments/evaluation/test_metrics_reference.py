@@ -9,14 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.evaluation.collect import (
-    collect,
-    heldout_reference,
-    load_reference,
-    save_reference,
-)
+from experiments.evaluation.collect import collect
 from experiments.evaluation.features import Features, pixel_features
 from experiments.evaluation.images import Images
+from experiments.evaluation.reference import heldout_reference, load_reference, save_reference
 from experiments.options.evaluation import MetricError
 
 

@@ -19,21 +19,21 @@ from experiments import components as build
 from experiments import sample
 from experiments.config.compose import load
 from experiments.data.data_options import DataError
-from experiments.evaluation.pipeline import parse_overrides
-from experiments.evaluation.sample_command import (
-    data_of,
+from experiments.evaluation import trained_model
+from experiments.evaluation.decoder import create_decoder
+from experiments.evaluation.sample_folder import write_pictures
+from experiments.evaluation.sample_request import (
     parse_captions,
     parse_classes,
     parse_numbers,
     plan_request,
-    write_pictures,
 )
 from experiments.evaluation.sample_store import SampleStore
-from experiments.options.diffusion import DiffusionError
+from experiments.evaluation.sampling_options import parse_overrides
+from experiments.options.roles import ConfigError
 from experiments.runtime.command import run_command
 from experiments.runtime.console import Console
 from experiments.runtime.files import locked
-from experiments.training import checkpoint
 
 ROOT = Path(__file__).parents[3]
 
@@ -51,7 +51,7 @@ def export(path, *overrides, seed=0):
     torch.manual_seed(seed)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.1)
-    checkpoint.export(path, model, model.state_dict(), config, 7, info)
+    trained_model.export(path, model, model.state_dict(), config, 7, info)
     return path
 
 
@@ -287,10 +287,10 @@ def test_numbers_classes_captions_overrides():
     names = ("cat", "dog", "great ape")
     assert parse_classes("dog,0,great ape", 3, names) == [1, 0, 2]
     assert parse_classes("all", 3, names) == [0, 1, 2]
-    with pytest.raises(DiffusionError, match="did you mean dog"):
+    with pytest.raises(ConfigError, match="did you mean dog"):
         parse_classes("dgo", 3, names)
     assert parse_captions("a; b ;") == ["a", "b"]
-    with pytest.raises(DiffusionError, match="No such file"):
+    with pytest.raises(ConfigError, match="No such file"):
         parse_captions("none.txt")
     found = parse_overrides(
         ["guidance.scale=2", "sampler.shift=null", "guidance.weak=cosine:0.6:0"]
@@ -303,7 +303,7 @@ def test_captions_from_a_file(tmp_path):
     (tmp_path / "c.txt").write_text("one\n\ntwo\n")
     assert parse_captions(str(tmp_path / "c.txt")) == ["one", "two"]
     (tmp_path / "c.txt").write_bytes("caf\u00e9".encode("latin-1"))
-    with pytest.raises(DiffusionError, match="expected text in UTF-8"):
+    with pytest.raises(ConfigError, match="expected text in UTF-8"):
         parse_captions(str(tmp_path / "c.txt"))
 
 
@@ -366,7 +366,7 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
     from data_tools import latents, write_lightning, write_store, write_tars
 
     from experiments.data import create
-    from experiments.training.checkpoint import load_model
+    from experiments.evaluation.trained_model import load_model
 
     store, labels = tmp_path / "store", [k % 3 for k in range(8)]
     {
@@ -382,9 +382,9 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
     there = create(loaded.config.data)
     x = torch.randn(2, *there.shape, generator=torch.Generator().manual_seed(0))
     wanted = there.to_pixels(x)
-    assert torch.equal(data_of(loaded, {}, "cpu").to_pixels(x), wanted)
+    assert torch.equal(create_decoder(loaded, {}, "cpu").to_pixels(x), wanted)
     shutil.rmtree(store)
-    alone = data_of(loaded, {}, "cpu")
+    alone = create_decoder(loaded, {}, "cpu")
     assert torch.equal(alone.to_pixels(x), wanted)
     # The conversion matters: the numbers as they are give other pictures.
     assert not torch.equal(alone._codec.decode(x), wanted)
@@ -411,8 +411,8 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
     ],
 )
 def test_a_damaged_description_of_latents_is_one_sentence(wrong):
-    from experiments.data.latents import LatentSpace
     from experiments.data.latent_options import LatentsOptions
+    from experiments.data.latents import LatentSpace
 
     def restored(decoding):
         info = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from experiments.evaluation.sample_store import GAP, image_grid, save_gif, save_png
+from experiments.evaluation.pictures import GAP, image_grid, save_gif, save_png
 
 
 def images(n, size=8):

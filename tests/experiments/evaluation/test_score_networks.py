@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from experiments.data import create
 from experiments.evaluation import create_features, small_networks, train_score_networks
-from experiments.evaluation.collect import heldout_reference
 from experiments.evaluation.features import own_network_plan
 from experiments.evaluation.images import whole_split
+from experiments.evaluation.reference import heldout_reference
 from experiments.evaluation.small_networks import SHIPPED, SHIPPED_FOLDER, load_shipped
 from experiments.options.evaluation import MetricError
 

@@ -66,7 +66,7 @@ def test_a_step_without_memory_names_the_micro_batch(tmp_path, monkeypatch):
     def fail(self):
         raise MemoryError
 
-    monkeypatch.setattr("experiments.training.loop.Trainer.one_step", fail)
+    monkeypatch.setattr("experiments.training.step.TrainingStep.run", fail)
     with pytest.raises(UserError, match=r"train\.micro_batch=4"):
         train(small(tmp_path), quiet=True)
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 import backbones
 from experiments.data.dataset import Batch
-from experiments.diffusion import create_objective
 from experiments.runtime.command import PACKAGES
-from experiments.training.loss import training_loss
+from experiments.training.build import build_step
 from routing import Route, Routing, rng
 
 # What Python on Windows does not have (library reference, "Availability: Unix").
@@ -151,21 +151,16 @@ def test_no_float64_reaches_a_device_that_has_none(family, objective, tmp_path, 
     monkeypatch.setattr(
         torch, "autocast", lambda *_, **__: contextlib.nullcontext()
     )  # it knows no meta
-    config = small(tmp_path, f"backbone={family}", f"objective={objective}")
-    model = backbones.create(
-        family, "T/1", input_size=8, in_channels=1, num_classes=10, depth=4, width=32
-    )
+    config = small(tmp_path, f"backbone={family}", f"objective={objective}", "backbone.depth=4", "route=1-2")
+    step = build_step(config, SimpleNamespace(device=torch.device("cpu"), num_processes=1, process_index=0))
+    model, index = step.model.to("meta"), torch.arange(2)
     model.stack.fp32_after = False
-    model, index = model.to("meta"), torch.arange(2)
     batch = Batch(
         torch.zeros(2, 1, 8, 8, device="meta"), torch.zeros(2, dtype=torch.long, device="meta")
     )
     draws = rng.Draws(0, 0, index, device="meta")
     with Narrow():
-        routing = Routing(Route.parse("1-2"), draws=draws)
-        loss = training_loss(
-            model, model, create_objective(config.objective), batch, draws, routing, config.train
-        )
+        loss = step.batch_loss(batch, draws, Routing(Route.parse("1-2"), draws=draws))
         loss.backward()
     assert loss.is_meta and all(p.dtype == torch.float32 for p in model.parameters())
 

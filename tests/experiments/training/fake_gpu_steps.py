@@ -18,7 +18,7 @@ from experiments import components as build
 from experiments.benchmark import step_times
 from experiments.benchmark.bench_options import BenchOptions
 from experiments.data.dataset import create
-from experiments.training import loop
+from experiments.training import step as training_step
 from routing import rng
 from routing.route import Route
 
@@ -49,7 +49,7 @@ def fake_gpu(monkeypatch):
         return model
 
     monkeypatch.setattr(build, "make_model", made_on_gpu)
-    monkeypatch.setattr(loop, "SampleOrder", lambda *_: SimpleNamespace(lookup=lambda at: at))
+    monkeypatch.setattr(training_step, "SampleOrder", lambda *_: SimpleNamespace(lookup=lambda at: at))
     monkeypatch.setattr(rng, "kernel", lambda: None)
     monkeypatch.setattr(dispatch, "KERNELS", dict.fromkeys(dispatch.KERNELS, ()))
     monkeypatch.setattr(dispatch, "_RESOLVED", {})
@@ -80,7 +80,7 @@ def test_a_step_on_a_gpu_reads_nothing_back(name, route, selection, fake_gpu):
         for p in step.params:
             p.grad = torch.empty_like(p)
 
-    step.trainer.backward = backward
+    step.training_step.backward = backward
     step()  # What is made once (tables, moments) may wait.
     with NoSync():
         step()

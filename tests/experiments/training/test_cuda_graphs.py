@@ -8,10 +8,10 @@ import torch
 
 from experiments.components import make_accelerator
 from experiments.config.compose import load
-from experiments.options.fields import ConfigError
-from experiments.runtime.console import Console
+from experiments.options.roles import ConfigError
+from experiments.runtime import run_folder
 from experiments.training import cuda_graphs
-from experiments.training.loop import Trainer
+from experiments.training.build import build_step
 from routing.errors import UserError
 
 TINY = ["data=digits", "backbone.depth=4", "train.batch=8", "train.steps=12", "train.warmup=3", "train.schedule=cosine"]
@@ -22,11 +22,11 @@ def trained(words, steps, graphs):
     accelerator = make_accelerator(config)
     if graphs:
         config = load([*TINY, *words, "train.graphs=true"])
-    trainer = Trainer(config, accelerator, Console(quiet=True))
+    step = build_step(config, accelerator)
     for _ in range(steps):
-        trainer.one_step()
-        trainer.state.step += 1
-    return trainer
+        step.run()
+        step.state.step += 1
+    return step
 
 
 CASES = {
@@ -41,7 +41,7 @@ CASES = {
 def test_a_replay_learns_what_the_step_learns(words, monkeypatch):
     recorded = []
     monkeypatch.setattr(cuda_graphs, "record", lambda body: recorded.append(body) or body)
-    monkeypatch.setattr(cuda_graphs, "beside", lambda body: body())
+    monkeypatch.setattr(cuda_graphs, "run_on_side_stream", lambda body: body())
     plain, graphed = (trained(words, 12, graphs) for graphs in (False, True))
     assert len(recorded) == (2 if "routing.off_after=0.5" in words else 1)
     for a, b in zip(plain.state.params + plain.state.ema, graphed.state.params + graphed.state.ema, strict=True):
@@ -50,13 +50,36 @@ def test_a_replay_learns_what_the_step_learns(words, monkeypatch):
     torch.testing.assert_close(plain.state.tally, graphed.state.tally, rtol=1e-4, atol=1e-6)
 
 
-def test_steps_are_recorded_anew_after_going_back_without_a_warning(monkeypatch, recwarn):
+def test_a_graph_goes_on_after_going_back_to_a_checkpoint(tmp_path, monkeypatch):
+    """A graph refers to the tensors it was recorded with: loading a checkpoint must write into them."""
     monkeypatch.setattr(cuda_graphs, "record", lambda body: body)
-    monkeypatch.setattr(cuda_graphs, "beside", lambda body: body())
-    trainer = trained(CASES["dense"], 1, True)
-    del trainer.graphed_steps  # as `resume` does
-    trainer.one_step()
-    assert not [str(w.message) for w in recwarn if "tensor" in str(w.message)]
+    monkeypatch.setattr(cuda_graphs, "run_on_side_stream", lambda body: body())
+    step = trained(CASES["dense"], 4, True)
+    state, graphs = step.state, dict(step.graphs)
+    recorded = [id(moment) for parameter in state.params for moment in state.optimizer.state[parameter].values()]
+    state.save(tmp_path, step.config)
+    trained_once, trained_twice = [], []
+    for parameters in (trained_once, trained_twice):
+        state.load(run_folder.step_folder(tmp_path, 4), step.config.hashed())
+        step.run()
+        state.step += 1
+        parameters += [parameter.detach().clone() for parameter in state.params]
+    assert step.graphs == graphs and len(graphs) == 1
+    assert [id(moment) for parameter in state.params for moment in state.optimizer.state[parameter].values()] == recorded
+    for a, b in zip(trained_once, trained_twice, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_moments_that_a_checkpoint_lacks_are_zero_after_loading_it(tmp_path):
+    """As before its first gradient: a parameter that a later branch trained starts afresh."""
+    step = trained(CASES["dense"], 1, False)
+    state, parameter = step.state, step.state.params[0]
+    moments = state.optimizer.state.pop(parameter)
+    state.save(tmp_path, step.config)
+    state.optimizer.state[parameter] = moments
+    assert any(moment.any() for moment in moments.values())
+    state.load(run_folder.step_folder(tmp_path, 1), step.config.hashed())
+    assert not any(moment.any() for moment in state.optimizer.state[parameter].values())
 
 
 @pytest.mark.gpu

@@ -14,8 +14,8 @@ from analysis import analysis_command
 from backbones import Backbone
 from experiments import components as build
 from experiments import export, sample
+from experiments.evaluation import trained_model
 from experiments.runtime.command import run_command
-from experiments.training import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def weights(tmp_path_factory):
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     path = folder / "model.safetensors"
-    checkpoint.export(path, model, model.state_dict(), config, 7, info)
+    trained_model.export(path, model, model.state_dict(), config, 7, info)
     return path
 
 
@@ -50,7 +50,7 @@ def test_it_is_half_the_bytes_and_names_no_folder(weights, half, capsys):
         kinds = {handle.get_tensor(key).dtype for key in handle.keys()}  # noqa: SIM118
         assert torch.float16 in kinds and torch.float32 not in kinds
         assert str(weights.parent) not in json.dumps(handle.metadata())
-    whole, small_one = (checkpoint.load_model(path, device="cpu") for path in (weights, half))
+    whole, small_one = (trained_model.load_model(path, device="cpu") for path in (weights, half))
     assert half.stat().st_size < 0.7 * weights.stat().st_size
     assert (small_one.step, small_one.info) == (whole.step, whole.info)
     assert small_one.config.hash == whole.config.hash
@@ -82,12 +82,13 @@ def test_it_draws_what_the_whole_weights_draw(weights, half, tmp_path):
     assert np.abs(pictures[0] - pictures[1]).mean() < 2 < pictures[0].std()
 
 
-def test_the_analysis_opens_it(half, capsys):
+def test_the_analysis_opens_it(half, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # results of an exported file go to the current folder
     few = ["--samples", "8", "--batch", "8", "--levels", "1"]
     assert analysis_command.main(["similarity", str(half), *few]) == 0
     assert analysis_command.main(["guidance-scale", str(half), *few]) == 0
-    assert (half.parent / "mamba_1-2.similarity.npz").is_file()
-    assert (half.parent / "mamba_1-2.guidance_scale.json").is_file()
+    assert (tmp_path / "mamba_1-2.similarity.npz").is_file()
+    assert (tmp_path / "mamba_1-2.guidance_scale.json").is_file()
 
 
 def test_help_needs_no_torch():
@@ -101,12 +102,12 @@ def test_what_cannot_be_exported_is_one_sentence(weights, tmp_path, capsys):
     assert "expected a name that ends in .safetensors" in capsys.readouterr().err
     assert exported(tmp_path / "no", tmp_path / "model.safetensors") == 2
     assert "does not exist" in capsys.readouterr().err
-    loaded = checkpoint.load_model(weights, device="cpu")
+    loaded = trained_model.load_model(weights, device="cpu")
     state = loaded.model.state_dict()
     name = next(key for key, value in state.items() if value.is_floating_point())
     state[name] = torch.full_like(state[name], 1e5)
     large = tmp_path / "large.safetensors"
-    checkpoint.export(large, loaded.model, state, loaded.config, 7, loaded.info)
+    trained_model.export(large, loaded.model, state, loaded.config, 7, loaded.info)
     out = tmp_path / "half.safetensors"
     assert exported(large, out, "--half") == 2 and not out.exists()
     assert f"{name} does not fit float16" in capsys.readouterr().err

@@ -15,25 +15,25 @@ import torch
 from small import small
 
 from backbones.hub import save_tensors
-from experiments.runtime import run_folder
-from experiments.training import checkpoint
-from experiments.training.checkpoint import CheckpointError
+from experiments.evaluation import trained_model
+from experiments.runtime import checkpoint_files, run_folder
+from experiments.runtime.checkpoint_files import CheckpointError
 from experiments.training.session import train
 
 
 def write(folder, step, **options):
-    return checkpoint.save(
+    return checkpoint_files.write(
         folder, step, {"model.w": torch.full((3,), float(step))}, {"step": step}, **options
     )
 
 
 def steps(folder):
-    return [step for step, _ in checkpoint.listed(folder)]
+    return [step for step, _ in run_folder.listed(folder)]
 
 
 def test_newest_is_read_back(tmp_path):
     write(tmp_path, 5)
-    tensors, state = checkpoint.read(checkpoint.newest(tmp_path))
+    tensors, state = checkpoint_files.read(checkpoint_files.newest(tmp_path))
     assert state == {"step": 5} and torch.equal(tensors["model.w"], torch.full((3,), 5.0))
 
 
@@ -63,11 +63,11 @@ def test_a_kill_while_a_checkpoint_is_replaced_leaves_the_one_or_the_other(done,
         honest(*names)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, "replace", killed)
-        patch.setattr(checkpoint, "fsync_dir", lambda path: calls[9] if done == 2 else None)
+        patch.setattr(checkpoint_files.os, "replace", killed)
+        patch.setattr(checkpoint_files, "fsync_dir", lambda path: calls[9] if done == 2 else None)
         with pytest.raises((KeyboardInterrupt, IndexError)):
             write(tmp_path, 3, keep=1)
-    assert checkpoint.newest(tmp_path) == tmp_path / "checkpoints" / "step-00000003"
+    assert checkpoint_files.newest(tmp_path) == tmp_path / "checkpoints" / "step-00000003"
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
 
 
@@ -89,7 +89,7 @@ def test_a_damaged_checkpoint_is_set_aside_with_a_message_and_the_one_before_tak
     else:
         (path / "manifest.json").write_text("{")
     said = []
-    assert checkpoint.newest(tmp_path, said.append).name == "step-00000001"
+    assert checkpoint_files.newest(tmp_path, said.append).name == "step-00000001"
     assert len(said) == 1 and "step-00000002 is damaged" in said[0]
     assert (tmp_path / "checkpoints" / "damaged-step-00000002").is_dir()
 
@@ -99,7 +99,7 @@ def test_a_half_written_checkpoint_is_neverlisted(tmp_path):
     half = tmp_path / "checkpoints" / ".step-00000002.tmp99"
     half.mkdir()
     (half / "state.safetensors").write_bytes(b"half")
-    assert checkpoint.newest(tmp_path).name == "step-00000001"
+    assert checkpoint_files.newest(tmp_path).name == "step-00000001"
     assert not half.exists()
 
 
@@ -123,10 +123,10 @@ def test_a_full_disk_leaves_the_checkpoint_before_intact(little_disk):
     with pytest.raises(
         CheckpointError, match=r"step 2 .*[Nn]o space left.*step 1 is intact: free some space"
     ):
-        checkpoint.save(little_disk, 2, big, {"step": 2})
+        checkpoint_files.write(little_disk, 2, big, {"step": 2})
     assert (
         steps(little_disk) == [1]
-        and checkpoint.damage(checkpoint.step_folder(little_disk, 1)) is None
+        and checkpoint_files.verify(run_folder.step_folder(little_disk, 1)) is None
     )
     assert not list((little_disk / "checkpoints").glob(".step*"))
 
@@ -141,16 +141,16 @@ def test_another_configs_checkpoint_is_refused_by_what_differs(tmp_path):
 
 def test_load_model_says_what_is_there(tmp_path):
     folder = train(small(tmp_path, "train.keep=5"), quiet=True)
-    assert checkpoint.load_model(folder, step=3).step == 3
-    raw, ema = (checkpoint.load_model(folder, weights=w).model.state_dict() for w in ("raw", "ema"))
+    assert trained_model.load_model(folder, step=3).step == 3
+    raw, ema = (trained_model.load_model(folder, weights=w).model.state_dict() for w in ("raw", "ema"))
     assert any(not torch.equal(raw[k], ema[k]) for k in raw)
     for call, expected in (
-        (lambda: checkpoint.load_model(folder, step=4), "there are 3, 6"),
-        (lambda: checkpoint.load_model(tmp_path / "none"), "does not exist"),
-        (lambda: checkpoint.load_model(folder, weights="best"), "ema or raw"),
-        (lambda: checkpoint.load_model(folder / "model.safetensors", step=3), "run folder"),
-        (lambda: checkpoint.load_model(folder / "config.yaml"), "not a whole safetensors file"),
-        (lambda: checkpoint.load_model(tmp_path), "no checkpoints"),
+        (lambda: trained_model.load_model(folder, step=4), "there are 3, 6"),
+        (lambda: trained_model.load_model(tmp_path / "none"), "does not exist"),
+        (lambda: trained_model.load_model(folder, weights="best"), "ema or raw"),
+        (lambda: trained_model.load_model(folder / "model.safetensors", step=3), "run folder"),
+        (lambda: trained_model.load_model(folder / "config.yaml"), "not a whole safetensors file"),
+        (lambda: trained_model.load_model(tmp_path), "no checkpoints"),
     ):
         with pytest.raises(CheckpointError, match=expected):
             call()
@@ -163,17 +163,17 @@ def test_damaged_or_foreign_weights_are_refused(tmp_path):
     path = folder / "model.safetensors"
     os.truncate(path, 1000)
     with pytest.raises(CheckpointError, match="not a whole safetensors"):
-        checkpoint.load_model(path)
+        trained_model.load_model(path)
     save_file({"w": torch.zeros(2)}, path)
     with pytest.raises(CheckpointError, match="no tread-suite/1 metadata"):
-        checkpoint.load_model(path)
+        trained_model.load_model(path)
     save_file(
         {"w": torch.zeros(2)},
         path,
         {"format": "tread-suite/1", "config": "{", "model": "{}", "data": "{}", "step": "1"},
     )
     with pytest.raises(CheckpointError, match="metadata .* damaged"):
-        checkpoint.load_model(path)
+        trained_model.load_model(path)
     config = json.dumps(small(tmp_path).to_dict())
     save_file(
         {"w": torch.zeros(2)},
@@ -181,7 +181,7 @@ def test_damaged_or_foreign_weights_are_refused(tmp_path):
         {"format": "tread-suite/1", "config": config, "model": "{}", "data": "{}", "step": "1"},
     )
     with pytest.raises(CheckpointError, match="does not fit its own description"):
-        checkpoint.load_model(path)
+        trained_model.load_model(path)
 
 
 @pytest.mark.parametrize("group_mask", [0o022, 0o002, 0o077])
@@ -213,11 +213,11 @@ def test_a_checkpoint_that_cannot_be_read_is_left_alone(tmp_path, monkeypatch, n
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", failing)
         expected = rf"step-00000002/{name} cannot be read or moved \({os.strerror(code)}\)"
-        for call in (checkpoint.newest, checkpoint.load_model):
+        for call in (checkpoint_files.newest, trained_model.load_model):
             with pytest.raises(CheckpointError, match=expected):
                 call(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
-    assert checkpoint.newest(tmp_path).name == "step-00000002"
+    assert checkpoint_files.newest(tmp_path).name == "step-00000002"
 
 
 def test_a_folder_of_checkpoints_that_cannot_be_listed_is_not_a_new_run(tmp_path, monkeypatch):
@@ -227,7 +227,7 @@ def test_a_folder_of_checkpoints_that_cannot_be_listed_is_not_a_new_run(tmp_path
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(run_folder.os, "scandir", failing)
-    for call in (checkpoint.newest, checkpoint.load_model):
+    for call in (checkpoint_files.newest, trained_model.load_model):
         with pytest.raises(CheckpointError, match=r"checkpoints cannot be read or moved \(Permission den"):
             call(tmp_path)
     assert run_folder.saved_step(tmp_path) == 0  # a report goes on with the other runs
@@ -241,10 +241,10 @@ def test_the_only_copy_stays_where_its_name_cannot_be_given_back(tmp_path, monke
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(names[0]))
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, "replace", failing)
+        patch.setattr(checkpoint_files.os, "replace", failing)
         with pytest.raises(CheckpointError, match="cannot be read or moved"):
-            checkpoint.newest(tmp_path)
-    assert checkpoint.newest(tmp_path) == path
+            checkpoint_files.newest(tmp_path)
+    assert checkpoint_files.newest(tmp_path) == path
 
 
 @pytest.mark.parametrize("part", ["tensors", "state", "a list as state"])
@@ -256,7 +256,7 @@ def test_a_checkpoint_that_lacks_what_the_run_saves_is_one_sentence(part, tmp_pa
         save_tensors(path / "state.safetensors", {"x": torch.zeros(2)})
     else:
         (path / "state.json").write_text("[]" if "list" in part else "{}")
-    manifest = {"format": checkpoint.FORMAT, "files": checkpoint._files(path)}
+    manifest = {"format": checkpoint_files.FORMAT, "files": checkpoint_files.describe_files(path)}
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="step-00000006 does not hold what this run saves"):
         train(small(tmp_path, "train.steps=8"), quiet=True)
@@ -277,4 +277,4 @@ def test_a_pipe_is_not_read_as_a_checkpoint(tmp_path):
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(CheckpointError, match=r"state\.safetensors cannot be .*no regular file"):
-        checkpoint.newest(tmp_path)
+        checkpoint_files.newest(tmp_path)

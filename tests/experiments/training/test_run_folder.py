@@ -8,12 +8,11 @@ import time
 import pytest
 from small import small
 
-from experiments.runtime import console, signals
+from experiments.runtime import checkpoint_files, console, signals
 from experiments.runtime.command import run_command
-from experiments.training import checkpoint
 from experiments.training import run_evaluation as evaluation
-from experiments.training.loop import Trainer
 from experiments.training.session import train
+from experiments.training.step import TrainingStep
 
 
 def _rename(folder):
@@ -43,11 +42,11 @@ def test_a_run_folder_that_is_gone_ends_the_run_with_an_error_and_is_not_made_ag
 ):
     config = small(tmp_path, "train.sample_every=3", "train.log_every=1")
     target, name, at = {
-        "step": (Trainer, "one_step", 1),
-        "signal": (Trainer, "one_step", 1),
+        "step": (TrainingStep, "run", 1),
+        "signal": (TrainingStep, "run", 1),
         "evaluation": (evaluation.Evaluation, "_samples", 1),
         "last evaluation": (evaluation.Evaluation, "_samples", 2),
-        "save": (checkpoint, "save_tensors", 1),
+        "save": (checkpoint_files, "save_tensors", 1),
     }[moment]
     honest, calls = getattr(target, name), []
 

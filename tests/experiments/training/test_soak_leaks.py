@@ -85,16 +85,16 @@ def test_training_leaks_neither_memory_nor_files(tmp_path, route):
 
 def test_the_average_of_weights_has_no_history(tmp_path, monkeypatch):
     """An average that autograd follows keeps something of every step: 25 KB each, for this tiny model."""
-    from experiments.training.loop import Trainer
     from experiments.training.session import train
+    from experiments.training.step import TrainingStep
 
     looks = []
-    whole = Trainer.one_step
+    whole = TrainingStep.run
 
-    def one_step(self):
+    def run(self):
         whole(self)
         looks.append(any(t.requires_grad or t.grad_fn is not None for t in [*self.state.ema, self.state.tally]))
 
-    monkeypatch.setattr(Trainer, "one_step", one_step)
+    monkeypatch.setattr(TrainingStep, "run", run)
     train(small(tmp_path, "train.steps=3"), quiet=True)
     assert looks == [False] * 3

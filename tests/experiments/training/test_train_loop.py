@@ -18,12 +18,17 @@ from safetensors.torch import load_file
 from small import small
 
 from experiments import components as build
-from experiments.evaluation.sample_store import save_png
-from experiments.runtime import console, signals
+from experiments.config.routes import run_cost
+from experiments.evaluation.pictures import save_png
+from experiments.evaluation.trained_model import load_model
+from experiments.runtime import console, memory, signals
 from experiments.runtime.command import Interrupted
-from experiments.training import checkpoint
-from experiments.training.loop import Diverged, Trainer
-from experiments.training.session import read_summary, train
+from experiments.training import loop
+from experiments.training.divergence import Diverged
+from experiments.training.loop import Trainer
+from experiments.training.session import train
+from experiments.training.step import TrainingStep
+from experiments.training.summary import read_summary
 from routing.errors import UserError
 
 BACKBONES = ("dit", "mamba", "rwkv")
@@ -56,7 +61,7 @@ def test_a_run_leaves_the_files_it_promises(backbone, tmp_path):
     assert [line["step"] for line in lines] == [2, 4, 6]
     assert all(math.isfinite(line["loss"]) for line in lines)
     assert lines[-1]["macs"] == 6 * 8 * summary["macs_routed"]
-    loaded = checkpoint.load_model(folder)
+    loaded = load_model(folder)
     assert loaded.step == 6 and loaded.config == config
     assert same(loaded.model.state_dict(), weights(folder))
 
@@ -127,23 +132,21 @@ def test_micro_batches_change_nothing_but_rounding(tmp_path):
         assert x["grad_norm"] == pytest.approx(y["grad_norm"], rel=1e-4)
 
 
-def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, monkeypatch):
-    from experiments.runtime import memory
-
-    run = make_run(small(tmp_path, "train.micro_batch=auto"))
-    assert run.pieces == [(0, 8)]
-    tight = make_run(small(tmp_path, "train.micro_batch=auto", "seed=1"))
-    monkeypatch.setattr(memory, "available_memory", lambda: int(tight.cost.training_bytes(3) / 0.8))
-    assert tight.pieces == [(0, 2), (2, 4), (4, 6), (6, 8)]
+def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, monkeypatch, capsys):
+    config = small(tmp_path, "train.micro_batch=auto")
+    assert make_run(config).step.micro_batch_size == 8
+    cost = run_cost(config)
+    monkeypatch.setattr(memory, "available_memory", lambda: int(cost.training_bytes(3) / 0.8))
+    assert make_run(config).step.micro_batch_size == 2
+    train(config)
+    assert "micro-batch 2: the largest that fits; 8 samples are accumulated" in capsys.readouterr().out
 
 
 def test_what_a_model_too_large_is_advised_is_taken(tmp_path, monkeypatch):
-    from experiments.runtime import memory
-
-    run = make_run(small(tmp_path, "train.micro_batch=auto"))
+    monkeypatch.setattr("experiments.components.check_fits", lambda *_: None)
     monkeypatch.setattr(memory, "available_memory", lambda: 0)
     with pytest.raises(memory.MemoryLimit, match="routing.checkpoint=") as caught:
-        assert run.pieces
+        make_run(small(tmp_path, "train.micro_batch=auto"))
     assert small(tmp_path, re.search(r"routing\.checkpoint=\w+", str(caught.value))[0])
 
 
@@ -153,7 +156,7 @@ def test_out_of_memory_names_the_value_to_type(tmp_path, monkeypatch):
             "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"
         )
 
-    monkeypatch.setattr(Trainer, "loss", fail)
+    monkeypatch.setattr(TrainingStep, "loss", fail)
     with pytest.raises(ValueError, match=r"train\.micro_batch=4 .*micro_batch=auto"):
         train(small(tmp_path), quiet=True)
     assert json.loads((small(tmp_path).folder / "status.json").read_text())["status"] == "failed"
@@ -162,12 +165,12 @@ def test_out_of_memory_names_the_value_to_type(tmp_path, monkeypatch):
 def test_random_numbers_of_a_sample_depend_on_seed_step_and_index_alone(tmp_path):
     run = make_run(small(tmp_path, "route=1-2"))
     run.state.step = 5
-    whole, part = run.draws(torch.arange(8)), run.draws(torch.tensor([6, 3]))
+    whole, part = run.step.draws(torch.arange(8)), run.step.draws(torch.tensor([6, 3]))
     for stream, n in (("sigma", 1), ("noise", 64), ("drop", 1), ("route.0", 64)):
         assert torch.equal(whole.uniform(stream, n)[[6, 3]], part.uniform(stream, n))
     run.state.step = 6
     assert not torch.equal(
-        run.draws(torch.arange(8)).uniform("noise", 64), whole.uniform("noise", 64)
+        run.step.draws(torch.arange(8)).uniform("noise", 64), whole.uniform("noise", 64)
     )
 
 
@@ -176,25 +179,25 @@ def test_routes_share_initialisation_data_and_noise(tmp_path):
     assert same(dict(dense.model.state_dict()), dict(routed.model.state_dict()))
     rows = torch.arange(8)
     assert torch.equal(
-        dense.draws(rows).uniform("noise", 9), routed.draws(rows).uniform("noise", 9)
+        dense.step.draws(rows).uniform("noise", 9), routed.step.draws(rows).uniform("noise", 9)
     )
-    assert torch.equal(dense.order.lookup(rows), routed.order.lookup(rows))
+    assert torch.equal(dense.step.order.lookup(rows), routed.step.order.lookup(rows))
 
 
 def test_a_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch):
     run = make_run(small(tmp_path))
     run.model.train()
-    honest = Trainer.loss
+    honest = TrainingStep.loss
     monkeypatch.setattr(
-        Trainer, "loss", lambda self, rows, batch=None: honest(self, rows) * float("nan")
+        TrainingStep, "loss", lambda self, rows, batch=None: honest(self, rows) * float("nan")
     )
     before = [p.detach().clone() for p in run.state.params]
-    run.one_step()
+    run.step.run()
     assert all(torch.equal(a, b) for a, b in zip(before, run.state.params, strict=True))
     assert run.state.tally[3] == 1 and run.state.tally[4] == 1
-    monkeypatch.setattr(Trainer, "loss", honest)
-    run.one_step()
-    run.one_step()
+    monkeypatch.setattr(TrainingStep, "loss", honest)
+    run.step.run()
+    run.step.run()
     assert not all(torch.equal(a, b) for a, b in zip(before, run.state.params, strict=True))
     assert run.state.tally[3] == 1 and run.state.tally[4] == 0
 
@@ -217,12 +220,12 @@ def test_a_spike_is_seen_above_the_least_loss_there_is(encoder, losses, spikes, 
 
 
 def test_a_run_that_diverges_stops_and_says_where(tmp_path, monkeypatch):
-    honest = Trainer.loss
+    honest = TrainingStep.loss
 
     def poison(self, rows, batch=None):
         return honest(self, rows) * (float("inf") if self.state.step >= 4 else 1.0)
 
-    monkeypatch.setattr(Trainer, "loss", poison)
+    monkeypatch.setattr(TrainingStep, "loss", poison)
     config = small(tmp_path, "train.steps=20", "train.max_bad_steps=3")
     with pytest.raises(
         Diverged, match=r"step 8: .*steps in a row.*times .* samples .*step-0000000"
@@ -244,12 +247,12 @@ def test_data_that_are_not_finite_are_named_and_not_the_learning_rate(tmp_path):
 
 
 def test_roll_back_goes_on_with_other_numbers(tmp_path, monkeypatch):
-    honest = Trainer.loss
+    honest = TrainingStep.loss
 
     def poison(self, rows, batch=None):
         return honest(self, rows) * (float("nan") if self.state.rollbacks == 0 and self.state.step >= 4 else 1.0)
 
-    monkeypatch.setattr(Trainer, "loss", poison)
+    monkeypatch.setattr(TrainingStep, "loss", poison)
     config = small(
         tmp_path,
         "train.steps=12",
@@ -266,13 +269,13 @@ def test_roll_back_goes_on_with_other_numbers(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("keep", [1, 9])
 def test_roll_back_goes_to_before_the_first_bad_step(keep, tmp_path, monkeypatch):
-    honest, went = Trainer.loss, []
+    honest, went = TrainingStep.loss, []
 
     def poison(self, rows, batch=None):
         went.append((self.state.rollbacks, self.state.step))
         return honest(self, rows) * (float("nan") if self.state.rollbacks == 0 and self.state.step >= 3 else 1.0)
 
-    monkeypatch.setattr(Trainer, "loss", poison)
+    monkeypatch.setattr(TrainingStep, "loss", poison)
     config = small(
         tmp_path,
         "train.steps=9",
@@ -288,13 +291,13 @@ def test_roll_back_goes_to_before_the_first_bad_step(keep, tmp_path, monkeypatch
 
 
 def test_roll_back_keeps_the_count_of_what_was_skipped_before(tmp_path, monkeypatch):
-    honest = Trainer.loss
+    honest = TrainingStep.loss
 
     def poison(self, rows, batch=None):
         bad = self.state.step == 1 or (self.state.rollbacks == 0 and self.state.step >= 4)
         return honest(self, rows) * (float("nan") if bad else 1.0)
 
-    monkeypatch.setattr(Trainer, "loss", poison)
+    monkeypatch.setattr(TrainingStep, "loss", poison)
     words = ("train.steps=9", "train.max_bad_steps=2", "train.rollback=1", "train.save_every=1")
     config = small(tmp_path, *words, "train.keep=9")
     train(config, quiet=True)
@@ -302,22 +305,22 @@ def test_roll_back_keeps_the_count_of_what_was_skipped_before(tmp_path, monkeypa
 
 
 def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_path, monkeypatch):
-    from experiments.evaluation.generation import Guided
+    from experiments.evaluation.guided_denoiser import GuidedDenoiser
 
     words = ("train.steps=6", "train.save_every=100", "train.sample_every=4", "train.log_every=1")
     straight = train(small(tmp_path / "a", *words), quiet=True)
-    config, honest = small(tmp_path / "b", *words), Guided.__call__
+    config, honest = small(tmp_path / "b", *words), GuidedDenoiser.__call__
 
     def signalled(self, *args):
         signals.request("SIGUSR2")
         return honest(self, *args)
 
-    monkeypatch.setattr(Guided, "__call__", signalled)
+    monkeypatch.setattr(GuidedDenoiser, "__call__", signalled)
     with pytest.raises(Interrupted) as stop:
         train(config, quiet=True)
     assert (stop.value.reason, stop.value.step) == ("SIGUSR2", 4)
     assert not list((config.folder / "samples").glob("*.png"))
-    monkeypatch.setattr(Guided, "__call__", honest)
+    monkeypatch.setattr(GuidedDenoiser, "__call__", honest)
     train(config, quiet=True)
     assert same(weights(config.folder), weights(straight))
     for name in ("step-00000004.png", "final.png"):
@@ -336,7 +339,7 @@ def test_ctrl_c_twice_leaves_a_run_that_was_stopped_and_has_not_failed(tmp_path,
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.1)
 
-    monkeypatch.setattr(Trainer, "one_step", twice)
+    monkeypatch.setattr(TrainingStep, "run", twice)
     config = small(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         train(config, quiet=True)
@@ -367,19 +370,19 @@ def test_a_disk_that_refuses_is_one_sentence_and_the_heartbeat_says_failed(
 
 def test_a_signal_saves_and_the_same_command_goes_on_bit_for_bit(tmp_path, monkeypatch):
     config = small(tmp_path / "a", "route=1-2", "train.save_every=100", "train.steps=7")
-    honest = Trainer.one_step
+    honest = TrainingStep.run
 
     def interrupted(self):
         honest(self)
         if self.state.step == 4:
             signals.request("SIGUSR2")
 
-    monkeypatch.setattr(Trainer, "one_step", interrupted)
+    monkeypatch.setattr(TrainingStep, "run", interrupted)
     with pytest.raises(Interrupted) as stop:
         train(config, quiet=True)
     assert (stop.value.reason, stop.value.step) == ("SIGUSR2", 5)
     assert json.loads((config.folder / "status.json").read_text())["status"] == "preempted"
-    monkeypatch.setattr(Trainer, "one_step", honest)
+    monkeypatch.setattr(TrainingStep, "run", honest)
     train(config, quiet=True)
     straight = train(
         small(tmp_path / "b", "route=1-2", "train.save_every=100", "train.steps=7"), quiet=True
@@ -416,16 +419,16 @@ def test_a_run_that_diverged_looks_for_a_checkpoint_in_the_first_process_first(t
         first.clear()
 
     monkeypatch.setattr(run.accelerator, "main_process_first", main_process_first)
-    monkeypatch.setattr(checkpoint, "newest", lambda *_: first == [True] and tmp_path / "found")
+    monkeypatch.setattr(loop, "newest", lambda *_: first == [True] and tmp_path / "found")
     with pytest.raises(Diverged, match="last good checkpoint: .*found;"):
-        run.diverged(1)
+        run.roll_back(1)
 
 
 def test_ema_follows_the_weights(tmp_path):
     run = make_run(small(tmp_path, "train.ema=0.5"))
     run.model.train()
     start = [p.detach().clone() for p in run.state.params]
-    run.one_step()
+    run.step.run()
     for before, now, average in zip(start, run.state.params, run.state.ema, strict=True):
         torch.testing.assert_close(average, 0.5 * before + 0.5 * now.detach())
 
@@ -436,7 +439,7 @@ def test_learning_rate_warms_up_and_follows_its_schedule(tmp_path):
     )
     rates = []
     for run.state.step in range(8):
-        rates.append(run.learning_rate())
+        rates.append(run.step.learning_rate())
     assert rates[0] == pytest.approx(0.5) and rates[1] == pytest.approx(
         0.5 * (1 + math.cos(math.pi / 8))
     )
@@ -460,12 +463,12 @@ def test_init_loads_the_parents_ema_and_is_another_run(tmp_path):
 
 def test_routing_can_be_switched_off_after_a_fraction(tmp_path):
     run = make_run(small(tmp_path, "route=1-2", "routing.off_after=0.5"))
-    rows = run.draws(torch.arange(8))
+    rows = run.step.draws(torch.arange(8))
     assert (
-        str(run.routes.every_step.on(run.routes.schedule.at(0.49), rows).route) == "1-2"
-        and run.routes.every_step.on(run.routes.schedule.at(0.5), rows) is None
+        str(run.step.routes.every_step.on(run.step.routes.schedule.at(0.49), rows).route) == "1-2"
+        and run.step.routes.every_step.on(run.step.routes.schedule.at(0.5), rows) is None
     )
-    assert run.routes.macs(run.routes.schedule.at(0.9)) == run.cost.macs_dense
+    assert run.step.routes.macs(run.step.routes.schedule.at(0.9)) == run_cost(run.config).macs_dense
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,10 @@ from safetensors.torch import load_file
 from small import small
 
 import analysis
-import backbones
 from experiments import components as build
 from experiments.data.dataset import Batch
-from experiments.diffusion import create_objective
 from experiments.training import precision
-from experiments.training.loss import training_loss
+from experiments.training.build import build_step
 from experiments.training.precision import resolve_precision
 from experiments.training.session import train
 from routing import Route, Routing, rng
@@ -90,23 +88,22 @@ def test_the_precision_of_accelerates_own_configuration_is_not_taken(tmp_path, m
 @pytest.mark.parametrize("backbone", ["dit", "mamba", "rwkv"])
 def test_a_float64_model_trains(tmp_path, backbone, objective):
     """Its loss and gradients are those of the float32 model to float32's precision."""
-    config = small(tmp_path, f"backbone={backbone}")
+    words = ["backbone.depth=2", "backbone.width=32", "route=0-1", "train.label_drop=0"]
+    config = small(tmp_path, f"backbone={backbone}", f"objective={objective}", *words)
     index = torch.arange(4)
     x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     losses, gradients = [], []
     for dtype in (torch.float32, torch.float64):
+        step = build_step(config, build.make_accelerator(config))
+        model = step.model
         torch.manual_seed(0)
-        model = backbones.create(backbone, "T/2", depth=2, width=32, input_size=8, in_channels=1)
         with torch.no_grad():
             for parameter in model.parameters():  # the zeros of gates and head hide the rest
                 parameter += 0.1 * torch.randn_like(parameter)
         model.to(dtype)
         draws = rng.Draws(0, 0, index)
         batch = Batch(x.to(dtype), torch.zeros(4, dtype=torch.long))
-        routing = Routing(Route.parse("0-1"), draws=draws)
-        loss = training_loss(
-            model, model, create_objective(objective), batch, draws, routing, config.train
-        )
+        loss = step.batch_loss(batch, draws, Routing(Route.parse("0-1"), draws=draws))
         loss.backward()
         assert loss.dtype == dtype
         losses.append(loss.item())

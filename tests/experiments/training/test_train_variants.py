@@ -10,11 +10,11 @@ from small import small
 from test_train_loop import make_run
 
 from experiments.config.compose import load
-from experiments.config.routes import check_guided, model_arguments
+from experiments.config.routes import check_guided, model_arguments, run_cost
 from experiments.data.data_options import describe
 from experiments.evaluation.pipeline import SamplingPipeline
-from experiments.options.diffusion import options_of
-from experiments.training.loss import Capture, training_loss
+from experiments.options.guidance import GUIDANCE
+from experiments.options.roles import parse_named
 from experiments.training.session import train
 from routing.errors import UserError
 
@@ -85,7 +85,7 @@ def test_a_weak_pass_that_the_model_never_makes_is_not_asked_of_it(word, tmp_pat
     words = ["route=1-2@0.75", "routing.selection=quad", "guidance=routed", "guidance.strong=0.75"]
     config = small(tmp_path, *words, word)
     model = model_arguments(config, describe(config.data))
-    check_guided(config, options_of("guidance", config.guidance), model)
+    check_guided(config, parse_named(GUIDANCE, "guidance", config.guidance), model)
 
 
 @pytest.mark.slow
@@ -105,14 +105,8 @@ def test_scenes_train_on_every_backbone(backbone, task, tmp_path):
     assert (folder / "samples" / "final.png").is_file()
 
 
-def one_loss(run, rows=None, **changes):
-    rows = torch.arange(8) if rows is None else rows
-    draws = run.draws(rows)
-    batch = run.dataset.batch(run.samples(run.state.step, rows), draws)
-    routing = run.routes.every_step.on(run.routes.schedule.at(0.0), draws)
-    return training_loss(
-        run.model, run.model, run.objective, batch, draws, routing, run.config.train, run.encode
-    )
+def one_loss(run, rows=None):
+    return run.step.loss(torch.arange(8) if rows is None else rows)
 
 
 def perturbed(run):
@@ -126,20 +120,13 @@ def perturbed(run):
 
 def test_dropping_counts_only_tokens_that_stayed(tmp_path):
     run = perturbed(make_run(small(tmp_path, *VARIANTS["dropping"])))
-    rows = torch.arange(8)
-    draws = run.draws(rows)
-    batch = run.dataset.batch(run.samples(0, rows), draws)
-    capture = Capture(run.model, run.model.dtype)
-    noise, time = draws.normal("noise", (1, 8, 8)), run.objective.times(draws)
-    terms = run.objective.loss(
-        capture,
-        batch.x,
-        noise,
-        time,
-        y=torch.full((8,), 10),
-        routing=run.routes.every_step.on(run.routes.schedule.at(0.0), draws),
-    )
-    kept = capture.output.kept.expand(8, -1).reshape(8, 1, 8, 8)
+    batch, draws, routing = run.step.make_batch(torch.arange(8), None)
+    noise, time = draws.normal("noise", (1, 8, 8)), run.step.objective.times(draws)
+    pair = run.step.objective.training_pair(batch.x, noise, time)
+    labels = torch.full((8,), 10)
+    output = run.model(pair.inputs, pair.time, y=labels, routing=routing, return_output=True)
+    terms = run.step.objective.loss_map(output.sample, pair)
+    kept = output.kept.expand(8, -1).reshape(8, 1, 8, 8)
     assert kept.sum() == 8 * 32
     run.config.train.__dict__["label_drop"] = 1.0
     assert float(one_loss(run).detach()) == pytest.approx(
@@ -152,8 +139,8 @@ def test_maskdit_reconstructs_with_the_preconditioned_output(tmp_path):
     # noisy image y + n over what is not, each patch of y + n at mean 0 and variance 1.
     words = [*VARIANTS["maskdit"], "size=T/2", "train.label_drop=1"]
     run = perturbed(make_run(small(tmp_path, *words)))
-    draws = run.draws(torch.arange(8))
-    y = run.dataset.batch(run.samples(0, torch.arange(8)), draws).x
+    batch, draws, routing = run.step.make_batch(torch.arange(8), None)
+    y = batch.x
     sigma = (draws.normal("sigma", 1)[:, 0] * 1.2 - 1.2).exp()
     s = sigma.reshape(-1, 1, 1, 1)
     noisy = y + s * draws.normal("noise", (1, 8, 8))
@@ -162,7 +149,7 @@ def test_maskdit_reconstructs_with_the_preconditioned_output(tmp_path):
         noisy / total,
         sigma.log() / 4,
         torch.full((8,), 10),
-        routing=run.routes.every_step.on(run.routes.schedule.at(0.0), draws),
+        routing=routing,
         return_output=True,
     )
     denoised = 0.25 / total**2 * noisy + s * 0.5 / total * out.sample
@@ -268,7 +255,8 @@ def test_weights_of_another_objective_are_refused(parent, child, said, tmp_path)
 def test_macs_of_a_run_follow_its_stages_and_its_drawn_ends(tmp_path):
     def total(*words):
         run = make_run(small(tmp_path, *words))
-        return run.cost, [run.routes.macs(run.routes.schedule.at(i / 4)) for i in range(4)]
+        routes = run.step.routes
+        return run_cost(run.config), [routes.macs(routes.schedule.at(i / 4)) for i in range(4)]
 
     plain, _ = total("route=0-2")
     assert total("route=none/0.5:0-2")[1] == [plain.macs_dense] * 2 + [plain.macs_routed] * 2
@@ -280,19 +268,14 @@ def test_macs_of_a_run_follow_its_stages_and_its_drawn_ends(tmp_path):
 def test_tokens_shared_by_the_batch_are_aligned_with_their_own_features(tmp_path):
     words = ["route=1-2", "train.encoder=random", "backbone.align={block: 1, channels: 64, hidden: 16}"]
     run = perturbed(make_run(small(tmp_path, *words, "routing.shared=true")))
+    batch, draws, routing = run.step.make_batch(torch.arange(8), None)
     seen = {}
-
-    def encode(x):
-        seen["features"] = run.encode(x)
-        return seen["features"]
-
-    rows = torch.arange(8)
-    draws = run.draws(rows)
-    batch, routing = run.dataset.batch(run.samples(0, rows), draws), run.routes.every_step.on(run.routes.schedule.at(0.0), draws)
-    net = lambda *a, **k: seen.setdefault("output", run.model(*a, **k))  # noqa: E731
-    args = (run.model, run.objective, batch, draws, routing, run.config.train)
-    loss = training_loss(net, *args, encode)
-    plain = training_loss(run.model, *args)
+    run.step.net = lambda *args, **options: seen.setdefault("output", run.model(*args, **options))
+    loss = run.step.batch_loss(batch, draws, routing)
+    seen["features"] = run.step.alignment.encode(batch.x)
+    run.step.alignment = None
+    run.step.net = run.model
+    plain = run.step.batch_loss(batch, draws, routing)
     output = seen["output"]
     ids = output.aligned_layout.ids
     assert ids.shape[0] == 1

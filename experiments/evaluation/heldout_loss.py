@@ -1,0 +1,58 @@
+"""The metric `heldout_loss`: loss of the dense and the routed pass on held-out data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from experiments.config.routes import routed_pass
+from experiments.evaluation.collect import full_precision
+from experiments.evaluation.generation import evaluating
+from experiments.evaluation.heldout import HeldOut, no_split
+from experiments.evaluation.images import split_indices
+from experiments.options.evaluation import Score, make_score
+from experiments.runtime.processes import gather_rows, share
+
+#: Held-out images that the loss is measured on at most.
+MOST_IMAGES = 2000
+#: Noisy inputs that it is measured on: several per image where there are fewer images.
+NOISY_INPUTS = 1000
+
+
+def missing_loss(metrics: Sequence[str], dataset: Any) -> str:
+    """Return why `heldout_loss`, one of the metrics, cannot be measured; empty if it can."""
+    missing = no_split(dataset) if "heldout_loss" in metrics else ""
+    return f"heldout_loss is missing: {missing}" if missing else ""
+
+
+def heldout_scores(heldout: HeldOut, batch: int, **record: Any) -> list[Score]:
+    """Return the held-out loss of both passes over all processes; a collective call.
+
+    Args:
+        heldout: The model with its held-out data.
+        batch: Images per pass and process.
+        record: Further fields of the scores.
+    """
+    index = split_indices(heldout.dataset, "test", MOST_IMAGES)
+    part = share(len(index))
+    process_index = index[part.start : part.stop]
+    keys = ["heldout_loss"]
+    if routed_pass(heldout.config, None):
+        keys.append("heldout_loss_routed")
+    # Number of images, then the sum of the losses of each pass.
+    totals = torch.zeros(1 + len(keys), dtype=torch.float64)
+    with torch.inference_mode(), evaluating(heldout.model), full_precision():
+        for draw in range(max(1, NOISY_INPUTS // len(index))):
+            if len(process_index) == 0:  # this process only waits for the others
+                break
+            for images in process_index.split(batch):
+                losses = torch.stack(heldout.losses(images, draw)).cpu()
+                totals += len(images) * torch.cat((torch.ones(1), losses))
+    count, *sums = gather_rows(totals.unsqueeze(0)).sum(dim=0).tolist()
+    reference = f"{heldout.dataset.name}-test@{heldout.dataset.fingerprint[:8]}"
+    scores = []
+    for key, total in zip(keys, sums, strict=True):
+        scores.append(make_score(key, total / count, len(index), None, reference, record))
+    return scores

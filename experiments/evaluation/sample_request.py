@@ -1,0 +1,159 @@
+"""Which images `experiments/sample.py` makes: seeds, classes and captions from the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.options.roles import ConfigError
+from routing.errors import suggest
+
+MOST_COLUMNS, MOST_ROWS = 16, 20
+# Images in the grid where rows have no meaning.
+_GRID_IMAGES = 100
+# Ten million seeds are 80 MB, and twenty days of sampling.
+_MOST_NUMBERS = 10_000_000
+
+
+class SampleRequest(NamedTuple):
+    """The images to make, in order."""
+
+    seeds: list[int]  # one per image
+    # Class of each, or None where the seeds draw them or there are no classes
+    labels: list[int] | None
+    captions: list[str] | None  # caption of each, or None
+    grid: set[int]  # the images in the grid: one row per class or caption, or the first hundred
+    columns: int | None  # images in a row of the grid
+    row_names: list[str] | None  # names of the grid's rows, where rows are classes or captions
+    names: list[str]  # file name of each image, without suffix
+
+
+def plan_request(
+    seeds: Sequence[int],
+    classes: Sequence[int] | None,
+    captions: Sequence[str] | None,
+    class_names: Sequence[str] = (),
+) -> SampleRequest:
+    """Return every seed for every class or caption, one row of the grid for each of those."""
+    for flag, numbers in (("--seeds", seeds), ("--classes", classes or ())):
+        if len(set(numbers)) < len(numbers):
+            raise ConfigError(
+                f"{flag}: a number is given twice, and its images would share a name"
+            )
+    if not classes and captions is None:
+        return SampleRequest(
+            seeds=list(seeds),
+            labels=None,
+            captions=None,
+            grid=set(range(_GRID_IMAGES)),
+            columns=None,
+            row_names=None,
+            names=[f"seed{seed:06d}" for seed in seeds],
+        )
+    prefixes, row_names = _rows(classes, captions, class_names)
+    columns = min(len(seeds), MOST_COLUMNS)
+    labels: list[int] = []
+    image_captions: list[str] = []
+    names: list[str] = []
+    grid: set[int] = set()
+    for row, prefix in enumerate(prefixes):
+        names += [f"{prefix}seed{seed:06d}" for seed in seeds]
+        if classes:
+            labels += [classes[row]] * len(seeds)
+        if captions:
+            image_captions += [captions[row]] * len(seeds)
+        if row < MOST_ROWS:
+            first = row * len(seeds)
+            grid.update(range(first, first + columns))
+    return SampleRequest(
+        seeds=list(seeds) * len(prefixes),
+        labels=labels or None,
+        captions=image_captions or None,
+        grid=grid,
+        columns=columns,
+        row_names=row_names[:MOST_ROWS],
+        names=names,
+    )
+
+
+def _rows(
+    classes: Sequence[int] | None, captions: Sequence[str] | None, class_names: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return a prefix of file names and a name for every class or caption."""
+    if captions is not None:
+        return [f"caption{number:03d}_" for number in range(len(captions))], list(captions)
+    prefixes, names = [], []
+    for number in classes or ():
+        prefixes.append(f"class{number:04d}_")
+        names.append(class_names[number] if number < len(class_names) else str(number))
+    return prefixes, names
+
+
+# --- parsing --------------------------------------------------------------------------------------
+
+
+def parse_numbers(text: str, flag: str) -> list[int]:
+    """Parse `3`, `0-63` or `0-9,20,30-31` as numbers in that order."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first:
+            raise ConfigError(
+                f"{flag} {text}: expected numbers such as 3,7 or ranges such as 0-63, from the "
+                "smaller to the larger number, all below 10^18"
+            )
+        if len(numbers) + last - first >= _MOST_NUMBERS:
+            raise ConfigError(
+                f"{flag} {text}: more than {_MOST_NUMBERS:,} at once; ask for them in several calls"
+            )
+        numbers += range(first, last + 1)
+    return numbers
+
+
+def parse_classes(text: str, num_classes: int, names: Sequence[str] = ()) -> list[int]:
+    """Parse class numbers, ranges or names, separated by commas; `all` is every class."""
+    if not num_classes:
+        raise ConfigError("--classes: this model has no classes; leave it out")
+    if text == "all":
+        return list(range(num_classes))
+    numbers: list[int] = []
+    for part in text.split(","):
+        part = part.strip()
+        if part in names:
+            numbers.append(list(names).index(part))
+        elif part[:1].isdigit():
+            numbers += parse_numbers(part, "--classes")
+        else:
+            examples = ", ".join(list(names)[:10]) or f"0..{num_classes - 1}"
+            hint = suggest(part, names) or f"; there are {examples}"
+            raise ConfigError(f"--classes {part}: no class of that name{hint}")
+    for number in numbers:
+        if number >= num_classes:
+            raise ConfigError(
+                f"--classes {number}: this model has {num_classes} classes, 0..{num_classes - 1}"
+            )
+    return numbers
+
+
+def parse_captions(text: str) -> list[str]:
+    """Parse captions separated by semicolons, or one per line from a `.txt` file."""
+    if text.endswith(".txt"):
+        try:
+            lines = Path(text).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--captions {text}: expected text in UTF-8 ({error})") from None
+    else:
+        lines = text.split(";")
+    captions = [line.strip() for line in lines if line.strip()]
+    if not captions:
+        raise ConfigError("--captions: give one or more, separated by semicolons")
+    return captions
+
+
+def check_at_least(flag: str, value: int, minimum: int) -> None:
+    """Refuse a number below the minimum."""
+    if value < minimum:
+        raise ConfigError(f"{flag} {value}: expected {minimum} or more")

@@ -1,0 +1,91 @@
+"""Sampler, guidance and data options that are changed for sampling: `guidance.scale=2`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from experiments.config.removed_keys import without_removed
+from experiments.options.guidance import GUIDANCE
+from experiments.options.roles import ConfigError, parse_named
+from experiments.options.sampler import SAMPLERS
+from experiments.runtime.parsing import Malformed, yaml_of
+from routing.errors import suggest
+
+#: Options of the groups that have a name.
+REGISTRIES: dict[str, Mapping[str, type]] = {"sampler": SAMPLERS, "guidance": GUIDANCE}
+#: Groups of a run's configuration that may be changed for sampling.
+GROUPS = ("sampler", "guidance", "data")
+#: Command-line flags, and the keys that they set.
+FLAGS = {
+    "steps": "sampler.steps",
+    "scale": "guidance.scale",
+    "sampler": "sampler.name",
+    "guidance": "guidance.name",
+}
+
+
+def parse_overrides(overrides: Sequence[str], **flags: Any) -> dict[str, dict[str, Any]]:
+    """Parse overrides such as `guidance.scale=2` into one mapping per group.
+
+    `flags` are values of some of `FLAGS`; None means that a flag was not given.
+    """
+    items = list(overrides)
+    for name, value in flags.items():
+        if value is not None:
+            items.append(f"{FLAGS[name]}={value}")
+    values: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    for item in items:
+        key, _, text = item.partition("=")
+        group, name = _split_key(item)
+        if name in values[group]:
+            raise ConfigError(f"{key} is given twice, also as {text}; give one of the two")
+        try:
+            values[group][name] = yaml_of(text, item)
+        except Malformed:
+            values[group][name] = text  # a path, such as one that begins with a bracket
+    return without_removed(values)
+
+
+def _split_key(item: str) -> tuple[str, str]:
+    """Return group and name of an override, or refuse it."""
+    key, equals, value = item.partition("=")
+    group, dot, name = key.partition(".")
+    if group in GROUPS and dot and equals:
+        return group, name
+    hint = ""
+    if key in FLAGS:
+        hint = f"; type --{key} {value}"
+    elif not equals and not dot:
+        hint = "; a list is one word, such as 3,7"
+    elif group not in GROUPS:
+        hint = suggest(group, GROUPS)
+    expected = ", ".join(f"{name}.KEY=VALUE" for name in GROUPS)
+    raise ConfigError(f"{item}: sampling can change {expected}{hint}")
+
+
+def chosen_options(kind: str, configured: Mapping[str, Any], changes: Mapping[str, Any]) -> Any:
+    """Return the changed options of a group.
+
+    They start from the run's own options, or from the defaults where `changes` has another name.
+    """
+    values = dict(changes)
+    if changes.get("name", configured.get("name")) == configured.get("name"):
+        values = {**configured, **changes}
+    options = parse_named(REGISTRIES[kind], kind, values)
+    if options.name == "none" and changes.get("scale") is not None and options.scale != 1:
+        raise ConfigError(f"scale {options.scale:g}: there is no guidance; add --guidance cfg")
+    return options
+
+
+def describe_options(options: Any) -> str:
+    """Return options as `name key=value ...`: steps, scale and what differs from its default."""
+    parts = [options.name]
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name == "name":
+            continue
+        if field.name in ("steps", "scale") or value != field.default:
+            parts.append(f"{field.name}={value}")
+    return " ".join(parts)

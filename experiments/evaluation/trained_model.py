@@ -1,0 +1,212 @@
+"""Trained models: the weights file of a finished run, and models loaded from runs and files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from backbones import Backbone
+from backbones.hub import save_tensors
+from experiments.config.schema import Config
+from experiments.runtime.checkpoint_files import (
+    FORMAT,
+    IO_ERRORS,
+    MALFORMED,
+    CheckpointError,
+    check_readable,
+    read,
+    reason,
+    unreadable,
+    verify,
+)
+from experiments.runtime.files import atomic_path
+from experiments.runtime.parsing import json_of
+from experiments.runtime.run_folder import listed
+from routing.errors import UserError
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model ready for sampling."""
+
+    model: Backbone  # in eval mode, on the device asked for
+    config: Config  # the run's configuration
+    step: int  # optimizer steps of the weights
+    source: str  # the file or checkpoint they were loaded from
+    info: dict[str, Any]  # description of the data set: shape, classes, ... (`describe_data`)
+
+
+def export(
+    path: Path,
+    model: Backbone,
+    weights: Mapping[str, torch.Tensor],
+    config: Config,
+    step: int,
+    info: Mapping[str, Any],
+) -> None:
+    """Write `model.safetensors`: weights, with config and model arguments as metadata.
+
+    Raises:
+        CheckpointError: The file cannot be written, for example because the disk is full.
+    """
+    metadata = {
+        "format": FORMAT,
+        "config": json.dumps(config.to_dict()),
+        "model": json.dumps(model.config),
+        "data": json.dumps(dict(info)),
+        "step": json.dumps(step),
+    }
+    with atomic_path(path) as temporary:
+        try:
+            save_tensors(temporary, weights, metadata)
+        except IO_ERRORS as error:
+            raise CheckpointError(
+                f"could not write {path} ({reason(error)}); every checkpoint is intact: free some "
+                "space and type the same command to go on"
+            ) from error
+
+
+def load_model(
+    source: str | os.PathLike[str],
+    step: int | None = None,
+    weights: str = "ema",
+    device: str | torch.device | None = None,
+) -> TrainedModel:
+    """Load a model from a run folder, one of its checkpoints or an exported file.
+
+    Args:
+        source: A run folder or a `.safetensors` file written by `export`.
+        step: A checkpoint's step; None takes the exported weights, or the newest checkpoint.
+        weights: `ema` or `raw` (the optimizer's own; checkpoints only).
+        device: Where to put the model; None: CUDA where there is one, else the CPU.
+
+    Raises:
+        CheckpointError: Nothing there, another format, or no such step (those present are listed).
+    """
+    if weights not in ("ema", "raw"):
+        raise CheckpointError(f"weights={weights}: expected ema or raw")
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise CheckpointError(
+            f"{path} does not exist: give a run folder (runs/...) or a model.safetensors file"
+        )
+    wants_export = step is None and weights == "ema"
+    if path.is_dir():
+        exported_path = path / "model.safetensors"
+        if wants_export and exported_path.is_file():
+            return _read_export(exported_path, device)
+        return _read_checkpoint(path, step, weights, device)
+    if not wants_export:
+        raise CheckpointError(
+            f"{path} is one set of EMA weights: give the run folder to choose a step or raw weights"
+        )
+    return _read_export(path, device)
+
+
+def _read_export(path: Path, device: Any) -> TrainedModel:
+    try:
+        check_readable(path)
+        with safe_open(path, framework="pt") as handle:
+            metadata = handle.metadata() or {}
+            tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file ({reason(error)})"
+        ) from error
+    if metadata.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} has no {FORMAT} metadata: expected weights that this suite exported "
+            "(other projects' weights load through backbones.import_weights)"
+        )
+    state = {}
+    try:
+        for key in ("config", "model", "data", "step"):
+            state[key] = json_of(metadata[key], key)
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"the metadata of {path} is damaged ({error})") from error
+    return build_model(state, tensors, str(path), device)
+
+
+def _read_checkpoint(run: Path, step: int | None, weights: str, device: Any) -> TrainedModel:
+    path = _verified_checkpoint(run, step)
+    tensors, state = read(path)
+    prefix = "ema." if weights == "ema" else "model."
+    model_tensors = {}
+    for name, tensor in tensors.items():
+        if name.startswith(prefix):
+            model_tensors[name.removeprefix(prefix)] = tensor
+    return build_model(state, model_tensors, str(path), device)
+
+
+def _verified_checkpoint(run: Path, step: int | None) -> Path:
+    """Return the checkpoint of `step`, or the newest one that verifies."""
+    try:
+        checkpoints = dict(listed(run))
+    except OSError as error:
+        raise unreadable(run / "checkpoints", error) from error
+    if not checkpoints:
+        files = " or ".join(sorted(path.name for path in run.glob("*.safetensors"))[:3])
+        hint = f", or {files} in it" if files else ""
+        raise CheckpointError(
+            f"{run} has no checkpoints: give a run folder that trained for a while{hint}"
+        )
+    steps = ", ".join(map(str, checkpoints))
+    if step is not None and step not in checkpoints:
+        raise CheckpointError(
+            f"{run}: checkpoint {step} is not there; choose another --step: there are {steps}"
+        )
+    candidates = [checkpoints[step]] if step is not None else list(reversed(checkpoints.values()))
+    problems = []
+    for path in candidates:
+        problem = verify(path)
+        if problem is None:
+            return path
+        problems.append(problem)
+    name = "no checkpoint verifies, the newest" if step is None else f"checkpoint {step}"
+    raise CheckpointError(
+        f"{run}: {name} is damaged ({problems[0]}); choose another --step: there are {steps}"
+    )
+
+
+def build_model(
+    state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], source: str, device: Any
+) -> TrainedModel:
+    """Build a model from its description and weights; `source` names both in errors.
+
+    Raises:
+        CheckpointError: Description and weights do not fit, weights are not finite, or the device
+            cannot be used.
+    """
+    try:
+        config = Config.from_dict(state["config"])
+        info, step = dict(state["data"]), int(state["step"])
+        if not all(isinstance(name, str) for name in info.get("class_names") or ()):
+            raise TypeError("class_names holds no names")
+        model = Backbone.from_tensors(dict(state["model"]), tensors, source)
+    except UserError as error:
+        raise CheckpointError(str(error)) from error
+    except MALFORMED as error:
+        raise CheckpointError(f"{source} does not describe its model ({error!r})") from error
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise CheckpointError(
+                f"{source} holds weights that are not finite ({name}): the run diverged; take an "
+                "earlier step of it, or another run"
+            )
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1).to(device).item()  # not on `meta`, which holds no numbers
+        model = model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        message = " ".join(str(error).split("\n")[0].split())
+        raise CheckpointError(f"device={device} cannot be used ({message}): try cpu") from error
+    return TrainedModel(model.eval(), config, step, source, info)

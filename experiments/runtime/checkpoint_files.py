@@ -1,0 +1,232 @@
+"""Checkpoint folders: written whole or not at all, verified by checksum, never unpickled.
+
+A checkpoint is a folder `step-00001000` with `state.safetensors` (weights, EMA, optimizer),
+`state.json` (step, counters, generators, config) and `manifest.json` (sizes and SHA-256 of both).
+It is written under a temporary name, flushed and renamed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from backbones.hub import save_tensors
+from experiments.runtime.files import fsync_dir, sha256
+from experiments.runtime.parsing import bytes_of, json_of
+from experiments.runtime.run_folder import listed, step_folder
+from routing.errors import UserError
+
+FORMAT = "tread-suite/1"
+
+
+class CheckpointError(UserError):
+    """A checkpoint or weights file that cannot be written, read or used."""
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def write(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, torch.Tensor],
+    state: Mapping[str, Any],
+    *,
+    keep: int = 2,
+    keep_every: int = 0,
+    streak: int = 0,
+) -> Path:
+    """Write the checkpoint of `step` and delete those that are no longer needed.
+
+    Args:
+        folder: The run folder.
+        step: Optimizer steps done.
+        tensors: Weights, averages and optimizer state by name.
+        state: The rest, JSON-able.
+        keep: How many of the newest checkpoints are kept.
+        keep_every: Checkpoints of multiples of so many steps are kept too; 0 for none.
+        streak: The last so many steps were non-finite: the newest checkpoint before them is kept,
+            because a roll-back returns to it.
+
+    Raises:
+        CheckpointError: The disk is full or refuses; earlier checkpoints are untouched.
+    """
+    target = step_folder(folder, step)
+    spare = target.with_name(f"{target.name}.old")
+    temporary = target.with_name(f".{target.name}.tmp{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        # Not the run folder itself: one that was deleted must not come back without its config.
+        target.parent.mkdir(exist_ok=True)
+        temporary.mkdir()
+        _write_files(temporary, tensors, state)
+        if target.exists():  # perhaps the only checkpoint: it stays until the new one is complete
+            os.replace(target, spare)
+        os.replace(temporary, target)
+        fsync_dir(target.parent)
+        shutil.rmtree(spare, ignore_errors=True)
+    except IO_ERRORS as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        earlier = listed(folder)
+        intact = "no checkpoint was written yet"
+        if earlier:
+            intact = f"the checkpoint of step {earlier[-1][0]} is intact"
+        raise CheckpointError(
+            f"could not write the checkpoint of step {step} to {target.parent} "
+            f"({reason(error)}); {intact}: free some space and type the same command to go on"
+        ) from error
+    _delete_old(folder, step - streak, keep, keep_every)
+    return target
+
+
+def _delete_old(folder: Path, last_good_step: int, keep: int, keep_every: int) -> None:
+    checkpoints = listed(folder)
+    rollback_step = max((step for step, _ in checkpoints if step <= last_good_step), default=None)
+    for step, path in checkpoints[:-keep]:
+        is_milestone = keep_every and step % keep_every == 0
+        if step != rollback_step and not is_milestone:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _write_files(
+    folder: Path, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]
+) -> None:
+    save_tensors(folder / "state.safetensors", tensors)
+    (folder / "state.json").write_text(json.dumps(state))
+    manifest = {"format": FORMAT, "files": describe_files(folder)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    for path in folder.iterdir():
+        with path.open("r+b") as handle:
+            os.fsync(handle.fileno())
+
+
+_CONTENTS = ("state.safetensors", "state.json")
+
+
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return size and checksum of the files of a checkpoint, as its manifest lists them."""
+    descriptions = {}
+    for name in _CONTENTS:
+        path = folder / name
+        if path.exists() and not path.is_file():  # reading a pipe would block for ever
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        descriptions[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    return descriptions
+
+
+# safetensors wraps the system's error in its own type.
+IO_ERRORS = (OSError, SafetensorError)
+# Raised when values of an unexpected form are read.
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
+
+
+def reason(error: Exception) -> str:
+    """Return the text of an error in one line."""
+    return " ".join(str(getattr(error, "strerror", None) or error).split())
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def verify(path: Path) -> str | None:
+    """Return how a checkpoint differs from its manifest, or None if it does not.
+
+    Raises:
+        CheckpointError: A file is there but cannot be read (permissions, a network file system
+            that fails for a moment), which says nothing about its contents.
+    """
+    try:
+        missing = sorted({"manifest.json", *_CONTENTS} - set(os.listdir(path)))
+        if missing:
+            return f"{' and '.join(missing)}: missing"
+        manifest = bytes_of(path / "manifest.json")
+        actual = describe_files(path)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    differing = []
+    try:
+        expected = json_of(manifest)["files"]
+        for name, description in actual.items():
+            if expected[name] != description:
+                differing.append(name)
+    except MALFORMED:
+        return "manifest.json: not a manifest"
+    return f"{' and '.join(differing)}: not as manifest.json says" if differing else None
+
+
+def unreadable(path: Path, error: OSError) -> CheckpointError:
+    """Return the error for a file that cannot be read; its contents may be intact."""
+    return CheckpointError(
+        f"{error.filename or path} cannot be read or moved ({reason(error)}); this is not taken "
+        "for damage and nothing was changed: get access to it or mend the file system, then type "
+        "the command again"
+    )
+
+
+def check_readable(path: Path) -> None:
+    """Open a file, so that the system's error is raised: safetensors reports a missing file."""
+    with path.open("rb"):
+        pass
+
+
+def newest(
+    folder: Path, say: Callable[[str], object] = print, up_to: int | None = None
+) -> Path | None:
+    """Return the newest checkpoint that verifies, of no later step than `up_to`.
+
+    Damaged ones are set aside, each with a message to `say`.
+
+    Raises:
+        CheckpointError: A checkpoint cannot be read or set aside; the files stay as they are.
+    """
+    try:
+        return _newest(folder, say, up_to)
+    except OSError as error:
+        raise unreadable(folder / "checkpoints", error) from error
+
+
+def _newest(folder: Path, say: Callable[[str], object], up_to: int | None) -> Path | None:
+    for stale in (folder / "checkpoints").glob(".step-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    for spare in (folder / "checkpoints").glob("step-*.old"):
+        # The process was killed while it replaced this checkpoint, before or after the new one
+        # was renamed.
+        if spare.with_suffix("").exists():
+            shutil.rmtree(spare, ignore_errors=True)
+        else:
+            os.replace(spare, spare.with_suffix(""))
+    for step, path in reversed(listed(folder)):
+        if up_to is not None and step > up_to:
+            continue
+        problem = verify(path)
+        if problem is None:
+            return path
+        aside = path.with_name(f"damaged-{path.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(path, aside)
+        say(
+            f"checkpoint {path.name} is damaged ({problem}); set aside as {aside.name}, trying "
+            "the one before it"
+        )
+    return None
+
+
+def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the tensors and the state of a checkpoint folder."""
+    try:
+        state = json_of((path / "state.json").read_bytes())
+        check_readable(path / "state.safetensors")
+        return load_file(path / "state.safetensors"), state
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a readable checkpoint ({reason(error)})") from error

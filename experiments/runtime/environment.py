@@ -1,0 +1,51 @@
+"""What this process runs on: package versions, device, commit of the code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.runtime.command import ROOT
+from experiments.runtime.files import code_commit
+
+_PACKAGES = (
+    "torch", "numpy", "timm", "accelerate", "hydra-core", "mamba-ssm", "causal-conv1d", "fla-core",
+    "triton",
+)  # fmt: skip
+
+
+def environment() -> dict[str, Any]:
+    """Return versions, device and commit of this process."""
+    versions: dict[str, str | None] = dict.fromkeys(_PACKAGES)
+    for name in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    device = f"{processor()}, {os.cpu_count()} cores"
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "spins": os.environ.get("GOMP_SPINCOUNT"),
+        "packages": versions,
+        "git": code_commit(ROOT),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def processor() -> str:
+    """Return the CPU's name."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

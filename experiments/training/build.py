@@ -1,0 +1,41 @@
+"""From a configuration to a training step: data, model, state, precision and micro-batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments import components
+from experiments.config.routes import run_cost
+from experiments.config.schema import Config
+from experiments.data.dataset import Dataset
+from experiments.runtime.processes import gather
+from experiments.training.cuda_graphs import GraphedTrainingStep
+from experiments.training.micro_batch import choose_micro_batch_size
+from experiments.training.precision import resolve_precision
+from experiments.training.state import TrainingState
+from experiments.training.step import TrainingStep
+
+
+def build_step(config: Config, accelerator: Any, dataset: Dataset | None = None) -> TrainingStep:
+    """Return the training step of a run, at its initialisation.
+
+    Args:
+        config: The run's configuration.
+        accelerator: `accelerate.Accelerator`: device, processes.
+        dataset: Data in place of the run's own (benchmarks).
+    """
+    device = accelerator.device
+    if dataset is None:
+        dataset = components.make_dataset(config, device)
+    info = components.describe_data(dataset)
+    model = components.make_model(config, info).to(device)
+    state = TrainingState(model, config.train, info)
+    # All processes train in the precision of the first.
+    precision = gather(resolve_precision(config, device))[0]
+    step_class = GraphedTrainingStep if config.train.graphs else TrainingStep
+    step = step_class(config, accelerator, dataset, state, precision)
+    if config.train.compile == "blocks":
+        components.compile_blocks(model.stack.blocks)
+    cost = run_cost(config, model.config)
+    step.micro_batch_size = choose_micro_batch_size(config, step, cost)
+    return step

@@ -1,0 +1,40 @@
+"""What is known about a run whose loss or gradient is not finite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from experiments.training.step import TrainingStep
+from routing.errors import UserError
+
+
+class Diverged(UserError):
+    """Too many steps in a row with a non-finite loss or gradient."""
+
+
+def diverged(step: TrainingStep, bad_streak: int, checkpoint: Path | None) -> Diverged:
+    """Return the error for a run whose last `bad_streak` steps were not finite.
+
+    It says whether the data of the last step hold NaN or infinity; otherwise it names the noise
+    levels and samples of that step, and the last `checkpoint` before the streak.
+    """
+    train, current_step = step.config.train, step.state.step
+    problem = f"step {current_step}: {bad_streak} steps in a row had a non-finite loss or gradient"
+    rows = torch.arange(train.batch)
+    draws, samples = step.draws(rows, current_step - 1), step.samples(current_step - 1, rows)
+    x = step.dataset.batch(samples, draws).x
+    non_finite_samples = samples[~torch.isfinite(x).flatten(1).all(dim=1).cpu()].tolist()
+    if non_finite_samples:
+        return Diverged(
+            f"{problem}, and {len(non_finite_samples)} of {len(samples)} samples are not finite "
+            f"themselves (samples {', '.join(map(str, non_finite_samples[:8]))}...): the data hold "
+            "NaN or infinity; make them again, or take these samples out"
+        )
+    times = step.objective.times(draws)
+    return Diverged(
+        f"{problem} (times {float(times.min()):.4g} to {float(times.max()):.4g}, samples "
+        f"{samples[:8].tolist()}...); last good checkpoint: {checkpoint or 'none'}; "
+        f"try train.lr={train.lr / 3:.1g} or train.clip=1"
+    )

@@ -1,0 +1,118 @@
+"""Metrics of the training loop: `metrics.jsonl`, the heartbeat, the tracker, the progress bar."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from experiments.config.schema import Config
+from experiments.runtime import console as log
+from experiments.training.step import TrainingStep
+
+
+class Averages(NamedTuple):
+    """Means over the finite steps since the last line, and counts of non-finite ones."""
+
+    loss: float | None  # None: no step was finite
+    grad_norm: float | None
+    skipped: int  # non-finite steps of the whole run
+    bad_streak: int  # non-finite steps in a row, up to the last one
+
+
+class MetricsLog:
+    """Writes the metrics of a run every `train.log_every` steps."""
+
+    def __init__(
+        self,
+        config: Config,
+        step: TrainingStep,
+        accelerator: Any,
+        console: log.Console,
+        folder: Path,
+    ) -> None:
+        self.config, self.accelerator, self.console = config, accelerator, console
+        self.state, self.folder = step.state, folder
+        # REPA's term is at least minus its weight: the loss as a whole may be negative.
+        self.min_loss = -config.train.align_weight if step.alignment is not None else 0.0
+
+    def take_averages(self) -> Averages:
+        """Read the tally of the steps since the last call, and reset their sums."""
+        loss, grad_norm, count, skipped, bad_streak = self.state.tally.tolist()
+        self.state.tally[:3] = 0
+        if not count:
+            return Averages(None, None, int(skipped), int(bad_streak))
+        return Averages(loss / count, grad_norm / count, int(skipped), int(bad_streak))
+
+    def write(
+        self,
+        averages: Averages,
+        progress: log.Progress,
+        step_seconds: float,
+        evaluation_seconds: float,
+    ) -> None:
+        """Write one line of metrics, the heartbeat and the progress bar.
+
+        Args:
+            averages: Of the steps since the last line.
+            progress: The progress bar.
+            step_seconds: Recent duration of a step.
+            evaluation_seconds: Predicted duration of the evaluations to come.
+        """
+        state, train = self.state, self.config.train
+        self.count_spike(averages.loss)
+        images_per_s = state.step * train.batch / max(state.seconds, 1e-9)
+        entry = {
+            "step": state.step,
+            "loss": averages.loss,
+            "lr": float(state.optimizer.param_groups[0]["lr"]),
+            "grad_norm": averages.grad_norm,
+            "images_per_s": round(images_per_s, 2),
+            "time": round(state.seconds, 3),
+            "macs": state.macs,
+            "skipped": averages.skipped,
+            "spikes": state.spikes,
+        }
+        if self.accelerator.is_main_process:
+            log.append_jsonl(self.folder / "metrics.jsonl", [entry])
+            log.write_status(
+                self.folder,
+                "running",
+                step=state.step,
+                steps=train.steps,
+                eta_s=round(step_seconds * (train.steps - state.step) + evaluation_seconds),
+                images_per_s=entry["images_per_s"],
+            )
+        if self.config.log != "none":
+            logged = {key: value for key, value in entry.items() if value is not None}
+            self.accelerator.log(logged, step=state.step)
+        progress.update(state.step, self.text(averages, images_per_s), pending=evaluation_seconds)
+
+    def count_spike(self, loss: float | None) -> None:
+        """Compare the loss with its running mean, and update that."""
+        state = self.state
+        if loss is None:
+            return
+        if state.mean_loss is None:
+            state.mean_loss = loss
+            return
+        if loss - self.min_loss > 4 * (state.mean_loss - self.min_loss):
+            state.spikes += 1
+            self.console.say(
+                f"loss spike at step {state.step}: {loss:.4g} against a running mean of "
+                f"{state.mean_loss:.4g}"
+            )
+        state.mean_loss = 0.9 * state.mean_loss + 0.1 * loss
+
+    def text(self, averages: Averages, images_per_s: float) -> str:
+        """Return the text of the progress bar."""
+        loss = math.nan if averages.loss is None else averages.loss
+        grad_norm = math.nan if averages.grad_norm is None else averages.grad_norm
+        text = f"loss {loss:.4f}  grad {grad_norm:.2f}  {images_per_s:.0f} img/s"
+        if self.state.tally.is_cuda:
+            text += f"  {torch.cuda.max_memory_allocated() / 2**30:.1f} GB"
+        if averages.skipped:
+            text += f"  skipped {averages.skipped}"
+        return text

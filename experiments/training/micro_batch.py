@@ -1,0 +1,52 @@
+"""The micro-batch: how many samples go through the model at once (`train.micro_batch`)."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from backbones import Cost
+from experiments.config.schema import Config
+from experiments.runtime import memory
+from experiments.runtime.processes import gather
+from experiments.training.step import TrainingStep
+
+
+def choose_micro_batch_size(config: Config, step: TrainingStep, cost: Cost) -> int:
+    """Return `train.micro_batch`, or with `auto` the largest size that fits on all processes.
+
+    Raises:
+        MemoryLimit: Not even one sample fits.
+    """
+    option = config.train.micro_batch
+    if option != "auto":
+        return min(step.local_batch, int(option or step.local_batch))
+    size = step.local_batch
+    while not all(gather(fits(step, cost, size))):
+        if size == 1:
+            raise memory.MemoryLimit(memory.ONE)
+        size = (size + 1) // 2
+    return size
+
+
+def fits(step: TrainingStep, cost: Cost, size: int) -> bool:
+    """Return whether `size` samples fit into this process's memory at once."""
+    if step.device.type == "cpu":
+        # Trying would bring the machine down with swapping: predict instead.
+        return cost.training_bytes(size) < 0.8 * memory.available_memory()
+    moments = []
+    try:
+        with step.no_sync(), memory.out_of_memory(size):
+            # AdamW allocates its two moments in the first update: leave room for them.
+            for parameter in step.state.params:
+                moments += [torch.empty_like(parameter), torch.empty_like(parameter)]
+            step.backward(step.loss(torch.arange(size)))
+        succeeded = True
+    except memory.MemoryLimit:
+        succeeded = False
+    del moments
+    step.state.optimizer.zero_grad()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return succeeded

@@ -1,0 +1,222 @@
+"""One training step.
+
+    sample a batch -> corrupt -> predict (routed) -> loss -> backward -> clip -> AdamW -> EMA
+
+A sample's data, flip, sigma, noise, label drop and token subset are functions of (seed, step, its
+index in the global batch) alone: the same after a restart and for any number of processes and
+micro-batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.config.routes import TrainingRoutes
+from experiments.config.schema import Config
+from experiments.data.dataset import Batch, Dataset, Prefetch, SampleOrder
+from experiments.diffusion.conditioning import make_conditions
+from experiments.diffusion.objective import create_objective
+from experiments.runtime import memory
+from experiments.training.loss import reduce_loss
+from experiments.training.repa import FeatureAlignment
+from experiments.training.state import TrainingState
+from routing import Draws, Routing
+
+
+class TrainingStep:
+    """Takes optimizer steps on this process's rows of the global batch.
+
+    Args:
+        config: The run's configuration.
+        accelerator: `accelerate.Accelerator`: device, processes.
+        dataset: The run's data.
+        state: Model, EMA, optimizer and counters, which the steps change.
+        precision: fp32 or bf16.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        accelerator: Any,
+        dataset: Dataset,
+        state: TrainingState,
+        precision: str,
+    ) -> None:
+        self.config, self.accelerator, self.precision = config, accelerator, precision
+        self.dataset, self.state, self.model = dataset, state, state.model
+        self.device = accelerator.device
+        self.objective = create_objective(config.objective)
+        self.routes = TrainingRoutes(config, self.model.config)
+        self.order = SampleOrder(config.seed, dataset.size)
+        self.alignment: FeatureAlignment | None = None  # REPA
+        if config.train.encoder != "none":
+            self.alignment = FeatureAlignment(config, dataset, self.model.grid, self.device)
+        self.distributed = accelerator.num_processes > 1
+        self.net: Any = accelerator.prepare_model(self.model) if self.distributed else self.model
+        self.local_batch = config.train.batch // accelerator.num_processes
+        self.first_row = self.local_batch * accelerator.process_index
+        self.micro_batch_size = self.local_batch
+        self.prefetched: Iterator[Batch] | None = None
+
+    def run(self) -> None:
+        """Take one optimizer step.
+
+        Raises:
+            MemoryLimit: Out of memory; the message names a micro-batch to try.
+        """
+        self.seed_torch()
+        self.set_learning_rate()
+        batch = next(self.prefetched) if self.prefetched is not None else None
+        try:
+            self.train_on(batch)
+        except (RuntimeError, MemoryError) as error:
+            memory.explain(error, self.micro_batch_size)
+
+    def train_on(self, batch: Batch | None) -> None:
+        """Accumulate the gradients of all micro-batches and apply them.
+
+        `batch` holds this process's rows of the global batch; None: they are read here.
+        """
+        total_loss = torch.zeros((), device=self.device)
+        for start in range(0, self.local_batch, self.micro_batch_size):
+            end = min(self.local_batch, start + self.micro_batch_size)
+            rows = torch.arange(self.first_row + start, self.first_row + end)
+            micro_batch = None if batch is None else batch.rows(start, end)
+            with self.no_sync() if end < self.local_batch else contextlib.nullcontext():
+                loss = self.loss(rows, micro_batch) * ((end - start) / self.local_batch)
+                self.backward(loss)
+            total_loss += loss.detach()
+        self.update(total_loss)
+
+    def loss(self, rows: Tensor, batch: Batch | None = None) -> Tensor:
+        """Return the mean loss of some rows of the global batch."""
+        return self.batch_loss(*self.make_batch(rows, batch))
+
+    def make_batch(self, rows: Tensor, batch: Batch | None) -> tuple[Batch, Draws, Routing | None]:
+        """Return data (unless prefetched as `batch`), random numbers and routing for some rows.
+
+        Rows and sample numbers stay on the CPU: reading them from a GPU would wait for its work.
+        """
+        step = self.state.step
+        draws = self.draws(rows)
+        if batch is None:
+            batch = self.dataset.batch(self.samples(step, rows), draws)
+        route = self.routes.schedule.at(step / self.config.train.steps)
+        return batch, draws, self.routes.every_step.on(route, draws)
+
+    def batch_loss(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:
+        """Return the mean loss of a batch under these random numbers and routes.
+
+        The streams `sigma`, `noise` and `drop` of `draws` are used here, the model uses the rest.
+        """
+        train, model = self.config.train, self.model
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            conditions = make_conditions(model, batch, draws, train.label_drop)
+            time = self.objective.times(draws)
+            noise = draws.normal("noise", tuple(batch.x.shape[1:]))
+            pair = self.objective.training_pair(batch.x, noise, time)
+            inputs = pair.inputs.to(model.dtype)
+            output = self.net(inputs, pair.time, **conditions, routing=routing, return_output=True)
+
+            loss_map = self.objective.loss_map(output.sample, pair)
+            if output.kept is None and train.loss == "plain":
+                loss = loss_map.mean()
+            else:  # tokens dropped for good (MaskDiT), or one loss per route
+                loss = reduce_loss(loss_map, output, pair, self.objective, model, train)
+            if self.alignment is not None:
+                loss = loss + train.align_weight * self.alignment(output, batch.x)
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of `loss` to those of the parameters."""
+        loss.backward()
+
+    def update(self, loss: Tensor) -> None:
+        """Apply the gradients, unless loss or gradients are not finite, and update EMA and tally.
+
+        Everything stays on the device: no step waits for a GPU.
+        """
+        state, optimizer = self.state, self.state.optimizer
+        max_norm = self.config.train.clip or math.inf
+        grad_norm = torch.nn.utils.clip_grad_norm_(state.params, max_norm)
+        if self.distributed:
+            loss = self.accelerator.reduce(loss, "mean")
+        bad = ~(torch.isfinite(loss) & torch.isfinite(grad_norm))
+        # Fused AdamW skips the step where `found_inf` is 1.
+        optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        self.update_ema()
+        good = (~bad).to(state.tally)
+        finite_loss = torch.where(bad, 0.0, loss).to(state.tally.dtype)
+        finite_norm = torch.where(bad, 0.0, grad_norm).to(state.tally.dtype)
+        state.tally[:3] += torch.stack([finite_loss, finite_norm, good])
+        state.tally[3] += 1 - good
+        state.tally[4] = (state.tally[4] + 1) * (1 - good)
+
+    @torch.no_grad()
+    def update_ema(self) -> None:
+        """Move the EMA towards the weights."""
+        # Without no_grad autograd remembers every average of parameters: 25 KB a step, for good.
+        torch._foreach_lerp_(self.state.ema, self.state.params, 1 - self.config.train.ema)
+
+    def set_learning_rate(self) -> None:
+        """Set the learning rate for this step."""
+        rate = self.learning_rate()
+        for group in self.state.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):  # where a CUDA graph reads it
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def learning_rate(self) -> float:
+        """Return the learning rate for this step."""
+        train, step = self.config.train, self.state.step
+        rate = train.lr * min(1.0, (step + 1) / train.warmup) if train.warmup else train.lr
+        if train.schedule == "cosine":
+            rate *= 0.5 * (1 + math.cos(math.pi * step / train.steps))
+        return rate
+
+    # --- randomness, data, processes -------------------------------------------------------------
+
+    def draws(self, rows: Tensor, step: int | None = None) -> Draws:
+        """Return the random numbers of a step (default: this one) for rows of the global batch."""
+        seed = self.config.seed + 1_000_003 * self.state.rollbacks
+        return Draws(seed, self.state.step if step is None else step, rows, device=self.device)
+
+    def samples(self, step: int, rows: Tensor) -> Tensor:
+        """Return the sample numbers in these rows of the global batch of `step`."""
+        return self.order.lookup(step * self.config.train.batch + rows)
+
+    def start_prefetch(self) -> None:
+        """Start a thread that reads this process's batches from the current step on."""
+        rows = self.first_row + torch.arange(self.local_batch)
+
+        def plan(step: int) -> tuple[Tensor, Draws]:
+            return self.samples(step, rows), self.draws(rows, step)
+
+        self.prefetched = iter(Prefetch(self.dataset, plan, self.state.step))
+
+    def seed_torch(self) -> None:
+        """Seed torch's own generator from seed, step and rank.
+
+        An external block may use it (dropout), and evaluations must not affect training.
+        """
+        # The generator itself: torch.manual_seed queries every kind of device, 1 ms a step.
+        on_cpu = self.device.type == "cpu"
+        seed = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
+        seed(
+            (self.config.seed * 65_537 + self.state.step) * 4_099
+            + self.state.rollbacks * 257
+            + self.accelerator.process_index
+        )
+
+    def no_sync(self) -> Any:
+        """Return a context in which gradients are not reduced over processes."""
+        return self.accelerator.no_sync(self.net) if self.distributed else contextlib.nullcontext()

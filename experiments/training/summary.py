@@ -1,0 +1,109 @@
+"""`summary.json`: written last by a finished run, read by the next start, shown at the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from backbones import Cost
+from experiments.config.schema import Config
+from experiments.evaluation import trained_model
+from experiments.runtime import console as log
+from experiments.runtime import run_folder
+from experiments.runtime.files import atomic_write
+from experiments.runtime.parsing import is_number
+from experiments.training.run_evaluation import draw_curve
+from experiments.training.state import TrainingState
+
+# Files that a finished run may have, with a label for each.
+_RESULTS = {
+    "samples": "samples/final.png",
+    "progress": "progress.gif",
+    "loss curve": "loss.png",
+    "weights": "model.safetensors",
+    "scores": "scores.jsonl",
+}
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Return the summary of a finished run; None if it is not finished or the file is damaged."""
+    summary = run_folder.read(folder / "summary.json")
+    scores, wall_s = summary.get("scores"), summary.get("wall_s")
+    is_valid = (
+        summary.get("status") == "done"
+        and isinstance(summary.get("name"), str)
+        and type(summary.get("step")) is int
+        and is_number(wall_s)
+        and wall_s >= 0
+        and isinstance(scores, dict)
+        and all(map(is_number, scores.values()))
+        and is_number(summary.get("loss") or 0)
+        and is_number(summary.get("images_per_s") or 0)
+    )
+    return summary if is_valid else None
+
+
+def finish(
+    config: Config, state: TrainingState, cost: Cost, session_seconds: float, precision: str
+) -> None:
+    """Write the weights, the loss curve and, last, `summary.json`."""
+    folder, step = config.folder, state.step
+    weights = state.ema_state_dict()
+    trained_model.export(
+        folder / "model.safetensors", state.model, weights, config, step, state.info
+    )
+    loss_curve = draw_curve(folder)
+    scores = {}
+    for line in filter(log.is_score, log.read_jsonl(folder / "scores.jsonl")):
+        if line.get("step") == step:
+            scores[line["metric"]] = line["value"]
+    last_metrics = (log.read_metrics(folder) or [{}])[-1]
+    summary = {
+        "status": "done",
+        "name": config.name,
+        "hash": config.hash,
+        "backbone": config.backbone["name"],
+        "size": config.size,
+        "data": config.data["name"],
+        "task": config.task,
+        "route": config.resolved_route,
+        "scale": config.scale,
+        "seed": config.seed,
+        "precision": precision,
+        "step": step,
+        "params": cost.params,
+        "macs_dense": cost.macs_dense,
+        "macs_routed": cost.macs_routed,
+        "macs_dense_no_attention": cost.macs_dense_no_attention,
+        "macs_routed_no_attention": cost.macs_routed_no_attention,
+        "macs": state.macs,
+        "wall_s": round(state.seconds, 1),
+        "session_s": round(session_seconds, 1),
+        "images_per_s": last_metrics.get("images_per_s"),
+        "loss": last_metrics.get("loss"),
+        "skipped": last_metrics.get("skipped"),
+        "scores": scores,
+        "loss_curve": loss_curve,
+    }
+    log.write_status(folder, "done", step=step, steps=config.train.steps)
+    atomic_write(folder / "summary.json", json.dumps(summary, indent=1))
+
+
+def show_results(console: log.Console, folder: Path) -> None:
+    """Print the scores of a finished run and the paths of its results."""
+    summary = read_summary(folder)
+    assert summary is not None, "a finished run"
+    values = summary["scores"] | {
+        "loss": summary.get("loss"),
+        "training time": log.clock(summary["wall_s"]),
+        "images per second": summary.get("images_per_s"),
+    }
+    rows = []
+    for name, value in values.items():
+        rows.append([name, f"{value:.4g}" if is_number(value) else str(value).lower()])
+    console.say()
+    console.table(f"{summary['name']}, step {summary['step']}", rows, ["score", "value"])
+    for label, name in _RESULTS.items():
+        if (folder / name).exists():
+            console.say(f"{label:<12}{folder / name}")

@@ -1,0 +1,125 @@
+"""Checks of what `routing.attach` is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from numbers import Integral
+from typing import Any
+
+from torch import nn
+
+from routing.attached.calls import AttachError, Signature
+from routing.attached.supported import refuse_positional
+from routing.errors import suggest
+from routing.options import require
+from routing.route import Route
+from routing.selection import Selection
+
+WITHOUT_GRID = ("random", "stride")  # selections that need no grid
+
+
+def block_list(blocks: Any) -> list[nn.Module]:
+    """Return the blocks as a list, each of them once."""
+    members = list(blocks) if isinstance(blocks, Iterable) else []
+    require(
+        members and all(isinstance(block, nn.Module) for block in members),
+        "blocks: expected a model or its list of blocks, as in model.blocks",
+        AttachError,
+    )
+    for i, first in enumerate(map(members.index, members)):
+        require(
+            first == i,
+            f"block {i} is block {first} once more, and their calls cannot be told apart; pass a "
+            "list in which every block is another module",
+            AttachError,
+        )
+    return members
+
+
+def check_routed_blocks(members: Sequence[nn.Module], route: Route) -> None:
+    """Refuse blocks of a route that mix tokens by position or have a route already."""
+    for i in route.sparse_blocks:
+        refuse_positional(members[i])
+        require(
+            not _has_route(members[i]),
+            f"block {i} has a route already (a copy has that of its original); call remove() on "
+            "what the first attach returned, or copy before attaching",
+            AttachError,
+        )
+
+
+def parse_grid(grid: Any) -> tuple[int, int] | None:
+    """Return a grid of tokens as plain integers; None is unknown."""
+    if grid is None:
+        return None
+    pair = isinstance(grid, Sequence) and [isinstance(side, Integral) for side in grid]
+    require(
+        pair == [True, True] and min(grid) > 0,
+        f"grid={grid!r}: expected (rows, columns), such as grid=(16, 16)",
+        AttachError,
+    )
+    return int(grid[0]), int(grid[1])
+
+
+def parse_prefix(prefix: Any, signatures: Sequence[Signature], is_model: bool) -> int:
+    """Return the number of prefix tokens; blocks of timm alone do not tell it."""
+    timm = any(signature.library == "timm" for signature in signatures)
+    require(
+        prefix is not None or is_model or not timm,  # their sequences begin with a class token
+        "the number of class and register tokens before the image's is unknown; pass the model "
+        "instead of its blocks, or prefix=1 (prefix=0 if there are none)",
+        AttachError,
+    )
+    if prefix is None:
+        return 0
+    integer = isinstance(prefix, Integral) and not isinstance(prefix, bool)
+    require(
+        integer and prefix >= 0,
+        f"prefix={prefix}: expected the number of tokens before the image's, an integer >= 0",
+        AttachError,
+    )
+    return int(prefix)
+
+
+def check_selection(selection: Selection, grid: tuple[int, int] | None) -> None:
+    """Refuse a selection that needs a grid where none is known, or scans."""
+    require(
+        grid is not None or selection.mode in WITHOUT_GRID or selection.mode == "unsorted",
+        f"selection {selection.mode} needs the grid of tokens; pass grid=(rows, columns)",
+        AttachError,
+    )
+    require(
+        selection.mode != "unsorted",
+        "selection unsorted shuffles scans, and these blocks have none",
+        AttachError,
+    )
+
+
+def check_extra(extra: Any) -> None:
+    """Refuse what is not a sequence of names."""
+    require(
+        isinstance(extra, Collection) and not isinstance(extra, str),
+        f"extra={extra!r}: expected names in a sequence: ('{extra}',)",
+        AttachError,
+    )
+
+
+def check_extra_names(extra: Sequence[str], signatures: Sequence[Signature]) -> None:
+    """Refuse names that are no argument of any block in the route."""
+    for name in extra:
+        accepted = [block.any_name or name in block.positions for block in signatures]
+        if signatures and not any(accepted):
+            arguments = signatures[0].positions
+            raise AttachError(
+                f"extra: the blocks have no argument {name}; they have {', '.join(arguments)}"
+                f"{suggest(name, arguments)}"
+            )
+
+
+def _has_route(block: nn.Module) -> bool:
+    """Whether a hook on the block, which its copies have too, is of a route not removed."""
+    for hook in block._forward_pre_hooks.values():
+        owner = getattr(hook, "route_of", None)
+        if owner is not None and owner._handles:
+            return True
+    return False

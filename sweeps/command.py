@@ -1,0 +1,127 @@
+"""The command `python -m sweeps`: launch, status, retry, cancel, show and list."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.runtime.command import run_command
+from routing.errors import Parser, one_of
+from sweeps import SweepError
+from sweeps.folder import all_sweeps
+from sweeps.overrides import runs_root
+from sweeps.status_command import list_command, show_command, status_command
+from sweeps.submit_command import cancel_command, retry_command
+
+HELP = """\
+Many runs, one grid per table or figure of the paper.
+
+  python -m sweeps list                             grids, and what was launched
+  python -m sweeps launch route_placement --dry-run runs, cost, sbatch script
+  python -m sweeps launch route_placement cluster=debug train.steps=20
+  python -m sweeps launch route_placement backbone=dit,mamba cluster=slurm \\
+      scale=paper
+  python -m sweeps launch search_route --trials 20  optuna proposes
+  python -m sweeps launch mygrid.py                 a grid in Python (executed)
+  python -m sweeps status                           all sweeps, any shell, later
+  python -m sweeps status route_placement           one, run by run
+
+The same launch again submits only what is missing. key=value is an override; a
+comma makes a list: it replaces that axis of the grid, selects rows of it, or
+adds an axis. cluster= names a file in sweeps/resources or a path;
+cluster.KEY=VALUE sets one of its keys.
+"""
+# What each command does.
+COMMANDS = {
+    "launch": "submit what is missing of a grid, and return",
+    "status": "status of every run of a sweep; without a grid, of all sweeps",
+    "retry": "submit failed and stopped runs again",
+    "cancel": "cancel what is in the queue or running",
+    "show": "one grid, or one run: attempts, logs, overrides",
+    "list": "the grids, and what was launched",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command-line parser."""
+    plain = argparse.RawDescriptionHelpFormatter
+    result = Parser("python -m sweeps", description=HELP, formatter_class=plain)
+    commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parsers = {}
+    for name, description in COMMANDS.items():
+        parsers[name] = commands.add_parser(name, help=description, description=description)
+        if name != "list":
+            grid_count: dict[str, Any] = {"nargs": "?"} if name == "status" else {}
+            parsers[name].add_argument(
+                "grid", metavar="GRID", help="a grid's name, a .yaml or a .py file", **grid_count
+            )
+        parsers[name].add_argument(
+            "overrides", nargs="*", metavar="KEY=VALUE", help="overrides, or a filter of runs"
+        )
+    launch, status, show = parsers["launch"], parsers["status"], parsers["show"]
+    launch.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="or dry=true: print runs, cost and the script, refuse what a launch would refuse",
+    )
+    for command in (launch, parsers["retry"]):
+        command.add_argument("--throttle", type=int, metavar="N", help="at most N runs at once")
+    launch.add_argument(
+        "--compare-at",
+        default="steps",
+        metavar="WHAT",
+        help="equal steps (default), flops or hours for each cell",
+    )
+    launch.add_argument(
+        "--trials", type=int, metavar="N", help="of a grid with a search section: N in all"
+    )
+    status.add_argument(
+        "--once", action="store_true", help="print the table once, also on a terminal"
+    )
+    status.add_argument("--json", action="store_true", help="print plain values instead")
+    show.add_argument(
+        "--follow", action="store_true", help="print a run's log as it grows, until the run ends"
+    )
+    show.add_argument("--run", metavar="NAME", help="part of a run's name")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return 0, 1 (a run failed in this process) or 2 (invalid input)."""
+    return run_command(_dispatch, list(sys.argv[1:] if argv is None else argv))
+
+
+def _dispatch(arguments: list[str]) -> int | None:
+    if not arguments:
+        _print_help()
+        return 0
+    if not arguments[0].startswith("-"):
+        one_of("command", arguments[0], list(COMMANDS), SweepError)
+    command_parser = parser()
+    # argparse cannot mix flags and positionals under a subcommand: overrides may follow flags.
+    options, rest = command_parser.parse_known_args(arguments)
+    for argument in rest:
+        if argument.startswith("-"):
+            command_parser.error(f"unrecognized argument: {argument}")
+        options.overrides.append(argument)
+    if options.command == "launch":
+        # The only command that composes configurations, which imports more.
+        from sweeps.launch_command import launch_command
+
+        return launch_command(options)
+    if options.command == "retry":
+        return retry_command(options)
+    others = {
+        "status": status_command,
+        "cancel": cancel_command,
+        "show": show_command,
+        "list": list_command,
+    }
+    others[options.command](options)
+    return 0
+
+
+def _print_help() -> None:
+    launched = [sweep.name for sweep in all_sweeps(runs_root({}))]
+    step = f"status {launched[-1]}" if launched else "launch route_placement --dry-run"
+    print(f"{HELP}\nNext: python -m sweeps {step}\n      python -m sweeps COMMAND --help")

@@ -1,0 +1,197 @@
+"""A sweep on disk: `<runs>/.sweeps/<grid>/`, readable from any shell, later, without a database.
+
+sweep.json        the runs: name, overrides, folder, steps            (rewritten as a whole)
+batches.jsonl     submissions: intent, then ids, times, code          (appended)
+attempts/*.jsonl  per run: every start and end, by the jobs           (appended)
+logs/             output of the jobs
+outputs/          of commands other than training
+../code/<hash>/   a copy of the code, so that a requeued job runs what was submitted
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from backbones.validation import validate_value
+from experiments.runtime import run_folder
+from experiments.runtime.console import append_jsonl, read_jsonl
+from experiments.runtime.files import atomic_write
+from routing.errors import UserError
+from sweeps import SweepError
+from sweeps.planned_run import PlannedRun
+from sweeps.records import is_file_name, is_timestamp, read_record
+from sweeps.resources import is_slurm_cluster, untrusted_keys
+
+
+@dataclass
+class JobBatch:
+    """One submission.
+
+    Attributes:
+        name: Name of its jobs, and of a pool's folder.
+        cluster: Name or path of its cluster file.
+        kind: slurm, local or debug.
+        runs: Names of its runs; an array has a task for each, in this order.
+        time: When it was submitted, in seconds since the epoch.
+        code: Name of its code snapshot; "" for `debug`.
+        resources: Values of its cluster file.
+        ids: Job ids by run; none if the submission was cut off.
+        slurm_cluster: Cluster of a multi-cluster Slurm that the ids belong to; "" for the default.
+    """
+
+    name: str
+    cluster: str
+    kind: str
+    runs: list[str]
+    time: float
+    code: str
+    resources: dict[str, Any] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
+    slurm_cluster: str = ""
+
+
+class Sweep:
+    """The folder of one grid in a folder of runs.
+
+    Attributes:
+        locked_folder: Locked by a launch, since two grids may share a run.
+        snapshots: Copies of the code, shared by all sweeps of the folder of runs.
+        logs: Output of the jobs.
+        pools: Folders of the pools on this machine, by batch.
+    """
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.root, self.name = root, name
+        self.locked_folder = root / ".sweeps"
+        self.snapshots = self.locked_folder / "code"
+        self.path = self.locked_folder / name
+        self.logs = self.path / "logs"
+        self.pools = self.path / "pools"
+
+    def log(self, batch: JobBatch, run: str, kind: str) -> Path | None:
+        """Return the path of a run's log in a batch (`kind` is out or err), None without a job."""
+        if batch.kind == "slurm":
+            return self.logs / f"{batch.ids[run]}_0_log.{kind}" if run in batch.ids else None
+        return self.logs / f"{batch.name}_{run}.{kind}"
+
+    def runs(self) -> dict[str, PlannedRun]:
+        """Return the runs of every launch so far, by name.
+
+        Raises:
+            SweepError: The file is damaged; launching the grid again writes it anew.
+        """
+        path = self.path / "sweep.json"
+        values: Any = run_folder.read(path).get("runs") if path.is_file() else {}
+        with contextlib.suppress(AttributeError, UserError):
+            runs = {name: read_record(PlannedRun, run) for name, run in values.items()}
+            if all(is_file_name(run.name) for run in runs.values()):
+                return runs
+        raise SweepError(
+            f"{path} cannot be read; if it is damaged, remove it, then launch the grid again"
+        )
+
+    def add(self, title: str, runs: Iterable[PlannedRun]) -> None:
+        """Write runs to the sweep's file; one of the same name is replaced."""
+        values = {name: run.__dict__ for name, run in self.runs().items()}
+        for run in runs:
+            values[run.name] = run.__dict__
+        content = {"format": 1, "title": title, "runs": values}
+        atomic_write(self.path / "sweep.json", json.dumps(content, indent=1))
+
+    def batches(self) -> list[JobBatch]:
+        """Return the submissions in order, each with its ids if they were written."""
+        batches: dict[str, JobBatch] = {}
+        for line in read_jsonl(self.path / "batches.jsonl"):
+            name = str(line.get("batch"))
+            if "runs" not in line:
+                if name in batches:
+                    _add_ids(batches[name], line)
+            elif is_file_name(name) and is_timestamp(line.get("time")):
+                with contextlib.suppress(UserError):
+                    batch = read_record(JobBatch, {**line, "name": name})
+                    if is_slurm_cluster(batch.slurm_cluster or "default"):
+                        batches[name] = batch
+        return list(batches.values())
+
+    def latest_batches(self) -> dict[str, JobBatch]:
+        """Return the last submission of each run, by the run's name."""
+        latest = {}
+        for batch in self.batches():
+            for run in batch.runs:
+                latest[run] = batch
+        return latest
+
+    def intend(self, batch: JobBatch) -> None:
+        """Note a submission before it is made, so that one that is cut off is found in the queue.
+
+        Lines of `setup` may hold secrets: with them the file is readable by its owner only.
+        """
+        path = self.path / "batches.jsonl"
+        if untrusted_keys(batch.resources):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            path.chmod(0o600)
+        line = {"batch": batch.name, **batch.__dict__}
+        del line["name"], line["ids"]
+        append_jsonl(path, [line])
+
+    def submitted(
+        self, batch: str, ids: Mapping[str, str], note: str = "", slurm_cluster: str = ""
+    ) -> None:
+        """Note the ids that the runs of a submission got, and the cluster that sbatch named."""
+        line: dict[str, Any] = {"batch": batch, "ids": dict(ids), "note": note}
+        if slurm_cluster:
+            line["slurm_cluster"] = slurm_cluster
+        append_jsonl(self.path / "batches.jsonl", [line])
+
+    def is_done(self, run: PlannedRun) -> bool:
+        """Return whether a run is finished; a command is not if its parent has trained on since."""
+        if run.trains:
+            return run.finished
+        mark, parent_step = run_folder.read(self._mark(run.name)), run.parent_step
+        return bool(mark) and parent_step in (None, mark.get("step", parent_step))
+
+    def mark_done(self, run: str, step: int | None) -> None:
+        """Note that a command other than training has ended well, at a step of its parent."""
+        values = {"run": run, "time": time.time(), "step": step}
+        atomic_write(self._mark(run), json.dumps(values))
+
+    def _mark(self, run: str) -> Path:
+        return self.path / "done" / f"{run}.json"
+
+    def events(self, run: str) -> list[dict[str, Any]]:
+        """Return the starts and ends of a run, and cancellations, oldest first."""
+        events = []
+        for line in read_jsonl(self.attempts(run)):
+            if isinstance(line.get("event"), str) and is_timestamp(line.get("time")):
+                events.append(line)
+        return events
+
+    def attempts(self, run: str) -> Path:
+        """Return the file of a run's events, appended by its jobs."""
+        return self.path / "attempts" / f"{run}.jsonl"
+
+    def note(self, run: str, event: str, **values: Any) -> None:
+        """Append an event of a run with the time."""
+        append_jsonl(self.attempts(run), [{"event": event, "time": time.time(), **values}])
+
+
+def _add_ids(batch: JobBatch, line: Mapping[str, Any]) -> None:
+    """Add the ids in a line of batches.jsonl to its batch, unless they are damaged."""
+    with contextlib.suppress(UserError):
+        cluster = line.get("slurm_cluster")
+        batch.ids.update(validate_value(dict[str, str], line.get("ids"), "ids"))
+        if isinstance(cluster, str) and is_slurm_cluster(cluster):
+            batch.slurm_cluster = cluster
+
+
+def all_sweeps(root: Path) -> list[Sweep]:
+    """Return the sweeps in a folder of runs."""
+    paths = sorted((root / ".sweeps").glob("*/sweep.json"))
+    return [Sweep(root, path.parent.name) for path in paths]

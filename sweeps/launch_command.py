@@ -1,0 +1,47 @@
+"""`launch`: plan a grid, check it, and submit it, print it (dry run) or search in it."""
+
+import argparse
+import functools
+
+from sweeps import SweepError, grid
+from sweeps.arguments import Arguments
+from sweeps.dry_run import print_plan
+from sweeps.folder import Sweep
+from sweeps.launch import launch
+from sweeps.plan import make_plan
+from sweeps.preflight import Preflight
+from sweeps.search_command import prepare_search
+
+
+def launch_command(options: argparse.Namespace) -> int:
+    """Run `launch`."""
+    arguments = Arguments(options)
+    dry = "true" if options.dry_run and arguments.dry == "false" else arguments.dry
+    chosen = grid.load(options.grid)
+    resources = arguments.resources("slurm" if dry != "false" else "")
+    preflight = Preflight(resources, stop=dry == "false")
+    preflight.check_keys(arguments.overrides)
+    planner = functools.partial(
+        make_plan,
+        scale=arguments.scale,
+        user=arguments.overrides,
+        compare_at=options.compare_at,
+        check=preflight,
+    )
+    if chosen.search is not None:
+        search = prepare_search(chosen, planner, arguments, options.trials)
+        print(f"search: {search.trials} trials over {', '.join(search.space)}")
+        if dry == "false":
+            return search.run(resources)
+    elif options.trials is not None:
+        raise SweepError(f"--trials: grid {chosen.name} has no search section (see search_route)")
+    while True:
+        plan = planner(chosen)
+        print("".join(f"{line}\n" for line in plan.notes()), end="")
+        if dry != "false":
+            print_plan(plan, resources, with_arguments=dry == "full")
+            return preflight.exit_code
+        failed = launch(Sweep(plan.root, chosen.name), chosen, plan.runs, resources)
+        if failed is None or failed or resources.kind != "debug" or not plan.waiting:
+            return int(bool(failed))
+        # The parents are done now, so that the next stage can be planned.

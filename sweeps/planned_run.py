@@ -1,0 +1,64 @@
+"""One run of a sweep, as planned, submitted and stored (imports no configuration)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from experiments.runtime import run_folder
+from sweeps.overrides import KEY
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep; plain values only, since it is stored as JSON.
+
+    Attributes:
+        name: Name of the run folder, or of the call of another command.
+        stage: Stage of the grid that it belongs to.
+        label: What distinguishes it from the others, for messages.
+        entry: What it runs, `module:function`.
+        args: Arguments of that function.
+        trains: Whether it trains; other commands read the folder of a trained run.
+        folder: Run folder; of another command that of its parent, or "" without one.
+        steps: Training steps, None for other commands.
+        varies: Overrides that differ between the cells of the grid.
+    """
+
+    name: str
+    stage: str
+    label: str
+    entry: str
+    args: list[str]
+    trains: bool
+    folder: str
+    steps: int | None
+    varies: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run folder holds a finished run of at least `steps` steps."""
+        return run_folder.finished(self.folder, self.steps)
+
+    @property
+    def saved_step(self) -> int:
+        """Step of the newest checkpoint; 0 for commands that save none."""
+        return run_folder.saved_step(self.folder) if self.trains else 0
+
+    @property
+    def parent_step(self) -> int | None:
+        """Step at which the run in `folder` ended; None if it has not, or there is no folder."""
+        if not self.folder:
+            return None
+        step = run_folder.read(Path(self.folder) / "summary.json").get("step")
+        return step if isinstance(step, int) else None
+
+    @property
+    def values(self) -> dict[str, str]:
+        """Overrides by key, including those that a command takes in its own arguments."""
+        values = {}
+        for argument in self.args:
+            key, equals, value = argument.partition("=")
+            if equals and KEY.match(key):
+                values[key] = value
+        return values | self.varies

@@ -1,1 +1,0 @@
-"""From a grid to runs: cells, overrides, names, cost."""

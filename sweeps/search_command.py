@@ -1,0 +1,47 @@
+"""`launch` of a grid with a `search` section: its checks before the first trial."""
+
+from collections.abc import Callable
+
+from routing.errors import one_of
+from sweeps import SweepError, require
+from sweeps.arguments import Arguments
+from sweeps.folder import Sweep
+from sweeps.grid import Grid
+from sweeps.plan import Plan
+from sweeps.planned_run import PlannedRun
+from sweeps.search import Search
+from sweeps.study import distributions
+
+
+def prepare_search(
+    chosen: Grid, planner: Callable[[Grid], Plan], arguments: Arguments,
+    trials: int | None,
+) -> Search:  # fmt: skip
+    """Check a grid's search at one corner of its space.
+
+    Raises:
+        SweepError: A trial is not one run, its metric is not computed, or a name is typed too.
+    """
+    section = chosen.search
+    assert section is not None
+    prefix = f"grid {chosen.name}: search"
+    count = section.trials if trials is None else trials
+    require(count >= 1, f"--trials {count}: expected a number of at least 1")
+    space = distributions(section.over)
+    typed = sorted(section.over.keys() & arguments.overrides.keys())
+    if typed:
+        raise SweepError(f"{prefix}: {typed[0]} is searched over; leave the argument out")
+    plan = planner(chosen)
+    require(
+        len(plan.configs) == 1 and len(plan.runs) + len(plan.waiting) == 1,
+        f"{prefix}: a trial is one run; expected one seed, no axes and no stages",
+    )
+    (config,) = plan.configs.values()
+    metrics = tuple(config.eval.get("metrics", ()))
+    one_of(f"{prefix}: metric", section.metric, metrics, SweepError)
+    sweep = Sweep(plan.root, chosen.name)
+
+    def plan_runs(point: Grid) -> list[PlannedRun]:
+        return planner(point).runs
+
+    return Search(chosen, plan_runs, space, section.metric, count, sweep)

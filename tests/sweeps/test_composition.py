@@ -1,0 +1,92 @@
+"""Configurations that share a composed base equal those that Hydra composes one by one."""
+
+import pytest
+
+from experiments.config import compose, load
+from routing.errors import UserError
+from sweeps import SweepError, composition, grid
+from sweeps.cells import expand
+from sweeps.overrides import format_overrides
+
+
+def training_cells(name, scale):
+    try:
+        cells = expand(grid.load(name), scale)
+    except SweepError as error:
+        assert "has no scale" in str(error)
+        return
+    for cell in cells:
+        if cell.stage.trains:
+            yield format_overrides(cell.overrides)
+
+
+def all_cells(name):
+    """Cells of all scales; of those that differ in the seed only, the first is enough."""
+    distinct = {}
+    for scale in grid.SCALES:
+        for overrides in training_cells(name, scale):
+            key = tuple(text for text in overrides if not text.startswith("seed="))
+            distinct.setdefault(key, overrides)
+    return list(distinct.values())
+
+
+def check(overrides):
+    expected = compose.compose([compose.normalize(text) for text in overrides])
+    # Also the types: 1 and 1.0 have different hashes.
+    assert repr(composition.compose_cached(overrides)) == repr(expected), overrides
+
+
+def test_the_last_cell_of_every_grid_is_what_hydra_composes():
+    for name in grid.names():
+        for overrides in all_cells(name)[-1:]:  # none where a grid trains nothing
+            check(overrides)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", grid.names())
+def test_every_cell_of_every_grid_is_what_hydra_composes(name):
+    for overrides in all_cells(name):
+        check(overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["objective.sigma_data=0.25"],  # data.sigma_data refers to it
+        ["data.sigma_data=0.25", "objective.sigma_data=0.75"],
+        ["experiment=sit", "scale=small", "train.lr=1e-3"],
+        ["train.lr=1e-3", "experiment=null", "data=fashion", "eval=none"],
+        ["route=[2-8,none]"],
+        ["paths.runs='a b,c'", 'paths.cache="~/x"'],
+        ["paths.runs=~/runs", "train.clip=null", "eval.metrics=[fd]"],
+        ["backbone.decoder={depth:2,width:64,heads:4}"],
+    ],
+)
+def test_interpolations_quotes_and_nested_values_are_those_of_hydra(overrides):
+    normalized = [compose.normalize(text) for text in overrides if text != "experiment=null"]
+    expected = compose.compose(normalized)
+    assert repr(composition.compose_cached(overrides)) == repr(expected)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["backbone=mmaba"], ["train.stesp=3"], ["train.lr=1,2"], ["train=3"], ["train.lr=range(0,3)"],
+        ["data=${nope}"], ["paths.cache=${nope}"], ["train.lr=fast"], ["route=8-2"], ["backbone.decoder.depth=2"],
+        ["train.lr"], ["+train.lr=1"], ["init=no/where"], ["size=Q/2"],
+    ],
+)  # fmt: skip
+def test_invalid_overrides_have_the_message_of_a_single_run(overrides):
+    with pytest.raises(UserError) as single:
+        load(overrides)
+    with pytest.raises(UserError) as shared:
+        composition.load_config(overrides)
+    assert str(shared.value) == str(single.value)
+    assert type(shared.value) is type(single.value)
+
+
+def test_one_run_leaves_the_next_unchanged():
+    first = composition.load_config(["route=2-8", "train.lr=0.5", "eval.metrics=[fd]"])
+    second = composition.load_config(["route=none"])
+    assert (first.train.lr, first.route) == (0.5, "2-8")
+    assert second == load(["route=none"])
