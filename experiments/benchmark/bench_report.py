@@ -189,10 +189,6 @@ def _measure_variants(o: BenchOptions, device: torch.device) -> list[dict[str, A
     return rows
 
 
-def _measure_blocks(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
-    return block_times.block_times(o, device)
-
-
 def _measure_loop(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
     rows = []
     for name in o.backbone:
@@ -207,7 +203,7 @@ FormatRows = Callable[[Sequence[dict[str, Any]]], str]
 PARTS: dict[str, tuple[Measure, FormatRows]] = {
     "steps": (_measure_steps, steps_table),
     "variants": (_measure_variants, steps_table),
-    "blocks": (_measure_blocks, blocks_table),
+    "blocks": (block_times.block_times, blocks_table),
     "loop": (_measure_loop, partial(table, columns=LOOP)),
 }
 
