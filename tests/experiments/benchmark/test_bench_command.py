@@ -82,8 +82,7 @@ def test_what_this_machine_cannot_do_is_said(capsys, monkeypatch):
 def test_what_ends_a_later_part_is_refused_first_and_an_earlier_one_is_kept(tmp_path, monkeypatch):
     out = tmp_path / "figures.json"
     words = ["device=cpu", *SMALL, "parts=blocks,loop", f"out={out}"]
-    monkeypatch.setattr(block_times, "block_times", lambda o, device: ["rows"])
-    monkeypatch.setattr(bench_report, "blocks_table", str)
+    monkeypatch.setitem(bench_report.PARTS, "blocks", (lambda o, device: ["rows"], str))
     for step in ("first_step", "loop_share"):
         monkeypatch.setattr(block_times, step, lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
