@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.dit_spec import DiTOptions
 from backbones.layers import Block, RMSNorm, grid_angles
 from backbones.ops.native import OPERATIONS
+from backbones.options.dit import DiTOptions
 from backbones.sizes import Size
 from routing.layout import Layout
 

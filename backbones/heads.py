@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from backbones.dit import DiTBlock
-from backbones.dit_spec import DiTOptions
 from backbones.layers import Modulation, RMSNorm, grid_angles, xavier
 from backbones.ops.native import OPERATIONS, modulate
+from backbones.options.dit import DiTOptions
 from backbones.sizes import AlignOptions, DecoderOptions, Size
 from routing.layout import Layout, Move
 from routing.rng import widest

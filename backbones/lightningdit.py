@@ -8,7 +8,7 @@ from torch import nn
 
 from backbones.dit import Attention
 from backbones.layers import Block, RMSNorm, SwiGLU
-from backbones.lightningdit_spec import LightningDiTOptions, hidden_width
+from backbones.options.lightningdit import LightningDiTOptions, swiglu_width
 from backbones.sizes import Size
 
 
@@ -23,4 +23,4 @@ class LightningDiTBlock(Block):
         super().__init__(index)
         self.norms = nn.ModuleList(RMSNorm(size.width) for _ in range(2))
         self.attention = Attention(size.width, size.heads, grid, options)
-        self.mlp = SwiGLU(size.width, hidden_width(size.width))
+        self.mlp = SwiGLU(size.width, swiglu_width(size.width))

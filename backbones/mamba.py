@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers import Block
-from backbones.mamba_spec import MambaOptions, step_rank
 from backbones.ops.conv import causal_conv
 from backbones.ops.native import OPERATIONS
 from backbones.ops.selective_scan import selective_scan
 from backbones.ops.ssd import ssd_packed
+from backbones.options.mamba import MambaOptions, step_rank
 from backbones.sizes import Size
 from routing.layout import Layout
 
@@ -138,7 +138,9 @@ class Mamba2(Mixer):
         mixed = self.inner + 2 * self.state
         self.in_proj = nn.Linear(size.width, self.inner + mixed, bias=False)
         self.conv = Conv(mixed, options.conv) if options.conv != "none" else None
-        self.directions = nn.ModuleList(Direction(size.width, heads) for _ in range(options.ways))
+        self.directions = nn.ModuleList(
+            Direction(size.width, heads) for _ in range(options.directions)
+        )
         self.scale = nn.Parameter(torch.ones(self.inner))
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)
 
@@ -195,7 +197,7 @@ class Mamba1(Mixer):
         self.in_proj = nn.Linear(size.width, 2 * self.inner, bias=False)
         self.conv = Conv(self.inner, options.conv) if options.conv != "none" else None
         self.directions = nn.ModuleList(
-            SelectiveDirection(self.inner, self.rank, self.state) for _ in range(options.ways)
+            SelectiveDirection(self.inner, self.rank, self.state) for _ in range(options.directions)
         )
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)
 
@@ -247,5 +249,5 @@ class MambaBlock(TwoMixers):
             Layout.positions: options.conv == "true",
             Layout.gaps: options.gap != "off",
         }
-        for way in (*ways, *(way + REVERSED for way in ways if options.ways == 2)):
+        for way in (*ways, *(way + REVERSED for way in ways if options.directions == 2)):
             self.lookups += [(ask, way) for ask, needed in asked.items() if needed]

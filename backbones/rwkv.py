@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from backbones.layers import Block
 from backbones.ops.biwkv import biwkv
 from backbones.ops.native import OPERATIONS, shift_mix
-from backbones.rwkv_spec import RWKVOptions
+from backbones.options.rwkv import RWKVOptions
 from backbones.sizes import Size
 from routing.layout import Layout
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from backbones.layers import Block, head_norm, turns
 from backbones.ops.matrix_state import rwkv7
+from backbones.options.rwkv7 import RWKV7Options, low_rank, matrix_head
 from backbones.rwkv import ChannelMix, Shift
-from backbones.rwkv7_spec import RWKV7Options, low_rank, matrix_head
 from backbones.sizes import Size, hidden_for
 from routing.layout import Layout
 

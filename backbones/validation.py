@@ -205,6 +205,7 @@ _BOUNDS = {
     annotated_types.Gt: ("gt", ">"),
     annotated_types.Le: ("le", "<="),
     annotated_types.Lt: ("lt", "<"),
+    annotated_types.MultipleOf: ("multiple_of", "a multiple of"),
 }
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from backbones.ops import native
-from backbones.registry import KERNELS, check_kernel
+from backbones.options.family import KERNELS, kernel_words
 from routing.errors import UserError, one_of
 
 _BUILT = 'pip install --no-build-isolation -e ".[kernels]" (after torch; needs nvcc)'
@@ -191,7 +191,7 @@ def resolve(op: str, requested: str = "auto", device: str | None = None) -> Choi
 
 def _resolve(op: str, requested: str, device: str) -> Choice:
     one_of("op", op, tuple(KERNELS), KernelError)
-    check_kernel(requested, op, KernelError)
+    one_of("kernel", requested, kernel_words(op), KernelError)
     if requested in ("torch", "reference"):
         return Choice(op, requested, "asked for")
     # Triton's interpreter is for tests: a thousand times slower, so never chosen here.

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from backbones import Backbone
-from backbones.hub import save_tensors
+from backbones.weights import save_tensors
 from experiments.config.schema import Config
 from experiments.runtime.files import atomic_path, fsync_dir, sha256
 from experiments.runtime.parsing import bytes_of, json_of

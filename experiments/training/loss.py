@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones import Backbone
-from backbones.backbone import Output
+from backbones import Backbone, Output
 from experiments.config.schema import ENCODERS, Config, TrainConfig
 from experiments.data import probe
 from experiments.data.dataset import Batch, Dataset

@@ -14,7 +14,7 @@ import pytest
 import torch
 from small import small
 
-from backbones.hub import save_tensors
+from backbones.weights import save_tensors
 from experiments.runtime import run_folder
 from experiments.training import checkpoint
 from experiments.training.checkpoint import CheckpointError
