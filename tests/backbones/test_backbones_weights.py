@@ -11,9 +11,9 @@ from torch import nn
 
 import backbones
 from backbones import Backbone, import_weights
-from backbones.weights import hub
 from backbones.heads import sincos_2d
 from backbones.sizes import BackboneError
+from backbones.weights import hub
 from experiments.diffusion import create_objective
 
 torch.set_num_threads(1)
