@@ -7,7 +7,6 @@ the absent tokens deleted, and its output is put back.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from backbones.layers import Block
 from backbones.ops.conv import causal_conv
-from backbones.ops.native import OPERATIONS
+from backbones.ops.native import ACTIVE
 from backbones.ops.selective_scan import selective_scan
 from backbones.ops.ssd import ssd_packed
 from backbones.options.mamba import MambaOptions, step_rank
@@ -34,6 +33,17 @@ def paths(scan: str, index: int) -> tuple[str, str]:
     return "zigzag:0", "zigzag:0" + (REVERSED if scan == "alternate" else "")
 
 
+def look_up(layout: Layout, kind: str, path: str) -> Any:
+    """Return a table of the layout along a path: its scan order, positions or gaps.
+
+    The stack has computed it (`Layout.prepare`), unless the block is called alone.
+    """
+    table = layout.tables.get((kind, path))
+    if table is not None:
+        return table
+    return {"scan": layout.reorder, "positions": layout.positions, "gaps": layout.gaps}[kind](path)
+
+
 class Conv(nn.Module):
     """Depthwise causal convolution of four taps along the scan path, then SiLU."""
 
@@ -48,7 +58,7 @@ class Conv(nn.Module):
     def forward(self, x: Tensor, layout: Layout, path: str) -> Tensor:
         """Convolve tokens (B, T, C) that are in scan order."""
         by_distance = self.mode == "true" and not layout.is_full
-        position = layout.positions(path) if by_distance else None
+        position = look_up(layout, "positions", path) if by_distance else None
         return causal_conv(x, self.weight, self.bias, position, activation="silu")
 
     def initialise(self) -> None:
@@ -65,7 +75,7 @@ def _steps(
     dt = F.softplus(raw.to(bias.dtype) + bias)
     if gap == "off" or layout.is_full:
         return dt, None
-    gaps = layout.gaps(path).to(dt.dtype).clamp(max=MAX_GAP)
+    gaps = look_up(layout, "gaps", path).to(dt.dtype).clamp(max=MAX_GAP)
     if gap == "decay":
         return dt, gaps
     return dt * gaps[..., None], None
@@ -104,22 +114,23 @@ class Mixer(nn.Module):
     conv: Conv | None
     directions: Any
 
-    def both_ways(self, scan: Callable[..., Tensor], layout: Layout, *inputs: Tensor) -> Tensor:
-        """Scan inputs (B, T, *) that are in the order of `path`, and back where there is a way."""
-        y = scan(*inputs, self.directions[0], layout, self.path)
-        if len(self.directions) == 2:
-            turned = self.path + REVERSED
-            there = [layout.turn(x, self.path, turned) for x in inputs]
-            back = scan(*there, self.directions[1], layout, turned)
-            y = y + layout.turn(back, turned, self.path)
-        return y
+    def scan(self, layout: Layout, path: str, direction: Any, *inputs: Tensor) -> Tensor:
+        """Scan inputs (B, T, *) that are in the order of `path`."""
+        raise NotImplementedError
+
+    def scan_backwards(self, layout: Layout, *inputs: Tensor) -> Tensor:
+        """Scan inputs (B, T, *) in the order of `path` along the reversed one, and return to it."""
+        backwards = self.path + REVERSED
+        turned = [layout.turn(x, self.path, backwards) for x in inputs]
+        y = self.scan(layout, backwards, self.directions[1], *turned)
+        return layout.turn(y, backwards, self.path)
 
     def initialise(self) -> None:
         """Draw steps, decays and the convolution."""
         if self.conv is not None:
             self.conv.initialise()
-        for way in self.directions:
-            way.initialise()
+        for direction in self.directions:
+            direction.initialise()
 
 
 class Mamba2(Mixer):
@@ -149,14 +160,29 @@ class Mamba2(Mixer):
         # Two products and not one that is cut: the two gradients need not be put side by side.
         into_z, into_mixed = self.in_proj.weight.split([self.inner, self.inner + 2 * self.state])
         z, mixed = F.linear(u, into_z), F.linear(u, into_mixed)
-        y = self.both_ways(self._scan, layout, u, mixed)
-        return self.out_proj(OPERATIONS[u.device.type].gated_rms_norm(y, z, self.scale))
+        y = self.scan(layout, self.path, self.directions[0], u, mixed)
+        if len(self.directions) == 2:
+            y = y + self.scan_backwards(layout, u, mixed)
+        ops = ACTIVE.operations[u.device.type]
+        return self.out_proj(ops.gated_rms_norm(y, z, self.scale))
 
-    def _scan(self, u: Tensor, mixed: Tensor, way: Direction, layout: Layout, path: str) -> Tensor:
+    def scan(self, layout: Layout, path: str, direction: Direction, *inputs: Tensor) -> Tensor:
+        """Convolve and scan; the inputs are tokens u (B, T, D) and x, B and C side by side."""
+        u, mixed = inputs
         mixed = F.silu(mixed) if self.conv is None else self.conv(mixed, layout, path)
-        dt, decay = _steps(way.dt_proj(u), way.dt_bias, self.options.gap, layout, path)
-        rates, chunk, kernel = -torch.exp(way.log_a), self.options.chunk, self.options.kernel
-        y = ssd_packed(mixed, dt, rates, way.skip, chunk, kernel, decay, width=self.headdim)
+        options = self.options
+        dt, decay = _steps(direction.dt_proj(u), direction.dt_bias, options.gap, layout, path)
+        rates = -torch.exp(direction.log_a)
+        y = ssd_packed(
+            mixed,
+            dt,
+            rates,
+            direction.skip,
+            options.chunk,
+            options.kernel,
+            decay,
+            width=self.headdim,
+        )
         return y.flatten(-2)
 
     def initialise(self) -> None:
@@ -204,50 +230,64 @@ class Mamba1(Mixer):
     def forward(self, u: Tensor, layout: Layout) -> Tensor:
         """Mix tokens (B, T, D) that are in the order of `path`, and return them in it."""
         x, z = self.in_proj(u).chunk(2, dim=-1)
-        return self.out_proj(self.both_ways(self._scan, layout, x).to(z.dtype) * F.silu(z))
+        y = self.scan(layout, self.path, self.directions[0], x)
+        if len(self.directions) == 2:
+            y = y + self.scan_backwards(layout, x)
+        return self.out_proj(y.to(z.dtype) * F.silu(z))
 
-    def _scan(self, x: Tensor, way: SelectiveDirection, layout: Layout, path: str) -> Tensor:
+    def scan(
+        self, layout: Layout, path: str, direction: SelectiveDirection, *inputs: Tensor
+    ) -> Tensor:
+        """Convolve and scan; the input is x (B, T, 2 D)."""
+        (x,) = inputs
         x = F.silu(x) if self.conv is None else self.conv(x, layout, path)
-        low, b, c = way.project(x).split([self.rank, self.state, self.state], dim=-1)
-        dt, decay = _steps(way.dt_proj(low), way.dt_bias, self.options.gap, layout, path)
-        a = -torch.exp(way.log_a)
-        return selective_scan(x, dt, a, b, c, way.skip, kernel=self.options.kernel, decay_gap=decay)
+        low, b, c = direction.project(x).split([self.rank, self.state, self.state], dim=-1)
+        kernel, gap = self.options.kernel, self.options.gap
+        dt, decay = _steps(direction.dt_proj(low), direction.dt_bias, gap, layout, path)
+        a = -torch.exp(direction.log_a)
+        return selective_scan(x, dt, a, b, c, direction.skip, kernel=kernel, decay_gap=decay)
 
 
-class TwoMixers(Block):
-    """A block of two mixers of one kind, each under its own half of the block's modulation."""
+class MambaBlock(Block):
+    """Two mixers of Mamba-2 or Mamba-1, each under its own half of the block's modulation."""
 
-    branches = ("one", "two")
-    one: Mixer
-    two: Mixer
-
-    def __init__(self, index: int, operation: str, options: Any) -> None:
+    def __init__(
+        self, size: Size, index: int, grid: tuple[int, int], options: MambaOptions
+    ) -> None:
         super().__init__(index)
-        conv = [("conv", "auto")] if options.conv != "none" else []
-        self.operations = [(operation, options.kernel), *conv]
+        mixer = Mamba2 if options.mixer == "mamba2" else Mamba1
+        self.scans = paths(options.scan, index)
+        self.one, self.two = (
+            mixer(size, self.scans[0], options),
+            mixer(size, self.scans[1], options),
+        )
+        self.operations = [(options.operation, options.kernel)]
+        if options.conv != "none":
+            self.operations.append(("conv", "auto"))
+        scans = list(self.scans)
+        if options.directions == 2:
+            scans += [scan + REVERSED for scan in self.scans]
+        for scan in scans:
+            self.tables.append(("scan", scan))
+            if options.conv == "true":
+                self.tables.append(("positions", scan))
+            if options.gap != "off":
+                self.tables.append(("gaps", scan))
+
+    def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
+        """Run the block on tokens (B, T, D) under its modulation (B, 6, 1, D).
+
+        adaLN puts the tokens into the mixer's scan order, and the gated sum puts them back.
+        """
+        ops = ACTIVE.operations[x.device.type]
+        shift1, scale1, gate1, shift2, scale2, gate2 = cond.unbind(1)
+        order = look_up(layout, "scan", self.scans[0])
+        x = ops.gated_sum(x, gate1, self.one(ops.adaln(x, shift1, scale1, order), layout), order)
+        order = look_up(layout, "scan", self.scans[1])
+        return ops.gated_sum(x, gate2, self.two(ops.adaln(x, shift2, scale2, order), layout), order)
 
     def initialise(self) -> None:
         """Draw weights."""
         super().initialise()
         self.one.initialise()
         self.two.initialise()
-
-
-class MambaBlock(TwoMixers):
-    """Two mixers of Mamba-2 or Mamba-1."""
-
-    def __init__(
-        self, size: Size, index: int, grid: tuple[int, int], options: MambaOptions
-    ) -> None:
-        second = options.mixer == "mamba2"
-        mixer, operation = (Mamba2, "ssd") if second else (Mamba1, "selective_scan")
-        super().__init__(index, operation, options)
-        ways = self.scans = paths(options.scan, index)
-        self.one, self.two = (mixer(size, path, options) for path in ways)
-        asked = {
-            Layout.reorder: True,
-            Layout.positions: options.conv == "true",
-            Layout.gaps: options.gap != "off",
-        }
-        for way in (*ways, *(way + REVERSED for way in ways if options.directions == 2)):
-            self.lookups += [(ask, way) for ask, needed in asked.items() if needed]

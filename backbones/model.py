@@ -30,6 +30,7 @@ from backbones.heads import (
     unpatchify,
 )
 from backbones.layers import Modulation, xavier
+from backbones.ops import native
 from backbones.ops.dispatch import Choice, resolve
 from backbones.options import ModelConfig
 from backbones.options.dit import DiTOptions
@@ -43,7 +44,8 @@ from backbones.sizes import (
     check_whole,
 )
 from backbones.weights import Pretrained
-from routing.layout import Layout, Move
+from routing.gather import Move
+from routing.layout import Layout
 from routing.learned import Fuse
 from routing.stack import Routing, Stack, StackOutput
 
@@ -114,6 +116,9 @@ class Backbone(nn.Module, Pretrained):
         self.text = TextEmbedder(config.text, shape.width) if config.text else None
         self.modulate = Modulation(shape.width, shape.depth)
         self.stack = _build_stack(config)
+        self.operations: dict[tuple[str, str], None] = {}
+        for block in self.stack.blocks:
+            self.operations |= dict.fromkeys(block.operations)  # type: ignore[arg-type]
         self._implementations()  # A kernel that is not there is an error now, not in step 1.
         self.head: Head | None = None
         self.decoder: Decoder | None = None
@@ -142,10 +147,10 @@ class Backbone(nn.Module, Pretrained):
         blocks: Any = self.stack.blocks
         for block in blocks:
             block.initialise()
-        parts = (self.time, self.labels, self.text, self.modulate)
-        for part in (*parts, self.head, self.decoder, self.align):
-            if part is not None:
-                part.initialise()
+        embedders = (self.time, self.labels, self.text, self.modulate)
+        for module in (*embedders, self.head, self.decoder, self.align):
+            if module is not None:
+                module.initialise()
 
     def embed(
         self,
@@ -156,13 +161,13 @@ class Backbone(nn.Module, Pretrained):
         text_drop: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return tokens (B, prefix + N, D), in raster order after the prefix, and c (B, D)."""
-        shapes = [("input", x, (self.in_channels, *self.config["input_size"]))]
+        expected = [("input", x, (self.in_channels, *self.config["input_size"]))]
         if self.text is not None and text is not None:
-            shapes.append(("text", text, (*self.config["text"],)))
-        for what, given, shape in shapes:
-            if tuple(given.shape) != (len(x), *shape):
+            expected.append(("text", text, self.text.shape))
+        for name, tensor, shape in expected:
+            if tuple(tensor.shape) != (len(x), *shape):
                 raise BackboneError(
-                    f"{what} of shape {tuple(given.shape)} does not fit this model, which takes "
+                    f"{name} of shape {tuple(tensor.shape)} does not fit this model, which takes "
                     f"(batch, {', '.join(map(str, shape))})"
                 )
         tokens = self.patches(x) + self.positions
@@ -170,8 +175,8 @@ class Backbone(nn.Module, Pretrained):
         if self.labels is not None:
             c = c + self.labels(y, x.shape[0])
         if self.text is not None:
-            words, pooled = self.text(text, x.shape[0], text_drop)
-            tokens, c = torch.cat([words.to(tokens.dtype), tokens], dim=1), c + pooled
+            prefix, pooled = self.text(text, x.shape[0], text_drop)
+            tokens, c = torch.cat([prefix.to(tokens.dtype), tokens], dim=1), c + pooled
         return tokens, c
 
     def layout(self) -> Layout:
@@ -204,13 +209,15 @@ class Backbone(nn.Module, Pretrained):
         Returns:
             The prediction (B, C_out, H p, W p), or `Output`.
         """
+        if not torch.compiler.is_compiling():
+            self._implementations(x.device.type)
         tokens, c = self.embed(x, t, y, text, text_drop)
         if self.residual is not None and self.training and torch.is_autocast_enabled(x.device.type):
             tokens = tokens.to(self.residual)
         align = self.align if return_output else None
-        wanted = {*taps} if align is None else {*taps, align.block}
+        tapped = {*taps} if align is None else {*taps, align.block}
         layout = self.layout()
-        out = self.stack(tokens, self.modulate(c), layout, routing, taps=wanted)
+        out = self.stack(tokens, self.modulate(c), layout, routing, taps=tapped)
         sample = unpatchify(self._predict(out, c, layout), self.grid, self.size.patch)
         if not (return_output or taps):
             return sample
@@ -235,8 +242,8 @@ class Backbone(nn.Module, Pretrained):
     def _check_taps(self, indices: Sequence[int], least: int = -1) -> None:
         bad = [i for i in indices if not least <= i < self.depth]
         if bad:
-            known = f"0..{self.depth - 1}" + (", -1 is their input" if least else "")
-            raise BackboneError(f"there is no block {bad[0]}: blocks are {known}")
+            blocks = f"0..{self.depth - 1}" + (", -1 is their input" if least else "")
+            raise BackboneError(f"there is no block {bad[0]}: blocks are {blocks}")
 
     def forward_intermediates(
         self,
@@ -272,10 +279,10 @@ class Backbone(nn.Module, Pretrained):
         return [output.taps[i] for i in indices]
 
     def _implementations(self, device: str | None = None) -> list[Choice]:
-        """Return what runs for each operation of the blocks, in their order."""
-        blocks: Any = self.stack.blocks
-        asked = {pair: None for block in blocks for pair in block.operations}
-        return [resolve(op, kernel, device) for op, kernel in asked]
+        """Return what runs for each operation of the blocks, which loads it where need be."""
+        if device == "cpu":
+            native.library()  # element-wise operations of every block
+        return [resolve(operation, kernel, device) for operation, kernel in self.operations]
 
     def describe(self) -> list[str]:
         """Return one line per operation: which implementation runs, and why."""

@@ -16,7 +16,7 @@ from backbones.cost import cost
 from backbones.mamba import paths as mamba_paths
 from backbones.sizes import SIZES
 from experiments.runtime.files import atomic_write
-from routing.layout import path
+from routing.grid import path
 from routing.rng import Draws
 from routing.route import MODES
 from routing.selection import Selection

@@ -1,12 +1,14 @@
-"""Everything that can be said about routing in a config, checked before torch is imported."""
+"""Options of routing in a training run (no torch here)."""
 
 from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
 
 from routing.errors import UserError, one_of
-from routing.route import MODES, Route, RouteSchedule, Schedule, keep_count
+from routing.route import MODES, Route, Segment, SelectionMode, keep_count
+from routing.schedule import RouteSchedule, Schedule
 
-REINSERT = ("identity", "sum_input", "none")
-LEARNED = ("none", "fuse")
+Reinsertion = Literal["identity", "sum_input", "none"]
+LearnedPart = Literal["none", "fuse"]
 
 
 class RoutingError(UserError):
@@ -15,44 +17,60 @@ class RoutingError(UserError):
 
 @dataclass(frozen=True)
 class RoutingOptions:
-    """The routing of a training run.
+    """The routing of a training run; types and words are declared, combinations are checked."""
 
-    Args:
-        route: A route, or stages of routes (`routing.route.RouteSchedule`).
-        selection: How the tokens that stay are chosen, one of `MODES`.
-        shared: One subset for the whole batch.
-        block: Side of the squares of `selection=blocks`.
-        reinsert, remove, random_end: As in `Routing`.
-        fp32_after, checkpoint: As in `Stack`.
-        learned: `fuse` (SPRINT's fusion) on the span.
-        path_drop: Share of samples whose fused span is left out in training (SPRINT: 0.1).
-        schedule: Factor of the rate over progress (`routing.route.Schedule`).
-        off_after: Progress from which nothing is routed.
-    """
-
-    route: str = "none"
-    selection: str = "random"
-    shared: bool = False
-    block: int = 2
-    reinsert: str = "identity"
-    remove: str = "start"
-    random_end: bool = False
-    fp32_after: bool = True
-    checkpoint: bool = False
-    learned: str = "none"
-    path_drop: float = 0.0
-    schedule: str = "constant"
-    off_after: float = 1.0
+    route: Annotated[str, "A route, or stages of routes, as in 2-8/0.5:4-8/0.9:none."] = "none"
+    selection: Annotated[
+        SelectionMode,
+        "Which tokens stay: random, rows, columns, blocks, stride, quad; unsorted is the control "
+        "that breaks scan order.",
+    ] = "random"
+    shared: Annotated[bool, "One subset for the whole batch instead of one per sample."] = False
+    block: Annotated[int, "Side of the squares that selection=blocks keeps or drops whole."] = 2
+    reinsert: Annotated[
+        Reinsertion,
+        "What comes back at a route's end: identity (the paper's v2/v3), sum_input (v1), none "
+        "(dropped for good).",
+    ] = "identity"
+    remove: Annotated[
+        str,
+        "When the tokens leave: start, after:K (delayed removal), never (control: all blocks see "
+        "all tokens).",
+    ] = "start"
+    random_end: Annotated[
+        bool, "v1's random end: a route's end is drawn each step between its start and its end."
+    ] = False
+    fp32_after: Annotated[
+        bool, "The block after a route's end runs in fp32 under autocast, as in the official code."
+    ] = True
+    checkpoint: Annotated[
+        bool, "Recompute the activations of blocks inside routes in the backward pass."
+    ] = False
+    learned: Annotated[
+        LearnedPart, "A learned part on the route's span: fuse (SPRINT's fusion) or none."
+    ] = "none"
+    path_drop: Annotated[
+        float, "Share of samples whose fused span is left out while training (SPRINT: 0.1)."
+    ] = 0.0
+    schedule: Annotated[
+        str,
+        "Factor of the rate over the run: constant, linear:1:0, cosine:0:1:0.2, steps:1@0+0.5@0.6.",
+    ] = "constant"
+    off_after: Annotated[
+        float,
+        "Switch routing off after this share of the steps (1: never): a dense fine-tune in the "
+        "same run.",
+    ] = 1.0
 
     def resolve(self, depth: int, name: str = "the model") -> RouteSchedule:
-        """Parse what the steps need: routes with absolute ends and the factor of their rates."""
+        """Return the routes with absolute ends and the factor of their rates."""
         stages = RouteSchedule.parse(self.route).resolve(depth, name).stages
         return RouteSchedule(stages, Schedule.parse(self.schedule), self.off_after)
 
     def check(
         self, depth: int, grid: tuple[int, int] | None = None, name: str = "the model"
     ) -> None:
-        """Refuse what cannot run, without importing torch.
+        """Refuse options that contradict each other or do not fit the model.
 
         Args:
             depth: Number of blocks.
@@ -62,65 +80,76 @@ class RoutingOptions:
         Raises:
             UserError: A `RouteError`, `ScheduleError` or `RoutingError`.
         """
-        routes = self.resolve(depth, name)
-        schedule = routes.factor
         one_of("selection", self.selection, MODES, RoutingError)
-        one_of("learned", self.learned, LEARNED, RoutingError)
+        one_of("learned", self.learned, get_args(LearnedPart), RoutingError)
+        routes = self.resolve(depth, name)
         for _, route in routes.stages:
             check_words(self.reinsert, self.remove, route, self.random_end)
             for segment in route.segments:
-                if self.reinsert == "none" and segment.drop_before(self.remove) >= depth:
-                    raise RoutingError(
-                        f"remove {self.remove} with reinsert none drops nothing: block "
-                        f"{depth - 1} is the last one; try remove=start"
-                    )
-                rate = segment.rate * schedule.largest
-                if rate >= 1:
-                    raise RoutingError(
-                        f"schedule {self.schedule}: takes the rate of route {segment} to "
-                        f"{rate:g}, and it must stay below 1"
-                    )
-                if grid is not None and self.selection == "quad":
-                    check_quad(grid, keep_count(grid[0] * grid[1], rate))
-        if self.selection == "quad" and schedule.kind != "constant":
-            raise RoutingError(
-                "selection quad needs the rate 0.75 throughout; try schedule=constant"
-            )
-        if self.block < 1:
-            raise RoutingError(f"block={self.block}: expected a whole number of at least 1")
+                self._check_segment(segment, routes.factor, depth, grid)
+        require(
+            self.selection != "quad" or routes.factor.kind == "constant",
+            "selection quad needs the rate 0.75 throughout; try schedule=constant",
+        )
+        require(self.block >= 1, f"block={self.block}: expected an integer >= 1")
         for key in ("path_drop", "off_after"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise RoutingError(f"{key}={getattr(self, key):g}: expected a fraction, 0 to 1")
-        if self.path_drop and self.learned != "fuse":
-            raise RoutingError("path_drop leaves a fused span out; try learned=fuse with it")
+            share = getattr(self, key)
+            require(0 <= share <= 1, f"{key}={share:g}: expected a fraction, 0 to 1")
+        require(
+            not self.path_drop or self.learned == "fuse",
+            "path_drop leaves a fused span out; try learned=fuse with it",
+        )
         if self.learned != "none":
             self._check_learned(routes)
 
+    def _check_segment(
+        self, segment: Segment, factor: Schedule, depth: int, grid: tuple[int, int] | None
+    ) -> None:
+        """Refuse a segment that drops nothing, or whose rate leaves its range during the run."""
+        require(
+            self.reinsert != "none" or segment.drop_before(self.remove) < depth,
+            f"remove {self.remove} with reinsert none drops nothing: block {depth - 1} is the "
+            "last one; try remove=start",
+        )
+        rate = segment.rate * factor.largest
+        require(
+            rate < 1,
+            f"schedule {self.schedule}: takes the rate of route {segment} to {rate:g}, and it "
+            "must stay below 1",
+        )
+        if grid is not None and self.selection == "quad":
+            check_quad(grid, keep_count(grid[0] * grid[1], rate))
+
     def _check_learned(self, routes: RouteSchedule) -> None:
         """Refuse what a fused span cannot have: it is trained for one span."""
-        own = routes.first.segments
-        if not own:
-            raise RoutingError(
-                f"learned={self.learned} needs a span; try route=auto, with off_after=0 for a "
-                "model that has it and is trained dense"
-            )
+        learned = f"learned={self.learned}"
+        first = routes.first.segments
+        require(
+            first,
+            f"{learned} needs a span; try route=auto, with off_after=0 for a model that has it "
+            "and is trained dense",
+        )
         for _, route in routes.stages:
-            spans = [(s.start, s.end) for s in route.segments]
-            if spans and spans != [(own[0].start, own[0].end)]:
-                raise RoutingError(
-                    f"learned={self.learned} belongs to one span, and route {routes} has "
-                    f"{route} too; try route={own[0]}"
-                )
-        if self.random_end:
-            raise RoutingError(
-                f"learned={self.learned} belongs to one span and random_end draws others; try "
-                "random_end=false"
+            spans = [(segment.start, segment.end) for segment in route.segments]
+            require(
+                spans in ([], [(first[0].start, first[0].end)]),
+                f"{learned} belongs to one span, and route {routes} has {route} too; "
+                f"try route={first[0]}",
             )
-        if self.reinsert != "identity":
-            raise RoutingError(
-                f"learned={self.learned} re-inserts in its own way; try reinsert=identity, not "
-                f"{self.reinsert}"
-            )
+        require(
+            not self.random_end,
+            f"{learned} belongs to one span and random_end draws others; try random_end=false",
+        )
+        require(
+            self.reinsert == "identity",
+            f"{learned} re-inserts in its own way; try reinsert=identity, not {self.reinsert}",
+        )
+
+
+def require(condition: object, message: str) -> None:
+    """Raise a `RoutingError` with the message unless the condition holds."""
+    if not condition:
+        raise RoutingError(message)
 
 
 def check_words(reinsert: str, remove: str, route: Route, random_end: bool = False) -> None:
@@ -128,37 +157,42 @@ def check_words(reinsert: str, remove: str, route: Route, random_end: bool = Fal
 
     Whether the block of `after:<k>` lies in the route is known once the route is resolved.
     """
-    one_of("reinsert", reinsert, REINSERT, RoutingError)
-    if reinsert == "none" and len(route.segments) > 1:
-        raise RoutingError("reinsert none drops tokens for good; try a route of a single segment")
-    if reinsert == "none" and random_end:
-        raise RoutingError("reinsert none has no end to draw; try random_end=false")
-    after = remove.removeprefix("after:")
-    if remove not in ("start", "never") and (after == remove or not after.isdecimal()):
-        raise RoutingError(
-            f"remove {remove!r}: expected start, never or after:<block>, as in after:4"
+    one_of("reinsert", reinsert, get_args(Reinsertion), RoutingError)
+    if reinsert == "none":
+        require(
+            len(route.segments) <= 1,
+            "reinsert none drops tokens for good; try a route of a single segment",
         )
-    if after != remove and random_end:
-        raise RoutingError("remove after a block and random_end contradict; try remove=start")
-    if after != remove and route and route.resolved and int(after) not in route.sparse_blocks:
+        require(not random_end, "reinsert none has no end to draw; try random_end=false")
+        require(
+            remove != "never",
+            "reinsert none drops tokens and remove never does not; try remove=start",
+        )
+    if remove in ("start", "never"):
+        return
+    prefix, _, block = remove.partition(":")
+    require(
+        prefix == "after" and block.isdecimal(),
+        f"remove {remove!r}: expected start, never or after:<block>, as in after:4",
+    )
+    require(not random_end, "remove after a block and random_end contradict; try remove=start")
+    if route and route.resolved and int(block) not in route.sparse_blocks:
         raise RoutingError(
-            f"remove {remove}: block {after} is not in route {route}; "
+            f"remove {remove}: block {block} is not in route {route}; "
             f"try remove=after:{route.sparse_blocks[:2][-1]}"
         )
-    if reinsert == "none" and remove == "never":
-        raise RoutingError("reinsert none drops tokens and remove never does not; try remove=start")
 
 
 def check_quad(grid: tuple[int, int], keep: int) -> None:
     """Refuse a grid (rows, columns) or a count of kept tokens that `selection=quad` cannot have."""
     height, width = grid
-    if height % 2 or width % 2:
-        raise RoutingError(
-            f"selection quad keeps one of every 2x2, and a grid of {height}x{width} is odd; "
-            "try selection=random"
-        )
-    if keep * 4 != height * width:
-        raise RoutingError(
-            f"selection quad keeps one token of every 2x2, {height * width // 4} of "
-            f"{height * width} and not {keep}; try the rate 0.75 and no schedule: route=2-8@0.75"
-        )
+    require(
+        height % 2 == 0 and width % 2 == 0,
+        f"selection quad keeps one of every 2x2, and a grid of {height}x{width} is odd; "
+        "try selection=random",
+    )
+    require(
+        keep * 4 == height * width,
+        f"selection quad keeps one token of every 2x2, {height * width // 4} of {height * width} "
+        f"and not {keep}; try the rate 0.75 and no schedule: route=2-8@0.75",
+    )

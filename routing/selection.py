@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from routing.errors import one_of
-from routing.layout import table
+from routing.grid import table
 from routing.options import RoutingError, check_quad
 from routing.rng import Draws
 from routing.route import MODES, Route
@@ -36,37 +36,46 @@ def check_ids(ids: Tensor, grid: tuple[int, int], batch: int) -> None:
         SelectionError: No ids, another type or shape, another number of rows, an id outside the
             grid, or one that comes twice.
     """
-    whole = isinstance(ids, Tensor) and not ids.is_floating_point()
-    if not whole or ids.dim() not in (1, 2) or not ids.shape[-1]:  # a batch may have no samples
-        said = f"{ids.dtype} {(*ids.shape,)}" if isinstance(ids, Tensor) else ids
-        raise SelectionError(f"ids {said}: expected whole numbers (K,), (1, K) or (B, K)")
-    tokens, table = grid[0] * grid[1], ids if ids.dim() > 1 else ids[None]
-    if len(table) not in (1, batch):
+    integers = isinstance(ids, Tensor) and not ids.is_floating_point()
+    if not integers or ids.dim() not in (1, 2) or not ids.shape[-1]:  # a batch may be empty
+        description = f"{ids.dtype} {(*ids.shape,)}" if isinstance(ids, Tensor) else ids
+        raise SelectionError(f"ids {description}: expected whole numbers (K,), (1, K) or (B, K)")
+    rows = ids if ids.dim() > 1 else ids[None]
+    if len(rows) not in (1, batch):
         raise SelectionError(
-            f"{len(table)} rows of ids for a batch of {batch}; give each sample a row, or all of "
+            f"{len(rows)} rows of ids for a batch of {batch}; give each sample a row, or all of "
             "them one"
         )
     if ids.device.type != "cpu":
         return
-    ascending = table.sort(1).values
+    tokens, ascending = grid[0] * grid[1], rows.sort(1).values
     inside = bool(((ascending >= 0) & (ascending < tokens)).all())
     if not inside or bool((ascending.diff(dim=1) == 0).any()):
         raise SelectionError(f"ids have to be distinct numbers from 0 to {tokens - 1}")
 
 
-def given_ids(ids: Sequence[Tensor | None] | Tensor | None, route: Route, k: int) -> Tensor | None:
-    """Return the explicit ids of a route's segment `k`; None draws them.
+def ids_of_segment(
+    ids: Sequence[Tensor | None] | Tensor | None, route: Route, index: int
+) -> Tensor | None:
+    """Return the explicit ids of a segment of a route; None draws them.
+
+    Args:
+        ids: One tensor for each segment, or None to draw it; a tensor alone for a single segment.
+        route: The route.
+        index: Number of the segment.
 
     Raises:
         SelectionError: If there are not as many as segments.
     """
-    given = ids if ids is None or isinstance(ids, Sequence) else (ids,)
-    if given is not None and len(given) != len(route.segments):
+    if ids is None:
+        return None
+    by_segment = ids if isinstance(ids, Sequence) else (ids,)
+    if len(by_segment) != len(route.segments):
         raise SelectionError(
-            f"{len(given)} tensors of ids for the {len(route.segments)} segments of route {route}; "
-            "give one for each, or None to draw it"
+            f"{len(by_segment)} tensors of ids for the {len(route.segments)} segments of route "
+            f"{route}; give one for each, or None to draw it"
         )
-    return None if given is None else given[k]
+    return by_segment[index]
 
 
 @dataclass(frozen=True)
@@ -156,7 +165,7 @@ def select(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: 
     if mode in ("random", "unsorted"):
         ids = uniform.argsort(dim=1, stable=True)[:, :keep]
     elif mode in ("rows", "columns", "blocks"):
-        ids = _whole(mode, grid, keep, uniform, block)
+        ids = _whole_groups(mode, grid, keep, uniform, block)
     elif mode == "stride":
         base = torch.arange(keep, device=uniform.device) * n // keep
         ids = (base + (uniform[:, :1] * n).long()) % n
@@ -170,24 +179,27 @@ def select(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: 
     return ids.sort(1).values
 
 
-def _whole(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:
-    """Fill up with whole groups in random order, the last one in part."""
+def _whole_groups(
+    mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: int
+) -> Tensor:
+    """Fill up with whole groups (rows, columns or blocks) in random order, the last one in part."""
     shape = {"rows": (1, grid[1]), "columns": (grid[0], 1), "blocks": (block, block)}[mode]
-    group, place, size = _groups(grid, shape, uniform.device)
+    group, position, size = _groups(grid, shape, uniform.device)
     count, largest = size.shape[0], shape[0] * shape[1]
     rank = uniform[:, :count].argsort(dim=1, stable=True).argsort(1)
     # The last number says how far the tiling is shifted along each side that it does not divide,
     # and what is left of it where the part that is kept starts in its group (cyclically), so that
     # no column is favoured. With one token to a group nothing is left to draw, and no number.
-    ways = [side if side % part else 1 for side, part in zip(grid, shape, strict=True)]
-    drawn = uniform[:, -1:] * (ways[0] * ways[1])
-    shift = drawn.long()
+    row_shifts = grid[0] if grid[0] % shape[0] else 1
+    column_shifts = grid[1] if grid[1] % shape[1] else 1
+    shift_number = uniform[:, -1:] * (row_shifts * column_shifts)
+    shift = shift_number.long()
     token = torch.arange(grid[0] * grid[1], device=uniform.device)
-    row = (token // grid[1] + shift // ways[1]) % grid[0]
-    at = row * grid[1] + (token + shift % ways[1]) % grid[1]
-    group, place = group[at], place[at]
-    start = ((drawn - shift) * size).long().gather(1, group)
-    key = rank.gather(1, group) * largest + (place + start) % size[group]
+    row = (token // grid[1] + shift // column_shifts) % grid[0]
+    shifted = row * grid[1] + (token + shift % column_shifts) % grid[1]
+    group, position = group[shifted], position[shifted]
+    start = ((shift_number - shift) * size).long().gather(1, group)
+    key = rank.gather(1, group) * largest + (position + start) % size[group]
     return key.argsort(1)[:, :keep]
 
 
@@ -195,13 +207,13 @@ def _whole(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: 
 def _groups(
     grid: tuple[int, int], shape: tuple[int, int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each token's group, its place inside the group, and every group's size."""
+    """Return each token's group, its position in the group, and every group's size."""
     row = torch.arange(grid[0], device="cpu").unsqueeze(1).expand(grid)
     column = torch.arange(grid[1], device="cpu").expand(grid)
     across = -(-grid[1] // shape[1])
     group = (row // shape[0] * across + column // shape[1]).flatten()
     width = (grid[1] - column // shape[1] * shape[1]).clamp(max=shape[1])
-    place = (row % shape[0] * width + column % shape[1]).flatten()
+    position = (row % shape[0] * width + column % shape[1]).flatten()
     size = torch.zeros(-(-grid[0] // shape[0]) * across, dtype=torch.int64, device="cpu")
     size.scatter_add_(0, group, torch.ones_like(group))
-    return group.to(device), place.to(device), size.to(device)
+    return group.to(device), position.to(device), size.to(device)

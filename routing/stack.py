@@ -1,29 +1,31 @@
 """The loop over blocks with routes around them: gather, blocks, scatter. There is no other one.
 
 A route r_{i->j} takes the routed tokens T_r past the blocks i..j of B (SG paper, arXiv 2601.01608,
-eq. 5, which restates TREAD):
+eq. 5, which restates TREAD, arXiv 2501.04765):
 
     D^r = L_{B-1} o ... o { id           if token in T_r } o ... o L_0
                           { L_j o...o L_i  otherwise     }
 
 Before block i every per-token tensor is gathered once and the blocks get a smaller layout; after
 block j the processed tokens are scattered once into the state from before block i, so that routed
-tokens arrive bit for bit as they left. No block knows that routing exists, and nothing here knows
-an architecture.
+tokens arrive bit for bit as they left (`routing.segment`). No block knows that routing exists, and
+nothing here knows an architecture. What goes beyond this wraps a segment (`routing.variants`).
 
-A block is called `block(x, cond, layout) -> x`. One with a class attribute
-`carries = ("v_first",)` is called `block(x, cond, layout, state)` and may write those keys; every
-tensor in `state` travels with the tokens. One with a method `prepare(layout)` is told the layout
-first, outside of what `block.compile()` compiles.
+A block is called `block(x, cond, layout) -> x`. It may have
+
+    carries    keys, such as ("v_first",): it is called `block(x, cond, layout, state)` and may
+               write them; every tensor in `state` travels with the tokens
+    scans      scan orders that it uses, such as ("zigzag:0", None)
+    tables     other tables of the layout that it looks up, such as (("gaps", "zigzag:0"),); both
+               are computed before it runs (`Layout.prepare`)
+    prepare    a method that gets the layout first, outside of what `block.compile()` compiles
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,84 +33,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-from routing.layout import Layout, Move
+from routing.layout import Layout
 from routing.learned import Fuse
-from routing.options import RoutingError, RoutingOptions, check_words
-from routing.rng import Draws
-from routing.route import Route, Segment, keep_count
-from routing.selection import Selection, check_ids, given_ids
-
-
-@dataclass
-class Routing:
-    """What one forward pass does about routes.
-
-    Args:
-        route: Which blocks are skipped.
-        selection: How the tokens that stay are chosen.
-        draws: The step's random numbers; may be None where `ids` gives every subset.
-        ids: Explicit raster ids that stay, one entry for each segment (None draws them), in any
-            order; each of shape `(B, K)`, `(1, K)` or `(K,)`.
-        reinsert: What routed tokens become at a segment's end: their state from before it
-            (`identity`); that plus the network's input (`sum_input`: v1's second route; a segment
-            that starts at block 0 has only the input and adds nothing); or nothing: dropped
-            tokens never return (`none`).
-        remove: When tokens leave: at the segment's `start`; `after:<k>`, once block k has seen all
-            of them (delayed removal); or `never`: all blocks see all tokens, and at
-            the end routed tokens still fall back to their state from the start (a control).
-        random_end: Draw every segment's end for each step, from its start up to its end (v1).
-        path_drop: Share of samples whose fused span is left out (SPRINT); 1 skips its blocks.
-
-    Raises:
-        RoutingError: If the options contradict each other or the route.
-    """
-
-    route: Route
-    selection: Selection = field(default_factory=Selection)
-    draws: Draws | None = None
-    ids: Sequence[Tensor | None] | Tensor | None = None
-    reinsert: str = "identity"
-    remove: str = "start"
-    random_end: bool = False
-    path_drop: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.resolve(None)
-
-    @classmethod
-    def from_options(cls, options: RoutingOptions) -> Routing:
-        """Return what all steps of a run share; a step is this `on` its route."""
-        return cls(
-            Route(),
-            Selection(options.selection, options.shared, options.block),
-            reinsert=options.reinsert,
-            remove=options.remove,
-            random_end=options.random_end,
-            path_drop=options.path_drop,
-        )
-
-    def on(self, route: Route, draws: Draws | None) -> Routing | None:
-        """Return the same for another route and its random numbers; None where that is `none`."""
-        return replace(self, route=route, draws=draws) if route.segments else None
-
-    def resolve(self, depth: int | None) -> Route:
-        """Return the checked route, with absolute block indices where the depth is known."""
-        return _checked(self.route, depth, self.reinsert, self.remove, self.random_end)
-
-    def require_draws(self, need: str = "`draws` or `ids` to select tokens") -> Draws:
-        """Return the random numbers, or refuse a pass that needs them and has none."""
-        if self.draws is None:
-            raise RoutingError(f"route {self.route}: pass {need}")
-        return self.draws
-
-
-@lru_cache(maxsize=1024)  # once per run, not once per step
-def _checked(
-    route: Route, depth: int | None, reinsert: str, remove: str, random_end: bool
-) -> Route:
-    route = route if depth is None else route.resolve(depth)
-    check_words(reinsert, remove, route, random_end)
-    return route
+from routing.options import RoutingError
+from routing.route import Route
+from routing.segment import RoutedSegment, Subset, Tokens
+from routing.step import Routing
+from routing.variants import build_segments, pass_segments
 
 
 @dataclass
@@ -187,221 +118,136 @@ class Stack(nn.Module):
             RoutingError: If the routing contradicts itself or the stack, or x the layout.
             RouteError: If the route does not fit the depth.
         """
-        at = StackPass(self, x, cond, layout, routing, state)
-        skipped = self._skipped(at.routing)
-        seen = {-1: (x, at.layout)} if -1 in self._tapped(taps, skipped) else {}
-        for first, end in pairwise(at.cuts()):
-            if first in at.segments:  # a route starts: choose the tokens that stay
-                at.open(*at.segments[first])
-            if at.span is not None and first == at.span.drop_before:  # the others leave
-                at.gather(at.span)
-            if first not in skipped:
-                seen |= at.run(first, end, taps)
-            if at.span is not None and end > at.span.segment.end and at.returns:  # they return
-                at.scatter(at.span, left_out=first in skipped)
+        if x.shape[1] != layout.length:
+            raise RoutingError(f"{x.shape[1]} tokens come in, and their layout has {layout.length}")
+        routing = Routing(Route()) if routing is None else routing
+        route = routing.resolve(self.depth)
+        tokens = Tokens(x, layout.to(x.device), dict(state or {}))
+        segments = pass_segments(route, routing, self.fuse)
+        routed_segments = build_segments(segments, routing, self.depth, self.fuse, tokens)
+        runner = BlockRunner(self, cond, routed_segments, route, taps)
+        if -1 in taps:
+            runner.record(-1, tokens)
+
+        inner_layouts: list[Layout] = []
+        next_block = 0
+        for segment, routed in zip(segments, routed_segments, strict=True):
+            tokens = runner.run(tokens, next_block, routed.start)
+            subset = None
+            if route.segments:  # the segment of a dense pass is there for its fusion alone
+                inner = routing.select(len(inner_layouts), segment, tokens.layout, x.shape[0])
+                subset = Subset(inner, tokens.layout.move_to(inner))
+                inner_layouts.append(inner)
+            processed = routed.process(tokens, subset, runner.run)
+            tokens = routed.restore(tokens, subset, processed)
+            next_block = routed.end + 1
+        tokens = runner.run(tokens, next_block, self.depth)
+
         return StackOutput(
-            at.x,
-            {i: tap for i, (tap, _) in seen.items()},
-            {i: tapped for i, (_, tapped) in seen.items()},
-            at.layout,
-            tuple(at.inner),
-            None if at.layout.ids is None else at.layout.mask(),
-            at.state,
+            tokens.x,
+            runner.taps,
+            runner.tap_layouts,
+            tokens.layout,
+            tuple(inner_layouts),
+            None if tokens.layout.is_full else tokens.layout.mask(),
+            tokens.state,
         )
 
-    def _skipped(self, routing: Routing) -> range:
-        """Blocks that a pass leaves out: those of SPRINT's span where it is dropped for all."""
-        if self.fuse is not None and routing.path_drop >= 1:
-            return range(self.fuse.segment.start, self.fuse.segment.end + 1)
-        return range(0)
 
-    def _tapped(self, taps: Collection[int], skipped: range) -> Collection[int]:
-        """Check the indices of the requested block outputs."""
-        for tap in taps:
-            if not -1 <= tap < self.depth:
-                raise RoutingError(
-                    f"block output {tap}: expected -1 (the input) or 0..{self.depth - 1}"
-                )
-            if tap in skipped:
-                raise RoutingError(f"block output {tap}: block {tap} does not run in this pass")
-        return taps
+class BlockRunner:
+    """Runs the blocks of one pass and records the outputs that were requested.
 
-
-@dataclass
-class Span:
-    """The segment that a pass is in.
+    Args:
+        stack: Whose blocks.
+        cond: Conditioning of the pass, as for `Stack`.
+        segments: The segments of the pass.
+        route: Its route; a dense pass may have a segment without one, for its fusion.
+        taps: Block indices whose outputs to record.
 
     Attributes:
-        segment: Which blocks.
-        drop_before: First block that sees fewer tokens.
-        outer: Layout around the span.
-        inner: Layout of the tokens that stay.
-        move: The gather between the two and its scatter; None in a dense pass of a learned span.
-        bypass: Tokens before the span, which routed tokens return to.
-        bypass_state: Likewise, what blocks carry.
-    """
+        taps: Recorded outputs by block index, `(B, T, D)`.
+        tap_layouts: Which tokens they hold.
 
-    segment: Segment
-    drop_before: int
-    outer: Layout
-    inner: Layout
-    move: Move | None
-    bypass: Tensor
-    bypass_state: dict[str, Tensor]
-
-
-class StackPass:
-    """The tokens of one pass through a stack, and the span that they are in.
-
-    Attributes:
-        x: Tokens present, `(B, T, D)`.
-        layout: Which ones they are.
-        state: The per-token tensors that blocks carry.
-        segments: Index and segment by the first block, with the learned span of a dense pass.
-        span: The span that is open.
-        inner: Layouts inside the segments so far.
+    Raises:
+        RoutingError: There is no such block, or it does not run in this pass.
     """
 
     def __init__(
         self,
         stack: Stack,
-        x: Tensor,
         cond: Any,
-        layout: Layout,
-        routing: Routing | None,
-        state: dict[str, Tensor] | None,
+        segments: Sequence[RoutedSegment],
+        route: Route,
+        taps: Collection[int],
     ) -> None:
-        if x.shape[1] != layout.length:
-            raise RoutingError(f"{x.shape[1]} tokens come in, and their layout has {layout.length}")
-        self.stack, self.x, self.input, self.cond = stack, x, x, cond
-        self.layout, self.state = layout.to(x.device), dict(state or {})
-        self.routing = Routing(Route()) if routing is None else routing
-        self.route = self.routing.resolve(stack.depth)
-        self.segments = {s.start: (k, s) for k, s in enumerate(self._segments())}
-        self.span: Span | None = None
-        self.inner: list[Layout] = []
-        self.returns = self.routing.reinsert != "none"
-        self.fp32_next = False
+        self.blocks, self.cond, self.requested = list(stack.blocks), cond, taps
+        self.taps: dict[int, Tensor] = {}
+        self.tap_layouts: dict[int, Layout] = {}
+        self.checkpointed: set[int] = set()  # blocks that are run again in the backward pass
+        self.in_fp32: set[int] = set()
+        for segment in segments:
+            if stack.checkpoint and torch.is_grad_enabled():
+                self.checkpointed.update(range(segment.start, segment.end + 1))
+            if stack.fp32_after and route.segments:
+                self.in_fp32.add(segment.end + 1)
+        for tap in taps:
+            if not -1 <= tap < len(self.blocks):
+                raise RoutingError(
+                    f"block output {tap}: expected -1 (the input) or 0..{len(self.blocks) - 1}"
+                )
+            for segment in segments:
+                if tap in segment.skipped_blocks():
+                    raise RoutingError(f"block output {tap}: block {tap} does not run in this pass")
 
-    def open(self, k: int, segment: Segment) -> None:
-        """Enter segment `k`: keep what its routed tokens return to, and decide who stays."""
-        outer = self.layout
-        inner, move = outer, None
-        if self.route.segments:
-            inner = self._choose(k, segment)
-            move = outer.move_to(inner)
-            self.inner.append(inner)
-        leave = segment.drop_before(self.routing.remove)
-        self.span = Span(segment, leave, outer, inner, move, self.x, dict(self.state))
-
-    def gather(self, span: Span) -> None:
-        """Let the routed tokens leave."""
-        if span.move is not None:
-            self.x = span.move.take(self.x)
-            self.state = {key: span.move.take(value) for key, value in self.state.items()}
-            self.layout = span.inner
-
-    def cuts(self) -> list[int]:
-        """Return where stretches of blocks begin that see the same tokens, and the last one ends.
-
-        That is where a route starts, and its tokens leave or return.
-        """
-        found = {0, self.stack.depth}
-        for _, segment in self.segments.values():
-            found |= {segment.start, segment.drop_before(self.routing.remove), segment.end + 1}
-        return sorted(found)
-
-    def run(self, first: int, end: int, taps: Collection[int]) -> dict[int, tuple[Tensor, Layout]]:
-        """Run the blocks `first` to `end` - 1 on the tokens present; return what `taps` ask for."""
-        blocks, device, stream = self.stack.blocks[first:end], self.x.device.type, self.x.dtype
-        # Tables are made and conditions picked here: a block that did it would be compiled once
-        # for every index, and once more for the tables that are there already.
-        prepares: list[Any] = [getattr(block, "prepare", None) for block in blocks]
-        for prepare in filter(None, prepares):
-            prepare(self.layout)
-        inside = self.stack.checkpoint and self.span is not None and torch.is_grad_enabled()
-        again = partial(checkpoint, _call, use_reentrant=False) if inside else _call
-        wide, self.fp32_next = self.fp32_next and torch.is_autocast_enabled(device), False
-        seen = {}
-        for i, block in enumerate(blocks, first):
-            cond = self.cond[i] if type(self.cond) is tuple else self.cond
-            if wide:
-                as_float = lambda t: t.float() if t.is_floating_point() else t  # noqa: E731
-                given = tree_map_only(Tensor, as_float, (self.x, cond, self.state))
-                self.x, cond, self.state = given
-            with torch.autocast(device, enabled=False) if wide else nullcontext():
-                if inside or getattr(block, "carries", None):
-                    self.x, self.state = again(block, self.x, cond, self.layout, self.state)
+    def run(self, tokens: Tokens, start: int, end: int) -> Tokens:
+        """Run the blocks `start` to `end` - 1 on the tokens, all in the type of the stream."""
+        if start == end:
+            return tokens
+        blocks, layout = self.blocks[start:end], tokens.layout
+        prepare(blocks, layout)
+        x, state, stream_dtype = tokens.x, tokens.state, tokens.x.dtype
+        for index, block in enumerate(blocks, start):
+            cond = self.cond[index] if type(self.cond) is tuple else self.cond
+            precision: Any = nullcontext()
+            if index in self.in_fp32 and torch.is_autocast_enabled(x.device.type):
+                precision = torch.autocast(x.device.type, enabled=False)
+                x, cond, state = tree_map_only(Tensor, _to_float32, (x, cond, state))
+            with precision:
+                if index in self.checkpointed:
+                    x, state = checkpoint(
+                        call_block, block, x, cond, layout, state, use_reentrant=False
+                    )
+                elif getattr(block, "carries", None):
+                    x, state = call_block(block, x, cond, layout, state)
                 else:
-                    self.x = block(self.x, cond, self.layout)
-            self.x, wide = self.x.to(stream), False
-            if i in taps:
-                seen[i] = self.x, self.layout
-        return seen
+                    x = block(x, cond, layout)
+            x = x.to(stream_dtype)
+            if index in self.requested:
+                self.record(index, Tokens(x, layout, state))
+        return Tokens(x, layout, state)
 
-    def scatter(self, span: Span, left_out: bool) -> None:
-        """Leave a span, whose blocks SPRINT's path drop may have left out: put its tokens back."""
-        if self.layout is span.outer:  # remove=never
-            self.gather(span)
-        move, bypass, fuse = span.move, span.bypass, self.stack.fuse
-        if fuse is not None:
-            self.x = fuse(bypass, None if left_out else self.x, move, self._path_drop())
-        elif move is not None:
-            if self.routing.reinsert == "sum_input" and span.segment.start > 0:
-                bypass = bypass + self.input
-            self.x = move.put(bypass, self.x)
-        if move is not None:
-            self.state = {
-                key: move.put(_before(span, key, value), value) for key, value in self.state.items()
-            }
-            self.fp32_next = self.stack.fp32_after
-        self.layout, self.span = span.outer, None
-
-    def _segments(self) -> Sequence[Segment]:
-        """The route's segments with their ends drawn, or the learned span of a dense pass."""
-        segments: Sequence[Segment] = self.route.segments
-        if self.routing.random_end:
-            draws = self.routing.require_draws("`draws` for random_end")
-            segments = [
-                replace(s, end=s.start + int(draws.scalar(f"end.{k}") * (s.end - s.start + 1)))
-                for k, s in enumerate(segments)
-            ]
-        if self.stack.fuse is None:
-            return segments
-        fixed = self.stack.fuse.segment
-        if segments and [(s.start, s.end) for s in segments] != [(fixed.start, fixed.end)]:
-            raise RoutingError(
-                f"route {self.route}: this model's learned span is {fixed.span}; "
-                f"try route={fixed.span}"
-            )
-        if self.routing.reinsert != "identity":
-            raise RoutingError(
-                f"reinsert {self.routing.reinsert}: a learned span has its own; try identity"
-            )
-        return segments or (fixed,)
-
-    def _choose(self, k: int, segment: Segment) -> Layout:
-        """Return the layout of the tokens that stay in segment `k`."""
-        outer, routing = self.layout, self.routing
-        mode, keep = routing.selection, keep_count(outer.tokens, segment.rate)
-        ids = None if routing.ids is None else given_ids(routing.ids, self.route, k)
-        if ids is None:
-            ids = mode.ids(routing.require_draws(), k, outer.grid, keep, outer.ids)
-        check_ids(ids, outer.grid, self.x.shape[0])
-        if mode.mode != "unsorted":
-            return outer.subset(ids)
-        return outer.subset(ids, mode.shuffle(routing.require_draws(), k, ids.shape[-1]))
-
-    def _path_drop(self) -> Tensor | None:
-        """Samples whose fused span is left out, bool `(B,)`; None where it is none or all."""
-        share = self.routing.path_drop
-        if share <= 0 or share >= 1:
-            return None
-        draws = self.routing.require_draws("`draws` for path_drop")
-        return draws.uniform("path", 1)[:, 0] < share
+    def record(self, index: int, tokens: Tokens) -> None:
+        """Store the output of a block."""
+        self.taps[index], self.tap_layouts[index] = tokens.x, tokens.layout
 
 
-def _call(
+def prepare(blocks: Sequence[nn.Module], layout: Layout) -> None:
+    """Compute what blocks look up: a block that did it itself would compile it in, per index."""
+    tables: dict[tuple[str, str], None] = {}
+    for block in blocks:
+        for scan in getattr(block, "scans", ()):
+            if scan is not None:
+                tables["scan", scan] = None
+        for table in getattr(block, "tables", ()):
+            tables[table] = None
+    layout.prepare(tables)
+    for block in blocks:
+        prepare_block: Any = getattr(block, "prepare", None)
+        if prepare_block is not None:
+            prepare_block(layout)
+
+
+def call_block(
     block: nn.Module, x: Tensor, cond: Any, layout: Layout, state: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Run one block on its own copy of the state, so that a recomputation changes nothing."""
@@ -411,8 +257,5 @@ def _call(
     return block(x, cond, layout, state), state
 
 
-def _before(span: Span, key: str, value: Tensor) -> Tensor:
-    """What routed tokens carry on: their value from before the span, zeros if there was none."""
-    if key in span.bypass_state:
-        return span.bypass_state[key]
-    return value.new_zeros(value.shape[0], span.outer.length, *value.shape[2:])
+def _to_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor

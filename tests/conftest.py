@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -83,17 +84,17 @@ def vae(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The gathers and scatters of every stack, by name, in their order."""
-    from routing.stack import StackPass
+    from routing.segment import Tokens
 
     done: list[str] = []
 
-    def counted(original: Callable[..., None]) -> Callable[..., None]:
-        def move(*args: object, **given: object) -> None:
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def move(*args: object, **given: object) -> Any:
             done.append(original.__name__)
-            original(*args, **given)
+            return original(*args, **given)
 
         return move
 
     for name in ("gather", "scatter"):
-        monkeypatch.setattr(StackPass, name, counted(getattr(StackPass, name)))
+        monkeypatch.setattr(Tokens, name, counted(getattr(Tokens, name)))
     return done

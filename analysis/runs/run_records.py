@@ -34,7 +34,8 @@ from analysis.runs.run_files import Damaged, is_score, read_lines, shown
 from backbones.sizes import BackboneError, parse_size
 from experiments.runtime.parsing import is_number, json_of
 from routing.errors import UserError, suggest
-from routing.route import RouteError, RouteSchedule, ScheduleError
+from routing.route import RouteError
+from routing.schedule import RouteSchedule, ScheduleError
 
 T = TypeVar("T")
 Metrics = dict[str, dict[str, Any]]  # what each metric's name means

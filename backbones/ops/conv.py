@@ -68,10 +68,20 @@ def causal_conv(
     Raises:
         KernelError: The kernel asked for cannot run on these inputs.
     """
-    fits = functools.partial(
-        kernel_misfit, channels=x.shape[2], width=weight.shape[1], compact=position is None
-    )
-    name = choose("conv", kernel, x, fits)
+    width, silu = weight.shape[1], activation == "silu"
+    tensors = [x, weight] if bias is None else [x, weight, bias]
+    if (
+        kernel in native.REQUESTS
+        and width <= native.TAPS
+        and not torch.compiler.is_compiling()
+        and native.ACTIVE.operations[x.device.type].takes(tensors)
+    ):
+        name = "native"
+    else:
+        fits = functools.partial(
+            kernel_misfit, channels=x.shape[2], width=width, compact=position is None
+        )
+        name = choose("conv", kernel, x, fits)
     if name == "reference":
         return reference(x, weight, bias, position, activation)
     if name == "causal-conv1d":
@@ -82,13 +92,13 @@ def causal_conv(
             channels, weight, bias, activation=activation
         ).transpose(1, 2)
     if name == "triton":
-        return kernel_function("conv", "triton")(x, weight, bias, position, activation == "silu")
+        return kernel_function("conv", "triton")(x, weight, bias, position, silu)
     if name == "native":
-        table = None if position is None else taps(position, weight.shape[1])
-        return torch.ops.tread.conv(x, weight.t().flip(0), bias, table, activation == "silu")
+        table = None if position is None else taps(position, width)
+        return torch.ops.tread.conv(x, weight.t().flip(0), bias, table, silu)
     rows = weight.to(x.dtype).t().flip(0)  # (W, C), row j for distance j
     y = _shifted(x, rows, None if bias is None else bias.to(x.dtype), position)
-    return F.silu(y) if activation == "silu" else y
+    return F.silu(y) if silu else y
 
 
 def kernel_misfit(kernel: str, channels: int, width: int, compact: bool) -> str | None:

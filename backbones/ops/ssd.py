@@ -10,6 +10,8 @@ times zero is a NaN in the backward pass.
 Source: Dao and Gu, Transformers are SSMs (2405.21060), section 6.
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -75,7 +77,18 @@ def ssd_packed(
     """
     inner = dt.shape[2] * width
     state = (packed.shape[2] - inner) // 2
-    name = choose("ssd", kernel, packed, lambda kernel: kernel_misfit(kernel, width, state))
+    if (
+        kernel in native.REQUESTS
+        and width % 8 == state % 8 == 0
+        and not torch.compiler.is_compiling()
+        and native.ACTIVE.operations[packed.device.type].takes([packed, dt, A])
+    ):
+        name = "native"
+    else:
+        fits = functools.partial(kernel_misfit, headdim=width, state=state)
+        name = choose("ssd", kernel, packed, fits)
+    if name == "native" and dt.dtype != torch.float64:
+        return _native(packed, dt, A, D, decay_gap, width)
     x, B, C = packed.split([inner, state, state], -1)
     x, B, C = x.unflatten(-1, (-1, width)), B.unsqueeze(2), C.unsqueeze(2)
     if name == "reference":
@@ -88,13 +101,11 @@ def ssd_packed(
         log_decay = steps * A.to(dtype)
         if name in ("torch", "native"):
             D = None if D is None else D.to(dtype)
-            if name == "native" and dtype == torch.float32:
-                return torch.ops.tread.ssd(packed, dt, log_decay, D, width)
-            given = (packed.to(dtype), dt, log_decay, D, chunk, width)
+            arguments = (packed.to(dtype), dt, log_decay, D, chunk, width)
             if native.bypassed():
-                return _chunked(*given).to(packed.dtype)
+                return _chunked(*arguments).to(packed.dtype)
             # Computed again on the way back: all that it makes is 1.7 times what a block keeps.
-            y = checkpoint(_chunked, *given, use_reentrant=False, preserve_rng_state=False)
+            y = checkpoint(_chunked, *arguments, use_reentrant=False, preserve_rng_state=False)
             return y.to(packed.dtype)
     if name == "fla":
         keys, queries = (m.expand(-1, -1, dt.shape[2], -1).contiguous() for m in (B, C))
@@ -106,6 +117,19 @@ def ssd_packed(
         size = 1 << max(4, (min(chunk, x.shape[1]) - 1).bit_length())
         y = kernel_function("ssd", "mamba-ssm")(even, steps, A.float(), B, C, size)
     return y if D is None else torch.addcmul(y, x, D.to(x.dtype)[:, None])
+
+
+def _native(
+    packed: Tensor, dt: Tensor, A: Tensor, D: Tensor | None, decay_gap: Tensor | None, width: int
+) -> Tensor:
+    """The CPU kernel, in float32; arguments as for `ssd_packed`."""
+    with torch.autocast("cpu", enabled=False):
+        dt = dt.float()
+        steps = dt
+        if decay_gap is not None:
+            steps = dt * decay_gap.float().expand(dt.shape[:2])[..., None]
+        log_decay = steps * A.float()
+        return torch.ops.tread.ssd(packed, dt, log_decay, None if D is None else D.float(), width)
 
 
 def kernel_misfit(kernel: str, headdim: int, state: int) -> str | None:

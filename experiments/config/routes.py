@@ -14,7 +14,8 @@ from experiments.data.data_options import describe
 from experiments.options.diffusion import GuidanceOptions, RoutedOptions, rate_over_steps
 from experiments.runtime.console import big
 from routing.errors import UserError
-from routing.route import Route, RouteSchedule, Segment, keep_count
+from routing.route import Route, Segment, keep_count
+from routing.schedule import RouteSchedule
 
 if TYPE_CHECKING:  # both import torch
     from routing.rng import Draws

@@ -24,7 +24,8 @@ from experiments.options.evaluation import EvalOptions
 from experiments.options.fields import ConfigError, Key, build, flatten, keys_of
 from routing.errors import UserError
 from routing.options import RoutingOptions
-from routing.route import RouteError, RouteSchedule
+from routing.route import RouteError
+from routing.schedule import RouteSchedule
 
 # Frozen encoders that REPA can align to, and the width of their features (`training.loss`).
 ENCODERS = {

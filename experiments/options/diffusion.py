@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 
 from experiments.options.fields import Key, build, check_ranges, keys_of
 from routing.errors import UserError, suggest
-from routing.route import Schedule, ScheduleError
+from routing.schedule import Schedule, ScheduleError
 
 
 class DiffusionError(UserError):

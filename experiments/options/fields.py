@@ -150,6 +150,8 @@ def keys_of(cls: Any) -> dict[str, tuple[Any, Key]]:
         hint = hints[name]
         declared = next((k for k in getattr(hint, "__metadata__", ()) if isinstance(k, Key)), None)
         plain = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+        if typing.get_origin(plain) is typing.Literal:
+            plain, declared = str, Key(among=typing.get_args(plain))
         found[name] = (plain, declared or Key())
     return found
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Gt, Lt
 
 from experiments.options.roles import ConfigError, Default
-from routing.route import Schedule, ScheduleError
+from routing.schedule import Schedule, ScheduleError
 
 SCALE = "Guidance scale; 1 is no guidance."
 LOW = "Guidance acts where low < sigma / alpha <= high."

@@ -36,7 +36,7 @@ from routing.errors import one_of, suggest
 from routing.layout import Layout
 from routing.rng import Draws
 from routing.route import Route, keep_count
-from routing.selection import Selection, check_ids, given_ids
+from routing.selection import Selection, check_ids, ids_of_segment
 
 _FREE = ("random", "stride")  # need no grid
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
@@ -267,7 +267,7 @@ class Attached:
             grid = (1, tokens)
         outer = Layout(grid, prefix=self.prefix, device=x.device)
         shared = self._shared(call, batch, tokens)
-        ids = given_ids(self.ids, self.route, k)
+        ids = ids_of_segment(self.ids, self.route, k)
         if ids is None:
             index = torch.arange(batch, device=x.device) + _rank() * batch
             keep = keep_count(tokens, self.route.segments[k].rate)

@@ -14,6 +14,7 @@ PLAIN = {
     "routing.options",
     "experiments.runtime.parsing",
     "routing.route",
+    "routing.schedule",
     "backbones.sizes",
     "backbones.cost",
 }

@@ -158,12 +158,13 @@ def test_tables_are_made_before_blocks_look_them_up(name):
     model = tiny(name, depth=8)
     layout = model.layout().subset(torch.arange(0, 16, 2).expand(2, -1))
     for block in model.stack.blocks:
+        layout.prepare(block.tables)
         block.prepare(layout)
-    made, state = set(layout._memo), {}
+    made, state = set(layout.tables), {}
     for block, mods in zip(model.stack.blocks, model.modulate(torch.randn(2, 32)), strict=True):
         extra = (state,) if getattr(block, "carries", ()) else ()
         block(torch.randn(2, 8, 32), mods, layout, *extra)
-    assert set(layout._memo) == made
+    assert set(layout.tables) == made
 
 
 @pytest.mark.parametrize(
@@ -267,6 +268,7 @@ def test_a_block_compiles_without_a_graph_break(name):
     block, layout = model.stack.blocks[0], model.layout()
     tokens = torch.randn(2, 16, 32)
     mods = model.modulate(torch.randn(2, 32))[0].detach()
+    layout.prepare(block.tables)
     block.prepare(layout)
     extra = ({},) if getattr(block, "carries", ()) else ()
     compiled = torch.compile(

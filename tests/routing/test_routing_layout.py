@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing import Layout, LayoutError
-from routing.layout import PATHS, path
+from routing.grid import PATHS, path
 
 NAMES = [*PATHS, *(f"{name}:reversed" for name in PATHS)]
 quick = settings(max_examples=40, deadline=None)
