@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers import Block
-from backbones.ops.conv import causal_conv
+from backbones.ops import native
+from backbones.ops.conv import causal_conv, taps
 from backbones.ops.native import ACTIVE
 from backbones.ops.selective_scan import selective_scan
 from backbones.ops.ssd import ssd_packed
@@ -34,13 +35,17 @@ def paths(scan: str, index: int) -> tuple[str, str]:
 
 
 def look_up(layout: Layout, kind: str, path: str) -> Any:
-    """Return a table of the layout along a path: its scan order, positions or gaps.
+    """Return a table of the layout along a path: its scan order, positions, gaps, or `conv.taps`.
 
-    The stack has computed it (`Layout.prepare`), unless the block is called alone.
+    The stack has computed the first three (`Layout.prepare`), unless the block is called alone; the
+    first mixer on a path adds the taps for those after it.
     """
     table = layout.tables.get((kind, path))
     if table is not None:
         return table
+    if kind == "taps":
+        layout.tables[kind, path] = taps(layout.positions(path), Conv.taps)
+        return layout.tables[kind, path]
     return {"scan": layout.reorder, "positions": layout.positions, "gaps": layout.gaps}[kind](path)
 
 
@@ -58,6 +63,10 @@ class Conv(nn.Module):
     def forward(self, x: Tensor, layout: Layout, path: str) -> Tensor:
         """Convolve tokens (B, T, C) that are in scan order."""
         by_distance = self.mode == "true" and not layout.is_full
+        ops = ACTIVE.operations[x.device.type]
+        if not torch.compiler.is_compiling() and ops.takes([x, self.weight, self.bias]):
+            table = look_up(layout, "taps", path) if by_distance else None
+            return ops.conv(x, self.weight.t().flip(0), self.bias, table, True)
         position = look_up(layout, "positions", path) if by_distance else None
         return causal_conv(x, self.weight, self.bias, position, activation="silu")
 
@@ -169,20 +178,22 @@ class Mamba2(Mixer):
     def scan(self, layout: Layout, path: str, direction: Direction, *inputs: Tensor) -> Tensor:
         """Convolve and scan; the inputs are tokens u (B, T, D) and x, B and C side by side."""
         u, mixed = inputs
-        mixed = F.silu(mixed) if self.conv is None else self.conv(mixed, layout, path)
-        options = self.options
+        options, skip = self.options, direction.skip
         dt, decay = _steps(direction.dt_proj(u), direction.dt_bias, options.gap, layout, path)
         rates = -torch.exp(direction.log_a)
-        y = ssd_packed(
-            mixed,
-            dt,
-            rates,
-            direction.skip,
-            options.chunk,
-            options.kernel,
-            decay,
-            width=self.headdim,
-        )
+        mixed = F.silu(mixed) if self.conv is None else self.conv(mixed, layout, path)
+        ops = ACTIVE.operations[u.device.type]
+        if (
+            options.kernel in native.REQUESTS
+            and dt.dtype == torch.float32
+            and not torch.compiler.is_compiling()
+            and ops.takes([mixed, dt, skip])
+        ):
+            steps = dt if decay is None else dt * decay.expand(dt.shape[:2])[..., None]
+            y = ops.ssd(mixed, dt, steps * rates, skip, self.headdim)
+        else:
+            chunk, kernel = options.chunk, options.kernel
+            y = ssd_packed(mixed, dt, rates, skip, chunk, kernel, decay, width=self.headdim)
         return y.flatten(-2)
 
     def initialise(self) -> None:

@@ -69,19 +69,10 @@ def causal_conv(
         KernelError: The kernel asked for cannot run on these inputs.
     """
     width, silu = weight.shape[1], activation == "silu"
-    tensors = [x, weight] if bias is None else [x, weight, bias]
-    if (
-        kernel in native.REQUESTS
-        and width <= native.TAPS
-        and not torch.compiler.is_compiling()
-        and native.ACTIVE.operations[x.device.type].takes(tensors)
-    ):
-        name = "native"
-    else:
-        fits = functools.partial(
-            kernel_misfit, channels=x.shape[2], width=width, compact=position is None
-        )
-        name = choose("conv", kernel, x, fits)
+    fits = functools.partial(
+        kernel_misfit, channels=x.shape[2], width=width, compact=position is None
+    )
+    name = choose("conv", kernel, x, fits)
     if name == "reference":
         return reference(x, weight, bias, position, activation)
     if name == "causal-conv1d":

@@ -77,16 +77,8 @@ def ssd_packed(
     """
     inner = dt.shape[2] * width
     state = (packed.shape[2] - inner) // 2
-    if (
-        kernel in native.REQUESTS
-        and width % 8 == state % 8 == 0
-        and not torch.compiler.is_compiling()
-        and native.ACTIVE.operations[packed.device.type].takes([packed, dt, A])
-    ):
-        name = "native"
-    else:
-        fits = functools.partial(kernel_misfit, headdim=width, state=state)
-        name = choose("ssd", kernel, packed, fits)
+    fits = functools.partial(kernel_misfit, headdim=width, state=state)
+    name = choose("ssd", kernel, packed, fits)
     if name == "native" and dt.dtype != torch.float64:
         return _native(packed, dt, A, D, decay_gap, width)
     x, B, C = packed.split([inner, state, state], -1)
