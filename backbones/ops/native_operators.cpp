@@ -366,7 +366,7 @@ Tensor ssd(const Tensor& packed_given, const Tensor& dt_given, const Tensor& dec
 }  // namespace
 
 TORCH_LIBRARY(tread, library) {
-  library.def("takes(Tensor[] tensors) -> bool", [](const std::vector<Tensor>& tensors) { return takes_all(tensors); });
+  library.def("takes(Tensor[] tensors) -> bool", &takes_all);
   library.def("gelu(Tensor x) -> Tensor", &gelu);
   library.def("squared_relu(Tensor x) -> Tensor", &squared_relu);
   library.def("sigmoid_gate(Tensor x, Tensor y) -> Tensor", &sigmoid_gate);
@@ -378,3 +378,8 @@ TORCH_LIBRARY(tread, library) {
   library.def("biwkv(Tensor k, Tensor v, Tensor decay, Tensor bonus, Tensor? position, int length) -> Tensor", &biwkv);
   library.def("ssd(Tensor packed, Tensor dt, Tensor log_decay, Tensor? D, int width) -> Tensor", &ssd);
 }
+
+// Transforms of torch.func and modes see single operations.
+bool takes_none(const std::vector<Tensor>&) { return false; }
+TORCH_LIBRARY_IMPL(tread, FuncTorchDynamicLayerFrontMode, library) { library.impl("takes", &takes_none); }
+TORCH_LIBRARY_IMPL(tread, Python, library) { library.impl("takes", &takes_none); }

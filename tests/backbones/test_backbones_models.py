@@ -159,12 +159,12 @@ def test_tables_are_made_before_blocks_look_them_up(name):
     layout = model.layout().subset(torch.arange(0, 16, 2).expand(2, -1))
     for block in model.stack.blocks:
         layout.prepare(block.tables)
-        block.prepare(layout)
-    made, state = set(layout.tables), {}
+    tables, state = set(layout.tables), {}
     for block, mods in zip(model.stack.blocks, model.modulate(torch.randn(2, 32)), strict=True):
         extra = (state,) if getattr(block, "carries", ()) else ()
         block(torch.randn(2, 8, 32), mods, layout, *extra)
-    assert set(layout.tables) == made
+    # The taps are a table of CPU operators, which a compiled block does not call.
+    assert {table for table in layout.tables if table[0] != "taps"} == tables
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,6 @@ def test_a_block_compiles_without_a_graph_break(name):
     tokens = torch.randn(2, 16, 32)
     mods = model.modulate(torch.randn(2, 32))[0].detach()
     layout.prepare(block.tables)
-    block.prepare(layout)
     extra = ({},) if getattr(block, "carries", ()) else ()
     compiled = torch.compile(
         lambda z: block(z, mods, layout, *extra), backend="aot_eager", fullgraph=True
