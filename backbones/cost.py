@@ -158,7 +158,7 @@ class Part:
 
     params: int = 0
     linear: int = 0
-    kept: int = 0
+    per_predicted: int = 0
     mixing: int = 0
 
 
@@ -183,7 +183,7 @@ def _around_blocks(config: ModelConfig) -> list[Part]:
         weights = width if find(config.name).weighted_norms else 0
         parts += [
             _layer(width, 2 * width),
-            Part((width + 1) * predicted_values + weights, kept=width * predicted_values),
+            Part((width + 1) * predicted_values + weights, per_predicted=width * predicted_values),
         ]
     else:
         decoder = build_options(DecoderOptions, config.decoder, "decoder")
@@ -209,7 +209,7 @@ def _macs(
     """
     total = 0
     for part in parts:
-        total += part.linear + part.kept * predicted
+        total += part.linear + part.per_predicted * predicted
         if mixing:
             total += part.mixing
     for block, present in zip(blocks, tokens, strict=True):
@@ -242,7 +242,7 @@ def _decoder(
     block = dit.block_cost(Size("custom", depth, inner, options.heads), dit.DiTOptions())
     return [
         _layer(width, 2 * width),
-        Part((width + 1) * inner, width * inner * prefix, kept=width * inner),
+        Part((width + 1) * inner, width * inner * prefix, per_predicted=width * inner),
         Part(inner),  # The mask token.
         _layer(width, inner),
         _layer(inner, depth * 6 * inner),

@@ -109,14 +109,14 @@ def attention_blocks(attention: int | Sequence[int], depth: int) -> set[int]:
     if type(attention) is int and 0 <= attention <= depth:
         return set(range(attention - 1, depth, attention)) if attention else set()
     several = isinstance(attention, Iterable) and not isinstance(attention, str)
-    given: list[Any] = [*attention] if several else [attention]  # type: ignore[misc]
-    bad = [i for i in given if type(i) is not int or not 0 <= i < depth]
+    indices: list[Any] = [*attention] if several else [attention]  # type: ignore[misc]
+    bad = [i for i in indices if type(i) is not int or not 0 <= i < depth]
     if bad:
         raise BackboneError(
             f"attention={attention}: there is no block {bad[0]}, blocks "
             f"are 0..{depth - 1}; type 4 for every fourth or [2,5] for these two"
         )
-    return set(given)
+    return set(indices)
 
 
 def parse_size(

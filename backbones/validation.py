@@ -228,8 +228,8 @@ def _dataclass_in(annotation: Any) -> Any:
 
 def _suggest_choice(annotation: Any, value: Any) -> str:
     items = value if isinstance(value, list | tuple) else [value]
-    known = choices(annotation)
+    allowed = choices(annotation)
     for item in items:
-        if item not in known and known:
-            return suggest(str(item), known)
+        if item not in allowed and allowed:
+            return suggest(str(item), allowed)
     return ""

@@ -40,9 +40,9 @@ def reference(
     p = p.double().expand(k.shape[0], -1)
     distance = (p[:, :, None] - p[:, None, :]).abs()[..., None]  # (B, T, T, 1)
     exponent = k.double()[:, None] - w.double() / length * (distance - 1)
-    own = k.double()[:, None] + u.double() / length
+    self_term = k.double()[:, None] + u.double() / length
     same = torch.eye(k.shape[1], dtype=torch.bool, device=k.device)[None, :, :, None]
-    weight = torch.softmax(torch.where(same, own, exponent), dim=2)
+    weight = torch.softmax(torch.where(same, self_term, exponent), dim=2)
     return torch.einsum("btsc,bsc->btc", weight, v.double()).to(v.dtype)
 
 

@@ -65,11 +65,11 @@ def grid_shift(
 
 def _padded(x: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
     """Crop one side of the whole grid and pad the other."""
-    left, right, up, down = x[:, prefix:].unflatten(1, grid).chunk(4, -1)
+    from_left, from_right, from_above, from_below = x[:, prefix:].unflatten(1, grid).chunk(4, -1)
     moved = (
-        F.pad(left[:, :, :-1], (0, 0, 1, 0)),
-        F.pad(right[:, :, 1:], (0, 0, 0, 1)),
-        F.pad(up[:, :-1], (0, 0, 0, 0, 1, 0)),
-        F.pad(down[:, 1:], (0, 0, 0, 0, 0, 1)),
+        F.pad(from_left[:, :, :-1], (0, 0, 1, 0)),
+        F.pad(from_right[:, :, 1:], (0, 0, 0, 1)),
+        F.pad(from_above[:, :-1], (0, 0, 0, 0, 1, 0)),
+        F.pad(from_below[:, 1:], (0, 0, 0, 0, 0, 1)),
     )
     return F.pad(torch.cat(moved, -1).flatten(1, 2), (0, 0, prefix, 0))

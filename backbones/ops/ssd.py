@@ -91,14 +91,8 @@ def ssd_packed(
         dt = dt.to(dtype)
         steps = dt if gap is None else dt * gap
         log_decay = steps * A.to(dtype)
-        if name in ("torch", "native"):
-            D = None if D is None else D.to(dtype)
-            arguments = (packed.to(dtype), dt, log_decay, D, chunk, width)
-            if native.bypassed():
-                return _chunked(*arguments).to(packed.dtype)
-            # Computed again on the way back: all that it makes is 1.7 times what a block keeps.
-            y = checkpoint(_chunked, *arguments, use_reentrant=False, preserve_rng_state=False)
-            return y.to(packed.dtype)
+    if name in ("torch", "native"):
+        return _torch(packed, dt, log_decay, D, chunk, width)
     if name == "fla":
         keys, queries = (m.expand(-1, -1, dt.shape[2], -1).contiguous() for m in (B, C))
         values = (x * dt[..., None]).to(x.dtype)
@@ -122,6 +116,20 @@ def _native(
             steps = dt * decay_gap.float().expand(dt.shape[:2])[..., None]
         log_decay = steps * A.float()
         return torch.ops.tread.ssd(packed, dt, log_decay, None if D is None else D.float(), width)
+
+
+def _torch(
+    packed: Tensor, dt: Tensor, log_decay: Tensor, D: Tensor | None, chunk: int, width: int
+) -> Tensor:
+    """The torch path, in the type of dt (B, T, H) and of its log decays; the rest as above."""
+    with full_precision(packed):
+        skip = None if D is None else D.to(dt.dtype)
+        arguments = (packed.to(dt.dtype), dt, log_decay, skip, chunk, width)
+        if native.bypassed():
+            return _chunked(*arguments).to(packed.dtype)
+        # Computed again on the way back: all that it makes is 1.7 times what a block keeps.
+        y = checkpoint(_chunked, *arguments, use_reentrant=False, preserve_rng_state=False)
+        return y.to(packed.dtype)
 
 
 def kernel_misfit(kernel: str, headdim: int, state: int) -> str | None:
@@ -151,7 +159,8 @@ def _chunked(
         # Work inside a chunk grows with its length, work between chunks with the head's width.
         chunk = min(chunk, max(32, width))
     # dt = 0 makes padding exact: no decay, no write.
-    if missing := -tokens % chunk:
+    missing = -tokens % chunk
+    if missing:
         packed, dt, log_decay = (F.pad(m, (0, 0, 0, missing)) for m in (packed, dt, log_decay))
     packed, dt, log_decay = (m.unflatten(1, (-1, chunk)) for m in (packed, dt, log_decay))
     inner = heads * width
@@ -167,9 +176,9 @@ def _chunked(
     to_end = (cum[:, :, -1:] - cum).clamp(min=-LIMIT).exp()[..., None]
     added = keys.mT @ (values * to_end).flatten(3)  # (n, c, N, h p)
     from_start = cum.clamp(min=-LIMIT).exp()
-    whole = from_start[:, :, -1:].repeat_interleave(width, -1)
+    chunk_decay = from_start[:, :, -1:].repeat_interleave(width, -1)
     received = [torch.zeros_like(added[:, 0])]
-    for new, keep in zip(added.unbind(1)[:-1], whole.unbind(1), strict=False):
+    for new, keep in zip(added.unbind(1)[:-1], chunk_decay.unbind(1), strict=False):
         received.append(torch.addcmul(new, keep, received[-1]))
     passed = (queries @ torch.stack(received, 1)).unflatten(-1, (heads, width))
     y = torch.addcmul(y, passed, from_start[..., None])

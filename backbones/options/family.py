@@ -23,18 +23,18 @@ KERNELS = {
 
 def kernel_words(*operations: str) -> tuple[str, ...]:
     """Return what `kernel=` may be for an option that chooses the kernel of these operations."""
-    words = ["auto", "torch", "reference", "kernel"]
+    names = ["auto", "torch", "reference", "kernel"]
     for operation in operations:
-        words += [kernel for kernel in KERNELS[operation] if kernel not in words]
-    return tuple(words)
+        names += [kernel for kernel in KERNELS[operation] if kernel not in names]
+    return tuple(names)
 
 
 def from_yaml(true: str | None = None, false: str | None = None) -> BeforeValidator:
     """Accept a truth value for the word it stands for: YAML reads a bare true, off or no as one."""
 
     def convert(value: Any) -> Any:
-        word = {True: true, False: false}[value] if isinstance(value, bool) else None
-        return value if word is None else word
+        text = {True: true, False: false}[value] if isinstance(value, bool) else None
+        return value if text is None else text
 
     return BeforeValidator(convert)
 

@@ -62,10 +62,10 @@ class MambaOptions:
 
     def check(self) -> None:
         """Raise `BackboneError` where the mixer has no such kernel."""
-        words = kernel_words(self.operation)
-        if self.kernel not in words:
+        kernels = kernel_words(self.operation)
+        if self.kernel not in kernels:
             raise BackboneError(
-                f"kernel={self.kernel}: expected one of {', '.join(words)} with mixer={self.mixer}"
+                f"kernel={self.kernel}: expected one of {', '.join(kernels)} with mixer={self.mixer}"
             )
 
 

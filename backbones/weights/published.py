@@ -96,22 +96,22 @@ def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
         BackboneError: An unknown source, or names that are not in its table.
     """
     one_of("source of weights", source, tuple(SOURCES), BackboneError)
-    family, given = SOURCES[source], _plain(state)
-    found, unknown = {}, []
+    family, published = SOURCES[source], _plain(state)
+    converted, unknown = {}, []
     joined: dict[str, dict[int, Tensor]] = {"weight": {}, "bias": {}}
-    for key, value in given.items():
+    for key, value in published.items():
         if key in _TABLES[family]:
             continue
         module, _, part = key.rpartition(".")
         block = _BLOCK.match(module)
-        ours = NAMES[family].get(_BLOCK.sub("blocks.*.", module))
-        if ours is None or part not in joined:
+        our_name = NAMES[family].get(_BLOCK.sub("blocks.*.", module))
+        if our_name is None or part not in joined:
             unknown.append(key)
-        elif block and "*" not in ours:
+        elif block and "*" not in our_name:
             joined[part][int(block[1])] = value
         else:
-            ours = ours.replace("*", block[1]) if block else ours
-            found[f"{ours}.{part}"] = value.flatten(1) if key == _PATCHES else value
+            our_name = our_name.replace("*", block[1]) if block else our_name
+            converted[f"{our_name}.{part}"] = value.flatten(1) if key == _PATCHES else value
     if any(key.startswith("transformer_blocks.") for key in unknown):
         raise BackboneError(
             f"{source} weights expected, and these have diffusers' names ({sorted(unknown)[-1]}); "
@@ -123,14 +123,14 @@ def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     for part, rows in joined.items():
         shapes = {row.shape for row in rows.values()}
         if len(shapes) == 1 and sorted(rows) == list(range(len(rows))):
-            found[f"modulate.project.{part}"] = torch.cat([rows[b] for b in range(len(rows))])
-    if source in _VELOCITY and _PATCHES in given:
-        channels, patch = given[_PATCHES].shape[1:3]
+            converted[f"modulate.project.{part}"] = torch.cat([rows[b] for b in range(len(rows))])
+    if source in _VELOCITY and _PATCHES in published:
+        channels, patch = published[_PATCHES].shape[1:3]
         for key in ("head.project.weight", "head.project.bias"):
-            if key in found and len(found[key]) == 2 * channels * patch**2:
-                rows = found[key].unflatten(0, (patch**2, 2 * channels))
-                found[key] = rows[:, :channels].flatten(0, 1)
-    return found
+            if key in converted and len(converted[key]) == 2 * channels * patch**2:
+                rows = converted[key].unflatten(0, (patch**2, 2 * channels))
+                converted[key] = rows[:, :channels].flatten(0, 1)
+    return converted
 
 
 def _listed(names: list[str]) -> str:
@@ -151,16 +151,16 @@ def describe(
             cannot be told.
     """
     one_of("source of weights", source, tuple(SOURCES), BackboneError)
-    family, given = SOURCES[source], _plain(state)
+    family, published = SOURCES[source], _plain(state)
     needed = (_PATCHES, "pos_embed", "final_layer.linear.weight")
-    lacking = [key for key in needed if key not in given]
+    lacking = [key for key in needed if key not in published]
     if lacking:
         raise BackboneError(f"{source} weights lack {', '.join(lacking)}")
-    width, channels, patch, _ = given[_PATCHES].shape
-    depth = len({key.split(".")[1] for key in given if key.startswith("blocks.")})
-    side = round(given["pos_embed"].shape[1] ** 0.5) * patch
-    out = given["final_layer.linear.weight"].shape[0] // patch**2
-    norm = given.get("blocks.0.attn.q_norm.weight")
+    width, channels, patch, _ = published[_PATCHES].shape
+    depth = len({key.split(".")[1] for key in published if key.startswith("blocks.")})
+    side = round(published["pos_embed"].shape[1] ** 0.5) * patch
+    out = published["final_layer.linear.weight"].shape[0] // patch**2
+    norm = published.get("blocks.0.attn.q_norm.weight")
     named = next((s for s in SIZES.values() if (s.depth, s.width) == (depth, width)), None)
     if heads is None and norm is not None:
         heads = width // norm.shape[0]
@@ -173,7 +173,7 @@ def describe(
         )
     options = {"qk_norm": norm is not None}
     if family == "lightningdit":
-        options["rope"] = any(key.startswith("feat_rope.") for key in given)
+        options["rope"] = any(key.startswith("feat_rope.") for key in published)
     return {
         "name": family,
         "size": f"{named.name if named else 'S'}/{patch}",
@@ -182,7 +182,7 @@ def describe(
         "heads": heads,
         "in_channels": channels,
         "input_size": side,
-        "num_classes": _class_count(given.get(_LABELS), source, num_classes),
+        "num_classes": _class_count(published.get(_LABELS), source, num_classes),
         "learn_sigma": source not in _VELOCITY and out == 2 * channels,
         **options,
     }
@@ -239,50 +239,58 @@ def load(
     is_state = isinstance(weights, Mapping)
     content = weights if isinstance(weights, Mapping) else _read(Path(weights))
     state = _state_dict(content, "the state dict" if is_state else str(weights))
-    ours = convert(state, source)
+    converted = convert(state, source)
     saved = getattr(content.get("args"), "num_classes", None)
-    rows = ours["labels.table.weight"].shape[0] if "labels.table.weight" in ours else 0
+    rows = converted["labels.table.weight"].shape[0] if "labels.table.weight" in converted else 0
     if num_classes is None and rows and saved in (rows, rows - 1):
         num_classes = saved
     arguments = describe(state, source, heads, num_classes)
     if rows and arguments["num_classes"] == rows:
-        table = ours["labels.table.weight"]
-        ours["labels.table.weight"] = torch.cat([table, torch.zeros_like(table[:1])])
+        table = converted["labels.table.weight"]
+        converted["labels.table.weight"] = torch.cat([table, torch.zeros_like(table[:1])])
         warnings.warn(
             f"these {source} weights have no null class (class_dropout_prob=0): its embedding is "
             "zero and untrained, so do not sample with classifier-free guidance",
             stacklevel=2,
         )
     model = create(**arguments)
-    wanted, found = ({k: v.shape for k, v in d.items()} for d in (model.state_dict(), ours))
-    wrong = sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k))
+    expected = {key: tensor.shape for key, tensor in model.state_dict().items()}
+    available = {key: tensor.shape for key, tensor in converted.items()}
+    wrong = []
+    for key in sorted(expected.keys() | available.keys()):
+        if expected.get(key) != available.get(key):
+            wrong.append(key)
     if wrong:
         raise BackboneError(f"{source} weights lack, or do not fit, {_listed(wrong)}")
-    given = _plain(state)
-    if not _equal(given["pos_embed"][0], model.positions):
+    _check_positions(_plain(state), model, source)
+    model.load_state_dict(converted)
+    return model.eval()
+
+
+def _check_positions(published: Mapping[str, Tensor], model: Backbone, source: str) -> None:
+    """Raise `BackboneError` unless the tables of positions are those that the model computes."""
+    if not _equal(published["pos_embed"][0], model.positions):
         raise BackboneError(
             f"{source} weights have learned positions, or none of a square grid; ours are the "
             "fixed sin-cos of one"
         )
     for key, wave in _ROPE.items():
         angles = rope_2d(model.size.width // model.size.heads, model.grid)
-        if key in given and not _equal(given[key], wave(angles).repeat_interleave(2, 1)):
+        if key in published and not _equal(published[key], wave(angles).repeat_interleave(2, 1)):
             raise BackboneError(
                 f"{source} weights were trained with other rotary positions than ours at {key}; "
                 "ours count patches from 0 with base 10000"
             )
-    model.load_state_dict(ours)
-    return model.eval()
 
 
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     # torch's AveragedModel counts its updates beside the weights.
     weights = {key: value for key, value in state.items() if key != "n_averaged"}
-    given = {_PREFIX.sub("", key): value for key, value in weights.items()}
-    for key, value in given.items():
+    weights_by_name = {_PREFIX.sub("", key): value for key, value in weights.items()}
+    for key, value in weights_by_name.items():
         if not value.numel() or value.dim() != _AXES.get(key, max(1, value.dim())):
             raise BackboneError(f"no weights have the shape {tuple(value.shape)} at {key}")
-    return given
+    return weights_by_name
 
 
 def _equal(table: Tensor, ours: Tensor) -> bool:
@@ -302,8 +310,8 @@ def _is_average(key: object, value: object) -> bool:
     """Return whether an entry of a checkpoint is an average of the weights; it may be empty."""
     if value is not None and not isinstance(value, Mapping):
         return False
-    words = re.split("[^a-z]+", str(key).lower())
-    return "n_averaged" in (value or {}) or bool(_AVERAGES & set(words))
+    parts = re.split("[^a-z]+", str(key).lower())
+    return "n_averaged" in (value or {}) or bool(_AVERAGES & set(parts))
 
 
 def _state_dict(content: Mapping[Any, Any], source: str) -> dict[str, Tensor]:
