@@ -65,7 +65,8 @@ class MambaOptions:
         kernels = kernel_words(self.operation)
         if self.kernel not in kernels:
             raise BackboneError(
-                f"kernel={self.kernel}: expected one of {', '.join(kernels)} with mixer={self.mixer}"
+                f"kernel={self.kernel}: expected one of "
+                f"{', '.join(kernels)} with mixer={self.mixer}"
             )
 
 
