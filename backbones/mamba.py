@@ -262,6 +262,8 @@ class Mamba1(Mixer):
 class MambaBlock(Block):
     """Two mixers of Mamba-2 or Mamba-1, each under its own half of the block's modulation."""
 
+    scans: tuple[str, str]
+
     def __init__(
         self, size: Size, index: int, grid: tuple[int, int], options: MambaOptions
     ) -> None:

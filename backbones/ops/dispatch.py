@@ -94,8 +94,8 @@ def _import(where: str) -> Callable[..., Any]:
 def _probe(op: str, kernel: str) -> Probed:
     if kernel == "native":
         is_loaded, reason = native.library()
-        function = {"shift": "shift_mix"}.get(op, op)
-        return (getattr(torch.ops.tread, function) if is_loaded else None), reason
+        operator = {"shift": "shift_mix"}.get(op, op)
+        return (getattr(torch.ops.tread, operator) if is_loaded else None), reason
     where = (_WHERE.get((op, kernel)) or _WHERE[kernel]).format(op)
     package = {"fla": "fla-core"}.get(kernel, kernel)
     root = "triton" if kernel == "triton" else re.split("[.:]", where)[0]

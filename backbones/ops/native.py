@@ -41,8 +41,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from routing.errors import UserError
-from routing.gather import Order, permute
-from routing.grid import transforming
+from routing.gather import Order, permute, transforming
 
 SWITCH = "TREAD_NATIVE"
 KERNELS, OPERATORS = (Path(__file__).with_name(f"native{s}.cpp") for s in ("", "_operators"))
