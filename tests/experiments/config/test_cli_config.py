@@ -490,8 +490,8 @@ def test_idle_is_nobody_else_at_work(monkeypatch, percent, spins):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(psutil, "cpu_percent", lambda *_, **__: percent)
     cli.choose_spinning()
-    assert os.environ["GOMP_SPINCOUNT"] == spins == cli._OWN["GOMP_SPINCOUNT"]
-    cli._OWN.clear()
+    assert os.environ["GOMP_SPINCOUNT"] == spins == cli._SPIN_VARIABLES["GOMP_SPINCOUNT"]
+    cli._SPIN_VARIABLES.clear()
 
 
 def test_a_foreign_package_of_our_name_is_noticed(tmp_path):
