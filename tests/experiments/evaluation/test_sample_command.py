@@ -412,7 +412,7 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
 )
 def test_a_damaged_description_of_latents_is_one_sentence(wrong):
     from experiments.data.latent_options import LatentsOptions
-    from experiments.data.latents import LatentSpace
+    from experiments.data.latent_space import LatentSpace
 
     def restored(decoding):
         info = {
