@@ -1,9 +1,12 @@
 """From run folders to tables, figures and one report page. It reads files; it trains nothing.
 
-    df = analysis.load("runs")         one row per run, config and scores as typed columns
-    analysis.curves(df)                training curves, one row per logged step
-    analysis.scores(df)                every score of every run, with what it had cost
-    python -m analysis report runs     one self-contained HTML page
+    runs = analysis.load("runs")             a row per run, its configuration in typed columns
+    analysis.problems("runs")                damaged and unfinished runs
+    analysis.curves(runs)                    a row per run and logged step
+    scores = analysis.scores(runs)           a row per run, step and metric, with what it had cost
+    analysis.aggregate(scores)               mean, spread and interval over seeds
+    analysis.paired_difference(scores)       every variant minus the dense runs, paired by seed
+    python -m analysis report runs           one self-contained HTML page
 
 Names are resolved on first use, so that `import analysis` costs nothing and never imports torch.
 """
@@ -13,12 +16,14 @@ from routing.lazy import lazily
 __getattr__, __dir__, __all__ = lazily(
     __name__,
     {
-        "runs.run_records": ("AnalysisError", "curves", "load", "scores"),
+        "errors": ("AnalysisError",),
+        "loading": ("curves", "load", "problems", "scores"),
+        "aggregation": ("aggregate", "paired_difference"),
         "tables.paper": ("paper",),
         "tables": ("tables",),
         "figures": ("figures",),
         "similarity": ("similarity",),
-        "runs.compare": ("compare",),
+        "compare": ("compare",),
         "report": ("report",),
     },
 )

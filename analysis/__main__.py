@@ -1,8 +1,8 @@
-"""`python -m analysis`: see `analysis.analysis_command`."""
+"""`python -m analysis`: see `analysis.command`."""
 
 import sys
 
-from analysis.analysis_command import main
+from analysis.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,168 +1,205 @@
 """What runs show, in sentences: the paragraph under a table or a figure, for any folder of runs.
 
-Every sentence is made from the numbers that stand in the table beside it. A difference is told
-apart from none where its paired 95 % interval over seeds excludes zero, and not below three seeds.
+Every sentence is made from the numbers in the table beside it. A difference is significant where
+its paired 95 % interval over seeds excludes zero; it is not judged below three seeds.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
-from analysis.runs.cells import Base, Cell, Study
-from analysis.runs.run_records import pick
-from analysis.runs.seed_statistics import ENOUGH_SEEDS, Estimate, paired
-from analysis.similarity import SimilarityFile
-from analysis.tables import guidance_table, main_table
-from analysis.tables.table import gap, metric_better, metric_decimals, metric_label
+import pandas as pd
+
+from analysis.aggregation import ENOUGH_SEEDS, Estimate, paired
+from analysis.errors import pick
+from analysis.groups import Group, Variant
+from analysis.results import Results
+from analysis.similarity_file import SimilarityFile
+from analysis.tables import guidance, guidance_scale
+from analysis.tables.entries import gap, metric_better, metric_decimals, metric_label
+from analysis.tables.main import score_set
 from routing.route import Route
 
 
-def verdict(found: Estimate, better: str | None) -> str:
+def verdict(difference: Estimate, better: str | None) -> str:
     """Return better, worse, higher, lower, or why it can't be told."""
-    if found.n < ENOUGH_SEEDS or found.low is None or found.high is None:
-        return f"too few seeds to tell (n={found.n})"
-    if found.low <= 0 <= found.high:
+    low, high = difference.low, difference.high
+    if difference.n < ENOUGH_SEEDS or low is None or high is None:
+        return f"too few seeds to tell (n={difference.n})"
+    if low <= 0 <= high:
         return "not told apart"
-    end = "higher" if found.mean > 0 else "lower"
-    return end if better is None else "better" if better == end else "worse"
+    end = "higher" if difference.mean > 0 else "lower"
+    if better is None:
+        return end
+    return "better" if better == end else "worse"
 
 
-def change(found: Estimate, decimals: int) -> str:
+def change(difference: Estimate, decimals: int) -> str:
     """Return a difference with its interval; of two seeds it would say nothing."""
-    text = f"{found.mean:+.{decimals}f}"
-    if found.n < ENOUGH_SEEDS or found.low is None or found.high is None:
+    text = f"{difference.mean:+.{decimals}f}"
+    if difference.n < ENOUGH_SEEDS or difference.low is None or difference.high is None:
         return text
-    return f"{text} [{found.low:+.{decimals}f}, {found.high:+.{decimals}f}]"
+    return f"{text} [{difference.low:+.{decimals}f}, {difference.high:+.{decimals}f}]"
 
 
-def main(study: Study) -> list[str]:
+def main(results: Results) -> list[str]:
     """Say for each backbone how the guideline's route changes every score."""
-    said = []
-    for base, dense, routed in study.pairs():
-        kinds = main_table.score_set(base)
-        gaps = {name: gap(routed, dense, f"score.{name}") for name in kinds}
-        known = {name: found for name, found in gaps.items() if found}
-        parts = [
-            f"{metric_label(name)} {change(found, metric_decimals(name))}"
-            for name, found in known.items()
-        ]
-        told = [verdict(found, metric_better(kinds[name])) for name, found in known.items()]
-        if len(set(told)) > 1:
-            parts = [f"{part}: {what}" for part, what in zip(parts, told, strict=True)]
-            said.append(f"**{_name(base, dense, routed)}**: {'; '.join(parts)}.")
-        elif parts:  # of all alike, such as too few seeds: once
-            said.append(f"**{_name(base, dense, routed)}**: {'; '.join(parts)}: {told[0]}.")
-    return said
-
-
-def cost(study: Study) -> list[str]:
-    """Say what the route saves of a training step in multiply-adds."""
-    said = []
-    for base, dense, routed in study.pairs():
-        if share := routed.macs_share:
-            text = f"{1 / share:.2f} times fewer multiply-adds an image than dense"
-            said.append(f"**{_name(base, dense, routed)}**: {text}.")
-    return said
-
-
-def response(study: Study) -> list[str]:
-    """Say by how much guidance changes the distance of dense and of routed runs."""
-    said = []
-    frame = guidance_table.responses(study)
-    for (_, panel), part in frame.groupby(["base", "panel"], sort=False) if len(frame) else ():
-        metric = part["metric"].iloc[0]
-        parts = []
-        for tokens, curve in part[part["metric"] == metric].groupby("treatment", sort=False):
-            values = curve.set_index("setting")["mean"]
-            plain = values.pop("CFG 1") if "CFG 1" in values else None
-            if plain:
-                ratios = (f"{value / plain:.2f} ({name})" for name, value in values.items())
-                parts.append(f"{tokens} {', '.join(ratios)}")
-        if parts:
-            said.append(f"**{panel}**, {metric} over that without guidance: {'; '.join(parts)}.")
-    return said
-
-
-def scale(study: Study) -> list[str]:
-    """Say how the effective guidance scale of routed runs differs from dense ones'."""
-    frame, said = guidance_table.scale_rows(guidance_table.stored_scales(study)), []
-    frame = frame[frame["level"].isna() & frame["instrumented"].notna()]
-    lengths: dict[Any, int] = frame.groupby("recipe")["step"].nunique().to_dict()
-    for (model, steps), part in frame.groupby(["recipe", "step"], sort=False):
-        name = f"{model}, after {steps:.0f} steps" if lengths[model] > 1 else str(model)
-        pairs = {
-            key: dict(zip(rows["seed"], rows["instrumented"], strict=True))
-            for key, rows in part.groupby(["route", "pair"], sort=False)
-        }
-        routes = [route for route in part["route"].unique() if route != "none"]
-        for route, way in itertools.product(routes, ("dense", "routed")):
-            if found := paired(pairs.get(("none", "dense"), {}), pairs.get((route, way), {})):
-                about = f"{name}, route {route}" if len(routes) > 1 else name
-                text = f"{change(found, 3)}: {verdict(found, None)} (n={found.n})"
-                how = f"inference {way}: instrumented w_eff against dense"
-                said.append(f"**{about}**, {how} {text}.")
-    return said
-
-
-def placement(study: Study) -> list[str]:
-    """Say which routes did best and worst, and how the score goes with the blocks skipped."""
-    said = []
-    for base in study.bases:
-        # Routes are ranked after equal steps alone: those after which most of them were read.
-        usual = Counter(cell.steps for cell in base.plain).most_common(1)
-        alike = [cell for cell in base.plain if cell.steps == usual[0][0]]
-        scores = {cell.treatment: cell.estimate(base.score) for cell in alike}
-        ranked = sorted((found.mean, name) for name, found in scores.items() if found)
-        seeds = min(found.n for found in scores.values() if found)
-        if len(ranked) < ENOUGH_SEEDS:
+    sentences = []
+    for group, dense, routed in results.pairs():
+        changes, verdicts = [], []
+        for metric, meaning in score_set(group).items():
+            difference = gap(routed, dense, metric)
+            if difference:
+                text = f"{metric_label(metric)} {change(difference, metric_decimals(metric))}"
+                changes.append(text)
+                verdicts.append(verdict(difference, metric_better(meaning)))
+        if not changes:
             continue
-        ranked = ranked if base.better == "lower" else ranked[::-1]
-        depth = base.any.depth
-        blocks = [len(Route.parse(name).resolve(depth).sparse_blocks) for _, name in ranked]
-        digits = metric_decimals(base.metric)
-        best, worst = (f"{name} ({mean:.{digits}f})" for mean, name in (ranked[0], ranked[-1]))
-        few, many = blocks[: len(blocks) // 2], blocks[-(len(blocks) // 2) :]
-        said.append(
-            f"**{base.label}**, {metric_label(base.metric)}: best {best}, worst {worst}; the "
-            f"better half of the {len(ranked)} routes skips {sum(few) / len(few):.1f} blocks, the "
-            f"other {sum(many) / len(many):.1f}."
-            + ("" if seeds >= ENOUGH_SEEDS else f" With n={seeds} the order of routes is not told.")
-        )
-    return said
+        if len(set(verdicts)) == 1:  # such as too few seeds: said once
+            text = f"{'; '.join(changes)}: {verdicts[0]}"
+        else:
+            text = "; ".join(map(": ".join, zip(changes, verdicts, strict=True)))
+        sentences.append(f"**{_name(group, dense, routed)}**: {text}.")
+    return sentences
+
+
+def cost(results: Results) -> list[str]:
+    """Say what the route saves of a training step in multiply-adds."""
+    sentences = []
+    for group, dense, routed in results.pairs():
+        share = routed.macs_share
+        if share:
+            text = f"{1 / share:.2f} times fewer multiply-adds an image than dense"
+            sentences.append(f"**{_name(group, dense, routed)}**: {text}.")
+    return sentences
+
+
+def response(results: Results) -> list[str]:
+    """Say by how much guidance changes the distance of dense and of routed runs."""
+    frame = guidance.responses(results)
+    if frame.empty:
+        return []
+    sentences = []
+    for group, part in frame.groupby("group", sort=False):
+        metric = part["metric"].iloc[0]
+        texts = []
+        for variant, curve in part[part["metric"] == metric].groupby("variant", sort=False):
+            values = curve.set_index("setting")["mean"].to_dict()
+            unguided = values.pop("CFG 1", None)
+            if unguided:
+                ratios = [f"{value / unguided:.2f} ({name})" for name, value in values.items()]
+                texts.append(f"{variant} {', '.join(ratios)}")
+        if texts:
+            text = f"{metric} over that without guidance: {'; '.join(texts)}"
+            sentences.append(f"**{group}**, {text}.")
+    return sentences
+
+
+def scale(results: Results) -> list[str]:
+    """Say how the effective guidance scale of routed runs differs from that of dense runs."""
+    frame = guidance_scale.scale_rows(guidance_scale.stored_scales(results))
+    frame = frame[frame["level"].isna() & frame["instrumented"].notna()]
+    lengths = frame.groupby("config")["step"].nunique().to_dict()
+    sentences = []
+    for (config, steps), part in frame.groupby(["config", "step"], sort=False):
+        name = f"{config}, after {steps:.0f} steps" if lengths[config] > 1 else str(config)
+        sentences += _scale_sentences(name, part)
+    return sentences
+
+
+def _scale_sentences(name: str, part: pd.DataFrame) -> list[str]:
+    """Return a sentence per route and kind of inference, for runs of one configuration."""
+    by_seed: dict[tuple[str, str], dict[int, float]] = {}
+    for row in part.to_dict("records"):
+        by_seed.setdefault((row["route"], row["pair"]), {})[row["seed"]] = row["instrumented"]
+    dense = by_seed.get(("none", "dense"), {})
+    routes = part.loc[part["route"] != "none", "route"].unique()
+    sentences = []
+    for route in routes:
+        for inference in ("dense", "routed"):
+            difference = paired(dense, by_seed.get((route, inference), {}))
+            if difference:
+                subject = f"{name}, route {route}" if len(routes) > 1 else name
+                text = f"inference {inference}: instrumented w_eff against dense "
+                text += f"{change(difference, 3)}: {verdict(difference, None)} (n={difference.n})"
+                sentences.append(f"**{subject}**, {text}.")
+    return sentences
+
+
+def placement(results: Results) -> list[str]:
+    """Say which routes did best and worst, and how the score goes with the blocks skipped."""
+    sentences = []
+    for group in results.groups:
+        if not group.tread:
+            continue
+        # Routes are ranked after equal steps alone: those after which most of them were read.
+        steps = Counter(variant.step for variant in group.tread).most_common(1)[0][0]
+        ranked, seeds = [], []
+        for variant in group.tread:
+            estimate = variant.estimate()
+            if variant.step == steps and estimate:
+                ranked.append((estimate.mean, variant.name))
+                seeds.append(estimate.n)
+        if len(ranked) >= ENOUGH_SEEDS:
+            ranked.sort()
+            if group.better == "higher":
+                ranked.reverse()
+            sentences.append(_placement_sentence(group, ranked, min(seeds)))
+    return sentences
+
+
+def _placement_sentence(group: Group, ranked: list[tuple[float, str]], seeds: int) -> str:
+    digits = metric_decimals(group.metric)
+    blocks, texts = [], []
+    for mean, name in ranked:
+        blocks.append(len(Route.parse(name).resolve(group.depth).sparse_blocks))
+        texts.append(f"{name} ({mean:.{digits}f})")
+    half = len(blocks) // 2
+    text = (
+        f"**{group.label}**, {metric_label(group.metric)}: best {texts[0]}, worst {texts[-1]}; the "
+        f"better half of the {len(ranked)} routes skips {sum(blocks[:half]) / half:.1f} blocks, "
+        f"the other {sum(blocks[-half:]) / half:.1f}."
+    )
+    if seeds < ENOUGH_SEEDS:
+        text += f" With n={seeds} the order of routes is not told."
+    return text
 
 
 def similarity(maps: Sequence[SimilarityFile], key: str = "cosine") -> list[str]:
     """Say how alike neighbouring blocks are on average, and the input and the last."""
-    said = []
+    sentences = []
     for item in maps:
-        found = item.arrays[key]
-        text = f"neighbours {found.diagonal(1).mean():.2f}, input and last {found[0, -1]:.2f}"
-        said.append(f"**{item.label}**: {text}.")
-    return said
+        values = item.arrays[key]
+        text = f"neighbours {values.diagonal(1).mean():.2f}, input and last {values[0, -1]:.2f}"
+        sentences.append(f"**{item.label}**: {text}.")
+    return sentences
 
 
-FINDINGS: dict[str, Callable[[Study], list[str]]] = {
+FINDINGS: dict[str, Callable[[Results], list[str]]] = {
     "main": main, "cost": cost, "response": response, "scale": scale, "placement": placement,
 }  # fmt: skip
 
 
-def text(lines: Iterable[str]) -> str:
+def text(sentences: Iterable[str]) -> str:
     """Return sentences as a Markdown list, or that these runs do not tell."""
-    return "\n".join(f"- {line}" for line in lines) or "- These runs do not tell."
+    return "\n".join(f"- {line}" for line in sentences) or "- These runs do not tell."
 
 
-def make(name: str, study: Study, having: Iterable[str] = ()) -> str:
-    """Return the sentences of that name as Markdown; of settings whose name holds all the words.
+def make(name: str, results: Results, having: Iterable[str] = ()) -> str:
+    """Return the sentences of that name as Markdown, of groups whose name holds all the words.
 
     `UserError` if there is no such name.
     """
-    # A sentence begins with what it is said of, in bold.
-    lines = ((line.split("**")[1], line) for line in pick("findings", name, FINDINGS)(study))
-    return text(line for about, line in lines if all(word in about for word in having))
+    parts = list(having)
+    chosen = []
+    for sentence in pick("findings", name, FINDINGS)(results):
+        subject = sentence.split("**")[1]  # a sentence begins with its subject, in bold
+        if all(part in subject for part in parts):
+            chosen.append(sentence)
+    return text(chosen)
 
 
-def _name(base: Base, dense: Cell, routed: Cell) -> str:
-    pairs = gap(routed, dense, base.score)
-    after = f"after {routed.steps:.0f} steps (n={pairs.n if pairs else 0})"
-    return f"{base.label}, {routed.treatment} against dense {after}"
+def _name(group: Group, dense: Variant, routed: Variant) -> str:
+    difference = gap(routed, dense, group.metric)
+    seeds = difference.n if difference else 0
+    text = f"{group.label}, {routed.name} against dense"
+    return f"{text} after {routed.step:.0f} steps (n={seeds})"

@@ -27,9 +27,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from analysis.figures.guidance_figures import draw
-from analysis.runs.run_records import AnalysisError, one_by_one, result_path, with_weights
-from analysis.tables import guidance_table
+from analysis.errors import AnalysisError
+from analysis.figures.effective_scale import effective_scale
+from analysis.measured import one_by_one, result_path, with_weights
+from analysis.tables.guidance_scale import FILE, FORMAT, LEVELS, scale_table
 from analysis.tables.render import write
 from analysis.tables.table import markdown
 from experiments.config.parent import split
@@ -59,11 +60,15 @@ def products(clean: Any, strong: Any, weak: Any, direction: Any = None) -> np.nd
     Returns:
         (n, 6) float64: |d|^2, <x - D_w, d>, L_s, L_w, <d, z>, <x - D_w, z>.
     """
-    flat = [np.asarray(v, np.float64).reshape(len(v), -1) for v in (clean, strong, weak)]
-    z = np.zeros_like(flat[0]) if direction is None else np.asarray(direction, np.float64)
-    z, (x, s, w) = z.reshape(len(z), -1), flat
+    x, s, w = map(_flat, (clean, strong, weak))
+    z = np.zeros_like(x) if direction is None else _flat(direction)
     pairs = ((s - w, s - w), (x - w, s - w), (x - s, x - s), (x - w, x - w), (s - w, z), (x - w, z))
     return np.stack([(first * second).mean(axis=1) for first, second in pairs], axis=1)
+
+
+def _flat(values: Any) -> np.ndarray:
+    """Return (n, ...) as (n, elements) in float64."""
+    return np.asarray(values, np.float64).reshape(len(values), -1)
 
 
 def plain(sums: np.ndarray) -> np.ndarray:
@@ -94,19 +99,20 @@ def estimates(form: Form, measured: np.ndarray, minus: np.ndarray | None = None)
         where undefined; an interval in which a scale becomes undefined is open (infinite).
     """
     n, rng = measured.shape[1], np.random.default_rng(0)
-    drawn = (np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(REPLICATES))
-    weights = np.stack([np.ones(n), *drawn]) / n  # the first takes every sample once
-    found = form(np.einsum("rn,lnk->rlk", weights, measured, optimize=True))
+    counts = np.ones((REPLICATES + 1, n))  # the first row takes every sample once
+    for replicate in range(1, REPLICATES + 1):
+        counts[replicate] = np.bincount(rng.integers(n, size=n), minlength=n)
+    values = form(np.einsum("rn,lnk->rlk", counts / n, measured, optimize=True))
     if minus is not None:
-        found -= form(np.einsum("rn,lnk->rlk", weights, minus, optimize=True))
-    found = np.concatenate((found, found.mean(axis=1, keepdims=True)), axis=1)
-    lost = np.isnan(found[1:])
-    ends = [
-        np.quantile(np.where(lost, side * np.inf, found[1:]), part, axis=0, method="nearest")
-        for side, part in ((-1, 0.025), (1, 0.975))
-    ]
-    result = np.stack((found[0], *ends), axis=1)
-    result[np.isnan(found[0])] = np.nan
+        values -= form(np.einsum("rn,lnk->rlk", counts / n, minus, optimize=True))
+    values = np.concatenate((values, values.mean(axis=1, keepdims=True)), axis=1)
+    point, replicates = values[0], values[1:]
+    undefined = np.isnan(replicates)
+    below, above = np.where(undefined, -np.inf, replicates), np.where(undefined, np.inf, replicates)
+    low = np.quantile(below, 0.025, axis=0, method="nearest")
+    high = np.quantile(above, 0.975, axis=0, method="nearest")
+    result = np.stack((point, low, high), axis=1)
+    result[np.isnan(point)] = np.nan
     return result
 
 
@@ -124,11 +130,11 @@ class Predictions(NamedTuple):
     """Clean data and their predictions with and without the class: (levels, n, C, H, W) each."""
 
     clean: np.ndarray
-    given: np.ndarray
-    null: np.ndarray
+    conditional: np.ndarray
+    unconditional: np.ndarray
 
 
-def _dense(config: Config) -> bool:
+def _is_dense(config: Config) -> bool:
     return config.resolved_route == "none" and config.init is None
 
 
@@ -152,10 +158,10 @@ class Measurement:
     """
 
     def __init__(
-        self, runs: Sequence[Path], levels: Sequence[float] = guidance_table.LEVELS,
+        self, runs: Sequence[Path], levels: Sequence[float] = LEVELS,
         samples: int = 2000, batch: int = 64, device: str | None = None,
     ) -> None:  # fmt: skip
-        if not levels or not all(0 < level < math.inf for level in levels):
+        if not levels or min(levels) <= 0 or not all(map(math.isfinite, levels)):
             raise AnalysisError("guidance-scale needs noise levels above 0, such as 1.5 4 19")
         if samples < 2 or batch < 1:
             raise AnalysisError("guidance-scale needs at least 2 samples and a batch of at least 1")
@@ -164,12 +170,12 @@ class Measurement:
         # Those of an instrument serve several runs in a row.
         self.predict = functools.lru_cache(4)(self._predict)
         self.loss = functools.lru_cache(None)(self._loss)
-        self.known: dict[Path, Config] = {}
+        self.configs: dict[Path, Config] = {}
         for run in runs:
             try:
-                self.known[run] = self.open(run).config
+                self.configs[run] = self.open(run).config
             except UserError:
-                continue  # It is named when its turn comes.
+                continue  # reported when this run is measured
 
     def measure(self, run: Path, against: Weights | None = None) -> dict[str, Any]:
         """Return what is stored beside a run: what it is, and a row per pair and noise level.
@@ -181,98 +187,123 @@ class Measurement:
                 other data.
             UserError: What `HeldOut.open` refuses.
         """
-        data, own = self.open(run), self.predict(Weights(run))
-        config, other, notes = data.config, self._instrument(run), []
-        if other is None:
-            notes.append(
+        data, predictions = self.open(run), self.predict(Weights(run))
+        config, instrument = data.config, self._instrument(run)
+        if instrument is None:
+            note = (
                 f"{run.name}: plain form only, for want of an instrument; give a dense run of "
                 "another seed of the same backbone, size, data and objective, too."
             )
         else:
-            notes.append(f"{run.name}: the instrument is {other.name}.")
-        z = self._direction(other)
-        found = {"dense": _products(own.clean, own.given, own.null, z)}
+            note = f"{run.name}: the instrument is {instrument.name}."
+        notes = [note]
+        clean, conditional, unconditional = predictions
+        z = self._direction(instrument)
+        sums = {"dense": _products(clean, conditional, unconditional, z)}
         if config.routing.reinsert != "none" and routed_pass(config, None):
-            inside = self.predict(Weights(run), True)
-            found["routed"] = _products(own.clean, inside.given, inside.null, z)
-            found["dense over routed"] = _products(own.clean, own.given, inside.given, z)
-        if _dense(config):
-            if other:
-                weak = self.predict(Weights(other)).given
-                found["two seeds"] = _products(own.clean, own.given, weak, None)
-        elif equal := self._equal(run):
-            by = self._direction(self._instrument(equal.run))
-            found["equal loss"] = _products(*self.predict(equal), by)
-            losses = f"{self.loss(equal):.4f} to {self.loss(Weights(run)):.4f}"
-            notes.append(f"{run.name}: equal loss is that of {equal}, {losses}.")
+            routed = self.predict(Weights(run), True)
+            sums["routed"] = _products(clean, routed.conditional, routed.unconditional, z)
+            sums["dense over routed"] = _products(clean, conditional, routed.conditional, z)
+        if not _is_dense(config):
+            equal = self._equal_loss(run)
+            if equal:
+                direction = self._direction(self._instrument(equal.run))
+                sums["equal loss"] = _products(*self.predict(equal), direction)
+                losses = f"{self.loss(equal):.4f} to {self.loss(Weights(run)):.4f}"
+                notes.append(f"{run.name}: equal loss is that of {equal}, {losses}.")
+        elif instrument:
+            weak = self.predict(Weights(instrument)).conditional
+            sums["two seeds"] = _products(clean, conditional, weak, None)
         if against:
-            if _kind(self.open(*against).config)[2:] != _kind(config)[2:]:
-                raise AnalysisError(
-                    f"--against {against} has other data, task or objective than {run.name}; give "
-                    "a run that differs in its model or route alone"
-                )
-            weak = self.predict(against).given
+            self._check_against(run, against)
+            weak = self.predict(against).conditional
             # No run is its own instrument, however its path was typed.
-            by = None if other and against.run.samefile(other) else z
-            found[f"over {against}"] = _products(own.clean, own.given, weak, by)
+            is_instrument = instrument is not None and against.run.samefile(instrument)
+            direction = None if is_instrument else z
+            sums[f"over {against}"] = _products(clean, conditional, weak, direction)
         return {
-            "format": guidance_table.FORMAT, "run": run.name, "backbone": config.backbone["name"],
+            "format": FORMAT, "run": run.name, "backbone": config.backbone["name"],
             "size": config.size, "data": config.data["name"], "route": config.resolved_route,
-            "seed": config.seed, "step": data.step, "samples": own.clean.shape[1], "notes": notes,
-            "rows": list(self._rows(found)),
+            "seed": config.seed, "step": data.step, "samples": clean.shape[1], "notes": notes,
+            "rows": list(self._rows(sums)),
         }  # fmt: skip
 
-    def _rows(self, found: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-        """Yield the scales of every pair and contrast, by level and for the mean over levels."""
-        contrasts = [("dense", other) for other in ("routed", "equal loss") if other in found]
-        for pair in [*((name,) for name in found), *contrasts]:
-            measured = [found[name] for name in pair]
-            rows = [{"pair": " - ".join(pair), "level": at} for at in (*self.levels, None)]
-            for form in (plain, instrumented):
-                # Without an instrument its products are zero.
-                if form is plain or all(each[..., 4:].any() for each in measured):
-                    ends = [f"{form.__name__}{end}" for end in ("", "_low", "_high")]
-                    for row, values in zip(rows, estimates(form, *measured), strict=True):
-                        numbers = (float(v) if math.isfinite(v) else None for v in values)
-                        row.update(zip(ends, numbers, strict=True))
-            if len(pair) == 1:
-                means = measured[0].mean(axis=1)
-                for row, mean in zip(rows, [*means, means.mean(axis=0)], strict=True):
-                    losses = map(float, mean[[0, 2, 3]])
-                    row.update(zip(("square", "loss_strong", "loss_weak"), losses, strict=True))
-            yield from rows
+    def _check_against(self, run: Path, against: Weights) -> None:
+        if _kind(self.open(*against).config)[2:] != _kind(self.open(run).config)[2:]:
+            raise AnalysisError(
+                f"--against {against} has other data, task or objective than {run.name}; give "
+                "a run that differs in its model or route alone"
+            )
 
-    def _alike(self, run: Path) -> dict[Path, Config]:
+    def _rows(self, sums: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
+        """Yield the scales of every pair and contrast, by level and for the mean over levels."""
+        for name, measured in sums.items():
+            rows = self._scale_rows(name, measured)
+            means = measured.mean(axis=1)
+            for row, mean in zip(rows, [*means, means.mean(axis=0)], strict=True):
+                row["square"] = float(mean[0])
+                row["loss_strong"], row["loss_weak"] = float(mean[2]), float(mean[3])
+            yield from rows
+        for name in ("routed", "equal loss"):
+            if name in sums:
+                yield from self._scale_rows(f"dense - {name}", sums["dense"], sums[name])
+
+    def _scale_rows(
+        self, pair: str, measured: np.ndarray, minus: np.ndarray | None = None
+    ) -> list[dict[str, Any]]:
+        """Return both forms with their intervals, a row per level and one for their mean."""
+        rows: list[dict[str, Any]] = []
+        for level in (*self.levels, None):
+            rows.append({"pair": pair, "level": level})
+        # Without an instrument its products are zero.
+        has_instrument = measured[..., 4:].any() and (minus is None or minus[..., 4:].any())
+        for form in (plain, instrumented) if has_instrument else (plain,):
+            for row, values in zip(rows, estimates(form, measured, minus), strict=True):
+                for end, value in zip(("", "_low", "_high"), values, strict=True):
+                    number = float(value) if math.isfinite(value) else None
+                    row[f"{form.__name__}{end}"] = number
+        return rows
+
+    def _similar_runs(self, run: Path) -> dict[Path, Config]:
         """Return the dense runs of a run's kind that know the null class."""
-        kind = _kind(self.known[run])
-        fits = {path: c for path, c in self.known.items() if _dense(c) and c.train.label_drop}
-        return {path: config for path, config in fits.items() if _kind(config) == kind}
+        kind = _kind(self.configs[run])
+        runs = {}
+        for path, config in self.configs.items():
+            if _is_dense(config) and config.train.label_drop and _kind(config) == kind:
+                runs[path] = config
+        return runs
 
     def _instrument(self, run: Path) -> Path | None:
         """Return the dense run of the lowest other seed, if there is one."""
-        own, found = self.known[run].seed, self._alike(run)
-        others = [path for path in found if found[path].seed != own]
-        return min(others, key=lambda path: found[path].seed, default=None)
+        seeds = {}
+        for path, config in self._similar_runs(run).items():
+            if config.seed != self.configs[run].seed:
+                seeds[path] = config.seed
+        return min(seeds, key=seeds.__getitem__, default=None)
 
     def _direction(self, run: Path | None) -> np.ndarray | None:
         """Return what the class changes in the predictions of an instrument."""
         if run is None:
             return None
-        _, given, null = self.predict(Weights(run))
-        return given - null
+        predictions = self.predict(Weights(run))
+        return predictions.conditional - predictions.unconditional
 
-    def _equal(self, run: Path) -> Weights | None:
+    def _equal_loss(self, run: Path) -> Weights | None:
         """Return the dense weights whose held-out loss is nearest to a run's, if there are any."""
-        fits = []
-        for path in self._alike(run):
-            steps = [step for step, _ in listed(path)]
-            every = math.ceil(len(steps) / _MOST_CHECKPOINTS) or 1
-            fits += [Weights(path), *(Weights(path, step) for step in steps[::-every])]
-        own = self.loss(Weights(run))
-        return min(fits, key=lambda weights: abs(self.loss(weights) - own), default=None)
+        candidates = []
+        for path in self._similar_runs(run):
+            # An exported file has no checkpoints.
+            steps = [step for step, _ in listed(path)] if path.is_dir() else []
+            interval = math.ceil(len(steps) / _MOST_CHECKPOINTS) or 1
+            candidates.append(Weights(path))
+            for step in steps[::-interval]:
+                candidates.append(Weights(path, step))
+        loss = self.loss(Weights(run))
+        return min(candidates, key=lambda weights: abs(self.loss(weights) - loss), default=None)
 
     def _batches(self, data: HeldOut, most: int) -> Sequence[torch.Tensor]:
-        if missing := no_split(data.dataset):
+        missing = no_split(data.dataset)
+        if missing:
             raise AnalysisError(missing)
         return split_indices(data.dataset, "test", most).split(self.batch)
 
@@ -281,60 +312,68 @@ class Measurement:
         data = self.open(*weights)
         if not (data.model.num_classes or data.model.prefix) or not data.config.train.label_drop:
             raise AnalysisError(f"{weights} has no null class (task=none, or train.label_drop=0)")
-        found: list[list[torch.Tensor]] = [[], [], []]
-        for place, level in enumerate(self.levels):
+        clean: list[torch.Tensor] = []
+        conditional: list[torch.Tensor] = []
+        unconditional: list[torch.Tensor] = []
+        for stream, level in enumerate(self.levels):
             for index in self._batches(data, self.samples):
-                held = data.sample(index, place)
-                noisy, time = data.noisy(held, level)
-                routing = routed_pass(data.config, held.draws) if routed else None
-                found[0].append(held.x)
-                for part, cond in zip(found[1:], (held.cond, held.null), strict=True):
+                held_out = data.sample(index, stream)
+                noisy, time = data.noisy(held_out, level)
+                routing = routed_pass(data.config, held_out.draws) if routed else None
+                clean.append(held_out.x)
+                for part, cond in ((conditional, held_out.cond), (unconditional, held_out.null)):
                     prediction = data.objective.predict(
                         data.model, noisy, time, **cond, routing=routing
                     )
                     part.append(prediction.x0)
-        shape = (len(self.levels), -1)
-        return Predictions(*(torch.cat(v).float().cpu().unflatten(0, shape).numpy() for v in found))
+        return Predictions(*map(self._by_level, (clean, conditional, unconditional)))
+
+    def _by_level(self, batches: list[torch.Tensor]) -> np.ndarray:
+        """Return batches of all levels in turn as (levels, n, C, H, W)."""
+        values = torch.cat(batches).float().cpu()
+        return values.unflatten(0, (len(self.levels), -1)).numpy()
 
     @torch.inference_mode()
     def _loss(self, weights: Weights) -> float:
         data = self.open(*weights)
-        parts = self._batches(data, _LOSS_SAMPLES)
-        sums = [len(index) * float(data.losses(index)[0]) for index in parts]
-        return sum(sums) / sum(map(len, parts))
+        batches = self._batches(data, _LOSS_SAMPLES)
+        total = sum(len(index) * float(data.losses(index)[0]) for index in batches)
+        return total / sum(map(len, batches))
 
 
 def _products(
     clean: np.ndarray, strong: np.ndarray, weak: np.ndarray, z: np.ndarray | None
 ) -> np.ndarray:
     """Return `products` of every level, (levels, n, 6)."""
-    levels = zip(clean, strong, weak, [None] * len(clean) if z is None else z, strict=True)
-    return np.stack([products(*level) for level in levels])
+    directions = [None] * len(clean) if z is None else z
+    return np.stack(list(map(products, clean, strong, weak, directions)))
 
 
 def command(options: argparse.Namespace) -> int:
     """Measure every run with weights, and store the result in its folder or the current one."""
-    runs, levels = with_weights(options.runs), options.levels or guidance_table.LEVELS
+    runs, levels = with_weights(options.runs), options.levels or LEVELS
     against = None if options.against is None else Weights(*split(options.against, "--against "))
-    work = Measurement(runs, levels, options.samples, options.batch)
+    measurement = Measurement(runs, levels, options.samples, options.batch)
     if against:
-        work.open(*against)  # What is wrong with it is said once, before anything is measured.
-    made: list[dict[str, Any]] = []
-    if options.out:  # what is wrong with the folder, too
+        measurement.open(*against)  # a fault in it is reported once, before anything is measured
+    results: list[dict[str, Any]] = []
+    if options.out:  # a fault in the folder, too
         (options.out / "tables").mkdir(parents=True, exist_ok=True)
 
-    def stored(run: Path) -> None:
-        made.append(work.measure(run, against))
-        path = result_path(run, guidance_table.FILE)
-        atomic_write(path, json.dumps(made[-1], indent=1) + "\n")
-        print(f"{markdown(guidance_table.scale_table(made[-1:], levels=True))}\n{path}\n")
+    def measure_and_store(run: Path) -> None:
+        result = measurement.measure(run, against)
+        results.append(result)
+        path = result_path(run, FILE)
+        atomic_write(path, json.dumps(result, indent=1) + "\n")
+        print(f"{markdown(scale_table([result], levels=True))}\n{path}\n")
 
     try:
-        one_by_one(runs, stored)
-    finally:  # Also of what could be measured where some could not.
-        if options.out and made:
-            write(guidance_table.scale_table(made), options.out / "tables")
-            if plot := draw(made):
+        one_by_one(runs, measure_and_store)
+    finally:  # also of what could be measured where some could not
+        if options.out and results:
+            write(scale_table(results), options.out / "tables")
+            plot = effective_scale(results)
+            if plot:
                 plot.save(options.out / "figures")
             print(f"{options.out}  guidance_scale in tables{' and figures' if plot else ''}")
     return 0

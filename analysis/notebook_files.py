@@ -7,8 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.archives import PUBLISHED, unpack
-from analysis.runs.run_records import AnalysisError, find, pick
+from analysis.archives import PUBLISHED, unpack
+from analysis.errors import AnalysisError, pick
+from analysis.loading import find
 from experiments.runtime.command import ROOT
 from experiments.runtime.files import atomic_write
 
@@ -48,8 +49,8 @@ def execute(name: str) -> Any:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     # Sockets in the file system: nothing listens on a network.
     kernel = KernelManager(kernel_name="python3", transport="ipc")
-    place = {"metadata": {"path": str(ROOT)}}
-    client = NotebookClient(notebook, km=kernel, timeout=_SECONDS, resources=place)
+    resources = {"metadata": {"path": str(ROOT)}}
+    client = NotebookClient(notebook, km=kernel, timeout=_SECONDS, resources=resources)
     # tqdm asks for widgets that nothing here shows, with a path of this machine in its warning.
     quiet = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore:IProgress not found"}
     with tempfile.TemporaryDirectory(prefix="kernel-") as sockets:
@@ -74,21 +75,21 @@ def build(chosen: list[str] | None = None, out: str | Path = FOLDER) -> list[Pat
             raise AnalysisError(f"notebooks need {package}: pip install -e '.[notebooks]'")
     import nbformat
 
-    every = {name: Path(out) / f"{name}.ipynb" for name in chosen or names()}
-    for name in every:
+    paths = {name: Path(out) / f"{name}.ipynb" for name in chosen or names()}
+    for name in paths:
         source(name)  # before the first is run
-    for name, path in every.items():
+    for name, path in paths.items():
         atomic_write(path, nbformat.writes(execute(name)) + "\n")
-    return list(every.values())
+    return list(paths.values())
 
 
-def runs_folder(given: Path | None = None, records: str = "runs") -> Path:
-    """Return the folder with the runs that the notebooks read: `given`, or `ANALYSIS_RUNS=DIR`.
+def runs_folder(folder: Path | None = None, records: str = "runs") -> Path:
+    """Return the folder with the runs that the notebooks read: `folder`, or `ANALYSIS_RUNS=DIR`.
 
     Without either, the published records `results/<records>.tar.gz` are unpacked below
     `runs/.published`. `AnalysisError` if it holds no runs.
     """
-    chosen = given or os.environ.get(VARIABLE)
+    chosen = folder or os.environ.get(VARIABLE)
     if not chosen:
         return unpack(RECORDS / f"{records}.tar.gz", ROOT / PUBLISHED)
     path = Path(chosen).expanduser()

@@ -19,110 +19,169 @@ import pandas as pd
 from markupsafe import Markup
 from PIL import Image
 
-from analysis import figures, tables
-from analysis.figures.convergence import picture
-from analysis.publish import facts
-from analysis.runs import compare
-from analysis.runs.cells import Source, Study, study_for_command
-from analysis.runs.run_records import AnalysisError
-from analysis.runs.seed_statistics import ENOUGH_SEEDS
-from analysis.tables.equal_cost import headline_cell
+from analysis import compare, figures, tables
+from analysis.aggregation import ENOUGH_SEEDS
+from analysis.errors import AnalysisError
+from analysis.figures.sample_grids import picture
+from analysis.groups import Group, Variant
+from analysis.machines import machine_lines
+from analysis.results import Results, Source, results_for_command
+from analysis.tables import entries
 from analysis.tables.render import TEMPLATES, frame_csv, to_html
-from analysis.tables.table import (
-    Column,
-    Table,
-    Value,
-    after,
-    build,
-    metric_decimals,
-    metric_label,
-    plain,
-)
+from analysis.tables.speedup import headline_entries
+from analysis.tables.table import Column, RowValues, Table, Value, build, plain
 from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, check_replaceable
 
 _MOST_GRIDS = 48
-_FACTS = {"FLOPs": "macs", "steps": "step"}  # of a card, by cost
+_MOST_VALUES = 12  # of one key that are listed
+# Parts of the work that are reported on the way.
+STAGES = len(tables.TABLES) + len(figures.FIGURES) + 1
+
+
+def _ignore(text: str) -> None:
+    """Report nothing on the way."""
 
 
 def write(
-    source: Source, out: str | Path, title: str | None = None, say: Callable[[str], object] = str
+    source: Source,
+    out: str | Path,
+    title: str | None = None,
+    progress: Callable[[str], object] = _ignore,
 ) -> Path:
     """Write the report of runs to an HTML file; return its path.
 
-    Without `title` the heading names the folder. `say` hears of each of the `STAGES` parts as it
-    is done. `AnalysisError` if the folder is none.
+    Args:
+        source: Runs folder, loaded runs or `Results`.
+        out: The HTML file.
+        title: Heading; None names the folder.
+        progress: Called with the name of each of the `STAGES` parts when it is done.
+
+    Raises:
+        AnalysisError: if the folder is none.
     """
     path = Path(out)
-    atomic_write(path, html(Study.of(source), title, say))
+    atomic_write(path, html(Results.of(source), title, progress))
     return path
 
 
-def html(study: Study, title: str | None = None, say: Callable[[str], object] = str) -> str:
+def html(
+    results: Results, title: str | None = None, progress: Callable[[str], object] = _ignore
+) -> str:
     """Return the report as one HTML document."""
-    made: dict[str, Table] = {}
-    for name, builder in tables.TABLES.items():
-        made[name] = builder(study)
-        say(f"table {name}")
-    drawn: dict[str, dict[str, Any]] = {}
+    all_tables: dict[str, Table] = {}
+    for name, build_table in tables.TABLES.items():
+        all_tables[name] = build_table(results)
+        progress(f"table {name}")
+    plots = {}
     for name, draw in figures.FIGURES.items():
-        if (plot := draw(study)) is not None:
-            image = _uri(plot.svg().encode(), "image/svg+xml")
-            about = {"name": plot.name, "title": plot.title, "caption": plot.caption}
-            about |= {"image": image, "csv": _uri(frame_csv(plot.data).encode(), "text/csv")}
-            drawn[name] = {**about, "width": round(plot.figure.get_figwidth() * 140)}
-        say(f"figure {name}")
-    folder = Path(__file__).with_name("templates")
-    css, js = ((folder / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    cards, without = _headlines(study)
-    answer = tables.answer(made["main"])
-    # What compares the two kinds of runs at a glance, else whatever there is.
-    first = next((name for name in ("overview", "convergence") if name in drawn), None)
-    grids, more = _grids(study)
-    attrs = study.runs.attrs
-    known = {
-        name: sorted({str(value) for value in study.runs.get(name, ()) if not pd.isna(value)})
-        for name in ("backbone", "route", "scale", "data")
-    }
-    known["route"] = [route for route in known["route"] if route != "none"]
-    varying = []
-    for key, part in compare.varying(study.runs).groupby("key", sort=False):
-        values = [f"{row.value} ({row.runs})" for row in part.itertuples()]
-        more_values = f" and {len(values) - 12} more" if len(values) > 12 else ""
-        varying.append((str(key), ",  ".join(values[:12]) + more_values))
-    say("samples and runs")
+        plot = draw(results)
+        if plot is not None:
+            plots[name] = _figure(plot)
+        progress(f"figure {name}")
+    values = _page_values(results)
+    values |= _tables_and_figures(all_tables, plots)
+    progress("samples and runs")
+    if title is None:
+        root = results.roots[0] if results.roots else "runs"
+        title = f"Runs in {os.path.basename(os.path.abspath(root))}"
     return TEMPLATES.get_template("report.html").render(
-        title=title or f"Runs in {os.path.basename(os.path.abspath(attrs.get('root', 'runs')))}",
-        css=Markup(css),
-        js=Markup(js),
-        css_hash=_hash(css),
-        js_hash=_hash(js),
-        runs=len(study.runs),
-        unfinished=attrs.get("unfinished", []),
-        damaged=attrs.get("damaged", []),
-        known=known,
-        answer=answer if answer.rows else None,
-        answer_figure=drawn.pop(first) if first else None,
-        cards=cards,
-        without=without,
-        figures=list(drawn.values()),
-        tables=[table.only(ours=True) for table in made.values() if table.covered],
-        published=[table for table in made.values() if not table.covered],
-        grids=grids,
-        more_grids=more,
-        runs_table=runs_table(study),
-        # What the whole page can be filtered by.
-        picks={name.capitalize(): values for name, values in known.items() if len(values) > 1},
-        varying=varying,
-        common=sorted(compare.common(study.runs).items()),
-        machines=facts(study) if len(study.runs) else [],
-        enough=ENOUGH_SEEDS,
-        html=lambda table: Markup(to_html(table)),
+        title=title, enough=ENOUGH_SEEDS, html=lambda table: Markup(to_html(table)), **values
     )
 
 
-# Parts of the work that `say` hears of.
-STAGES = len(tables.TABLES) + len(figures.FIGURES) + 1
+def _tables_and_figures(
+    all_tables: dict[str, Table], plots: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the template's values of tables and figures, the answer apart."""
+    answer = tables.answer(all_tables["main"])
+    covered, published = [], []
+    for table in all_tables.values():
+        if table.covered:
+            covered.append(table.only(ours=True))
+        else:
+            published.append(table)
+    # The figure that compares the two kinds of runs at a glance.
+    answer_figure = plots.pop("overview", None) or plots.pop("convergence", None)
+    return {
+        "answer": answer if answer.rows else None,
+        "answer_figure": answer_figure,
+        "figures": list(plots.values()),
+        "tables": covered,
+        "published": published,
+    }
+
+
+def _figure(plot: figures.Plot) -> dict[str, Any]:
+    return {
+        "name": plot.name,
+        "title": plot.title,
+        "caption": plot.caption,
+        "image": _uri(plot.svg().encode(), "image/svg+xml"),
+        "csv": _uri(frame_csv(plot.data).encode(), "text/csv"),
+        "width": round(plot.figure.get_figwidth() * 140),
+    }
+
+
+def _page_values(results: Results) -> dict[str, Any]:
+    """Return the template's values of runs, configurations and samples, and of the page itself."""
+    folder = Path(__file__).with_name("templates")
+    css = (folder / "report.css").read_text(encoding="utf-8")
+    js = (folder / "report.js").read_text(encoding="utf-8")
+    cards, without = _cards(results)
+    grids, more_grids = _grids(results)
+    runs, problems = results.runs, results.problems
+    damaged: list[dict[Any, Any]] = []
+    unfinished: list[dict[Any, Any]] = []
+    for row in problems.astype(object).where(problems.notna(), None).to_dict("records"):
+        (damaged if row["status"] == "damaged" else unfinished).append(row)
+    choices = _choices(runs)
+    picks = {}
+    for name, values in choices.items():
+        if len(values) > 1:
+            picks[name.capitalize()] = values
+    return {
+        "css": Markup(css),
+        "js": Markup(js),
+        "css_hash": _hash(css),
+        "js_hash": _hash(js),
+        "runs": len(runs),
+        "unfinished": unfinished,
+        "damaged": damaged,
+        "known": choices,
+        "picks": picks,  # what the whole page can be filtered by
+        "cards": cards,
+        "without": without,
+        "grids": grids,
+        "more_grids": more_grids,
+        "runs_table": runs_table(results),
+        "varying": _varying(runs),
+        "common": sorted(compare.common(runs).items()),
+        "machines": machine_lines(runs) if len(runs) else [],
+    }
+
+
+def _choices(runs: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the values of the columns that the page can be filtered by."""
+    choices = {}
+    for name in ("backbone", "route", "scale", "data"):
+        values = set(runs[name].dropna().map(str)) if name in runs else set()
+        if name == "route":
+            values.discard("none")
+        choices[name] = sorted(values)
+    return choices
+
+
+def _varying(runs: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return the keys that vary between runs with their values, as text."""
+    keys = []
+    for key, part in compare.varying(runs).groupby("key", sort=False):
+        values = [f"{row.value} ({row.runs})" for row in part.itertuples()]
+        text = ",  ".join(values[:_MOST_VALUES])
+        if len(values) > _MOST_VALUES:
+            text += f" and {len(values) - _MOST_VALUES} more"
+        keys.append((str(key), text))
+    return keys
 
 
 def _hash(text: str) -> str:
@@ -133,63 +192,76 @@ def _uri(content: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def _headlines(study: Study) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a card per base whose speed-up enough seeds give, and why the others have none."""
+def _cards(results: Results) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a card per group whose speed-up enough seeds give, and why the others have none."""
     cards, without = [], []
-    for base, dense, routed in study.pairs():
-        speedups = headline_cell(base, dense, routed)
-        factor, seeds = speedups["macs"], plain(speedups["seeds"])
-        label = f"{base.label}: {routed.treatment}{after([dense, routed])}"
+    for group, dense, routed in results.pairs():
+        speedups = headline_entries(group, dense, routed)
+        factor = speedups["macs"]
+        label = f"{group.label}: {routed.name}{entries.after([dense, routed])}"
         if factor.value is None or factor.few:
-            without.append(f"{label} ({seeds.partition(',')[0]} seeds reach it)")
+            seeds = plain(speedups["seeds"]).partition(",")[0]
+            without.append(f"{label} ({seeds} seeds reach it)")
             continue
-        facts = [(text, plain(speedups[key])) for text, key in _FACTS.items()]
-        about = {"backbone": base.backbone, "label": label}
-        about["big"] = factor.number(factor.value) + factor.unit
-        about["line"] = f"fewer training FLOPs to the dense run's best score (n={factor.seeds})"
-        cards.append({**about, "facts": [*facts, ("metric", metric_label(base.metric))]})
+        facts = [("FLOPs", plain(factor)), ("steps", plain(speedups["step"]))]
+        facts.append(("metric", entries.metric_label(group.metric)))
+        line = f"fewer training FLOPs to the dense run's best score (n={factor.seeds})"
+        card = {"backbone": group.backbone, "label": label, "line": line, "facts": facts}
+        cards.append({**card, "big": factor.number(factor.value) + factor.unit})
     return cards, without
 
 
-def runs_table(study: Study) -> Table:
+def runs_table(results: Results) -> Table:
     """Return the table of every finished run with its own scores and costs."""
-    frame = study.runs
-    metrics = [name for name in frame.attrs.get("metrics", {}) if f"score.{name}" in frame]
-    text = ("run", "backbone", "size", "data", "scale", "route", "selection", "variant")
-    labels = [*(name.capitalize() for name in text[:-1]), "Treatment"]
-    columns = [
-        *Column.each(*labels, numeric=False),
-        *Column.each("Seed", "Steps", decimals=0),
-        *(Column(metric_label(name), decimals=metric_decimals(name)) for name in metrics),
-        Column("GMACs per image", decimals=4),
-    ]
-    rows: list[tuple[str, list[Value]]] = []
-    for row in frame.to_dict("records"):
-        macs = "macs_dense" if row.get("variant") == "dense" else "macs_routed"
-        units = dict.fromkeys(["seed", "step", *(f"score.{name}" for name in metrics)], 1.0)
-        units |= {macs: 1e9}
-        known = {key: value for key, value in row.items() if not pd.isna(value)}
-        numbers = [float(known[k]) / unit if k in known else None for k, unit in units.items()]
-        rows.append(("", [*(str(known.get(key) or "") for key in text), *numbers]))
+    texts = ("run", "backbone", "size", "data", "scale", "route", "selection", "method")
+    metrics = [name for name in results.metrics if f"score.{name}" in results.runs]
+    columns = list(Column.each(*(name.capitalize() for name in texts), numeric=False))
+    columns += Column.each("Seed", "Steps", decimals=0)
+    for name in metrics:
+        columns.append(Column(entries.metric_label(name), decimals=entries.metric_decimals(name)))
+    columns.append(Column("GMACs per image", decimals=4))
+    numbers = ("seed", "step", *(f"score.{name}" for name in metrics))
+    rows: list[RowValues] = []
+    for row in results.runs.to_dict("records"):
+        values: list[Value] = []
+        for key in texts:
+            values.append("" if pd.isna(row.get(key)) else str(row[key]))
+        for key in numbers:
+            values.append(None if pd.isna(row.get(key)) else float(row[key]))
+        macs = row.get("macs_dense" if row.get("method") == "dense" else "macs_routed")
+        values.append(None if pd.isna(macs) else float(macs) / 1e9)
+        rows.append(("", values))
     return build("runs", "Every finished run", columns, rows)
 
 
-def _grids(study: Study) -> tuple[list[dict[str, str]], int]:
-    """Return a grid per treatment, of its lowest seed, re-encoded; and how many more there are."""
-    found: list[dict[str, str]] = []
+def _grids(results: Results) -> tuple[list[dict[str, str]], int]:
+    """Return a grid per variant, of its lowest seed, re-encoded; and how many more there are."""
+    grids: list[dict[str, str]] = []
     more = 0
-    for base, cell in ((one, cell) for one in study.bases for cell in one.cells):
-        runs = [Path(str(path)) for path in cell.runs.sort_values("seed")["path"]]
-        runs = [run for run in runs if (run / "samples" / "final.png").is_file()]
-        shown = runs[:1] if len(found) < _MOST_GRIDS else []
-        more += len(runs) - len(shown)
-        for run in shown:
-            if (image := picture(run)) is not None:
-                stream = io.BytesIO()
-                Image.fromarray(image).save(stream, format="PNG")
-                about = {"run": run.name, "label": f"{base.label}: {cell.treatment}"}
-                found.append({**about, "image": _uri(stream.getvalue(), "image/png")})
-    return found, more
+    for group in results.groups:
+        for variant in group.variants:
+            paths = _runs_with_samples(variant)
+            more += len(paths)
+            if paths and len(grids) < _MOST_GRIDS:
+                more -= 1
+                grids += _grid(group, variant, paths[0])
+    return grids, more
+
+
+def _runs_with_samples(variant: Variant) -> list[Path]:
+    paths = map(Path, map(str, variant.runs.sort_values("seed")["path"]))
+    return [path for path in paths if (path / "samples" / "final.png").is_file()]
+
+
+def _grid(group: Group, variant: Variant, run: Path) -> list[dict[str, str]]:
+    """Return a run's sample grid for the page; nothing where it cannot be read."""
+    image = picture(run)
+    if image is None:
+        return []
+    stream = io.BytesIO()
+    Image.fromarray(image).save(stream, format="PNG")
+    uri = _uri(stream.getvalue(), "image/png")
+    return [{"run": run.name, "label": f"{group.label}: {variant.name}", "image": uri}]
 
 
 def command(options: argparse.Namespace) -> int:
@@ -197,14 +269,14 @@ def command(options: argparse.Namespace) -> int:
     out = options.out or options.runs / "report.html"
     check_replaceable(out)
     with Console(stderr=True).progress("report", STAGES + 1) as bar:
-        done = itertools.count(2)
-        study = study_for_command(options)
-        if study.runs.empty:
+        results = results_for_command(options)
+        if results.runs.empty:
             raise AnalysisError(
                 f"no finished run below {options.runs}; python -m analysis list {options.runs} "
                 "says why"
             )
-        bar.update(1, f"{len(study.runs)} runs read")
-        path = write(study, out, options.title, lambda text: bar.update(next(done), text))
-    print(f"{path}  {path.stat().st_size / 1e6:.1f} MB, {len(study.runs)} runs")
+        bar.update(1, f"{len(results.runs)} runs read")
+        stages = itertools.count(2)
+        path = write(results, out, options.title, lambda text: bar.update(next(stages), text))
+    print(f"{path}  {path.stat().st_size / 1e6:.1f} MB, {len(results.runs)} runs")
     return 0

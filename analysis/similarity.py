@@ -21,12 +21,10 @@ Beside `analysis.guidance_scale` this is the one module of `analysis` that reads
 """
 
 import argparse
-import io
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +32,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.runs.run_records import AnalysisError, one_by_one, result_path, with_weights
+from analysis.errors import AnalysisError
+from analysis.figures.layer_maps import similarity as draw_maps
+from analysis.measured import one_by_one, result_path, with_weights
+from analysis.similarity_file import SimilarityFile, read
 from experiments.config.routes import first_route
 from experiments.evaluation.heldout import HeldOut
 from experiments.runtime.files import atomic_write
-from experiments.runtime.parsing import is_number, json_of
 from routing import Draws, Routing, Selection
 from routing.route import Route
 
 # Noise levels sigma / alpha in units of the data's standard deviation: from almost clean to almost
 # noise.
 LEVELS = (0.1, 0.3, 1.0, 3.0, 10.0)
-FORMAT = "tread-suite-similarity/1"
-# A hundred levels of a model of 100 blocks take 8 MB.
-_LARGEST = 256 * 2**20
+__all__ = ["LEVELS", "Protocol", "SimilarityFile", "centre", "cosine", "hsic", "measure", "read"]
+_MOST_KERNEL_TOKENS = 2048  # of a kernel matrix, which needs their square
 
 
 @dataclass(frozen=True)
@@ -70,85 +69,6 @@ class Protocol:
             raise AnalysisError(f"similarity seed {self.seed}: a whole number of 0 or more")
         if not self.levels or not all(0 < level < math.inf for level in self.levels):
             raise AnalysisError("similarity needs noise levels above 0, such as 0.1 1 10")
-
-
-@dataclass(frozen=True, eq=False)
-class SimilarityFile:
-    """Similarity of one run's blocks."""
-
-    # `cosine` (D+1, D+1), index 0 the input; options: `per_level` (levels, D+1, D+1), `centred`,
-    # `cka`, `routed`, `stayed`.
-    arrays: dict[str, np.ndarray]
-    # How they were computed, JSON-able (run, backbone, route, levels, samples, ...).
-    protocol: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def route(self) -> str:
-        """Resolved route of the run."""
-        return str(self.protocol["route"])
-
-    @property
-    def model(self) -> str:
-        """Backbone and size."""
-        return "{backbone}-{size}".format_map(self.protocol)
-
-    @property
-    def label(self) -> str:
-        """Backbone, size and route."""
-        text = "dense" if self.route == "none" else f"route {self.route}"
-        return f"{self.model}, {text}"
-
-    def protocol_line(self) -> str:
-        """Return the protocol in one sentence."""
-        levels = ", ".join(f"{v:.3g}" for v in self.protocol["levels"])
-        about = "{weights} weights in eval mode, all tokens, {samples} held-out samples"
-        return f"Protocol: {about.format_map(self.protocol)}, noise levels sigma/alpha {levels}."
-
-    def save(self, path: str | Path) -> None:
-        """Write the arrays and the protocol."""
-        stream = io.BytesIO()
-        text = json.dumps({"format": FORMAT, **self.protocol}, sort_keys=True)
-        np.savez_compressed(stream, protocol=np.array(text), **self.arrays)  # type: ignore[arg-type]
-        atomic_write(path, stream.getvalue())
-
-
-def read(path: str | Path) -> SimilarityFile:
-    """Read a similarity file; `AnalysisError` if it is not one."""
-    try:
-        # numpy leaves a file open that it cannot read: this one is closed here.
-        with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
-            if sum(info.file_size for info in stored.zip.infolist()) > _LARGEST:
-                raise ValueError("unpacks to more than a similarity file can hold")
-            protocol = json_of(str(stored["protocol"]))
-            arrays = {key: stored[key] for key in stored.files if key != "protocol"}
-            if not isinstance(protocol, dict) or protocol.pop("format", None) != FORMAT:
-                raise ValueError(f"not of the format {FORMAT}")
-            _check(arrays, protocol)
-    except Exception as error:
-        # Zip, zlib, numpy's parser of headers and JSON raise a dozen types between them.
-        raise AnalysisError(
-            f"{path} is not a {FORMAT} file ({type(error).__name__}); "
-            "make one with python -m analysis similarity RUN"
-        ) from None
-    return SimilarityFile(arrays, protocol)
-
-
-def _check(arrays: dict[str, np.ndarray], protocol: dict[str, Any]) -> None:
-    """Raise `ValueError` where a map, or what a figure says of it, is not what `measure` stores."""
-    texts = ("run", "backbone", "size", "data", "route", "weights")
-    levels = protocol.get("levels")
-    if (
-        not all(isinstance(protocol.get(name), str) for name in texts)
-        or not isinstance(levels, list)
-        or not all(is_number(value) for value in (*levels, protocol.get("samples")))
-    ):
-        raise ValueError("its protocol is not whole")
-    layers = len(arrays["cosine"])
-    for name, values in arrays.items():
-        square = values.shape[-2:] == (layers, layers) and values.ndim == 2 + (name == "per_level")
-        if layers < 2 or not square or values.dtype.kind != "f" or not np.isfinite(values).any():
-            raise ValueError(f"{name} is no map of {layers} layers")
-    Route.parse(protocol["route"]).resolve(layers - 1)
 
 
 def cosine(hidden: Sequence[Tensor]) -> Tensor:
@@ -196,26 +116,23 @@ def measure(
     data = HeldOut.open(run, weights=protocol.weights, device=device)
     routed = protocol.routed and data.config.resolved_route != "none"
     protocol = replace(protocol, routed=routed)
-    if size := data.dataset.sizes.get("test"):
+    size = data.dataset.sizes.get("test")
+    if size:
         protocol = replace(protocol, samples=min(protocol.samples, size))
-    route = first_route(data.config)
-    sums: dict[Any, Tensor] = {}
-    counts: Counter[Any] = Counter()
-    with torch.inference_mode():
-        for name, value, count in _products(data, protocol, route):
-            sums[name] = sums.get(name, 0) + value.cpu()
-            counts[name] += count
-    means = {name: (total / counts[name]).numpy() for name, total in sums.items()}
-    maps = np.stack([means.pop(place) for place in range(len(protocol.levels))])
-    arrays = {"cosine": maps.mean(axis=0)} | ({"per_level": maps} if protocol.per_level else {})
+    means = _means(data, protocol)
+    levels = [means.pop(index) for index in range(len(protocol.levels))]
+    maps = np.stack(levels)
+    arrays = {"cosine": maps.mean(axis=0)}
+    if protocol.per_level:
+        arrays["per_level"] = maps
     if protocol.centred:
         products = means.pop("hsic")
-        own = np.sqrt(np.clip(np.diag(products), 1e-30, None))
-        arrays["cka"] = products / own[:, None] / own[None, :]
+        norms = np.sqrt(np.clip(np.diag(products), 1e-30, None))
+        arrays["cka"] = products / norms[:, None] / norms[None, :]
     config = data.config
     return SimilarityFile(arrays | means, {
         "run": Path(run).name, "backbone": config.backbone["name"], "size": config.size,
-        "data": config.data["name"], "route": str(route), "seed_of_run": config.seed,
+        "data": config.data["name"], "route": str(first_route(config)), "seed_of_run": config.seed,
         "step": data.step, "weights": protocol.weights, "samples": protocol.samples,
         "batch": protocol.batch, "noise_seed": protocol.seed, "split": "test",
         "levels": list(protocol.levels),
@@ -226,61 +143,75 @@ def measure(
     })  # fmt: skip
 
 
-def _products(data: HeldOut, protocol: Protocol, route: Route) -> Iterator[tuple[Any, Tensor, int]]:
-    """Yield what is summed over samples and levels: its name, its value, how many it is the sum of.
+def _means(data: HeldOut, protocol: Protocol) -> dict[Any, np.ndarray]:
+    """Return what `_products` yields, averaged over samples."""
+    sums: dict[Any, Tensor] = {}
+    counts: Counter[Any] = Counter()
+    with torch.inference_mode():
+        for name, value, count in _products(data, protocol, first_route(data.config)):
+            sums[name] = sums.get(name, 0) + value.cpu()
+            counts[name] += count
+    return {name: (total / counts[name]).numpy() for name, total in sums.items()}
 
-    The cosines of a level have its place as their name.
+
+def _products(data: HeldOut, protocol: Protocol, route: Route) -> Iterator[tuple[Any, Tensor, int]]:
+    """Yield what is summed over samples and levels: name, value and number of summands.
+
+    The name of a level's cosines is the level's index.
     """
-    for part in torch.arange(protocol.samples).split(protocol.batch):
-        found = data.sample(part, seed=protocol.seed, stream="similarity")
-        for place, level in enumerate(protocol.levels):
-            given = (*data.noisy(found, level), found.cond)
-            hidden, _ = _hidden(data, None, *given)
+    for batch in torch.arange(protocol.samples).split(protocol.batch):
+        held_out = data.sample(batch, seed=protocol.seed, stream="similarity")
+        for index, level in enumerate(protocol.levels):
+            noisy, time = data.noisy(held_out, level)
+            hidden, _ = _hidden(data, None, noisy, time, held_out.cond)
             tokens = hidden[0].shape[0] * hidden[0].shape[1]
-            yield place, cosine(hidden), tokens
+            yield index, cosine(hidden), tokens
             if protocol.centred:
                 yield "centred", cosine(centre(hidden)), tokens
-                # At most 2,048 tokens, evenly: a kernel matrix needs their square.
-                some = [h.flatten(0, 1)[:: math.ceil(tokens / 2048)] for h in hidden]
-                yield "hsic", hsic(some), 1
+                stride = math.ceil(tokens / _MOST_KERNEL_TOKENS)
+                yield "hsic", hsic([layer.flatten(0, 1)[::stride] for layer in hidden]), 1
             if protocol.routed:
-                hidden, stayed = _routed(data, route, found.draws, given)
+                hidden, stayed = _routed(data, route, held_out.draws, noisy, time, held_out.cond)
                 for name, mask in (("routed", ~stayed), ("stayed", stayed)):
                     if mask.any():
-                        yield name, cosine([h[mask].unsqueeze(0) for h in hidden]), int(mask.sum())
+                        layers = [layer[mask].unsqueeze(0) for layer in hidden]
+                        yield name, cosine(layers), int(mask.sum())
 
 
 def _hidden(
     data: HeldOut, routing: Any, noisy: Tensor, time: Tensor, conditions: dict[str, Any]
 ) -> tuple[list[Tensor], list[Any]]:
     """Return the input and every block's output, (B, T, D), and who stayed in each segment."""
-    found: list[Tensor] = []
-    inner: list[Any] = []
-    model, places = data.model, tuple(range(-1, data.model.depth))
+    hidden: list[Tensor] = []
+    layouts: list[Any] = []
+    model, blocks = data.model, tuple(range(-1, data.model.depth))
 
     def net(x: Tensor, t: Tensor, **cond: Any) -> Tensor:
-        output = model(x, t, taps=places, return_output=True, routing=routing, **cond)
-        found.extend(output.taps[i][:, model.prefix :] for i in places)
-        inner.extend(output.inner)
+        output = model(x, t, taps=blocks, return_output=True, routing=routing, **cond)
+        for block in blocks:
+            hidden.append(output.taps[block][:, model.prefix :])
+        layouts.extend(output.inner)
         return output.sample
 
     data.objective.predict(net, noisy, time, **conditions)
-    return found, inner
+    return hidden, layouts
 
 
-def _routed(data: HeldOut, route: Route, draws: Draws, given: Any) -> tuple[list[Tensor], Tensor]:
+def _routed(
+    data: HeldOut, route: Route, draws: Draws, noisy: Tensor, time: Tensor, cond: dict[str, Any]
+) -> tuple[list[Tensor], Tensor]:
     """Return a routed pass, skipping tokens as they were at the route's start, and who stayed."""
     options = data.config.routing
     selection = Selection(options.selection, options.shared, options.block)
-    hidden, inner = _hidden(data, Routing(route, selection, draws), *given)
+    hidden, layouts = _hidden(data, Routing(route, selection, draws), noisy, time, cond)
     stayed = torch.ones(hidden[0].shape[:2], dtype=torch.bool, device=data.device)
-    for segment, layout in zip(route.segments, inner, strict=True):
+    for segment, layout in zip(route.segments, layouts, strict=True):
         stayed &= layout.mask()
         # Index 0 of `hidden` is the input, so this is the state right before the route.
         entry = hidden[segment.start]
-        where = layout.ids.unsqueeze(-1).expand(len(entry), -1, entry.shape[-1])
+        ids = layout.ids.unsqueeze(-1).expand(len(entry), -1, entry.shape[-1])
         for block in range(segment.start, segment.end + 1):
-            hidden[block + 1] = entry.scatter(1, where, hidden[block + 1].to(entry.dtype))
+            hidden[block + 1] = entry.scatter(1, ids, hidden[block + 1].to(entry.dtype))
     return hidden, stayed
 
 
@@ -289,20 +220,17 @@ def command(options: argparse.Namespace) -> int:
 
     Both go to the run's folder, of an exported file to the current one.
     """
-    # The figures import this module.
-    from analysis.figures.layer_maps import similarity as draw
+    values = vars(options) | {"levels": tuple(options.levels or LEVELS)}
+    protocol = Protocol(**{option.name: values[option.name] for option in fields(Protocol)})
 
-    given = vars(options) | {"levels": tuple(options.levels or LEVELS)}
-    protocol = Protocol(**{option.name: given[option.name] for option in fields(Protocol)})
-
-    def stored(folder: Path) -> None:
+    def measure_and_store(folder: Path) -> None:
         result = measure(folder, protocol)
         path = result_path(folder, "similarity.npz")
         picture = path.with_suffix(".png")
         result.save(path)
-        atomic_write(picture, draw([result]).png(dpi=200))
+        atomic_write(picture, draw_maps([result]).png(dpi=200))
         lowest = result.arrays["cosine"].min()
         print(f"{path}  {result.label}, lowest {lowest:.3f}, map in {picture.name}")
 
-    one_by_one(with_weights(options.runs), stored)
+    one_by_one(with_weights(options.runs), measure_and_store)
     return 0

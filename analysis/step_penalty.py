@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.runs.run_records import AnalysisError, Runs, scores
-from analysis.runs.seed_statistics import Estimate, interval, ratio
+from analysis.aggregation import Estimate, interval, ratio
+from analysis.errors import AnalysisError
+from analysis.loading import Runs, scores
 
 #: Losses of one run: columns `step`, `macs` (cumulative) and `loss`, NaN or absent `routed_loss`.
 COLUMNS = ("step", "macs", "loss", "routed_loss")
@@ -146,9 +147,9 @@ class Penalty:
         """Return the result in one line."""
         count = f"n = {len(self.seeds)}"
         if self.censored:
-            least = self.seeds.loc[~self.seeds["censored"], "sm"]
-            others = ", ".join(f"{value:.3f}" for value in least) or "none"
-            return f"s*m undecided: {self.censored} seeds censored ({count}; the others: {others})"
+            reached = self.seeds.loc[~self.seeds["censored"], "sm"]
+            texts = ", ".join(map("{:.3f}".format, reached)) or "none"
+            return f"s*m undecided: {self.censored} seeds censored ({count}; the others: {texts})"
         assert self.sm is not None
         bounds = "" if self.sm.low is None else f", 95 % {self.sm.low:.3f}-{self.sm.high:.3f}"
         return f"s*m {self.sm.mean:.3f}{bounds} ({count})"
@@ -184,10 +185,10 @@ def log_ratio_at_equal_macs(
 ) -> dict[Any, float]:
     """Return ln(variant's loss / baseline's loss) by seed after the same multiply-adds.
 
-    It is the primary endpoint of the study `study_equal_macs`: negative favours the variant.
+    It is the primary endpoint of the experiment `study_equal_macs`: negative favours the variant.
     """
-    common = sorted(set(baselines) & set(variants))
-    return {
-        seed: math.log(loss_at_macs(variants[seed], macs) / loss_at_macs(baselines[seed], macs))
-        for seed in common
-    }
+    ratios = {}
+    for seed in sorted(set(baselines) & set(variants)):
+        ratio_of_losses = loss_at_macs(variants[seed], macs) / loss_at_macs(baselines[seed], macs)
+        ratios[seed] = math.log(ratio_of_losses)
+    return ratios

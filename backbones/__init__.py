@@ -11,7 +11,7 @@ __getattr__, __dir__, __all__ = lazily(
     __name__,
     {
         "sizes": ("BackboneError", "SIZES", "Size", "parse_size"),
-        "backbone": ("Backbone", "Output", "create"),
+        "model": ("Backbone", "Output", "create"),
         "registry": ("names", "register"),
         "cost": ("Cost",),
     },

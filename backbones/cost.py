@@ -10,20 +10,13 @@ A step of guidance by two routed passes costs the sum of both: 97.67 G for Spars
 DiT-XL/2, route 2-24, is 67.5 G at rate 0.5 plus 30.1 G at rate 0.9.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backbones import dit_spec
-from backbones.registry import build_options, find
-from backbones.sizes import (
-    AlignOptions,
-    DecoderOptions,
-    Size,
-    attention_blocks,
-    parse_size,
-    patch_grid,
-)
+from backbones.options import BlockCost, ModelConfig, dit
+from backbones.registry import find, model_config
+from backbones.sizes import AlignOptions, DecoderOptions, Size, build_options
 from routing.options import check_words
 from routing.route import Route, keep_count
 
@@ -75,85 +68,81 @@ def cost(
     size: str | Size = "S/2",
     *,
     route: str | Sequence[str] | Route = "none",
-    in_channels: int = 4,
-    input_size: int | Sequence[int] = 32,
-    num_classes: int = 1000,
-    text: Sequence[int] | None = None,
-    learn_sigma: bool = False,
-    attention: int | Sequence[int] = 0,
-    depth: int | None = None,
-    width: int | None = None,
-    heads: int | None = None,
-    fuse: str | None = None,
-    decoder: Mapping[str, int] | None = None,
-    align: Mapping[str, int] | None = None,
     reinsert: str = "identity",
     remove: str = "start",
     bytes_per_value: int = 4,
     **options: Any,
 ) -> Cost:
-    """Count a model built by `backbones.create` with these arguments, and a route.
+    """Count a model that `backbones.create` builds with these arguments, under a route.
 
-    `route` is the route of the training pass; `reinsert` (after `none` dropped tokens never return)
-    and `remove` (when tokens leave) are as in `routing.Routing`. `bytes_per_value` of an activation
-    is 4 in float32, 2 under bf16 autocast (an estimate then: the residual stream stays in float32).
-    Of `align` (REPA) the parameters count, the MACs (training only) do not.
+    Args:
+        name: Family.
+        size: Letter and patch, as in "S/2".
+        route: The route of the training pass.
+        reinsert: What routed tokens become, as in `routing.Routing`; after `none` dropped tokens
+            never return.
+        remove: When routed tokens leave, as in `routing.Routing`.
+        bytes_per_value: Of an activation: 4 in float32, 2 under bf16 autocast (an estimate then:
+            the residual stream stays in float32).
+        **options: The other arguments of `backbones.create`. Of `align` (REPA) the parameters
+            count, the MACs (training only) do not.
 
     Raises:
         BackboneError: Unknown family, size or option, or values that do not fit.
         RouteError: A route that does not fit the depth.
         RoutingError: A `reinsert` or `remove` that there is not, or that does not fit the route.
     """
-    shape = parse_size(size, depth, width, heads)
-    d, patch = shape.width, shape.patch
-    rows, columns = patch_grid(input_size, patch)
-    grid, prefix = rows * columns, text[0] if text else 0
-    family, hybrid = find(name), attention_blocks(attention, shape.depth)
-    own, dit = family.parse(shape, options), dit_spec.block_cost(shape, dit_spec.DiTOptions())
-    blocks = [dit if i in hybrid else family.cost(shape, own, i) for i in range(shape.depth)]
-    parsed = Route.parse(route).resolve(shape.depth)
+    config = model_config(name, size, **options)
+    return model_cost(config, route, reinsert, remove, bytes_per_value)
+
+
+def model_cost(
+    config: ModelConfig,
+    route: str | Sequence[str] | Route = "none",
+    reinsert: str = "identity",
+    remove: str = "start",
+    bytes_per_value: int = 4,
+) -> Cost:
+    """Count a model and a route; arguments and errors as for `cost`."""
+    shape, grid = config.shape, config.grid[0] * config.grid[1]
+    width, depth = shape.width, shape.depth
+    blocks = block_costs(config)
+    parts = _around_blocks(config)
+    parsed = Route.parse(route).resolve(depth)
     check_words(reinsert, remove, parsed)
-    tokens = tuple(prefix + n for n in _present(parsed, shape.depth, grid, reinsert, remove))
-    dense = (prefix + grid,) * shape.depth
-    last = grid if reinsert != "none" or not parsed else tokens[-1] - prefix
-    patch_in = patch * patch * in_channels
-    out = patch_in * (2 if learn_sigma else 1)
-    parts = [_layer(patch_in, d, grid), _layer(256, d), _layer(d, d)]  # Patches and time.
-    parts += [Part((num_classes + 1) * d)] if num_classes else []
-    if text:
-        length, channels = text
-        parts += [_layer(channels, d, length), _layer(channels, d), Part(length * channels)]
-    parts += [Part(sum(b.params for b in blocks)), _layer(d, shape.depth * 6 * d)]
-    # SPRINT's fusion of two streams.
-    parts += [Part(2 * d * d + 2 * d, 2 * d * d * (prefix + grid))] if fuse else []
-    if decoder is None:
-        weights = d if family.weighted_norms else 0
-        parts += [_layer(d, 2 * d), Part((d + 1) * out + weights, kept=d * out)]
-    else:
-        given = build_options(DecoderOptions, decoder, "decoder")
-        parts += _decoder(d, out, grid, prefix, given)
-    if align is not None:
-        to = build_options(AlignOptions, align, "align")
-        sides = ((d, to.hidden), (to.hidden, to.hidden), (to.hidden, to.channels))
-        parts += [_layer(inputs, outputs, 0) for inputs, outputs in sides]
-
-    def total(counts: Sequence[int], kept: int, mixing: bool) -> int:
-        around = sum(p.linear + p.kept * kept + mixing * p.mixing for p in parts)
-        pairs = zip(blocks, counts, strict=True)
-        return around + sum(b.linear * n + mixing * b.mixing(n) for b, n in pairs)
-
-    pairs = list(zip(blocks, tokens, strict=True))
-    saved = sum(b.saved * n for b, n in pairs) + 2 * d * grid
+    tokens = []
+    for grid_tokens in _present(parsed, depth, grid, reinsert, remove):
+        tokens.append(config.prefix + grid_tokens)
+    dense = [config.prefix + grid] * depth
+    predicted = grid if reinsert != "none" or not parsed else tokens[-1] - config.prefix
+    per_block = []
+    saved = 2 * width * grid
+    for block, present in zip(blocks, tokens, strict=True):
+        per_block.append(6 * width * width + block.linear * present + block.mixing(present))
+        saved += block.saved * present
+    params = sum(block.params for block in blocks) + sum(part.params for part in parts)
     return Cost(
-        params=sum(part.params for part in parts),
-        macs_dense=total(dense, grid, True),
-        macs_routed=total(tokens, last, True),
-        macs_dense_no_attention=total(dense, grid, False),
-        macs_routed_no_attention=total(tokens, last, False),
-        per_block=tuple(6 * d * d + b.linear * n + b.mixing(n) for b, n in pairs),
-        tokens=tokens,
+        params=params,
+        macs_dense=_macs(parts, blocks, dense, grid),
+        macs_routed=_macs(parts, blocks, tokens, predicted),
+        macs_dense_no_attention=_macs(parts, blocks, dense, grid, mixing=False),
+        macs_routed_no_attention=_macs(parts, blocks, tokens, predicted, mixing=False),
+        per_block=tuple(per_block),
+        tokens=tuple(tokens),
         activation_bytes=bytes_per_value * saved,
     )
+
+
+def block_costs(config: ModelConfig) -> list[BlockCost]:
+    """Return the cost of each block; a hybrid's attention blocks are DiT's."""
+    shape, family = config.shape, find(config.name)
+    options = family.parse(shape, config.options)
+    attention_cost = dit.block_cost(shape, dit.DiTOptions())
+    costs = []
+    for index in range(shape.depth):
+        is_attention = index in config.attention_blocks
+        costs.append(attention_cost if is_attention else family.cost(shape, options, index))
+    return costs
 
 
 @dataclass(frozen=True)
@@ -169,8 +158,65 @@ class Part:
 
     params: int = 0
     linear: int = 0
-    kept: int = 0
+    per_predicted: int = 0
     mixing: int = 0
+
+
+def _around_blocks(config: ModelConfig) -> list[Part]:
+    """Return the cost of everything but the blocks: embedders, modulation, fusion and heads."""
+    width, depth, patch = config.shape.width, config.shape.depth, config.shape.patch
+    grid, prefix = config.grid[0] * config.grid[1], config.prefix
+    patch_values = patch * patch * config.in_channels
+    predicted_values = patch * patch * config.out_channels
+    # Patches and time.
+    parts = [_layer(patch_values, width, grid), _layer(256, width), _layer(width, width)]
+    if config.num_classes:
+        parts.append(Part((config.num_classes + 1) * width))
+    if config.text:
+        length, channels = config.text
+        parts += [_layer(channels, width, length), _layer(channels, width), Part(length * channels)]
+    parts.append(_layer(width, depth * 6 * width))
+    if config.fuse:
+        # SPRINT's fusion of two streams.
+        parts.append(Part(2 * width * width + 2 * width, 2 * width * width * (prefix + grid)))
+    if config.decoder is None:
+        weights = width if find(config.name).weighted_norms else 0
+        parts += [
+            _layer(width, 2 * width),
+            Part((width + 1) * predicted_values + weights, per_predicted=width * predicted_values),
+        ]
+    else:
+        decoder = build_options(DecoderOptions, config.decoder, "decoder")
+        parts += _decoder(width, predicted_values, grid, prefix, decoder)
+    if config.align is not None:
+        align = build_options(AlignOptions, config.align, "align")
+        hidden = align.hidden
+        for inputs, outputs in ((width, hidden), (hidden, hidden), (hidden, align.channels)):
+            parts.append(_layer(inputs, outputs, 0))
+    return parts
+
+
+def _macs(
+    parts: Sequence[Part],
+    blocks: Sequence[BlockCost],
+    tokens: Sequence[int],
+    predicted: int,
+    mixing: bool = True,
+) -> int:
+    """Return the MACs of a pass with these tokens in each block and predicted grid tokens.
+
+    Without `mixing`, linear layers only.
+    """
+    total = 0
+    for part in parts:
+        total += part.linear + part.per_predicted * predicted
+        if mixing:
+            total += part.mixing
+    for block, present in zip(blocks, tokens, strict=True):
+        total += block.linear * present
+        if mixing:
+            total += block.mixing(present)
+    return total
 
 
 def _present(route: Route, depth: int, grid: int, reinsert: str, remove: str) -> list[int]:
@@ -188,16 +234,19 @@ def _layer(inputs: int, outputs: int, tokens: int = 1) -> Part:
     return Part((inputs + 1) * outputs, inputs * outputs * tokens)
 
 
-def _decoder(d: int, out: int, grid: int, prefix: int, shape: DecoderOptions) -> list[Part]:
-    depth, w, tokens = shape.depth, shape.width, prefix + grid
-    block = dit_spec.block_cost(Size("custom", depth, w, shape.heads), dit_spec.DiTOptions())
+def _decoder(
+    width: int, predicted_values: int, grid: int, prefix: int, options: DecoderOptions
+) -> list[Part]:
+    """Count MaskDiT's decoder behind a backbone of this width."""
+    depth, inner, tokens = options.depth, options.width, prefix + grid
+    block = dit.block_cost(Size("custom", depth, inner, options.heads), dit.DiTOptions())
     return [
-        _layer(d, 2 * d),
-        Part((d + 1) * w, d * w * prefix, kept=d * w),
-        Part(w),  # The mask token.
-        _layer(d, w),
-        _layer(w, depth * 6 * w),
+        _layer(width, 2 * width),
+        Part((width + 1) * inner, width * inner * prefix, per_predicted=width * inner),
+        Part(inner),  # The mask token.
+        _layer(width, inner),
+        _layer(inner, depth * 6 * inner),
         Part(depth * block.params, depth * block.linear * tokens, 0, depth * block.mixing(tokens)),
-        _layer(w, 2 * w),
-        _layer(w, out, grid),
+        _layer(inner, 2 * inner),
+        _layer(inner, predicted_values, grid),
     ]

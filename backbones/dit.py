@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.dit_spec import DiTOptions
 from backbones.layers import Block, RMSNorm, grid_angles
-from backbones.ops.native import OPERATIONS
+from backbones.ops.native import ACTIVE
+from backbones.options.dit import DiTOptions
 from backbones.sizes import Size
 from routing.layout import Layout
 
@@ -75,8 +75,8 @@ class Attention(nn.Module):
         """Let every token (B, T, D) see every other."""
         # Cut along the axis that the projection wrote: the three gradients are then put together
         # in one copy.
-        parts = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        q, k, v = (part.transpose(1, 2) for part in parts)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         q, k = self.q_norm(q), self.k_norm(k)
         if self.angles is not None:
             cos_sin = rotation(self.angles, layout)
@@ -88,14 +88,16 @@ class Attention(nn.Module):
 class DiTBlock(Block):
     """Attention, then an MLP of ratio 4 with tanh-approximated GELU."""
 
-    branches = ("attention", "mlp")
-
     def __init__(self, size: Size, index: int, grid: tuple[int, int], options: DiTOptions) -> None:
         super().__init__(index)
         self.attention = Attention(size.width, size.heads, grid, options)
         self.fc1 = nn.Linear(size.width, 4 * size.width)
         self.fc2 = nn.Linear(4 * size.width, size.width)
 
-    def mlp(self, x: Tensor, layout: Layout) -> Tensor:
-        """Mix the channels of tokens (B, T, D)."""
-        return self.fc2(OPERATIONS[x.device.type].gelu(self.fc1(x)))
+    def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
+        """Run the block on tokens (B, T, D) under its modulation (B, 6, 1, D)."""
+        ops = ACTIVE.operations[x.device.type]
+        shift1, scale1, gate1, shift2, scale2, gate2 = cond.unbind(1)
+        x = ops.gated_sum(x, gate1, self.attention(ops.adaln(x, shift1, scale1), layout))
+        hidden = ops.gelu(self.fc1(ops.adaln(x, shift2, scale2)))
+        return ops.gated_sum(x, gate2, self.fc2(hidden))

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from backbones.dit import DiTBlock
-from backbones.dit_spec import DiTOptions
 from backbones.layers import Modulation, RMSNorm, grid_angles, xavier
-from backbones.ops.native import OPERATIONS, modulate
+from backbones.ops.native import ACTIVE, modulate
+from backbones.options.dit import DiTOptions
 from backbones.sizes import AlignOptions, DecoderOptions, Size
-from routing.layout import Layout, Move
+from routing.gather import Move
+from routing.layout import Layout
 from routing.rng import widest
 from routing.stack import Stack
 
@@ -45,7 +46,7 @@ class Head(nn.Module):
         shift, scale = self.modulate(c)[0].unbind(1)
         if self.norm is not None:
             return self.project(modulate(self.norm(x), shift, scale))
-        return self.project(OPERATIONS[x.device.type].adaln(x, shift, scale))
+        return self.project(ACTIVE.operations[x.device.type].adaln(x, shift, scale))
 
     def initialise(self) -> None:
         """Zero it, so that the untrained model predicts 0 everywhere (DiT)."""
@@ -57,15 +58,15 @@ class Head(nn.Module):
 class Projector(nn.Module):
     """Tokens of one block -> features of an encoder: (B, T, D) -> (B, T, channels)."""
 
-    def __init__(self, width: int, given: AlignOptions) -> None:
+    def __init__(self, width: int, options: AlignOptions) -> None:
         super().__init__()
-        self.block = given.block
+        self.block = options.block
         self.mlp = nn.Sequential(
-            nn.Linear(width, given.hidden),
+            nn.Linear(width, options.hidden),
             nn.SiLU(),
-            nn.Linear(given.hidden, given.hidden),
+            nn.Linear(options.hidden, options.hidden),
             nn.SiLU(),
-            nn.Linear(given.hidden, given.channels),
+            nn.Linear(options.hidden, options.channels),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,17 +84,17 @@ class Decoder(nn.Module):
     positions: Tensor
 
     def __init__(
-        self, width: int, given: DecoderOptions, grid: tuple[int, int], patch: int, channels: int
+        self, width: int, options: DecoderOptions, grid: tuple[int, int], patch: int, channels: int
     ) -> None:
         super().__init__()
-        size = Size("custom", given.depth, given.width, given.heads, patch)
-        self.norm = Head(width, 1, given.width)
-        self.mask = nn.Parameter(torch.zeros(given.width))
-        self.register_buffer("positions", sincos_2d(given.width, grid), persistent=False)
-        self.condition = nn.Linear(width, given.width)
-        self.modulate = Modulation(given.width, given.depth)
-        self.stack = Stack([DiTBlock(size, b, grid, DiTOptions()) for b in range(given.depth)])
-        self.head = Head(given.width, patch, channels)
+        size = Size("custom", options.depth, options.width, options.heads, patch)
+        self.norm = Head(width, 1, options.width)
+        self.mask = nn.Parameter(torch.zeros(options.width))
+        self.register_buffer("positions", sincos_2d(options.width, grid), persistent=False)
+        self.condition = nn.Linear(width, options.width)
+        self.modulate = Modulation(options.width, options.depth)
+        self.stack = Stack([DiTBlock(size, b, grid, DiTOptions()) for b in range(options.depth)])
+        self.head = Head(options.width, patch, channels)
 
     def forward(self, x: Tensor, c: Tensor, move: Move | None, layout: Layout) -> Tensor:
         """Predict patches.

@@ -10,14 +10,11 @@ element-wise in it is one pass over memory on a CPU (`ops.native`); elsewhere, a
 `torch.compile`, it is the plain formula, which compilers fuse.
 """
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.ops.dispatch import resolve
-from backbones.ops.native import EPS, LOADED, OPERATIONS, library, modulate
+from backbones.ops.native import ACTIVE, EPS, modulate
 from routing.layout import Layout
 
 
@@ -51,7 +48,8 @@ class Modulation(nn.Module):
 class Block(nn.Module):
     """Two residual branches under adaLN-zero; a family names them and builds them.
 
-    Called as `block(x, cond, layout)` with tokens (B, T, D) and its modulation (B, 6, 1, D).
+    Called as `block(x, cond, layout)` with tokens (B, T, D) and its modulation (B, 6, 1, D). The
+    families of this package write their `forward` out; one that names its `branches` need not.
 
     Attributes:
         branches: The attributes (modules or methods) that are the two branches: `branch(x, layout)`
@@ -73,30 +71,19 @@ class Block(nn.Module):
         self.operations: list[tuple[str, str]] = []
         self.tables: list[tuple[str, str]] = []
 
-    def prepare(self, layout: Layout) -> None:
-        """Resolve the kernels of the branches."""
-        if not LOADED and layout.device.type == "cpu":
-            library()
-        for op, kernel in self.operations:
-            resolve(op, kernel, layout.device.type)
-
     def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
         """Run both branches on tokens (B, T, D) under this block's modulation (B, 6, 1, D)."""
-        return self.run(x, cond, layout, *[getattr(self, name) for name in self.branches])
-
-    def run(
-        self, x: Tensor, cond: Tensor, layout: Layout, *branches: Callable[[Tensor, Layout], Tensor]
-    ) -> Tensor:
-        """Run the given branches as this block's."""
-        parts, operations = cond.unbind(1), OPERATIONS[x.device.type]
-        for n, branch in enumerate(branches):
-            shift, scale, gate = parts[3 * n : 3 * n + 3]
+        operations = ACTIVE.operations[x.device.type]
+        modulation = cond.unbind(1)
+        for n, name in enumerate(self.branches):
+            shift, scale, gate = modulation[3 * n : 3 * n + 3]
             scan = self.scans[n]
             order = None if scan is None else layout.reorder(scan)
             if self.norms is None:
                 y = operations.adaln(x, shift, scale, order)
             else:
                 y = modulate(self.norms[n](x), shift, scale, order)
+            branch = getattr(self, name)
             x = operations.gated_sum(x, gate, branch(y, layout), order)
         return x
 
@@ -107,11 +94,12 @@ class Block(nn.Module):
 
 def xavier(*parts: nn.Module) -> None:
     """Draw the weights of every linear layer in `parts` as Xavier does, with zero biases."""
-    for module in (module for part in parts for module in part.modules()):
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+    for part in parts:
+        for module in part.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
 
 class RMSNorm(nn.Module):
@@ -152,7 +140,7 @@ class SwiGLU(nn.Module):
 def head_norm(y: Tensor, norm: nn.GroupNorm) -> Tensor:
     """Normalise heads (B, T, H, V) one by one with a GroupNorm of H groups; return (B, T, H V)."""
     flat = y.flatten(0, 1).flatten(1)
-    weight, bias = (p.to(flat.dtype) for p in (norm.weight, norm.bias))
+    weight, bias = norm.weight.to(flat.dtype), norm.bias.to(flat.dtype)
     return F.group_norm(flat, norm.num_groups, weight, bias, norm.eps).view(*y.shape[:2], -1)
 
 

@@ -7,7 +7,6 @@ the absent tokens deleted, and its output is put back.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers import Block
-from backbones.mamba_spec import MambaOptions, step_rank
-from backbones.ops.conv import causal_conv
-from backbones.ops.native import OPERATIONS
+from backbones.ops import native
+from backbones.ops.conv import causal_conv, taps
+from backbones.ops.native import ACTIVE
 from backbones.ops.selective_scan import selective_scan
 from backbones.ops.ssd import ssd_packed
+from backbones.options.mamba import MambaOptions, step_rank
 from backbones.sizes import Size
 from routing.layout import Layout
 
@@ -32,6 +32,21 @@ def paths(scan: str, index: int) -> tuple[str, str]:
     if scan == "zigzag":
         return f"zigzag:{2 * index % 8}", f"zigzag:{(2 * index + 1) % 8}"
     return "zigzag:0", "zigzag:0" + (REVERSED if scan == "alternate" else "")
+
+
+def look_up(layout: Layout, kind: str, path: str) -> Any:
+    """Return a table of the layout along a path: its scan order, positions, gaps, or `conv.taps`.
+
+    The stack has computed the first three (`Layout.prepare`), unless the block is called alone; the
+    first mixer on a path adds the taps for those after it.
+    """
+    table = layout.tables.get((kind, path))
+    if table is not None:
+        return table
+    if kind == "taps":
+        layout.tables[kind, path] = taps(layout.positions(path), Conv.taps)
+        return layout.tables[kind, path]
+    return {"scan": layout.reorder, "positions": layout.positions, "gaps": layout.gaps}[kind](path)
 
 
 class Conv(nn.Module):
@@ -48,7 +63,11 @@ class Conv(nn.Module):
     def forward(self, x: Tensor, layout: Layout, path: str) -> Tensor:
         """Convolve tokens (B, T, C) that are in scan order."""
         by_distance = self.mode == "true" and not layout.is_full
-        position = layout.positions(path) if by_distance else None
+        ops = ACTIVE.operations[x.device.type]
+        if not torch.compiler.is_compiling() and ops.takes([x, self.weight, self.bias]):
+            table = look_up(layout, "taps", path) if by_distance else None
+            return ops.conv(x, self.weight.t().flip(0), self.bias, table, True)
+        position = look_up(layout, "positions", path) if by_distance else None
         return causal_conv(x, self.weight, self.bias, position, activation="silu")
 
     def initialise(self) -> None:
@@ -65,7 +84,7 @@ def _steps(
     dt = F.softplus(raw.to(bias.dtype) + bias)
     if gap == "off" or layout.is_full:
         return dt, None
-    gaps = layout.gaps(path).to(dt.dtype).clamp(max=MAX_GAP)
+    gaps = look_up(layout, "gaps", path).to(dt.dtype).clamp(max=MAX_GAP)
     if gap == "decay":
         return dt, gaps
     return dt * gaps[..., None], None
@@ -104,22 +123,23 @@ class Mixer(nn.Module):
     conv: Conv | None
     directions: Any
 
-    def both_ways(self, scan: Callable[..., Tensor], layout: Layout, *inputs: Tensor) -> Tensor:
-        """Scan inputs (B, T, *) that are in the order of `path`, and back where there is a way."""
-        y = scan(*inputs, self.directions[0], layout, self.path)
-        if len(self.directions) == 2:
-            turned = self.path + REVERSED
-            there = [layout.turn(x, self.path, turned) for x in inputs]
-            back = scan(*there, self.directions[1], layout, turned)
-            y = y + layout.turn(back, turned, self.path)
-        return y
+    def scan(self, layout: Layout, path: str, direction: Any, *inputs: Tensor) -> Tensor:
+        """Scan inputs (B, T, *) that are in the order of `path`."""
+        raise NotImplementedError
+
+    def scan_backwards(self, layout: Layout, *inputs: Tensor) -> Tensor:
+        """Scan inputs (B, T, *) in the order of `path` along the reversed one, and return to it."""
+        backwards = self.path + REVERSED
+        turned = [layout.turn(x, self.path, backwards) for x in inputs]
+        y = self.scan(layout, backwards, self.directions[1], *turned)
+        return layout.turn(y, backwards, self.path)
 
     def initialise(self) -> None:
         """Draw steps, decays and the convolution."""
         if self.conv is not None:
             self.conv.initialise()
-        for way in self.directions:
-            way.initialise()
+        for direction in self.directions:
+            direction.initialise()
 
 
 class Mamba2(Mixer):
@@ -138,7 +158,9 @@ class Mamba2(Mixer):
         mixed = self.inner + 2 * self.state
         self.in_proj = nn.Linear(size.width, self.inner + mixed, bias=False)
         self.conv = Conv(mixed, options.conv) if options.conv != "none" else None
-        self.directions = nn.ModuleList(Direction(size.width, heads) for _ in range(options.ways))
+        self.directions = nn.ModuleList(
+            Direction(size.width, heads) for _ in range(options.directions)
+        )
         self.scale = nn.Parameter(torch.ones(self.inner))
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)
 
@@ -147,14 +169,31 @@ class Mamba2(Mixer):
         # Two products and not one that is cut: the two gradients need not be put side by side.
         into_z, into_mixed = self.in_proj.weight.split([self.inner, self.inner + 2 * self.state])
         z, mixed = F.linear(u, into_z), F.linear(u, into_mixed)
-        y = self.both_ways(self._scan, layout, u, mixed)
-        return self.out_proj(OPERATIONS[u.device.type].gated_rms_norm(y, z, self.scale))
+        y = self.scan(layout, self.path, self.directions[0], u, mixed)
+        if len(self.directions) == 2:
+            y = y + self.scan_backwards(layout, u, mixed)
+        ops = ACTIVE.operations[u.device.type]
+        return self.out_proj(ops.gated_rms_norm(y, z, self.scale))
 
-    def _scan(self, u: Tensor, mixed: Tensor, way: Direction, layout: Layout, path: str) -> Tensor:
+    def scan(self, layout: Layout, path: str, direction: Direction, *inputs: Tensor) -> Tensor:
+        """Convolve and scan; the inputs are tokens u (B, T, D) and x, B and C side by side."""
+        u, mixed = inputs
+        options, skip = self.options, direction.skip
+        dt, decay = _steps(direction.dt_proj(u), direction.dt_bias, options.gap, layout, path)
+        rates = -torch.exp(direction.log_a)
         mixed = F.silu(mixed) if self.conv is None else self.conv(mixed, layout, path)
-        dt, decay = _steps(way.dt_proj(u), way.dt_bias, self.options.gap, layout, path)
-        rates, chunk, kernel = -torch.exp(way.log_a), self.options.chunk, self.options.kernel
-        y = ssd_packed(mixed, dt, rates, way.skip, chunk, kernel, decay, width=self.headdim)
+        ops = ACTIVE.operations[u.device.type]
+        if (
+            options.kernel in native.REQUESTS
+            and dt.dtype == torch.float32
+            and not torch.compiler.is_compiling()
+            and ops.takes([mixed, dt, skip])
+        ):
+            steps = dt if decay is None else dt * decay.expand(dt.shape[:2])[..., None]
+            y = ops.ssd(mixed, dt, steps * rates, skip, self.headdim)
+        else:
+            chunk, kernel = options.chunk, options.kernel
+            y = ssd_packed(mixed, dt, rates, skip, chunk, kernel, decay, width=self.headdim)
         return y.flatten(-2)
 
     def initialise(self) -> None:
@@ -195,57 +234,73 @@ class Mamba1(Mixer):
         self.in_proj = nn.Linear(size.width, 2 * self.inner, bias=False)
         self.conv = Conv(self.inner, options.conv) if options.conv != "none" else None
         self.directions = nn.ModuleList(
-            SelectiveDirection(self.inner, self.rank, self.state) for _ in range(options.ways)
+            SelectiveDirection(self.inner, self.rank, self.state) for _ in range(options.directions)
         )
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)
 
     def forward(self, u: Tensor, layout: Layout) -> Tensor:
         """Mix tokens (B, T, D) that are in the order of `path`, and return them in it."""
         x, z = self.in_proj(u).chunk(2, dim=-1)
-        return self.out_proj(self.both_ways(self._scan, layout, x).to(z.dtype) * F.silu(z))
+        y = self.scan(layout, self.path, self.directions[0], x)
+        if len(self.directions) == 2:
+            y = y + self.scan_backwards(layout, x)
+        return self.out_proj(y.to(z.dtype) * F.silu(z))
 
-    def _scan(self, x: Tensor, way: SelectiveDirection, layout: Layout, path: str) -> Tensor:
+    def scan(
+        self, layout: Layout, path: str, direction: SelectiveDirection, *inputs: Tensor
+    ) -> Tensor:
+        """Convolve and scan; the input is x (B, T, 2 D)."""
+        (x,) = inputs
         x = F.silu(x) if self.conv is None else self.conv(x, layout, path)
-        low, b, c = way.project(x).split([self.rank, self.state, self.state], dim=-1)
-        dt, decay = _steps(way.dt_proj(low), way.dt_bias, self.options.gap, layout, path)
-        a = -torch.exp(way.log_a)
-        return selective_scan(x, dt, a, b, c, way.skip, kernel=self.options.kernel, decay_gap=decay)
+        low, b, c = direction.project(x).split([self.rank, self.state, self.state], dim=-1)
+        kernel, gap = self.options.kernel, self.options.gap
+        dt, decay = _steps(direction.dt_proj(low), direction.dt_bias, gap, layout, path)
+        a = -torch.exp(direction.log_a)
+        return selective_scan(x, dt, a, b, c, direction.skip, kernel=kernel, decay_gap=decay)
 
 
-class TwoMixers(Block):
-    """A block of two mixers of one kind, each under its own half of the block's modulation."""
+class MambaBlock(Block):
+    """Two mixers of Mamba-2 or Mamba-1, each under its own half of the block's modulation."""
 
-    branches = ("one", "two")
-    one: Mixer
-    two: Mixer
-
-    def __init__(self, index: int, operation: str, options: Any) -> None:
-        super().__init__(index)
-        conv = [("conv", "auto")] if options.conv != "none" else []
-        self.operations = [(operation, options.kernel), *conv]
-
-    def initialise(self) -> None:
-        """Draw weights."""
-        super().initialise()
-        self.one.initialise()
-        self.two.initialise()
-
-
-class MambaBlock(TwoMixers):
-    """Two mixers of Mamba-2 or Mamba-1."""
+    scans: tuple[str, str]
 
     def __init__(
         self, size: Size, index: int, grid: tuple[int, int], options: MambaOptions
     ) -> None:
-        second = options.mixer == "mamba2"
-        mixer, operation = (Mamba2, "ssd") if second else (Mamba1, "selective_scan")
-        super().__init__(index, operation, options)
-        ways = self.scans = paths(options.scan, index)
-        self.one, self.two = (mixer(size, path, options) for path in ways)
-        scans = [*ways, *(way + REVERSED for way in ways if options.ways == 2)]
+        super().__init__(index)
+        mixer = Mamba2 if options.mixer == "mamba2" else Mamba1
+        self.scans = paths(options.scan, index)
+        self.one, self.two = (
+            mixer(size, self.scans[0], options),
+            mixer(size, self.scans[1], options),
+        )
+        self.operations = [(options.operation, options.kernel)]
+        if options.conv != "none":
+            self.operations.append(("conv", "auto"))
+        scans = list(self.scans)
+        if options.directions == 2:
+            scans += [scan + REVERSED for scan in self.scans]
         for scan in scans:
             self.tables.append(("scan", scan))
             if options.conv == "true":
                 self.tables.append(("positions", scan))
             if options.gap != "off":
                 self.tables.append(("gaps", scan))
+
+    def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
+        """Run the block on tokens (B, T, D) under its modulation (B, 6, 1, D).
+
+        adaLN puts the tokens into the mixer's scan order, and the gated sum puts them back.
+        """
+        ops = ACTIVE.operations[x.device.type]
+        shift1, scale1, gate1, shift2, scale2, gate2 = cond.unbind(1)
+        order = look_up(layout, "scan", self.scans[0])
+        x = ops.gated_sum(x, gate1, self.one(ops.adaln(x, shift1, scale1, order), layout), order)
+        order = look_up(layout, "scan", self.scans[1])
+        return ops.gated_sum(x, gate2, self.two(ops.adaln(x, shift2, scale2, order), layout), order)
+
+    def initialise(self) -> None:
+        """Draw weights."""
+        super().initialise()
+        self.one.initialise()
+        self.two.initialise()

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from backbones.layers import Block
 from backbones.ops.biwkv import biwkv
-from backbones.ops.native import OPERATIONS, shift_mix
-from backbones.rwkv_spec import RWKVOptions
+from backbones.ops.native import ACTIVE
+from backbones.ops.shift import shift_mix
+from backbones.options.rwkv import RWKVOptions
 from backbones.sizes import Size
 from routing.layout import Layout
 
@@ -75,7 +76,7 @@ class SpatialMix(nn.Module):
         k, v = layout.to_scan(k, "raster"), layout.to_scan(v, "raster")
         mixed = biwkv(k, v, self.decay, self.bonus, position, length, kernel=self.kernel)
         mixed = layout.from_scan(mixed, "raster").to(receptance.dtype)
-        return self.output(OPERATIONS[x.device.type].sigmoid_gate(receptance, mixed))
+        return self.output(ACTIVE.operations[x.device.type].sigmoid_gate(receptance, mixed))
 
 
 class ChannelMix(nn.Module):
@@ -91,7 +92,7 @@ class ChannelMix(nn.Module):
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Mix channels of tokens (B, T, D)."""
         to_key, to_receptance = self.shift(x, layout)
-        operations = OPERATIONS[x.device.type]
+        operations = ACTIVE.operations[x.device.type]
         hidden = operations.squared_relu(self.key(to_key))
         return operations.sigmoid_gate(self.receptance(to_receptance), self.value(hidden))
 
@@ -104,8 +105,6 @@ class ChannelMix(nn.Module):
 class RWKVBlock(Block):
     """Spatial mix, then channel mix."""
 
-    branches = ("spatial", "channel")
-
     def __init__(self, size: Size, index: int, grid: tuple[int, int], options: RWKVOptions) -> None:
         super().__init__(index)
         self.depth, width = size.depth, size.width
@@ -115,6 +114,13 @@ class RWKVBlock(Block):
         self.tables = [("neighbours", options.missing), ("scan", "raster")]
         if options.wkv == "true":
             self.tables.append(("positions", "raster"))
+
+    def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
+        """Run the block on tokens (B, T, D) under its modulation (B, 6, 1, D)."""
+        ops = ACTIVE.operations[x.device.type]
+        shift1, scale1, gate1, shift2, scale2, gate2 = cond.unbind(1)
+        x = ops.gated_sum(x, gate1, self.spatial(ops.adaln(x, shift1, scale1), layout))
+        return ops.gated_sum(x, gate2, self.channel(ops.adaln(x, shift2, scale2), layout))
 
     def initialise(self) -> None:
         """Draw weights; decay, bonus and mixes start depth-dependent as RWKV-4's ("fancy")."""

@@ -9,7 +9,6 @@ route gathers and scatters them like the residual stream (`carries`).
 """
 
 import math
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +16,9 @@ from torch import Tensor, nn
 
 from backbones.layers import Block, head_norm, turns
 from backbones.ops.matrix_state import rwkv7
+from backbones.ops.native import ACTIVE
+from backbones.options.rwkv7 import RWKV7Options, low_rank, matrix_head
 from backbones.rwkv import ChannelMix, Shift
-from backbones.rwkv7_spec import RWKV7Options, low_rank, matrix_head
 from backbones.sizes import Size, hidden_for
 from routing.layout import Layout
 
@@ -87,12 +87,12 @@ class TimeMix7(nn.Module):
         unit = F.normalize(unit, dim=-1, eps=1e-6)
         k = k * (1 + (rate - 1) * self.key_rate)
         r, k, v, g, rate = (z.unflatten(-1, (self.heads, -1)) for z in (r, k, v, g, rate))
-        own = (r * k * self.bonus).sum(-1, keepdim=True) * v
+        bonus = (r * k * self.bonus).sum(-1, keepdim=True) * v
         r, g, k, v, a, b = (self._scan(z, layout) for z in (r, g, k, v, -unit, unit * rate))
         y = rwkv7(r, g, k, v, a, b, kernel=self.kernel)
         y = layout.from_scan(head_norm(y, self.norm), self.path)
         gate = self.gate(torch.sigmoid(inputs[5]))
-        return self.output((y + own.flatten(-2)) * gate)
+        return self.output((y + bonus.flatten(-2)) * gate)
 
     def _scan(self, z: Tensor, layout: Layout) -> Tensor:
         return layout.to_scan(z.flatten(-2), self.path).unflatten(-1, (self.heads, -1))
@@ -114,7 +114,6 @@ class TimeMix7(nn.Module):
 class RWKV7Block(Block):
     """RWKV-7 time mix, then channel mix."""
 
-    branches = ("time", "channel")
     carries = ("v_first",)
 
     def __init__(
@@ -138,6 +137,12 @@ class RWKV7Block(Block):
     def forward(
         self, x: Tensor, cond: Tensor, layout: Layout, state: dict[str, Tensor] | None = None
     ) -> Tensor:
-        """Run both branches on tokens (B, T, D); `state` carries the values of block 0."""
+        """Run the block on tokens (B, T, D) under its modulation (B, 6, 1, D).
+
+        `state` carries the values of block 0.
+        """
         state = {} if state is None else state
-        return self.run(x, cond, layout, partial(self.time, state=state), self.channel)
+        ops = ACTIVE.operations[x.device.type]
+        shift1, scale1, gate1, shift2, scale2, gate2 = cond.unbind(1)
+        x = ops.gated_sum(x, gate1, self.time(ops.adaln(x, shift1, scale1), layout, state))
+        return ops.gated_sum(x, gate2, self.channel(ops.adaln(x, shift2, scale2), layout))

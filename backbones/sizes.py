@@ -9,10 +9,13 @@ two CPU cores, M lies between T and S.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge, MultipleOf
+
+from backbones.validation import OptionError, validate
 from routing.errors import UserError, suggest
 
 
@@ -106,14 +109,14 @@ def attention_blocks(attention: int | Sequence[int], depth: int) -> set[int]:
     if type(attention) is int and 0 <= attention <= depth:
         return set(range(attention - 1, depth, attention)) if attention else set()
     several = isinstance(attention, Iterable) and not isinstance(attention, str)
-    given: list[Any] = [*attention] if several else [attention]  # type: ignore[misc]
-    bad = [i for i in given if type(i) is not int or not 0 <= i < depth]
+    indices: list[Any] = [*attention] if several else [attention]  # type: ignore[misc]
+    bad = [i for i in indices if type(i) is not int or not 0 <= i < depth]
     if bad:
         raise BackboneError(
             f"attention={attention}: there is no block {bad[0]}, blocks "
             f"are 0..{depth - 1}; type 4 for every fourth or [2,5] for these two"
         )
-    return set(given)
+    return set(indices)
 
 
 def parse_size(
@@ -171,39 +174,45 @@ def check_whole(least: int = 1, most: int | None = None, step: int = 1, **values
             )
 
 
+def build_options(
+    options: type, values: Mapping[str, Any], owner: str, known_elsewhere: Collection[str] = ()
+) -> Any:
+    """Build a dataclass of options from plain values.
+
+    Args:
+        options: The dataclass.
+        values: Values by key.
+        owner: Whose options they are, for an error.
+        known_elsewhere: Further names that a mistyped key may have meant.
+
+    Raises:
+        BackboneError: An unknown key, or a value that the dataclass does not accept.
+    """
+    try:
+        return validate(options, values, known_elsewhere=known_elsewhere)
+    except (OptionError, BackboneError) as error:
+        raise BackboneError(f"{owner}: {error}") from None
+
+
 @dataclass(frozen=True)
 class DecoderOptions:
-    """Shape of MaskDiT's decoder.
+    """Shape of MaskDiT's decoder."""
 
-    Attributes:
-        depth: Blocks.
-        width: Channels.
-        heads: Attention heads.
-    """
+    depth: Annotated[int, Ge(1), "Blocks."] = 8
+    width: Annotated[int, Ge(16), MultipleOf(16), "Channels."] = 512
+    heads: Annotated[int, Ge(1), "Attention heads."] = 16
 
-    depth: int = 8
-    width: int = 512
-    heads: int = 16
-
-    def __post_init__(self) -> None:
-        check_whole(heads=self.heads)
+    def check(self) -> None:
+        """Raise `BackboneError` where the heads do not divide the width."""
         parse_size("S/2", self.depth, self.width, self.heads)
 
 
 @dataclass(frozen=True)
 class AlignOptions:
-    """What REPA aligns.
+    """What REPA aligns."""
 
-    Attributes:
-        block: Block whose output is projected; inside a route that is the tokens that stayed.
-        channels: Width of the encoder's features (DINOv2-B has 768).
-        hidden: Hidden width of the projector (the paper's).
-    """
-
-    block: int = 7
-    channels: int = 768
-    hidden: int = 2048
-
-    def __post_init__(self) -> None:
-        check_whole(channels=self.channels, hidden=self.hidden)
-        check_whole(0, block=self.block)
+    block: Annotated[
+        int, Ge(0), "Block whose output is projected; inside a route, of the tokens that stayed."
+    ] = 7
+    channels: Annotated[int, Ge(1), "Width of the encoder's features (DINOv2-B has 768)."] = 768
+    hidden: Annotated[int, Ge(1), "Hidden width of the projector (2048 in the paper)."] = 2048

@@ -209,6 +209,7 @@ _BOUNDS = {
     annotated_types.Gt: ("gt", ">"),
     annotated_types.Le: ("le", "<="),
     annotated_types.Lt: ("lt", "<"),
+    annotated_types.MultipleOf: ("multiple_of", "a multiple of"),
 }
 
 
@@ -231,8 +232,8 @@ def _dataclass_in(annotation: Any) -> Any:
 
 def _suggest_choice(annotation: Any, value: Any) -> str:
     items = value if isinstance(value, list | tuple) else [value]
-    known = choices(annotation)
+    allowed = choices(annotation)
     for item in items:
-        if item not in known and known:
-            return suggest(str(item), known)
+        if item not in allowed and allowed:
+            return suggest(str(item), allowed)
     return ""

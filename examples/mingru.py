@@ -5,12 +5,13 @@ TREAD_BACKBONES=$PWD/examples/mingru.py python -m experiments.run backbone=mingr
 
 import sys
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones import BackboneError, Size, register
+from backbones import Size, register
 from backbones.layers import Block, SwiGLU, turns
 from backbones.registry import BlockCost, Spec
 from backbones.sizes import hidden_for
@@ -19,13 +20,9 @@ from routing import Layout
 
 @dataclass(frozen=True)
 class MinGRUOptions:
-    """What `backbone.KEY=` sets, with the checks of its values."""
+    """What `backbone.KEY=` sets: types and ranges are checked, comments stand in `--help`."""
 
-    gate: bool = True  # gate the recurrence's output, as Mamba does
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.gate, bool):
-            raise BackboneError(f"gate={self.gate}: expected true or false")
+    gate: Annotated[bool, "Gate the recurrence's output, as Mamba does."] = True
 
 
 class MinGRU(nn.Module):
@@ -65,7 +62,8 @@ def block_cost(size: Size, options: MinGRUOptions, index: int) -> BlockCost:
     """Count 12 D^2 parameters, as in every family, and 2 D products a token in the scan."""
     d = size.width
     mixer = (4 if options.gate else 3) * d * d
-    linear = mixer + 3 * d * (hidden := hidden_for(d, mixer, 3))
+    hidden = hidden_for(d, mixer, 3)
+    linear = mixer + 3 * d * hidden
     return BlockCost(linear, linear, lambda tokens: 2 * d * tokens, saved=20 * d + 5 * hidden)
 
 

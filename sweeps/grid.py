@@ -30,7 +30,7 @@ ENTRIES = {
     "train": "experiments.run:main",
     "evaluate": "experiments.evaluate:main",
     "bench": "experiments.bench:main",
-    "analysis": "analysis.analysis_command:main",
+    "analysis": "analysis.command:main",
 }
 Rows = Sequence[Mapping[str, Any]]
 

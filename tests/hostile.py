@@ -192,7 +192,7 @@ def read_pretrained(folder):
 
 @reader("metadata of weights", make_export, "model.safetensors")
 def read_metadata(folder):
-    from analysis.runs import run_files
+    from analysis import run_files
 
     run_files.model_arguments(folder)
 
@@ -375,8 +375,8 @@ def make_scales(folder):
 
 @reader("guidance scale", make_scales, "guidance_scale.json")
 def read_stored_scales(folder):
-    from analysis.figures.guidance_figures import draw
-    from analysis.tables.guidance_table import read_scales, scale_table
+    from analysis.figures.effective_scale import effective_scale as draw
+    from analysis.tables.guidance_scale import read_scales, scale_table
 
     found = read_scales(folder / "guidance_scale.json")
     scale_table([found]), scale_table([found], levels=True), draw([found])

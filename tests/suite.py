@@ -39,7 +39,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
 
 def write_tables(runs: Path, names: Sequence[str], folder: Path) -> None:
     """Write tables of a folder of runs as `folder/NAME.csv`, as `python -m analysis tables` does."""
-    from analysis.analysis_command import main
+    from analysis.command import main
 
     assert main(["tables", str(runs), "--out", str(folder), "--only", *names]) == 0
 

@@ -101,7 +101,7 @@ def sweep(words):
 
 
 def analyse(words):
-    from analysis.analysis_command import parser
+    from analysis.command import parser
 
     parser().parse_args(words)
 

@@ -39,7 +39,7 @@ def call(command: str, words: list[str]) -> int:
 
         return main(words)
     else:
-        from analysis.analysis_command import main
+        from analysis.command import main
 
         return main(words)
     return run_command(module.main, words)

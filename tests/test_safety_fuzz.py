@@ -180,7 +180,7 @@ def test_readers(name, valid, tmp_path):
 def test_half_written_lines_are_left_out(tail, cut):
     import tempfile
 
-    from analysis.runs.run_files import Damaged, read_lines
+    from analysis.run_files import Damaged, read_lines
     from experiments.runtime import console
 
     whole = b'{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n'

@@ -110,7 +110,7 @@ AS_FILE = HOSTILE.replace("/", "|")  # a folder's name holds everything else
 def study(tmp_path_factory):
     from analysis_runs import write
 
-    from analysis.runs.cells import Study
+    from analysis.results import Results
 
     root = tmp_path_factory.mktemp("runs")
     for seed in range(2):
@@ -127,7 +127,7 @@ def study(tmp_path_factory):
     broken = write(root, "dit", "none", 7)
     (broken / "config.yaml").write_text("[")
     broken.rename(broken.with_name(f"{AS_FILE}broken"))
-    return Study.of(root)
+    return Results.of(root)
 
 
 @pytest.mark.slow

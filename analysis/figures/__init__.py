@@ -7,16 +7,32 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from analysis.figures.convergence import convergence, methods, overview, samples
-from analysis.figures.guidance_figures import draw, guidance, response
-from analysis.figures.layer_maps import scan_paths, selections, similarity, similarity_maps
+from analysis.errors import pick
+from analysis.figures.convergence import convergence, methods
+from analysis.figures.effective_scale import effective_scale
+from analysis.figures.guidance_figures import guidance, response
+from analysis.figures.layer_maps import similarity, similarity_maps
 from analysis.figures.route_ablations import cost, placement, rate
+from analysis.figures.sample_grids import overview, samples
+from analysis.figures.scans import scan_paths, selections
 from analysis.figures.style import Plot
-from analysis.runs.cells import Source, Study, study_for_command
-from analysis.runs.run_records import pick
-from analysis.tables.guidance_table import stored_scales
+from analysis.results import Results, Source, results_for_command
+from analysis.tables.guidance_scale import stored_scales
 
-FIGURES: dict[str, Callable[[Study], Plot | None]] = {
+
+def _guidance_scale(results: Results) -> Plot | None:
+    return effective_scale(stored_scales(results))
+
+
+def _scan_paths(results: Results) -> Plot:
+    return scan_paths()
+
+
+def _selections(results: Results) -> Plot:
+    return selections()
+
+
+FIGURES: dict[str, Callable[[Results], Plot | None]] = {
     "overview": overview,
     "convergence": convergence,
     "methods": methods,
@@ -26,10 +42,10 @@ FIGURES: dict[str, Callable[[Study], Plot | None]] = {
     "similarity": similarity_maps,
     "response": response,
     "guidance": guidance,
-    "guidance_scale": lambda study: draw(stored_scales(study)),
+    "guidance_scale": _guidance_scale,
     "cost": cost,
-    "scan_paths": lambda _: scan_paths(),
-    "selections": lambda _: selections(),
+    "scan_paths": _scan_paths,
+    "selections": _selections,
 }
 
 __all__ = [
@@ -43,29 +59,42 @@ def make(name: str, source: Source, metric: str | None = None) -> Plot | None:
 
     `AnalysisError` if there is no such figure, runs folder or metric.
     """
-    return pick("figure", name, FIGURES)(Study.of(source, metric))
+    return pick("figure", name, FIGURES)(Results.of(source, metric))
 
 
 def make_all(source: Source, metric: str | None = None) -> list[Plot]:
     """Draw every figure that the runs give."""
-    study = Study.of(source, metric)
-    return [plot for builder in FIGURES.values() if (plot := builder(study)) is not None]
+    results = Results.of(source, metric)
+    plots = []
+    for draw in FIGURES.values():
+        plot = draw(results)
+        if plot is not None:
+            plots.append(plot)
+    return plots
 
 
 def save(plots: list[Plot], folder: str | Path) -> list[Path]:
     """Write every figure as PDF, PNG and CSV."""
-    return [path for plot in plots for path in plot.save(folder)]
+    paths = []
+    for plot in plots:
+        paths += plot.save(folder)
+    return paths
 
 
 def command(options: argparse.Namespace) -> int:
     """Write the figures that runs give."""
-    study = study_for_command(options)
-    drawn = {name: make(name, study) for name in options.only or FIGURES}
-    plots = [plot for plot in drawn.values() if plot is not None]
+    results = results_for_command(options)
+    plots, not_given = [], []
+    for name in options.only or FIGURES:
+        plot = make(name, results)
+        if plot is None:
+            not_given.append(name)
+        else:
+            plots.append(plot)
     folder = options.out or options.runs / "figures"
     save(plots, folder)
     if plots:
         print(f"{folder}  {', '.join(plot.name for plot in plots)}")
-    if left := [name for name, plot in drawn.items() if plot is None]:
-        print(f"not given by these runs: {', '.join(left)}")
+    if not_given:
+        print(f"not given by these runs: {', '.join(not_given)}")
     return 0

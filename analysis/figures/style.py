@@ -40,7 +40,9 @@ PAPER_COLOUR = "#6b6b6b"
 DENSE_COLOUR = "#555555"
 # Widths of one and of two columns of a paper, in inches: figures are drawn at the size of print.
 SINGLE, DOUBLE = 3.3, 6.8
-_OTHERS = ("#882255", "#44AA99", "#332288", "#999933", "#AA4499", "#117733")
+_FURTHER_COLOURS = ("#882255", "#44AA99", "#332288", "#999933", "#AA4499", "#117733")
+_LINE_STYLES = [(0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1))]
+_MARKERS = ["^", "D", "v", "P", "X"]
 # A signed quantity: blue is better than dense, red is worse (ColorBrewer's RdBu, safe for
 # colour-blind readers).
 SIGNED = "RdBu_r"
@@ -52,19 +54,19 @@ styled = mpl_style.context(STYLE)
 
 def colour(backbone: str) -> str:
     """Return a backbone's colour; one that is not listed gets a fixed colour by its name."""
-    return COLOURS.get(backbone, _OTHERS[sum(map(ord, backbone)) % len(_OTHERS)])
+    number = sum(map(ord, backbone))
+    return COLOURS.get(backbone, _FURTHER_COLOURS[number % len(_FURTHER_COLOURS)])
 
 
-def line(treatment: str) -> dict[str, Any]:
-    """Return the line style of a treatment: dense is dashed, the guideline's route is solid."""
-    if treatment == "dense":
+def line(variant: str) -> dict[str, Any]:
+    """Return the line style of a variant: dense is dashed, the guideline's route is solid."""
+    if variant == "dense":
         return {"linestyle": (0, (4, 2)), "marker": "o", "markerfacecolor": "white"}
-    others = [(0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1))]
-    markers = ["^", "D", "v", "P", "X"]
-    if treatment.startswith("2-"):
+    if variant.startswith("2-"):
         return {"linestyle": "-", "marker": "s"}
-    pick = sum(map(ord, treatment))
-    return {"linestyle": others[pick % len(others)], "marker": markers[pick % len(markers)]}
+    number = sum(map(ord, variant))
+    linestyle = _LINE_STYLES[number % len(_LINE_STYLES)]
+    return {"linestyle": linestyle, "marker": _MARKERS[number % len(_MARKERS)]}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,10 +87,16 @@ class Plot:
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write `<name>.pdf`, `<name>.png` (200 dpi) and `<name>.csv`; return the paths."""
-        paths = [Path(folder) / f"{self.name}.{suffix}" for suffix in ("pdf", "png", "csv")]
-        atomic_write(paths[0], self._drawn(format="pdf", metadata={"CreationDate": None}))
-        atomic_write(paths[1], self.png(dpi=200))
-        atomic_write(paths[2], frame_csv(self.data))
+        pdf = self._drawn(format="pdf", metadata={"CreationDate": None})
+        contents: dict[str, bytes | str] = {
+            "pdf": pdf,
+            "png": self.png(dpi=200),
+            "csv": frame_csv(self.data),
+        }
+        paths = []
+        for suffix, content in contents.items():
+            paths.append(Path(folder) / f"{self.name}.{suffix}")
+            atomic_write(paths[-1], content)
         return paths
 
     def svg(self) -> str:
@@ -133,12 +141,19 @@ def panels(count: int, most: int, height: float, **options: Any) -> tuple[Figure
     return figure, axes
 
 
-def some(found: Sequence[Any], most: int, rank: Callable[[Any], Any]) -> tuple[list[Any], str]:
-    """Return what fits a page, the highest ranks in their order, and what to say of the rest."""
-    best = sorted(range(len(found)), key=lambda place: rank(found[place]), reverse=True)[:most]
-    left = len(found) - len(best)
-    more = f" {left} more with fewer scores do not fit the page." if left else ""
-    return [found[place] for place in sorted(best)], more
+def fitting(items: Sequence[Any], most: int, rank: Callable[[Any], Any]) -> tuple[list[Any], str]:
+    """Return the items that fit a page, the highest ranks in their order, and a note on the others.
+
+    Args:
+        items: What there is to draw.
+        most: How many fit.
+        rank: Sort key; the highest are drawn.
+    """
+    ranked = sorted(range(len(items)), key=lambda index: rank(items[index]), reverse=True)
+    chosen = [items[index] for index in sorted(ranked[:most])]
+    omitted = len(items) - len(chosen)
+    note = f" {omitted} more with fewer scores do not fit the page." if omitted else ""
+    return chosen, note
 
 
 def quiet(axes: Axes) -> None:

@@ -17,9 +17,9 @@ from IPython.display import Markdown
 
 import analysis
 from analysis import findings, notebook_files
-from analysis.runs.cells import Study
+from analysis.results import Results
 
-study = Study.of(analysis.load(notebook_files.runs_folder()))
+results = Results.of(analysis.load(notebook_files.runs_folder()))
 
 # %% [markdown]
 # ## Do precision and accuracy rise as recall falls?
@@ -27,7 +27,7 @@ study = Study.of(analysis.load(notebook_files.runs_folder()))
 # **What these runs show.** Routed minus dense after equal steps, paired by seed:
 
 # %%
-Markdown(findings.make("main", study))
+Markdown(findings.make("main", results))
 
 # %% [markdown]
 # ## Does guidance change a routed model less?
@@ -37,7 +37,7 @@ Markdown(findings.make("main", study))
 # part is exploratory.
 
 # %%
-guided = Study.of(analysis.load(notebook_files.runs_folder(records="guidance")))
+guided = Results.of(analysis.load(notebook_files.runs_folder(records="guidance")))
 analysis.figures.make("response", guided)
 
 # %% [markdown]
@@ -56,13 +56,13 @@ Markdown(findings.make("response", guided))
 # direction, so that a model's own error does not pass for a scale.
 
 # %%
-analysis.figures.make("guidance_scale", study)
+analysis.figures.make("guidance_scale", results)
 
 # %%
-Markdown(findings.make("scale", study))
+Markdown(findings.make("scale", results))
 
 # %%
-analysis.tables.make("guidance_scale", study)
+analysis.tables.make("guidance_scale", results)
 
 # %% [markdown]
 # ## Guidance with two selection rates

@@ -11,21 +11,21 @@ from IPython.display import Markdown
 
 import analysis
 from analysis import findings, notebook_files
-from analysis.runs.cells import Study
+from analysis.results import Results
 from analysis.tables import paper
 
 # Four routes on Mamba and RWKV, three seeds or more; runs of yours take their place.
-study = Study.of(analysis.load(notebook_files.runs_folder(records="placement")))
-analysis.figures.make("route_placement", study)
+results = Results.of(analysis.load(notebook_files.runs_folder(records="placement")))
+analysis.figures.make("route_placement", results)
 
 # %% [markdown]
 # **What these runs show.**
 
 # %%
-Markdown(findings.make("placement", study))
+Markdown(findings.make("placement", results))
 
 # %%
-analysis.tables.make("route_placement", study).only(ours=True)
+analysis.tables.make("route_placement", results).only(ours=True)
 
 # %% [markdown]
 # ## All sixteen routes
@@ -33,7 +33,7 @@ analysis.tables.make("route_placement", study).only(ours=True)
 # On DiT, one seed each: sixteen comparisons without a spread. Read the trend, not the winner.
 
 # %%
-every = Study.of(analysis.load(notebook_files.runs_folder(records="fig8")))
+every = Results.of(analysis.load(notebook_files.runs_folder(records="fig8")))
 analysis.figures.make("route_placement", every)
 
 # %%

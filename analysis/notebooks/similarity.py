@@ -19,7 +19,7 @@ runs = analysis.load(notebook_files.runs_folder())
 files = ("similarity.npz", "model.safetensors")
 runs = runs[[any((Path(run) / name).is_file() for name in files) for run in runs["path"]]]
 runs = runs[runs["seed"] == runs["seed"].min()].sort_values(["step", "data"], ascending=False)
-routes = runs.loc[(runs["variant"] == "TREAD") & (runs["rate"] == 0.5), "route"]
+routes = runs.loc[(runs["method"] == "TREAD") & (runs["rate"] == 0.5), "route"]
 pair = runs[runs["route"].isin(["none", *routes.mode().head(1)])]
 # The longest run of each backbone, dense and routed.
 chosen = pair.drop_duplicates(["backbone", "route"]).sort_values(["backbone", "route"])

@@ -10,10 +10,10 @@ from IPython.display import Markdown
 
 import analysis
 from analysis import findings, notebook_files
-from analysis.runs.cells import Study
+from analysis.results import Results
 
-study = Study.of(analysis.load(notebook_files.runs_folder()))
-main = analysis.tables.make("main", study)
+results = Results.of(analysis.load(notebook_files.runs_folder()))
+main = analysis.tables.make("main", results)
 # Settings whose differences three seeds or more give; the others where there is none.
 answer = analysis.tables.answer(main)
 answer if answer.rows else main.only(ours=True)
@@ -22,7 +22,7 @@ answer if answer.rows else main.only(ours=True)
 # **What these runs show.** A difference counts where its interval over seeds leaves zero out:
 
 # %%
-Markdown(findings.make("main", study))
+Markdown(findings.make("main", results))
 
 # %% [markdown]
 # ## What is paid for that
@@ -32,13 +32,13 @@ Markdown(findings.make("main", study))
 # `experiments/bench.py` measures the speed of steps.
 
 # %%
-Markdown(findings.make("cost", study))
+Markdown(findings.make("cost", results))
 
 # %%
-analysis.figures.make("overview", study)
+analysis.figures.make("overview", results)
 
 # %%
-analysis.tables.make("speedup", study).only(ours=True)
+analysis.tables.make("speedup", results).only(ours=True)
 
 # %% [markdown]
 # ## Every table that these runs give
@@ -48,7 +48,7 @@ analysis.tables.make("speedup", study).only(ours=True)
 # %%
 import pandas as pd
 
-found = analysis.tables.make_all(study)
+found = analysis.tables.make_all(results)
 pd.DataFrame(
     [(table.name, table.title, len(table.rows)) for table in found if table.covered],
     columns=["name", "title", "rows"],

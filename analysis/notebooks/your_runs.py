@@ -12,41 +12,45 @@ RUNS = notebook_files.runs_folder()
 
 # %%
 import analysis
-from analysis.runs import compare
-from analysis.runs.cells import Study
-from analysis.runs.grouping import named
+from analysis import compare
+from analysis.results import Results
 
-# Runs of one setting and one treatment differ in their seed alone; only these may be averaged.
-CELL = ["setting", "treatment"]
-runs = named(analysis.load(RUNS))
-study = Study.of(runs)
-print(f"{len(runs)} runs, {len(runs.attrs['unfinished'])} unfinished")
-runs.groupby([*CELL, "step"]).size().rename("runs").to_frame()
+# Runs of one group and variant differ in their seed alone; only these may be averaged.
+VARIANT = ["group", "variant"]
+runs = analysis.load(RUNS)
+results = Results.of(runs)
+print(f"{len(runs)} runs, {len(analysis.problems(RUNS))} unfinished")
+runs.groupby([*VARIANT, "step"]).size().rename("runs").to_frame()
 
 # %% [markdown]
 # ## Which scores, over how many seeds?
 #
-# Mean and standard deviation of the runs' last scores, by the metric's full name (what was
-# measured, on how many samples, in which features):
+# Mean and standard deviation over seeds after every number of steps, by the metric's full name
+# (what was measured, on how many samples, in which features):
 
 # %%
 scores = analysis.scores(runs)
-own = scores[scores["own"]].sort_values("step").drop_duplicates(["run", "metric"], keep="last")
-own.groupby([*CELL, "metric"])["value"].agg(["mean", "std", "count"]).round(3)
+analysis.aggregate(scores).round(3)
+
+# %% [markdown]
+# Every variant minus the dense runs, paired by seed, with the ends of its 95 % interval:
+
+# %%
+analysis.paired_difference(scores).round(3)
 
 # %% [markdown]
 # **What these runs show.**
 
 # %%
-Markdown(findings.make("main", study))
+Markdown(findings.make("main", results))
 
 # %% [markdown]
 # ## How did training go?
 
 # %%
 curves = analysis.curves(runs, columns=("loss",))
-ends = curves.groupby([*CELL, "run"])["loss"].agg(["first", "last"])
-ends.groupby(CELL).agg(["mean", "count"]).round(3)
+ends = curves.groupby([*VARIANT, "run"])["loss"].agg(["first", "last"])
+ends.groupby(VARIANT).agg(["mean", "count"]).round(3)
 
 # %% [markdown]
 # ## What differs between them?

@@ -1,47 +1,64 @@
 """Every table, by name: `analysis.tables.make("route_placement", "runs")`.
 
-Each builder takes a `Study` and returns a `Table` with our numbers (mean +- std, n) and the paper's
+Each builder takes `Results` and returns a `Table` with our numbers (mean +- std, n) and the paper's
 beside them.
 """
 
 import argparse
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from analysis.runs.cells import Source, Study, study_for_command
-from analysis.runs.run_records import AnalysisError, pick
-from analysis.runs.seed_statistics import ENOUGH_SEEDS
-from analysis.tables import ablations, equal_cost, guidance_table, main_table
+from analysis.aggregation import ENOUGH_SEEDS
+from analysis.errors import AnalysisError, pick
+from analysis.results import Results, Source, results_for_command
+from analysis.tables import (
+    ablations,
+    cost,
+    every_score,
+    guidance,
+    guidance_scale,
+    main,
+    resolution,
+    speedup,
+    summary,
+    tails,
+)
 from analysis.tables.render import PAGE_WIDTH, PREAMBLE, document, write
-from analysis.tables.table import Table, markdown
+from analysis.tables.table import Row, Table, markdown
 from experiments.runtime.files import atomic_write
 
-TABLES: dict[str, Callable[[Study], Table]] = {
-    "speedup": equal_cost.headline,
-    "main": main_table.main,
-    "summary": main_table.summary,
-    "steps": main_table.steps_and_cost,
-    "treatments": main_table.treatments,
-    "tails": main_table.tails,
-    "sota": main_table.sota,
-    "route_placement": lambda study: ablations.along(study, "route_placement"),
-    "selection_rate": lambda study: ablations.along(study, "selection_rate"),
-    "relative_absolute": lambda study: ablations.along(study, "relative_absolute"),
-    "high_res": main_table.high_res,
-    "text": main_table.text,
-    "tokens": main_table.tokens,
-    "one_two_routes": lambda study: ablations.along(study, "one_two_routes"),
-    "masking": equal_cost.masking,
-    "response": guidance_table.response,
-    "guidance": guidance_table.guidance,
-    "guidance_scale": lambda study: guidance_table.scale_table(guidance_table.stored_scales(study)),
-    "throughput": equal_cost.throughput,
-    "benchmark": equal_cost.benchmark,
+
+def _guidance_scale(results: Results) -> Table:
+    return guidance_scale.scale_table(guidance_scale.stored_scales(results))
+
+
+TABLES: dict[str, Callable[[Results], Table]] = {
+    "speedup": speedup.headline,
+    "main": main.main,
+    "summary": summary.summary,
+    "steps": summary.steps_and_cost,
+    "treatments": summary.treatments,
+    "tails": tails.tails,
+    "sota": main.sota,
+    "route_placement": partial(ablations.along, name="route_placement"),
+    "selection_rate": partial(ablations.along, name="selection_rate"),
+    "relative_absolute": partial(ablations.along, name="relative_absolute"),
+    "high_res": resolution.high_res,
+    "text": resolution.text,
+    "tokens": resolution.tokens,
+    "one_two_routes": partial(ablations.along, name="one_two_routes"),
+    "masking": speedup.masking,
+    "response": guidance.response,
+    "guidance": guidance.guidance,
+    "guidance_scale": _guidance_scale,
+    "throughput": cost.throughput,
+    "benchmark": cost.benchmark,
     "scan_order": ablations.scan_order,
-    "differences": main_table.differences,
-    "all_scores": main_table.all_scores,
-    "followups": main_table.followups,
+    "differences": every_score.differences,
+    "all_scores": every_score.all_scores,
+    "followups": main.followups,
 }
 
 __all__ = ["TABLES", "Table", "answer", "make", "make_all", "save"]
@@ -52,52 +69,69 @@ def make(name: str, source: Source, metric: str | None = None) -> Table:
 
     Args:
         name: One of `TABLES`.
-        source: Runs folder, loaded runs or a study.
-        metric: Full name of the metric; None takes each base's Frechet distance.
+        source: Runs folder, loaded runs, scores with the columns of their runs, or `Results`.
+        metric: Full name of the metric; None takes each group's Frechet distance.
 
     Raises:
         AnalysisError: if there is no such table, runs folder or metric.
     """
-    return pick("table", name, TABLES)(Study.of(source, metric))
+    return pick("table", name, TABLES)(Results.of(source, metric))
 
 
 def make_all(source: Source, metric: str | None = None) -> list[Table]:
     """Build every table; `Table.covered` says whether our runs give any of its numbers."""
-    study = Study.of(source, metric)
-    return [builder(study) for builder in TABLES.values()]
+    results = Results.of(source, metric)
+    return [builder(results) for builder in TABLES.values()]
 
 
-def answer(main: Table) -> Table:
+def answer(main_table: Table) -> Table:
     """Return our columns of the main table, and its rows with a difference of enough seeds."""
-    own = [place for place, column in enumerate(main.columns) if not column.published]
-    deltas = [i for i, column in enumerate(main.columns) if column.label.startswith("\u0394")]
-    rows = [
-        row
-        for row in main.rows
-        if any(row.entries[i].n is not None and not row.entries[i].few for i in deltas)
-    ]
-    left = len(main.only(ours=True).groups) - len({row.group for row in rows})
-    more = f"Settings without a difference of {ENOUGH_SEEDS} seeds: {left}, in the main table."
-    notes = (*([more] if left else []), *main.notes)
-    return dataclasses.replace(main, name="answer", rows=tuple(rows), notes=notes).only(own)
+    own_columns, deltas = [], []
+    for index, column in enumerate(main_table.columns):
+        if not column.published:
+            own_columns.append(index)
+        if column.label.startswith("\u0394"):
+            deltas.append(index)
+    rows = [row for row in main_table.rows if _has_replicated(row, deltas)]
+    omitted = len(main_table.only(ours=True).groups) - len({row.group for row in rows})
+    notes = main_table.notes
+    if omitted:
+        text = (
+            f"Settings without a difference of {ENOUGH_SEEDS} seeds: {omitted}, in the main table."
+        )
+        notes = (text, *notes)
+    table = dataclasses.replace(main_table, name="answer", rows=tuple(rows), notes=notes)
+    return table.only(own_columns)
 
 
-def places(table: Table, names: Sequence[str]) -> list[int]:
-    """Return the numbers of a table's first column and of those named by heading or number.
+def _has_replicated(row: Row, indices: Sequence[int]) -> bool:
+    """Return whether one of the entries has a number of enough seeds."""
+    entries = [row.entries[index] for index in indices]
+    return any(entry.n is not None and not entry.few for entry in entries)
+
+
+def column_indices(table: Table, names: Sequence[str]) -> list[int]:
+    """Return the indices of a table's first column and of those named by heading or number.
 
     `AnalysisError` if it has no such column.
     """
-    labels = {column.label.casefold(): place for place, column in enumerate(table.columns)}
-    labels |= {str(place): place for place in range(len(table.columns))}
-    if unknown := [name for name in names if name.casefold() not in labels]:
-        known = ", ".join(f"{i} {column.label!r}" for i, column in enumerate(table.columns))
-        raise AnalysisError(f"table {table.name} has no column {unknown[0]!r}; it has {known}")
-    return list(dict.fromkeys([0, *(labels[name.casefold()] for name in names)]))
+    indices = {column.label.casefold(): index for index, column in enumerate(table.columns)}
+    for index in range(len(table.columns)):
+        indices[str(index)] = index
+    chosen = {0: None}
+    for name in names:
+        if name.casefold() not in indices:
+            listing = ", ".join(f"{i} {column.label!r}" for i, column in enumerate(table.columns))
+            raise AnalysisError(f"table {table.name} has no column {name!r}; it has {listing}")
+        chosen[indices[name.casefold()]] = None
+    return list(chosen)
 
 
 def save(tables: list[Table], folder: str | Path, width: float = PAGE_WIDTH) -> list[Path]:
     """Write tables in all formats, `preamble.tex` and `tables.tex`, which compiles as it is."""
-    paths = [path for table in tables for path in write(table, folder)]
+    paths = []
+    for table in tables:
+        paths += write(table, folder)
     for name, text in (("preamble.tex", PREAMBLE), ("tables.tex", document(tables, width))):
         paths.append(Path(folder) / name)
         atomic_write(paths[-1], text)
@@ -106,20 +140,22 @@ def save(tables: list[Table], folder: str | Path, width: float = PAGE_WIDTH) -> 
 
 def command(options: argparse.Namespace) -> int:
     """Write the tables that runs give, or print them."""
-    study = study_for_command(options)
-    every = [make(name, study) for name in options.only or TABLES]
-    made = []
-    for table in every:
+    results = results_for_command(options)
+    tables, not_covered = [], []
+    for name in options.only or TABLES:
+        table = make(name, results)
         if table.covered or options.all or options.only:
-            columns = options.columns and places(table, options.columns)
-            made.append(table.only(columns, table.covered and not options.all))
+            columns = options.columns and column_indices(table, options.columns)
+            tables.append(table.only(columns, ours=table.covered and not options.all))
+        else:
+            not_covered.append(name)
     if options.print:
-        print("\n".join(markdown(table) for table in made), end="")
+        print("\n".join(map(markdown, tables)), end="")
         return 0
     folder = options.out or options.runs / "tables"
-    save(made, folder, options.width)
-    names = [table.name for table in made]
-    print(f"{folder}  {', '.join(names) or 'no table: no finished run has scores'}")
-    if left := [table.name for table in every if table.name not in names]:
-        print(f"not covered by these runs (--all writes them too): {', '.join(left)}")
+    save(tables, folder, options.width)
+    names = ", ".join(table.name for table in tables)
+    print(f"{folder}  {names or 'no table: no finished run has scores'}")
+    if not_covered:
+        print(f"not covered by these runs (--all writes them too): {', '.join(not_covered)}")
     return 0

@@ -3,26 +3,31 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from analysis.runs.cells import Base, Cell, Study, is_usual
-from analysis.tables import paper
-from analysis.tables import table as tables
-from analysis.tables.table import PAIRED, Column, Table, Value, build, published
+from analysis.aggregation import DENSE
+from analysis.groups import Group, Variant
+from analysis.results import Results
+from analysis.tables import entries, paper
+from analysis.tables.table import PAIRED, Column, RowValues, Table, Value, build, published
 
-Rows = list[tuple[object, str, Cell | None]]  # a value of the axis, its name, its cell
-
-
-def plain_routes(base: Base) -> dict[str, dict[float, Cell]]:
-    """Return the base's TREAD cells with one route and the usual options, by span and rate."""
-    found: dict[str, dict[float, Cell]] = {}
-    for cell in base.plain:
-        if "+" not in (span := str(cell.first("span"))):
-            found.setdefault(span, {})[float(cell.first("rate"))] = cell
-    return found
+# A value of the axis, its name, its variant (None: not run).
+AxisRows = list[tuple[object, str, Variant | None]]
+_PAPER_RATES = (0.25, 0.5, 0.75)
 
 
-def half(base: Base) -> dict[str, Cell]:
-    """Return the plain routes at rate 0.5 by their span."""
-    return {span: cells[0.5] for span, cells in plain_routes(base).items() if 0.5 in cells}
+def single_routes(group: Group) -> dict[str, dict[float, Variant]]:
+    """Return the TREAD variants with one route and the usual options, by span and rate."""
+    routes: dict[str, dict[float, Variant]] = {}
+    for variant in group.tread:
+        span = str(variant.first("span"))
+        if "+" not in span:
+            routes.setdefault(span, {})[float(variant.first("rate"))] = variant
+    return routes
+
+
+def half_rate_routes(group: Group) -> dict[str, Variant]:
+    """Return the single routes at rate 0.5 by their span."""
+    routes = single_routes(group)
+    return {span: variants[0.5] for span, variants in routes.items() if 0.5 in variants}
 
 
 def span_order(span: str) -> tuple[int, int]:
@@ -32,40 +37,56 @@ def span_order(span: str) -> tuple[int, int]:
     return (0, end) if start == 0 else (1, -start)
 
 
-def _placement(base: Base) -> Rows:
-    cells = half(base)
-    theirs = paper.table("placement")["route"] if base.any.depth == 12 else ()
-    ordered = sorted(dict.fromkeys([*theirs, *cells]), key=span_order) if len(cells) > 1 else []
-    rows: Rows = [("dense", "dense", base.dense)] if ordered else []
-    return rows + [(span, span, cells.get(span)) for span in ordered]
-
-
-def _rate(base: Base) -> Rows:
-    rows: Rows = []
-    for span, cells in plain_routes(base).items():
-        if len(cells) > 1:
-            rows += [] if rows else [(0.0, "0 (dense)", base.dense)]
-            values = sorted({0.25, 0.5, 0.75, *cells})
-            rows += [(value, f"{value:g} on {span}", cells.get(value)) for value in values]
+def _placement(group: Group) -> AxisRows:
+    variants = half_rate_routes(group)
+    if len(variants) < 2:
+        return []
+    spans = dict.fromkeys(variants)
+    if group.depth == 12:
+        spans.update(dict.fromkeys(paper.table("placement")["route"]))
+    rows: AxisRows = [(DENSE, DENSE, group.baseline)]
+    for span in sorted(spans, key=span_order):
+        rows.append((span, span, variants.get(span)))
     return rows
 
 
-def _scaling(base: Base) -> Rows:
-    cells, depth = half(base), base.any.depth
+def _rate(group: Group) -> AxisRows:
+    rows: AxisRows = []
+    for span, variants in single_routes(group).items():
+        if len(variants) < 2:
+            continue
+        if not rows:
+            rows.append((0.0, "0 (dense)", group.baseline))
+        for value in sorted({*_PAPER_RATES, *variants}):
+            rows.append((value, f"{value:g} on {span}", variants.get(value)))
+    return rows
+
+
+def _scaling(group: Group) -> AxisRows:
+    variants, depth = half_rate_routes(group), group.depth
     relative, absolute = f"{round(depth / 6)}-{round(2 * depth / 3)}", f"2-{depth - 4}"
-    if relative == absolute or relative not in cells:
+    if relative == absolute or relative not in variants:
         return []
-    kinds = {"relative": relative, "absolute": absolute}
-    rows = [(k, f"{k}: {span} of {depth} blocks", cells.get(span)) for k, span in kinds.items()]
-    return [(None, "dense", base.dense), *rows]
+    rows: AxisRows = [(None, DENSE, group.baseline)]
+    for kind, span in (("relative", relative), ("absolute", absolute)):
+        rows.append((kind, f"{kind}: {span} of {depth} blocks", variants.get(span)))
+    return rows
 
 
-def _routes(base: Base) -> Rows:
-    several = [cell for cell in base.routed if "+" in str(cell.first("span"))]
-    v1 = [cell for cell in base.routed if str(cell.first("variant")).endswith("v1")]
-    chosen = {cell.treatment: cell for cell in [*half(base).values(), *v1, *several]}
-    rows = [(str(c.first("span")), name, c) for name, c in chosen.items() if several or v1]
-    return [("dense", "dense", base.dense), *rows] if rows else []
+def _several_routes(group: Group) -> AxisRows:
+    first_version, several = [], []
+    for variant in group.routed:
+        if str(variant.first("method")).endswith("v1"):
+            first_version.append(variant)
+        if "+" in str(variant.first("span")):
+            several.append(variant)
+    if not (first_version or several):
+        return []
+    rows: AxisRows = [(DENSE, DENSE, group.baseline)]
+    variants = [*half_rate_routes(group).values(), *first_version, *several]
+    for name, variant in {variant.name: variant for variant in variants}.items():
+        rows.append((str(variant.first("span")), name, variant))
+    return rows
 
 
 class Axis(NamedTuple):
@@ -75,8 +96,8 @@ class Axis(NamedTuple):
     label: str
     source: str  # the paper's table
     key: str  # its column with the values of the axis
-    dense: float  # its dense run's FID
-    rows: Callable[[Base], Rows]
+    dense_fid: float  # of the paper's dense run
+    rows: Callable[[Group], AxisRows]
 
 
 AXES = {
@@ -93,76 +114,86 @@ AXES = {
         _scaling,
     ),
     "one_two_routes": Axis(
-        "One and two routes (v1, Table 1, DiT-B)", "Routes", "routes_v1", "route", 43.47, _routes
+        "One and two routes (v1, Table 1, DiT-B)", "Routes", "routes_v1", "route", 43.47,
+        _several_routes,
     ),
 }  # fmt: skip
 
 
-def along(study: Study, name: str) -> Table:
+def along(results: Results, name: str) -> Table:
     """Build a table of one axis: a row per value, ours, the difference, the paper's."""
     axis = AXES[name]
-    known = {
-        row[axis.key]: row
-        for row in paper.rows(axis.source)
-        if row.get("model", "DiT-B") == "DiT-B"
-    }
+    paper_rows = {}
+    for row in paper.rows(axis.source):
+        if row.get("model", "DiT-B") == "DiT-B":
+            paper_rows[row[axis.key]] = row
     if axis.key == "route":
-        known["dense"] = known.pop("none", {"fid": axis.dense})
+        paper_rows[DENSE] = paper_rows.pop("none", {"fid": axis.dense_fid})
 
-    def theirs(value: object) -> list[Value]:
-        row = known.get(value, {"delta": None})
-        delta = row["delta"] if "delta" in row else round(row["fid"] - axis.dense, 2)
-        text = f"({row['mark']})" if isinstance(row.get("mark"), str) else ""
-        return [
-            published(row.get("fid"), text),
-            "" if delta == 0 else published(delta, signed=True),
-        ]
+    def paper_values(value: object) -> list[Value]:
+        row = paper_rows.get(value, {"delta": None})
+        delta = row["delta"] if "delta" in row else round(row["fid"] - axis.dense_fid, 2)
+        mark = f"({row['mark']})" if isinstance(row.get("mark"), str) else ""
+        change = "" if delta == 0 else published(delta, signed=True)
+        return [published(row.get("fid"), mark), change]
 
     columns = (
         Column(axis.label, numeric=False),
-        Column("Ours", better=tables.better_end(study)),
+        Column("Ours", better=entries.better_end(results)),
         Column("\u0394 to dense"),
-        *tables.memory_columns(study, "NN-distance ratio"),
+        *entries.nn_ratio_columns(results, "NN-distance ratio"),
         *Column.each("Paper", "Paper \u0394", published=True),
     )
-    rows = [
-        (tables.heading(base), [text, *tables.scores(base, cell), *theirs(value)])
-        for base in study.bases
-        for value, text, cell in axis.rows(base)
-    ]
-    notes = tables.paper_notes(axis.source, PAIRED, *tables.memory_notes(study))
-    unrun = [(str(value), theirs(value)) for value in known]
-    return build(name, axis.title, columns, rows, notes, unrun)
+    rows: list[RowValues] = []
+    for group in results.groups:
+        for value, text, variant in axis.rows(group):
+            values = [text, *entries.scores(group, variant), *paper_values(value)]
+            rows.append((entries.heading(group), values))
+    notes = entries.paper_notes(axis.source, PAIRED, *entries.nn_ratio_notes(results))
+    not_run = [(str(value), paper_values(value)) for value in paper_rows]
+    return build(name, axis.title, columns, rows, notes, not_run)
 
 
-def scan_order(study: Study) -> Table:
+def scan_order(results: Results) -> Table:
     """Which tokens stay, per backbone: scan order is kept by all but `unsorted`, the control."""
     columns = (
         Column("Selection", numeric=False),
-        Column("Score", better=tables.better_end(study)),
+        Column("Score", better=entries.better_end(results)),
         *Column.each("\u0394 to dense", "\u0394 to random"),
-        *tables.memory_columns(study, "NN-distance ratio"),
+        *entries.nn_ratio_columns(results, "NN-distance ratio"),
         Column("Paper", numeric=False, published=True),
     )
-    rows: list[tuple[str, list[Value]]] = []
-    for base in study.bases:
-        spans: dict[str, dict[str, Cell]] = {}
-        for cell in base.routed:
-            if cell.first("variant") == "TREAD" and is_usual(cell, "selection"):
-                name = str(cell.first("config.routing.selection", "random"))
-                spans.setdefault(str(cell.first("route")), {})[name] = cell
-        for span, cells in spans.items():
-            head = tables.heading(base, base.dense, *cells.values(), tail=f", route {span}")
-            order = sorted(cells, key=lambda name: (name != "random", name == "unsorted", name))
-            for name in order if len(cells) > 1 else ():
-                score, change, *memory = tables.scores(base, cells[name])
-                changes = [change, tables.difference(base.metric, cells[name], cells.get("random"))]
+    rows: list[RowValues] = []
+    for group in results.groups:
+        for route, variants in _selections(group).items():
+            if len(variants) < 2:
+                continue
+            compared = (group.baseline, *variants.values())
+            heading = entries.heading(group, *compared, tail=f", route {route}")
+            for name in sorted(variants, key=_selection_order):
+                variant = variants[name]
+                score, change, *nn_ratio = entries.scores(group, variant)
+                to_random = entries.difference(group.metric, variant, variants.get("random"))
                 text = f"{name} (control)" if name == "unsorted" else name
-                rows.append((head, [text, score, *changes, *memory, None]))
+                rows.append((heading, [text, score, change, to_random, *nn_ratio, None]))
     notes = (
         PAIRED,
-        *tables.memory_notes(study),
+        *entries.nn_ratio_notes(results),
         "The paper only says that backbones with a spatial bias need care; it publishes no "
         "comparison.",
     )
     return build("scan_order", "Which tokens stay, by architecture", columns, rows, notes)
+
+
+def _selections(group: Group) -> dict[str, dict[str, Variant]]:
+    """Return the TREAD variants that differ in their selection alone, by route and selection."""
+    routes: dict[str, dict[str, Variant]] = {}
+    for variant in group.routed:
+        if variant.first("method") == "TREAD" and variant.is_usual("selection"):
+            name = str(variant.first("config.routing.selection", "random"))
+            routes.setdefault(str(variant.first("route")), {})[name] = variant
+    return routes
+
+
+def _selection_order(name: str) -> tuple[bool, bool, str]:
+    return name != "random", name == "unsorted", name

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from analysis.runs.run_records import pick
+from analysis.errors import pick
 
 PAPER = Path(__file__).with_name("paper.yaml")
 

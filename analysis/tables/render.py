@@ -35,16 +35,19 @@ _FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 
 def latex_escape(text: str) -> str:
     """Return `text` safe in LaTeX; characters outside ASCII without a known command become `?`."""
-    flat = " ".join(text.split())
-    return "".join(_LATEX.get(c, c if c.isascii() and c.isprintable() else "?") for c in flat)
+    escaped = ""
+    for character in " ".join(text.split()):
+        printable = character.isascii() and character.isprintable()
+        escaped += _LATEX.get(character, character if printable else "?")
+    return escaped
 
 
 def latex(table: Table) -> str:
     """Return the table in LaTeX (needs `PREAMBLE`): several with its first column if it is wide."""
     parts = []
     for start in range(1, max(2, len(table.columns)), MOST_COLUMNS - 1):
-        places = range(len(table.columns))[start : start + MOST_COLUMNS - 1]
-        parts.append(_latex_part(table.only([0, *places]), continued=start > 1))
+        columns = range(len(table.columns))[start : start + MOST_COLUMNS - 1]
+        parts.append(_latex_part(table.only([0, *columns]), continued=start > 1))
     return "% Needs the packages of preamble.tex; tables.tex compiles it.\n" + "\n".join(parts)
 
 
@@ -59,20 +62,21 @@ def _latex_part(table: Table, continued: bool) -> str:
     for group, rows in itertools.groupby(table.rows, key=lambda row: row.group):
         if group:
             lines.append([_group_heading(group, count), *[""] * (count - 1)])
-        lines += [[_latex_entry(entry) for entry in row.entries] for row in rows]
-    heads = [_latex_heading(column) for column in table.columns]
+        for row in rows:
+            lines.append(list(map(_latex_entry, row.entries)))
+    heads = list(map(_latex_heading, table.columns))
     styler = pd.DataFrame(lines, columns=heads, dtype=object).style.hide(axis="index")
     environment = "longtable" if long else ("table" if count <= NARROW else "table*")
     text = styler.to_latex(
         environment=environment,
         column_format="@{}" + "".join(_column_formats(table, long)) + "@{}",
-        caption=latex_escape(table.title + " (continued)" * continued),
+        caption=latex_escape(f"{table.title} (continued)" if continued else table.title),
         label=None if continued else f"tab:{table.name.replace('_', '-')}",
         hrules=True,
     )
     # A group's heading takes the place of the empty cells beside it.
     text = re.sub(r"(?m)^(\\multicolumn\{\d+\}\{@.*?)(?: +&)+ +\\\\$", r"\1 \\\\", text)
-    notes = " ".join(latex_escape(note) for note in table.notes)
+    notes = " ".join(map(latex_escape, table.notes))
     below = rf"\par\smallskip\noindent\parbox{{\linewidth}}{{\scriptsize {notes}}}" if notes else ""
     if long:
         text = f"{{{_SMALL}\n{text}{below}\\par}}"
@@ -87,7 +91,7 @@ def _latex_part(table: Table, continued: bool) -> str:
 
 def _latex_heading(column: Column) -> str:
     """Return a column's heading, in lines that are hardly longer than a number."""
-    text = r"\\".join(latex_escape(line) for line in textwrap.wrap(head(column), 14))
+    text = r"\\".join(map(latex_escape, textwrap.wrap(head(column), 14)))
     return rf"\shortstack[{'r' if column.numeric else 'l'}]{{{text}}}"
 
 
@@ -99,11 +103,11 @@ def _group_heading(group: str, count: int) -> str:
 def _column_formats(table: Table, long: bool) -> list[str]:
     """Return the kind of each column; those of a `longtable` share the line, two for the first."""
     formats = []
-    for place, column in enumerate(table.columns):
-        longest = max((len(plain(row.entries[place])) for row in table.rows), default=0)
+    for index, column in enumerate(table.columns):
+        longest = max((len(plain(row.entries[index])) for row in table.rows), default=0)
         side = "left" if column.numeric else "right"
         if long:
-            shares = f"{2 if place == 0 else 1}/{len(table.columns) + 1}"
+            shares = f"{2 if index == 0 else 1}/{len(table.columns) + 1}"
             width = rf"\dimexpr\linewidth*{shares}-2\tabcolsep\relax"
             formats.append(rf">{{\ragged{side}\arraybackslash}}p{{{width}}}")
         elif longest > 26 and not column.numeric:
@@ -115,7 +119,9 @@ def _column_formats(table: Table, long: bool) -> list[str]:
 
 def document(tables: list[Table], width: float = PAGE_WIDTH) -> str:
     """Return a whole LaTeX document, `tables.tex`, of the files beside it."""
-    body = "".join(rf"\input{{{table.name}}}\clearpage" + "\n" for table in tables)
+    body = ""
+    for table in tables:
+        body += rf"\input{{{table.name}}}\clearpage" + "\n"
     page = rf"\usepackage[a4paper,textwidth={width}in,vmargin=1.8cm]{{geometry}}"
     return (
         f"\\documentclass{{article}}\n{page}\n\\input{{preamble}}\n"
@@ -133,7 +139,8 @@ def _latex_entry(entry: Entry) -> str:
     if entry.best:
         text = rf"{{\bfseries\boldmath {text}}}"
     if entry.low is not None and entry.high is not None:
-        low, high = (_num(entry.number(bound), entry.signed) for bound in (entry.low, entry.high))
+        low = _num(entry.number(entry.low), entry.signed)
+        high = _num(entry.number(entry.high), entry.signed)
         text += rf" {{\footnotesize [{low}, {high}]}}"
     if entry.n is not None:
         mark = r"$^\dagger$" if entry.few else ""
@@ -145,26 +152,35 @@ def _num(text: str, signed: bool) -> str:
     return rf"\num[retain-explicit-plus]{{{text}}}" if signed else rf"\num{{{text}}}"
 
 
+_CSV_SUFFIXES = ("", " std", " low", " high", " n", " note")
+
+
 def to_csv(table: Table) -> str:
     """Return CSV: text per word column; value, std, low, high, n and text per numeric one."""
-
-    def number(value: float | None, kind: type = float) -> str:
-        return "" if value is None or not math.isfinite(value) else str(kind(value))
-
-    heads, columns = ["group"], [[row.group for row in table.rows]]
-    for place, column in enumerate(table.columns):
-        entries = [row.entries[place] for row in table.rows]
+    columns = [pd.Series([row.group for row in table.rows], name="group", dtype=str)]
+    for index, column in enumerate(table.columns):
+        entries = [row.entries[index] for row in table.rows]
         if not column.numeric:
-            heads.append(column.label)
-            columns.append([plain(entry) for entry in entries])
+            columns.append(pd.Series(list(map(plain, entries)), name=column.label, dtype=str))
             continue
-        heads += [f"{column.label}{part}" for part in ("", " std", " low", " high", " n", " note")]
-        for part in ("value", "std", "low", "high"):
-            columns.append([number(getattr(entry, part)) for entry in entries])
-        columns.append([number(entry.n, int) for entry in entries])
-        columns.append([entry.text for entry in entries])
-    frame = pd.DataFrame(zip(*columns, strict=True), dtype=str)
-    return frame_csv(frame.set_axis(heads, axis="columns"))
+        numbers: dict[str, list[str]] = {
+            suffix: [] for suffix in ("", " std", " low", " high", " n", " note")
+        }
+        for entry in entries:
+            numbers[""].append(_csv_number(entry.value))
+            numbers[" std"].append(_csv_number(entry.std))
+            numbers[" low"].append(_csv_number(entry.low))
+            numbers[" high"].append(_csv_number(entry.high))
+            numbers[" n"].append("" if entry.n is None else str(entry.n))
+            numbers[" note"].append(entry.text)
+        for suffix, texts in numbers.items():
+            columns.append(pd.Series(texts, name=f"{column.label}{suffix}", dtype=str))
+    return frame_csv(pd.concat(columns, axis="columns"))
+
+
+def _csv_number(value: float | None) -> str:
+    """Return a number so that it round-trips; nothing for one that is absent or not finite."""
+    return "" if value is None or not math.isfinite(value) else str(float(value))
 
 
 # A spreadsheet runs what starts like a formula. A signed number is none, nor are our own headings,
@@ -200,9 +216,10 @@ def to_html(table: Table) -> str:
 
 def write(table: Table, folder: str | Path) -> list[Path]:
     """Write a table in each format as `folder/<name>.<format>`; return the paths."""
-    made = {"md": markdown(table), "tex": latex(table)}
-    made |= {"csv": to_csv(table), "html": to_html(table)}
-    paths = [Path(folder) / f"{table.name}.{suffix}" for suffix in made]
-    for path, text in zip(paths, made.values(), strict=True):
-        atomic_write(path, text)
+    formats = {"md": markdown, "tex": latex, "csv": to_csv, "html": to_html}
+    paths = []
+    for suffix, render in formats.items():
+        path = Path(folder) / f"{table.name}.{suffix}"
+        atomic_write(path, render(table))
+        paths.append(path)
     return paths

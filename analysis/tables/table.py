@@ -1,27 +1,18 @@
-"""What a table is, columns, rows of entries and notes, how it reads, and entries of our runs.
+"""What a table is: columns, rows of entries, notes; and how it reads in Markdown.
 
-An entry is a word or a number with its spread, its n and its marks; nothing in it is escaped. Rows
-are given as plain values (`Value`): their column knows how numbers of it are written.
-Markdown is made here, since notebooks show it; the other formats in `analysis.tables.render`.
-
-A distance that was bought by copying is worth nothing, so the NN-distance ratio stands beside the
-score (metrics store it as `memorisation`): the mean distance of samples to their nearest training
-image over that to their nearest held-out one. Lower values indicate copying, 0 exact copies. The
-two sets differ in size, so images that were never seen do not get exactly 1; what they get stands
-in the note.
+An entry is a text or a number with its spread, its n and its marks; nothing in it is escaped. Rows
+are given as plain values (`Value`): their column knows how its numbers are written. Markdown is
+made here, since notebooks show it; the other formats in `analysis.tables.render`.
 """
 
 from __future__ import annotations
 
-import collections
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
-from analysis.runs.cells import Base, Cell, Study
-from analysis.runs.seed_statistics import ENOUGH_SEEDS, Estimate, paired
-from analysis.tables import paper
+from analysis.aggregation import ENOUGH_SEEDS, Estimate
 
 MISSING = "missing"
 FEW_NOTE = f"\u2020 fewer than {ENOUGH_SEEDS} seeds, or no more than half: under-replicated."
@@ -30,6 +21,7 @@ PAIRED = "Differences are paired by seed and step, with Student's 95 % interval.
 # Group of the rows that only the paper has numbers for.
 NOT_RUN = "Of the paper, not run here"
 _MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\`*_{}[]<>#|~"})
+_ARROWS = {"lower": " \u2193", "higher": " \u2191", None: ""}
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class Entry:
 
     @property
     def is_missing(self) -> bool:
-        """Whether a number should stand here and does not."""
+        """Whether a number should be here and is not."""
         return self.value is None and self.text == MISSING
 
     def number(self, value: float) -> str:
@@ -83,23 +75,25 @@ class Column:
     shown: bool = True  # else its entries are left out
 
     def entry(self, value: Value) -> Entry:
-        """Return a value as an entry; no number is `missing`, of others' columns not published."""
+        """Return a value as an entry; an absent number is `missing` or `not published`."""
         if isinstance(value, Entry):
             return value
         if isinstance(value, str):
             return Entry(value)
         if self.published and (value is None or value != value):
             return published(None)
-        return ours(value, self.decimals, self.unit)
+        return measured(value, self.decimals, self.unit)
 
     @classmethod
-    def each(cls, *labels: str, **kind: Any) -> tuple[Column, ...]:
-        """Return columns of one kind."""
-        return tuple(cls(label, **kind) for label in labels)
+    def each(cls, *labels: str, **options: Any) -> tuple[Column, ...]:
+        """Return columns that differ in their label alone."""
+        return tuple(cls(label, **options) for label in labels)
 
 
-# What a cell is given as: text, a number with or without seeds, or None for one that is not known.
+# What an entry is made from: text, a number with or without seeds, or None for an unknown one.
 Value = Entry | Estimate | str | float | None
+# Heading of a row's group and the row's values.
+RowValues = tuple[str, Sequence[Value]]
 
 
 class Row(NamedTuple):
@@ -109,9 +103,15 @@ class Row(NamedTuple):
     entries: tuple[Entry, ...]
 
 
+class Heading(str):
+    """A group's heading; `mixed` where its rows took different steps, so that none is the best."""
+
+    mixed = False
+
+
 @dataclass(frozen=True, repr=False)
 class Table:
-    """A table with what must be said about it."""
+    """A table with its notes."""
 
     name: str
     title: str
@@ -121,30 +121,29 @@ class Table:
 
     @property
     def covered(self) -> bool:
-        """Whether any of our own numbers stands in it."""
-        return any(
-            entry.value is not None and not column.published
-            for row in self.rows
-            for column, entry in zip(self.columns, row.entries, strict=True)
-        )
+        """Whether any number in it is of these runs."""
+        for row in self.rows:
+            for column, entry in zip(self.columns, row.entries, strict=True):
+                if entry.value is not None and not column.published:
+                    return True
+        return False
 
-    def only(self, places: Sequence[int] | None = None, ours: bool = False) -> Table:
+    def only(self, indices: Sequence[int] | None = None, ours: bool = False) -> Table:
         """Return the table with some columns, without rows and notes that then say nothing.
 
         Args:
-            places: Columns by number; None is all.
-            ours: Leave out rows that miss every number of ours in these columns.
+            indices: Columns by number; None is all.
+            ours: Leave out rows that lack every number of these runs in these columns.
         """
-        places = range(len(self.columns)) if places is None else places
-        columns, rows = tuple(self.columns[place] for place in places), []
+        indices = range(len(self.columns)) if indices is None else indices
+        columns = tuple(self.columns[index] for index in indices)
+        rows = []
         for row in self.rows:
-            entries = tuple(row.entries[place] for place in places)
-            own = [e for c, e in zip(columns, entries, strict=True) if not c.published]
-            empty = any(e.is_missing for e in own) and all(e.value is None for e in own)
-            if not (ours and empty):
+            entries = tuple(row.entries[index] for index in indices)
+            if not (ours and _lacks_numbers(columns, entries)):
                 rows.append(Row(row.group, entries))
-        idle = {FEW_NOTE, MISSING_NOTE}.difference(_mark_notes(rows))
-        notes = tuple(note for note in self.notes if note not in idle)
+        unused = {FEW_NOTE, MISSING_NOTE}.difference(_mark_notes(rows))
+        notes = tuple(note for note in self.notes if note not in unused)
         return replace(self, columns=columns, rows=tuple(rows), notes=notes)
 
     @property
@@ -159,21 +158,38 @@ class Table:
         return markdown(self)
 
 
-def _mark_notes(rows: Sequence[Row]) -> list[str]:
-    entries = [entry for row in rows for entry in row.entries]
-    few = [FEW_NOTE] if any(entry.few for entry in entries) else []
-    return few + ([MISSING_NOTE] if any(entry.is_missing for entry in entries) else [])
+def _lacks_numbers(columns: Sequence[Column], entries: Sequence[Entry]) -> bool:
+    """Return whether numbers of these runs are missing and none is there."""
+    any_missing = False
+    for column, entry in zip(columns, entries, strict=True):
+        if column.published:
+            continue
+        if entry.value is not None:
+            return False
+        any_missing = any_missing or entry.is_missing
+    return any_missing
 
 
-def ours(
-    found: Estimate | float | None, decimals: int = 2, unit: str = "", signed: bool = False
+def _mark_notes(rows: Iterable[Row]) -> list[str]:
+    """Return the notes that explain the marks in the rows."""
+    entries = list(itertools.chain.from_iterable(row.entries for row in rows))
+    notes = []
+    if any(entry.few for entry in entries):
+        notes.append(FEW_NOTE)
+    if any(entry.is_missing for entry in entries):
+        notes.append(MISSING_NOTE)
+    return notes
+
+
+def measured(
+    value: Estimate | float | None, decimals: int = 2, unit: str = "", signed: bool = False
 ) -> Entry:
     """Return mean +- std (n), an interval instead of std where there is one, or `missing`."""
-    if found is None or found != found:
+    if value is None or value != value:
         return Entry(MISSING)
-    if not isinstance(found, Estimate):
-        return Entry("", found, decimals=decimals, unit=unit, signed=signed)
-    mean, n, std, low, high = astuple(found)
+    if not isinstance(value, Estimate):
+        return Entry("", value, decimals=decimals, unit=unit, signed=signed)
+    mean, n, std, low, high = astuple(value)
     std = std if low is None else None
     return Entry("", mean, std, low, high, n, decimals=decimals, unit=unit, signed=signed)
 
@@ -186,35 +202,60 @@ def published(value: float | None, text: str = "", signed: bool = False) -> Entr
 
 
 def build(
-    name: str, title: str, columns: Sequence[Column], rows: Sequence[tuple[str, Sequence[Value]]],
-    notes: Sequence[str] = (), unrun: Iterable[tuple[str, Sequence[Value]]] = (("none run", ()),),
+    name: str, title: str, columns: Sequence[Column], rows: Sequence[RowValues],
+    notes: Sequence[str] = (), not_run: Iterable[RowValues] = (("none run", ()),),
 ) -> Table:  # fmt: skip
     """Assemble a table, flag the best of each group and add the notes that its marks need.
 
-    A group with one number has no best, nor has one whose rows cannot be compared (`mixed`), nor
-    one whose best is under-replicated. Ties are all flagged. Without a row of ours those of `unrun`
-    stand there, each its name and the paper's values, and all other numbers are missing.
+    Without a row of our runs the table has those of `not_run`, each a name and the paper's values,
+    and all other numbers are missing.
     """
-    for first, theirs in () if rows else unrun:
-        own = columns[1 : len(columns) - len(theirs)]
-        blank = [None if column.numeric or column.published else "" for column in own]
-        rows = [*rows, (NOT_RUN if theirs else "", [first, *blank, *theirs])]
-    entries = [[c.entry(v) for c, v in zip(columns, own, strict=True)] for _, own in rows]
-    groups: dict[str, list[list[Entry]]] = {}
-    for (group, _), row in zip(rows, entries, strict=True):
-        if not getattr(group, "mixed", False):
-            groups.setdefault(group, []).append(row)
-    for place, column in enumerate(columns):
-        for rivals in groups.values() if column.better else ():
-            known = [v for row in rivals if (v := row[place].value) is not None]
-            best = (min if column.better == "lower" else max)(known, default=None)
-            for row in rivals if len(known) > 1 else ():
-                if row[place].value == best and not row[place].few:
-                    row[place] = replace(row[place], best=True)
-    made = [Row(group, tuple(row)) for (group, _), row in zip(rows, entries, strict=True)]
-    kept = [place for place, column in enumerate(columns) if column.shown]
-    notes = (*notes, *_mark_notes(made))
-    return Table(name, title, tuple(columns), tuple(made), notes).only(kept)
+    if not rows:
+        rows = _unrun_rows(columns, not_run)
+    entries = []
+    for _, values in rows:
+        pairs = zip(columns, values, strict=True)
+        entries.append([column.entry(value) for column, value in pairs])
+    headings = [heading for heading, _ in rows]
+    for index, column in enumerate(columns):
+        if column.better:
+            _flag_best(headings, entries, index, column.better)
+    full_rows = tuple(map(Row, headings, map(tuple, entries)))
+    visible = [index for index, column in enumerate(columns) if column.shown]
+    all_notes = (*notes, *_mark_notes(full_rows))
+    return Table(name, title, tuple(columns), full_rows, all_notes).only(visible)
+
+
+def _unrun_rows(columns: Sequence[Column], not_run: Iterable[RowValues]) -> list[RowValues]:
+    rows: list[RowValues] = []
+    for name, paper_values in not_run:
+        blanks: list[Value] = []
+        for column in columns[1 : len(columns) - len(paper_values)]:
+            blanks.append(None if column.numeric or column.published else "")
+        rows.append((NOT_RUN if paper_values else "", [name, *blanks, *paper_values]))
+    return rows
+
+
+def _flag_best(headings: list[str], rows: list[list[Entry]], index: int, better: str) -> None:
+    """Flag the best entries of one column in each group; ties are all flagged.
+
+    A group with one number has no best, nor has one whose rows cannot be compared (`mixed`), nor
+    one whose best is under-replicated.
+    """
+    values: dict[str, list[float]] = {}
+    for heading, row in zip(headings, rows, strict=True):
+        value = row[index].value
+        if value is not None and not getattr(heading, "mixed", False):
+            values.setdefault(heading, []).append(value)
+    for heading, row in zip(headings, rows, strict=True):
+        group_values = values.get(heading, [])
+        if len(group_values) > 1 and not row[index].few:
+            best = min(group_values) if better == "lower" else max(group_values)
+            if row[index].value == best:
+                row[index] = replace(row[index], best=True)
+
+
+# --- Markdown -------------------------------------------------------------------------------------
 
 
 def markdown_escape(text: str) -> str:
@@ -240,158 +281,33 @@ def plain(entry: Entry) -> str:
 
 def head(column: Column) -> str:
     """Return a column's heading with an arrow to its better end."""
-    return column.label + {"lower": " \u2193", "higher": " \u2191", None: ""}[column.better]
+    return column.label + _ARROWS[column.better]
 
 
 def markdown(table: Table) -> str:
     """Return the table as GitHub-flavoured Markdown with title and notes."""
-    lines = [f"### {markdown_escape(table.title)}", ""]
-    lines.append("| " + " | ".join(markdown_escape(head(c)) for c in table.columns) + " |")
-    lines.append("|" + "|".join(" ---: " if c.numeric else " :--- " for c in table.columns) + "|")
-    for group, rows in itertools.groupby(table.rows, key=lambda row: row.group):
-        if group:
-            cells = [f"**{markdown_escape(group)}**", *[""] * (len(table.columns) - 1)]
-            lines.append("| " + " | ".join(cells) + " |")
+    heads, rules = [], []
+    for column in table.columns:
+        heads.append(markdown_escape(head(column)))
+        rules.append(" ---: " if column.numeric else " :--- ")
+    lines = [f"### {markdown_escape(table.title)}", "", _markdown_row(heads)]
+    lines.append("|" + "|".join(rules) + "|")
+    for heading, rows in itertools.groupby(table.rows, key=lambda row: row.group):
+        if heading:
+            blanks = [""] * (len(table.columns) - 1)
+            lines.append(_markdown_row([f"**{markdown_escape(heading)}**", *blanks]))
         for row in rows:
-            texts = [markdown_escape(plain(entry)) for entry in row.entries]
-            texts = [f"**{t}**" if e.best else t for t, e in zip(texts, row.entries, strict=True)]
-            lines.append("| " + " | ".join(texts) + " |")
-    lines += ["", *(f"- {markdown_escape(note)}" for note in table.notes)]
+            lines.append(_markdown_row(map(_markdown_entry, row.entries)))
+    lines.append("")
+    for note in table.notes:
+        lines.append(f"- {markdown_escape(note)}")
     return "\n".join(lines).rstrip() + "\n"
 
 
-# --- headings and entries of our runs -------------------------------------------------------------
+def _markdown_row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
-def metric_label(metric: str) -> str:
-    """Return a metric's name as tables and figures show it.
-
-    Records keep the name `memorisation` for what is a ratio of nearest-neighbour distances.
-    """
-    if metric.startswith("memorisation"):
-        return "NN-distance ratio" + metric.removeprefix("memorisation")
-    return metric
-
-
-def metric_better(about: Mapping[str, Any]) -> str | None:
-    """Return the better end of a metric from what is known of it; None where neither end is.
-
-    A higher NN-distance ratio is no better: low values warn of copying, and that is all.
-    """
-    return None if str(about.get("key")).startswith("memorisation") else about.get("better")
-
-
-def metric_decimals(metric: str) -> int:
-    """Return a metric's digits: distances two, shares three, losses four, squared MMD five."""
-    shares = ("accuracy", "precision", "recall", "memorisation", "adherence", "w_eff")
-    digits = {("kd", "kid"): 5, ("heldout",): 4, shares: 3}
-    return next((n for names, n in digits.items() if metric.lower().startswith(names)), 2)
-
-
-class Heading(str):
-    """A group's heading."""
-
-    mixed = False  # its rows took different numbers of steps: none of them is the best
-
-
-def heading(base: Base, *cells: Cell | None, tail: str = "", what: str = "") -> Heading:
-    """Return a group's heading: what its runs share, the metric (or `what`), guidance, steps.
-
-    The steps are those of the cells that the table shows, by default all of the group's.
-    """
-    guidance = base.any.first("guidance")
-    # A plain pass has a scale of 1 by definition.
-    protocol = f", guidance {'none' if guidance == 'none scale=1.0' else guidance}"
-    shown = [cell for cell in cells if cell is not None] or list(base.cells)
-    label = f"{base.label}: {what or metric_label(base.metric)}{protocol if guidance else ''}"
-    made = Heading(f"{label}{after(shown)}{tail}")
-    made.mixed = len({cell.steps for cell in shown}) > 1
-    return made
-
-
-def after(cells: Sequence[Cell]) -> str:
-    """Return the steps after which cells are read, `, after 400 steps (4-8: 600)`."""
-    texts = {cell.treatment: steps(cell) for cell in cells}
-    usual, _ = collections.Counter(f"{cell.steps:.0f}" for cell in cells).most_common(1)[0]
-    others = [f"{name}: {text}" for name, text in texts.items() if text != usual]
-    return f", after {usual} steps" + (f" ({'; '.join(others)})" if others else "")
-
-
-def steps(cell: Cell) -> str:
-    """Return the number of steps behind a cell's scores, and those of seeds that are left out."""
-    odd = f", without the seeds of {', '.join(map(str, cell.odd_steps))}" if cell.odd_steps else ""
-    return f"{cell.steps:.0f}{odd}"
-
-
-def better_end(study: Study) -> str | None:
-    """Return the better end of the metric that a study is read by; None where bases differ."""
-    ends = {metric_better({"better": "lower", **base.known[base.metric]}) for base in study.bases}
-    return ends.pop() if len(ends) == 1 else ("lower" if not ends else None)
-
-
-def score(metric: str, cell: Cell | None) -> Entry:
-    """Return a cell's score by a metric."""
-    return ours(cell.estimate(f"score.{metric}") if cell else None, metric_decimals(metric))
-
-
-def difference(metric: str, cell: Cell | None, baseline: Cell | None) -> Entry:
-    """Return a cell's score minus the baseline's as `gap` does; the baseline's own is empty."""
-    if cell is not None and cell is baseline:
-        return Entry()
-    return ours(gap(cell, baseline, f"score.{metric}"), metric_decimals(metric), signed=True)
-
-
-def gap(cell: Cell | None, baseline: Cell | None, column: str) -> Estimate | None:
-    """Return a cell's column minus the baseline's after the same steps, paired by seed."""
-    if cell is None or baseline is None:
-        return None
-    return paired(baseline.by_seed(column, cell.steps), cell.by_seed(column))
-
-
-def paper_notes(table: str, *ours: str) -> tuple[str, ...]:
-    """Return a table's notes: ours, where the paper's numbers stand, what to know of them."""
-    note = paper.table(table).attrs.get("note")
-    return (*ours, f"Paper: {paper.citation(table)}.", *([note] if note else []))
-
-
-def memory_columns(study: Study, *labels: str) -> tuple[Column, ...]:
-    """Return a column per label, not shown where no run was scored."""
-    shown = any(base.memory for base in study.bases)
-    return Column.each(*labels, decimals=3, shown=shown)
-
-
-def memory(base: Base, *cells: Cell | None) -> list[Value]:
-    """Return each cell's NN-distance ratio; endless data has no training set: never missing."""
-    if base.memory is None:
-        return [Entry("not scored") for _ in cells]
-    return [cell.estimate(f"score.{base.memory}") if cell else None for cell in cells]
-
-
-def scores(base: Base, cell: Cell | None) -> list[Value]:
-    """Return a cell's score, its difference to the dense one, and its NN-distance ratio."""
-    change = difference(base.metric, cell, base.dense)
-    return [score(base.metric, cell), change, *memory(base, cell)]
-
-
-def memory_notes(study: Study) -> tuple[str, ...]:
-    """Say what the NN-distance ratio means, and what unseen images get; nothing without."""
-    scored = [(base, base.known[name], name) for base in study.bases if (name := base.memory)]
-    if not scored:
-        return ()
-    known = {"memorisation_pixels": "pixels", "memorisation": "the score's features"}
-    spaces = " or ".join(sorted({known[about["key"]] for _, about, _ in scored}))
-    note = (
-        "NN-distance ratio (train / held-out): distance to the nearest training image over that "
-        f"to the nearest held-out one, in {spaces}; lower values indicate copying, 0 exact copies."
-    )
-    fresh = []
-    for base, about, name in scored:
-        wanted = [f"{about['key']}_heldout", about.get("features"), about.get("n")]
-        for other, its in base.known.items():
-            if [its.get(key) for key in ("key", "features", "n")] == wanted:
-                found = (cell.estimate(f"score.{other}") for cell in base.cells)
-                if mean := next((known.mean for known in found if known), None):
-                    fresh.append(f"{mean:.3f} on {base.any.first('data')} ({metric_label(name)})")
-                    break
-    said = ", ".join(dict.fromkeys(fresh))
-    return (note, f"Images that were never seen get {said}.") if said else (note,)
+def _markdown_entry(entry: Entry) -> str:
+    text = markdown_escape(plain(entry))
+    return f"**{text}**" if entry.best else text

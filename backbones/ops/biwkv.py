@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbones.ops import native
 from backbones.ops.dispatch import KernelError, choose, full_precision, kernel_function, work_dtype
 
 # |w| beyond this would overflow float32 in the factors; e^-60 is no weight at all.
@@ -39,9 +40,9 @@ def reference(
     p = p.double().expand(k.shape[0], -1)
     distance = (p[:, :, None] - p[:, None, :]).abs()[..., None]  # (B, T, T, 1)
     exponent = k.double()[:, None] - w.double() / length * (distance - 1)
-    own = k.double()[:, None] + u.double() / length
+    self_term = k.double()[:, None] + u.double() / length
     same = torch.eye(k.shape[1], dtype=torch.bool, device=k.device)[None, :, :, None]
-    weight = torch.softmax(torch.where(same, own, exponent), dim=2)
+    weight = torch.softmax(torch.where(same, self_term, exponent), dim=2)
     return torch.einsum("btsc,bsc->btc", weight, v.double()).to(v.dtype)
 
 
@@ -77,7 +78,14 @@ def biwkv(
         raise KernelError(
             f"biwkv: length {length} is smaller than the {k.shape[1]} tokens; pass the full length"
         )
-    name = choose("biwkv", kernel, k)
+    if (
+        kernel in native.REQUESTS
+        and not torch.compiler.is_compiling()
+        and native.ACTIVE.operations[k.device.type].takes([k, v, w, u])
+    ):
+        name = "native"
+    else:
+        name = choose("biwkv", kernel, k)
     if name == "reference":
         return reference(k, v, w, u, position, length)
     dtype = work_dtype(k, v)
@@ -86,8 +94,8 @@ def biwkv(
     if name == "triton":
         return kernel_function("biwkv", "triton")(k, v, decay, bonus, position, length)
     if name == "native" and dtype == torch.float32:
-        tokens = (k, v) if k.dtype == v.dtype else (k.float(), v.float())
-        mixed = torch.ops.tread.biwkv(*tokens, decay, bonus, position, length)
+        keys, values = (k, v) if k.dtype == v.dtype else (k.float(), v.float())
+        mixed = torch.ops.tread.biwkv(keys, values, decay, bonus, position, length)
         return mixed.to(v.dtype)
     with full_precision(k):
         out = _sums(k.to(dtype), v.to(dtype), decay, bonus, position, length)
@@ -98,9 +106,9 @@ def _sums(
     k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, position: Tensor | None, length: int
 ) -> Tensor:
     """The torch path: K as a prefix sum and a suffix sum between two scalings."""
-    whole = torch.arange(k.shape[1], device=k.device) if position is None else position
-    place = whole.to(k.dtype)[..., None, None] - (length - 1) / 2  # From the centre: (.., T, 1, 1).
-    up, down = torch.exp((place + 0.5) * decay), torch.exp((0.5 - place) * decay)
+    steps = torch.arange(k.shape[1], device=k.device) if position is None else position
+    centred = steps.to(k.dtype)[..., None, None] - (length - 1) / 2  # (.., T, 1, 1)
+    up, down = torch.exp((centred + 0.5) * decay), torch.exp((0.5 - centred) * decay)
     e = torch.exp(k - k.amax(1, keepdim=True).detach())
     z = torch.stack((e * v, e), dim=2)
     before = F.pad((up * z).cumsum(1)[:, :-1], (0, 0, 0, 0, 1, 0)) * down

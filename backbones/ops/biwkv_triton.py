@@ -40,10 +40,10 @@ def _pair(one_ptr, two_ptr, three_ptr, at, top, live, BACKWARD: tl.constexpr):
 
 
 @triton.jit
-def _place(position_ptr, stride, t, there, decay, centre):
+def _place(position_ptr, stride, t, present, decay, centre):
     """Return the factors exp((p + 1/2) d) and exp((1/2 - p) d) of tokens `t`, p from the centre."""
     at = position_ptr + tl.program_id(0) * stride + t
-    p = (tl.load(at, mask=there, other=0).to(tl.float32) - centre)[:, None]
+    p = (tl.load(at, mask=present, other=0).to(tl.float32) - centre)[:, None]
     return tl.exp((p + 0.5) * decay[None, :]), tl.exp((0.5 - p) * decay[None, :]), p
 
 
@@ -57,12 +57,12 @@ def _chunk_sums(
     sample, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tl.program_id(2) * C + tl.arange(0, C)
     t = chunk * T + tl.arange(0, T)
-    there = t < tokens
-    live = there[:, None] & (c < channels)[None, :]
+    present = t < tokens
+    live = present[:, None] & (c < channels)[None, :]
     at = (sample * tokens + t)[:, None] * channels + c[None, :]
     top = tl.load(top_ptr + sample * channels + c, mask=c < channels, other=0.0)[None, :]
     decay = tl.load(decay_ptr + c, mask=c < channels, other=0.0)
-    up, down, _ = _place(position_ptr, stride, t, there, decay, centre)
+    up, down, _ = _place(position_ptr, stride, t, present, decay, centre)
     first, second = _pair(one_ptr, two_ptr, three_ptr, at, top, live, BACKWARD)
     out = sums_ptr + (sample * tl.num_programs(1) + chunk) * 4 * channels + c
     tl.store(out, tl.sum(tl.where(live, up * first, 0.0), 0), mask=c < channels)
@@ -83,9 +83,9 @@ def _halves(
     some = (c < channels)[None, :]
     carry = carry_ptr + c
     # The neighbour before each token stands in its place; the chunk's first gets the carry.
-    there = (i > 0) & (t <= tokens)
-    live = there[:, None] & some
-    before, _, _ = _place(position_ptr, stride, t - 1, there, decay, centre)
+    present = (i > 0) & (t <= tokens)
+    live = present[:, None] & some
+    before, _, _ = _place(position_ptr, stride, t - 1, present, decay, centre)
     at = base + (t - 1)[:, None] * channels + c[None, :]
     first, second = _pair(one_ptr, two_ptr, three_ptr, at, top, live, BACKWARD)
     first = tl.cumsum(tl.where(live, before * first, 0.0), 0)
@@ -93,9 +93,9 @@ def _halves(
     earlier_1 = down * (first + tl.load(carry, mask=c < channels, other=0.0)[None, :])
     earlier_2 = down * (second + tl.load(carry + channels, mask=c < channels, other=0.0)[None, :])
     # And the neighbour after each.
-    there = (i < T - 1) & (t + 1 < tokens)
-    live = there[:, None] & some
-    _, after, _ = _place(position_ptr, stride, t + 1, there, decay, centre)
+    present = (i < T - 1) & (t + 1 < tokens)
+    live = present[:, None] & some
+    _, after, _ = _place(position_ptr, stride, t + 1, present, decay, centre)
     at = base + (t + 1)[:, None] * channels + c[None, :]
     first, second = _pair(one_ptr, two_ptr, three_ptr, at, top, live, BACKWARD)
     first = tl.cumsum(tl.where(live, after * first, 0.0), 0, reverse=True)
@@ -166,13 +166,15 @@ def _backward(
     g = tl.load(grad_ptr + at, mask=live, other=0.0).to(tl.float32)
     y = tl.load(y_ptr + at, mask=live, other=0.0)
     slope = tl.load(slope_ptr + at, mask=live, other=0.0)
-    own = a * e * (v - y)
+    self_term = a * e * (v - y)
     # d/dd of exp(-d (|p_t - p_s| - 1)), with p_t - p_s split into the tokens' own positions.
-    moment = 2.0 * g * slope + bonus * own + e * (v * (before_a - after_a) + (before_b - after_b))
+    moment = (
+        2.0 * g * slope + bonus * self_term + e * (v * (before_a - after_a) + (before_b - after_b))
+    )
     out = (sample * tl.num_programs(1) + chunk) * channels + c
-    ddecay = tl.sum(tl.where(live, moment * p + bonus * own, 0.0), 0)
+    ddecay = tl.sum(tl.where(live, moment * p + bonus * self_term, 0.0), 0)
     tl.store(ddecay_ptr + out, -ddecay, mask=c < channels)
-    tl.store(dbonus_ptr + out, tl.sum(tl.where(live, own, 0.0), 0), mask=c < channels)
+    tl.store(dbonus_ptr + out, tl.sum(tl.where(live, self_term, 0.0), 0), mask=c < channels)
 
 
 def _carries(pair: tuple[Tensor, ...], top: Tensor, where: tuple[Any, ...], back: bool) -> Tensor:

@@ -68,8 +68,9 @@ def causal_conv(
     Raises:
         KernelError: The kernel asked for cannot run on these inputs.
     """
+    width, silu = weight.shape[1], activation == "silu"
     fits = functools.partial(
-        kernel_misfit, channels=x.shape[2], width=weight.shape[1], compact=position is None
+        kernel_misfit, channels=x.shape[2], width=width, compact=position is None
     )
     name = choose("conv", kernel, x, fits)
     if name == "reference":
@@ -82,13 +83,13 @@ def causal_conv(
             channels, weight, bias, activation=activation
         ).transpose(1, 2)
     if name == "triton":
-        return kernel_function("conv", "triton")(x, weight, bias, position, activation == "silu")
+        return kernel_function("conv", "triton")(x, weight, bias, position, silu)
     if name == "native":
-        table = None if position is None else taps(position, weight.shape[1])
-        return torch.ops.tread.conv(x, weight.t().flip(0), bias, table, activation == "silu")
+        table = None if position is None else taps(position, width)
+        return torch.ops.tread.conv(x, weight.t().flip(0), bias, table, silu)
     rows = weight.to(x.dtype).t().flip(0)  # (W, C), row j for distance j
     y = _shifted(x, rows, None if bias is None else bias.to(x.dtype), position)
-    return F.silu(y) if activation == "silu" else y
+    return F.silu(y) if silu else y
 
 
 def kernel_misfit(kernel: str, channels: int, width: int, compact: bool) -> str | None:

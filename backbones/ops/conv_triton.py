@@ -33,23 +33,23 @@ def _weight(
 ):  # fmt: skip
     """Return the weight (T or 1, C) of a token `lag` places away, at these distances (T,)."""
     here = c < channels
-    found = tl.load(rows_ptr + lag * channels + c, mask=here, other=0.0)[None, :]
+    weight = tl.load(rows_ptr + lag * channels + c, mask=here, other=0.0)[None, :]
     if GAPS and lag > 0:
-        found = tl.where((distance == lag)[:, None], found, 0.0)
+        weight = tl.where((distance == lag)[:, None], weight, 0.0)
         for tap in tl.static_range(lag + 1, W):
             row = tl.load(rows_ptr + tap * channels + c, mask=here, other=0.0)[None, :]
-            found = tl.where((distance == tap)[:, None], row, found)
-    return found
+            weight = tl.where((distance == tap)[:, None], row, weight)
+    return weight
 
 
 @triton.jit
-def _distance(position_ptr, stride, low, high, there, GAPS: tl.constexpr):
+def _distance(position_ptr, stride, low, high, present, GAPS: tl.constexpr):
     """Return how far apart along the path the tokens `low` and `high` (T,) are."""
     apart = high - low
     if GAPS:
         at = position_ptr + tl.program_id(0) * stride
-        last = tl.load(at + high, mask=there, other=0)
-        apart = last - tl.load(at + low, mask=there, other=0)
+        last = tl.load(at + high, mask=present, other=0)
+        apart = last - tl.load(at + low, mask=present, other=0)
     return apart
 
 
@@ -64,10 +64,10 @@ def _before(
     if BIAS:
         u += tl.load(bias_ptr + c, mask=here, other=0.0)[None, :]
     for lag in tl.static_range(W):
-        there = (t >= lag) & (t < tokens)
+        present = (t >= lag) & (t < tokens)
         at = base + (t - lag)[:, None] * channels + c[None, :]
-        x = tl.load(x_ptr + at, mask=there[:, None] & here[None, :], other=0.0).to(tl.float32)
-        distance = _distance(position_ptr, stride, t - lag, t, there, GAPS)
+        x = tl.load(x_ptr + at, mask=present[:, None] & here[None, :], other=0.0).to(tl.float32)
+        distance = _distance(position_ptr, stride, t - lag, t, present, GAPS)
         u += x * _weight(rows_ptr, c, channels, distance, lag, W, GAPS)
     return u
 
@@ -121,9 +121,9 @@ def _inner_gradient(
         # Who sits at this tap is at most as many places back; without gaps, exactly as many.
         for lag in tl.static_range(W):
             if lag <= tap and (lag == tap or (GAPS and lag > 0)):
-                there = (t >= lag) & (t < tokens)
-                distance = _distance(position_ptr, stride, t - lag, t, there, GAPS)
-                hit = (there & (distance == tap))[:, None] & here[None, :]
+                present = (t >= lag) & (t < tokens)
+                distance = _distance(position_ptr, stride, t - lag, t, present, GAPS)
+                hit = (present & (distance == tap))[:, None] & here[None, :]
                 x = tl.load(x_ptr + at - lag * channels, mask=hit, other=0.0).to(tl.float32)
                 total += g * x
         tl.store(out + tap * channels, tl.sum(total, 0), mask=here)
@@ -143,10 +143,10 @@ def _spread(
     at = base + t[:, None] * channels + c[None, :]
     dx = tl.zeros((T, C), tl.float32)
     for lag in tl.static_range(W):
-        there = t + lag < tokens
-        live = there[:, None] & here[None, :]
+        present = t + lag < tokens
+        live = present[:, None] & here[None, :]
         g = tl.load(inner_ptr + at + lag * channels, mask=live, other=0.0).to(tl.float32)
-        distance = _distance(position_ptr, stride, t, t + lag, there, GAPS)
+        distance = _distance(position_ptr, stride, t, t + lag, present, GAPS)
         dx += g * _weight(rows_ptr, c, channels, distance, lag, W, GAPS)
     tl.store(dx_ptr + at, dx, mask=(t < tokens)[:, None] & here[None, :])
 

@@ -2,7 +2,7 @@
 
 The packages are probed for the part that is used, not for their name: `import mamba_ssm` fails
 without its CUDA module, although its Mamba-2 kernels are Triton and need none. What a probe found
-is remembered, until `without_native` begins or ends.
+is remembered in `native.ACTIVE`, until `without_native` begins or ends.
 """
 
 import contextlib
@@ -13,14 +13,14 @@ import pkgutil
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from backbones.ops import native
-from backbones.registry import KERNELS, check_kernel
+from backbones.options.family import KERNELS, kernel_words
 from routing.errors import UserError, one_of
 
 _BUILT = 'pip install --no-build-isolation -e ".[kernels]" (after torch; needs nvcc)'
@@ -49,23 +49,20 @@ class KernelError(UserError):
 class Choice:
     """What runs for an op: `name` is torch, reference or a kernel; `why` is for the banner.
 
-    `others` are kernels of ours that can run too, for inputs that the first does not take.
+    `fallbacks` are kernels of ours that can run too, for inputs that the first does not take.
     """
 
     op: str
     name: str
     why: str
-    others: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.op}: {self.name} ({self.why})"
 
 
-# A kernel's function and where it is from; or None and why it cannot be had.
+# A kernel's function and where it is from; or None and the reason why it is unavailable.
 Probed = tuple[Any, str]
-# Dictionaries, not functools.cache: a compiled block reads them, and looks through that wrapper.
-_PROBED: dict[tuple[str, str], Probed] = {}
-_RESOLVED: dict[tuple[str, str, str], Choice] = {}
 
 
 def _import(where: str) -> Callable[..., Any]:
@@ -96,9 +93,9 @@ def _import(where: str) -> Callable[..., Any]:
 
 def _probe(op: str, kernel: str) -> Probed:
     if kernel == "native":
-        there, reason = native.library()
-        function = {"shift": "shift_mix"}.get(op, op)
-        return (getattr(torch.ops.tread, function) if there else None), reason
+        is_loaded, reason = native.library()
+        operator = {"shift": "shift_mix"}.get(op, op)
+        return (getattr(torch.ops.tread, operator) if is_loaded else None), reason
     where = (_WHERE.get((op, kernel)) or _WHERE[kernel]).format(op)
     package = {"fla": "fla-core"}.get(kernel, kernel)
     root = "triton" if kernel == "triton" else re.split("[.:]", where)[0]
@@ -107,14 +104,14 @@ def _probe(op: str, kernel: str) -> Probed:
     if op == "selective_scan" and importlib.util.find_spec("selective_scan_cuda") is None:
         return None, "mamba-ssm was built without its Mamba-1 kernel"
     try:
-        found = _import(where)
+        function = _import(where)
         if (op, kernel) == ("ssd", "fla") and _fla_is_wrong():
             return None, "fla-core wants tilelang on Hopper with triton 3.4.0 to 3.7.0"
     except Exception as error:  # A broken binary raises anything: ImportError, OSError ...
         # A bare assert says nothing.
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         return None, f"{package} does not load: {reason[:120]}"
-    return found, f"{package} found"
+    return function, f"{package} found"
 
 
 def _fla_is_wrong() -> bool:
@@ -128,9 +125,10 @@ def _fla_is_wrong() -> bool:
 
 def probe(op: str, kernel: str) -> Probed:
     """Import the function of `kernel` that serves `op`, and say where it is from, or why not."""
-    if (op, kernel) not in _PROBED:
-        _PROBED[op, kernel] = _probe(op, kernel)
-    return _PROBED[op, kernel]
+    kernels = native.ACTIVE.kernels
+    if (op, kernel) not in kernels:
+        kernels[op, kernel] = _probe(op, kernel)
+    return kernels[op, kernel]
 
 
 def kernel_function(op: str, kernel: str) -> Callable[..., Any]:
@@ -142,20 +140,14 @@ def kernel_function(op: str, kernel: str) -> Callable[..., Any]:
 def without_native() -> Iterator[None]:
     """Run torch's operations in place of the native ones, as where there is no compiler.
 
-    The library itself stays loaded; every kernel is probed anew inside, and again afterwards.
+    The library itself stays loaded; every kernel is probed anew inside.
     """
-    before = native.LOADED[:], native.OPERATIONS["cpu"]
-    _use([(False, "switched off")], native.Plain)
+    saved = dict(vars(native.ACTIVE))
+    native.ACTIVE.reset((False, "switched off"))
     try:
         yield
     finally:
-        _use(*before)
-
-
-def _use(loaded: list[tuple[bool, str]], operations: Any) -> None:
-    native.LOADED[:], native.OPERATIONS["cpu"] = loaded, operations
-    _PROBED.clear()
-    _RESOLVED.clear()
+        vars(native.ACTIVE).update(saved)
 
 
 def _refusal(op: str, kernel: str, device: str) -> str | None:
@@ -184,31 +176,38 @@ def resolve(op: str, requested: str = "auto", device: str | None = None) -> Choi
             raises.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if (op, requested, device) not in _RESOLVED:
-        _RESOLVED[op, requested, device] = _resolve(op, requested, device)
-    return _RESOLVED[op, requested, device]
+    choices = native.ACTIVE.choices
+    if (op, requested, device) not in choices:
+        choices[op, requested, device] = _resolve(op, requested, device)
+    return choices[op, requested, device]
 
 
 def _resolve(op: str, requested: str, device: str) -> Choice:
     one_of("op", op, tuple(KERNELS), KernelError)
-    check_kernel(requested, op, KernelError)
+    one_of("kernel", requested, kernel_words(op), KernelError)
     if requested in ("torch", "reference"):
         return Choice(op, requested, "asked for")
     # Triton's interpreter is for tests: a thousand times slower, so never chosen here.
-    here = tuple(k for k in KERNELS[op] if (k == "native") == (device != "cuda"))
-    if requested == "auto" and not here:
+    for_device = [kernel for kernel in KERNELS[op] if (kernel == "native") == (device != "cuda")]
+    if requested == "auto" and not for_device:
         why = "needs no kernel" if device == "cuda" else "kernels need a CUDA device"
         return Choice(op, "torch", why)
-    candidates = here or KERNELS[op] if requested in ("auto", "kernel") else (requested,)
-    able: list[str] = []
+    candidates: Sequence[str] = (requested,)
+    if requested in ("auto", "kernel"):
+        candidates = for_device or KERNELS[op]
+    usable: list[str] = []
     refusals: list[str] = []
     for kernel in candidates:
         # Another package has the same limits and takes seconds to import: only ours come after.
-        if not able or kernel == "triton":
-            reason = _refusal(op, kernel, device)
-            able.append(kernel) if reason is None else refusals.append(reason)
-    if able:
-        return Choice(op, able[0], probe(op, able[0])[1], tuple(able[1:]))
+        if usable and kernel != "triton":
+            continue
+        reason = _refusal(op, kernel, device)
+        if reason is None:
+            usable.append(kernel)
+        else:
+            refusals.append(reason)
+    if usable:
+        return Choice(op, usable[0], probe(op, usable[0])[1], tuple(usable[1:]))
     if requested == "auto":
         return Choice(op, "torch", refusals[0])
     raise KernelError(f"kernel={requested} for {op}: {refusals[0]}; type kernel=auto")
@@ -225,24 +224,23 @@ def choose(
     Raises:
         KernelError: A kernel was asked for by name and the inputs do not fit it.
     """
-    anything = requested in ("auto", "kernel", "native")
-    if anything and x.device.type == "cpu" and native.bypassed():
+    if requested in native.REQUESTS and x.device.type == "cpu" and native.bypassed():
         return "torch"
     choice = resolve(op, requested, x.device.type)
     if choice.name in ("torch", "reference"):
         return choice.name
-    wrong = None
-    for kernel in (choice.name, *choice.others):
+    misfit = None
+    for kernel in (choice.name, *choice.fallbacks):
         if x.dtype == torch.float64 or (kernel == "native" and x.dtype not in native.TYPES):
             reason: str | None = f"it has no {str(x.dtype).removeprefix('torch.')}"
         else:
             reason = fits(kernel) if fits else None
         if reason is None:
             return kernel
-        wrong = wrong or reason
+        misfit = misfit or reason
     if requested == "auto":
         return "torch"
-    raise KernelError(f"kernel={choice.name} for {op}: {wrong}; type kernel=auto (torch) instead")
+    raise KernelError(f"kernel={choice.name} for {op}: {misfit}; type kernel=auto (torch) instead")
 
 
 def full_precision(x: torch.Tensor) -> torch.autocast:

@@ -84,8 +84,8 @@ def reference(
         write = keys[:, t, :, :, None] * values[:, t, :, None, :]
         after = decay[:, t].exp()[..., None] * state
         if a is not None and b is not None:
-            found = (a.double()[:, t, :, :, None] * state).sum(-2, keepdim=True)
-            after = after + b.double()[:, t, :, :, None] * found
+            retrieved = (a.double()[:, t, :, :, None] * state).sum(-2, keepdim=True)
+            after = after + b.double()[:, t, :, :, None] * retrieved
         state = after + write
         out.append((reads[:, t, :, :, None] * state).sum(-2))
     return torch.stack(out, 1).to(v.dtype)
@@ -137,17 +137,17 @@ def _rwkv7_chunks(r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tens
     # 2406.06484).
     decay = Decay(g)
     # u = A_b u + A_k v + a S_0, so that u = (I - A_b)^-1 (a S_0 + A_k v).
-    known = torch.cat([a * decay.before.exp(), decay.pairs(a, k, strict=True) @ v], dim=-1)
+    right_side = torch.cat([a * decay.before.exp(), decay.pairs(a, k, strict=True) @ v], dim=-1)
     system = torch.eye(g.shape[-2], dtype=g.dtype, device=g.device) - decay.pairs(a, b, strict=True)
-    solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+    solved = torch.linalg.solve_triangular(system, right_side, upper=False, unitriangular=True)
     from_state, from_chunk = solved.split([a.shape[-1], v.shape[-1]], dim=-1)
     end_b, fade = decay.to_end(b).mT, decay.total.exp().mT
     written = decay.to_end(k).mT @ v
-    state, starts, found = torch.zeros_like(written[:, :, 0]), [], []
+    state, starts, retrieved = torch.zeros_like(written[:, :, 0]), [], []
     for n in range(g.shape[2]):
         starts.append(state)
-        found.append(from_state[:, :, n] @ state + from_chunk[:, :, n])
-        state = fade[:, :, n] * state + end_b[:, :, n] @ found[-1] + written[:, :, n]
+        retrieved.append(from_state[:, :, n] @ state + from_chunk[:, :, n])
+        state = fade[:, :, n] * state + end_b[:, :, n] @ retrieved[-1] + written[:, :, n]
     inside = decay.pairs(r, k, strict=False) @ v
-    inside = inside + decay.pairs(r, b, strict=False) @ torch.stack(found, 2)
+    inside = inside + decay.pairs(r, b, strict=False) @ torch.stack(retrieved, 2)
     return inside + (r * decay.upto.exp()) @ torch.stack(starts, 2)

@@ -3,10 +3,11 @@
 Next to the matmuls, a block on a CPU spends its time streaming activations through memory: every
 element-wise operation reads and writes all of them. Here a chain of them is one pass over memory,
 forward and backward, that saves one tensor where autograd would save several; a scan order is
-entered and left in such a pass too. `OPERATIONS[x.device.type]` has them under one name and
+entered and left in such a pass too. `ACTIVE.operations[x.device.type]` has them under one name and
 signature each. On a CPU they are operators of torch (`native_operators.cpp`), built on first use by
 the compiler that is there; those take any tensors, and under `torch.compile` and in float64 they
-are their formulas too. What scans has its torch path elsewhere (`dispatch`).
+are their formulas too. Operators that mix tokens have their torch path beside their definition
+(`ops.conv`, `ops.ssd`, ...) and run where `takes` allows it.
 
 A library's name is the hash of its sources, its compiler, its CPU and torch, so that another of
 each is another file. It is built under a lock, in a folder of its own, and renamed when it is
@@ -39,9 +40,8 @@ from filelock import FileLock
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from backbones.ops.shift import grid_shift
 from routing.errors import UserError
-from routing.layout import Order, permute, transforming
+from routing.gather import Order, permute, transforming
 
 SWITCH = "TREAD_NATIVE"
 KERNELS, OPERATORS = (Path(__file__).with_name(f"native{s}.cpp") for s in ("", "_operators"))
@@ -52,14 +52,18 @@ FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 TUNING = (("-march=native",), ("-mcpu=native",), ())
 PATIENCE = 120.0  # Seconds to wait for another process's build before building as well.
 TYPES = (torch.float32, torch.bfloat16)
+REQUESTS = ("auto", "native", "kernel")  # What `kernel=` may be for a native kernel to run.
 TAPS = 8  # As in the source: the widest convolution.
 EPS = 1e-6  # Added to the variance or the mean square by every norm.
-
-LOADED: list[tuple[bool, str]] = []  # What `library` returned, once it was asked.
 
 
 class Plain:
     """The element-wise operations as formulas, in torch's own operations."""
+
+    @staticmethod
+    def takes(tensors: list[Tensor]) -> bool:
+        """Whether the operators that mix tokens run on these inputs: not without the library."""
+        return False
 
     @staticmethod
     def gelu(x: Tensor) -> Tensor:
@@ -101,26 +105,41 @@ class Plain:
         return F.rms_norm(y * F.silu(z), weight.shape, weight.to(y.dtype), EPS)
 
 
-#: By type of device: `torch.ops.tread` for CPUs once `library` has found one, else `Plain`. A
-#: dictionary, so that a compiled block looks through it, and filled, so that tracing adds nothing.
-OPERATIONS: defaultdict[str, Any] = defaultdict(
-    lambda: Plain, dict.fromkeys(("cpu", "cuda", "mps", "xpu"), Plain)
-)
+class Implementations:
+    """What runs here, found out on first use; `dispatch.without_native` replaces it for a while.
+
+    Attributes:
+        library: Whether `torch.ops.tread` is there, and what it was built by or what is wrong; None
+            before `library()` was called.
+        operations: Element-wise operations by type of device: `torch.ops.tread` for CPUs once the
+            library is there, else `Plain`. A dictionary, so that a compiled block looks through it,
+            and filled, so that tracing adds nothing.
+        kernels: By operation and kernel, its function and where it is from; or None and the reason
+            why it is unavailable.
+        choices: By operation, requested kernel and type of device, what `dispatch.resolve` chose.
+    """
+
+    def __init__(self) -> None:
+        self.reset(None)
+
+    def reset(self, library: tuple[bool, str] | None) -> None:
+        """Forget everything but whether there is a library."""
+        self.library = library
+        self.operations: defaultdict[str, Any] = defaultdict(
+            lambda: Plain, dict.fromkeys(("cpu", "cuda", "mps", "xpu"), Plain)
+        )
+        if library is not None and library[0]:
+            self.operations["cpu"] = torch.ops.tread
+        self.kernels: dict[tuple[str, str], tuple[Any, str]] = {}
+        self.choices: dict[tuple[str, str, str], Any] = {}
+
+
+ACTIVE = Implementations()
 
 
 def modulate(unit: Tensor, shift: Tensor, scale: Tensor, order: Order | None = None) -> Tensor:
     """Scale and shift normalised tokens (B, T, D) per sample, (B, 1, D) each, into this order."""
     return permute(torch.addcmul(shift, unit, scale + 1), order)
-
-
-def shift_mix(
-    x: Tensor, neighbours: Tensor, mix: Tensor, grid: tuple[int, int] | None = None, prefix: int = 0
-) -> list[Tensor]:
-    """Return x mix + shifted (1 - mix) for rows of `mix` (M, C); the rest as for `grid_shift`."""
-    if x.device.type != "cpu" or bypassed() or x.dtype not in TYPES or not library()[0]:
-        other = grid_shift(x, neighbours, grid, prefix)
-        return [torch.lerp(other, x, row) for row in mix.to(x.dtype)]
-    return torch.ops.tread.shift_mix(x, neighbours, mix)
 
 
 def bypassed() -> bool:
@@ -136,11 +155,11 @@ def library() -> tuple[bool, str]:
 
     The first call builds it where it is not there yet: some seconds.
     """
-    if not LOADED:
-        LOADED.append(_load())
-        if LOADED[0][0]:
-            OPERATIONS["cpu"] = torch.ops.tread
-    return LOADED[0]
+    if ACTIVE.library is None:
+        ACTIVE.library = _load()
+        if ACTIVE.library[0]:
+            ACTIVE.operations["cpu"] = torch.ops.tread
+    return ACTIVE.library
 
 
 def _load() -> tuple[bool, str]:
@@ -151,24 +170,32 @@ def _load() -> tuple[bool, str]:
         return False, f"{SWITCH}=0"
     if os.name != "posix":
         return _without(f"no build on {platform.system()}")
-    given = os.environ.get("CXX")
-    compiler = next(filter(None, map(shutil.which, [given] if given else COMPILERS)), None)
+    requested = os.environ.get("CXX")
+    candidates = (requested,) if requested else COMPILERS
+    compiler = next(filter(None, map(shutil.which, candidates)), None)
     if compiler is None:
-        return _without(f"no C++ compiler found ({given or ', '.join(COMPILERS)})")
+        return _without(f"no C++ compiler found ({', '.join(candidates)})")
     try:
         version = _output(compiler, "--version").partition("\n")[0]
         path = _built(compiler, version)
     # A user without an entry and $HOME: a RuntimeError. Words in another encoding: a ValueError.
     except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
-        failed = isinstance(error, subprocess.CalledProcessError) and error.stderr
-        said = str(failed or error).strip().splitlines()
-        line = next((line for line in said if "error" in line), said[0])
-        return _without(f"{compiler} cannot build them: {line[:200]}")
+        return _without(f"{compiler} cannot build them: {_first_error(error)[:200]}")
     try:
         torch.ops.load_library(path)
     except (OSError, RuntimeError) as error:
         return _without(f"{path} does not load: {str(error).splitlines()[0][:200]}")
     return True, f"built by {version}"
+
+
+def _first_error(error: Exception) -> str:
+    """Return the first line of a compiler's output, or of an error, that says what is wrong."""
+    output = error.stderr if isinstance(error, subprocess.CalledProcessError) else None
+    lines = str(output or error).strip().splitlines()
+    for line in lines:
+        if "error" in line:
+            return line
+    return lines[0]
 
 
 def _without(reason: str) -> tuple[bool, str]:
@@ -214,8 +241,8 @@ def _built(compiler: str, version: str) -> Path:
         if _matches(path, record):  # another process has built it meanwhile
             return path
         if lock.is_locked:  # What a killed build left behind.
-            for left in folder.glob(f"{name}.*.tmp"):
-                shutil.rmtree(left, ignore_errors=True)
+            for leftover in folder.glob(f"{name}.*.tmp"):
+                shutil.rmtree(leftover, ignore_errors=True)
         with tempfile.TemporaryDirectory(".tmp", f"{name}.", folder) as building:
             built = _compile(compiler, Path(building))
             with built.open("rb") as file:
@@ -250,7 +277,7 @@ def _compile(compiler: str, folder: Path) -> Path:
     headers = ("-std=c++20", "-O1", "-fPIC", *(f"-I{path}" for path in include))
     objects = folder / "kernels.o", folder / "operators.o"
     with ThreadPoolExecutor() as pool:
-        other = pool.submit(_output, compiler, *headers, "-c", OPERATORS, "-o", objects[1])
+        operators = pool.submit(_output, compiler, *headers, "-c", OPERATORS, "-o", objects[1])
         for tuning in TUNING:
             try:
                 _output(compiler, *FLAGS, *tuning, "-c", KERNELS, "-o", objects[0])
@@ -258,7 +285,7 @@ def _compile(compiler: str, folder: Path) -> Path:
             except subprocess.CalledProcessError:
                 if not tuning:
                     raise
-        other.result()
+        operators.result()
     linked = (f"-L{root / 'lib'}", f"-Wl,-rpath,{root / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10")
     loose = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
     _output(compiler, "-shared", *objects, *linked, *loose, "-o", out)

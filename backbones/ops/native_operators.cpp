@@ -2,7 +2,8 @@
 //
 // A kernel runs for plain CPU tensors of float32 or bfloat16. For whatever else the first six take
 // (float64, a compiler's tensors without memory, a mode that counts operations) they are their
-// formula in torch's operations, so that compilers fuse it; `dispatch` keeps that from the others.
+// formula in torch's operations, so that compilers fuse it; the others are called only where `takes`
+// says that they can run.
 //
 // A pair of kernels is called as native.cpp says, forward(inputs, tables and sizes, result, what the
 // way back needs, threads) and backward(gradient, inputs, what it needs, tables and sizes,
@@ -159,6 +160,14 @@ bool takes(TensorList tensors) {
   for (auto& t : tensors)
     if (!plain(t) || t.scalar_type() != type) return false;
   return half_or_single(type) && tensors[0].numel();
+}
+
+// Whether the kernels that mix tokens take these inputs; the first has the type of the tokens.
+bool takes_all(const std::vector<Tensor>& tensors) {
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return false;
+  for (auto& t : tensors)
+    if (!plain(t)) return false;
+  return half_or_single(tensors[0].scalar_type());
 }
 
 // A stream (B, T, D) and its rows (B, 1, D), all float32.
@@ -357,6 +366,7 @@ Tensor ssd(const Tensor& packed_given, const Tensor& dt_given, const Tensor& dec
 }  // namespace
 
 TORCH_LIBRARY(tread, library) {
+  library.def("takes(Tensor[] tensors) -> bool", &takes_all);
   library.def("gelu(Tensor x) -> Tensor", &gelu);
   library.def("squared_relu(Tensor x) -> Tensor", &squared_relu);
   library.def("sigmoid_gate(Tensor x, Tensor y) -> Tensor", &sigmoid_gate);
@@ -368,3 +378,8 @@ TORCH_LIBRARY(tread, library) {
   library.def("biwkv(Tensor k, Tensor v, Tensor decay, Tensor bonus, Tensor? position, int length) -> Tensor", &biwkv);
   library.def("ssd(Tensor packed, Tensor dt, Tensor log_decay, Tensor? D, int width) -> Tensor", &ssd);
 }
+
+// Transforms of torch.func and modes see single operations.
+bool takes_none(const std::vector<Tensor>&) { return false; }
+TORCH_LIBRARY_IMPL(tread, FuncTorchDynamicLayerFrontMode, library) { library.impl("takes", &takes_none); }
+TORCH_LIBRARY_IMPL(tread, Python, library) { library.impl("takes", &takes_none); }

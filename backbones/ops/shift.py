@@ -1,5 +1,7 @@
 """Token shift on a grid: each quarter of the channels comes from one of the four neighbours.
 
+    y = x mix + shifted (1 - mix)
+
 Quarter 0 of a token is its left neighbour's, then right, up, down. What a missing neighbour counts
 as is the table's business (`Layout.neighbours`): an index of T is a row of zeros, a token's own
 index the token itself.
@@ -10,6 +12,31 @@ Source: Duan et al., Vision-RWKV (2403.02308), section 3.2 (its Q-Shift).
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from backbones.ops import native
+
+
+def shift_mix(
+    x: Tensor, neighbours: Tensor, mix: Tensor, grid: tuple[int, int] | None = None, prefix: int = 0
+) -> list[Tensor]:
+    """Mix tokens with their four grid neighbours, once for each of M weightings.
+
+    Args:
+        x: (B, T, D) tokens; D is a multiple of 4.
+        neighbours: Table of neighbours, as for `grid_shift`.
+        mix: (M, D) weights of the token itself; those of its neighbours are 1 - mix.
+        grid: (H, W), as for `grid_shift`.
+        prefix: Tokens before the grid.
+
+    Returns:
+        M tensors (B, T, D).
+    """
+    if not torch.compiler.is_compiling():
+        operations = native.ACTIVE.operations[x.device.type]
+        if operations.takes([x, mix]):
+            return operations.shift_mix(x, neighbours, mix)
+    shifted = grid_shift(x, neighbours, grid, prefix)
+    return [torch.lerp(shifted, x, row) for row in mix.to(x.dtype)]
 
 
 def grid_shift(
@@ -38,11 +65,11 @@ def grid_shift(
 
 def _padded(x: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
     """Crop one side of the whole grid and pad the other."""
-    left, right, up, down = x[:, prefix:].unflatten(1, grid).chunk(4, -1)
+    from_left, from_right, from_above, from_below = x[:, prefix:].unflatten(1, grid).chunk(4, -1)
     moved = (
-        F.pad(left[:, :, :-1], (0, 0, 1, 0)),
-        F.pad(right[:, :, 1:], (0, 0, 0, 1)),
-        F.pad(up[:, :-1], (0, 0, 0, 0, 1, 0)),
-        F.pad(down[:, 1:], (0, 0, 0, 0, 0, 1)),
+        F.pad(from_left[:, :, :-1], (0, 0, 1, 0)),
+        F.pad(from_right[:, :, 1:], (0, 0, 0, 1)),
+        F.pad(from_above[:, :-1], (0, 0, 0, 0, 1, 0)),
+        F.pad(from_below[:, 1:], (0, 0, 0, 0, 0, 1)),
     )
     return F.pad(torch.cat(moved, -1).flatten(1, 2), (0, 0, prefix, 0))

@@ -10,6 +10,8 @@ times zero is a NaN in the backward pass.
 Source: Dao and Gu, Transformers are SSMs (2405.21060), section 6.
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -75,7 +77,10 @@ def ssd_packed(
     """
     inner = dt.shape[2] * width
     state = (packed.shape[2] - inner) // 2
-    name = choose("ssd", kernel, packed, lambda kernel: kernel_misfit(kernel, width, state))
+    fits = functools.partial(kernel_misfit, headdim=width, state=state)
+    name = choose("ssd", kernel, packed, fits)
+    if name == "native" and dt.dtype != torch.float64:
+        return _native(packed, dt, A, D, decay_gap, width)
     x, B, C = packed.split([inner, state, state], -1)
     x, B, C = x.unflatten(-1, (-1, width)), B.unsqueeze(2), C.unsqueeze(2)
     if name == "reference":
@@ -86,16 +91,8 @@ def ssd_packed(
         dt = dt.to(dtype)
         steps = dt if gap is None else dt * gap
         log_decay = steps * A.to(dtype)
-        if name in ("torch", "native"):
-            D = None if D is None else D.to(dtype)
-            if name == "native" and dtype == torch.float32:
-                return torch.ops.tread.ssd(packed, dt, log_decay, D, width)
-            given = (packed.to(dtype), dt, log_decay, D, chunk, width)
-            if native.bypassed():
-                return _chunked(*given).to(packed.dtype)
-            # Computed again on the way back: all that it makes is 1.7 times what a block keeps.
-            y = checkpoint(_chunked, *given, use_reentrant=False, preserve_rng_state=False)
-            return y.to(packed.dtype)
+    if name in ("torch", "native"):
+        return _torch(packed, dt, log_decay, D, chunk, width)
     if name == "fla":
         keys, queries = (m.expand(-1, -1, dt.shape[2], -1).contiguous() for m in (B, C))
         values = (x * dt[..., None]).to(x.dtype)
@@ -106,6 +103,33 @@ def ssd_packed(
         size = 1 << max(4, (min(chunk, x.shape[1]) - 1).bit_length())
         y = kernel_function("ssd", "mamba-ssm")(even, steps, A.float(), B, C, size)
     return y if D is None else torch.addcmul(y, x, D.to(x.dtype)[:, None])
+
+
+def _native(
+    packed: Tensor, dt: Tensor, A: Tensor, D: Tensor | None, decay_gap: Tensor | None, width: int
+) -> Tensor:
+    """The CPU kernel, in float32; arguments as for `ssd_packed`."""
+    with torch.autocast("cpu", enabled=False):
+        dt = dt.float()
+        steps = dt
+        if decay_gap is not None:
+            steps = dt * decay_gap.float().expand(dt.shape[:2])[..., None]
+        log_decay = steps * A.float()
+        return torch.ops.tread.ssd(packed, dt, log_decay, None if D is None else D.float(), width)
+
+
+def _torch(
+    packed: Tensor, dt: Tensor, log_decay: Tensor, D: Tensor | None, chunk: int, width: int
+) -> Tensor:
+    """The torch path, in the type of dt (B, T, H) and of its log decays; the rest as above."""
+    with full_precision(packed):
+        skip = None if D is None else D.to(dt.dtype)
+        arguments = (packed.to(dt.dtype), dt, log_decay, skip, chunk, width)
+        if native.bypassed():
+            return _chunked(*arguments).to(packed.dtype)
+        # Computed again on the way back: all that it makes is 1.7 times what a block keeps.
+        y = checkpoint(_chunked, *arguments, use_reentrant=False, preserve_rng_state=False)
+        return y.to(packed.dtype)
 
 
 def kernel_misfit(kernel: str, headdim: int, state: int) -> str | None:
@@ -135,7 +159,8 @@ def _chunked(
         # Work inside a chunk grows with its length, work between chunks with the head's width.
         chunk = min(chunk, max(32, width))
     # dt = 0 makes padding exact: no decay, no write.
-    if missing := -tokens % chunk:
+    missing = -tokens % chunk
+    if missing:
         packed, dt, log_decay = (F.pad(m, (0, 0, 0, missing)) for m in (packed, dt, log_decay))
     packed, dt, log_decay = (m.unflatten(1, (-1, chunk)) for m in (packed, dt, log_decay))
     inner = heads * width
@@ -151,9 +176,9 @@ def _chunked(
     to_end = (cum[:, :, -1:] - cum).clamp(min=-LIMIT).exp()[..., None]
     added = keys.mT @ (values * to_end).flatten(3)  # (n, c, N, h p)
     from_start = cum.clamp(min=-LIMIT).exp()
-    whole = from_start[:, :, -1:].repeat_interleave(width, -1)
+    chunk_decay = from_start[:, :, -1:].repeat_interleave(width, -1)
     received = [torch.zeros_like(added[:, 0])]
-    for new, keep in zip(added.unbind(1)[:-1], whole.unbind(1), strict=False):
+    for new, keep in zip(added.unbind(1)[:-1], chunk_decay.unbind(1), strict=False):
         received.append(torch.addcmul(new, keep, received[-1]))
     passed = (queries @ torch.stack(received, 1)).unflatten(-1, (heads, width))
     y = torch.addcmul(y, passed, from_start[..., None])

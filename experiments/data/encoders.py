@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backbones.hub import hub_problem
+from backbones.weights import hub_problem
 from experiments.data.data_options import DataError, first_line, require
 from experiments.data.dataset import Device, to_uint8
 from experiments.runtime.parsing import is_number

@@ -73,8 +73,7 @@ class Objective:
     path is not `x0 + time * noise` also `alpha`, `sigma` and `from_level`.
     """
 
-    #: How many times its input channels the network must return (2 with learned variance).
-    out_factor: int = 1
+    out_factor: int = 1  # output channels over input channels (2 with learned variance)
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -159,9 +158,8 @@ class Objective:
     def predict(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Prediction:
         """Evaluate the network once on noisy images `x` at native times `(B,)`.
 
-        Samplers keep their state in float64, networks compute in their own `dtype` (float32 where
-        they have no such attribute). Times stay in float32 at least: bfloat16 has 8 bits, too few
-        for a step of 1000.
+        Samplers keep their state in float64, networks compute in their `dtype` (default: float32).
+        Times stay in float32 at least: bfloat16 has 8 bits, too few for a step of 1000.
 
         Args:
             net: Called as `net(x, t, **cond)`; returns `(B, C * out_factor, H, W)`.

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from backbones import Backbone
-from backbones.hub import save_tensors
+from backbones.weights import save_tensors
 from experiments.config.schema import Config
 from experiments.runtime.checkpoint_files import (
     FORMAT,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from backbones import Backbone
-from backbones.backbone import Output
+from backbones import Backbone, Output
 from experiments.config.schema import TrainConfig
 from experiments.diffusion import auxiliary_losses as losses
 from experiments.diffusion.objective import Objective, TrainingPair

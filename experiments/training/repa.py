@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.backbone import Output
+from backbones import Output
 from experiments.config.schema import ENCODERS, Config
 from experiments.data import probe
 from experiments.data.dataset import Dataset

@@ -7,9 +7,10 @@ import sys
 import pytest
 from analysis_runs import ACCURACY, METRIC, write
 
-from analysis.analysis_command import main, parser
-from analysis.runs import compare
-from analysis.runs.run_records import AnalysisError, with_weights
+from analysis import compare
+from analysis.command import main, parser
+from analysis.errors import AnalysisError
+from analysis.measured import with_weights
 
 
 @pytest.fixture
@@ -169,7 +170,7 @@ def test_a_mistake_is_one_sentence_and_code_two(arguments, message, tmp_path, mo
 
 def test_help_names_every_command_and_needs_neither_torch_nor_pandas():
     code = (
-        "import sys\nfrom analysis.analysis_command import parser\nparser().format_help()\n"
+        "import sys\nfrom analysis.command import parser\nparser().format_help()\n"
         "bad = [m for m in ('torch', 'pandas', 'matplotlib') if m in sys.modules]\nsys.exit(str(bad) if bad else 0)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

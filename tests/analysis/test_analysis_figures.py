@@ -12,10 +12,10 @@ from PIL import Image
 
 import analysis
 from analysis import figures, findings
+from analysis.errors import AnalysisError
 from analysis.figures import style
-from analysis.figures.layer_maps import ORDERS
-from analysis.runs.cells import Study
-from analysis.runs.run_records import AnalysisError
+from analysis.figures.scans import ORDERS
+from analysis.results import Results
 from analysis.similarity import SimilarityFile, read
 
 
@@ -23,7 +23,7 @@ from analysis.similarity import SimilarityFile, read
 def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     study(root, seeds=2, backbones=("dit", "mamba"))
-    return Study.of(analysis.load(root))
+    return Results.of(analysis.load(root))
 
 
 def weights(folder, **arguments):
@@ -58,7 +58,7 @@ def test_pictures_and_sentences_have_the_digits_of_the_tables(tmp_path, metric, 
         pairs = [f"routed scale=1.5 strong={a} weak={b}" for a in (0, 0.3) for b in (0.7, 0.8)]
         rows = [line, *({**guided, "guidance": pair} for pair in pairs)]
         (folder / "scores.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    study = Study.of(tmp_path, metric)
+    study = Results.of(tmp_path, metric)
     for name, text in (("route_placement", "-0.1"), ("guidance", "0.2"), ("samples", "0.5")):
         drawn = [each.get_text() for each in figures.make(name, study).figure.findobj(Text)]
         words = " ".join(drawn).replace("\u2020", "").split()
@@ -99,10 +99,10 @@ def test_convergence_has_two_costs_and_labels_the_speedup(runs, tmp_path):
     (row,) = analysis.tables.make("speedup", tmp_path).rows
     assert three == f"{row.entries[3].value:.1f}x to dense best (3 of 3 seeds)"
     # Two lines a panel; every other method has a panel of its own, other routes other figures.
-    drawn = plot.data.groupby("panel")["treatment"].unique().map(list)
+    drawn = plot.data.groupby("panel")["variant"].unique().map(list)
     assert all(treatments == ["dense", "2-8"] for treatments in drawn)
     other = figures.make("methods", runs)
-    assert set(other.data["treatment"]) == {"dropping 2-8"}
+    assert set(other.data["variant"]) == {"dropping 2-8"}
     assert "dropping 2-8\nstep 400, n=2" in other.figure.axes[0].get_title("left")
     assert figures.make("methods", tmp_path) is None
 
@@ -253,7 +253,7 @@ def test_samples_stand_side_by_side_with_the_same_seed(runs):
     plot = figures.make("samples", runs)
     by_panel = plot.data.groupby("panel")
     assert (by_panel["seed"].nunique() == 1).all() and (
-        by_panel["treatment"].apply(list) == [["dense", "2-8"]] * len(by_panel)
+        by_panel["variant"].apply(list) == [["dense", "2-8"]] * len(by_panel)
     ).all()
 
 
@@ -274,7 +274,7 @@ def test_cost_per_block_is_the_cost_models(tmp_path):
     "content", [b"", b"\xff" * 40, b"\x05\0\0\0\0\0\0\0[1,2]", (10**12).to_bytes(8, "little")]
 )
 def test_weights_that_cannot_be_read_have_no_metadata(tmp_path, content):
-    from analysis.runs.run_files import model_arguments
+    from analysis.run_files import model_arguments
 
     (tmp_path / "model.safetensors").write_bytes(content)
     assert model_arguments(tmp_path) is None

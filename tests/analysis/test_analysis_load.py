@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 
 import pandas as pd
 import pytest
@@ -12,47 +13,49 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import analysis
-from analysis import report
-from analysis.runs.cells import Study
-from analysis.runs.grouping import named
-from analysis.runs.run_files import Damaged, leaves, read_lines
-from analysis.runs.run_records import AnalysisError, typed
+from analysis.errors import AnalysisError
+from analysis.grouping import assign_groups
+from analysis.results import Results
+from analysis.run_files import Damaged, leaves, read_lines
+from analysis.run_rows import typed
 from analysis.tables import TABLES, make, make_all
+from analysis.tables.table import markdown
 
 
 def test_one_row_per_run_with_typed_columns(tmp_path):
     write(tmp_path, "dit", "none", 0)
     write(tmp_path / "deeper", "mamba", "2-8@0.75", 1, routing__selection="rows")
     frame = analysis.load(tmp_path)
-    assert len(frame) == 2 and frame.attrs["damaged"] == []
+    assert len(frame) == 2 and frame.attrs == {} and analysis.problems(tmp_path).empty
     assert frame["seed"].dtype == "Int64" and frame["config.routing.shared"].dtype == "boolean"
     assert frame["config.train.lr"].dtype == "float64" and frame["backbone"].dtype == "string"
     row = frame[frame["backbone"] == "mamba"].iloc[0]
-    assert (row["span"], row["rate"], row["selection"], row["variant"]) == (
+    assert (row["span"], row["rate"], row["selection"], row["method"]) == (
         "2-8",
         0.75,
         "rows",
         "TREAD",
     )
     assert json.loads(row["config.train.betas"]) == [0.9, 0.999]
-    assert frame.attrs["metrics"][METRIC]["better"] == "lower"
+    scores = analysis.scores(frame)
+    assert set(scores.loc[scores["metric"] == METRIC, "better"]) == {"lower"}
     assert pd.isna(frame["config.backbone.depth"]).all()
 
 
 def test_a_route_in_stages_is_read_and_is_another_treatment_than_its_first(tmp_path):
     for route in ("none", "2-8/0.9:none"):
         write(tmp_path, route=route)
-    (base,) = Study.of(tmp_path).bases
-    assert base.auto() is None  # no guideline's route throughout
+    (base,) = Results.of(tmp_path).groups
+    assert base.guideline() is None  # no guideline's route throughout
     for route in ("2-8", "3-8@0.75/0.5:none"):
         write(tmp_path, route=route)
     frame = analysis.load(tmp_path)
-    assert len(frame) == 4 and frame.attrs["damaged"] == []
+    assert len(frame) == 4 and analysis.problems(tmp_path).empty
     row = frame[frame["route"] == "3-8@0.75/0.5:none"].iloc[0]
-    assert (row["span"], row["rate"], row["variant"]) == ("3-8", 0.75, "TREAD")
-    (base,) = Study.of(frame).bases
-    assert {cell.treatment for cell in base.routed} == {*frame["route"]} - {"none"}
-    assert base.auto().treatment == "2-8" and base.dense.treatment == "dense"
+    assert (row["span"], row["rate"], row["method"]) == ("3-8", 0.75, "TREAD")
+    (base,) = Results.of(frame).groups
+    assert {cell.name for cell in base.routed} == {*frame["route"]} - {"none"}
+    assert base.guideline().name == "2-8" and base.baseline.name == "dense"
     assert {"2-8/0.9:none", "2-8"} <= {row.entries[0].text for row in make("treatments", frame).rows}
 
 
@@ -65,8 +68,8 @@ def test_a_step_of_a_scheduled_route_costs_what_the_run_counted(tmp_path):
         found["macs"] = 400 * 64 * mean * (1 + 1e-12)  # sums of many steps round
         (folder / "summary.json").write_text(json.dumps(found))
     write(tmp_path)
-    (base,) = Study.of(tmp_path).bases
-    shares = {cell.treatment: cell.macs_share for cell in base.routed}
+    (base,) = Results.of(tmp_path).groups
+    shares = {cell.name: cell.macs_share for cell in base.routed}
     assert shares == {"2-8": routed / dense, "2-8, off_after=0.5": pytest.approx((1 + routed / dense) / 2)}
 
 
@@ -115,11 +118,14 @@ def test_damaged_and_unfinished_folders_are_listed_and_not_fatal(tmp_path):
     (live / "status.json").write_text(
         json.dumps({"status": "running", "step": 30, "steps": 400, "eta_s": 12.5})
     )
-    frame = analysis.load(tmp_path)
+    with pytest.warns(UserWarning, match=f"{len(breakages)} damaged run folders were left out"):
+        frame = analysis.load(tmp_path)
     assert len(frame) == 1
-    assert len(frame.attrs["damaged"]) == len(breakages)
-    assert all(item["reason"] for item in frame.attrs["damaged"])
-    assert [(u["status"], u["step"]) for u in frame.attrs["unfinished"]] == [("running", 30)]
+    problems = analysis.problems(tmp_path)
+    damaged = problems[problems["status"] == "damaged"]
+    assert len(damaged) == len(breakages) and damaged["reason"].str.len().gt(0).all()
+    unfinished = problems[problems["status"] != "damaged"]
+    assert unfinished[["status", "step"]].to_numpy().tolist() == [["running", 30]]
 
 
 BAD = [
@@ -135,7 +141,7 @@ BAD = [
 
 @pytest.mark.slow
 def test_one_bad_folder_is_listed_and_all_commands_go_on(tmp_path, capsys):
-    from analysis.analysis_command import main
+    from analysis.command import main
 
     for route in ("none", "2-8"):
         write(tmp_path, route=route, samples=True)
@@ -147,7 +153,7 @@ def test_one_bad_folder_is_listed_and_all_commands_go_on(tmp_path, capsys):
         if name == "status.json":
             (bad / "summary.json").unlink()
         reasons[bad.name] = reason
-    damaged = {row["run"]: row["reason"] for row in analysis.load(tmp_path).attrs["damaged"]}
+    damaged = analysis.problems(tmp_path).set_index("run")["reason"].to_dict()
     assert damaged.keys() == reasons.keys()
     assert all(reasons[run] in reason for run, reason in damaged.items()), damaged
     assert main(["list", str(tmp_path)]) == main(["report", str(tmp_path)]) == 0
@@ -164,7 +170,7 @@ def test_a_heartbeat_that_says_done_is_not_a_finished_run(tmp_path):
     (folder / "summary.json").unlink()
     (folder / "status.json").write_text('{"status": "done", "step": 400}')
     frame = analysis.load(tmp_path)
-    assert frame.empty and frame.attrs["unfinished"][0]["status"] == "unfinished"
+    assert frame.empty and analysis.problems(tmp_path)["status"].tolist() == ["unfinished"]
 
 
 def test_a_half_written_last_line_is_left_out(tmp_path):
@@ -194,8 +200,9 @@ def test_numbers_that_nobody_measured_overflow_no_table(key, value, tmp_path):
         folder = write(tmp_path, seed=seed)
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps(summary | {key: value}))
-    assert len(analysis.load(tmp_path)) == 2 + (value < 1)
-    assert len(make_all(tmp_path)) == len(TABLES)
+    results = Results.of(tmp_path)
+    assert len(results.runs) == 2 + (value < 1) and len(results.problems) == (value > 1)
+    assert len(make_all(results)) == len(TABLES)
 
 
 def test_numbers_beyond_any_float_are_no_points_of_a_curve(tmp_path):
@@ -219,7 +226,7 @@ def test_no_folder_is_a_user_error(tmp_path):
 
 
 def test_two_thousand_runs_load_with_one_parse_per_distinct_config_block(tmp_path):
-    from analysis.runs.run_files import _parse
+    from analysis.run_files import _parse
 
     folder = write(tmp_path, evaluations=2)
     for seed in range(1, 2000):
@@ -281,10 +288,12 @@ def test_no_bytes_in_any_file_are_fatal(tmp_path_factory, name, content):
     root = tmp_path_factory.mktemp("fuzz")
     folder = write(root, evaluations=1)
     (folder / name).write_bytes(content)
-    frame = analysis.load(root)
-    assert len(frame) + len(frame.attrs["damaged"]) + len(frame.attrs["unfinished"]) == 1
-    analysis.curves(frame)
-    analysis.scores(frame)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is left out is named
+        frame = analysis.load(root)
+        analysis.curves(frame)
+        analysis.scores(frame)
+    assert len(frame) + len(analysis.problems(root)) == 1
 
 
 def test_fields_that_a_score_lacks_do_not_hide_it(tmp_path):
@@ -306,12 +315,12 @@ def test_evaluations_beside_a_run_are_scores_but_never_its_own(tmp_path):
     lines = [score({}, 400, 1.5, guidance="none scale=1.0"), score({}, 400, 2.5)]
     (records / "step-00000400-aaaa.json").write_text(json.dumps({"scores": lines}))
     (records / "step-00000400-bbbb.json").write_text('{"scores": [')
-    found = analysis.scores(tmp_path)
+    with pytest.warns(UserWarning, match="bbbb.json cannot be read"):
+        found = analysis.scores(tmp_path)
     assert (
         set(found.loc[found["value"].isin([1.5, 2.5]), "own"]) == {False}
         and len(found[found["value"] < 3]) >= 2
     )
-    assert "bbbb.json cannot be read" in found.attrs["damaged"][0]["reason"]
     assert analysis.load(tmp_path)[f"score.{METRIC}"].item() == before
 
 
@@ -333,17 +342,15 @@ def test_evaluations_beside_a_run_are_scores_but_never_its_own(tmp_path):
 )
 def test_a_run_is_named_by_what_it_does_with_its_tokens(tmp_path, route, options, name):
     write(tmp_path, route=route, **options)
-    assert analysis.load(tmp_path)["variant"].item() == name
+    assert analysis.load(tmp_path)["method"].item() == name
 
 
 def test_methods_of_one_backbone_share_a_base(tmp_path):
-    from analysis.runs.cells import Study
-
     write(tmp_path)
     write(tmp_path, route="0-11", routing__reinsert="none", backbone__decoder={"depth": 2})
     write(tmp_path, route="2-8", train__encoder="random")
-    (base,) = Study.of(tmp_path).bases
-    assert base.dense is not None and len(base.routed) == 2
+    (base,) = Results.of(tmp_path).groups
+    assert base.baseline is not None and len(base.routed) == 2
 
 
 DECODER = {"depth": 2, "width": 64}
@@ -371,39 +378,26 @@ DECODER = {"depth": 2, "width": 64}
 def test_no_cell_mixes_runs_that_route_differently(tmp_path, shared, key, values, names):
     for value in values:
         write(tmp_path, **{"route": "2-8", **shared, key: value})
-    (base,) = Study.of(tmp_path).bases
-    found = {cell.treatment for cell in base.cells}
+    (base,) = Results.of(tmp_path).groups
+    found = {cell.name for cell in base.variants}
     assert found == names if names else len(found) == 2
 
 
 @pytest.mark.parametrize(("data", "rows"), [("fashion", 1), ("latents", 2)])
 def test_where_published_files_lay_parts_no_runs(tmp_path, data, rows):
-    from analysis.runs.cells import Study
-
     write(tmp_path, data__name=data, data__path="/here")
     write(tmp_path, data__name=data, data__path="/there", route="2-8")
-    assert len(Study.of(tmp_path).bases) == rows
+    assert len(Results.of(tmp_path).groups) == rows
 
 
 def test_runs_are_named_by_what_may_be_averaged(tmp_path):
-    from analysis.runs.grouping import named
-
     for seed in (0, 1):
         write(tmp_path, route="2-8", seed=seed, evaluations=2)
         write(tmp_path, route="2-8", seed=seed, evaluations=2, routing__selection="rows")
         write(tmp_path, route="2-8", seed=seed, evaluations=2, train__lr=1e-4)
-    scores = analysis.scores(named(analysis.load(tmp_path)))
-    cells = scores.groupby(["setting", "treatment", "metric", "step"])["seed"]
+    scores = analysis.scores(analysis.load(tmp_path))
+    cells = scores.groupby(["group", "variant", "metric", "step"])["seed"]
     assert (cells.nunique() == cells.size()).all() and len(cells) == 3 * 2 * 2
-
-
-def test_frames_that_are_cut_a_thousand_times_carry_no_attrs_to_copy(tmp_path):
-    from analysis.runs.cells import Study
-
-    write(tmp_path)
-    study = Study.of(tmp_path)
-    (base,) = study.bases
-    assert study.runs.attrs and study.scores.attrs == base.any.runs.attrs == {}
 
 
 def test_the_parent_of_a_link_is_where_the_link_leads(tmp_path):
@@ -413,29 +407,45 @@ def test_the_parent_of_a_link_is_where_the_link_leads(tmp_path):
     assert len(analysis.load(tmp_path / "link" / "..")) == 1
 
 
-@pytest.mark.parametrize("way", ["merge", "concat", "another library"])
-def test_runs_that_lost_their_attrs_give_no_table_of_the_papers_numbers(way, tmp_path):
-    for place, route in enumerate(("none", "2-8")):
-        write(tmp_path / str(place), route=route)
-    frame = analysis.load(tmp_path)
-    if way == "merge":
-        frame = frame.merge(pd.DataFrame({"run": frame["run"], "note": "mine"}), on="run")
-    elif way == "concat":
-        frame = pd.concat([analysis.load(tmp_path / place) for place in "01"], ignore_index=True)
-    else:
-        frame = pd.DataFrame(frame.to_dict("list"))
-    for use in (
-        lambda: analysis.tables.make("main", frame),
-        lambda: analysis.figures.make("overview", frame),
-        lambda: analysis.scores(frame),
-        lambda: analysis.curves(frame),
-        lambda: named(frame),
-        lambda: report.html(Study(frame)),
-    ):
-        with pytest.raises(AnalysisError, match="lost its attrs.*merge or concat"):
-            use()
-    frame.attrs = analysis.load(tmp_path).attrs
-    assert analysis.tables.make("main", frame).covered
-    # What only filters, sorts or adds columns keeps them.
-    kept = analysis.load(tmp_path).query("route == '2-8'").sort_values("run").assign(note="mine")
-    assert len(analysis.curves(kept)) == 40
+@pytest.mark.parametrize("way", ["merge", "concat", "parquet", "another library"])
+def test_runs_and_scores_survive_what_data_frames_go_through(way, tmp_path):
+    for place, seed in enumerate((0, 1)):
+        for route in ("none", "2-8"):
+            write(tmp_path / str(place), route=route, seed=seed)
+    expected = {name: analysis.tables.make(name, tmp_path) for name in ("main", "all_scores", "differences")}
+
+    def changed(read):
+        frame = read(tmp_path)
+        if way == "merge":
+            notes = pd.DataFrame({"path": frame["path"].unique(), "note": "mine"})
+            return frame.merge(notes, on="path")
+        if way == "concat":
+            return pd.concat([read(tmp_path / place) for place in "01"])
+        if way == "parquet":
+            pytest.importorskip("pyarrow")
+            frame.to_parquet(tmp_path / "frame.parquet")
+            return pd.read_parquet(tmp_path / "frame.parquet")
+        return pd.DataFrame(frame.to_dict("list"))
+
+    for read in (analysis.load, lambda root: analysis.scores(analysis.load(root))):
+        frame = changed(read)
+        assert frame.attrs == {}
+        for name, table in expected.items():
+            assert markdown(analysis.tables.make(name, frame)) == markdown(table)
+    runs = changed(analysis.load)
+    assert analysis.figures.make("overview", runs) is None
+    assert len(analysis.curves(runs)) == 4 * 40
+
+
+def test_a_frame_that_is_none_of_runs_is_refused():
+    with pytest.raises(AnalysisError, match="no column run, path"):
+        analysis.tables.make("main", pd.DataFrame({"backbone": ["dit"], "route": ["none"]}))
+
+
+def test_groups_of_frames_that_were_loaded_apart_are_told_apart(tmp_path):
+    for place, lr in (("a", 1e-3), ("b", 2e-3)):
+        write(tmp_path / place, train__lr=lr)
+    parts = [analysis.load(tmp_path / place) for place in "ab"]
+    assert parts[0]["group"].item() == parts[1]["group"].item()  # each alone needs no more words
+    runs = assign_groups(pd.concat(parts, ignore_index=True))
+    assert runs["group"].nunique() == 2 and len(Results.of(pd.concat(parts)).groups) == 2

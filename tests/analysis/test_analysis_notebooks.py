@@ -11,7 +11,7 @@ from analysis_runs import study
 from filelock import FileLock
 
 from analysis import notebook_files
-from analysis.runs.run_records import AnalysisError
+from analysis.errors import AnalysisError
 
 ROOT = Path(__file__).resolve().parents[2]
 QUIET = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

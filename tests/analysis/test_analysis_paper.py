@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from analysis.runs.run_records import AnalysisError
+from analysis.errors import AnalysisError
 from analysis.tables import paper
 
 

@@ -9,11 +9,12 @@ import tracemalloc
 import pytest
 from analysis_runs import write
 
-from analysis import analysis_command, publish
-from analysis.runs import archives
-from analysis.runs.archives import unpack
-from analysis.runs.cells import Study
-from analysis.runs.run_records import AnalysisError, find
+from analysis import archives, command, publish
+from analysis.archives import unpack
+from analysis.errors import AnalysisError
+from analysis.loading import find
+from analysis.machines import machine_lines
+from analysis.results import Results
 
 PAGE = """# Ours
 
@@ -31,7 +32,7 @@ Words stay.
 @pytest.mark.parametrize("text", [PAGE.replace("old\n<!-- end -->", "old"), PAGE[: PAGE.rindex("<!-- end")]])
 def test_a_block_without_an_end_is_refused(text, runs):
     with pytest.raises(AnalysisError, match="opens 3 blocks and ends 2; put <!-- end -->"):
-        publish.fill(text, Study.of(runs))
+        publish.fill(text, Results.of(runs))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, cap
     )  # fmt: skip
     other.write_text("".join(f"<!-- table {words} -->\n<!-- end -->\n" for words in blocks))
     assert (
-        analysis_command.main(["publish", str(runs), "--out", str(out), "--pages", str(other)]) == 0
+        command.main(["publish", str(runs), "--out", str(out), "--pages", str(other)]) == 0
     )
     assert "main" in capsys.readouterr().out
     page = (out / "README.md").read_text()
@@ -70,7 +71,7 @@ def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, cap
     with tarfile.open(out / publish.ARCHIVE) as tar:
         assert not [name for name in tar.getnames() if name.endswith(".safetensors")]
         assert [name for name in tar.getnames() if name.endswith("final.png")]
-    again = Study.of(unpack(out / publish.ARCHIVE, tmp_path / "again"))
+    again = Results.of(unpack(out / publish.ARCHIVE, tmp_path / "again"))
     assert publish.fill(page, again) == page
     assert publish.fill(other.read_text(), again) == other.read_text()
     assert "routed scale=1.5" in other.read_text()
@@ -90,23 +91,23 @@ def test_the_archive_holds_every_run_and_benchmark(tmp_path):
     timed.parent.mkdir(parents=True)
     for path in (timed, tmp_path / "bench.json"):
         path.write_text("{}")
-    study = Study.of(tmp_path)
+    study = Results.of(tmp_path)
     names = publish.records(study)
     held = {name.removeprefix("runs/").removesuffix("/summary.json") for name in names if "summary" in name}
     assert held == {f"a/{folder.name}", f"b/{folder.name}", alone.name}
     assert {name for name in names if "bench" in name} == {"runs/bench.json", f"runs/{timed.relative_to(tmp_path)}"}
     # Whatever an environment file holds.
-    assert "torch: not recorded" in publish.facts(study)
+    assert "torch: not recorded" in machine_lines(study.runs)
 
 
 def test_a_block_may_take_other_records(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "ROOT", tmp_path)
-    study = Study.of(runs)
+    study = Results.of(runs)
     page = "<!-- table main ours{0} -->\n<!-- end -->\n<!-- finding main{0} -->\n<!-- end -->"
     (tmp_path / "more.tar.gz").write_bytes(
         publish.archive({name: path.read_bytes() for name, path in publish.records(study).items()})
     )
-    empty = Study(study.runs.iloc[:0])
+    empty = Results.of(study.runs.iloc[:0])
     assert "dit-T/1" not in publish.fill(page.format(""), empty)
     given = publish.fill(page.format(" of=more.tar.gz"), empty)
     assert given.replace(" of=more.tar.gz", "") == publish.fill(page.format(""), study)
@@ -120,7 +121,7 @@ def test_a_block_may_take_other_records(runs, tmp_path, monkeypatch):
 
 
 def test_a_damaged_archive_is_refused_whole(runs, tmp_path):
-    study = Study.of(runs)
+    study = Results.of(runs)
     whole = publish.archive({name: path.read_bytes() for name, path in publish.records(study).items()})
     flipped = [bytes(b ^ (0xFF if place == at else 0) for place, b in enumerate(whole)) for at in (2000, len(whole) - 6)]
     stream = io.BytesIO()
@@ -134,7 +135,7 @@ def test_a_damaged_archive_is_refused_whole(runs, tmp_path):
 
 
 def test_headings_are_asked_for_before_they_become_notes(runs):
-    study = Study.of(runs)
+    study = Results.of(runs)
     one, two = (
         publish.fill(f"<!-- table summary {words} -->\n<!-- end -->", study).partition("\n")[2]
         for words in ("flat having=digits", "having=digits flat")
@@ -147,17 +148,17 @@ def test_a_run_whose_seed_nobody_knows_is_published(tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     del summary["seed"]
     (folder / "summary.json").write_text(json.dumps(summary))
-    assert any(name.endswith("summary.json") for name in publish.records(Study.of(tmp_path)))
+    assert any(name.endswith("summary.json") for name in publish.records(Results.of(tmp_path)))
 
 
 def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_path, capsys):
     out = tmp_path / "results"
     out.mkdir()
     (tmp_path / "empty").mkdir()
-    assert analysis_command.main(["publish", str(tmp_path / "empty"), "--out", str(out)]) == 2
+    assert command.main(["publish", str(tmp_path / "empty"), "--out", str(out)]) == 2
     assert "no finished run" in capsys.readouterr().err
     assert (
-        analysis_command.main(
+        command.main(
             ["publish", str(runs), "--out", str(out), "--pages", str(out / "no.md")]
         )
         == 2
@@ -165,15 +166,15 @@ def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_p
     assert "no page" in capsys.readouterr().err
     (tmp_path / "page.md").write_bytes(b"\xff")
     words = ["publish", str(runs), "--out", str(out), "--pages", str(tmp_path / "page.md")]
-    assert analysis_command.main(words) == 2
+    assert command.main(words) == 2
     assert "page.md is no page; name Markdown files in UTF-8" in capsys.readouterr().err
     (out / "README.md").write_text("<!-- table mian -->\n<!-- end -->")
-    assert analysis_command.main(["publish", str(runs), "--out", str(out)]) == 2
+    assert command.main(["publish", str(runs), "--out", str(out)]) == 2
     assert "did you mean main" in capsys.readouterr().err
     assert [path.name for path in out.iterdir()] == ["README.md"]
     for words, said in (("all", "options are `ours`"), ("columns=0,99", "no column '99'")):
         with pytest.raises(AnalysisError, match=said):
-            publish.fill(f"<!-- table main {words} -->\n<!-- end -->", Study.of(runs))
+            publish.fill(f"<!-- table main {words} -->\n<!-- end -->", Results.of(runs))
 
 
 def _packed(path, members):

@@ -13,9 +13,9 @@ from PIL import Image
 
 import analysis
 from analysis import report
-from analysis.analysis_command import main
+from analysis.command import main
 from analysis.report import runs_table
-from analysis.runs.cells import Study
+from analysis.results import Results
 from analysis.tables.table import plain
 
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
@@ -55,7 +55,7 @@ def test_it_asks_for_nothing_outside_itself(page):
 
 def test_it_holds_every_covered_table_figure_and_run(page, folder):
     text = page.read_text()
-    study = Study.of(folder)
+    study = Results.of(folder)
     for table in analysis.tables.make_all(study):
         assert f'id="table-{table.name}"' in text
     for plot in analysis.figures.make_all(study):
@@ -85,7 +85,7 @@ def test_it_opens_on_the_answer(page, folder):
 def test_two_seeds_are_no_headline(tmp_path):
     for seed, route in itertools.product(range(2), ("none", "2-8")):
         write(tmp_path, route=route, seed=seed)
-    text = report.html(Study.of(tmp_path))
+    text = report.html(Results.of(tmp_path))
     assert 'class="big"' not in text and "table-answer" not in text and "table-main" in text
     assert "2-8, after 400 steps (2 of 2 seeds reach it)" in text
 
@@ -114,7 +114,7 @@ def test_an_empty_folder_still_makes_a_page(tmp_path):
 
 
 def test_a_broken_picture_is_left_out(folder, tmp_path):
-    from analysis.figures.convergence import picture
+    from analysis.figures.sample_grids import picture
 
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "final.png").write_bytes(b"\x89PNG nonsense")

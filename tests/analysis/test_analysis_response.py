@@ -7,11 +7,12 @@ from analysis_runs import score, write
 
 import analysis
 from analysis import findings
-from analysis.runs.cells import Study
-from analysis.runs.seed_statistics import paired
-from analysis.tables import guidance_table
-from analysis.tables.guidance_table import setting
-from analysis.tables.main_table import score_set
+from analysis.aggregation import paired
+from analysis.results import Results
+from analysis.tables import guidance as guidance_table
+from analysis.tables import guidance_scale as scale_table
+from analysis.tables.guidance import setting
+from analysis.tables.main import score_set
 from analysis.tables.table import markdown
 from routing.errors import UserError
 
@@ -66,16 +67,16 @@ def runs(tmp_path_factory):
                         {"pair": "routed", "level": None, "plain": 9.0, "instrumented": 9.0},
                     ]
                     about = {
-                        "format": guidance_table.FORMAT, "run": folder.name, "backbone": "dit",
+                        "format": scale_table.FORMAT, "run": folder.name, "backbone": "dit",
                         "size": "T/1", "data": "digits", "route": route, "seed": seed,
                         "step": 400, "samples": 360, "notes": [], "rows": scales,
                     }  # fmt: skip
                     (folder / "guidance_scale.json").write_text(json.dumps(about))
-    return Study.of(root)
+    return Results.of(root)
 
 
 def test_the_set_of_a_base_begins_with_its_own_metric_and_space(runs):
-    dit, mamba = runs.bases
+    dit, mamba = runs.groups
     names = list(score_set(dit))
     assert names == [
         "FD-500 (digits-classifier)",
@@ -173,14 +174,14 @@ def test_a_map_of_fewer_samples_and_seeds_without_guidance_leave_the_curve_alone
                 name = "FD-60 (digits-classifier)"
                 rows.append(score({}, 400, value + weak - strong, name, guidance=about, **kind))
             (folder / "scores.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    frame = guidance_table.responses(Study.of(tmp_path))
+    frame = guidance_table.responses(Results.of(tmp_path))
     assert set(frame["metric"]) == {"FD-500 (digits-classifier)"} and set(frame["n"]) == {1}
     assert set(frame["setting"]) == {"CFG 1", *GUIDES.values()}
-    plain = frame[frame["setting"] == "CFG 1"].set_index("treatment")["mean"]
+    plain = frame[frame["setting"] == "CFG 1"].set_index("variant")["mean"]
     assert plain.to_dict() == {"dense": 50.0, "2-8": 40.0}
     maps = analysis.figures.make("guidance", tmp_path)
     assert set(maps.data["metric"]) == {"FD-60 (digits-classifier)"}
-    assert maps.data.groupby("treatment").size().to_dict() == {"dense": len(rates), "2-8": len(rates)}
+    assert maps.data.groupby("variant").size().to_dict() == {"dense": len(rates), "2-8": len(rates)}
 
 
 def test_without_three_settings_there_is_no_curve(tmp_path):
@@ -213,21 +214,21 @@ def test_what_is_said_of_scales_mixes_no_routes_and_no_lengths(tmp_path):
         for seed in range(3):
             folder = write(tmp_path, route=route, seed=seed, train__steps=steps, **over)
             about = dict.fromkeys(("backbone", "size", "data", "run"), "x")
-            about |= {"format": guidance_table.FORMAT, "route": route, "seed": seed, "step": steps, "notes": []}
+            about |= {"format": scale_table.FORMAT, "route": route, "seed": seed, "step": steps, "notes": []}
             rows = [{"pair": "dense", "level": None, "instrumented": value}]
             (folder / "guidance_scale.json").write_text(json.dumps(about | {"rows": rows}))
 
     for route, value in (("none", 1.0), ("2-8", 2.0), ("0-8", 4.0)):
         scale(route, 400, value)
-    said = findings.scale(Study.of(tmp_path))
+    said = findings.scale(Results.of(tmp_path))
     assert [line.split(",")[2].split("**")[0] for line in said] == [" route 0-8", " route 2-8"]
     assert ["+3.000" in said[0], "+1.000" in said[1]] == [True, True]
     scale("2-8", 400, 7.0, routing__selection="rows")
-    more = findings.scale(Study.of(tmp_path))
+    more = findings.scale(Results.of(tmp_path))
     assert {*said} < {*more} and any(", route 2-8, selection=rows**" in line and "+6.000" in line for line in more)
     said = more
     scale("none", 800, 9.0)
-    assert findings.scale(Study.of(tmp_path)) == [line.replace("x-x, x,", "x-x, x, after 400 steps,") for line in said]
+    assert findings.scale(Results.of(tmp_path)) == [line.replace("x-x, x,", "x-x, x, after 400 steps,") for line in said]
 
 
 def test_a_run_that_cost_nothing_is_no_division_by_it(tmp_path):
@@ -235,7 +236,7 @@ def test_a_run_that_cost_nothing_is_no_division_by_it(tmp_path):
         path = write(tmp_path, route=route) / "summary.json"
         cost = 1 if route == "none" else 0
         path.write_text(json.dumps(json.loads(path.read_text()) | {"macs_routed": cost}))
-    assert "do not tell" in findings.make("cost", Study.of(tmp_path))
+    assert "do not tell" in findings.make("cost", Results.of(tmp_path))
 
 
 def test_unequal_steps_and_seeds_without_a_pair_are_no_part_of_a_sentence(tmp_path):
@@ -243,10 +244,10 @@ def test_unequal_steps_and_seeds_without_a_pair_are_no_part_of_a_sentence(tmp_pa
         write(tmp_path, route="none", seed=seed, train__steps=200)
         write(tmp_path, route="2-8", seed=seed, evaluations=1)
     # Multiply-adds of a step do not depend on how many were taken; no time is compared.
-    said = findings.make("cost", Study.of(tmp_path))
+    said = findings.make("cost", Results.of(tmp_path))
     assert said.endswith("1.40 times fewer multiply-adds an image than dense.") and "clock" not in said
     write(tmp_path, route="none", seed=0)
-    assert "after 400 steps (n=1)**" in findings.make("main", Study.of(tmp_path))
+    assert "after 400 steps (n=1)**" in findings.make("main", Results.of(tmp_path))
 
 
 def test_a_finding_below_three_seeds_is_none():
@@ -259,7 +260,7 @@ def test_scores_without_a_seed_or_a_step_are_left_out_of_guidances(tmp_path, mis
     file = folder / ("summary.json" if missing == "seed" else "scores.jsonl")
     lines = [json.loads(line) | {missing: None} for line in file.read_text().splitlines()]
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert analysis.load(tmp_path).attrs["damaged"] == []
+    assert analysis.problems(tmp_path).empty
     for name in ("response", "guidance"):
         assert not analysis.tables.make(name, tmp_path).covered
         assert analysis.figures.make(name, tmp_path) is None

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 import backbones
-from analysis.analysis_command import main
-from analysis.runs.run_records import AnalysisError
+from analysis.command import main
+from analysis.errors import AnalysisError
 from analysis.similarity import Protocol, centre, cosine, hsic, measure, read
 from experiments.config.compose import load
 from experiments.evaluation.trained_model import export

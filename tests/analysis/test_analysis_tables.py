@@ -17,18 +17,17 @@ import pytest
 from analysis_runs import ACCURACY, METRIC, score, study, write
 
 import analysis
-from analysis import findings
-from analysis.runs import seed_statistics
-from analysis.runs.cells import Study
-from analysis.runs.run_records import AnalysisError
+from analysis import aggregation, findings
+from analysis.errors import AnalysisError
+from analysis.results import Results
 from analysis.tables import TABLES, make, make_all, render, save
-from analysis.tables.equal_cost import reach, speedup
-from analysis.tables.table import Column, Entry, build, markdown, ours
+from analysis.tables.speedup import reach, speedup
+from analysis.tables.table import Column, Entry, build, markdown, measured
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return Study.of(analysis.load(study(tmp_path_factory.mktemp("runs"))))
+    return Results.of(analysis.load(study(tmp_path_factory.mktemp("runs"))))
 
 
 def find(table, group, first):
@@ -42,21 +41,21 @@ def find(table, group, first):
 
 
 def test_interval_is_students():
-    estimate = seed_statistics.interval([1.0, 2.0, 3.0])
+    estimate = aggregation.interval([1.0, 2.0, 3.0])
     # t(0.975, 2) = 4.302653, s = 1, n = 3.
     assert estimate.mean == 2.0 and estimate.std == 1.0
     assert math.isclose(estimate.high - 2, 4.302653 / math.sqrt(3), rel_tol=1e-6)
-    assert seed_statistics.interval([5.0]).low is None and seed_statistics.mean_std([]) is None
+    assert aggregation.interval([5.0]).low is None and aggregation.mean_std([]) is None
 
 
 def test_ratio_is_geometric():
-    assert math.isclose(seed_statistics.ratio([2.0, 8.0]).mean, 4.0)
-    assert seed_statistics.ratio([]) is None
+    assert math.isclose(aggregation.ratio([2.0, 8.0]).mean, 4.0)
+    assert aggregation.ratio([]) is None
 
 
 def test_differences_are_paired_by_seed():
     first, second = {0: 10.0, 1: 20.0, 2: 30.0}, {0: 9.0, 1: 19.0, 2: 29.0, 3: 1.0}
-    estimate = seed_statistics.paired(first, second)
+    estimate = aggregation.paired(first, second)
     assert estimate.n == 3 and estimate.mean == -1.0
     # Unpaired, the spread of the seeds would swamp it; paired, nothing is left.
     assert estimate.low == estimate.high == -1.0
@@ -88,7 +87,7 @@ def test_summary_has_a_row_per_backbone_with_differences_over_the_seeds_of_both(
             if seed or backbone == "dit":
                 write(tmp_path, backbone, route="2-8", seed=seed)
     write(tmp_path, "mamba", route="none")  # nothing to compare it with
-    found = Study.of(analysis.load(tmp_path))
+    found = Results.of(analysis.load(tmp_path))
     table = make("summary", found)
     assert [row.entries[0].text for row in table.rows] == ["dit-T/1", "rwkv-T/1"]
     assert len(table.groups) == 1 and f"route 2-8, {METRIC}, after 400 steps" in table.groups[0]
@@ -96,7 +95,7 @@ def test_summary_has_a_row_per_backbone_with_differences_over_the_seeds_of_both(
     for backbone, seeds in (("dit", [0, 1, 2]), ("rwkv", [1, 2])):
         row = find(table, "digits", f"{backbone}-T/1")
         dense, routed = (frame[backbone, route][seeds] for route in ("none", "2-8"))
-        known = seed_statistics.interval(list(routed - dense))
+        known = aggregation.interval(list(routed - dense))
         text = f"{dense.mean():.2f} \u2192 {routed.mean():.2f} ({known.mean:+.2f} \u00b1 {known.high - known.mean:.2f})"
         assert row["FD"].text == text and row["Seeds"].value == len(seeds)
         assert row["w_eff"].is_missing and row["MACs per step"].value == pytest.approx(
@@ -116,7 +115,7 @@ def test_every_treatment_is_a_row_of_scores_beside_the_dense_one(runs):
     assert f"({gap.value:+.2f} \u00b1 {gap.high - gap.value:.2f})" in rows["2-8"]["FD"].text
     assert rows["2-8"]["w_eff"].is_missing and rows["2-8"]["Seeds"].value == 3
     fewer = runs.runs[(runs.runs.variant != "dense") | (runs.runs.seed != 2)]
-    row = find(make("treatments", Study.of(fewer)), "dit-T/1, digits, edm", "2-8")
+    row = find(make("treatments", Results.of(fewer)), "dit-T/1, digits, edm", "2-8")
     assert row["Seeds"].value == 3 and row["FD"].text.endswith(", n=2")  # pairs
 
 
@@ -143,7 +142,7 @@ def test_tails_stand_beside_the_runs_that_they_grew_from(tmp_path):
     for name, scores in values.items():
         assert row[name].value == pytest.approx(scores.mean()) and row[name].n == 3
     for name in ("Dense", "Routed"):
-        known = seed_statistics.interval(list(values["+ tail"] - values[name]))
+        known = aggregation.interval(list(values["+ tail"] - values[name]))
         assert row[f"\u0394 tail, {name.lower()}"].low == pytest.approx(known.low)
 
 
@@ -168,7 +167,7 @@ def test_a_tail_is_held_against_runs_that_went_on_as_they_were(tmp_path):
     for name, part in values.items():
         assert row[name].value == pytest.approx(part.mean()) and row[name].n == 3
     for name in ("Dense + same", "Routed + same"):
-        known = seed_statistics.interval(list((values["+ tail"] - values[name]).sort_index()))
+        known = aggregation.interval(list((values["+ tail"] - values[name]).sort_index()))
         assert row[f"\u0394 tail, {name.lower()}"].low == pytest.approx(known.low)
 
 
@@ -188,38 +187,38 @@ def test_steps_pairs_equal_steps_and_equal_multiply_adds(tmp_path):
     folder = next(path for path in tmp_path.iterdir() if "none_s0" in path.name)
     scale = {"rows": [{"pair": "dense", "level": None, "instrumented": 0.75}], "step": 200, "samples": 9}
     (folder / "guidance_scale.json").write_text(json.dumps(scale))
-    found = Study.of(tmp_path)
+    found = Results.of(tmp_path)
     rows = {row.entries[0].text: row.entries for row in make("steps", found).rows}
     # Scored at 100..400 and at 140, 280 .. 700: never after equal steps, four times at equal cost.
     assert list(rows) == ["100 \u2192 140", "200 \u2192 280", "300 \u2192 420", "400 \u2192 560"]
-    (base,) = found.bases
+    (base,) = found.groups
     for steps, entries in rows.items():
         one, two = map(int, steps.split(" \u2192 "))
-        dense, routed = base.dense.by_seed(base.score, one), base.routed[0].by_seed(base.score, two)
-        mean = seed_statistics.interval([routed[seed] - dense[seed] for seed in (0, 1, 2)]).mean
+        dense, routed = base.baseline.by_seed(base.metric, one), base.routed[0].by_seed(base.metric, two)
+        mean = aggregation.interval([routed[seed] - dense[seed] for seed in (0, 1, 2)]).mean
         assert f"({mean:+.2f}" in entries[3].text and entries[1].value == 3
         assert entries[2].value == pytest.approx(1.0, abs=0.001)
     # A scale that was measured before the run went on counts where it was measured, and not at the end.
-    assert base.dense.by_seed("score.w_eff (instrumented)", 200) == {0: 0.75}
-    assert base.dense.by_seed("score.w_eff (instrumented)", 400) == {}
+    assert base.baseline.by_seed("w_eff (instrumented)", 200) == {0: 0.75}
+    assert base.baseline.by_seed("w_eff (instrumented)", 400) == {}
 
 
 def test_different_objectives_and_selections_never_share_a_cell(runs):
-    labels = [base.label for base in runs.bases]
+    labels = [base.label for base in runs.groups]
     assert len(labels) == len(set(labels)) == 4
-    mamba = next(base for base in runs.bases if base.label.startswith("mamba"))
+    mamba = next(base for base in runs.groups if base.label.startswith("mamba"))
     assert {"2-8", "2-8, selection=rows", "2-8, selection=unsorted"} <= {
-        cell.treatment for cell in mamba.routed
+        cell.name for cell in mamba.routed
     }
-    assert all(len(cell.by_seed(base.score)) == 3 for base in runs.bases for cell in base.cells)
+    assert all(len(cell.by_seed()) == 3 for base in runs.groups for cell in base.variants)
 
 
 def test_a_changed_hyper_parameter_makes_another_base(tmp_path):
     write(tmp_path, train__lr=1e-3)
     write(tmp_path, train__lr=2e-3)
     write(tmp_path, train__lr=2e-3, train__log_every=5, paths__runs="elsewhere", seed=1)
-    found = Study.of(tmp_path).bases
-    assert sorted(len(base.dense.runs) for base in found) == [1, 2]
+    found = Results.of(tmp_path).groups
+    assert sorted(len(base.baseline.runs) for base in found) == [1, 2]
     assert all("train.lr=" in base.label for base in found)
 
 
@@ -269,14 +268,14 @@ def test_headline_counts_first_scored_step_that_is_as_good(tmp_path):
     for seed in range(3):
         for route, marks in {
             "none": {100: 9.0, 200: 5.0, 400: 5.5},
-            "2-8": {100: 5.0, 200: 4.0},
+            "2-8": {100: 5.0, 200: 4.0, 400: 4.5},
         }.items():
             folder = write(tmp_path, route=route, seed=seed)
             lines = [score({}, step, value) for step, value in marks.items()]
             (folder / "scores.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         folder = write(tmp_path, route="0-10", seed=seed)
         (folder / "scores.jsonl").write_text(json.dumps(score({}, 400, 6.0)) + "\n")
-    source = Study.of(analysis.load(tmp_path))
+    source = Results.of(analysis.load(tmp_path))
     table = make("speedup", source)
     row = find(table, "dit", "2-8")
     # The dense best stands at step 200; the routed run is there at 100: twice as fast in steps.
@@ -292,16 +291,16 @@ def test_headline_counts_first_scored_step_that_is_as_good(tmp_path):
 
 
 def test_a_cost_that_nobody_logged_is_missing_and_not_out_of_reach():
-    reached = pd.DataFrame({"there": [True, True], "step": 2.0, "macs": math.nan})
+    reached = pd.DataFrame({"reached": [True, True], "step": 2.0, "macs": math.nan})
     assert speedup(reached, "step").value == pytest.approx(2) and speedup(reached, "macs").is_missing
-    assert speedup(reached.assign(there=False), "macs").text == "not reached"
+    assert speedup(reached.assign(reached=False), "macs").text == "not reached"
 
 
 def test_headline_works_for_a_metric_where_higher_is_better(runs):
-    source = Study.of(runs.runs, ACCURACY)
-    base = next(b for b in source.bases if b.label.startswith("rwkv"))
+    source = Results.of(runs.runs, ACCURACY)
+    base = next(b for b in source.groups if b.label.startswith("rwkv"))
     assert base.better == "higher"
-    found = reach(base, base.dense, base.auto())
+    found = reach(base, base.baseline, base.guideline())
     assert len(found) == 3 and (found["step"] > 1).all()
 
 
@@ -333,7 +332,7 @@ def test_scaling_and_resolution_find_their_runs(tmp_path):
             write(tmp_path, route=route, seed=seed, backbone__depth=24)
         for route in ("none", "2-8"):
             write(tmp_path, route=route, seed=seed, task="text", data__name="scenes", size="M/2")
-    source = Study.of(analysis.load(tmp_path))
+    source = Results.of(analysis.load(tmp_path))
     scaling = make("relative_absolute", source)
     assert find(scaling, "dit", "relative: 4-16 of 24 blocks")["Paper"].value == 18.81
     assert find(scaling, "dit", "absolute: 2-20 of 24 blocks")["Ours"].n == 3
@@ -367,7 +366,7 @@ def nasty():
     columns = [Column(NASTY, numeric=False), Column("value", better="lower")]
     rows = [
         (NASTY, [NASTY, Entry(value=1.0, n=1)]),
-        (NASTY, ["=cmd()", ours(seed_statistics.mean_std([2.0, 3.0, 4.0]))]),
+        (NASTY, ["=cmd()", measured(aggregation.mean_std([2.0, 3.0, 4.0]))]),
     ]
     return build("nasty", NASTY, columns, rows, [NASTY])
 
@@ -471,7 +470,7 @@ def test_a_wide_table_goes_on_below_with_its_first_column(runs):
 @pytest.mark.parametrize(("rows", "environment"), [(40, "table"), (41, "longtable")])
 def test_a_long_table_goes_on_over_pages(rows, environment):
     columns = [Column("Metric", numeric=False), Column("Dense"), Column("Dense")]
-    entry = ours(seed_statistics.mean_std([2.0, 3.0, 4.0]))
+    entry = measured(aggregation.mean_std([2.0, 3.0, 4.0]))
     table = build("long", "Long", columns, [("a 50 %", [str(k), entry, 1.5]) for k in range(rows)])
     text = render.latex(table)
     assert rf"\begin{{{environment}}}" in text and rf"\end{{{environment}}}" in text
@@ -497,7 +496,7 @@ def test_rows_that_miss_every_number_of_ours_are_left_out(runs):
 def test_a_key_that_only_some_runs_set_tells_them_apart(tmp_path):
     write(tmp_path, train__clip=None)
     write(tmp_path, train__clip=1.0)
-    assert len(Study.of(tmp_path).bases) == 2
+    assert len(Results.of(tmp_path).groups) == 2
 
 
 def test_every_grid_says_what_it_makes_and_analysis_makes_it():
@@ -522,16 +521,16 @@ def test_fine_tunes_of_several_seeds_share_a_cell(tmp_path):
             init=f"/somewhere/runs/dit-T1-digits_2-8_s{seed}-0123abcd@400",
             train__lr=1e-5,
         )
-    (base,) = Study.of(tmp_path).bases
+    (base,) = Results.of(tmp_path).groups
     assert (
-        base.dense.treatment == "dense fine-tune (F)" and len(base.dense.by_seed(base.score)) == 3
+        base.baseline.name == "dense fine-tune (F)" and len(base.baseline.by_seed()) == 3
     )
 
 
 def test_a_fine_tune_beside_runs_from_scratch_is_told_apart_in_words(tmp_path):
     write(tmp_path)
     write(tmp_path, init="/somewhere/runs/dit-T1-digits_2-8_s0-0123abcd@400", train__lr=1e-5)
-    labels = sorted(base.label for base in Study.of(tmp_path).bases)
+    labels = sorted(base.label for base in Results.of(tmp_path).groups)
     assert len(labels) == 2
     assert "init=dit-T1-digits_2-8@400" in labels[0] and "init=" not in labels[1]
 
@@ -539,7 +538,7 @@ def test_a_fine_tune_beside_runs_from_scratch_is_told_apart_in_words(tmp_path):
 def test_whole_numbers_stay_whole_in_headings(tmp_path):
     write(tmp_path, train__batch=64, train__lr=1e-4)
     write(tmp_path, train__batch=32, train__lr=2e-4)
-    labels = [base.label for base in Study.of(tmp_path).bases]
+    labels = [base.label for base in Results.of(tmp_path).groups]
     assert any("train.batch=64, train.lr=0.0001" in label for label in labels), labels
 
 
@@ -572,7 +571,7 @@ def test_settings_of_one_model_have_names_of_their_own(tmp_path):
         for route in ("none", "2-8", "3-8", "4-8"):
             write(tmp_path, route=route, size="T/2", **over)
         write(tmp_path, route="2-8", size="T/1", **over)
-    study = Study.of(tmp_path)
+    study = Results.of(tmp_path)
     names = [row.entries[0].text for row in make("tokens", study).rows]
     assert len(names) == len(set(names)) == 6
     for kind in ("main", "cost", "placement"):
@@ -621,7 +620,7 @@ def test_memorisation_stands_beside_the_score_in_the_features_of_the_score(tmp_p
     for each in make_all(tmp_path):
         assert "emorisation" not in markdown(each), each.name
     assert any("lower values indicate copying" in note for note in table.notes)
-    said = findings.make("main", Study.of(tmp_path))
+    said = findings.make("main", Results.of(tmp_path))
     assert "NN-distance ratio-500 -0.010" in said and "memorisation" not in said
 
 
@@ -810,25 +809,25 @@ def test_a_key_that_was_added_later_does_not_part_old_runs_from_new_ones(tmp_pat
 
     forget(write(tmp_path, seed=0))
     write(tmp_path, seed=1, train__clip=1.0)
-    assert len(Study.of(tmp_path).bases) == 1
+    assert len(Results.of(tmp_path).groups) == 1
     write(tmp_path, seed=2, train__clip=None)
     # Now the newer runs differ among themselves, and what the old one did is not known.
-    assert len(Study.of(tmp_path).bases) > 1
+    assert len(Results.of(tmp_path).groups) > 1
 
 
 def test_a_seed_that_ran_twice_is_read_by_its_curve(tmp_path):
-    from analysis.figures.convergence import mean_path
-    from analysis.runs.cells import Study
+    from analysis.figures.convergence import mean_curve
+    from analysis.results import Results
 
     for seed in (0, 1):
         write(tmp_path, seed=seed, evaluations=1)
     write(tmp_path, seed=0, evaluations=4, train__log_every=5)
-    study = Study.of(tmp_path)
-    (base,) = study.bases
-    paths = base.dense.paths
+    study = Results.of(tmp_path)
+    (base,) = study.groups
+    paths = base.baseline.curves
     assert {seed: len(path) for seed, path in paths.items()} == {0: 4, 1: 1}
     # The seed without a curve does not take the other one's away.
-    assert list(mean_path(base.dense)["n"]) == [1, 1, 1, 1]
+    assert list(mean_curve(base.baseline)["n"]) == [1, 1, 1, 1]
 
 
 def ended(root, route, seed, values):
@@ -913,8 +912,8 @@ def test_a_headline_needs_three_seeds_and_most_of_them(tmp_path, seeds, there, t
     assert entry.value == pytest.approx(2.0) and text in render.plain(entry)
     assert entry.best == bold and entry.few != bold
     assert (r"{\bfseries\boldmath \num{2.00}x}" in render.latex(table)) == bold
-    study = Study.of(tmp_path)
-    cards, without = report._headlines(study)
+    study = Results.of(tmp_path)
+    cards, without = report._cards(study)
     assert len(cards) == bold and len(without) == (not bold)
     if bold:
         assert text in dict(cards[0]["facts"])["FLOPs"] and ", after 100 steps" in cards[0]["label"]
@@ -925,14 +924,14 @@ def test_a_headline_needs_three_seeds_and_most_of_them(tmp_path, seeds, there, t
 def test_a_route_with_several_rates_stands_after_those_with_one(tmp_path):
     for route in ("none", "0-4+6-9", "0-4@0.25+6-9@0.75"):
         write(tmp_path, route=route)
-    (base,) = Study.of(tmp_path).bases
-    assert [cell.treatment for cell in base.routed] == ["0-4+6-9", "0-4@0.25+6-9@0.75"]
+    (base,) = Results.of(tmp_path).groups
+    assert [cell.name for cell in base.routed] == ["0-4+6-9", "0-4@0.25+6-9@0.75"]
 
 
 def test_a_study_is_read_by_the_metric_that_is_asked_for(runs):
     values = [make("route_placement", runs, metric).rows[0].entries[1].value for metric in (None, METRIC, ACCURACY)]
     assert values[0] == values[1] > 1 > values[2]
-    assert Study.of(runs, METRIC).runs is runs.runs and Study.of(runs) is runs
+    assert Results.of(runs, METRIC).runs is runs.runs and Results.of(runs) is runs
 
 
 def test_the_state_of_the_art_has_each_score_in_its_own_column(tmp_path):

@@ -14,12 +14,13 @@ from analysis_runs import write
 from small import small
 
 from analysis import findings
-from analysis.analysis_command import main
-from analysis.figures.guidance_figures import draw
+from analysis.command import main
+from analysis.errors import AnalysisError
+from analysis.figures.effective_scale import effective_scale as draw
 from analysis.guidance_scale import Measurement, Weights
-from analysis.runs.cells import Study
-from analysis.runs.run_records import AnalysisError
-from analysis.tables import guidance_table, make
+from analysis.results import Results
+from analysis.tables import guidance_scale as guidance_table
+from analysis.tables import make
 from analysis.tables.table import plain
 from experiments import components as build
 from experiments.evaluation.trained_model import export
@@ -92,7 +93,7 @@ def test_recipes_are_told_apart_and_no_seed_counts_twice(tmp_path: Path) -> None
                 about = {"format": guidance_table.FORMAT, "run": folder.name, "backbone": "dit", "size": "T/1"}
                 about |= {"data": "digits", "route": route, "step": 400, "seed": seed, "notes": [], "rows": levels}
                 (folder / guidance_table.FILE).write_text(json.dumps(about))
-    study = Study.of(tmp_path)
+    study = Results.of(tmp_path)
     found = guidance_table.scale_table(guidance_table.stored_scales(study)).rows
     assert len(found) == 4 and all(row.entries[3].n == 3 for row in found)
     assert {row.group.partition(" (")[2].partition(")")[0] for row in found} == {"train.lr=0.001", "train.lr=0.0001"}
@@ -177,10 +178,10 @@ def test_runs_are_each_others_instruments_and_controls(
     ):
         assert (tmp_path / name).stat().st_size
     # What is stored reaches the usual tables and figures.
-    study = Study.of(runs["routed"].parent, None)
+    study = Results.of(runs["routed"].parent, None)
     table = make("guidance_scale", study)
     assert table.covered and len(table.groups) == 2
-    assert main(["figures", str(study.runs.attrs["root"]), "--only", "guidance_scale"]) == 0
+    assert main(["figures", str(study.roots[0]), "--only", "guidance_scale"]) == 0
 
 
 def test_without_an_instrument_there_is_the_plain_form_and_a_sentence(

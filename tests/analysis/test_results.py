@@ -7,8 +7,8 @@ import pytest
 from small import ROOT
 
 from analysis import figures, findings, notebook_files, publish, tables
-from analysis.runs.archives import unpack
-from analysis.runs.cells import Study
+from analysis.archives import unpack
+from analysis.results import Results
 from analysis.tables.table import markdown
 
 RESULTS = ROOT / "results"
@@ -16,7 +16,7 @@ RESULTS = ROOT / "results"
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    return Study.of(unpack(RESULTS / publish.ARCHIVE, tmp_path_factory.mktemp("results")))
+    return Results.of(unpack(RESULTS / publish.ARCHIVE, tmp_path_factory.mktemp("results")))
 
 
 @pytest.mark.parametrize("page", ["results/README.md", "results/speed.md", "README.md"])
@@ -53,7 +53,7 @@ def test_committed_notebooks_show_what_the_records_say(name, shown, study, tmp_p
         records = (
             study
             if archive == "runs"
-            else Study.of(unpack(RESULTS / f"{archive}.tar.gz", tmp_path))
+            else Results.of(unpack(RESULTS / f"{archive}.tar.gz", tmp_path))
         )
         expected += [findings.make(each, records) for each in sentences]
         expected += [
@@ -67,7 +67,7 @@ def test_committed_notebooks_show_what_the_records_say(name, shown, study, tmp_p
 
 def test_fashion_mnist_leads_and_no_row_is_missing(study):
     """The evidence is on Fashion-MNIST: 8x8 digits are the null case and stand behind it."""
-    assert [base.any.first("data") for base in study.bases[:3]] == ["fashion"] * 3
+    assert [base.first("data") for base in study.groups[:3]] == ["fashion"] * 3
     overview = figures.make("overview", study).data
     assert set(overview["backbone"]) == {"dit", "mamba", "rwkv"}
     assert overview["of"].str.contains("fashion").all() and (overview["n"] >= 3).all()
@@ -91,7 +91,7 @@ def test_no_notebook_contradicts_the_results_page():
 
 
 def test_the_records_are_whole_and_hold_no_weights(study):
-    assert not study.runs.attrs["damaged"] and not study.runs.attrs["unfinished"]
+    assert study.problems.empty
     with tarfile.open(RESULTS / publish.ARCHIVE) as tar:
         assert not [name for name in tar.getnames() if name.endswith((".safetensors", ".pt"))]
     rows = (RESULTS / "runs.csv").read_text(encoding="utf-8").splitlines()

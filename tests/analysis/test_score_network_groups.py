@@ -7,8 +7,8 @@ import json
 from analysis_runs import METRIC, write
 
 import analysis
-from analysis.runs import compare
-from analysis.runs.cells import Study
+from analysis import compare
+from analysis.results import Results
 
 
 def features_of(folder, network):
@@ -30,8 +30,8 @@ def pair(tmp_path, first, second):
 
 def test_scores_of_one_network_are_paired(tmp_path):
     first, second = pair(tmp_path, "digits-classifier@11111111", "digits-classifier@11111111")
-    (base,) = Study.of(tmp_path).bases
-    assert base.dense is not None and len(base.routed) == 1
+    (base,) = Results.of(tmp_path).groups
+    assert base.baseline is not None and len(base.routed) == 1
     line = next(text for text in compare.text(first, second).splitlines() if METRIC in text)
     assert line.endswith(")")
     assert set(analysis.load(tmp_path)["networks"]) == {"digits-classifier@11111111"}
@@ -39,10 +39,10 @@ def test_scores_of_one_network_are_paired(tmp_path):
 
 def test_scores_of_two_networks_are_two_groups(tmp_path):
     first, second = pair(tmp_path, "digits-classifier@11111111", "digits-classifier@22222222")
-    study = Study.of(tmp_path)
-    assert len(study.bases) == 2 and not list(study.pairs())
+    study = Results.of(tmp_path)
+    assert len(study.groups) == 2 and not list(study.pairs())
     assert {"11111111", "22222222"} <= set(
-        " ".join(base.label for base in study.bases).replace(")", "=").split("=")
+        " ".join(base.label for base in study.groups).replace(")", "=").split("=")
     )
     text = compare.text(first, second)
     line = next(line for line in text.splitlines() if METRIC in line)
@@ -52,11 +52,11 @@ def test_scores_of_two_networks_are_two_groups(tmp_path):
 
 def test_records_without_a_hash_are_a_group_of_their_own(tmp_path):
     pair(tmp_path, "digits-classifier", "digits-classifier@22222222")
-    study = Study.of(tmp_path)
-    assert len(study.bases) == 2 and not list(study.pairs())
+    study = Results.of(tmp_path)
+    assert len(study.groups) == 2 and not list(study.pairs())
 
 
 def test_runs_without_scores_in_features_stay_with_those_that_have_them(tmp_path):
     pair(tmp_path, None, "digits-classifier@22222222")
-    (base,) = Study.of(tmp_path).bases
-    assert base.dense is not None and len(base.routed) == 1
+    (base,) = Results.of(tmp_path).groups
+    assert base.baseline is not None and len(base.routed) == 1

@@ -12,7 +12,8 @@ from small import ROOT, overrides, small
 
 import analysis
 from analysis import step_penalty as penalty
-from analysis.runs.run_records import AnalysisError, unpack
+from analysis.archives import unpack
+from analysis.errors import AnalysisError
 from experiments.run import main
 
 
@@ -151,7 +152,7 @@ def published(tmp_path_factory):
     """Curves of the published pairs by backbone, route and seed; runs that went on are one curve."""
     frame = analysis.load(unpack(ROOT / "results/runs.tar.gz", tmp_path_factory.mktemp("records")))
     frame = frame[(frame["data"] == "fashion") & (frame["step"] >= 3000)]
-    frame = frame[frame["variant"].isin(["dense", "TREAD"]) & frame["route"].isin(["none", "2-8"])]
+    frame = frame[frame["method"].isin(["dense", "TREAD"]) & frame["route"].isin(["none", "2-8"])]
     curves = penalty.loss_curves(frame)
     merged = {}
     for key, runs in frame.groupby(["backbone", "route", "seed"]):

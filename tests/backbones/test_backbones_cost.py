@@ -208,6 +208,8 @@ def test_activations_are_what_autograd_saves(name, route, monkeypatch):
     predicted = batch * cost(name, "S/2", depth=4, route=route).activation_bytes
     least = measured()
     monkeypatch.setattr(native, "bypassed", lambda: True)
+    if native.library()[0]:
+        monkeypatch.setattr(torch.ops.tread, "takes", lambda tensors: False)
     most = measured()
     assert least < 1.15 * predicted and most > 0.85 * predicted
     if name not in ("mamba", "rwkv"):

@@ -12,6 +12,7 @@ from small import ROOT
 import backbones
 from backbones import BackboneError, registry
 from backbones.cost import cost
+from backbones.options import ModelConfig
 
 OWN = """
 from dataclasses import dataclass
@@ -99,10 +100,13 @@ def test_an_unknown_family_says_how_one_of_ones_own_gets_known():
 
 
 def test_an_option_that_the_model_would_keep_is_refused():
-    model, count = (inspect.signature(f).parameters.values() for f in (backbones.Backbone, cost))
-    named = {p.name for p in (*model, *count) if p.kind is not p.VAR_KEYWORD}
-    assert named == registry.TAKEN
-    for name in named:
+    arguments = {field.name for field in dataclasses.fields(ModelConfig)}
+    for function in (backbones.create, cost):
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                arguments.add(parameter.name)
+    assert arguments | {"router"} == registry.TAKEN
+    for name in registry.TAKEN:
         options = dataclasses.make_dataclass("Options", [(name, int, 3)])
         with pytest.raises(BackboneError, match=f"has an option {name!r}.*rename it"):
             registry.register(registry.Spec("mine", options, lambda *_: None, "mine:Mine"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbones.ops import conv, dispatch
+from backbones.ops import conv, dispatch, native
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -115,17 +115,17 @@ def test_the_kernels_equal_the_reference_on_a_gpu(kind, activation, bias):
 
 def test_where_one_kernel_does_not_fit_the_next_is_taken(monkeypatch):
     """causal-conv1d knows no positions: inside a route ours runs, and both of them on one GPU."""
-    monkeypatch.setattr(dispatch, "_RESOLVED", {})
+    monkeypatch.setattr(native.ACTIVE, "choices", {})
     monkeypatch.setattr(dispatch, "_refusal", lambda op, kernel, device: None)
     monkeypatch.setattr(dispatch, "probe", lambda op, kernel: (print, "found"))
     choice = dispatch.resolve("conv", "auto", "cuda")
-    assert (choice.name, choice.others) == ("causal-conv1d", ("triton",))
+    assert (choice.name, choice.fallbacks) == ("causal-conv1d", ("triton",))
     x = torch.empty(1, 2, 8, device="meta")
-    monkeypatch.setitem(dispatch._RESOLVED, ("conv", "auto", "meta"), choice)
+    monkeypatch.setitem(native.ACTIVE.choices, ("conv", "auto", "meta"), choice)
     for compact, width in itertools.product((True, False), (4, 5)):
         fits = lambda kernel: conv.kernel_misfit(kernel, 8, width, compact)  # noqa: B023, E731
         expected = "causal-conv1d" if compact and width == 4 else "triton"
         assert dispatch.choose("conv", "auto", x, fits) == expected
-    assert dispatch.resolve("conv", "causal-conv1d", "cuda").others == ()
+    assert dispatch.resolve("conv", "causal-conv1d", "cuda").fallbacks == ()
     # Nor is fla-core, which takes seconds to import and has mamba-ssm's limits, looked for behind it.
-    assert dispatch.resolve("ssd", "auto", "cuda").others == ()
+    assert dispatch.resolve("ssd", "auto", "cuda").fallbacks == ()

@@ -218,7 +218,7 @@ def test_native_is_for_cpus():
 @pytest.mark.parametrize("requested", ["auto", "mamba-ssm"])
 def test_on_a_gpu_without_the_package_the_command_is_named(monkeypatch, requested):
     monkeypatch.setattr(dispatch, "probe", lambda op, k: (None, f"{k} is not installed: pip install"))
-    monkeypatch.setattr(dispatch, "_RESOLVED", {})
+    monkeypatch.setattr(native.ACTIVE, "choices", {})
     if requested == "auto":
         choice = dispatch.resolve("selective_scan", "auto", "cuda")
         assert choice.name == "torch"
@@ -256,7 +256,7 @@ def test_the_ssd_of_mamba_ssm_loads_without_the_cuda_part(monkeypatch, tmp_path)
     (folder / "__init__.py").touch()
     (folder / "ssd_combined.py").write_text("def mamba_chunk_scan_combined():\n    return 'ran'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(dispatch, "_PROBED", {})
+    monkeypatch.setattr(native.ACTIVE, "kernels", {})
     before = {k for k in sys.modules if k.split(".")[0] == "mamba_ssm"}
     try:
         assert dispatch.kernel_function("ssd", "mamba-ssm")() == "ran"

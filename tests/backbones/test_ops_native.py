@@ -25,7 +25,7 @@ SHAPES = [(1, 1, 4), (2, 5, 20), (3, 33, 36), (2, 17, 64), (40, 3, 68)]
 
 
 def operations():
-    return native.OPERATIONS["cpu"]
+    return native.ACTIVE.operations["cpu"]
 
 
 def draw(*shape, seed=0):
@@ -111,7 +111,7 @@ def case(name, batch, tokens, channels):
         table = subset(tokens, batch, how.split(",")[0], "shared" in how)
         plain = lambda x, mix: torch.stack([shift.grid_shift(x, table).lerp(x, m) for m in mix])  # noqa: E731
         return (
-            lambda x, mix: torch.stack(native.shift_mix(x, table, mix)),
+            lambda x, mix: torch.stack(shift.shift_mix(x, table, mix)),
             plain,
             [x],
             [row(3, 2)],
@@ -321,7 +321,6 @@ def test_compiled_blocks_take_any_number_of_tokens_in_one_graph():
     from torch._dynamo.utils import counters
 
     block = backbones.create("dit", "T/2", input_size=12, depth=1, num_classes=0).stack.blocks[0]
-    block.prepare(Layout((6, 6)))
     block.compile(backend="aot_eager")
     counters.clear()
     for tokens in (16, 15, 13, 12, 9):
@@ -450,7 +449,7 @@ def test_a_block_is_itself_in_float64(name, kept_tokens):
 
 LOAD = (
     "import torch; torch.set_num_threads(1); from backbones.ops import native;"
-    "print((native.library(), native.OPERATIONS['cpu'].gelu(torch.ones(3)).tolist())[1], native.library()[0])"
+    "print((native.library(), native.ACTIVE.operations['cpu'].gelu(torch.ones(3)).tolist())[1], native.library()[0])"
 )
 ONES = "[0.8411920070648193, 0.8411920070648193, 0.8411920070648193]"
 

@@ -25,7 +25,7 @@ QUICK_COMMANDS = ["samples=20", "step=1", "rounds=1", "batch=2"]
 @pytest.mark.parametrize("name", grid.names())
 def test_two_steps_of_every_cell_at_tiny(name, tmp_path, monkeypatch):
     from analysis import figures, tables
-    from analysis.runs.cells import Study
+    from analysis.results import Results
     from experiments.training import run_evaluation as evaluation
 
     # Ten rows of pictures cost more than the steps; cluster=debug trains in this process.
@@ -57,8 +57,8 @@ def test_two_steps_of_every_cell_at_tiny(name, tmp_path, monkeypatch):
     assert {row.run.stage for row in rows} == expected
 
     # From these runs alone, without those of another grid.
-    study = Study.of(runs, None)
-    assert not study.runs.attrs["damaged"]
+    study = Results.of(runs, None)
+    assert study.problems.empty
     for kind, what in (text.split() for text in grid.load(name).makes):
         if kind == "table":
             assert tables.make(what, study).rows, what

@@ -20,7 +20,7 @@ os.environ["OMP_NUM_THREADS"] = OPTIONS["threads"]
 
 import torch  # noqa: E402
 
-from backbones.ops import biwkv, conv, native, ssd  # noqa: E402
+from backbones.ops import biwkv, conv, native, shift, ssd  # noqa: E402
 from backbones.ops.dispatch import without_native  # noqa: E402
 from backbones.sizes import parse_size  # noqa: E402
 from routing.layout import Layout  # noqa: E402
@@ -52,7 +52,7 @@ class Fused:
     """The operations as they are when they are called: with the library or without."""
 
     def __getattr__(self, name):
-        return lambda *given: getattr(native.OPERATIONS["cpu"], name)(*given)
+        return lambda *given: getattr(native.ACTIVE.operations["cpu"], name)(*given)
 
 
 fused = Fused()
@@ -85,7 +85,7 @@ def ops():
             "gated RMS norm": (fused.gated_rms_norm, [tokens(inner), tokens(inner), draw(inner, t=f32)]),
             "convolution + SiLU": (lambda x, w, b, p=place: conv.causal_conv(x, w, b, p, activation="silu"),
                                    [tokens(mixed), draw(mixed, 4, t=f32), draw(mixed, t=f32)]),
-            "shift + mix": (lambda x, m, y=layout: torch.stack(native.shift_mix(x, y.neighbours(), m)),
+            "shift + mix": (lambda x, m, y=layout: torch.stack(shift.shift_mix(x, y.neighbours(), m)),
                             [tokens(width), draw(3, width, t=f32)]),
             "GELU": (fused.gelu, [tokens(4 * width)]),
             "squared ReLU": (fused.squared_relu, [tokens(4 * width)]),

@@ -10,7 +10,7 @@ from analysis_runs import write
 from safetensors import safe_open
 from small import small
 
-from analysis.runs.compare import pair
+from analysis.compare import pair
 from experiments.config.compose import load
 from experiments.config.removed_keys import REMOVED, former_defaults
 from experiments.config.schema import Config

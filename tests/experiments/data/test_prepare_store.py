@@ -983,7 +983,7 @@ def test_a_vae_without_a_scale_is_refused(wrong, folder, tmp_path, vae, capsys):
 
 
 def test_without_a_network_the_hub_is_asked_once(folder, tmp_path, vae, monkeypatch, capsys):
-    from backbones import hub
+    from backbones.weights import hub
 
     asked = []
 

@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from backbones.ops import dispatch
+from backbones.ops import dispatch, native
 from experiments import components as build
 from experiments.benchmark import step_times
 from experiments.benchmark.bench_options import BenchOptions
@@ -52,7 +52,7 @@ def fake_gpu(monkeypatch):
     monkeypatch.setattr(training_step, "SampleOrder", lambda *_: SimpleNamespace(lookup=lambda at: at))
     monkeypatch.setattr(rng, "kernel", lambda: None)
     monkeypatch.setattr(dispatch, "KERNELS", dict.fromkeys(dispatch.KERNELS, ()))
-    monkeypatch.setattr(dispatch, "_RESOLVED", {})
+    monkeypatch.setattr(native.ACTIVE, "choices", {})
     monkeypatch.setattr(step_times, "open_gates", lambda model: None)
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield torch.device("cuda")

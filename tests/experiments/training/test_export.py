@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from small import ROOT, small
 
-from analysis import analysis_command
+from analysis import command
 from backbones import Backbone
 from experiments import components as build
 from experiments import export, sample
@@ -85,8 +85,8 @@ def test_it_draws_what_the_whole_weights_draw(weights, half, tmp_path):
 def test_the_analysis_opens_it(half, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # results of an exported file go to the current folder
     few = ["--samples", "8", "--batch", "8", "--levels", "1"]
-    assert analysis_command.main(["similarity", str(half), *few]) == 0
-    assert analysis_command.main(["guidance-scale", str(half), *few]) == 0
+    assert command.main(["similarity", str(half), *few]) == 0
+    assert command.main(["guidance-scale", str(half), *few]) == 0
     assert (tmp_path / "mamba_1-2.similarity.npz").is_file()
     assert (tmp_path / "mamba_1-2.guidance_scale.json").is_file()
 

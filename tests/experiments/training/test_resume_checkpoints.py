@@ -14,7 +14,7 @@ import pytest
 import torch
 from small import small
 
-from backbones.hub import save_tensors
+from backbones.weights import save_tensors
 from experiments.evaluation import trained_model
 from experiments.runtime import checkpoint_files, run_folder
 from experiments.runtime.checkpoint_files import CheckpointError

@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.run_records import AnalysisError
+from analysis.errors import AnalysisError
 
 # Where records of results/ are unpacked: hidden, so that a command on all of `runs` skips them.
 PUBLISHED = Path("runs", ".published")
@@ -26,22 +26,23 @@ def unpack(archive: Path, folder: Path) -> Path:
     if not archive.is_file():
         raise AnalysisError(f"the records {archive} are not there; give a folder of runs")
     with archive.open("rb") as stream:
-        place = folder / hashlib.file_digest(stream, "sha256").hexdigest()[:12]
-    if not place.is_dir():
+        target = folder / hashlib.file_digest(stream, "sha256").hexdigest()[:12]
+    if not target.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        # Beside it, so that a folder that looks whole is whole.
-        with tempfile.TemporaryDirectory(dir=folder) as part:
+        # Moved at the end, so that an existing folder is always complete.
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
             try:
-                _extract(_decompressed(archive), Path(part), archive)
-                if not (Path(part) / "runs").is_dir():
+                _extract(_decompressed(archive), Path(temporary), archive)
+                runs = Path(temporary) / "runs"
+                if not runs.is_dir():
                     raise AnalysisError(
                         f"{archive} holds no records of runs: no folder runs/ in it"
                     )
-                (Path(part) / "runs").rename(place)
+                runs.rename(target)
             except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-                if not place.is_dir():  # else another process was first
+                if not target.is_dir():  # else another process was first
                     raise AnalysisError(f"{archive} holds no records of runs: {error}") from None
-    return place
+    return target
 
 
 def _decompressed(archive: Path) -> io.BytesIO:
@@ -52,10 +53,10 @@ def _decompressed(archive: Path) -> io.BytesIO:
     """
     content = io.BytesIO()
     with gzip.open(archive) as packed:
-        while piece := packed.read(2**20):
-            if content.tell() + len(piece) > MAX_UNPACKED:
+        for chunk in iter(lambda: packed.read(2**20), b""):
+            if content.tell() + len(chunk) > MAX_UNPACKED:
                 raise _too_large(archive)
-            content.write(piece)
+            content.write(chunk)
     content.seek(0)
     return content
 

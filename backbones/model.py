@@ -8,17 +8,16 @@ Nothing here depends on the family but its blocks and the head's norm. Routes ar
 business: a forward pass hands it a `Routing`, or none for a dense pass.
 """
 
-import dataclasses
 import pkgutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from backbones.cost import block_costs
 from backbones.dit import DiTBlock
-from backbones.dit_spec import DiTOptions
 from backbones.heads import (
     Decoder,
     Head,
@@ -30,22 +29,23 @@ from backbones.heads import (
     sincos_2d,
     unpatchify,
 )
-from backbones.hub import Pretrained
 from backbones.layers import Modulation, xavier
+from backbones.ops import native
 from backbones.ops.dispatch import Choice, resolve
-from backbones.registry import build_options, find
+from backbones.options import ModelConfig
+from backbones.options.dit import DiTOptions
+from backbones.registry import find, model_config
 from backbones.sizes import (
-    SIZES,
     AlignOptions,
     BackboneError,
     DecoderOptions,
     Size,
-    attention_blocks,
+    build_options,
     check_whole,
-    parse_size,
-    patch_grid,
 )
-from routing.layout import Layout, Move
+from backbones.weights import Pretrained
+from routing.gather import Move
+from routing.layout import Layout
 from routing.learned import Fuse
 from routing.stack import Routing, Stack, StackOutput
 
@@ -80,26 +80,11 @@ class Backbone(nn.Module, Pretrained):
     """Diffusion backbone of any family (see `backbones.create`).
 
     Args:
-        name: Family.
-        size: Letter and patch, as "S/2".
-        in_channels: Image (latent) channels C.
-        input_size: Side in pixels, or (height, width); multiples of the patch.
-        num_classes: Classes; 0 builds a model without labels. The null class has index
-            `num_classes`.
-        text: (L, E) of text states that go in as L prefix tokens, or None.
-        learn_sigma: Predict 2 C channels, as the DDPM checkpoints of DiT do.
-        attention: A hybrid stack: the indices of the blocks that are attention blocks (family
-            `dit`), or a number k for every k-th block; 0 or () for none.
-        depth: Overrides the size's depth.
-        width: Overrides the size's width.
-        heads: Overrides the size's attention heads.
-        fuse: Route of SPRINT's fusion (one segment): its span is fused in every pass, dense ones
-            too; None for none.
-        decoder: MaskDiT's decoder (`sizes.DecoderOptions`, {} for its defaults), or None.
-        align: REPA's projector (`sizes.AlignOptions`), or None.
-        **options: The family's own options.
+        config: The model's arguments, as `registry.model_config` checks them.
 
     Attributes:
+        name: Family.
+        size: Shape of the stack.
         grid: Patches (H, W).
         num_tokens: H W, without prefix tokens.
         residual: Type of the residual stream in a training pass under autocast; None keeps float32.
@@ -107,100 +92,47 @@ class Backbone(nn.Module, Pretrained):
         config: Every argument, json-able; `create(**config)` builds the same model again.
 
     Raises:
-        BackboneError: Unknown size or option, or values that do not fit.
+        BackboneError: Values that do not fit, or a block whose parameters are not what its family
+            counts.
     """
 
     positions: Tensor
 
-    def __init__(
-        self,
-        name: str,
-        size: str | Size = "S/2",
-        *,
-        in_channels: int = 4,
-        input_size: int | Sequence[int] = 32,
-        num_classes: int = 1000,
-        text: Sequence[int] | None = None,
-        learn_sigma: bool = False,
-        attention: int | Sequence[int] = 0,
-        depth: int | None = None,
-        width: int | None = None,
-        heads: int | None = None,
-        fuse: str | None = None,
-        decoder: Mapping[str, Any] | None = None,
-        align: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        check_whole(0, num_classes=num_classes)
-        check_whole(in_channels=in_channels)
-        if text and (len(text) != 2 or min(text) < 1):
-            raise BackboneError(f"text={text}: expected length and channels, such as (77, 768)")
-        shape, spec = parse_size(size, depth, width, heads), find(name)
-        hybrid = attention_blocks(attention, shape.depth)
-        lettered = not isinstance(size, Size) or size.name in SIZES
-        self.name, self.size = name, shape
+        shape = config.shape
+        self.name, self.size, self.grid = config.name, shape, config.grid
         self.depth, self.width = shape.depth, shape.width
-        self.in_channels, self.num_classes = in_channels, num_classes
-        self.out_channels = in_channels * (2 if learn_sigma else 1)
-        self.grid = patch_grid(input_size, shape.patch)
+        self.in_channels, self.out_channels = config.in_channels, config.out_channels
+        self.num_classes, self.prefix = config.num_classes, config.prefix
         self.num_tokens = self.grid[0] * self.grid[1]
-        self.prefix = int(text[0]) if text else 0
         self.residual: torch.dtype | None = None
-        self.config: dict[str, Any] = {
-            "name": name,
-            # What a shape without a letter is, depth, width and heads say.
-            "size": str(size) if lettered else f"S/{shape.patch}",
-            "in_channels": in_channels,
-            "input_size": [s * shape.patch for s in self.grid],
-            "num_classes": num_classes,
-            "text": [int(n) for n in text] if text else None,
-            "learn_sigma": learn_sigma,
-            "attention": attention if isinstance(attention, int) else list(attention),
-            "depth": shape.depth,
-            "width": shape.width,
-            "heads": shape.heads,
-            "fuse": fuse,
-            "decoder": dict(decoder) if decoder is not None else None,
-            "align": dict(align) if align is not None else None,
-        }
-        own = spec.parse(shape, options, self.config)
-        self.config |= dataclasses.asdict(own)
+        self.config: dict[str, Any] = config.arguments()
 
-        self.patches = PatchEmbed(in_channels, shape.patch, shape.width)
+        self.patches = PatchEmbed(config.in_channels, shape.patch, shape.width)
         self.register_buffer("positions", sincos_2d(shape.width, self.grid), persistent=False)
         self.time = TimeEmbedder(shape.width)
-        self.labels = LabelEmbedder(num_classes, shape.width) if num_classes else None
-        self.text = TextEmbedder(text, shape.width) if text else None
+        self.labels = LabelEmbedder(config.num_classes, shape.width) if config.num_classes else None
+        self.text = TextEmbedder(config.text, shape.width) if config.text else None
         self.modulate = Modulation(shape.width, shape.depth)
-        block = pkgutil.resolve_name(spec.block)
-        self.stack = Stack(
-            [
-                DiTBlock(shape, i, self.grid, DiTOptions())
-                if i in hybrid
-                else block(shape, i, self.grid, own)
-                for i in range(shape.depth)
-            ],
-            fuse=Fuse(shape.width, fuse, shape.depth) if fuse else None,
-        )
-        for i, one in enumerate(self.stack.blocks):
-            counted = spec.cost(shape, own, i).params
-            has = counted if i in hybrid else sum(p.numel() for p in one.parameters())
-            if abs(has - counted) > 0.01 * has:
-                raise BackboneError(
-                    f"block {i} of {name} has {has} parameters where its block_cost counts "
-                    f"{counted}; mend the count, which banners, budgets and tables are made from"
-                )
+        self.stack = _build_stack(config)
+        self.operations: dict[tuple[str, str], None] = {}
+        for block in self.stack.blocks:
+            self.operations |= dict.fromkeys(block.operations)  # type: ignore[arg-type]
         self._implementations()  # A kernel that is not there is an error now, not in step 1.
-        small = decoder is not None and build_options(DecoderOptions, decoder, "decoder")
-        out = shape.patch, self.out_channels
-        self.head = None if small else Head(self.width, *out, spec.weighted_norms)
-        self.decoder = Decoder(self.width, small, self.grid, *out) if small else None
+        self.head: Head | None = None
+        self.decoder: Decoder | None = None
+        if config.decoder is None:
+            weighted = find(config.name).weighted_norms
+            self.head = Head(shape.width, shape.patch, self.out_channels, weighted)
+        else:
+            decoder = build_options(DecoderOptions, config.decoder, "decoder")
+            self.decoder = Decoder(shape.width, decoder, self.grid, shape.patch, self.out_channels)
         self.align: Projector | None = None
-        if align is not None:
-            target = build_options(AlignOptions, align, "align")
-            self._check_taps([target.block], least=0)
-            self.align = Projector(self.width, target)
+        if config.align is not None:
+            align = build_options(AlignOptions, config.align, "align")
+            self._check_taps([align.block], least=0)
+            self.align = Projector(shape.width, align)
         self.initialise()
 
     @property
@@ -215,10 +147,10 @@ class Backbone(nn.Module, Pretrained):
         blocks: Any = self.stack.blocks
         for block in blocks:
             block.initialise()
-        parts = (self.time, self.labels, self.text, self.modulate)
-        for part in (*parts, self.head, self.decoder, self.align):
-            if part is not None:
-                part.initialise()
+        embedders = (self.time, self.labels, self.text, self.modulate)
+        for module in (*embedders, self.head, self.decoder, self.align):
+            if module is not None:
+                module.initialise()
 
     def embed(
         self,
@@ -229,13 +161,13 @@ class Backbone(nn.Module, Pretrained):
         text_drop: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return tokens (B, prefix + N, D), in raster order after the prefix, and c (B, D)."""
-        shapes = [("input", x, (self.in_channels, *self.config["input_size"]))]
+        expected = [("input", x, (self.in_channels, *self.config["input_size"]))]
         if self.text is not None and text is not None:
-            shapes.append(("text", text, (*self.config["text"],)))
-        for what, given, shape in shapes:
-            if tuple(given.shape) != (len(x), *shape):
+            expected.append(("text", text, self.text.shape))
+        for name, tensor, shape in expected:
+            if tuple(tensor.shape) != (len(x), *shape):
                 raise BackboneError(
-                    f"{what} of shape {tuple(given.shape)} does not fit this model, which takes "
+                    f"{name} of shape {tuple(tensor.shape)} does not fit this model, which takes "
                     f"(batch, {', '.join(map(str, shape))})"
                 )
         tokens = self.patches(x) + self.positions
@@ -243,8 +175,8 @@ class Backbone(nn.Module, Pretrained):
         if self.labels is not None:
             c = c + self.labels(y, x.shape[0])
         if self.text is not None:
-            words, pooled = self.text(text, x.shape[0], text_drop)
-            tokens, c = torch.cat([words.to(tokens.dtype), tokens], dim=1), c + pooled
+            prefix, pooled = self.text(text, x.shape[0], text_drop)
+            tokens, c = torch.cat([prefix.to(tokens.dtype), tokens], dim=1), c + pooled
         return tokens, c
 
     def layout(self) -> Layout:
@@ -277,13 +209,15 @@ class Backbone(nn.Module, Pretrained):
         Returns:
             The prediction (B, C_out, H p, W p), or `Output`.
         """
+        if not torch.compiler.is_compiling():
+            self._implementations(x.device.type)
         tokens, c = self.embed(x, t, y, text, text_drop)
         if self.residual is not None and self.training and torch.is_autocast_enabled(x.device.type):
             tokens = tokens.to(self.residual)
         align = self.align if return_output else None
-        wanted = {*taps} if align is None else {*taps, align.block}
+        tapped = {*taps} if align is None else {*taps, align.block}
         layout = self.layout()
-        out = self.stack(tokens, self.modulate(c), layout, routing, taps=wanted)
+        out = self.stack(tokens, self.modulate(c), layout, routing, taps=tapped)
         sample = unpatchify(self._predict(out, c, layout), self.grid, self.size.patch)
         if not (return_output or taps):
             return sample
@@ -308,8 +242,8 @@ class Backbone(nn.Module, Pretrained):
     def _check_taps(self, indices: Sequence[int], least: int = -1) -> None:
         bad = [i for i in indices if not least <= i < self.depth]
         if bad:
-            known = f"0..{self.depth - 1}" + (", -1 is their input" if least else "")
-            raise BackboneError(f"there is no block {bad[0]}: blocks are {known}")
+            blocks = f"0..{self.depth - 1}" + (", -1 is their input" if least else "")
+            raise BackboneError(f"there is no block {bad[0]}: blocks are {blocks}")
 
     def forward_intermediates(
         self,
@@ -345,10 +279,10 @@ class Backbone(nn.Module, Pretrained):
         return [output.taps[i] for i in indices]
 
     def _implementations(self, device: str | None = None) -> list[Choice]:
-        """Return what runs for each operation of the blocks, in their order."""
-        blocks: Any = self.stack.blocks
-        asked = {pair: None for block in blocks for pair in block.operations}
-        return [resolve(op, kernel, device) for op, kernel in asked]
+        """Return what runs for each operation of the blocks, which loads it where need be."""
+        if device == "cpu":
+            native.library()  # element-wise operations of every block
+        return [resolve(operation, kernel, device) for operation, kernel in self.operations]
 
     def describe(self) -> list[str]:
         """Return one line per operation: which implementation runs, and why."""
@@ -358,15 +292,42 @@ class Backbone(nn.Module, Pretrained):
         return lines
 
 
-def create(name: str, size: str = "S/2", **options: Any) -> Backbone:
+def _build_stack(config: ModelConfig) -> Stack:
+    """Return the blocks of a model, and SPRINT's fusion around them where there is one.
+
+    Raises:
+        BackboneError: A block has other parameters than its family counts.
+    """
+    shape, family = config.shape, find(config.name)
+    options = family.parse(shape, config.options)
+    block_class = pkgutil.resolve_name(family.block)
+    blocks: list[nn.Module] = []
+    for index, cost in enumerate(block_costs(config)):
+        if index in config.attention_blocks:
+            block: nn.Module = DiTBlock(shape, index, config.grid, DiTOptions())
+        else:
+            block = block_class(shape, index, config.grid, options)
+        params = sum(parameter.numel() for parameter in block.parameters())
+        if abs(params - cost.params) > 0.01 * params:
+            raise BackboneError(
+                f"block {index} of {config.name} has {params} parameters where its block_cost "
+                f"counts {cost.params}; correct the count, which banners, budgets and tables use"
+            )
+        blocks.append(block)
+    fuse = Fuse(shape.width, config.fuse, shape.depth) if config.fuse else None
+    return Stack(blocks, fuse=fuse)
+
+
+def create(name: str, size: str | Size = "S/2", **options: Any) -> Backbone:
     """Build a model.
 
     Args:
         name: Family, one of `names()`.
         size: Letter and patch, as "S/2" (`backbones.sizes.SIZES`).
-        **options: Arguments of `Backbone` and the family's own options.
+        **options: The other arguments of `backbones.options.ModelConfig`, and the family's own
+            options.
 
     Raises:
         BackboneError: Unknown name, size or option, or a value that does not fit.
     """
-    return Backbone(name, size, **options)
+    return Backbone(model_config(name, size, **options))

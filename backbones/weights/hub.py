@@ -3,12 +3,11 @@
     model.save_pretrained("folder")          Backbone.from_pretrained("folder")
     model.push_to_hub("user/name")           Backbone.from_pretrained("user/name")
 
-`from_pretrained` also takes a run's folder, or a safetensors file in it. Nothing is ever unpickled.
+`from_pretrained` also takes a run's folder, or a safetensors file in it.
 """
 
 import json
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,73 +22,17 @@ from huggingface_hub import (
     hf_hub_url,
 )
 from huggingface_hub.utils import HfHubHTTPError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from backbones.cost import cost
+from backbones.cost import model_cost
+from backbones.registry import model_config
 from backbones.sizes import BackboneError
-from experiments.runtime.parsing import json_of
+from backbones.weights.files import FILE, read, write
 from routing.errors import one_of
 
-FORMAT = "tread-suite/1"
-FILE = "model.safetensors"
 _REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(?<!\.safetensors)")
 _TIMEOUT_S = 10
 _OPTIONS = ("revision", "cache_dir", "token", "local_files_only", "force_download")
-
-
-def save_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
-) -> None:
-    """Write a safetensors file with the permissions of any other new file (the umask's).
-
-    safetensors itself writes a private file (0600) and renames it, which locks out colleagues.
-    """
-    existed = path.exists()
-    path.touch()
-    mode = stat.S_IMODE(path.stat().st_mode)
-    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    try:
-        save_file(on_cpu, path, metadata)
-        path.chmod(mode)
-    except BaseException:
-        if not existed:
-            path.unlink(missing_ok=True)
-        raise
-
-
-def write(path: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-    """Write weights with a model's `config`, the arguments of `create`, in the metadata."""
-    save_tensors(path, tensors, {"format": FORMAT, "model": json.dumps(config)})
-
-
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the weights of a file that `write` or a run wrote, and the arguments of `create`.
-
-    Raises:
-        BackboneError: It is not a whole safetensors file, or does not say what model it holds.
-    """
-    try:
-        with path.open("rb"):  # fails with the system's reason, where safetensors says "missing"
-            pass
-        with safe_open(path, framework="pt") as handle:
-            metadata = handle.metadata() or {}
-            tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
-    except OSError as error:
-        reason = error.strerror or error
-        raise BackboneError(f"{path} cannot be read ({reason})") from error
-    except SafetensorError as error:
-        raise BackboneError(f"{path} is not a whole safetensors file: {error}") from error
-    if metadata.get("format") != FORMAT or "model" not in metadata:
-        raise BackboneError(
-            f"{path} does not say what model it holds; weights of other projects load through "
-            "backbones.import_weights.load"
-        )
-    try:
-        return tensors, dict(json_of(metadata["model"]))
-    except (TypeError, ValueError) as error:
-        raise BackboneError(f"the metadata of {path} is damaged: {error}") from error
 
 
 def hub_problem(
@@ -119,11 +62,9 @@ def _download(name: str, options: dict[str, Any]) -> Path:
     Raises:
         BackboneError: Neither has it.
     """
-    problem = (
-        ""
-        if options.get("local_files_only")
-        else hub_problem(name, FILE, options.get("revision"), options.get("token"))
-    )
+    problem = ""
+    if not options.get("local_files_only"):
+        problem = hub_problem(name, FILE, options.get("revision"), options.get("token"))
     if problem:
         options = {**options, "local_files_only": True, "force_download": False}
     try:
@@ -168,10 +109,11 @@ class Pretrained(ModelHubMixin):
                 reached; the file is damaged, or does not say what model it holds; an option that
                 there is not.
         """
-        path, known = Path(name), _REPOSITORY.fullmatch(str(name))
+        path = Path(name)
+        is_repository = _REPOSITORY.fullmatch(str(name)) is not None
         if path.is_dir():
-            path, known = path / FILE, None
-        if not path.is_file() and not known:
+            path, is_repository = path / FILE, False
+        if not path.is_file() and not is_repository:
             raise BackboneError(
                 f"{name} is no weights file, no folder with {FILE} in it and no repository of the "
                 "hub, such as name/model"
@@ -194,10 +136,12 @@ class Pretrained(ModelHubMixin):
         """
         try:
             # A file of kilobytes may describe a model of terabytes, so it is counted first.
-            if cost(**config).params > 2 * sum(t.numel() for t in tensors.values()):
+            arguments = model_config(**config)
+            stored = sum(tensor.numel() for tensor in tensors.values())
+            if model_cost(arguments).params > 2 * stored:
                 raise BackboneError("it describes a larger model")
             with torch.random.fork_rng(devices=[]):
-                model: Any = cls(**config)
+                model: Any = cls(arguments)  # type: ignore[call-arg]
             model.load_state_dict(dict(tensors))
         except Exception as error:
             # Whatever a value of the wrong type makes a constructor trip over.

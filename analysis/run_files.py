@@ -1,7 +1,7 @@
-"""The files of one run folder, read with care: JSON, JSON lines, YAML and weights' metadata.
+"""Read the files of one run folder: JSON, JSON lines, YAML and the metadata of weights.
 
-Somebody else wrote them: whatever is wrong with one is `Damaged`, which lists its folder and leaves
-all others alone. Nothing is unpickled, and nothing here needs torch.
+The files may be broken or hostile: any fault raises `Damaged`, so that one folder is reported and
+the others are read. Nothing is unpickled, and nothing here needs torch.
 """
 
 import functools
@@ -78,29 +78,31 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     A missing file is empty and a half-written last line is left out; another one is `Damaged`.
     """
     lines = _read(path).splitlines() if path.exists() else []
-    found: list[dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
-            found.append(value)
+            objects.append(value)
         elif number < len(lines):
             raise Damaged(f"{path.name} line {number} is not a JSON object")
-    return found
+    return objects
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """Return a YAML file as `config.<dotted key>` to value; `Damaged` if it is no configuration.
 
-    It is cut at its top-level keys and equal blocks are parsed once: the runs of a sweep differ in
-    a few lines, so that 2,000 configurations cost as much as a few dozen.
+    The text is split at its top-level keys, and equal blocks are parsed once: the runs of a sweep
+    differ in a few lines, so that 2,000 configurations cost as much as a few dozen.
     """
     content = _read(path)
-    whole = any(sign in content for sign in (b"&", b"*", b"---"))
-    blocks = [content] if whole else re.split(rb"(?m)^(?=[^\s\-#\]})])", content)
-    row = {key: value for block in blocks for key, value in _parse(block).items()}
+    has_references = re.search(rb"[&*]|---", content) is not None
+    blocks = [content] if has_references else re.split(rb"(?m)^(?=[^\s\-#\]})])", content)
+    row: dict[str, Any] = {}
+    for block in blocks:
+        row.update(_parse(block))
     if not row:
         raise Damaged("config.yaml is empty")
     return row
@@ -108,17 +110,21 @@ def read_config(path: Path) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _parse(block: bytes) -> dict[str, Any]:
-    values = leaves(_mapping(block, "config.yaml", yaml_of))
-    return {f"config.{key}": value for key, value in values.items()}
+    row = {}
+    for key, value in leaves(_mapping(block, "config.yaml", yaml_of)).items():
+        row[f"config.{key}"] = value
+    return row
 
 
 def leaves(values: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the values of nested mappings by dotted key, lists as JSON text."""
-    return {
-        key: json.dumps(value, default=str) if isinstance(value, list | tuple) else value
-        for key, value in flatten(values).items()
-        if value != {}
-    }
+    result = {}
+    for key, value in flatten(values).items():
+        if isinstance(value, list | tuple):
+            result[key] = json.dumps(value, default=str)
+        elif value != {}:
+            result[key] = value
+    return result
 
 
 def json_or_nothing(path: Path) -> dict[str, Any]:
@@ -140,7 +146,7 @@ def model_arguments(folder: str | Path) -> dict[str, Any] | None:
 
 
 def is_text(value: object) -> bool:
-    """Return whether a value is text that every file and index takes: UTF-8, without NUL."""
+    """Return whether a value is text that can be written anywhere: UTF-8, without NUL."""
     if not isinstance(value, str):
         return False
     # Half a surrogate pair, or a byte of a file name, has no place in UTF-8.
@@ -151,10 +157,11 @@ def fault(row: Mapping[str, Any]) -> str | None:
     """Return what is wrong with a run's flat row (summary and `config.*`), or None."""
     for key, kind in SUMMARY.items():
         value = row.get(key)
-        good = isinstance(value, str)
-        if kind != _NAME:
-            good = is_measured(value) and (kind == _NUMBER or value == int(value))
-        if not good and (value is not None or key in _NEEDED):
+        if kind == _NAME:
+            is_valid = isinstance(value, str)
+        else:
+            is_valid = is_measured(value) and (kind == _NUMBER or value == int(value))
+        if not is_valid and (value is not None or key in _NEEDED):
             return f"summary.json: {key} is {_brief(value)}, not {kind}"
     if row.get("status") == "done" and row.get("step") is None:
         return "summary.json: it is done and has no step"
@@ -167,62 +174,69 @@ def fault(row: Mapping[str, Any]) -> str | None:
 
 
 def is_measured(value: object) -> TypeGuard[float]:
-    """Return whether a value is a number that was ever measured: its square is a number too."""
+    """Return whether a value is a finite number of plausible size: its square does not overflow."""
     return is_number(value) and abs(value) < 1e30
 
 
 def is_score(line: Mapping[str, Any]) -> bool:
     """Return whether a line of scores.jsonl holds a metric's name, a finite number and a step."""
-    texts = (line.get("key"), line.get("features"), line.get("guidance"), line.get("sampler"))
+    for key in ("key", "features", "guidance", "sampler"):
+        if line.get(key) is not None and not is_text(line[key]):
+            return False
     return (
         is_text(line.get("metric"))
         and is_measured(line.get("value"))
         and (line.get("step") is None or is_number(line["step"]))
         and line.get("better") in ("lower", "higher", None)
-        and all(text is None or is_text(text) for text in texts)
     )
 
 
-def protocol(line: Mapping[str, Any]) -> list[Any]:
-    """Return what a score was measured under: under another it is a comparison of its own."""
-    return [line.get(key) for key in ("guidance", "sampler", "weights", "seed")]
+def read_scores(path: Path) -> list[dict[str, Any]]:
+    """Return the valid lines of a `scores.jsonl`; none where the file is missing."""
+    return list(filter(is_score, read_lines(path)))
+
+
+def protocol(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return how a score was measured; scores under different protocols are not compared."""
+    return line.get("guidance"), line.get("sampler"), line.get("weights"), line.get("seed")
 
 
 def own_scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a run's own scores: its last step under the protocol of its first score.
+    """Return a run's own scores at every step: those under the protocol of its first score.
 
-    Later evaluations under another guidance, sampler, seed or reference are comparisons of their
-    own (see `analysis.scores`) and never replace the run's score.
+    Later evaluations under another guidance, sampler, seed or weights are comparisons of their own
+    (see `analysis.scores`) and never replace the run's score.
     """
-    usable = [line for line in lines if is_score(line)]
-    if not usable:
-        return []
-    same = [line for line in usable if protocol(line) == protocol(usable[0])]
-    last = max(line.get("step") or 0 for line in same)
-    return [line for line in same if (line.get("step") or 0) == last]
+    return [line for line in lines if protocol(line) == protocol(lines[0])]
+
+
+def last_scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the scores after the last step that was scored."""
+    last_step = max((line.get("step") or 0 for line in lines), default=0)
+    return [line for line in lines if (line.get("step") or 0) == last_step]
 
 
 def guidance_scales(folder: Path) -> list[dict[str, Any]]:
-    """Return the effective guidance scales of a run's dense pass, as scores are, with their step.
+    """Return the effective guidance scales of a run's dense pass in the form of scores.
 
-    They are what `python -m analysis guidance-scale` stored, maybe before the run went on; a file
-    that is missing or broken gives none.
+    `python -m analysis guidance-scale` stores them, with the step that they were measured at: the
+    run may have been trained further since. A missing or broken file gives none.
     """
-    found = json_or_nothing(folder / "guidance_scale.json")
-    rows = found.get("rows")
-    means = [
-        row
-        for row in (rows if isinstance(rows, list) else [])
-        if isinstance(row, dict) and row.get("pair") == "dense" and row.get("level") is None
-    ]
-    of = {"n": found.get("samples"), "step": found.get("step")}
-    return [
-        {"metric": f"w_eff ({form})", "key": key, "value": row[form], **of}
-        for row in means[:1]
-        # What a model's own error does not raise is what is read as its scale.
-        for form, key in (("instrumented", "w_eff"), ("plain", "w_eff_plain"))
-        if is_measured(of["step"]) and is_measured(row.get(form))
-    ]
+    stored = json_or_nothing(folder / "guidance_scale.json")
+    step, rows = stored.get("step"), stored.get("rows")
+    if not is_measured(step) or not isinstance(rows, list):
+        return []
+    for row in rows:
+        if not isinstance(row, dict) or row.get("pair") != "dense" or row.get("level") is not None:
+            continue
+        scores = []
+        # The instrumented form is read as the scale: the model's own error does not raise it.
+        for form, key in (("instrumented", "w_eff"), ("plain", "w_eff_plain")):
+            if is_measured(row.get(form)):
+                score = {"metric": f"w_eff ({form})", "key": key, "value": row[form]}
+                scores.append({**score, "n": stored.get("samples"), "step": step})
+        return scores
+    return []
 
 
 def _brief(value: object) -> str:

@@ -1,0 +1,155 @@
+"""Statistics over seeds: means, paired differences and 95 % t-intervals, as frames or one by one.
+
+Tables show the mean and the sample standard deviation (n - 1) over seeds. Runs of one seed share
+initialisation, data order and noise, so a difference is taken per seed first; its 95 % interval is
+Student's, mean +- t(0.975, n - 1) s / sqrt(n). Ratios (speed-ups) get the same on their logarithms.
+
+    scores = analysis.scores("runs")
+    analysis.aggregate(scores)            mean, std and interval of every variant
+    analysis.paired_difference(scores)    every variant minus the dense runs, paired by seed
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import pandas as pd
+from scipy.special import stdtrit
+
+ENOUGH_SEEDS = 3
+DENSE = "dense"
+# What scores share that are averaged over seeds.
+KEYS = ("group", "variant", "metric", "step")
+_STATISTICS = ("mean", "n", "std", "low", "high")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its spread or interval; `n` seeds. Fields without meaning at this n are None."""
+
+    mean: float
+    n: int
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+def mean_std(values: Iterable[float | None]) -> Estimate | None:
+    """Return mean and sample standard deviation, or None without finite values."""
+    finite = []
+    for value in values:
+        if value is not None and math.isfinite(value):
+            finite.append(float(value))
+    if not finite:
+        return None
+    n, mean = len(finite), math.fsum(finite) / len(finite)
+    if n == 1:
+        return Estimate(mean, n)
+    squares = math.fsum((value - mean) ** 2 for value in finite)
+    return Estimate(mean, n, math.sqrt(squares / (n - 1)))
+
+
+def interval(values: Iterable[float | None]) -> Estimate | None:
+    """Return the mean with Student's two-sided interval (None bounds below two values)."""
+    estimate = mean_std(values)
+    if estimate is None or estimate.std is None:
+        return estimate
+    half = float(stdtrit(estimate.n - 1, 0.975)) * estimate.std / math.sqrt(estimate.n)
+    return replace(estimate, low=estimate.mean - half, high=estimate.mean + half)
+
+
+def paired(baseline: Mapping[Any, float], variant: Mapping[Any, float]) -> Estimate | None:
+    """Return `variant - baseline` over the seeds that both have, with its interval."""
+    common = sorted(set(baseline) & set(variant), key=str)
+    return interval([variant[seed] - baseline[seed] for seed in common])
+
+
+def ratio(values: Iterable[float | None]) -> Estimate | None:
+    """Return the geometric mean of positive ratios with the interval taken on their logarithms."""
+    logarithms = []
+    for value in values:
+        if value is not None and value > 0 and math.isfinite(value):
+            logarithms.append(math.log(value))
+    estimate = interval(logarithms)
+    if estimate is None:
+        return None
+    mean = math.exp(estimate.mean)
+    if estimate.low is None or estimate.high is None:
+        return Estimate(mean, estimate.n)
+    return Estimate(mean, estimate.n, None, math.exp(estimate.low), math.exp(estimate.high))
+
+
+def number_range(counts: Iterable[float]) -> str:
+    """Return numbers of seeds or steps as text, `3`, or `3-5` where they differ."""
+    distinct = set(counts)
+    return "-".join(f"{count:.0f}" for count in sorted({min(distinct), max(distinct)}))
+
+
+# --- frames ---------------------------------------------------------------------------------------
+
+
+def one_per_seed(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs' own scores, one per group, variant, metric, step and seed.
+
+    Args:
+        scores: What `analysis.scores` returned.
+
+    Of several runs of one seed the one that was trained longest counts. Scores that were measured
+    later under another guidance, sampler or reference are left out (`own` is false).
+    """
+    points = scores[scores["own"].astype(bool)].dropna(subset=["step", "value", "seed"])
+    points = points.drop_duplicates(["path", "metric", "step"], keep="last")
+    points = points.sort_values("last_step", kind="stable")
+    return points.drop_duplicates([*KEYS, "seed"], keep="last")
+
+
+def aggregate(scores: pd.DataFrame, by: Sequence[str] = KEYS) -> pd.DataFrame:
+    """Return mean, standard deviation and 95 % interval over seeds.
+
+    Args:
+        scores: What `analysis.scores` returned.
+        by: Columns whose values are not averaged over.
+
+    Returns:
+        One row per combination of `by`: those columns, `mean`, `std` (sample standard deviation),
+        `low` and `high` (ends of the 95 % t-interval of the mean) and `n` (seeds).
+    """
+    return _estimates(one_per_seed(scores), by, "value")
+
+
+def paired_difference(
+    scores: pd.DataFrame, baseline: str | Mapping[str, str] = DENSE
+) -> pd.DataFrame:
+    """Return every variant's difference to a baseline, paired by seed and step.
+
+    Args:
+        scores: What `analysis.scores` returned.
+        baseline: Variant to compare with, or that of each group.
+
+    Returns:
+        One row per group, variant, metric and step that both were scored at: those columns, `mean`
+        (of variant minus baseline), `std`, `low` and `high` (ends of the 95 % t-interval) and `n`
+        (pairs of seeds).
+    """
+    points = one_per_seed(scores)[[*KEYS, "seed", "value"]]
+    if isinstance(baseline, str):
+        is_baseline = points["variant"] == baseline
+    else:
+        is_baseline = points["variant"] == points["group"].map(baseline)
+    is_baseline = is_baseline.fillna(False).astype(bool)
+    reference = points[is_baseline].drop(columns="variant").rename(columns={"value": "baseline"})
+    pairs = points[~is_baseline].merge(reference, on=["group", "metric", "step", "seed"])
+    pairs["difference"] = pairs["value"] - pairs["baseline"]
+    return _estimates(pairs, KEYS, "difference")
+
+
+def _estimates(frame: pd.DataFrame, by: Sequence[str], column: str) -> pd.DataFrame:
+    rows = []
+    for key, values in frame.groupby(list(by), sort=False)[column]:
+        estimate = interval(values)
+        if estimate is not None:
+            rows.append((*key, *astuple(estimate)))
+    result = pd.DataFrame(rows, columns=[*by, *_STATISTICS])
+    bounds = {name: "float64" for name in ("mean", "std", "low", "high")}
+    return result.astype({**bounds, "n": "int64"})[[*by, "mean", "std", "low", "high", "n"]]

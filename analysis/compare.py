@@ -1,0 +1,145 @@
+"""What differs between runs: two of them side by side, or any number by the keys that vary."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.errors import AnalysisError
+from analysis.run_files import Damaged
+from analysis.run_rows import read_run
+from experiments.config.removed_keys import REMOVED
+
+# Names and places of a run say nothing about what it is.
+_IGNORED_PREFIXES = ("run", "path", "name", "hash", "config_keys", "config.paths.")
+# `config.route` says the first too; wall-clock times reflect the load of the machine.
+_IGNORED_KEYS = ("config.routing.route", "wall_s", "images_per_s")
+# Equal to no value.
+_ABSENT = object()
+
+
+class Difference(NamedTuple):
+    """One key in which two runs differ; a missing side is None."""
+
+    key: str
+    first: Any
+    second: Any
+
+
+def pair(
+    first: str | Path, second: str | Path
+) -> tuple[list[Difference], list[Difference], list[Difference]]:
+    """Return what differs between two runs: config, scores (equal ones too), cost and size.
+
+    `AnalysisError` if a folder is no finished run.
+    """
+    first_row, second_row = _read(first), _read(second)
+    differences: dict[str, list[Difference]] = {"config": [], "score": [], "": []}
+    for key in dict.fromkeys([*first_row, *second_row]):
+        if key.startswith(_IGNORED_PREFIXES) or key in _IGNORED_KEYS:
+            continue
+        group, dot, name = key.partition(".")
+        kind = group if dot and group in differences else ""
+        a, b = first_row.get(key), second_row.get(key)
+        equal = a == b or (a != a and b != b)  # the rate of a route with several is NaN
+        if equal and kind != "score":
+            continue
+        if kind == "config":
+            # Unset is not the same as unknown to a run's version.
+            a = "null" if key in first_row and a is None else a
+            b = "null" if key in second_row and b is None else b
+        differences[kind].append(Difference(name if kind else key, a, b))
+    return differences["config"], differences["score"], differences[""]
+
+
+def _read(folder: str | Path) -> dict[str, Any]:
+    path = Path(os.path.abspath(folder))
+    if not path.is_dir():
+        raise AnalysisError(f"{folder} is not a run folder; give two folders of finished runs")
+    try:
+        row = read_run(path)
+    except Damaged as error:
+        raise AnalysisError(f"{folder} cannot be compared: {error}; give finished runs") from None
+    if row.get("status") != "done":
+        raise AnalysisError(f"{folder} is {row.get('status')}, not done; wait for its end")
+    # Older runs have these, newer ones do not, and both do the same.
+    for key, value in REMOVED.items():
+        if row.get(f"config.{key}", _ABSENT) == value:
+            del row[f"config.{key}"]
+    return row
+
+
+def text(first: str | Path, second: str | Path) -> str:
+    """Return the comparison of two runs as aligned text."""
+    config, scores, cost = pair(first, second)
+    lines, steps = [], []
+    for side, folder in (("A", first), ("B", second)):
+        run = _read(folder)
+        steps.append(run["step"])
+        lines.append(f"{side}  {run['run']}, step {run['step']}")
+    for title, rows in (("config", config), ("scores", scores), ("size and cost", cost)):
+        lines += ["", title if rows else f"{title}: the same"]
+        key_width = max((len(row.key) for row in rows), default=0)
+        value_width = max((len(_show(row.first)) for row in rows), default=0)
+        for row in rows:
+            line = f"  {row.key:<{key_width}}  {_show(row.first):>{value_width}}"
+            line += f"  ->  {_show(row.second)}"
+            # A score after more steps, or in the features of another network, is no difference of
+            # the configurations.
+            comparable = title == "scores" and steps[0] == steps[1] and None not in row
+            if comparable and _network(first, row.key) == _network(second, row.key):
+                line += f"   ({row.second - row.first:+.4g})"
+            lines.append(line.rstrip())
+    return "\n".join(lines)
+
+
+def _network(folder: str | Path, metric: str) -> str | None:
+    """Return the network behind a run's score, `digits-classifier@d2f54a3c`, None without one."""
+    extractor = metric.rpartition("(")[2].removesuffix(")")
+    networks = str(_read(folder).get("networks") or "").split()
+    return next((name for name in networks if name.partition("@")[0] == extractor), None)
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "missing"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def varying(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the config keys that differ between runs, and how many runs have each value.
+
+    Columns key, value, runs; keys in order, the most frequent value first.
+    """
+    rows = []
+    for key, counts in _value_counts(frame).items():
+        if len(counts) > 1:
+            for value, n in counts.items():
+                rows.append((key, str(value), int(n)))
+    return pd.DataFrame(rows, columns=["key", "value", "runs"])
+
+
+def common(frame: pd.DataFrame) -> dict[str, str]:
+    """Return the config keys that all runs share, with their value."""
+    shared = {}
+    for key, counts in _value_counts(frame).items():
+        if len(counts) == 1:
+            shared[key] = str(counts.index[0])
+    return shared
+
+
+def _value_counts(frame: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return the number of runs with each value of every config key."""
+    config = frame.filter(regex=r"^config\.(?!paths\.)").astype("string").fillna("null")
+    counts = {}
+    for column in map(str, config):
+        counts[column.removeprefix("config.")] = config[column].value_counts()
+    return counts
+
+
+def command(options: argparse.Namespace) -> int:
+    """Print what differs between two runs."""
+    print(text(options.first, options.second))
+    return 0

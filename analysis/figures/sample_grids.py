@@ -1,0 +1,258 @@
+"""Sample grids of dense and routed runs, alone and below their convergence (the overview)."""
+
+from pathlib import Path
+from textwrap import fill
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from PIL import Image
+
+from analysis.aggregation import DENSE
+from analysis.figures import style
+from analysis.figures.convergence import (
+    SEEDS_NOTE,
+    Curve,
+    axis_label,
+    cost_known,
+    draw_curve,
+    is_wide,
+    paired_curves,
+    point_count,
+    set_scales,
+)
+from analysis.figures.style import Plot, styled
+from analysis.grouping import shared_label, short_labels
+from analysis.groups import Group, Variant
+from analysis.results import Results
+from analysis.tables.entries import metric_decimals, metric_label
+
+_MOST_LINES = 3  # of panels, on one page
+# A picture beyond this many pixels is not a grid of ours; it must not eat the memory.
+_MOST_PIXELS = 64_000_000
+# Pictures of one class beside each other in a sample grid (experiments/training/run_evaluation.py).
+_PER_CLASS = 8
+
+
+class Grid(NamedTuple):
+    """A variant's run and its sample grid."""
+
+    variant: Variant
+    run: dict[Any, Any]
+    image: np.ndarray
+
+
+class Panel(NamedTuple):
+    """A group's curves and sample grids, dense and routed."""
+
+    group: Group
+    curves: list[Curve]
+    grids: list[Grid]
+
+
+def picture(run: str | Path) -> np.ndarray | None:
+    """Return a run's last sample grid, uint8 (H, W, 3); None if none can be read."""
+    try:
+        with Image.open(Path(run) / "samples" / "final.png") as image:
+            if image.width * image.height > _MOST_PIXELS or image.format != "PNG":
+                return None
+            pitch = image.width // _PER_CLASS
+            return np.asarray(image.convert("RGB")) if 0 < pitch <= image.height else None
+    except (OSError, Image.DecompressionBombError, SyntaxError, ValueError):
+        return None
+
+
+def comparable_grids(group: Group) -> list[Grid]:
+    """Return dense and guideline variants with runs and pictures of one seed and step.
+
+    The step is preferably that of the variants, else the largest; the seed is the lowest.
+    """
+    variants = [variant for variant in group.pair() if variant is not None]
+    if not variants:
+        return []
+    runs_by_key = []
+    for variant in variants:
+        runs = variant.runs.dropna(subset=["seed", "step"]).to_dict("records")
+        runs_by_key.append({(run["step"], run["seed"]): run for run in runs})
+    common = set.intersection(*map(set, runs_by_key))
+    own_step = variants[-1].step
+    for key in sorted(common, key=lambda key: (key[0] != own_step, -key[0], key[1])):
+        grids = []
+        for variant, keyed_runs in zip(variants, runs_by_key, strict=True):
+            image = picture(str(keyed_runs[key]["path"]))
+            if image is not None:
+                grids.append(Grid(variant, keyed_runs[key], image))
+        if len(grids) == len(variants):
+            return grids
+    return []
+
+
+def turned(grid: np.ndarray) -> np.ndarray:
+    """Turn a grid of one row per class into one column per class, its first pictures."""
+    pitch = grid.shape[1] // _PER_CLASS
+    rows = grid.shape[0] // pitch
+    # About a third as tall as wide.
+    shown = min(max(2, round(0.35 * rows)), _PER_CLASS)
+    cut = grid[: rows * pitch, : shown * pitch].reshape(rows, pitch, shown, pitch, 3)
+    return cut.transpose(2, 1, 0, 3, 4).reshape(shown * pitch, rows * pitch, 3)
+
+
+def height(grid: np.ndarray, columns: int) -> float:
+    """Return the inches that a turned grid needs in a line of `columns` of them."""
+    tall, wide, _ = turned(grid).shape
+    return (style.SINGLE if columns == 1 else style.DOUBLE / columns - 0.15) * tall / wide
+
+
+def show(ax: Axes, group: Group, grid: np.ndarray) -> None:
+    """Draw a turned grid; the classes are named below where its columns are classes."""
+    image = turned(grid)
+    ax.imshow(image, interpolation="nearest", aspect="auto")
+    style.quiet(ax)
+    pitch = grid.shape[1] // _PER_CLASS
+    classes = image.shape[1] // pitch
+    if str(group.first("config.task", "class")) == "class" and classes > 1:
+        ax.set_xticks((np.arange(classes) + 0.5) * pitch, list(map(str, range(classes))))
+        ax.tick_params(length=0, pad=1)
+
+
+@styled
+def samples(results: Results) -> Plot | None:
+    """Draw dense above routed, a column per group and its lines of panels per config and steps.
+
+    None without a sample grid.
+    """
+    panels = _sample_panels(results)
+    if not panels:
+        return None
+    lines_by_config: dict[tuple[str, int], list[tuple[Group, list[Grid]]]] = {}
+    for group, grids in panels:
+        key = group.shared_config, grids[0].run["step"]
+        lines_by_config.setdefault(key, []).append((group, grids))
+    lines, more = style.fitting(list(lines_by_config.values()), _MOST_LINES, len)
+    columns = max(map(len, lines))
+    _, first_grids = lines[0][0]
+    per_group = len(panels[0][1])  # lines of panels: dense and routed, or the one that there is
+    tall = (height(first_grids[0].image, columns) + 0.42) * per_group * len(lines)
+    figure, axes = style.canvas(tall, per_group * len(lines), columns)
+    for ax in axes.flat:
+        ax.set_visible(False)
+    names = short_labels(group.label for group, _ in panels)
+    # About 17 characters an inch.
+    width = int(17 * figure.get_figwidth() / columns)
+    data: list[dict[str, Any]] = []
+    for y, line in enumerate(lines):
+        for x, (group, grids) in enumerate(line):
+            for index, grid in enumerate(grids):
+                ax = axes[per_group * y + index][x]
+                ax.set_visible(True)
+                show(ax, group, grid.image)
+                title = f"{fill(names[group.label], width)}\n{fill(_grid_text(group, grid), width)}"
+                ax.set_title(title, color=style.colour(group.backbone), fontsize=7)
+                data.append(_grid_row(group, grid))
+    return Plot.of("samples", figure, data, names=shared_label(names), more=more)
+
+
+def _sample_panels(results: Results) -> list[tuple[Group, list[Grid]]]:
+    """Return groups with both grids; where there is none, those with one."""
+    pairs, singles = [], []
+    for group in results.groups:
+        grids = comparable_grids(group)
+        if len(grids) == 2:
+            pairs.append((group, grids))
+        elif grids:
+            singles.append((group, grids))
+    return pairs or singles
+
+
+def _grid_text(group: Group, grid: Grid) -> str:
+    text = f"{grid.variant.name}, step {grid.run['step']}, seed {grid.run['seed']}"
+    score = grid.run.get(f"score.{group.metric}")
+    if not pd.isna(score):
+        metric = metric_label(group.metric).partition(" (")[0]
+        text += f", {metric} {score:.{metric_decimals(group.metric)}f}"
+    return text
+
+
+def _grid_row(group: Group, grid: Grid) -> dict[str, Any]:
+    row = {"panel": group.label, "variant": grid.variant.name, "step": grid.run["step"]}
+    row |= {"run": grid.run["run"], "seed": grid.run["seed"]}
+    return {**row, "score": grid.run.get(f"score.{group.metric}"), "metric": group.metric}
+
+
+@styled
+def overview(results: Results) -> Plot | None:
+    """Draw scores against cost above samples, dense and routed, per backbone; None without both.
+
+    All columns are of one configuration after one number of steps: those that the most backbones
+    share, of these the ones with the most seeds and points, then the longest.
+    """
+    pages: dict[tuple[str, float], dict[str, Panel]] = {}
+    for group in results.groups:
+        panel = _overview_panel(group)
+        if panel is None:
+            continue
+        page = pages.setdefault((group.shared_config, panel.curves[0][0].step), {})
+        rival = page.get(group.backbone)
+        if rival is None or point_count(panel.curves) > point_count(rival.curves):
+            page[group.backbone] = panel
+    if not pages:
+        return None
+    (_, steps), page = max(pages.items(), key=_page_rank)
+    return _draw_overview(list(page.values()), steps)
+
+
+def _overview_panel(group: Group) -> Panel | None:
+    dense, routed = group.pair()
+    if dense is None or routed is None:
+        return None
+    curves, grids = paired_curves(group, dense, routed), comparable_grids(group)
+    if not (len(curves) == len(grids) == 2 and cost_known(curves)):
+        return None
+    grid_steps = {grid.run["step"] for grid in grids}
+    curve_steps = {variant.step for variant, _ in curves}
+    return Panel(group, curves, grids) if grid_steps == curve_steps else None
+
+
+def _page_rank(item: tuple[tuple[str, float], dict[str, Panel]]) -> tuple[int, int, float]:
+    (_, steps), page = item
+    return len(page), sum(point_count(panel.curves) for panel in page.values()), steps
+
+
+def _draw_overview(panels: list[Panel], steps: float) -> Plot:
+    tall = height(panels[0].grids[0].image, len(panels))
+    heights = [1.75, tall, tall]
+    figure, axes = style.canvas(
+        sum(heights) + 0.9, 3, len(panels), sharey="row", height_ratios=heights
+    )
+    log = is_wide(curve for panel in panels for curve in panel.curves)
+    data: list[pd.DataFrame] = []
+    for (group, curves, grids), column in zip(panels, axes.T, strict=True):
+        top, tint = column[0], style.colour(group.backbone)
+        for variant, means in curves:
+            draw_curve(top, group, variant, means, means["macs"], label=_name(variant))
+            columns = {"backbone": group.backbone, "variant": variant.name, "of": group.label}
+            data.append(means.assign(**columns))
+        top.set_title(group.model, color=tint)
+        top.set_xlabel("training multiply-adds")
+        set_scales(top, "macs", log)
+        top.legend(loc="best")
+        for ax, grid in zip(column[1:], grids, strict=True):
+            show(ax, group, grid.image)
+            text = f"{_name(grid.variant)}, step {grid.run['step']}, seed {grid.run['seed']}"
+            ax.set_title(text, color=tint, fontsize=7.5, fontweight="normal")
+    metric = panels[-1].group.metric
+    axes[0][0].set_ylabel(axis_label(metric))
+    return Plot.of(
+        "overview",
+        figure,
+        pd.concat(data, ignore_index=True),
+        names=shared_label(panel.group.label for panel in panels),
+        steps=steps,
+        metric=metric_label(metric),
+        seeds=SEEDS_NOTE,
+    )
+
+
+def _name(variant: Variant) -> str:
+    return DENSE if variant.name == DENSE else f"route {variant.name}"

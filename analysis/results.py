@@ -1,0 +1,203 @@
+"""Loaded runs and their scores, sorted into groups of comparable variants.
+
+`Results` holds the two frames that tables and figures are made from. Its groups are what may be
+compared: a baseline (the dense runs) and routed variants (`analysis.groups`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis import aggregation, loading
+from analysis.aggregation import DENSE
+from analysis.errors import pick
+from analysis.grouping import assign_groups
+from analysis.groups import Group, Histories, Metrics, Values, Variant, variant_order
+
+_HISTORY = ["step", "macs", "value"]
+# Columns of a score that tables need.
+_NARROW = (
+    "path", "group", "variant", "seed", "last_step", "metric", "key", "value", "step", "macs",
+    "better", "features", "n", "own", "final",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """Loaded runs with their scores, and the metric to compare by (None: each group's own FD)."""
+
+    runs: pd.DataFrame  # as of `analysis.load`
+    scores: pd.DataFrame  # as of `analysis.scores`, narrowed to what tables need
+    metric: str | None = None
+    problems: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    @classmethod
+    def of(cls, source: Any, metric: str | None = None) -> Results:
+        """Return the results of a folder, of a frame of runs or scores, or of results.
+
+        `AnalysisError` if the folder is none, or a frame lacks what identifies a run.
+        """
+        if isinstance(source, Results):
+            return source if metric in (None, source.metric) else replace(source, metric=metric)
+        if not isinstance(source, pd.DataFrame):
+            folder = loading.read_folder(source)
+            scores = loading.scores(folder.runs)
+            return cls(folder.runs, scores, metric, folder.problems)
+        frame = loading.runs_of(source)
+        if "metric" not in frame:
+            runs = assign_groups(frame.reset_index(drop=True))
+            return cls(runs, loading.scores(runs), metric)
+        columns = [name for name in frame if name not in loading.SCORE]
+        run_names = {renamed: name for name, renamed in loading.RENAMED.items()}
+        runs = frame[columns].drop_duplicates("path").rename(columns=run_names)
+        runs = assign_groups(runs.reset_index(drop=True))
+        labels = runs.set_index("path")[["group", "variant"]]
+        scores = frame.drop(columns=["group", "variant"], errors="ignore")
+        return cls(runs, scores.join(labels, on="path"), metric)
+
+    @property
+    def roots(self) -> list[Path]:
+        """The folders that the runs were loaded from."""
+        return [Path(root) for root in self.runs["root"].unique()] if "root" in self.runs else []
+
+    @functools.cached_property
+    def metrics(self) -> Metrics:
+        """What each metric's name means: key, better, features, n."""
+        ends = self.own_scores[self.own_scores["final"].astype(bool) | self._is_scale]
+        table: Metrics = {}
+        for row in ends.drop_duplicates("metric").to_dict("records"):
+            meaning = {}
+            for key in ("key", "better", "features", "n"):
+                meaning[key] = None if pd.isna(row[key]) else row[key]
+            table[row["metric"]] = meaning
+        return table
+
+    @functools.cached_property
+    def final_metrics(self) -> list[str]:
+        """The metrics that some run has at its end."""
+        scores = self.own_scores
+        at_end = self._is_scale & (scores["step"] == scores["last_step"])
+        at_end |= scores["final"].astype(bool)
+        names = set(scores.loc[at_end, "metric"])
+        return list(filter(names.__contains__, self.metrics))
+
+    @functools.cached_property
+    def own_scores(self) -> pd.DataFrame:
+        """The runs' own scores, in the columns that tables need."""
+        return self.scores.loc[self.scores["own"].astype(bool), list(_NARROW)]
+
+    @property
+    def _is_scale(self) -> pd.Series:
+        return self.own_scores["key"].fillna("").str.startswith("w_eff")
+
+    @functools.cached_property
+    def groups(self) -> list[Group]:
+        """The groups, those with the most evidence first."""
+        if self.metric is not None:
+            pick("score", self.metric, self.metrics)
+        values, histories = self._values(), self._histories()
+        groups = []
+        for label, runs in self.runs.groupby("group", sort=False):
+            metric = self._metric_of(str(label))
+            if metric is not None:
+                groups.append(self._group(str(label), runs, metric, values, histories))
+        # The configuration with the most evidence leads, with all of its backbones.
+        evidence: Counter[str] = Counter()
+        for group in groups:
+            evidence[group.shared_config] += group.evidence
+        return sorted(groups, key=lambda group: (-evidence[group.shared_config], group.label))
+
+    def _metric_of(self, group: str) -> str | None:
+        """Return the metric that a group is read by: that which most runs have, FDs before others.
+
+        None where no run of the group has it.
+        """
+        scores = self.own_scores[self.own_scores["group"] == group]
+        at_end = scores["final"].astype(bool) | (scores["step"] == scores["last_step"])
+        runs_scored = scores[at_end].groupby("metric")["path"].nunique()
+        ranks = {}
+        for name, metric in self.metrics.items():
+            if name in runs_scored:
+                ranks[name] = (metric.get("key") == "fd", runs_scored[name])
+        if self.metric is not None:
+            return self.metric if self.metric in ranks else None
+        return max(ranks, key=ranks.__getitem__, default=None)
+
+    def _group(
+        self,
+        label: str,
+        runs: pd.DataFrame,
+        metric: str,
+        values: dict[tuple[str, str], Values],
+        histories: Histories,
+    ) -> Group:
+        variants = []
+        for name, part in runs.groupby("variant", sort=False):
+            name = str(name)
+            variants.append(Variant(name, part, metric, values.get((label, name), {}), histories))
+        variants.sort(key=variant_order)
+        baseline = next((v for v in variants if v.first("method") == DENSE), None)
+        baselines = [baseline] if baseline else []
+        routed = []
+        for variant in variants:
+            if variant is not baseline:
+                routed.append(variant.paired_with(baselines, variant.ends))
+        if baseline is not None:
+            steps = baseline.ends.union(*(variant.ends for variant in routed))
+            baseline = baseline.paired_with(routed, steps)
+        shared_config = str(runs["shared_config"].iloc[0])
+        return Group(label, shared_config, metric, self.metrics, baseline, tuple(routed))
+
+    def _values(self) -> dict[tuple[str, str], Values]:
+        """Return the own scores by group and variant, metric and step, and seed."""
+        table: dict[tuple[str, str], Values] = {}
+        points = aggregation.one_per_seed(self.own_scores)
+        columns = ["group", "variant", "metric", "step", "seed", "value"]
+        for group, variant, metric, step, seed, value in points[columns].itertuples(index=False):
+            values = table.setdefault((group, variant), {})
+            values.setdefault((metric, float(step)), {})[int(seed)] = float(value)
+        return table
+
+    def _histories(self) -> Histories:
+        """Return every run's own scores by folder and metric, in the order of steps."""
+        scores = self.own_scores.dropna(subset=["step", "value"])
+        scores = scores.sort_values("step", kind="stable").astype({"step": "float64"})
+        scores = scores.drop_duplicates(["path", "metric", "step"], keep="last")
+        histories = {}
+        for (path, metric), part in scores.groupby(["path", "metric"], sort=False):
+            histories[str(path), str(metric)] = part[_HISTORY]
+        return histories
+
+    def pairs(self) -> Iterator[tuple[Group, Variant, Variant]]:
+        """Yield every group that has both, with its baseline and the guideline's variant."""
+        for group in self.groups:
+            baseline, routed = group.pair()
+            if baseline is not None and routed is not None:
+                yield group, baseline, routed
+
+
+Source = Results | pd.DataFrame | str | os.PathLike[str]
+
+
+def results_for_command(options: argparse.Namespace) -> Results:
+    """Return the results that a command line asks for; say on stderr what is left out."""
+    results = Results.of(options.runs, options.metric)
+    unfinished = 0
+    for row in results.problems.to_dict("records"):
+        if row["status"] == "damaged":
+            print(f"damaged: {row['run']}: {row['reason']}", file=sys.stderr)
+        else:
+            unfinished += 1
+    if unfinished:
+        print(f"unfinished: {unfinished} (python -m analysis list {options.runs})", file=sys.stderr)
+    return results

@@ -1,1 +1,0 @@
-"""Run folders as data frames, and which of them may be compared."""

@@ -1,0 +1,103 @@
+"""The stored layer similarity of one run: an `.npz` with its protocol, read without torch."""
+
+import io
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.errors import AnalysisError
+from experiments.runtime.files import atomic_write
+from experiments.runtime.parsing import is_number, json_of
+from routing.route import Route
+
+FORMAT = "tread-suite-similarity/1"
+# A hundred levels of a model of 100 blocks take 8 MB.
+_LARGEST = 256 * 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class SimilarityFile:
+    """Similarity of one run's blocks."""
+
+    # `cosine` (D+1, D+1), index 0 the input; options: `per_level` (levels, D+1, D+1), `centred`,
+    # `cka`, `routed`, `stayed`.
+    arrays: dict[str, np.ndarray]
+    # How they were computed, JSON-able (run, backbone, route, levels, samples, ...).
+    protocol: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def route(self) -> str:
+        """Resolved route of the run."""
+        return str(self.protocol["route"])
+
+    @property
+    def model(self) -> str:
+        """Backbone and size."""
+        return "{backbone}-{size}".format_map(self.protocol)
+
+    @property
+    def label(self) -> str:
+        """Backbone, size and route."""
+        text = "dense" if self.route == "none" else f"route {self.route}"
+        return f"{self.model}, {text}"
+
+    def protocol_line(self) -> str:
+        """Return the protocol in one sentence."""
+        levels = ", ".join(f"{v:.3g}" for v in self.protocol["levels"])
+        template = "{weights} weights in eval mode, all tokens, {samples} held-out samples"
+        return f"Protocol: {template.format_map(self.protocol)}, noise levels sigma/alpha {levels}."
+
+    def save(self, path: str | Path) -> None:
+        """Write the arrays and the protocol."""
+        stream = io.BytesIO()
+        text = json.dumps({"format": FORMAT, **self.protocol}, sort_keys=True)
+        np.savez_compressed(stream, protocol=np.array(text), **self.arrays)  # type: ignore[arg-type]
+        atomic_write(path, stream.getvalue())
+
+
+def read(path: str | Path) -> SimilarityFile:
+    """Read a similarity file; `AnalysisError` if it is not one."""
+    try:
+        # numpy leaves a file open that it cannot read: this one is closed here.
+        with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+            if sum(info.file_size for info in stored.zip.infolist()) > _LARGEST:
+                raise ValueError("unpacks to more than a similarity file can hold")
+            protocol = json_of(str(stored["protocol"]))
+            arrays = {key: stored[key] for key in stored.files if key != "protocol"}
+            if not isinstance(protocol, dict) or protocol.pop("format", None) != FORMAT:
+                raise ValueError(f"not of the format {FORMAT}")
+            _check_protocol(protocol)
+            _check_arrays(arrays)
+            Route.parse(protocol["route"]).resolve(len(arrays["cosine"]) - 1)
+    except Exception as error:
+        # Zip, zlib, numpy's parser of headers and JSON raise a dozen types between them.
+        raise AnalysisError(
+            f"{path} is not a {FORMAT} file ({type(error).__name__}); "
+            "make one with python -m analysis similarity RUN"
+        ) from None
+    return SimilarityFile(arrays, protocol)
+
+
+def _check_protocol(protocol: dict[str, Any]) -> None:
+    """Raise `ValueError` where the protocol lacks what figures say of a map."""
+    for name in ("run", "backbone", "size", "data", "route", "weights"):
+        if not isinstance(protocol.get(name), str):
+            raise ValueError(f"its protocol has no {name}")
+    levels = protocol.get("levels")
+    numbers = [protocol.get("samples"), *levels] if isinstance(levels, list) else [None]
+    if not all(map(is_number, numbers)):
+        raise ValueError("its protocol has no levels or samples")
+
+
+def _check_arrays(arrays: dict[str, np.ndarray]) -> None:
+    """Raise `ValueError` where an array is no square map of the layers."""
+    layers = len(arrays["cosine"])
+    for name, values in arrays.items():
+        dimensions = 3 if name == "per_level" else 2
+        is_square = values.shape[-2:] == (layers, layers) and values.ndim == dimensions
+        has_numbers = values.dtype.kind == "f" and np.isfinite(values).any()
+        if layers < 2 or not is_square or not has_numbers:
+            raise ValueError(f"{name} is no map of {layers} layers")

@@ -1,0 +1,125 @@
+"""What a step costs: multiply-adds, and training steps that were timed."""
+
+from pathlib import Path
+from typing import Any
+
+from analysis.groups import Variant
+from analysis.results import Results
+from analysis.tables.table import Column, RowValues, Table, Value, build
+from experiments.runtime.parsing import json_of
+
+_LARGEST_FILE = 10_000_000  # bytes; a benchmark's file has thousands
+# Headings of the variants of a timed step, by their name in the benchmark's file.
+_TIMED = {
+    "torch": "Without native operations",
+    "bf16": "bf16",
+    "compiled": "Compiled",
+    "bf16+compiled": "bf16, compiled",
+}
+
+
+def throughput(results: Results) -> Table:
+    """Multiply-adds of a forward pass, dense and routed, and the speed-up that they allow."""
+    columns = (
+        Column("Run as", numeric=False),
+        *Column.each("GMACs per image", "GMACs, paper's count", decimals=4),
+        Column("MACs allow", unit="x"),
+    )
+    rows: list[RowValues] = []
+    for group in results.groups:
+        for variant in group.variants:
+            values = _cost_values(variant, is_dense=variant is group.baseline)
+            rows.append((group.label, [variant.name, *values]))
+    notes = (
+        "GMACs are multiply-adds of one forward pass per image, with attention matmuls; the "
+        "paper's count leaves them out.",
+        "MACs allow: multiply-adds of a dense step over those of a routed one, an upper limit of "
+        "the speed-up. Measured speed is in the table of timed steps (experiments/bench.py).",
+    )
+    title = "Multiply-adds: what routing saves of a step"
+    return build("throughput", title, columns, rows, notes)
+
+
+def _cost_values(variant: Variant, is_dense: bool) -> list[Value]:
+    column = "macs_dense" if is_dense else "macs_routed"
+    macs, macs_no_attention = variant.cost(column), variant.cost(f"{column}_no_attention")
+    values: list[Value] = []
+    for count in (macs, macs_no_attention):
+        values.append(count / 1e9 if count is not None else None)
+    dense_macs = variant.cost("macs_dense")
+    if is_dense:
+        values.append("")
+    else:
+        values.append(dense_macs / macs if dense_macs and macs else None)
+    return values
+
+
+def benchmarks(results: Results) -> list[Path]:
+    """Return the files that `experiments/bench.py` and the sweep `bench` wrote below the runs."""
+    paths: list[Path] = []
+    for root in results.roots:
+        paths += [*root.glob("bench*.json"), *root.glob(".sweeps/*/outputs/*.json")]
+    return sorted(paths)
+
+
+def benchmark(results: Results) -> Table:
+    """Training steps as experiments/bench.py times them: dense, routed and run otherwise."""
+    rows: list[RowValues] = []
+    damaged: list[str] = []
+    for path in benchmarks(results):
+        try:
+            if path.stat().st_size > _LARGEST_FILE:
+                raise ValueError("too large")
+            rows += _benchmark_rows(json_of(path.read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            damaged.append(path.name)
+    columns = (
+        Column("Step", numeric=False),
+        Column("ms", decimals=1),
+        *Column.each("Routed over dense", "MACs allow", "Share of it", unit="x"),
+        *Column.each(*_TIMED.values(), "Over plain DiT", unit="x"),
+    )
+    notes = [
+        "Forward, backward and update, in turn in one process; ratios are medians of those within "
+        "a round. The last columns: how many times as fast as the step itself it is otherwise; "
+        "how many times as fast as a plain reimplementation of the official DiT's structure."
+    ]
+    if damaged:
+        notes.append(f"Benchmarks that cannot be read: {', '.join(damaged)}.")
+    title = "Training steps: what routing, native operations, bf16 and compiling gain"
+    return build("benchmark", title, columns, rows, notes)
+
+
+def _benchmark_rows(record: dict[str, Any]) -> list[RowValues]:
+    heading = _benchmark_heading(record["options"], record["environment"])
+    timed: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in [*record.get("variants", []), *record.get("steps", [])]:
+        is_plain = row["backbone"] == "plain"
+        backbone = "dit" if is_plain else row["backbone"]
+        step = f"{backbone}-{row['size']}, {row['tokens']} tokens"
+        timed_step = timed.setdefault((step, row["route"]), {})
+        timed_step.update({"plain": row["ours_faster_by"]} if is_plain else row)
+    rows: list[RowValues] = []
+    for (step, route), row in timed.items():
+        if "seconds" not in row:
+            continue
+        speedup, allowed = row.get("speedup"), row.get("allowed")
+        numbers = [speedup, allowed, speedup / allowed if speedup and allowed else None]
+        numbers += [row.get("faster", {}).get(name) for name in _TIMED]
+        values: list[Value] = [f"{step}, {'dense' if route == 'none' else route}"]
+        values.append(1e3 * float(row["seconds"]))
+        for number in (*numbers, row.get("plain")):
+            values.append("" if number is None else float(number))
+        rows.append((heading, values))
+    return rows
+
+
+def _benchmark_heading(options: dict[str, Any], machine: dict[str, Any]) -> str:
+    text = f"batch {options['batch']}, {options['precision']}"
+    if options["compile"] == "blocks":
+        text += ", compiled"
+    if options["depth"]:
+        text += f", {options['depth']} blocks"
+    threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
+    device = f"{machine['device_name']}, {threads}, torch {machine['torch']}"
+    return f"{text}, {options['clock']} clock: {device}"

@@ -1,0 +1,98 @@
+"""Every variant by every metric: means over seeds, and paired differences to the dense runs."""
+
+import pandas as pd
+
+from analysis.aggregation import KEYS, Estimate, aggregate, paired_difference
+from analysis.groups import Group, Variant
+from analysis.results import Results
+from analysis.tables import entries
+from analysis.tables.table import PAIRED, Column, Entry, RowValues, Table, Value, build
+
+_VARIANT = ["group", "variant", "step"]
+
+
+def all_scores(results: Results) -> Table:
+    """Every variant's every score, mean and standard deviation over seeds."""
+    columns = []
+    for metric in _metrics(results):
+        better = entries.metric_better(results.metrics[metric])
+        columns.append(Column(entries.metric_label(metric), better=better))
+    estimates = _pivot(aggregate(results.own_scores))
+    rows: list[RowValues] = []
+    for group in results.groups:
+        for variant in group.variants:
+            values = _first_columns(variant)
+            for metric in _metrics(results):
+                estimate = estimates.get((group.label, variant.name, variant.step), {}).get(metric)
+                # The table shows the spread of the seeds.
+                if estimate:
+                    estimate = Estimate(estimate.mean, estimate.n, estimate.std)
+                values.append(_entry(estimate, metric, signed=False))
+            rows.append((_heading(group), values))
+    columns = [*Column.each("Tokens", "Steps", numeric=False), *columns]
+    notes = entries.nn_ratio_notes(results)
+    return build("all_scores", "Every score", columns, rows, notes)
+
+
+def differences(results: Results) -> Table:
+    """Every variant's difference to the dense runs, paired by seed, with 95 % intervals."""
+    columns = list(Column.each("Tokens", "Steps", numeric=False))
+    for metric in _metrics(results):
+        columns.append(Column(f"\u0394 {entries.metric_label(metric)}"))
+    baselines = {}
+    for group in results.groups:
+        if group.baseline is not None:
+            baselines[group.label] = group.baseline.name
+    estimates = _pivot(paired_difference(results.own_scores, baselines))
+    rows: list[RowValues] = []
+    for group in results.groups:
+        for variant in group.routed:
+            values = _first_columns(variant)
+            for metric in _metrics(results):
+                estimate = estimates.get((group.label, variant.name, variant.step), {}).get(metric)
+                values.append(_entry(estimate, metric, signed=True))
+            rows.append((_heading(group), values))
+    title = "Differences to dense, paired by seed and step"
+    return build("differences", title, columns, rows, (PAIRED,))
+
+
+def _metrics(results: Results) -> list[str]:
+    """Return the metrics of the runs' last scores."""
+    names = []
+    for metric in results.final_metrics:
+        # What held-out images get themselves is no score of a run: a note says it.
+        if not str(results.metrics[metric].get("key")).endswith("_heldout"):
+            names.append(metric)
+    return names
+
+
+def _pivot(statistics: pd.DataFrame) -> dict[tuple[str, str, float], dict[str, Estimate]]:
+    """Return the estimates of an aggregate by group, variant and step, then by metric."""
+    table: dict[tuple[str, str, float], dict[str, Estimate]] = {}
+    columns = [*KEYS, "mean", "n", "std", "low", "high"]
+    for group, variant, metric, step, *numbers in statistics[columns].itertuples(index=False):
+        mean, n, *bounds = numbers
+        std, low, high = (None if pd.isna(value) else float(value) for value in bounds)
+        estimate = Estimate(float(mean), int(n), std, low, high)
+        table.setdefault((group, variant, float(step)), {})[metric] = estimate
+    return table
+
+
+def _entry(estimate: Estimate | None, metric: str, signed: bool) -> Entry:
+    if signed:
+        return entries.signed(estimate, metric)
+    return entries.measured(estimate, entries.metric_decimals(metric))
+
+
+def _first_columns(variant: Variant) -> list[Value]:
+    return [variant.name, entries.steps(variant)]
+
+
+def _heading(group: Group) -> str:
+    """Return what a group's runs share, with guidance and sampler where they are known."""
+    protocol = []
+    for key in ("guidance", "sampler"):
+        value = group.first(key)
+        if value:
+            protocol.append(f"{key} {value}")
+    return f"{group.label}; {', '.join(protocol)}" if protocol else group.label

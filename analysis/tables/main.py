@@ -1,0 +1,146 @@
+"""The main table, the state of the art and what others measured (TREAD, main table and Table 1)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from analysis.groups import Group, Variant
+from analysis.results import Results
+from analysis.tables import entries, paper
+from analysis.tables.table import (
+    NOT_RUN,
+    PAIRED,
+    Column,
+    Entry,
+    RowValues,
+    Table,
+    Value,
+    build,
+    head,
+    measured,
+    published,
+)
+
+# Kinds of scores that are read together, in this order (`experiments.options.evaluation.METRICS`).
+_KINDS = (
+    "fd", "precision", "recall", "accuracy", "adherence", "memorisation", "heldout_loss",
+    "heldout_loss_routed", "w_eff", "w_eff_plain",
+)  # fmt: skip
+
+
+def score_set(group: Group) -> dict[str, dict[str, Any]]:
+    """Return the metrics that a group's scores are read together with, its own first.
+
+    Those in the feature space of its own metric stand before those in others; the NN-distance
+    ratio (`memorisation`), which says the same in each, appears once.
+    """
+    ranks = {group.metric: -1}
+    for name, metric in group.metrics.items():
+        kind = "memorisation" if name == group.nn_ratio else metric.get("key")
+        if kind in _KINDS and (kind != "memorisation" or name == group.nn_ratio):
+            ranks.setdefault(name, _KINDS.index(kind))
+    names = sorted(ranks, key=ranks.__getitem__)
+    return {name: group.known_metrics[name] for name in names}
+
+
+def main(results: Results) -> Table:
+    """Dense, routed, and their difference per backbone, a row per metric (main table)."""
+    rows: list[RowValues] = []
+    for group in results.groups:
+        dense, routed = group.pair()
+        params = group.first("params")
+        content = f"{params / 1e6:.2f}M parameters, " if params else ""
+        content += f"route {routed.name}" if routed else "no route was run"
+        heading = entries.heading(group, dense, routed, content=content)
+        for metric in score_set(group):
+            change = entries.difference(metric, routed, dense)
+            rows.append((heading, metric_row(group, metric, (dense, routed), [change])))
+        backbone, objective = group.backbone, group.first("objective")
+        published_row = paper.main_row(backbone, objective, group.first("size"))
+        # Where the paper has no such size: DiT-B/2, the size of its ablations.
+        published_row = published_row or paper.main_row(backbone, objective, "B/2")
+        if published_row:
+            rows.append((heading, _paper_row(published_row)))
+    # Where no run is ours, the paper's numbers have the columns to themselves.
+    columns = Column.each("Dense", "+ TREAD", "\u0394", published=not rows)
+    if not rows:
+        rows = [(NOT_RUN, _paper_row(row)) for row in paper.rows("main")]
+    notes = entries.paper_notes("main", PAIRED, *entries.nn_ratio_notes(results))
+    title = "Main table: dense against routed, by backbone"
+    return build("main", title, (Column("Metric", numeric=False), *columns), rows, notes)
+
+
+def metric_row(
+    group: Group, metric: str, variants: Sequence[Variant | None], changes: Sequence[Entry]
+) -> list[Value]:
+    """Return a metric's row: the score of each variant, then differences."""
+    meaning = group.known_metrics[metric]
+    label = Column(entries.metric_label(metric), better=entries.metric_better(meaning))
+    row: list[Value] = [head(label)]
+    for entry in (*(entries.score(metric, variant) for variant in variants), *changes):
+        # A dense run has no routed pass to score.
+        no_pass = meaning.get("key") == "heldout_loss_routed" and entry.is_missing
+        row.append(Entry() if no_pass else entry)
+    return row
+
+
+def _paper_row(row: dict[str, Any]) -> list[Value]:
+    """Return the paper's row: its model, its scores and their difference."""
+    name = f"Paper, FID-50K: {row['model']}, {int(row['iterations']) // 1000}K steps"
+    if isinstance(row.get("mark"), str):
+        name += f" ({row['mark']})"
+    change = published(-float(row["delta"]), signed=True)
+    return [name, published(row["dense"]), published(row["tread"]), change]
+
+
+# Columns of Table 1 by our kind of score: heading, the paper's key and the better end.
+_SOTA = {
+    "fd": ("FID", "fid", "lower"),
+    "sfid": ("sFID", "sfid", "lower"),
+    "is": ("IS", "is", "higher"),
+    "precision": ("Precision", "precision", "higher"),
+    "recall": ("Recall", "recall", "higher"),
+}
+
+
+def sota(results: Results) -> Table:
+    """The state-of-the-art table, with our runs below in their own groups (Table 1)."""
+    rows: list[RowValues] = []
+    for row in paper.rows("sota"):
+        heading = "Paper, guided" if row["guided"] else "Paper, unguided"
+        numbers = [published(row[key]) for _, key, _ in _SOTA.values()]
+        rows.append((heading, [row["method"], f"{row['epochs']} epochs", *numbers]))
+    published_rows = len(rows)
+    for group in results.groups:
+        pair = list(filter(None, group.pair()))
+        for variant in pair:
+            values: list[Value] = [f"{group.model}, {variant.name}", f"{variant.step:.0f} steps"]
+            for kind in _SOTA:
+                metric = group.metric_of_kind(kind)
+                estimate = variant.estimate(metric) if metric else None
+                values.append(measured(estimate, entries.metric_decimals(kind)))
+            rows.append((f"Ours: {entries.heading(group, *pair)}", values))
+    # The numbers of other people's rows share the columns: only ours make the table ours.
+    only_published = len(rows) == published_rows
+    columns = list(
+        Column.each("Method", "Epochs or steps", numeric=False, published=only_published)
+    )
+    for name, _, better in _SOTA.values():
+        columns.append(Column(name, better=better, published=only_published))
+    notes = entries.paper_notes("sota")
+    return build("sota", "State of the art and our runs", columns, rows, notes)
+
+
+def followups(results: Results) -> Table:
+    """What others measured with token routing."""
+    columns = (
+        Column("Method", numeric=False),
+        Column("FID", better="lower", published=True),
+        *Column.each("Precision", "Recall", better="higher", published=True, decimals=3),
+        Column("Batches/s", better="higher", published=True),
+    )
+    rows: list[RowValues] = []
+    for row in paper.rows("followups"):
+        values = [row[key] for key in ("method", "fid", "precision", "recall", "batches_per_s")]
+        rows.append((f"{row['setup']} ({row['source']})", values))
+    note = "Each project's own protocol: compare within a group only."
+    return build("followups", "What others measured", columns, rows, (note,))

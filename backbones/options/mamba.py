@@ -1,0 +1,108 @@
+"""Mamba-2 (arXiv 2405.21060) and Mamba-1 (arXiv 2312.00752): options and cost (no torch here)."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, MultipleOf
+
+from backbones.options.family import BlockCost, Spec, from_yaml, kernel_words
+from backbones.sizes import BackboneError, Size
+from backbones.validation import Choices
+
+
+@dataclass(frozen=True)
+class MambaOptions:
+    """Options of the family `mamba`."""
+
+    scan: Annotated[
+        Literal["alternate", "zigzag", "bidirectional"],
+        "alternate: one snake path forward, then reversed; zigzag: the next two of eight snake "
+        "paths; bidirectional: both directions summed in each mixer.",
+    ] = "alternate"
+    conv: Annotated[
+        Literal["true", "compact", "none"],
+        from_yaml(true="true", false="none"),
+        "true: taps by distance along the full path, absent tokens count as 0; compact: taps over "
+        "the present tokens.",
+    ] = "true"
+    gap: Annotated[
+        Literal["off", "decay", "dt"],
+        from_yaml(false="off"),
+        "Absent tokens: off: nothing; decay: the state decays over them; dt: the step is as long "
+        "as the gap, over at most 4 steps.",
+    ] = "off"
+    mixer: Annotated[
+        Literal["mamba2", "mamba1"],
+        "mamba2: chunked matmuls, several times faster on a CPU than mamba1's selective scan.",
+    ] = "mamba2"
+    state: Annotated[
+        Annotated[int, Ge(8), MultipleOf(8)] | None,  # Kernels need the multiple.
+        "State channels N; null: mamba2 64 from width 384 on, less below, for about a DiT block's "
+        "parameters; mamba1 16.",
+    ] = None
+    chunk: Annotated[
+        int, Ge(1), "Tokens of one SSD chunk; larger ones cost more memory for no speed."
+    ] = 64
+    kernel: Annotated[
+        str,
+        Choices(kernel_words("ssd", "selective_scan")),
+        "auto: the fastest that is there; naming one that is not there is an error.",
+    ] = "auto"
+
+    @property
+    def operation(self) -> str:
+        """The operation of `backbones.ops` that scans."""
+        return "ssd" if self.mixer == "mamba2" else "selective_scan"
+
+    @property
+    def directions(self) -> int:
+        """Scan directions in each mixer."""
+        return 2 if self.scan == "bidirectional" else 1
+
+    def check(self) -> None:
+        """Raise `BackboneError` where the mixer has no such kernel."""
+        kernels = kernel_words(self.operation)
+        if self.kernel not in kernels:
+            raise BackboneError(
+                f"kernel={self.kernel}: expected one of "
+                f"{', '.join(kernels)} with mixer={self.mixer}"
+            )
+
+
+def step_rank(width: int) -> int:
+    """Return the rank of Mamba-1's projection to the steps: D / 16, in steps of 8."""
+    return max(8, math.ceil(width / 16 / 8) * 8)
+
+
+def block_cost(size: Size, options: MambaOptions, index: int) -> BlockCost:
+    """Count two mixers."""
+    count = _mamba2_cost if options.mixer == "mamba2" else _mamba1_cost
+    params, linear, scan, saved = count(size, options)
+    return BlockCost(2 * params, 2 * linear, lambda tokens: 2 * tokens * scan, 2 * saved)
+
+
+def _mamba2_cost(size: Size, options: MambaOptions) -> tuple[int, int, int, int]:
+    width, inner, state = size.width, 2 * size.width, options.state or size.state
+    conv, directions = int(options.conv != "none"), options.directions
+    heads, mixed = inner // size.headdim, inner + 2 * state
+    linear = width * (inner + mixed) + directions * width * heads + inner * width
+    params = linear + directions * 3 * heads + conv * 5 * mixed + inner
+    # h = a h + (dt x) B is two products a state entry, y = C h a third; dt x and skip x one each a
+    # channel.
+    scan = directions * (3 * inner * state + 2 * inner + conv * 4 * mixed)
+    saved = 5 * width + 3 * inner + mixed + conv * 2 * mixed
+    return params, linear, scan, saved + (directions - 1) * (width + 4 * inner + 3 * mixed)
+
+
+def _mamba1_cost(size: Size, options: MambaOptions) -> tuple[int, int, int, int]:
+    width, inner, state = size.width, 2 * size.width, options.state or 16
+    conv, directions, rank = int(options.conv != "none"), options.directions, step_rank(size.width)
+    linear = 3 * width * inner + directions * (inner * (rank + 2 * state) + rank * inner)
+    params = linear + directions * (2 * inner + inner * state) + conv * 5 * inner
+    scan = directions * (3 * inner * state + 2 * inner + conv * 4 * inner)
+    saved = 5 * width + 4 * inner + directions * (7 * inner + 2 * rank + 4 * state)
+    return params, linear, scan, saved
+
+
+FAMILY = Spec("mamba", MambaOptions, block_cost, "backbones.mamba:MambaBlock")

@@ -1,0 +1,99 @@
+"""The arguments of a model, once (no torch here)."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from annotated_types import Ge
+
+from backbones.sizes import BackboneError, Size, attention_blocks, parse_size, patch_grid
+
+# Former arguments of every model, with their defaults: weights files of earlier versions have them.
+REMOVED = {"router": None}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The arguments of a model, with every default filled in: plain values that fit JSON."""
+
+    name: Annotated[str, "Family."]
+    size: Annotated[str, "Letter and patch, as in S/2."] = "S/2"
+    in_channels: Annotated[int, Ge(1), "Image (latent) channels C."] = 4
+    input_size: Annotated[
+        int | list[int], "Side in pixels, or height and width; multiples of the patch."
+    ] = 32
+    num_classes: Annotated[int, Ge(0), "Classes; the null class has this index. 0: no labels."] = (
+        1000
+    )
+    text: Annotated[
+        tuple[Annotated[int, Ge(1)], Annotated[int, Ge(1)]] | None,
+        "Length L and channels E of text states, which become L prefix tokens.",
+    ] = None
+    learn_sigma: Annotated[bool, "Predict 2 C channels, as DiT's DDPM checkpoints do."] = False
+    attention: Annotated[
+        int | list[int], "Attention blocks of a hybrid stack: their indices, or k for every k-th."
+    ] = 0
+    depth: Annotated[int | None, "Blocks; null: as the size says."] = None
+    width: Annotated[int | None, "Channels D; null: as the size says."] = None
+    heads: Annotated[int | None, "Attention heads; null: as the size says."] = None
+    fuse: Annotated[
+        str | None, "Route of SPRINT's fusion (one segment), fused in every pass, dense ones too."
+    ] = None
+    decoder: Annotated[
+        dict[str, Any] | None, "MaskDiT's decoder (`DecoderOptions`, {} for its defaults)."
+    ] = None
+    align: Annotated[dict[str, Any] | None, "REPA's projector (`AlignOptions`)."] = None
+    options: Annotated[dict[str, Any], "The family's own options."] = dataclasses.field(
+        default_factory=dict
+    )
+
+    @property
+    def shape(self) -> Size:
+        """Depth, width, heads and patch."""
+        return parse_size(self.size, self.depth, self.width, self.heads)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches (H, W)."""
+        return patch_grid(self.input_size, self.shape.patch)
+
+    @property
+    def prefix(self) -> int:
+        """Number of prefix (text) tokens."""
+        return self.text[0] if self.text else 0
+
+    @property
+    def out_channels(self) -> int:
+        """Channels of the prediction."""
+        return self.in_channels * (2 if self.learn_sigma else 1)
+
+    @property
+    def attention_blocks(self) -> set[int]:
+        """Indices of the blocks that are attention blocks in a stack of another family."""
+        return attention_blocks(self.attention, self.shape.depth)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `backbones.create`: fit for JSON, family options among them."""
+        arguments = dataclasses.asdict(self)
+        options = arguments.pop("options")
+        if self.text:
+            arguments["text"] = list(self.text)
+        return arguments | options
+
+
+def without_removed(arguments: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """Leave out removed arguments that have their former default.
+
+    Raises:
+        BackboneError: A removed argument with another value.
+    """
+    remaining = dict(arguments)
+    for key, default in REMOVED.items():
+        value = remaining.pop(key, default)
+        if value != default:
+            raise BackboneError(
+                f"{owner}: {key}={value}: {key} was removed; only its former default "
+                f"{key}={default} is accepted"
+            )
+    return remaining

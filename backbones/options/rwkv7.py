@@ -1,0 +1,52 @@
+"""RWKV-7 (Goose, arXiv 2503.14456): options and cost of a block (no torch here)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from backbones.options.family import BlockCost, Spec, kernel_words
+from backbones.options.rwkv import Missing
+from backbones.sizes import Size, hidden_for
+from backbones.validation import Choices
+
+
+@dataclass(frozen=True)
+class RWKV7Options:
+    """Options of the family `rwkv7`."""
+
+    missing: Missing = "self"
+    kernel: Annotated[
+        str,
+        Choices(kernel_words("rwkv7")),
+        "auto: flash-linear-attention on a GPU where it is installed, chunked matmuls elsewhere.",
+    ] = "auto"
+
+
+def matrix_head(width: int) -> int:
+    """Return the channels of a head with a matrix state: 64 where that leaves two heads."""
+    return next(size for size in (64, 32, 16, 8) if width % size == 0 and width >= 2 * size)
+
+
+def low_rank(width: int) -> int:
+    """Return the rank of a small token-dependent correction: a 16th of the width, 8 at least."""
+    return max(8, round(width / 128) * 8)
+
+
+def block_cost(size: Size, options: RWKV7Options, index: int) -> BlockCost:
+    """Count the time mix and the channel mix."""
+    width, rank = size.width, low_rank(size.width)
+    # Decay, rate, gate, and the blend with block 0's values (which block 0 has not), each of low
+    # rank.
+    blend = 2 * width * rank if index else 0
+    linear = 4 * width * width + 6 * width * rank + blend
+    mixer = linear + (14 if blend else 13) * width
+    spent = 4 * width * width + 8 * width * rank + 14 * width
+    hidden = hidden_for(width, spent, 2, width * width)
+    return BlockCost(
+        params=mixer + width * width + 2 * width * hidden + 2 * width,
+        linear=linear + width * width + 2 * width * hidden,
+        mixing=lambda tokens: tokens * (6 * width * matrix_head(width) + 10 * width),
+        saved=79 * width + 2 * hidden,
+    )
+
+
+FAMILY = Spec("rwkv7", RWKV7Options, block_cost, "backbones.rwkv7:RWKV7Block")
