@@ -8,7 +8,7 @@ from typing import Any
 from experiments.data.data_options import parse
 from experiments.data.dataset import create
 from experiments.data.latent_options import LatentsOptions
-from experiments.data.latents import LatentSpace
+from experiments.data.latent_space import LatentSpace
 from experiments.evaluation.trained_model import TrainedModel
 from experiments.options.roles import ConfigError
 
