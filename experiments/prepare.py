@@ -18,7 +18,6 @@ if __name__ == "__main__":
     # Run as a script, Python puts experiments/ on the path; imports start at the repository root.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.data.data_options import PICTURES, DataError, require
 from experiments.runtime.command import home_path, run_command
 from experiments.runtime.console import Console
 from experiments.runtime.errors import Interrupted
@@ -96,6 +95,8 @@ def parser() -> argparse.ArgumentParser:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse arguments out of range, and a folder that holds something else."""
+    from experiments.data.data_options import require
+
     for name in ("size", "batch", "shard", "threads", "captions_per_image", "text_length"):
         value, option = getattr(args, name), f"--{name.replace('_', '-')}"
         require(1 <= value <= 10**7, f"{option} {value}: must be at least 1, at most 10000000")
@@ -119,6 +120,8 @@ def _device(name: str | None) -> str:
     """Return this process's device: one GPU for each local rank."""
     import torch
 
+    from experiments.data.data_options import DataError
+
     device = name or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda":
         device = f"cuda:{process_group().local_rank}"
@@ -132,7 +135,7 @@ def _device(name: str | None) -> str:
 def prepare(args: argparse.Namespace) -> None:
     """Encode this process's shards, and finish the store if it is the last process."""
     _check(args)
-    # Imported late: `--help` and invalid arguments do not need torch.
+    # Imported late: `--help` needs no packages, and invalid arguments no torch.
     from experiments.data.encoders import Autoencoder, TextEncoder
     from experiments.data.latent_store import LatentStore
     from experiments.data.open_source import open_source
@@ -179,6 +182,8 @@ def prepare(args: argparse.Namespace) -> None:
 
 def _write_shards(writer: StoreWriter) -> None:
     """Write the missing shards of this process, with a progress display on stderr."""
+    from experiments.data.data_options import PICTURES
+
     group, source = process_group(), writer.source
     missing = writer.missing()
     shards = [number for number in missing if number % group.world_size == group.rank]
