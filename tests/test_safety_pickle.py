@@ -250,6 +250,7 @@ def test_a_run_folder_whose_config_has_a_python_tag_is_listed_as_damaged(tmp_pat
     hostile.make_runs(tmp_path)
     path = next(p for p in tmp_path.glob("*/config.yaml") if (p.parent / "summary.json").exists())
     path.write_bytes(hostile.pickles(tmp_path / "marker")["yaml"])
-    analysis.load(tmp_path)
+    with pytest.warns(UserWarning, match="1 damaged run folders were left out"):
+        analysis.load(tmp_path)
     assert not (tmp_path / "marker").exists()
     assert list(analysis.problems(tmp_path)["run"]) == [path.parent.name]
