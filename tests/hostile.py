@@ -419,11 +419,11 @@ def make_runs(folder):
 def read_runs(folder):
     import analysis
 
-    with warnings.catch_warnings():  # damaged folders are left out with a warning
-        warnings.filterwarnings("ignore", r"\d+ damaged run folders were left out")
+    with warnings.catch_warnings():  # runs and scores that cannot be read are left out and named
+        warnings.filterwarnings("ignore", r"\d+ damaged run folders were left out|dit-T1-")
         frame = analysis.load(folder)
-    analysis.curves(frame)
-    analysis.scores(frame)
+        analysis.curves(frame)
+        analysis.scores(frame)
 
 
 def make_sweep(folder):

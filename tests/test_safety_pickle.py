@@ -253,4 +253,6 @@ def test_a_run_folder_whose_config_has_a_python_tag_is_listed_as_damaged(tmp_pat
     with pytest.warns(UserWarning, match="1 damaged run folders were left out"):
         analysis.load(tmp_path)
     assert not (tmp_path / "marker").exists()
-    assert list(analysis.problems(tmp_path)["run"]) == [path.parent.name]
+    problems = analysis.problems(tmp_path)
+    damaged = problems[problems["status"] == "damaged"]
+    assert list(damaged["run"]) == [path.parent.name]
