@@ -50,7 +50,7 @@ from analysis.errors import AnalysisError
 from analysis.grouping import assign_groups
 from analysis.run_files import Damaged, shown
 from analysis.run_rows import STATUS, read_run, typed
-from experiments.runtime.parsing import is_number, json_of
+from backbones.parsing import is_number, json_of
 
 Runs = pd.DataFrame | str | os.PathLike[str]
 MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")

@@ -14,8 +14,8 @@ from typing import Any, TypeGuard
 
 from safetensors import SafetensorError, safe_open
 
+from backbones.parsing import Malformed, bytes_of, is_number, json_of, yaml_of
 from experiments.runtime.nested import flatten
-from experiments.runtime.parsing import Malformed, bytes_of, is_number, json_of, yaml_of
 
 _NAME, _WHOLE, _NUMBER = "a name", "a whole number", "a number"
 # What is read from summary.json, and what each must be.

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from analysis.errors import AnalysisError
+from backbones.parsing import is_number, json_of
 from experiments.runtime.files import atomic_write
-from experiments.runtime.parsing import is_number, json_of
 from routing.route import Route
 
 FORMAT = "tread-suite-similarity/1"

@@ -24,7 +24,7 @@ from routing.segment import RoutedSegment, Routing, RunBlocks, Subset, Tokens
 
 
 @dataclass(frozen=True)
-class Variant(RoutedSegment):
+class SegmentVariant(RoutedSegment):
     """A wrapper that changes nothing.
 
     Attributes:
@@ -43,7 +43,7 @@ class Variant(RoutedSegment):
 
 
 @dataclass(frozen=True)
-class DelayedRemoval(Variant):
+class DelayedRemoval(SegmentVariant):
     """The segment's first blocks see all tokens; skipped ones still return as they were before.
 
     Attributes:
@@ -59,7 +59,7 @@ class DelayedRemoval(Variant):
 
 
 @dataclass(frozen=True)
-class SumInput(Variant):
+class SumInput(SegmentVariant):
     """Skipped tokens return with the network's input added (TREAD's first version).
 
     Attributes:
@@ -75,7 +75,7 @@ class SumInput(Variant):
 
 
 @dataclass(frozen=True)
-class Dropped(Variant):
+class Dropped(SegmentVariant):
     """Skipped tokens never return: the segment lasts until the last block (MaskDiT's encoder)."""
 
     def restore(self, tokens: Tokens, subset: Subset | None, processed: Tokens) -> Tokens:
@@ -84,7 +84,7 @@ class Dropped(Variant):
 
 
 @dataclass(frozen=True)
-class Fused(Variant):
+class Fused(SegmentVariant):
     """SPRINT: `Linear(concat(before, after))` follows the segment, in dense passes too.
 
     Attributes:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.runtime.parsing import whole
+from backbones.parsing import whole
 from routing.errors import UserError, suggest
 from sweeps import SweepError, require
 from sweeps.grid import MAX_CELLS, Grid, Rows, Stage

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from backbones.parsing import yaml_of
 from experiments.runtime.command import PACKAGES
-from experiments.runtime.parsing import yaml_of
 from routing.errors import suggest
 from sweeps import SweepError, require
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
+from backbones.parsing import whole
 from backbones.validation import validate
-from experiments.runtime.parsing import whole
 from routing.errors import UserError, one_of
 from sweeps import SweepError, require
 from sweeps.config_files import read_python, read_yaml

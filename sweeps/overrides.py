@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from backbones.parsing import check_word
 from experiments.config import PathsConfig
-from experiments.runtime.parsing import check_word
 from sweeps import SweepError, require
 
 KEY = re.compile(r"[A-Za-z_][\w.]*\Z")

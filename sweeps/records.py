@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from backbones.parsing import is_number
 from backbones.validation import validate
-from experiments.runtime.parsing import is_number
 from sweeps import require
 
 Record = TypeVar("Record")

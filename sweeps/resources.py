@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
+from backbones.parsing import yaml_of
 from backbones.validation import fields_of, show, validate
-from experiments.runtime.parsing import yaml_of
 from routing.errors import UserError
 from sweeps import SweepError, require
 from sweeps.config_files import read_yaml

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.runtime.parsing import is_number
+from backbones.parsing import is_number
 from sweeps.planned_run import PlannedRun
 
 WAITS_FOR_WORKER = "waits for a worker"

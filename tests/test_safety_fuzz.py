@@ -350,7 +350,7 @@ JSONS = st.recursive(
 def test_what_is_within_the_bounds_reads_as_it_was_written(value, depth):
     import yaml
 
-    from experiments.runtime.parsing import json_of, yaml_of
+    from backbones.parsing import json_of, yaml_of
 
     for _ in range(depth % 20):
         value = [value]
@@ -361,7 +361,7 @@ def test_what_is_within_the_bounds_reads_as_it_was_written(value, depth):
 
 @pytest.mark.parametrize("content", [*hostile.RAW[:3], '{"a":' * 100 + "1" + "}" * 100, "1, 2", "", "- " * 30_000, "&a [*a]", LAUGHS, "!!int x", "!!timestamp x", "2020-13-45", "!!bool x", "0x" + "f" * 5000, "? " * 300])  # fmt: skip
 def test_what_is_beyond_them_is_one_sentence(content):
-    from experiments.runtime.parsing import Malformed, json_of, yaml_of
+    from backbones.parsing import Malformed, json_of, yaml_of
 
     with pytest.raises(Malformed, match="file is not JSON"):
         json_of(content, "file")

@@ -35,7 +35,7 @@ _MOST_PIXELS = 64_000_000
 _PER_CLASS = 8
 
 
-class Grid(NamedTuple):
+class SampleGrid(NamedTuple):
     """A variant's run and its sample grid."""
 
     variant: Variant
@@ -48,7 +48,7 @@ class Panel(NamedTuple):
 
     group: Group
     curves: list[Curve]
-    grids: list[Grid]
+    grids: list[SampleGrid]
 
 
 def picture(run: str | Path) -> np.ndarray | None:
@@ -63,7 +63,7 @@ def picture(run: str | Path) -> np.ndarray | None:
         return None
 
 
-def comparable_grids(group: Group) -> list[Grid]:
+def comparable_grids(group: Group) -> list[SampleGrid]:
     """Return dense and guideline variants with runs and pictures of one seed and step.
 
     The step is preferably that of the variants, else the largest; the seed is the lowest.
@@ -82,7 +82,7 @@ def comparable_grids(group: Group) -> list[Grid]:
         for variant, keyed_runs in zip(variants, runs_by_key, strict=True):
             image = picture(str(keyed_runs[key]["path"]))
             if image is not None:
-                grids.append(Grid(variant, keyed_runs[key], image))
+                grids.append(SampleGrid(variant, keyed_runs[key], image))
         if len(grids) == len(variants):
             return grids
     return []
@@ -125,7 +125,7 @@ def samples(results: Results) -> Plot | None:
     panels = _sample_panels(results)
     if not panels:
         return None
-    lines_by_config: dict[tuple[str, int], list[tuple[Group, list[Grid]]]] = {}
+    lines_by_config: dict[tuple[str, int], list[tuple[Group, list[SampleGrid]]]] = {}
     for group, grids in panels:
         key = group.shared_config, grids[0].run["step"]
         lines_by_config.setdefault(key, []).append((group, grids))
@@ -153,7 +153,7 @@ def samples(results: Results) -> Plot | None:
     return Plot.of("samples", figure, data, names=shared_label(names), more=more)
 
 
-def _sample_panels(results: Results) -> list[tuple[Group, list[Grid]]]:
+def _sample_panels(results: Results) -> list[tuple[Group, list[SampleGrid]]]:
     """Return groups with both grids; where there is none, those with one."""
     pairs, singles = [], []
     for group in results.groups:
@@ -165,7 +165,7 @@ def _sample_panels(results: Results) -> list[tuple[Group, list[Grid]]]:
     return pairs or singles
 
 
-def _grid_text(group: Group, grid: Grid) -> str:
+def _grid_text(group: Group, grid: SampleGrid) -> str:
     text = f"{grid.variant.name}, step {grid.run['step']}, seed {grid.run['seed']}"
     score = grid.run.get(f"score.{group.metric}")
     if not pd.isna(score):
@@ -174,7 +174,7 @@ def _grid_text(group: Group, grid: Grid) -> str:
     return text
 
 
-def _grid_row(group: Group, grid: Grid) -> dict[str, Any]:
+def _grid_row(group: Group, grid: SampleGrid) -> dict[str, Any]:
     row = {"panel": group.label, "variant": grid.variant.name, "step": grid.run["step"]}
     row |= {"run": grid.run["run"], "seed": grid.run["seed"]}
     return {**row, "score": grid.run.get(f"score.{group.metric}"), "metric": group.metric}

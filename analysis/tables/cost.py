@@ -6,7 +6,7 @@ from typing import Any
 from analysis.groups import Variant
 from analysis.results import Results
 from analysis.tables.table import Column, RowValues, Table, Value, build
-from experiments.runtime.parsing import json_of
+from backbones.parsing import json_of
 
 _LARGEST_FILE = 10_000_000  # bytes; a benchmark's file has thousands
 # Headings of the variants of a timed step, by their name in the benchmark's file.

@@ -13,7 +13,7 @@ from analysis.measured import read_beside
 from analysis.results import Results
 from analysis.run_files import Damaged, read_json
 from analysis.tables.table import Column, Entry, RowValues, Table, build, measured
-from experiments.runtime.parsing import is_number
+from backbones.parsing import is_number
 
 FORMAT = "tread-suite-guidance-scale/1"
 FILE = "guidance_scale.json"

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from backbones.parsing import json_of
 from backbones.sizes import BackboneError
-from experiments.runtime.parsing import json_of
 
 FORMAT = "tread-suite/1"
 FILE = "model.safetensors"

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, Lt
 
+from backbones.parsing import whole
 from backbones.registry import find
 from backbones.sizes import parse_size
 from backbones.validation import fields_of, show, validate
 from experiments.options.training import MOST_THREADS
-from experiments.runtime.parsing import whole
 from routing.errors import UserError, suggest
 from routing.route import Route, SelectionMode
 

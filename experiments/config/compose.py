@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from backbones.parsing import check_word
 from experiments.config import groups
 from experiments.config.groups import CONF, GROUPS
 from experiments.config.parent import parent_digest
@@ -21,7 +22,6 @@ from experiments.data.data_options import describe, evaluation_preset, options_c
 from experiments.options.evaluation import EvalOptions
 from experiments.options.roles import ConfigError, config_defaults
 from experiments.runtime.nested import flatten
-from experiments.runtime.parsing import check_word
 from routing.errors import suggest
 
 

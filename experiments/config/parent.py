@@ -14,10 +14,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from backbones.cost import cost
+from backbones.parsing import json_of
 from backbones.sizes import parse_size
 from experiments.options.objective import check_same_network
 from experiments.runtime import run_folder
-from experiments.runtime.parsing import json_of
 from routing.errors import UserError, suggest
 
 

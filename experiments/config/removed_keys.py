@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from backbones.parsing import Malformed, yaml_of
 from experiments.options.roles import ConfigError
-from experiments.runtime.parsing import Malformed, yaml_of
 
 # Frozen: the hash of every run contains these values. `group.key` and its former default.
 REMOVED: dict[str, Any] = {"sampler.reuse": None, "sampler.reuse_every": 2}

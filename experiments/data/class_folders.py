@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from backbones.parsing import bytes_of, json_of
 from experiments.data.data_options import DataError, require
-from experiments.runtime.parsing import bytes_of, json_of
 
 LABEL_FILE = "dataset.json"
 _SPLIT = re.compile(r"(train|training|val|valid|validation|test|testing|dev)([-_]?[0-9]{4})?", re.I)

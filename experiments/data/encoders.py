@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backbones.parsing import is_number
 from backbones.weights import hub_problem
 from experiments.data.data_options import DataError, first_line, require
 from experiments.data.dataset import Device, to_uint8
-from experiments.runtime.parsing import is_number
 from routing.rng import Draws
 
 DEFAULT = "stabilityai/sd-vae-ft-ema"

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from backbones.parsing import json_of
 from experiments.data.data_options import DataError
 from experiments.data.image_options import IconsOptions
 from experiments.data.labelled_images import LabelledImages, Split
-from experiments.runtime.parsing import json_of
 
 _SIDE = 28
 # Rendered at twice the size and averaged.

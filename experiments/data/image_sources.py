@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from backbones.parsing import json_of, whole
 from experiments.data.class_folders import LABEL_FILE, class_of_each, edm_labels
 from experiments.data.data_options import PICTURES, DataError, require
 from experiments.data.raw_images import RawImage, crop
 from experiments.data.tars import Member, samples_of
-from experiments.runtime.parsing import json_of, whole
 
 
 class ImageSource:

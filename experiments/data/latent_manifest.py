@@ -16,11 +16,11 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt
 from safetensors import safe_open
 
+from backbones.parsing import bytes_of, json_of
 from backbones.validation import OptionError, validate
 from experiments.data.data_options import DataError, require
 from experiments.data.tars import LATENT_FIELDS, Member, latent_header, walk
 from experiments.runtime.files import visible_files
-from experiments.runtime.parsing import bytes_of, json_of
 
 FORMAT = "tread-latents/1"
 MANIFEST = "manifest.json"

@@ -27,11 +27,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save
 from torch import Tensor
 
+from backbones.parsing import whole
 from experiments.data.data_options import DataError, first_line, require
 from experiments.data.latent_manifest import Manifest, moments_or_sample, store_layout
 from experiments.data.tars import latent_header, samples_of
 from experiments.runtime.files import atomic_write, sha256, visible_files
-from experiments.runtime.parsing import whole
 
 Tensors = dict[str, Tensor]
 _ADVICE = "copy it again, or rerun prepare without it"

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
+from backbones.parsing import Malformed, json_of
 from backbones.validation import validate
 from experiments.data.data_options import DataError, require
 from experiments.data.encoders import Autoencoder, TextEncoder, sample_moments
@@ -39,7 +40,6 @@ from experiments.data.latent_manifest import (
 )
 from experiments.data.raw_images import CroppedImage, RawImage, crop_ahead
 from experiments.runtime.files import atomic_write
-from experiments.runtime.parsing import Malformed, json_of
 from routing.errors import UserError
 from routing.rng import Draws
 

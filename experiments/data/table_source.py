@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from backbones.parsing import json_of
 from experiments.data.data_options import DataError, first_line, require
 from experiments.data.image_sources import ImageSource, digest_of
 from experiments.data.raw_images import RawImage
-from experiments.runtime.parsing import json_of
 
 # Common names of columns, the most frequent first.
 _COMMON_NAMES = {

@@ -275,7 +275,7 @@ def create_features(
     return _own_network(name, labelled, cache, dataset, device)
 
 
-class Plan(NamedTuple):
+class NetworkPlan(NamedTuple):
     """How a network of a data set's own is built and trained."""
 
     kind: str  # `classifier` or `autoencoder`
@@ -285,7 +285,7 @@ class Plan(NamedTuple):
     size: int  # side of the images
 
 
-def own_network_plan(labelled: bool, dataset: Any) -> Plan:
+def own_network_plan(labelled: bool, dataset: Any) -> NetworkPlan:
     """Return how the classifier, or without labels the autoencoder, of a data set is trained."""
     # Latents have another side than the images that they are decoded to.
     size = next(split_batches(dataset, "train", torch.arange(1)))[0].shape[-1]
@@ -295,7 +295,7 @@ def own_network_plan(labelled: bool, dataset: Any) -> Plan:
         recipe = Recipe(epochs=max(2, min(16, 32000 // dataset.sizes["train"])))
         build = partial(SmallClassifier, size, dataset.num_classes, recipe)
         settings = [CLASSIFIER_VERSION, *settings, dataset.num_classes]
-        return Plan("classifier", settings, recipe, build, size)
+        return NetworkPlan("classifier", settings, recipe, build, size)
     if size > _LARGEST:
         raise MetricError(
             f"the autoencoder is for images up to {_LARGEST} pixels wide, these are {size}; "
@@ -303,7 +303,7 @@ def own_network_plan(labelled: bool, dataset: Any) -> Plan:
         )
     code_recipe = CodeRecipe()
     build_autoencoder = partial(SmallAutoencoder, size, code_recipe)
-    return Plan(
+    return NetworkPlan(
         "autoencoder", [AUTOENCODER_VERSION, *settings], code_recipe, build_autoencoder, size
     )
 

@@ -25,13 +25,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from backbones.parsing import json_of
 from experiments.config.removed_keys import former_defaults
 from experiments.evaluation.generation import Progress, labels_from_seeds
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.options.roles import ConfigError
 from experiments.runtime.files import atomic_path, atomic_write
 from experiments.runtime.nested import differing
-from experiments.runtime.parsing import json_of
 from experiments.runtime.processes import gather, world
 
 FORMAT = "tread-suite-samples/1"

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from backbones.parsing import Malformed, yaml_of
 from experiments.config.removed_keys import without_removed
 from experiments.options.guidance import GUIDANCE
 from experiments.options.roles import ConfigError, parse_named
 from experiments.options.sampler import SAMPLERS
-from experiments.runtime.parsing import Malformed, yaml_of
 from routing.errors import suggest
 
 #: Options of the groups that have a name.

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from backbones import Backbone
+from backbones.parsing import json_of
 from backbones.weights import save_tensors
 from experiments.config.schema import Config
 from experiments.runtime.checkpoint_files import (
@@ -27,7 +28,6 @@ from experiments.runtime.checkpoint_files import (
     verify,
 )
 from experiments.runtime.files import atomic_path
-from experiments.runtime.parsing import json_of
 from experiments.runtime.run_folder import listed
 from routing.errors import UserError
 

@@ -19,9 +19,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from backbones.parsing import bytes_of, json_of
 from backbones.weights import save_tensors
 from experiments.runtime.files import fsync_dir, sha256
-from experiments.runtime.parsing import bytes_of, json_of
 from experiments.runtime.run_folder import listed, step_folder
 from routing.errors import UserError
 

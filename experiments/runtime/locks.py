@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.runtime.parsing import json_of
+from backbones.parsing import json_of
 from routing.errors import UserError
 
 try:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from backbones.parsing import is_number, json_of
 from experiments.runtime.files import atomic_write
-from experiments.runtime.parsing import is_number, json_of
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from experiments.runtime.parsing import bytes_of, json_of
+from backbones.parsing import bytes_of, json_of
 from routing.errors import UserError
 
 

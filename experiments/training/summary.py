@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from backbones import Cost
+from backbones.parsing import is_number
 from experiments.config.schema import Config
 from experiments.evaluation import trained_model
 from experiments.runtime import console as log
 from experiments.runtime import run_folder
 from experiments.runtime.files import atomic_write
-from experiments.runtime.parsing import is_number
 from experiments.training.run_evaluation import draw_curve
 from experiments.training.state import TrainingState
 

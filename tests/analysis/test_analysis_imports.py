@@ -12,7 +12,7 @@ PLAIN = {
     "routing.errors",
     "routing.lazy",
     "routing.options",
-    "experiments.runtime.parsing",
+    "backbones.parsing",
     "routing.route",
     "routing.schedule",
     "backbones.sizes",
