@@ -63,10 +63,10 @@ def test_a_benchmark_without_memory_names_its_own_keys(error, tmp_path, monkeypa
 
 
 def test_a_step_without_memory_names_the_micro_batch(tmp_path, monkeypatch):
-    def fail(self):
+    def fail(self, batch):
         raise MemoryError
 
-    monkeypatch.setattr("experiments.training.step.TrainingStep.run", fail)
+    monkeypatch.setattr("experiments.training.step.TrainingStep.train_on", fail)
     with pytest.raises(UserError, match=r"train\.micro_batch=4"):
         train(small(tmp_path), quiet=True)
 
