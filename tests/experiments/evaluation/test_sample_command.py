@@ -387,7 +387,7 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
     alone = create_decoder(loaded, {}, "cpu")
     assert torch.equal(alone.to_pixels(x), wanted)
     # The conversion matters: the numbers as they are give other pictures.
-    assert not torch.equal(alone._codec.decode(x), wanted)
+    assert not torch.equal(alone._autoencoder.decode(x), wanted)
     with pytest.raises(DataError, match="the latents themselves are not here"):
         alone.batch(torch.arange(1), None)
     out = tmp_path / "out"
