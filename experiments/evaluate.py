@@ -8,6 +8,9 @@ from pathlib import Path
 # The repository root, not this script's folder: `experiments` must be found as a package.
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from experiments.runtime.errors import require_packages
+
+    require_packages()
 
 import argparse
 

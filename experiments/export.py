@@ -10,6 +10,9 @@ from pathlib import Path
 # The repository root, not this script's folder: `experiments` is a package, from anywhere.
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from experiments.runtime.errors import require_packages
+
+    require_packages()
 
 from experiments.config.schema import PathsConfig
 from experiments.data.data_options import location_keys

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING
 if __name__ == "__main__":
     # Run as a script, Python puts experiments/ on the path; imports start at the repository root.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from experiments.runtime.errors import require_packages
+
+    require_packages()
 
 from experiments.runtime.command import home_path, run_command
 from experiments.runtime.console import Console

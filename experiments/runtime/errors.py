@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from routing.errors import UserError
 #: The repository, or the folder that the packages are installed in.
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
+# Other projects' packages that modules of options import.
+_NEEDED_AT_IMPORT = ("annotated_types", "omegaconf", "pydantic", "yaml")
 
 # 128 + signal number, as shells report a process that a signal ended.
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR2": 140, "SIGUSR1": 138}
@@ -48,6 +51,18 @@ def sentence(error: Exception) -> str | None:
     if isinstance(error, OSError):
         return _file_error_sentence(error)
     return None
+
+
+def require_packages() -> None:
+    """End a script with one sentence where a package that its imports need is not installed.
+
+    Scripts call it before those imports, which `run_command` could not catch.
+    """
+    for name in _NEEDED_AT_IMPORT:
+        if importlib.util.find_spec(name) is None:
+            missing = ModuleNotFoundError(f"No module named {name!r}", name=name)
+            print_error(_missing_package_sentence(missing))
+            raise SystemExit(2)
 
 
 def _missing_package_sentence(error: ModuleNotFoundError) -> str | None:

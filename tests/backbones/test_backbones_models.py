@@ -353,17 +353,20 @@ def test_kernel_shapes_of_mamba(size, mixer):
 
 
 @pytest.mark.parametrize("name", backbones.names())
-def test_yaml_has_every_option_with_its_default(name):
-    from pathlib import Path
+def test_a_composed_backbone_has_every_option_with_its_default(name):
+    from experiments.config import load
+    from experiments.config.help import help_text
 
-    import yaml
-
-    text = (Path(__file__).parents[2] / f"experiments/conf/backbone/{name}.yaml").read_text()
-    given = yaml.safe_load(text)
+    composed = load([f"backbone={name}"]).backbone
     common = {"name": name, "attention": 0, "depth": None, "width": None, "heads": None}
     common |= {"decoder": None, "align": None}
-    assert given == {**common, **dataclasses.asdict(registry.find(name).options())}
-    assert all("#" in line for line in text.splitlines()[2:])
+    options = dataclasses.asdict(registry.find(name).options())
+    assert composed == {**common, **options}
+    # The help explains each of them: an indented comment follows the key.
+    lines = help_text(f"backbone={name}").splitlines()
+    for key in options:
+        (index,) = (i for i, line in enumerate(lines) if line.startswith(f"  backbone.{key}="))
+        assert lines[index + 1].startswith(" " * 6), key
 
 
 def test_initial_steps_are_little_moved_by_the_input():

@@ -353,12 +353,13 @@ def test_what_cannot_be_attached():
     routing.attach([nn.Sequential(nn.Conv2d(4, 4, 1)) for _ in range(4)], "1-2").remove()
     from diffusers.models.transformers.sana_transformer import SanaTransformerBlock
 
-    sana = SanaTransformerBlock(
-        dim=8, num_attention_heads=1, attention_head_dim=8, num_cross_attention_heads=1,
-        cross_attention_head_dim=8, cross_attention_dim=8,
-    )  # fmt: skip
+    options = {
+        "dim": 8, "num_attention_heads": 1, "attention_head_dim": 8,
+        "num_cross_attention_heads": 1, "cross_attention_head_dim": 8, "cross_attention_dim": 8,
+    }  # fmt: skip
+    sana = nn.ModuleList([SanaTransformerBlock(**options) for _ in range(4)])
     with pytest.raises(AttachError, match="convolution"):
-        routing.attach([sana] * 4, "1-2")
+        routing.attach(sana, "1-2")
     assert hooks(sana) == 0 and hooks(swin) == 0 and hooks(conv) == 0
 
 

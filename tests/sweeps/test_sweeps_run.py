@@ -212,7 +212,7 @@ def test_a_command_that_refuses_its_words_is_a_sentence_here_and_a_traceback_in_
 
 
 def test_jobs_choose_for_themselves_how_long_threads_spin_and_are_not_the_job_that_launches(monkeypatch):
-    monkeypatch.setattr(experiments.runtime.command, "_OWN", {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"})
+    monkeypatch.setattr(experiments.runtime.command, "_SPIN_VARIABLES", {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"})
     monkeypatch.setenv("GOMP_SPINCOUNT", "10000")  # chosen for this process
     monkeypatch.setenv("KMP_BLOCKTIME", "3")  # the user's
     monkeypatch.delenv("PYTHONPATH", raising=False)

@@ -98,7 +98,7 @@ def test_several_guidances_and_the_exported_file_alone(run: Path, tmp_path: Path
     )  # fmt: skip
     assert code == 0
     found = {r["scores"][0]["guidance"] for r in records(tmp_path)}
-    assert found == {"none scale=1.0", "cfg scale=3.0", "routed scale=1.5 strong=0 weak=0.75"}
+    assert found == {"none scale=1.0", "cfg scale=3.0", "routed scale=1.5 strong=0.0 weak=0.75"}
     assert len(list((tmp_path / "samples").rglob("*.npz"))) == 3
 
 
@@ -151,7 +151,7 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (("--metrics", "fdi"), "did you mean fd"),
         (("--metrics", "fid"), "type fd, which is FID with --features inception-adm"),
         (("--guidance", "cfg", "scale=2"), "a name comes first, as in NAME,scale=2"),
-        (("--guidance", "cgf"), "guidance=cgf: choose one of"),
+        (("--guidance", "cgf"), "guidance=cgf: expected one of"),
         (("--guidance", "cfg,scale"), "guidance.scale: sampling can change"),
         (("--guidance", "cfg,scal=2"), "did you mean scale"),
         (("--sampler", "huen"), "did you mean heun"),

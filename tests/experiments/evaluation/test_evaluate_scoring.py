@@ -279,7 +279,7 @@ def test_training_precision_does_not_reach_the_metrics(case: Case) -> None:
 
 def test_guidance_that_a_run_cannot_have_is_said_at_its_start(tmp_path: Path) -> None:
     plain = Case(tmp_path, "task=none", "guidance=none", "eval.metrics=[kid]")
-    with pytest.raises(ValueError, match="neither"):
+    with pytest.raises(ValueError, match="guidance=cfg needs a model with classes or text"):
         SamplingPipeline.make(plain.model, small(tmp_path, "task=none", "guidance=cfg"))
 
 

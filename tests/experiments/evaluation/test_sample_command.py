@@ -227,7 +227,7 @@ def test_text_model(tmp_path, capsys):
             "guidance.checkpoint=/no: /no does",
         ),
         (["--sampler", "huen"], "did you mean heun"),
-        (["--steps", "0"], "at least 1"),
+        (["--steps", "0"], "sampler.steps=0: expected an integer >= 1"),
         (["--captions", "a cat"], "not conditioned on text"),
         (["scale=3"], "type --scale 3"),
         (["--classes", "3,", "7"], "a list is one word, such as 3,7"),
@@ -247,7 +247,7 @@ def test_a_run_without_what_guidance_needs(tmp_path, capsys):
     arguments = ["--seeds", "0", "--device", "cpu", "--out", tmp_path / "out"]
     dense = export(tmp_path / "dense.safetensors", "route=none")
     assert run(dense, *arguments, "--guidance", "routed") == 2
-    assert "trained without one" in capsys.readouterr().err
+    assert "guidance=routed needs a route: train with one, or set guidance.route=auto" in capsys.readouterr().err
     never = export(tmp_path / "never.safetensors", "train.label_drop=0")
     assert run(never, *arguments, "--guidance", "cfg") == 2
     assert "train.label_drop=0" in capsys.readouterr().err

@@ -181,7 +181,7 @@ def test_a_device_that_is_not_there_is_named_in_one_sentence(tmp_path):
     ), done.stderr
 
 
-@pytest.mark.parametrize("words", ["experiments/run.py backbone=mamba route=2-8", "-m analysis tables runs", "-m sweeps list", "experiments/prepare.py tests out"])
+@pytest.mark.parametrize("words", ["experiments/run.py backbone=mamba route=2-8", "-m analysis tables runs", "-m sweeps list", "experiments/prepare.py tests out", "experiments/sample.py x", "experiments/evaluate.py x", "experiments/export.py x y", "experiments/bench.py"])
 def test_a_python_without_the_packages_is_told_in_one_sentence(words):
     # -S: no site-packages, as before `make env` or with another Python than the environment's.
     ran = subprocess.run([sys.executable, "-S", *words.split()], cwd=ROOT, capture_output=True, text=True)
