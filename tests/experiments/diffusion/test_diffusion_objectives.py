@@ -278,21 +278,18 @@ def test_expand():
     [
         ("emd", "did you mean edm"),
         ({"name": "edm", "sigma_mn": 1}, "did you mean sigma_min"),
-        ({"name": "edm", "rho": -1}, "objective.rho=-1.0: expected a number above 0"),
+        ({"name": "edm", "rho": -1}, "objective.rho=-1: expected a number > 0"),
         ({"name": "edm", "rho": "seven"}, "objective.rho=seven: expected a number"),
-        ({"name": "edm", "sigma_max": 0.001}, "sigma_min < sigma_max is needed"),
-        ({"name": "flow", "times": "logit"}, "lognormal uniform"),
-        ({"name": "ddpm", "steps": 2.5}, "whole number"),
-        (
-            {"name": "ddpm", "beta_end": 2},
-            "expected a number above 0 and below 1; try objective.beta_end=0.02",
-        ),
+        ({"name": "edm", "sigma_max": 0.001}, "expected a value below objective.sigma_max=0.001"),
+        ({"name": "flow", "times": "logit"}, "objective.times=logit: expected one of lognormal, uniform"),
+        ({"name": "ddpm", "steps": 2.5}, "objective.steps=2.5: expected an integer >= 2"),
+        ({"name": "ddpm", "beta_end": 2}, "objective.beta_end=2: expected a number > 0 and < 1"),
         ({"name": "ddpm", "beta_start": None}, "objective.beta_start=null: expected a number"),
         ({"name": "edm", "p_mean": float("nan")}, "objective.p_mean=nan: expected a number"),
-        ({"name": "edm", "sigma_max": float("inf")}, "expected a number above 0"),
+        ({"name": "edm", "sigma_max": float("inf")}, "objective.sigma_max=inf: expected a number"),
         ({"name": "flow", "mean": None}, "objective.mean=null: expected a number"),
         ({"name": "flow", "reverse": "no"}, "objective.reverse=no: expected true or false"),
-        (3, "a name or a mapping"),
+        (3, "objective=3: expected a name, or a mapping with a name"),
     ],
 )
 def test_wrong_options_say_what_to_type(value, says):

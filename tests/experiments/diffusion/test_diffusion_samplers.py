@@ -243,20 +243,28 @@ def test_shift_spends_steps_on_noise():
 @pytest.mark.parametrize(
     ("objective", "sampler", "says"),
     [
-        ("edm", {"name": "heun", "shift": 2}, "shift=1"),
-        ("ddpm", {"name": "ddim", "steps": 1001}, "sampler.steps=1000"),
+        ("edm", {"name": "heun", "shift": 2}, "sampler.shift=2.0: expected 1 for objective=edm"),
+        ("ddpm", {"name": "ddim", "steps": 1001}, "sampler.steps=1001: expected at most objective.steps=1000"),
         ("edm", {"name": "huen"}, "did you mean heun?"),
         ("edm", {"name": "heun", "stpes": 3}, "did you mean steps?"),
-        ("edm", {"name": "heun", "steps": 0}, "at least 1"),
-        ("edm", {"name": "heun", "steps": "many"}, "a whole number"),
-        ("edm", {"name": "ddim", "eta": 2}, "at least 0 and at most 1"),
+        ("edm", {"name": "heun", "steps": 0}, "sampler.steps=0: expected an integer >= 1"),
+        ("edm", {"name": "heun", "steps": "many"}, "sampler.steps=many: expected an integer"),
+        ("edm", {"name": "ddim", "eta": 2}, "sampler.eta=2: expected a number >= 0 and <= 1"),
         ("flow", {"name": "sde", "diffusion": "sigm"}, "did you mean sigma?"),
-        ("flow", {"name": "sde", "last_step": 1}, "below 1"),
-        ("flow", {"name": "sde", "last": "Mean"}, "euler mean"),
+        ("flow", {"name": "sde", "last_step": 1}, "sampler.last_step=1: expected a number >= 0 and < 1"),
+        ("flow", {"name": "sde", "last": "Mean"}, "sampler.last=Mean: expected one of euler, mean"),
         ("flow", {"name": "sde", "diffusion": "increasing"}, "did you mean"),
-        ("edm", {"name": "sde", "diffusion": "decreasing"}, "use diffusion=sigma with objective"),
-        ("ddpm", {"name": "sde", "last": "mean"}, "use last=euler with objective ddpm"),
-        ("edm", {"name": "churn", "churn_min": 60}, "churn_min <= churn_max"),
+        (
+            "edm",
+            {"name": "sde", "diffusion": "decreasing"},
+            "sampler.diffusion=decreasing: expected sigma for objective=edm",
+        ),
+        (
+            "ddpm",
+            {"name": "sde", "last": "mean"},
+            "sampler.last=mean: expected euler for objective=ddpm",
+        ),
+        ("edm", {"name": "churn", "churn_min": 60}, "sampler.churn_min=60.0: expected at most sampler.churn_max=50.0"),
     ],
 )
 def test_wrong_input_says_what_to_type(objective, sampler, says):

@@ -59,6 +59,13 @@ OBJECTIVES = {
     "ddpm": {"name": "ddpm"},
     "ddpm learned variance": {"name": "ddpm", "learn_sigma": True},
 }
+# SiT defines its other diffusions and its mean as the last step for paths of flow matching alone.
+PAIRS = [
+    (objective, sampler)
+    for objective in OBJECTIVES
+    for sampler in SAMPLERS
+    if sampler != "sde mean" or objective.startswith("flow")
+]
 FAMILIES = ("dit", "mamba", "rwkv")
 
 
@@ -129,9 +136,8 @@ def predict(model) -> torch.Tensor:
 def cases(bundled) -> dict:
     """Return a function for every case by its name."""
     found = {}
-    for objective in OBJECTIVES:
-        for sampler in SAMPLERS:
-            found[f"{objective}, {sampler}"] = (sample_objective, objective, sampler, "none")
+    for objective, sampler in PAIRS:
+        found[f"{objective}, {sampler}"] = (sample_objective, objective, sampler, "none")
     for family in FAMILIES:
         for guidance in GUIDANCE if family == "dit" else ("cfg", "routed"):
             found[f"{family}, guidance {guidance}"] = (sample_bundled, family, guidance, bundled)
@@ -159,8 +165,7 @@ def check(golden, bundled, *beginnings: str) -> None:
         )
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(("objective", "sampler"), PAIRS)
 def test_samples_of_every_objective_and_sampler(objective, sampler, golden, bundled):
     check(golden, bundled, f"{objective}, {sampler}")
 
