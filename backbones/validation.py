@@ -11,6 +11,7 @@ value is no number, `2.0` is no integer and text is never converted.
 import dataclasses
 import functools
 import json
+import numbers
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -135,7 +136,7 @@ def validate_value(annotation: Any, value: Any, name: str) -> Any:
     adapter = _adapter(annotation)
     try:
         # JSON has the types of YAML and of command lines: a list is good for a tuple.
-        return adapter.validate_json(json.dumps(value))
+        return adapter.validate_json(json.dumps(value, default=_plain_number))
     except (pydantic.ValidationError, TypeError, ValueError, RecursionError):
         raise OptionError(
             f"{name}={show(value)}: expected {describe(annotation)}"
@@ -218,6 +219,15 @@ def _adapter(annotation: Any) -> pydantic.TypeAdapter[Any]:
     return pydantic.TypeAdapter(
         annotation, config=pydantic.ConfigDict(strict=True, allow_inf_nan=False)
     )
+
+
+def _plain_number(value: Any) -> int | float:
+    """Return a number of NumPy as Python's, for `json.dumps`, which knows only that."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} is no plain value")
 
 
 def _dataclass_in(annotation: Any) -> Any:

@@ -354,7 +354,7 @@ def test_a_disk_that_refuses_is_one_sentence_and_the_heartbeat_says_failed(
     from experiments.runtime.command import run_command
 
     def full(path, entries):
-        monkeypatch.setattr("experiments.runtime.console.atomic_write", refuse)
+        monkeypatch.setattr("experiments.runtime.records.atomic_write", refuse)
         raise OSError(code, os.strerror(code), *([] if code == errno.ENOSPC else [str(path)]))
 
     def refuse(path, content):

@@ -72,7 +72,7 @@ def test_guidance_that_the_model_cannot_make_is_refused_before_training(words, s
 
 @pytest.mark.parametrize(
     ("word", "said"),
-    [("size=T/3", "cut into patches of side 3"), ("backbone.decoder={x:1}", "no option 'x'")],
+    [("size=T/3", "cut into patches of side 3"), ("backbone.decoder={x:1}", "unknown key")],
 )
 def test_a_model_that_cannot_be_made_leaves_no_run_folder(word, said, tmp_path):
     with pytest.raises(UserError, match=said):
@@ -235,9 +235,13 @@ def test_a_dense_fine_tune_follows_repa_and_sprint(words, tmp_path):
 @pytest.mark.parametrize(
     ("parent", "child", "said"),
     [
-        ([], ["objective=flow"], "type objective=edm"),
+        ([], ["objective=flow"], "trained with objective name=edm, expected name=flow"),
         # The same velocity with the other sign, at other times.
-        (["experiment=sit"], ["objective=flow"], "type objective=flow objective.time_scale=1.0 objective.reverse=True"),
+        (
+            ["experiment=sit"],
+            ["objective=flow"],
+            "trained with objective name=flow time_scale=1.0 reverse=True, expected name=flow",
+        ),
     ],
 )
 def test_weights_of_another_objective_are_refused(parent, child, said, tmp_path):
