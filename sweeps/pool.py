@@ -207,7 +207,7 @@ class Pool:
                 self.queue.append(run)
                 continue
             self.ended.add(run)
-            if process.returncode == -9:  # signal.SIGKILL, which Windows lacks
+            if process.returncode == -9:  # SIGKILL, a name that Windows lacks
                 # It could not note its end itself.
                 Job(**run_folder.read(self.jobs[run])).note_end("failed", rank=0, error=KILLED)
 

@@ -247,7 +247,10 @@ def test_a_run_without_what_guidance_needs(tmp_path, capsys):
     arguments = ["--seeds", "0", "--device", "cpu", "--out", tmp_path / "out"]
     dense = export(tmp_path / "dense.safetensors", "route=none")
     assert run(dense, *arguments, "--guidance", "routed") == 2
-    assert "guidance=routed needs a route: train with one, or set guidance.route=auto" in capsys.readouterr().err
+    assert (
+        "guidance=routed needs a route: train with one, or set guidance.route=auto"
+        in capsys.readouterr().err
+    )
     never = export(tmp_path / "never.safetensors", "train.label_drop=0")
     assert run(never, *arguments, "--guidance", "cfg") == 2
     assert "train.label_drop=0" in capsys.readouterr().err

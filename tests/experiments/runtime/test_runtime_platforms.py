@@ -151,8 +151,12 @@ def test_no_float64_reaches_a_device_that_has_none(family, objective, tmp_path, 
     monkeypatch.setattr(
         torch, "autocast", lambda *_, **__: contextlib.nullcontext()
     )  # it knows no meta
-    config = small(tmp_path, f"backbone={family}", f"objective={objective}", "backbone.depth=4", "route=1-2")
-    step = build_step(config, SimpleNamespace(device=torch.device("cpu"), num_processes=1, process_index=0))
+    config = small(
+        tmp_path, f"backbone={family}", f"objective={objective}", "backbone.depth=4", "route=1-2"
+    )
+    step = build_step(
+        config, SimpleNamespace(device=torch.device("cpu"), num_processes=1, process_index=0)
+    )
     model, index = step.model.to("meta"), torch.arange(2)
     model.stack.fp32_after = False
     batch = Batch(
@@ -181,9 +185,23 @@ def test_a_device_that_is_not_there_is_named_in_one_sentence(tmp_path):
     ), done.stderr
 
 
-@pytest.mark.parametrize("words", ["experiments/run.py backbone=mamba route=2-8", "-m analysis tables runs", "-m sweeps list", "experiments/prepare.py tests out", "experiments/sample.py x", "experiments/evaluate.py x", "experiments/export.py x y", "experiments/bench.py"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "experiments/run.py backbone=mamba route=2-8",
+        "-m analysis tables runs",
+        "-m sweeps list",
+        "experiments/prepare.py tests out",
+        "experiments/sample.py x",
+        "experiments/evaluate.py x",
+        "experiments/export.py x y",
+        "experiments/bench.py",
+    ],
+)
 def test_a_python_without_the_packages_is_told_in_one_sentence(words):
     # -S: no site-packages, as before `make env` or with another Python than the environment's.
-    ran = subprocess.run([sys.executable, "-S", *words.split()], cwd=ROOT, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-S", *words.split()], cwd=ROOT, capture_output=True, text=True
+    )
     assert ran.returncode == 2 and ran.stderr.count("\n") == 1, ran.stderr
     assert ran.stderr.startswith(f"error: {sys.executable} has no package '")
