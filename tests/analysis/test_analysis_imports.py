@@ -20,7 +20,7 @@ PLAIN = {
 }
 # Roles of keys, removed keys, names of scores, what a data set says of itself.
 TORCH_FREE = {
-    "experiments.options.fields",
+    "experiments.options.roles",
     "experiments.config.removed_keys",
     "experiments.config.schema",
     "experiments.options.evaluation",
