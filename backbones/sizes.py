@@ -202,7 +202,7 @@ class DecoderOptions:
     width: Annotated[int, Ge(16), MultipleOf(16), "Channels."] = 512
     heads: Annotated[int, Ge(1), "Attention heads."] = 16
 
-    def check(self) -> None:
+    def check_consistency(self) -> None:
         """Raise `BackboneError` where the heads do not divide the width."""
         parse_size("S/2", self.depth, self.width, self.heads)
 

@@ -60,7 +60,7 @@ class MambaOptions:
         """Scan directions in each mixer."""
         return 2 if self.scan == "bidirectional" else 1
 
-    def check(self) -> None:
+    def check_consistency(self) -> None:
         """Raise `BackboneError` where the mixer has no such kernel."""
         kernels = kernel_words(self.operation)
         if self.kernel not in kernels:

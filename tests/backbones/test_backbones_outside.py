@@ -47,7 +47,7 @@ def test_help_has_a_registered_family(tmp_path):
     (tmp_path / "mine.py").write_text(OWN)
     code = (
         "from experiments.config.help import help_text; "
-        "print('backbone=mine' in help_text('all') + help_text('backbone'), 'taps: 3' in help_text('backbone=mine'))"
+        "print('backbone=mine' in help_text('all') + help_text('backbone'), 'backbone.taps=3' in help_text('backbone=mine'))"
     )
     assert python(code, TREAD_BACKBONES=str(tmp_path / "mine.py")) == "True True"
 
