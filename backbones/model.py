@@ -209,8 +209,8 @@ class Backbone(nn.Module, Pretrained):
         Returns:
             The prediction (B, C_out, H p, W p), or `Output`.
         """
-        if not torch.compiler.is_compiling():
-            self._implementations(x.device.type)
+        if native.ACTIVE.library is None and x.device.type == "cpu":
+            native.library()  # builds or loads the element-wise operations of every block
         tokens, c = self.embed(x, t, y, text, text_drop)
         if self.residual is not None and self.training and torch.is_autocast_enabled(x.device.type):
             tokens = tokens.to(self.residual)
@@ -279,9 +279,7 @@ class Backbone(nn.Module, Pretrained):
         return [output.taps[i] for i in indices]
 
     def _implementations(self, device: str | None = None) -> list[Choice]:
-        """Return what runs for each operation of the blocks, which loads it where need be."""
-        if device == "cpu":
-            native.library()  # element-wise operations of every block
+        """Return what runs for each operation of the blocks, in their order."""
         return [resolve(operation, kernel, device) for operation, kernel in self.operations]
 
     def describe(self) -> list[str]:

@@ -66,8 +66,8 @@ class Spec:
 
     Attributes:
         name: As in `backbone=`.
-        options: Dataclass of its options (`Annotated` types, defaults); its method `check`, where
-            it has one, refuses combinations.
+        options: Dataclass of its options (`Annotated` types, defaults); its method
+            `check_consistency`, where it has one, refuses combinations.
         cost: `cost(size, options, index)` counts block `index` of a stack.
         block: Where its class is, as "module:Class" (in a file of its own, f"{__name__}:Class"): a
             `backbones.layers.Block` that is built as `Class(size, index, grid, options)`.
