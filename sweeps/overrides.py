@@ -110,7 +110,9 @@ def is_any_of(value: Any, candidates: Iterable[Any]) -> bool:
 
 def fill(text: Any, values: Mapping[str, str]) -> Any:
     """Replace `{name}` in a text by the value of that name; return anything else unchanged."""
-    if isinstance(text, str):
-        for name, value in values.items():
+    if not isinstance(text, str):
+        return text
+    for name, value in values.items():
+        if f"{{{name}}}" in text:  # `replace` would make plain text of a value as typed
             text = text.replace(f"{{{name}}}", value)
     return text
