@@ -8,6 +8,7 @@ from torch import nn
 
 from backbones.cost import block_costs
 from backbones.dit import DiTBlock
+from backbones.long_skips import with_long_skips
 from backbones.ops.dispatch import Choice, resolve
 from backbones.options import ModelConfig
 from backbones.options.dit import DiTOptions
@@ -27,18 +28,21 @@ def build_stack(config: ModelConfig) -> Stack:
     options = family.parse(shape, config.options)
     block_class = pkgutil.resolve_name(family.block)
     blocks: list[nn.Module] = []
-    for index, cost in enumerate(block_costs(config)):
+    for index in range(shape.depth):
         if index in config.attention_blocks:
             block: nn.Module = DiTBlock(shape, index, config.grid, DiTOptions())
         else:
             block = block_class(shape, index, config.grid, options)
+        blocks.append(block)
+    if config.skips:
+        blocks = with_long_skips(blocks, shape.width)
+    for index, (block, cost) in enumerate(zip(blocks, block_costs(config), strict=True)):
         params = sum(parameter.numel() for parameter in block.parameters())
         if abs(params - cost.params) > 0.01 * params:
             raise BackboneError(
                 f"block {index} of {config.name} has {params} parameters where its block_cost "
                 f"counts {cost.params}; correct the count, which banners, budgets and tables use"
             )
-        blocks.append(block)
     fuse = Fuse(shape.width, config.fuse, shape.depth) if config.fuse else None
     return Stack(blocks, fuse=fuse)
 
@@ -63,6 +67,6 @@ def describe_kernels(blocks: Iterable[Any], device: str) -> list[str]:
     """Return one line per operation of the blocks: which implementation runs, and why."""
     blocks = list(blocks)
     lines = [str(choice) for choice in kernels(blocks, device)]
-    if any(isinstance(block, DiTBlock) for block in blocks):
+    if any(isinstance(getattr(block, "block", block), DiTBlock) for block in blocks):
         lines += ["attention: torch scaled_dot_product_attention (the fastest that is there)"]
     return lines

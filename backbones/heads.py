@@ -57,6 +57,32 @@ class Modulation(nn.Module):
         nn.init.zeros_(self.project.bias)
 
 
+class BlockNorms(nn.Module):
+    """Weights and biases of the blocks' LayerNorms where time and class are tokens (DiS).
+
+    It stands in for `Modulation`, the same for all samples. The gates are fixed at
+    1 / sqrt(residual branches of the stack), by which mamba-ssm divides the last layer of each
+    branch when it draws it: the stream starts with the same scale.
+    """
+
+    def __init__(self, width: int, depth: int, branches: int) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(depth, branches, width))
+        self.scale = nn.Parameter(torch.zeros(depth, branches, width))
+        self.gate = (depth * branches) ** -0.5
+
+    def forward(self, c: Tensor) -> tuple[Tensor, ...]:
+        """Return a tuple with one (B, 3 branches, 1, D) tensor for each block; c has the batch."""
+        gate = torch.full_like(self.scale, self.gate)
+        rows = torch.stack([self.shift, self.scale, gate], dim=2).flatten(1, 2)
+        return rows[None, :, :, None].repeat(c.shape[0], 1, 1, 1, 1).unbind(1)
+
+    def initialise(self) -> None:
+        """Start as LayerNorms without weights."""
+        nn.init.zeros_(self.shift)
+        nn.init.zeros_(self.scale)
+
+
 class Head(nn.Module):
     """AdaLN and a linear layer, both zero at init: tokens (B, N, D) -> rows (B, N, p p C).
 
@@ -173,11 +199,10 @@ def sincos_2d(width: int, grid: tuple[int, int]) -> Tensor:
 class TimeEmbedder(nn.Module):
     """Sinusoids of the model's time input, then a two-layer MLP: (B,) -> (B, D)."""
 
-    waves = 128
-
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, waves: int, hidden: int) -> None:
         super().__init__()
-        first, second = nn.Linear(2 * self.waves, width), nn.Linear(width, width)
+        self.waves = waves
+        first, second = nn.Linear(2 * waves, hidden), nn.Linear(hidden, width)
         self.mlp = nn.Sequential(first, nn.SiLU(), second)
 
     def forward(self, t: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from backbones.build import build_stack, describe_kernels, kernels
 from backbones.heads import (
+    BlockNorms,
     Decoder,
     Head,
     LabelEmbedder,
@@ -83,7 +84,7 @@ class Backbone(nn.Module, Pretrained):
         grid: Patches (H, W).
         num_tokens: H W, without prefix tokens.
         residual: Type of the residual stream in a training pass under autocast; None keeps float32.
-        prefix: Number of prefix (text) tokens.
+        prefix: Number of prefix tokens: text, and with `condition=prefix` time and class.
         config: Every argument, json-able; `create(**config)` builds the same model again.
 
     Raises:
@@ -95,7 +96,7 @@ class Backbone(nn.Module, Pretrained):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        shape = config.shape
+        shape, family = config.shape, find(config.name)
         self.name, self.size, self.grid = config.name, shape, config.grid
         self.depth, self.width = shape.depth, shape.width
         self.in_channels, self.out_channels = config.in_channels, config.out_channels
@@ -106,17 +107,24 @@ class Backbone(nn.Module, Pretrained):
 
         self.patches = PatchEmbed(config.in_channels, shape.patch, shape.width)
         self.register_buffer("positions", sincos_2d(shape.width, self.grid), persistent=False)
-        self.time = TimeEmbedder(shape.width)
+        self.time = TimeEmbedder(shape.width, *config.time_shape)
         self.labels = LabelEmbedder(config.num_classes, shape.width) if config.num_classes else None
         self.text = TextEmbedder(config.text, shape.width) if config.text else None
-        self.modulate = Modulation(shape.width, shape.depth)
+        self.condition = config.condition
+        branches = family.branches(family.parse(shape, config.options))
+        self.modulate: Modulation | BlockNorms
+        if config.condition == "adaln":
+            self.modulate = Modulation(shape.width, shape.depth, 3 * branches)
+        else:
+            self.modulate = BlockNorms(shape.width, shape.depth, branches)
         self.stack = build_stack(config)
         kernels(self.stack.blocks)  # A kernel that is not there is an error now, not in step 1.
         self.head: Head | None = None
         self.decoder: Decoder | None = None
         if config.decoder is None:
-            weighted = find(config.name).weighted_norms
-            self.head = Head(shape.width, shape.patch, self.out_channels, weighted)
+            self.head = Head(
+                shape.width, shape.patch, self.out_channels, weighted=family.weighted_norms
+            )
         else:
             decoder = build_options(DecoderOptions, config.decoder, "decoder")
             self.decoder = Decoder(shape.width, decoder, self.grid, shape.patch, self.out_channels)
@@ -163,9 +171,15 @@ class Backbone(nn.Module, Pretrained):
                     f"(batch, {', '.join(map(str, shape))})"
                 )
         tokens = self.patches(x) + self.positions
-        c = self.time(t.expand(x.shape[0]))
+        time = c = self.time(t.expand(x.shape[0]))
+        condition_tokens = [time]
         if self.labels is not None:
-            c = c + self.labels(y, x.shape[0])
+            label = self.labels(y, x.shape[0])
+            c = c + label
+            condition_tokens.append(label)
+        if self.condition == "prefix":
+            front = torch.stack(condition_tokens, dim=1).to(tokens.dtype)
+            tokens = torch.cat([front, tokens], dim=1)
         if self.text is not None:
             prefix, pooled = self.text(text, x.shape[0], text_drop)
             tokens, c = torch.cat([prefix.to(tokens.dtype), tokens], dim=1), c + pooled
