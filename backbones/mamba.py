@@ -1,9 +1,10 @@
 """Mamba-2 (Dao and Gu, arXiv 2405.21060): a block is two mixers in a row on two scan paths.
 
 A mixer has about 6 D^2 parameters and a DiT block's two branches 12 D^2, so two mixers make one
-block: route indices count blocks, never mixers (one makes a block in ZigMa and DiS: `mixers=1`). The residual stream stays in raster order; a mixer
-gets its D-wide input along the scan path (`Block.scans`), which in a route is the dense path with
-the absent tokens deleted, and its output is put back.
+block: route indices count blocks, never mixers (one makes a block in ZigMa and DiS: `mixers=1`).
+The residual stream stays in raster order; a mixer gets its D-wide input along the scan path
+(`Block.scans`), which in a route is the dense path with the absent tokens deleted, and its output
+is put back.
 """
 
 import math
