@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
@@ -11,6 +11,18 @@ from backbones.sizes import BackboneError, Size, attention_blocks, parse_size, p
 
 # Former arguments of every model, with their defaults: weights files of earlier versions have them.
 REMOVED = {"router": None}
+
+
+Condition = Annotated[
+    Literal["adaln", "prefix"],
+    "adaln: time and class modulate every block; prefix: they are tokens before the image's, as in "
+    "DiS, and modulate the head alone.",
+]
+Skips = Annotated[
+    bool,
+    "Long skip connections (U-ViT): block i of the first half is joined to block depth-1-i by "
+    "Linear(concat); they work across a route.",
+]
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,8 @@ class ModelConfig:
         dict[str, Any] | None, "MaskDiT's decoder (`DecoderOptions`, {} for its defaults)."
     ] = None
     align: Annotated[dict[str, Any] | None, "REPA's projector (`AlignOptions`)."] = None
+    condition: Condition = "adaln"
+    skips: Skips = False
     options: Annotated[dict[str, Any], "The family's own options."] = dataclasses.field(
         default_factory=dict
     )
@@ -60,8 +74,17 @@ class ModelConfig:
 
     @property
     def prefix(self) -> int:
-        """Number of prefix (text) tokens."""
-        return self.text[0] if self.text else 0
+        """Number of prefix tokens: text, and with `condition=prefix` time and class."""
+        condition = 0
+        if self.condition == "prefix":
+            condition = 2 if self.num_classes else 1
+        return (self.text[0] if self.text else 0) + condition
+
+    @property
+    def time_shape(self) -> tuple[int, int]:
+        """Sinusoids of the time embedding, and its hidden width: DiT's, or DiS's as a token."""
+        width = self.shape.width
+        return (width // 2, 4 * width) if self.condition == "prefix" else (128, width)
 
     @property
     def out_channels(self) -> int:

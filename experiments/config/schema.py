@@ -156,6 +156,9 @@ class Config:
             ("guidance", "channels", None),
             ("data", "shape", None),
             ("train", "residual", "fp32"),
+            ("backbone", "mixers", 2),
+            ("backbone", "condition", "adaln"),
+            ("backbone", "skips", False),
         )
         for group, key, default in newer:
             if values[group].get(key) == default:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
+from backbones.options.model import Condition, Skips
 from experiments.options.roles import ROUTES
 
 
@@ -26,6 +27,8 @@ class SharedBackboneOptions:
     heads: Annotated[Annotated[int, Ge(1)] | None, "Attention heads; null: as the size says."] = (
         None
     )
+    condition: Condition = "adaln"
+    skips: Skips = False
     decoder: Annotated[
         dict[str, Any] | None,
         ROUTES,

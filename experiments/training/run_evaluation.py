@@ -160,7 +160,7 @@ class Evaluation:
         rows = self._picture_rows
         seeds = torch.arange(rows * COLUMNS).view(rows, COLUMNS)[:, :columns].flatten()
         labels = torch.arange(rows).repeat_interleave(columns) if model.num_classes else None
-        text = self.dataset.prompts(seeds).text if model.prefix else None
+        text = self.dataset.prompts(seeds).text if model.text is not None else None
         with self.state.ema_weights():
             pipeline = SamplingPipeline.make(model, self.config, sampler)
             samples = pipeline.generate(seeds, labels, text, batch=len(seeds), device=device)
