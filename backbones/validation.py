@@ -15,7 +15,7 @@ import numbers
 import types
 import typing
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import annotated_types
 import pydantic
@@ -144,10 +144,19 @@ def validate_value(annotation: Any, value: Any, name: str) -> Any:
         ) from None
 
 
+def check_choice(value: Any, words: Collection[str], name: str) -> None:
+    """Refuse a value that is not one of the words.
+
+    Raises:
+        OptionError: The message has its `name`, the words, and the closest of them.
+    """
+    validate_value(Annotated[str, Choices(tuple(words))], value, name)
+
+
 def describe(annotation: Any) -> str:
     """Return in words which values an annotation allows."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
+    if origin is Annotated:
         bounds = []
         for constraint in arguments[1:]:
             if isinstance(constraint, Choices):

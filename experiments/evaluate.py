@@ -17,7 +17,7 @@ import argparse
 from experiments.options.evaluation import FEATURES, METRICS
 from experiments.runtime.command import home_path as _path
 from experiments.runtime.command import run_command
-from routing.errors import Parser
+from experiments.runtime.parser import Parser
 
 EXAMPLES = """\
 examples:

@@ -14,10 +14,11 @@ if __name__ == "__main__":
 
     require_packages()
 
-from experiments.config.schema import PathsConfig
 from experiments.data.data_options import location_keys
+from experiments.options.training import PathsOptions
 from experiments.runtime.command import run_command
-from routing.errors import Parser, UserError
+from experiments.runtime.parser import Parser
+from routing.errors import UserError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> int:
     # Paths of runs and data are private, and no part of a run's name.
     for key in location_keys(data["name"]):
         data.pop(key, None)
-    config = dataclasses.replace(loaded.config, paths=PathsConfig(), data=data)
+    config = dataclasses.replace(loaded.config, paths=PathsOptions(), data=data)
     trained_model.export(args.out, loaded.model, weights, config, loaded.step, loaded.info)
     print(f"{args.out}  {args.out.stat().st_size / 1e6:.2f} MB, step {loaded.step}")
     return 0

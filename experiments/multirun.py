@@ -16,9 +16,9 @@ from backbones.parsing import check_word
 from experiments.config.compose import load, quote, register
 from experiments.config.groups import CONF
 from experiments.config.schema import Config
-from experiments.preflight import dry_run
+from experiments.dry_run import dry_run
 from experiments.runtime import run_folder
-from experiments.runtime.command import EXIT_CODES, Interrupted, print_error, sentence
+from experiments.runtime.errors import EXIT_CODES, Interrupted, print_error, sentence
 from experiments.runtime.process_group import process_group
 from routing.errors import UserError
 

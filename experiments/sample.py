@@ -16,7 +16,7 @@ if __name__ == "__main__":
 from experiments.options.guidance import GUIDANCE
 from experiments.options.sampler import SAMPLERS
 from experiments.runtime.command import run_command
-from routing.errors import Parser
+from experiments.runtime.parser import Parser
 
 EXAMPLES = """\
 examples:

@@ -466,8 +466,8 @@ def split(words: str) -> list[str]:
 
 
 def test_links_that_loop_are_one_sentence(tmp_path, capsys):
-    from experiments.runtime.console import append_jsonl
-    from experiments.runtime.files import locked
+    from experiments.runtime.locks import locked
+    from experiments.runtime.records import append_jsonl
 
     def lock(_):
         with locked(tmp_path):

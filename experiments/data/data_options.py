@@ -180,6 +180,3 @@ def evaluation_preset(name: str) -> str:
 def location_keys(name: str) -> tuple[str, ...]:
     """Return the options that only locate a data set's files; () for an unknown data set."""
     return options_class(name).location_keys if name in names() else ()
-
-
-places = location_keys  # former name
