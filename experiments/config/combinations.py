@@ -14,6 +14,7 @@ from experiments.data.data_options import describe
 from experiments.options.roles import require
 from experiments.options.training import ENCODERS
 from experiments.runtime.nested import flatten
+from routing.options import RoutingError
 
 #: Groups that every configuration sets.
 REQUIRED_GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval")
@@ -44,7 +45,10 @@ def check_combinations(options: RunOptions) -> None:
     _, height, width = describe(options.data)["shape"]
     patch = parse_size(options.size).patch
     model = f"{options.backbone['name']}-{options.size}"
-    options.routing.check(options.depth, (height // patch, width // patch), model)
+    try:
+        options.routing.check(options.depth, (height // patch, width // patch), model)
+    except RoutingError as error:  # it names the key as in `RoutingOptions`
+        raise RoutingError(f"routing.{error}") from None
     if options.backbone.get("align") is not None:
         _check_alignment(options)
 

@@ -246,6 +246,14 @@ MISTAKES = [
     ("log=wandbb", "did you mean wandb"),
     ("routing.selection=row", "rows"),
     ("routing.remove=later", "after:4"),
+    # Each names the key as it is typed, nested ones too.
+    ("backbone.decoder={depth: x}", "backbone.decoder.depth=x: expected an integer >= 1"),
+    ("backbone.decoder={width: 32, heads: 5}", "backbone.decoder.heads=5 does not divide"),
+    ("backbone.decoder={dept: 2}", "unknown key backbone.decoder.dept; did you mean depth?"),
+    ("routing.block=0", "routing.block=0: expected an integer >= 1"),
+    ("train.clip=-1", "train.clip=-1: expected a number > 0 or null"),
+    ("train.lr=inf", "train.lr=inf: expected a finite number > 0"),
+    ("backbone.width=17", "backbone.width=17: expected an integer >= 16"),
 ]
 
 
