@@ -116,7 +116,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("init=nowhere", "does not exist"),
             ("init={run}@x", "whole number"),
             ("init={run}@99", "no weights"),
-            ("init={tmp}/dit-*", "fits nothing"),
+            ("init={tmp}/dit-*", "matches 0 paths"),
             ("init={run}/*", "expected exactly one run"),
             ("experiment=finetune", "say which with init=RUN"),
             # --- routes

@@ -20,7 +20,7 @@ from experiments.config.removed_keys import without_removed_words
 from experiments.config.schema import Config
 from experiments.data.data_options import describe, evaluation_preset, options_class
 from experiments.options.evaluation import EvalOptions
-from experiments.options.roles import ConfigError, config_defaults
+from experiments.options.roles import ConfigError, config_defaults, require
 from experiments.runtime.nested import flatten
 from routing.errors import suggest
 
@@ -44,11 +44,7 @@ def load(overrides: Sequence[str] = ()) -> Config:
         key, value = word.split("=", 1)
         if key in GROUPS:
             _check_single(key, value)
-            if value not in (available := groups.names(key)):
-                raise ConfigError(
-                    f"{key}={value}: expected one of {', '.join(available)}"
-                    f"{suggest(value, available)}"
-                )
+            groups.check_name(key, value)
             chosen.append(word)
     known = _known_keys(tuple(chosen))
     for word in words:
@@ -166,18 +162,14 @@ def _check_known(key: str, known: Sequence[str]) -> None:
     if key in known:
         return
     below = [name for name in known if name.startswith(f"{key}.")]
-    if below:
-        raise ConfigError(
-            f"{key} is a group of keys: expected {key}.KEY=VALUE, such as {below[0]}="
-        )
+    example = "".join(f", such as {name}=" for name in below[:1])
+    require(not below, f"{key} is a group of keys: expected {key}.KEY=VALUE{example}")
     group, _, option = key.partition(".")
     if group in GROUPS and group not in groups.PRESETS:
         having = [name for name in groups.names(group) if option in groups.defaults(group, name)]
-        if having:
-            raise ConfigError(
-                f"unknown key {key}: only {' and '.join(f'{group}={name}' for name in having)} "
-                f"{'has' if len(having) == 1 else 'have'} it"
-            )
+        entries = " and ".join(f"{group}={name}" for name in having)
+        verb = "has" if len(having) == 1 else "have"
+        require(not having, f"unknown key {key}: only {entries} {verb} it")
     raise ConfigError(
         f"unknown key {key}{suggest(key, [*GROUPS, *known])} (python experiments/run.py --help all "
         "lists all keys)"
@@ -202,8 +194,7 @@ def normalize(text: str) -> str:
         )
     key, value = text.split("=", 1)
     plain = key.lstrip("-+~")
-    if plain != key:
-        raise ConfigError(f"{key}={value}: expected {plain}={value}")
+    require(plain == key, f"{key}={value}: expected {plain}={value}")
     if key == "route":
         value = _normalize_route(value.strip("'\""))
     return quote(f"{key}={value}")
@@ -213,11 +204,13 @@ def _normalize_route(value: str) -> str:
     if value.startswith("["):
         return value
     with_point = re.sub(r"@(\d*),(?=\d)", r"@\1.", value)
-    if with_point != value:
-        raise ConfigError(f"route={value}: expected a decimal point, as in route={with_point}")
-    if "," in value:
-        joined = "+".join(part.strip() for part in value.split(","))
-        raise ConfigError(f"route={value}: expected one route; two are joined as route='{joined}'")
+    require(
+        with_point == value, f"route={value}: expected a decimal point, as in route={with_point}"
+    )
+    joined = "+".join(part.strip() for part in value.split(","))
+    require(
+        "," not in value, f"route={value}: expected one route; two are joined as route='{joined}'"
+    )
     # Quoted, so that Hydra reads nothing into the characters of a route.
     return "'" + value.replace("'", "") + "'"
 
@@ -243,11 +236,12 @@ def quote(override: str) -> str:
 
 
 def _check_single(key: str, value: str) -> None:
-    if "," in value and not set(value) & set("'\"[{(\\"):
-        raise ConfigError(
-            f"{key}={value}: expected one value; -m runs each of several, and a list is typed as "
-            f"{key}=[{value}]"
-        )
+    is_quoted_or_list = set(value) & set("'\"[{(\\")
+    require(
+        "," not in value or is_quoted_or_list,
+        f"{key}={value}: expected one value; -m runs each of several, and a list is typed as "
+        f"{key}=[{value}]",
+    )
 
 
 def complete(argv: Sequence[str]) -> None:

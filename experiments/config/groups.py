@@ -11,7 +11,7 @@ from typing import Any
 
 from backbones import registry
 from backbones.sizes import parse_size
-from backbones.validation import fields_of, validate
+from backbones.validation import check_choice, fields_of, validate
 from experiments.data import data_options
 from experiments.options.evaluation import EvalOptions
 from experiments.options.guidance import GUIDANCE
@@ -32,6 +32,15 @@ def names(group: str) -> list[str]:
     if group in PRESETS:
         return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
     return sorted(_registry(group))
+
+
+def check_name(group: str, name: str) -> None:
+    """Refuse a name that a group cannot be set to.
+
+    Raises:
+        OptionError: The message suggests the closest name.
+    """
+    check_choice(name, names(group), group)
 
 
 def option_classes(group: str, name: str) -> list[type]:

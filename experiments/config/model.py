@@ -13,7 +13,7 @@ from experiments.config.schema import Config
 from experiments.data.data_options import describe
 from experiments.options.training import ENCODERS
 from experiments.runtime.console import big
-from routing.errors import UserError
+from routing.errors import require
 from routing.route import Route, Segment
 
 
@@ -28,12 +28,14 @@ def counted_route(config: Config) -> Route:
 
 def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `backbones.create` for a run on data with this `info`."""
-    if config.task == "class" and not info["num_classes"]:
-        raise UserError(f"task=class: data={info['name']} has no classes; type task=none")
-    if config.task == "text" and not info["text"]:
-        raise UserError(
-            f"task=text: data={info['name']} has no captions; type task=class or data=scenes"
-        )
+    require(
+        config.task != "class" or info["num_classes"],
+        f"task=class: data={info['name']} has no classes; type task=none",
+    )
+    require(
+        config.task != "text" or info["text"],
+        f"task=text: data={info['name']} has no captions; type task=class or data=scenes",
+    )
     channels, height, width = info["shape"]
     # Keys that are null in the YAML take the family's or the size's own value.
     options = {k: v for k, v in config.backbone.items() if v is not None}

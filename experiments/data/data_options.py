@@ -6,6 +6,7 @@ A data set NAME is a class `NameOptions`: those of the suite are in `image_optio
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from annotated_types import Gt
 import experiments.data
 from backbones.validation import validate
 from experiments.options.roles import Default
+from routing import errors
 from routing.errors import UserError, one_of
 
 TASKS = ("class", "text", "none")
@@ -32,10 +34,8 @@ class ShapeError(DataError):
     """Latents whose shape differs from `data.shape`."""
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise `DataError` with `message` unless the condition holds."""
-    if not condition:
-        raise DataError(message)
+#: Refuse data unless a condition holds: `require(condition, message)`.
+require = functools.partial(errors.require, error=DataError)
 
 
 def first_line(error: Exception) -> str:

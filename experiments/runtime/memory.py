@@ -14,7 +14,7 @@ import psutil
 
 from backbones.cost import Cost
 from experiments.runtime.errors import is_out_of_memory
-from routing.errors import UserError
+from routing.errors import UserError, require
 
 
 class MemoryLimit(UserError):
@@ -93,11 +93,12 @@ def check_fits(
         what: Options to decrease, as typed.
     """
     needed, free = cost.training_bytes(samples), available_memory()
-    if needed > 2 * free:
-        raise MemoryLimit(
-            f"{cost.params:,} parameters and {samples:,} samples at once need about "
-            f"{needed / 2**30:,.0f} GB of memory and {free / 2**30:,.0f} are free: take {what}"
-        )
+    require(
+        needed <= 2 * free,
+        f"{cost.params:,} parameters and {samples:,} samples at once need about "
+        f"{needed / 2**30:,.0f} GB of memory and {free / 2**30:,.0f} are free: take {what}",
+        MemoryLimit,
+    )
 
 
 def memory_line(cost: Cost, samples: int) -> str:

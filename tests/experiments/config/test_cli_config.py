@@ -166,7 +166,7 @@ def test_init_is_identified_by_its_weights_in_whatever_order_they_were_written(t
 def test_init_from_a_file_that_was_cut_short_is_one_sentence(tmp_path, keep):
     path = safetensors(tmp_path / "w.safetensors", [("a", [1.0, 2.0])], {})
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(UserError, match="no whole safetensors file"):
+    with pytest.raises(UserError, match="no complete safetensors file"):
         load([f"init={path}"])
 
 
@@ -445,7 +445,7 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
         ("data=digits train.encoder=probe", "expected data of 32x32 pixels .* data=digits has 8x8"),
         ("data=digits eval.features=[scenes-probe] eval.metrics=[fd]", "expected data of 32x32 pixels .* data=digits has 8x8"),
         ("data=digits sampler.reuse=2-8", "sampler.reuse was removed; only .* sampler.reuse=null"),
-        ("data=digits init={tmp}/w/foreign.safetensors", "does not say which model it is of"),
+        ("data=digits init={tmp}/w/foreign.safetensors", "does not say which model it belongs to"),
         ("data=digits init={tmp}/w/other.safetensors objective=flow", "trained with objective name=edm"),
         ("data=digits init={tmp}/w/other.safetensors", "dit with .* parameters and 4 heads does not fit dit with .*give both the same"),
         ("data=digits size=T/1 backbone.depth=4 backbone.heads=2 init={tmp}/w/other.safetensors", "and 4 heads does not fit dit with .* and 2 heads;"),
