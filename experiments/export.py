@@ -1,4 +1,4 @@
-"""EMA weights in one small file: python experiments/export.py RUN OUT.safetensors (see --help)."""
+"""Write EMA weights to one file: python experiments/export.py RUN OUT.safetensors (see --help)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from experiments.data.data_options import location_keys
 from experiments.options.training import PathsOptions
 from experiments.runtime.command import run_command
 from experiments.runtime.parser import Parser
-from routing.errors import UserError
+from routing.errors import require
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,20 +36,19 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     args = parser().parse_args(argv)
-    if args.out.suffix != ".safetensors":
-        raise UserError(f"{args.out}: expected a name that ends in .safetensors")
+    require(
+        args.out.suffix == ".safetensors", f"{args.out}: expected a name that ends in .safetensors"
+    )
 
     from experiments.evaluation import trained_model
-    from experiments.runtime.checkpoint_files import CheckpointError
 
     loaded = trained_model.load_model(args.source, device="cpu")
     weights, data = loaded.model.state_dict(), dict(loaded.config.data)
     if args.half:
         weights = {k: v.half() if v.is_floating_point() else v for k, v in weights.items()}
         for name, values in weights.items():
-            if not values.isfinite().all():
-                raise CheckpointError(f"{name} does not fit float16: leave out --half")
-    # Paths of runs and data are private, and no part of a run's name.
+            require(values.isfinite().all(), f"{name} does not fit float16: leave out --half")
+    # Paths of runs and data are private, and not part of the run's name.
     for key in location_keys(data["name"]):
         data.pop(key, None)
     config = dataclasses.replace(loaded.config, paths=PathsOptions(), data=data)

@@ -543,7 +543,7 @@ def test_a_signal_ends_the_whole_multirun_and_a_failure_only_its_own_run(tmp_pat
     assert len(list((tmp_path / "runs").glob("*/status.json"))) == 1
     words = overrides(tmp_path / "two", "train.steps=3", "train.max_bad_steps=1", "train.log_every=1")
     done = run("-m", *words, "train.lr=1e30,1e-3", "train.clip=1e30", cwd=tmp_path)
-    assert done.returncode == 2 and "1 of the runs did not end well" in done.stderr, done.stderr
+    assert done.returncode == 2 and "1 of the runs failed" in done.stderr, done.stderr
     assert "\n-m: 1 of 2 runs are done, in " in done.stdout and "; not done: dit" in done.stdout
     assert len(list((tmp_path / "two").glob("*/summary.json"))) == 1
 
