@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-# The repository root, not this script's folder: `experiments` is a package, from anywhere.
+# The repository root instead of this script's folder, so that `experiments` can be imported.
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from experiments.runtime.errors import require_packages
@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("source", metavar="RUN", help="a run folder, or an exported file")
     p.add_argument("out", metavar="OUT.safetensors", type=Path, help="the file to write")
-    p.add_argument("--half", action="store_true", help="float16: half the bytes")
+    p.add_argument("--half", action="store_true", help="store float16, half the size")
     return p
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 if __name__ == "__main__":
-    # Run as a script, Python puts experiments/ on the path; imports start at the repository root.
+    # The repository root instead of this script's folder, so that `experiments` can be imported.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from experiments.runtime.errors import require_packages
 

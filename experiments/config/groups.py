@@ -84,15 +84,15 @@ def parse_backbone(values: dict[str, Any], size: str) -> None:
         UserError: An unknown family or key, or a value that does not fit the size.
     """
     shared_names = fields_of(SharedBackboneOptions).keys()
-    shared, own = {}, {}
+    shared, family = {}, {}
     for key, value in values.items():
         if key in shared_names:
             shared[key] = value
         elif key != "name" and value is not None:  # null leaves the choice to the family
-            own[key] = value
+            family[key] = value
     common = validate(SharedBackboneOptions, shared, "backbone.")
     shape = parse_size(size, common.depth, common.width, common.heads)
-    registry.find(values["name"]).parse(shape, own, shared_names)
+    registry.find(values["name"]).parse(shape, family, shared_names)
 
 
 def _registry(group: str) -> dict[str, type]:

@@ -65,7 +65,7 @@ def check_guided(config: Config, guidance: GuidanceOptions, model: dict[str, Any
         for share in {rate.at(0.0), rate.largest, rate.at(1.0)}:
             if keep_count(height * width, share) == height * width:
                 continue  # a dense pass
-            # Beside the run's own route: a learned span is that one and no other.
+            # With the run's own route as first stage: a fused span allows no other route.
             both = f"{config.first_route}/0.5:{route.with_rate(share)}"
             asked = dataclasses.replace(config.routing, route=both, schedule="constant")
             try:

@@ -1,4 +1,4 @@
-"""What is known of a latent store before it is opened: its layout, manifest and headers (no torch).
+"""Description of a latent store before it is opened: layout, manifest and headers (no torch).
 
 A prepared store has a manifest. Stores of other projects (WebDataset tars, LightningDiT's shards)
 are described by the header of their first file.
