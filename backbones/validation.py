@@ -180,7 +180,8 @@ def describe(annotation: Any, bounds: str = "") -> str:
     if origin in (typing.Union, types.UnionType):
         alternatives = [describe(argument, bounds) for argument in arguments]
         for item in alternatives:
-            if f"a list, each {item}" in alternatives:
+            # A long list of choices is printed once.
+            if item.startswith("one of ") and f"a list, each {item}" in alternatives:
                 return f"{item}, or a list of these"
         return " or ".join(dict.fromkeys(alternatives))
     if origin is typing.Literal:
