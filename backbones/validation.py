@@ -138,7 +138,9 @@ def validate_value(annotation: Any, value: Any, name: str) -> Any:
         return validate(options, value, f"{name}.")
     if options is not None and isinstance(value, options):
         return value
-    if options is not None and options is annotation:
+    is_annotated = typing.get_origin(annotation) is Annotated
+    plain_type = typing.get_args(annotation)[0] if is_annotated else annotation
+    if options is not None and options is plain_type:  # no alternative to the dataclass
         raise _wrong_value(annotation, value, name)
     adapter = _adapter(annotation)
     try:

@@ -69,6 +69,17 @@ def test_a_dataclass_is_validated_inside_annotated_and_union() -> None:
         validate(Outer, {"inner": 5})
 
 
+@dataclass(frozen=True)
+class Required:
+    inner: Annotated[Inner, "Documented."]
+
+
+def test_another_type_than_a_mapping_is_refused() -> None:
+    for value in (5, None, [1], "low"):
+        with pytest.raises(OptionError, match="^inner=.*: expected a mapping of low, high$"):
+            validate(Required, {"inner": value})
+
+
 def test_a_contradiction_names_the_key_as_it_is_typed() -> None:
     with pytest.raises(UserError, match=r"^inner\.low=3: expected at most high=2$"):
         validate(Outer, {"inner": {"low": 3, "high": 2}})
