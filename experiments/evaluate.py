@@ -13,6 +13,7 @@ if __name__ == "__main__":
     require_packages()
 
 import argparse
+from collections.abc import Callable
 
 from experiments.options.evaluation import FEATURES, METRICS
 from experiments.runtime.command import home_path as _path
@@ -64,6 +65,12 @@ def parser() -> argparse.ArgumentParser:
         help="sampler and its options (default: the run's)",
     )
     add("--steps", type=int, metavar="N", help="steps of the sampler")
+    _add_scoring(add)
+    return p
+
+
+def _add_scoring(add: Callable[..., object]) -> None:
+    """Add the options of metrics, references and output."""
     add("--metrics", nargs="+", metavar="M", help=f"of {', '.join(METRICS)}")
     add("--features", nargs="+", metavar="F", help=f"of {', '.join(FEATURES)}")
     add("--reference", metavar="FILE", help="statistics (.npz) instead of the held-out split")
@@ -100,7 +107,6 @@ def parser() -> argparse.ArgumentParser:
         default=None,
         help="keep the samples, from which a later command resumes",
     )
-    return p
 
 
 def main(argv: list[str]) -> int:

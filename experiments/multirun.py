@@ -16,10 +16,10 @@ from backbones.parsing import check_word
 from experiments.config.compose import load, quote, register
 from experiments.config.groups import CONF
 from experiments.config.schema import Config
-from experiments.dry_run import dry_run
 from experiments.runtime import run_folder
 from experiments.runtime.errors import EXIT_CODES, Interrupted, print_error, sentence
 from experiments.runtime.process_group import process_group
+from experiments.training.dry_run import dry_run
 from routing.errors import UserError, require
 
 _MOST = 10_000  # runs one after another; each is composed and checked before the first

@@ -334,13 +334,13 @@ TORCH_FREE = """
 import sys
 sys.path.insert(0, {root!r})
 import routing, backbones, experiments, sweeps, analysis
-import routing.route, backbones.sizes, backbones.cost, experiments.config, experiments.config.help, experiments.dry_run
+import routing.route, backbones.sizes, backbones.cost, experiments.config, experiments.config.help, experiments.training.dry_run
 from experiments.config import load
 config = load(["backbone=mamba", "route=2-8"])
 assert config.name
 experiments.config.help.help_text()
 config = load(["backbone=mamba", "route=2-8", "dry=true"])
-experiments.dry_run.dry_run(config)
+experiments.training.dry_run.dry_run(config)
 loaded = [name for name in ("torch", "accelerate", "timm", "pandas", "matplotlib") if name in sys.modules]
 assert not loaded, loaded
 """

@@ -25,7 +25,7 @@ def dry_run(config: Config) -> None:
     train = config.train
     model = None
     if config.dry == "full":
-        from experiments import timed_step  # imports torch
+        from experiments.training import timed_step  # imports torch
 
         model = timed_step.build(config, arguments)
     shape = "x".join(str(size) for size in info["shape"])
