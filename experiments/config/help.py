@@ -69,7 +69,7 @@ def help_text(topic: str = "") -> str:
     """
     name, _, entry = topic.partition("=")
     if name in GROUPS and entry:
-        groups.check_name(name, entry)
+        check_choice(entry, groups.names(name), f"--help {name}")
         return _entry_text(name, entry)
     name = name.split(".")[0]
     if name in SECTIONS:

@@ -36,6 +36,6 @@ def open_tracker(
         # Each service fails in its own way: no key, no network, another version.
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
-            f"log={name} did not start ({reason}); fix this, or use log=none: the run folder "
+            f"log={name} did not start ({reason}); fix this, or type log=none: the run folder "
             "has the same numbers"
         ) from error
