@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Le, MultipleOf
 
 from backbones.sizes import BackboneError, Size, attention_blocks, parse_size, patch_grid
 
@@ -23,6 +23,18 @@ Skips = Annotated[
     "Long skip connections (U-ViT): block i of the first half is joined to block depth-1-i by "
     "Linear(concat); they work across a route.",
 ]
+# Options of every family, declared once for `ModelConfig` and for `backbone.` keys.
+Attention = Annotated[
+    int | list[int],
+    "Attention blocks in a hybrid stack: 4 makes every fourth block one, [5,11] names them; 0: "
+    "none.",
+]
+Depth = Annotated[Annotated[int, Ge(1), Le(1024)] | None, "Blocks; null: as the size says."]
+Width = Annotated[
+    Annotated[int, Ge(16), Le(65536), MultipleOf(16)] | None,
+    "Channels, a multiple of 16; null: as the size says."
+]
+Heads = Annotated[Annotated[int, Ge(1)] | None, "Attention heads; null: as the size says."]
 
 
 @dataclass(frozen=True)
@@ -43,12 +55,10 @@ class ModelConfig:
         "Length L and channels E of text states, which become L prefix tokens.",
     ] = None
     learn_sigma: Annotated[bool, "Predict 2 C channels, as DiT's DDPM checkpoints do."] = False
-    attention: Annotated[
-        int | list[int], "Attention blocks of a hybrid stack: their indices, or k for every k-th."
-    ] = 0
-    depth: Annotated[int | None, "Blocks; null: as the size says."] = None
-    width: Annotated[int | None, "Channels D; null: as the size says."] = None
-    heads: Annotated[int | None, "Attention heads; null: as the size says."] = None
+    attention: Attention = 0
+    depth: Depth = None
+    width: Width = None
+    heads: Heads = None
     fuse: Annotated[
         str | None, "Route of SPRINT's fusion (one segment), fused in every pass, dense ones too."
     ] = None

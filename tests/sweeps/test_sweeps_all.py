@@ -81,7 +81,7 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
 
     import backbones
     from experiments.config.compose import load
-    from experiments.config.routes import model_arguments
+    from experiments.config.model import model_arguments
     from experiments.data.data_options import describe
 
     for words in cells(name):

@@ -20,8 +20,8 @@ from slurm_lab import STUB, Launcher, until, use_stubs, write_grid
 
 import experiments.runtime.command
 from experiments.runtime import run_folder
-from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import code_commit
+from experiments.runtime.records import append_jsonl, read_jsonl
 from routing.errors import UserError
 from sweeps import (
     SweepError,
