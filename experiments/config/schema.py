@@ -156,6 +156,9 @@ class Config:
             ("guidance", "channels", None),
             ("data", "shape", None),
             ("train", "residual", "fp32"),
+            ("objective", "prediction", "v"),
+            ("objective", "noise_scale", 1.0),
+            ("objective", "clamp", 0.05),
         )
         for group, key, default in newer:
             if values[group].get(key) == default:
