@@ -169,7 +169,11 @@ def _around_blocks(config: ModelConfig) -> list[Part]:
     patch_values = patch * patch * config.in_channels
     predicted_values = patch * patch * config.out_channels
     # Patches and time.
-    parts = [_layer(patch_values, width, grid), _layer(256, width), _layer(width, width)]
+    inputs = config.bottleneck or patch_values
+    parts = [_layer(inputs, width, grid), _layer(256, width), _layer(width, width)]
+    if config.bottleneck:
+        weights = patch_values * config.bottleneck
+        parts.append(Part(weights, weights * grid))
     if config.num_classes:
         parts.append(Part((config.num_classes + 1) * width))
     if config.text:

@@ -37,6 +37,10 @@ class ModelConfig:
     depth: Annotated[int | None, "Blocks; null: as the size says."] = None
     width: Annotated[int | None, "Channels D; null: as the size says."] = None
     heads: Annotated[int | None, "Attention heads; null: as the size says."] = None
+    bottleneck: Annotated[
+        Annotated[int, Ge(1)] | None,
+        "Channels between the two linear layers of the patch embedding (JiT); null: one layer.",
+    ] = None
     fuse: Annotated[
         str | None, "Route of SPRINT's fusion (one segment), fused in every pass, dense ones too."
     ] = None

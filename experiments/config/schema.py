@@ -156,6 +156,7 @@ class Config:
             ("guidance", "channels", None),
             ("data", "shape", None),
             ("train", "residual", "fp32"),
+            ("backbone", "bottleneck", None),
             ("objective", "prediction", "v"),
             ("objective", "noise_scale", 1.0),
             ("objective", "clamp", 0.05),

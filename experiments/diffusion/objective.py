@@ -6,7 +6,7 @@ sampled and in what the network predicts. Native time, noise level and the netwo
 | objective | native time | alpha      | sigma          | scale s | u = sigma / s | network time  |
 |-----------|-------------|------------|----------------|---------|---------------|---------------|
 | edm       | sigma       | 1          | sigma          | 1       | sigma         | ln(sigma) / 4 |
-| flow      | t in [0, 1] | 1 - t      | t (noise_scale)| 1       | sigma         | 1000 t        |
+| flow      | t in [0, 1] | 1 - t      | t noise_scale  | 1       | sigma         | 1000 t        |
 | ddpm      | step 0..T-1 | sqrt(abar) | sqrt(1 - abar) | alpha   | sigma / alpha | step          |
 
 In `z = x / s` and `u` the probability-flow ODE is `dz/du = (z - D) / u` for all three, so a sampler

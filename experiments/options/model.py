@@ -26,6 +26,11 @@ class SharedBackboneOptions:
     heads: Annotated[Annotated[int, Ge(1)] | None, "Attention heads; null: as the size says."] = (
         None
     )
+    bottleneck: Annotated[
+        Annotated[int, Ge(1)] | None,
+        "Channels between the two linear layers of the patch embedding (JiT: 128, for B/16); null: "
+        "one layer.",
+    ] = None
     decoder: Annotated[
         dict[str, Any] | None,
         ROUTES,
