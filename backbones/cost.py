@@ -10,6 +10,7 @@ A step of guidance by two routed passes costs the sum of both: 97.67 G for Spars
 DiT-XL/2, route 2-24, is 67.5 G at rate 0.5 plus 30.1 G at rate 0.9.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -131,6 +132,27 @@ def model_cost(
         tokens=tuple(tokens),
         activation_bytes=bytes_per_value * saved,
     )
+
+
+def features_macs(
+    config: ModelConfig, block: int, mixing: bool = True, to_the_end: bool = False
+) -> int:
+    """Return the MACs of a dense pass of one sample that ends with the output of a block.
+
+    Args:
+        config: The model; its head, decoder and projector do not run.
+        block: The block.
+        mixing: False counts linear layers only.
+        to_the_end: Run all blocks, as SPRINT's fused span needs.
+    """
+    config = dataclasses.replace(config, decoder=None, align=None)
+    head_parts = 2  # the last ones of a model without a decoder and a projector
+    parts = _around_blocks(config)[:-head_parts]
+    grid = config.grid[0] * config.grid[1]
+    blocks = block_costs(config)
+    if not to_the_end:
+        blocks = blocks[: block + 1]
+    return _macs(parts, blocks, [config.prefix + grid] * len(blocks), grid, mixing)
 
 
 def block_costs(config: ModelConfig) -> list[BlockCost]:

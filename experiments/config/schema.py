@@ -32,7 +32,13 @@ from experiments.options.roles import (
     role_of,
 )
 from experiments.options.sampler import SAMPLERS
-from experiments.options.training import ENCODERS, MOST_THREADS, PathsOptions, TrainOptions
+from experiments.options.training import (
+    ENCODERS,
+    MOST_THREADS,
+    SELF_ENCODER,
+    PathsOptions,
+    TrainOptions,
+)
 from experiments.runtime.nested import flatten
 from routing.options import RoutingOptions
 from routing.schedule import RouteSchedule
@@ -156,6 +162,11 @@ class Config:
             ("guidance", "channels", None),
             ("data", "shape", None),
             ("train", "residual", "fp32"),
+            ("train", "teacher_block", None),
+            ("train", "teacher_offset", 0.2),
+            ("train", "optimizer", "adamw"),
+            ("train", "muon_lr", None),
+            ("train", "muon_momentum", 0.95),
             ("backbone", "bottleneck", None),
             ("objective", "prediction", "v"),
             ("objective", "noise_scale", 1.0),
@@ -283,19 +294,31 @@ def _check_combinations(config: Config) -> None:
 
 
 def _check_alignment(config: Config) -> None:
-    """Refuse a REPA projector that does not fit the model or the encoder."""
+    """Refuse a projector or a teacher that does not fit the model or the encoder."""
     align, encoder = config.backbone.get("align"), config.train.encoder
+    if config.train.teacher_block is not None:
+        least = Annotated[int, Ge(0), Le(config.depth - 1)]
+        validate_value(least, config.train.teacher_block, "train.teacher_block")
     if align is None:
         return
     if encoder == "none":
         raise ConfigError(
-            f"backbone.align={align}: expected train.encoder to be one of {', '.join(ENCODERS)}"
+            f"backbone.align={align}: expected train.encoder to be one of "
+            f"{', '.join((*ENCODERS, SELF_ENCODER))}"
         )
     block = align.get("block", AlignOptions.block)
     validate_value(Annotated[int, Ge(0), Le(config.depth - 1)], block, "backbone.align.block")
     channels = align.get("channels", AlignOptions.channels)
-    if channels != ENCODERS[encoder]:
+    expected = encoder_width(config)
+    if channels != expected:
         raise ConfigError(
-            f"backbone.align.channels={channels}: expected {ENCODERS[encoder]}, the features of "
+            f"backbone.align.channels={channels}: expected {expected}, the features of "
             f"train.encoder={encoder}"
         )
+
+
+def encoder_width(config: Config) -> int:
+    """Return the width of the features that `train.encoder` names."""
+    if config.train.encoder == SELF_ENCODER:
+        return int(config.backbone.get("width") or parse_size(config.size).width)
+    return ENCODERS[config.train.encoder]

@@ -72,6 +72,10 @@ class Flow(Objective):
         time = level / (self.options.noise_scale + level)
         return torch.where(torch.isinf(level), torch.ones_like(level), time)
 
+    def less_noisy(self, time: Tensor, offset: Tensor) -> Tensor:
+        """Return t - offset, 0 at least."""
+        return (time - offset).clamp(min=0)
+
     def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
         """Return even times from 1 to 0, shifted."""
         even = torch.linspace(1, 0, steps + 1, dtype=torch.float64)

@@ -60,6 +60,10 @@ class EDM(Objective):
         """Return `c_noise = ln(sigma) / 4` (Table 1)."""
         return time.log() / 4
 
+    def less_noisy(self, time: Tensor, offset: Tensor) -> Tensor:
+        """As for every objective, but not below sigma_min: ln(0) is no time of the network."""
+        return super().less_noisy(time, offset).clamp(min=self.options.sigma_min)
+
     def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
         """Return sigma_max .. sigma_min, even in sigma^(1/rho), then 0 (Equation 5)."""
         o = self.options

@@ -88,6 +88,15 @@ class Objective:
         """Return the native time at which sigma / alpha is `level` (the inverse of `level`)."""
         return level
 
+    def less_noisy(self, time: Tensor, offset: Tensor) -> Tensor:
+        """Return native times `(B,)` whose flow-matching time is smaller by `offset`, 0 at least.
+
+        Flow matching's time of a noise level is level / (1 + level).
+        """
+        level = self.level(time)
+        flow_time = (level / (1 + level) - offset).clamp(min=0)
+        return self.from_level(flow_time / (1 - flow_time))
+
     def coordinate(self, time: Tensor) -> Tensor:
         """Return `u = sigma / s`."""
         return self.sigma(time) / self.scale(time)

@@ -36,6 +36,8 @@ def build_step(config: Config, accelerator: Any, dataset: Dataset | None = None)
     step = step_class(config, accelerator, dataset, state, precision)
     if config.train.compile == "blocks":
         components.compile_blocks(model.stack.blocks)
+        if step.self_alignment is not None:
+            components.compile_blocks(step.self_alignment.teacher.stack.blocks)
     cost = run_cost(config, model.config)
     step.micro_batch_size = choose_micro_batch_size(config, step, cost)
     return step
