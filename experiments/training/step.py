@@ -22,11 +22,9 @@ from experiments.config.schema import Config
 from experiments.data.dataset import Batch, Dataset, Prefetch, SampleOrder
 from experiments.diffusion.conditioning import make_conditions
 from experiments.diffusion.objective import create_objective
-from experiments.options.training import SELF_ENCODER
 from experiments.runtime import memory
+from experiments.training.alignment import create_alignment
 from experiments.training.loss import reduce_loss
-from experiments.training.repa import FeatureAlignment
-from experiments.training.sra import SelfAlignment
 from experiments.training.state import TrainingState
 from routing import Draws, Routing
 
@@ -56,12 +54,8 @@ class TrainingStep:
         self.objective = create_objective(config.objective)
         self.routes = TrainingRoutes(config, self.model.config)
         self.order = SampleOrder(config.seed, dataset.size)
-        self.alignment: FeatureAlignment | None = None  # REPA
-        self.self_alignment: SelfAlignment | None = None  # SRA
-        if config.train.encoder == SELF_ENCODER:
-            self.self_alignment = SelfAlignment(config, state, self.objective)
-        elif config.train.encoder != "none":
-            self.alignment = FeatureAlignment(config, dataset, self.model.grid, self.device)
+        # REPA or SRA
+        self.alignment = create_alignment(config, dataset, state, self.objective)
         self.distributed = accelerator.num_processes > 1
         self.net: Any = accelerator.prepare_model(self.model) if self.distributed else self.model
         self.local_batch = config.train.batch // accelerator.num_processes
@@ -136,9 +130,7 @@ class TrainingStep:
             else:  # tokens dropped for good (MaskDiT), or one loss per route
                 loss = reduce_loss(loss_map, output, pair, self.objective, model, train)
             if self.alignment is not None:
-                loss = loss + train.align_weight * self.alignment(output, batch.x)
-            if self.self_alignment is not None:
-                loss = loss + train.align_weight * self.self_alignment(
+                loss = loss + train.align_weight * self.alignment(
                     output, batch.x, noise, time, conditions, draws
                 )
         return loss
