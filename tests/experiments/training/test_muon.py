@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small import overrides, run, small
+from test_train_distributed import losses, torchrun
 from test_train_loop import make_run
 from torch import nn
 
@@ -166,8 +167,6 @@ def test_micro_batches_and_bf16_train(tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_learn_what_one_learns(tmp_path):
-    from test_train_distributed import losses, torchrun
-
     one = run(*overrides(tmp_path / "one", *MUON))
     two = torchrun(*overrides(tmp_path / "two", *MUON))
     assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from small import overrides, run, small
+from test_train_distributed import losses, torchrun
 from test_train_loop import make_run
 from torch.func import functional_call
 
@@ -163,8 +164,6 @@ def test_the_teachers_pass_is_counted(tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_learn_what_one_learns(tmp_path):
-    from test_train_distributed import losses, torchrun
-
     one = run(*overrides(tmp_path / "one", *ROUTED))
     two = torchrun(*overrides(tmp_path / "two", *ROUTED))
     assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
