@@ -34,6 +34,7 @@ CASES = {
     "routed, then dense": ["backbone=dit", "route=1-2", "routing.off_after=0.5"],
     "mamba, unsorted": ["backbone=mamba", "route=1-2", "routing.selection=unsorted"],
     "muon": ["backbone=rwkv", "route=1-2", "train.optimizer=muon", "train.weight_decay=0.1"],
+    "x-prediction and SRA": ["experiment=jit", "backbone=mamba", "route=1-2", "train.encoder=ema", "train.ema=0.9"],
     "rwkv, shared": ["backbone=rwkv", "route=1-2", "routing.shared=true"],
 }
 
