@@ -86,7 +86,8 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, train: TrainOptions) -> None:
         matrices = muon_parameters(model) if train.optimizer == "muon" else set()
-        rest, muon = [], []
+        rest: list[nn.Parameter] = []
+        muon: list[nn.Parameter] = []
         for parameter in model.parameters():
             (muon if id(parameter) in matrices else rest).append(parameter)
         # Fused AdamW skips a step by `found_inf` on the device: the weights are safe without a
@@ -115,7 +116,7 @@ class Optimizer:
                 )
             )
             self.parts[1].param_groups[0]["peak_lr"] = rate
-        self._owners = {}
+        self._owners: dict[Tensor, torch.optim.Optimizer] = {}
         for part in self.parts:
             for group in part.param_groups:
                 self._owners.update((parameter, part) for parameter in group["params"])
