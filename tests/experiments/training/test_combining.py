@@ -18,7 +18,7 @@ from routing.errors import UserError
 
 PAGE = (ROOT / "docs" / "combining.md").read_text(encoding="utf-8")
 # The words of the page on four blocks and 64 tokens.
-SMALLER = {"route=2--4@0.75": "route=1-2@0.75"}
+SMALLER = {"route=auto": "route=1-2", "route=2--4@0.75": "route=1-2@0.75"}
 SMALLER["backbone.decoder={depth:8,width:512,heads:16}"] = (
     "backbone.decoder={depth: 1, width: 32, heads: 2}"
 )
