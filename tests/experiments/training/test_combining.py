@@ -57,7 +57,7 @@ def sample(config, run, words):
         for key, value in (word.split("=", 1) for word in words)
     }
     options["name"] = options.pop("guidance")
-    for key in ("strong", "weak"):
+    for key in ("strong", "weak", "high"):
         if key in options:
             options[key] = float(options[key])
     if "checkpoint" in options:
