@@ -294,7 +294,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
 def create_sampler(options: Any, objective: Objective) -> Sampler:
     """Return the sampler that `options` names, on the grid of the model's `objective`.
 
-    `options` is a name, or a mapping or dataclass with the keys of `conf/sampler/<name>.yaml`.
+    `options` is a name, or a mapping or dataclass with the keys of `sampler.`.
     """
     resolved = parse_named(SAMPLER_OPTIONS, "sampler", options)
     return SAMPLERS[resolved.name](resolved, objective)
