@@ -171,9 +171,7 @@ class _Observer:
         call.tokens = self.result.marks.clone()
         return call.args, call.kwargs
 
-    def observe(
-        self, block: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]
-    ) -> None:
+    def observe(self, block: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Note which tokens a block is called with."""
         if self._recomputing():
             return
@@ -220,7 +218,11 @@ class _Observer:
         width = self.result.entry.shape[-1]
         for leaf in tree_leaves(tree):
             is_sequence = isinstance(leaf, Tensor) and leaf.dim() == 3 and leaf.shape[-1] == width
-            if is_sequence and len(leaf) == self.result.batch and (read_ids(leaf, tokens) >= 0).any():
+            if (
+                is_sequence
+                and len(leaf) == self.result.batch
+                and (read_ids(leaf, tokens) >= 0).any()
+            ):
                 return leaf
         return None
 

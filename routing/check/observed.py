@@ -149,9 +149,7 @@ class _Tracker:
             arrival.largest_change = max(arrival.largest_change, float(difference.max()))
         self.result.returns.append((rows, back))
 
-    def _compare_stayed(
-        self, back: Tensor, exact: Tensor, place: _Placement, rows: Rows
-    ) -> None:
+    def _compare_stayed(self, back: Tensor, exact: Tensor, place: _Placement, rows: Rows) -> None:
         """Count tokens that were processed by the block before and do not arrive as they left."""
         was_there = ~self.skipping & ~self.gone & (place.present | place.is_full)
         changed = was_there & ~exact

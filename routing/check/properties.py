@@ -56,7 +56,9 @@ def _who_saw_what(observed: ObservedPass, depth: int) -> str:
     descriptions, first = [], 0
     for segment in observed.segments:
         if segment.start > first:
-            descriptions.append(f"{_span(first, segment.start - 1)} saw all {observed.tokens} tokens")
+            descriptions.append(
+                f"{_span(first, segment.start - 1)} saw all {observed.tokens} tokens"
+            )
         count = int(segment.present[0].sum())
         descriptions.append(f"{_span(segment.start, segment.end)} saw {count} of {observed.tokens}")
         first = segment.end + 1

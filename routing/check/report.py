@@ -50,7 +50,7 @@ class Report:
 
     def __str__(self) -> str:
         name_width = max(len(finding.name) for finding in self.findings) + 2
-        result_width = len(FAIL) + 2
+        result_width = len("result") + 2
         indent = " " * (name_width + result_width)
         lines = ["property".ljust(name_width) + "result".ljust(result_width) + "evidence"]
         for finding in self.findings:

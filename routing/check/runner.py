@@ -15,7 +15,7 @@ from routing.check.report import Report
 from routing.check.subject import CheckError, RoutedModel
 from routing.check.tables import positions_gathered
 
-PASSES = 6  # by chance, two of 4 samples keep the same 2 of 4 tokens in each with p < 1e-4
+PASSES = 4  # two samples that keep 2 of 4 tokens agree by chance in all of them with p < 1e-3
 
 
 def check(build: Callable[..., RoutedModel], seed: int = 0) -> Report:

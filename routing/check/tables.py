@@ -103,6 +103,7 @@ def _table_problem(name: str, routed: Any, full: Any, rows: Rows, complete: Rows
     for few, all_rows in pairs:
         if not isinstance(few, Tensor) or not isinstance(all_rows, Tensor):
             continue
+        all_rows = _like_batch(few, all_rows, len(rows.ids))
         if few.dim() != all_rows.dim():
             return f"{name} has another number of dimensions inside the route"
         dimension = _token_dimension(few, all_rows, rows, complete)
@@ -117,6 +118,15 @@ def _table_problem(name: str, routed: Any, full: Any, rows: Rows, complete: Rows
     # A table of the text alone may be as long as the image: it stays as it is beside a gathered one.
     wrong_rows = [text for text in problems if "other tokens" in text]
     return (wrong_rows or ([] if gathered else problems) or [""])[0]
+
+
+def _like_batch(few: Tensor, all_rows: Tensor, batch: int) -> Tensor:
+    """Return a table that the batch shares as one of each sample, if it is that in the route."""
+    if few.dim() == all_rows.dim() + 1 and few.shape[0] == batch:
+        return all_rows.expand(batch, *all_rows.shape)
+    if few.dim() == all_rows.dim() and all_rows.shape[0] == 1 and few.shape[0] == batch:
+        return all_rows.expand(batch, *all_rows.shape[1:])
+    return all_rows
 
 
 def _token_dimension(few: Tensor, all_rows: Tensor, rows: Rows, complete: Rows) -> int | None:
@@ -136,9 +146,7 @@ def _spans_all(few: Tensor, all_rows: Tensor, complete: Rows) -> bool:
     return few.shape == all_rows.shape and bool({length, length + joint} & set(few.shape))
 
 
-def _rows_match(
-    few: Tensor, all_rows: Tensor, dimension: int, rows: Rows, complete: Rows
-) -> bool:
+def _rows_match(few: Tensor, all_rows: Tensor, dimension: int, rows: Rows, complete: Rows) -> bool:
     """Whether each token meets in the routed table the row that it has in the complete one."""
     front_few = few.shape[dimension] - rows.x.shape[1]
     front_all = all_rows.shape[dimension] - complete.x.shape[1]

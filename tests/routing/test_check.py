@@ -17,11 +17,10 @@ PROPERTIES = [
 
 @pytest.mark.parametrize("rate", [0.25, 0.5, 0.75, 0.8])
 def test_a_correct_implementation_passes_every_property(rate):
-    for seed in range(3):
-        report = routing.check(plain(rate=rate), seed=seed)
-        assert [finding.name for finding in report.findings] == PROPERTIES
-        assert {finding.result for finding in report.findings} == {"pass"}, str(report)
-        assert report.ok
+    report = routing.check(plain(rate=rate), seed=int(rate * 100))
+    assert [finding.name for finding in report.findings] == PROPERTIES
+    assert {finding.result for finding in report.findings} == {"pass"}, str(report)
+    assert report.ok
 
 
 @pytest.mark.parametrize("fault", FAULTS)
