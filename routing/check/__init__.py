@@ -2,7 +2,9 @@
 
     def build(seed=0):
         ...                                   # a model with routing, seeded
-        return routing.check.RoutedModel(blocks=model.blocks, train=..., evaluate=..., route="2-8@0.5")
+        return routing.check.RoutedModel(
+            blocks=model.blocks, train=..., evaluate=..., dense=..., route="2-8@0.5"
+        )
 
     print(routing.check(build))               # or: python -m routing.check module:build
 

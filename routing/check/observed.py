@@ -210,7 +210,7 @@ class _Placement:
         differences = (column - rows.ids)[rows.ids >= 0]
         self.offset = int(differences.mode().values) if len(differences) else length - tokens
         aligned = bool((differences == self.offset).all())
-        enough = 0 <= self.offset and length >= self.offset + tokens
+        enough = self.offset >= 0 and length >= self.offset + tokens
         complete = bool((self.present | gone).all())
         self.is_full = complete or length == tokens or (aligned and enough)
         home = torch.arange(tokens, device=rows.ids.device) + self.offset

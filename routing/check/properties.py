@@ -302,7 +302,7 @@ def evaluation_equal(outputs: tuple[Any, Any, Any] | None) -> Finding:
     once, twice, dense = (
         [x for x in tree_leaves(output) if isinstance(x, Tensor)] for output in outputs
     )
-    if not _largest_difference(once, twice) == 0:
+    if _largest_difference(once, twice) != 0:
         return Finding(name, FAIL, "two evaluations of one input differ: is dropout still active?")
     difference = _largest_difference(once, dense)
     evidence = f"largest difference from the model without routing: {difference:g}"

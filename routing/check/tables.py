@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from routing.attached.calls import TABLES, TEXT, Signature
+from routing.attached.calls import TEXT, Signature
 from routing.check.marks import Rows
 from routing.check.observed import ObservedPass
 from routing.check.properties import NO_ROUTE, segments_of
@@ -115,7 +115,7 @@ def _table_problem(name: str, routed: Any, full: Any, rows: Rows, complete: Rows
             problems.append(
                 f"{name} has shape {tuple(few.shape)}, not gathered, for {rows.x.shape[1]} tokens"
             )
-    # A table of the text alone may be as long as the image: it stays as it is beside a gathered one.
+    # A table of the text alone may be as long as the image's; it stays as it is.
     wrong_rows = [text for text in problems if "other tokens" in text]
     return (wrong_rows or ([] if gathered else problems) or [""])[0]
 

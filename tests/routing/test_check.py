@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from checked_models import FAULTS, ours, plain
 
 import routing
-from routing.check import CheckError, RoutedModel
+from routing.check import CheckError, RoutedModel  # noqa: F401
 
 PROPERTIES = [
     "routed blocks", "rate", "bit for bit", "order", "positions", "protected tokens", "gradient",
