@@ -44,7 +44,7 @@ class KeptTokens:
         may_skip = torch.zeros(rows, length, dtype=torch.bool, device=positions.device)
         may_skip.scatter_(1, positions.expand(rows, -1), True)
         protected_count = length - positions.shape[1]
-        protected = may_skip.int().argsort(1, stable=True)[:, :protected_count]
+        protected = may_skip.int().argsort(dim=1, stable=True)[:, :protected_count]
         image = positions.expand(rows, -1).gather(1, kept_ids)
         index = torch.cat((protected, image), 1).sort(1).values
         return cls(layout, Move(index, length), Move(layout.ids, positions.shape[1]), length)

@@ -77,7 +77,7 @@ def routable_positions(
             f"protect leaves {min(counts)} tokens of one sample and {max(counts)} of another to "
             "the route; let it leave the same number in each, and name more of them in keep="
         )
-    positions = mask.int().argsort(1, stable=True)[:, : counts[0]]
+    positions = mask.int().argsort(dim=1, stable=True)[:, : counts[0]]
     return positions.to(x.device), counts[0]
 
 

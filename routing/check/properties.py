@@ -313,5 +313,8 @@ def _largest_difference(some: Sequence[Tensor], others: Sequence[Tensor]) -> flo
     """Return the largest difference of two outputs; NaN where they hold NaN or differ in shape."""
     if not some or [x.shape for x in some] != [x.shape for x in others]:
         return float("nan")
-    differences = [(a.double() - b.double()).abs().max() for a, b in zip(some, others, strict=True)]
+    differences = [
+        (a.detach().double() - b.detach().double()).abs().max()
+        for a, b in zip(some, others, strict=True)
+    ]
     return float(torch.stack(differences).max())

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import diffusers
 import torch
 from checked_models import randomise
 from test_attach_models import dit, eva, flux, sd3, vit
+
+import routing
+from routing.check import RoutedModel
 
 BATCH, DEPTH, SIDE = 3, 4, 4
 IMAGE, TEXT = SIDE * SIDE, 6
@@ -158,3 +163,27 @@ def block_list(model, blocks):
         return list(blocks)
     names = ("transformer_blocks", "single_transformer_blocks", "blocks")
     return [block for name in names for block in getattr(model, name, [])]
+
+
+def attached(name, route="1-2@0.75"):
+    """Return a function that builds a model with an attached route, for the conformance kit."""
+
+    def build(seed=0):
+        model, blocks, inputs, options = build_model(name)
+        original = copy.deepcopy(model).eval()
+        shared = name in SHARES_A_TABLE
+        routing.attach(blocks, route, seed=seed, **options)
+        protect = list(range(options.get("prefix", getattr(model, "num_prefix_tokens", 0))))
+        if name.startswith("Z-Image"):
+            protect = list(range(64, 96)) if name == "Z-Image" else list(range(128))
+        return RoutedModel(
+            blocks=block_list(model, blocks),
+            train=lambda: run(model.train(), inputs),
+            evaluate=lambda: run(model.eval(), inputs),
+            dense=lambda: run(original, inputs),
+            route=route,
+            protect=protect,
+            shared=shared,
+        )
+
+    return build
