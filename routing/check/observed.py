@@ -155,6 +155,11 @@ class _Tracker:
         changed = was_there & ~exact
         if not bool(changed.any()):
             return
+        arrival = self.result.arrival
+        if arrival.exact < arrival.bypassed or arrival.stayed_changed:
+            if bool(back.any()):
+                arrival.stayed_changed += int(changed.sum())
+            return  # a place that is wrong behind one route is wrong in all blocks that follow
         if self.before is not None and not bool(back.any()):
             raise CheckError(
                 f"the model changes its tokens between block {self.before.block} and block "
@@ -165,7 +170,7 @@ class _Tracker:
                 "the model changes its tokens between before= and its first block; pass a module "
                 "that is called with what the first block gets"
             )
-        self.result.arrival.stayed_changed += int(changed.sum())
+        arrival.stayed_changed += int(changed.sum())
 
     def _extend_segments(self, rows: Rows, present: Tensor, sparse: bool) -> None:
         """Note the block as part of a segment, if it saw only a part of the tokens."""
@@ -208,7 +213,7 @@ class _Placement:
         index = self.columns.clamp(min=0).unsqueeze(-1).expand(-1, -1, rows.x.shape[-1])
         self.features = rows.x.detach().gather(1, index)
         differences = (column - rows.ids)[rows.ids >= 0]
-        self.offset = int(differences.mode().values) if len(differences) else length - tokens
+        self.offset = 0 if length == tokens else _most_common(differences, length - tokens)
         aligned = bool((differences == self.offset).all())
         enough = self.offset >= 0 and length >= self.offset + tokens
         complete = bool((self.present | gone).all())
@@ -222,3 +227,7 @@ class _Placement:
     def at_home(self, rows: Rows) -> Tensor:
         """Return what is at each token's place, `(B, T, D)`; the token itself in a part."""
         return rows.x.detach()[:, self.home] if self.is_full else self.features
+
+
+def _most_common(values: Tensor, otherwise: int) -> int:
+    return int(values.mode().values) if len(values) else otherwise

@@ -159,8 +159,11 @@ def _rows_match(few: Tensor, all_rows: Tensor, dimension: int, rows: Rows, compl
         here = few[sample] if batched else few
         there = all_rows[sample] if batched else all_rows
         along = dimension - 1 if batched else dimension
-        expected = there.index_select(along, source[ids[columns].cpu()].to(few.device) + front_all)
-        actual = here.index_select(along, columns.to(few.device) + front_few)
+        source_rows = source[ids[columns].cpu()] + front_all
+        rows_here = columns.cpu() + front_few
+        has_row = (source_rows >= 0) & (rows_here >= 0)  # class tokens may have none
+        expected = there.index_select(along, source_rows[has_row].to(few.device))
+        actual = here.index_select(along, rows_here[has_row].to(few.device))
         if not torch.equal(actual, expected):
             return False
     return True

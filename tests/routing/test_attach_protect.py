@@ -13,7 +13,7 @@ from routing.attached.protected import force_keep, routable_positions
 pytest.importorskip("diffusers")
 pytest.importorskip("timm")
 
-from foreign_models import MODELS, block_list, build_model, run, z_image_model  # noqa: E402
+from foreign_models import MODELS, block_list, build_model, run, z_image_model
 
 BATCH, LENGTH, WIDTH = 3, 20, 4
 
