@@ -1,6 +1,6 @@
 """Is my routing correct? A model with routing, described for the conformance kit `routing.check`.
 
-cd examples && python -m routing.check check_routing:vit
+python -m routing.check examples/check_routing.py:vit
 """
 
 import copy
