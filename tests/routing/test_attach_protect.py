@@ -235,3 +235,24 @@ def test_text_of_different_lengths_is_refused_as_before():
         pytest.raises(AttachError, match="attn_mask spans all 128 tokens"),
     ):
         run(model, inputs)
+
+
+def test_wan_s_timesteps_of_each_token_go_with_their_tokens():
+    """Wan 2.2 conditions each token on a time of its own; the blocks get it as `temb`."""
+    model, blocks, inputs, _ = build_model("Wan")
+    n, seen = 16, {}
+    inputs["timestep"] = torch.randint(1000, (BATCH, n))
+    dense = run(model.eval(), inputs)
+    with routing.attach(blocks, "1-2@0.5", when="always", extra=("temb",)) as attached:
+        hooks = [
+            model.blocks[i].register_forward_pre_hook(lambda m, a, i=i: seen.update({i: a[2]}))
+            for i in (0, 1)
+        ]
+        run(model, inputs)
+        (ids,) = attached.inner[0].ids
+        assert seen[0].shape[:3] == (BATCH, n, 6)
+        assert torch.equal(seen[1], seen[0][:, ids])
+        attached.ids = torch.arange(n)
+        assert torch.equal(run(model, inputs), dense)
+        for hook in hooks:
+            hook.remove()

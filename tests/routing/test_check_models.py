@@ -43,6 +43,12 @@ def test_models_pass_and_the_page_says_so(name):
     assert row_of(name, report) in PAGE.read_text().splitlines()
 
 
+def test_the_table_of_what_can_be_attached_to_is_what_was_checked():
+    text = (ROOT / "docs" / "attach.md").read_text().split("| model | attach to | text |")[1]
+    names = re.findall(r"^\| ([^|]+?) \| (?:the model|`model)", text, re.MULTILINE)
+    assert names == list(MODELS)
+
+
 def command(*words):
     return subprocess.run(
         [sys.executable, "-m", "routing.check", *words], cwd=ROOT, capture_output=True, text=True
@@ -110,7 +116,7 @@ def test_what_is_not_said_is_not_judged():
     assert report.ok
     absent = [finding.name for finding in report.findings if finding.result == "n/a"]
     assert absent == ["dense evaluation", "equal evaluation"]
-    assert "11 of 16 tokens skip (0.688)" == report["rate"].evidence
+    assert report["rate"].evidence == "11 of 16 tokens skip (0.688)"
 
 
 def test_plain_attention_may_take_its_tokens_in_any_order():
