@@ -34,6 +34,7 @@ from routing.attached.arguments import (
     check_extra_names,
     check_routed_blocks,
     check_selection,
+    check_when,
     parse_grid,
     parse_prefix,
 )
@@ -42,14 +43,12 @@ from routing.attached.kept import KeptTokens
 from routing.attached.passes import ForwardPass, Passes
 from routing.attached.protected import force_keep, parse_protect, routable_positions
 from routing.attached.supported import geometry, refuse_prefix, refuse_unknown_prefix
-from routing.errors import one_of
 from routing.layout import Layout
 from routing.rng import Draws
 from routing.route import Route, keep_count
 from routing.selection import Selection, check_ids, ids_of_segment
 
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
-WHEN = ("training", "always", "never")
 
 
 class Attached:
@@ -167,7 +166,7 @@ class Attached:
 
     @when.setter
     def when(self, value: str) -> None:
-        one_of("when", value, WHEN, AttachError)
+        check_when(value)
         self._when = value
 
     @property
