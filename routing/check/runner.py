@@ -19,7 +19,7 @@ PASSES = 4  # two samples that keep 2 of 4 tokens agree by chance in all of them
 
 
 def check(build: Callable[..., RoutedModel], seed: int = 0) -> Report:
-    """Check an implementation of token routing.
+    """Check an implementation of token routing; `routing.check(build)` is the same.
 
     The model is built three times: twice with one seed, which stands for a restart, and once with
     another one. Torch's global random numbers differ each time, as they do after a restart of a
