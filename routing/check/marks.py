@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from routing.attached.calls import Call, Signature, replace_image
 from routing.check.subject import CheckError, RoutedModel
+from routing.options import require
 
 _CONSTANT = 777.25
 _TOKEN, _SAMPLE, _BITS = 1, 2, 3
@@ -27,7 +28,7 @@ _BITS_PER_CHANNEL = 20  # exact in float32
 
 
 @dataclass
-class Rows:
+class BlockInput:
     """The tokens that one block was called with.
 
     Attributes:
@@ -62,7 +63,7 @@ class MarkedPass:
     """
 
     marks: Tensor | None = None
-    rows: list[Rows] = field(default_factory=list)
+    rows: list[BlockInput] = field(default_factory=list)
 
     @property
     def entry(self) -> Tensor:
@@ -91,10 +92,16 @@ def make_marks(x: Tensor, depth: int) -> Tensor:
     """Return marked tokens of the shape of x, `(B, T, D)`."""
     batch, tokens, width = x.shape
     needed = bit_channel(depth - 1)[0] + 2
-    if width < needed:
-        raise CheckError(f"tokens have {width} features, and marks of {depth} blocks need {needed}")
-    if x.dtype not in (torch.float32, torch.float64):
-        raise CheckError(f"tokens are {x.dtype}, and marks need float32; run the check in float32")
+    require(
+        width >= needed,
+        f"tokens have {width} features, and marks of {depth} blocks need {needed}",
+        CheckError,
+    )
+    require(
+        x.dtype in (torch.float32, torch.float64),
+        f"tokens are {x.dtype}, and marks need float32; run the check in float32",
+        CheckError,
+    )
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     marks = noise.to(x.device, x.dtype)
     marks[..., 0] = _CONSTANT
@@ -163,8 +170,11 @@ class _Observer:
         self, signature: Signature, module: nn.Module, args: tuple, kwargs: dict[str, Any]
     ) -> tuple[tuple, dict[str, Any]]:
         """Replace the complete sequence by marked tokens."""
-        if self.result.marks is not None:
-            raise CheckError("the blocks ran twice in one pass; let train() run one forward pass")
+        require(
+            self.result.marks is None,
+            "the blocks ran twice in one pass; let train() run one forward pass",
+            CheckError,
+        )
         call = Call(signature, args, kwargs)
         self.result.marks = make_marks(call.tokens, self.depth).requires_grad_()
         # A leaf may not be changed in place, and some models do that to their input.
@@ -182,7 +192,7 @@ class _Observer:
                 "its tokens between blocks (a skip connection, a norm), and cannot be followed"
             )
         ids = read_ids(x, self.result.tokens)
-        self.result.rows.append(Rows(block, x, ids, args, kwargs))
+        self.result.rows.append(BlockInput(block, x, ids, args, kwargs))
 
     def mark_output(
         self, block: int, signature: Signature, module: nn.Module, args: tuple,
@@ -206,7 +216,7 @@ class _Observer:
             return
         x = self._marked_tensor(output)
         if x is not None:
-            self.result.rows.append(Rows(self.depth, x, read_ids(x, self.result.tokens)))
+            self.result.rows.append(BlockInput(self.depth, x, read_ids(x, self.result.tokens)))
 
     def _recomputing(self) -> bool:
         """Whether activation checkpointing runs a block once more."""

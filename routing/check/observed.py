@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from routing.check.marks import MarkedPass, Rows, bit_channel
+from routing.check.marks import MarkedPass, BlockInput, bit_channel
 from routing.check.subject import CheckError
 
 
@@ -24,7 +24,7 @@ class ObservedSegment:
     start: int
     end: int
     present: Tensor
-    rows: list[Rows]
+    rows: list[BlockInput]
 
 
 @dataclass
@@ -62,7 +62,7 @@ class ObservedPass:
     marked: MarkedPass
     segments: list[ObservedSegment] = field(default_factory=list)
     arrival: Arrival = field(default_factory=Arrival)
-    returns: list[tuple[Rows, Tensor]] = field(default_factory=list)
+    returns: list[tuple[BlockInput, Tensor]] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -99,9 +99,9 @@ class _Tracker:
         shape = self.features.shape[:2]
         self.skipping = torch.zeros(shape, dtype=torch.bool, device=self.features.device)
         self.gone = self.skipping.clone()
-        self.before: Rows | None = None
+        self.before: BlockInput | None = None
 
-    def follow(self, rows: Rows) -> None:
+    def follow(self, rows: BlockInput) -> None:
         """Take in what the next block was called with."""
         place = _Placement(rows, self.result.tokens, self.gone)
         exact = place.present & (place.features == self.features).all(-1) & place.in_place
@@ -136,7 +136,7 @@ class _Tracker:
         """Whether the last rows are the argument of `after`, not the output of the last block."""
         return self.before is not None and bool(self.before.args or self.before.kwargs)
 
-    def _count_back(self, back: Tensor, exact: Tensor, place: _Placement, rows: Rows) -> None:
+    def _count_back(self, back: Tensor, exact: Tensor, place: _Placement, rows: BlockInput) -> None:
         """Count how tokens come back that had skipped blocks."""
         arrival = self.result.arrival
         arrival.bypassed += int(back.sum())
@@ -149,7 +149,9 @@ class _Tracker:
             arrival.largest_change = max(arrival.largest_change, float(difference.max()))
         self.result.returns.append((rows, back))
 
-    def _compare_stayed(self, back: Tensor, exact: Tensor, place: _Placement, rows: Rows) -> None:
+    def _compare_stayed(
+        self, back: Tensor, exact: Tensor, place: _Placement, rows: BlockInput
+    ) -> None:
         """Count tokens that were processed by the block before and do not arrive as they left."""
         was_there = ~self.skipping & ~self.gone & (place.present | place.is_full)
         changed = was_there & ~exact
@@ -172,7 +174,7 @@ class _Tracker:
             )
         arrival.stayed_changed += int(changed.sum())
 
-    def _extend_segments(self, rows: Rows, present: Tensor, sparse: bool) -> None:
+    def _extend_segments(self, rows: BlockInput, present: Tensor, sparse: bool) -> None:
         """Note the block as part of a segment, if it saw only a part of the tokens."""
         if not sparse:
             return
@@ -185,7 +187,7 @@ class _Tracker:
         else:
             segments.append(ObservedSegment(rows.block, rows.block, present, [rows]))
 
-    def _store_outputs(self, rows: Rows, place: _Placement) -> None:
+    def _store_outputs(self, rows: BlockInput, place: _Placement) -> None:
         """Note the features that tokens have behind a block: its input, with its bit set."""
         behind = place.features.clone()
         channel, value = bit_channel(rows.block)
@@ -203,7 +205,7 @@ class _Placement:
         in_place: Whether a token is at its place, and once; always for part of the sequence.
     """
 
-    def __init__(self, rows: Rows, tokens: int, gone: Tensor) -> None:
+    def __init__(self, rows: BlockInput, tokens: int, gone: Tensor) -> None:
         batch, length = rows.ids.shape
         column = torch.arange(length, device=rows.ids.device).expand(batch, length)
         filled = torch.full((batch, tokens + 1), -1, device=rows.ids.device)
@@ -224,7 +226,7 @@ class _Placement:
             self.in_place = self.in_place & (self.columns == home)
         self.home = home.clamp(0, length - 1)
 
-    def at_home(self, rows: Rows) -> Tensor:
+    def at_home(self, rows: BlockInput) -> Tensor:
         """Return what is at each token's place, `(B, T, D)`; the token itself in a part."""
         return rows.x.detach()[:, self.home] if self.is_full else self.features
 

@@ -14,6 +14,7 @@ from routing.check.observed import ObservedPass, observe
 from routing.check.report import Report
 from routing.check.subject import CheckError, RoutedModel
 from routing.check.tables import positions_gathered
+from routing.options import require
 
 PASSES = 4  # two samples that keep 2 of 4 tokens agree by chance in all of them with p < 1e-3
 
@@ -77,10 +78,11 @@ def _takes_seed(build: Callable[..., RoutedModel]) -> bool:
 def _build(build: Callable[..., RoutedModel], seed: int, restart: int) -> RoutedModel:
     torch.manual_seed(1000 + restart)
     model = build(seed=seed) if _takes_seed(build) else build()
-    if not isinstance(model, RoutedModel):
-        raise CheckError(
-            f"the function returns a {type(model).__name__}; expected a routing.check.RoutedModel"
-        )
+    require(
+        isinstance(model, RoutedModel),
+        f"the function returns a {type(model).__name__}; expected a routing.check.RoutedModel",
+        CheckError,
+    )
     return model
 
 

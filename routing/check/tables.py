@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from routing.attached.calls import TEXT, Signature
-from routing.check.marks import Rows
+from routing.check.marks import BlockInput
 from routing.check.observed import ObservedPass
 from routing.check.properties import NO_ROUTE, segments_of
 from routing.check.report import FAIL, NOT_APPLICABLE, PASS, Finding
@@ -54,7 +54,7 @@ def _table_names(model: RoutedModel, block: int) -> list[str]:
     return list(signature.tables)
 
 
-def _argument(model: RoutedModel, rows: Rows, name: str) -> Any:
+def _argument(model: RoutedModel, rows: BlockInput, name: str) -> Any:
     """Return an argument of a block's call by its name; None if it has none."""
     if name in rows.kwargs:
         return rows.kwargs[name]
@@ -64,7 +64,7 @@ def _argument(model: RoutedModel, rows: Rows, name: str) -> Any:
 
 def _complete_call(
     block: int, observed: ObservedPass, evaluation: ObservedPass | None
-) -> Rows | None:
+) -> BlockInput | None:
     """Return a call with all tokens: this block's in evaluation, else another's in this pass."""
     calls = [] if evaluation is None else evaluation.marked.rows
     same_block = [rows for rows in calls if rows.block == block]
@@ -75,12 +75,12 @@ def _complete_call(
     return None
 
 
-def _layouts(rows: Rows) -> set[str]:
+def _layouts(rows: BlockInput) -> set[str]:
     leaves = tree_leaves((rows.args, rows.kwargs))
     return {"layout" for leaf in leaves if isinstance(leaf, Layout)}
 
 
-def _layout_problem(rows: Rows) -> str:
+def _layout_problem(rows: BlockInput) -> str:
     """Compare layouts of this package among the arguments with the tokens that are there."""
     for leaf in tree_leaves((rows.args, rows.kwargs)):
         if not isinstance(leaf, Layout):
@@ -96,7 +96,9 @@ def _layout_problem(rows: Rows) -> str:
     return ""
 
 
-def _table_problem(name: str, routed: Any, full: Any, rows: Rows, complete: Rows) -> str:
+def _table_problem(
+    name: str, routed: Any, full: Any, rows: BlockInput, complete: BlockInput
+) -> str:
     """Compare the tables of a routed call with those of a complete one; an empty text if right."""
     pairs = list(zip(tree_leaves(routed), tree_leaves(full), strict=False))
     problems, gathered = [], 0
@@ -129,7 +131,9 @@ def _like_batch(few: Tensor, all_rows: Tensor, batch: int) -> Tensor:
     return all_rows
 
 
-def _token_dimension(few: Tensor, all_rows: Tensor, rows: Rows, complete: Rows) -> int | None:
+def _token_dimension(
+    few: Tensor, all_rows: Tensor, rows: BlockInput, complete: BlockInput
+) -> int | None:
     """Return the dimension that lost as many rows as there are tokens missing."""
     missing = complete.x.shape[1] - rows.x.shape[1]
     for dimension in range(few.dim()):
@@ -138,7 +142,7 @@ def _token_dimension(few: Tensor, all_rows: Tensor, rows: Rows, complete: Rows) 
     return None
 
 
-def _spans_all(few: Tensor, all_rows: Tensor, complete: Rows) -> bool:
+def _spans_all(few: Tensor, all_rows: Tensor, complete: BlockInput) -> bool:
     """Whether a table that lost no rows has one for each token of the complete sequence."""
     text = complete.kwargs.get(TEXT)
     joint = text.shape[1] if isinstance(text, Tensor) and text.dim() == 3 else 0
@@ -146,7 +150,9 @@ def _spans_all(few: Tensor, all_rows: Tensor, complete: Rows) -> bool:
     return few.shape == all_rows.shape and bool({length, length + joint} & set(few.shape))
 
 
-def _rows_match(few: Tensor, all_rows: Tensor, dimension: int, rows: Rows, complete: Rows) -> bool:
+def _rows_match(
+    few: Tensor, all_rows: Tensor, dimension: int, rows: BlockInput, complete: BlockInput
+) -> bool:
     """Whether each token meets in the routed table the row that it has in the complete one."""
     front_few = few.shape[dimension] - rows.x.shape[1]
     front_all = all_rows.shape[dimension] - complete.x.shape[1]
