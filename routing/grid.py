@@ -24,7 +24,7 @@ def path(grid: tuple[int, int], name: str) -> Tensor:
     paths of ZigMa, arXiv 2403.13802).
 
     Args:
-        grid: BlockInput and columns (H, W).
+        grid: Rows and columns (H, W).
         name: `raster` or `zigzag:0` .. `zigzag:7`, each also with `:reversed`.
 
     Raises:

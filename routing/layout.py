@@ -37,7 +37,7 @@ class Layout:
     """The geometry of one sequence of tokens; it is never changed after it was made.
 
     Args:
-        grid: BlockInput and columns (H, W) of the full grid.
+        grid: Rows and columns (H, W) of the full grid.
         ids: Raster ids of the grid tokens present, int64 of shape `(B, K)` in any order, or
             `(1, K)` or `(K,)` where the batch shares them; None for all of them.
         prefix: Number of tokens before the grid's; never routed, first in every order.
@@ -157,7 +157,7 @@ class Layout:
         return self._table("neighbours", missing)
 
     def take(self, table: Tensor) -> Tensor:
-        """BlockInput of a table of the full grid for the tokens present: `(N, ...)` -> `(1|B, K, ...)`.
+        """Rows of a table of the full grid for the tokens present: `(N, ...)` -> `(1|B, K, ...)`.
 
         The table has no rows for the prefix.
         """

@@ -74,7 +74,7 @@ class RoutingOptions:
 
         Args:
             depth: Number of blocks.
-            grid: BlockInput and columns of tokens, where they are known.
+            grid: Rows and columns of tokens, where they are known.
             name: What to call the model in an error.
 
         Raises:

@@ -108,7 +108,7 @@ class Selection:
         Args:
             draws: The step's random numbers; the stream is `route.<k>`.
             k: Which route of the pass, from 0.
-            grid: BlockInput and columns of tokens.
+            grid: Rows and columns of tokens.
             keep: How many stay.
             present: Ids to choose from, ascending, `(B, K)` or `(1, K)`; None for the full grid.
 
@@ -148,7 +148,7 @@ def select(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: 
 
     Args:
         mode: One of `MODES`.
-        grid: BlockInput and columns of tokens, N = rows * columns.
+        grid: Rows and columns of tokens, N = rows * columns.
         keep: How many stay, 1..N.
         uniform: Numbers in [0, 1), shape `(B, N)`.
         block: Side of the squares of mode `blocks`.

@@ -183,7 +183,7 @@ class Call:
 
     @property
     def joint_text(self) -> int:
-        """BlockInput of text that come in an argument of their own."""
+        """Rows of text that come in an argument of their own."""
         text = self.get(TEXT)
         return text.shape[1] if isinstance(text, Tensor) else 0
 

@@ -58,7 +58,7 @@ class Attached:
         blocks: The list of blocks, several joined into one (`[*m.transformer_blocks,
             *m.single_transformer_blocks]`), or a diffusers or timm model that has them.
         route: Which blocks are skipped, counted in that list.
-        grid: BlockInput and columns of tokens; needed by `rows`, `columns`, `blocks` and `quad`, and
+        grid: Rows and columns of tokens; needed by `rows`, `columns`, `blocks` and `quad`, and
             known where a model was passed.
         selection: How the tokens that stay are chosen. A plain name is shared by the batch where
             the model's rotary tables are, else per sample; a `Selection` is taken as it is.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from routing.check.marks import MarkedPass, BlockInput, bit_channel
+from routing.check.marks import BlockInput, MarkedPass, bit_channel
 from routing.check.subject import CheckError
 
 
