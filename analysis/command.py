@@ -29,7 +29,10 @@ _COMMANDS = {
     "publish": ("publish", "a folder of tables, figures and records, and the pages that show them"),
     "compare": ("compare", "what differs between two runs"),
     "similarity": ("similarity", "layer similarity of runs or exported weights, and its map"),
-    "guidance-scale": ("guidance_scale", "effective guidance scale of runs or exported weights"),
+    "guidance-scale": (
+        "guidance_scale_command",
+        "effective guidance scale of runs or exported weights",
+    ),
     "notebooks": ("notebook_files", "execute the notebooks and write them as .ipynb"),
     "list": ("loading", "runs found, unfinished and damaged ones with the reason"),
 }
