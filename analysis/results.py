@@ -173,10 +173,10 @@ class Results:
         scores = self.own_scores.dropna(subset=["step", "value"])
         scores = scores.sort_values("step", kind="stable").astype({"step": "float64"})
         scores = scores.drop_duplicates(["path", "metric", "step"], keep="last")
-        histories = {}
-        for (path, metric), part in scores.groupby(["path", "metric"], sort=False):
-            histories[str(path), str(metric)] = part[_HISTORY]
-        return histories
+        rows: dict[tuple[str, str], list[int]] = {}
+        for row, key in enumerate(zip(scores["path"], scores["metric"], strict=True)):
+            rows.setdefault(key, []).append(row)
+        return Histories(scores[_HISTORY], rows)
 
     def pairs(self) -> Iterator[tuple[Group, Variant, Variant]]:
         """Yield every group that has both, with its baseline and the guideline's variant."""
