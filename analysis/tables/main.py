@@ -45,8 +45,12 @@ def score_set(group: Group) -> dict[str, dict[str, Any]]:
 def main(results: Results) -> Table:
     """Dense, routed, and their difference per backbone, a row per metric (main table)."""
     rows: list[RowValues] = []
+    unpaired = 0
     for group in results.groups:
         dense, routed = group.pair()
+        if (dense is None or routed is None) and not results.every_group:
+            unpaired += 1
+            continue
         params = group.first("params")
         content = f"{params / 1e6:.2f}M parameters, " if params else ""
         content += f"route {routed.name}" if routed else "no route was run"
@@ -65,6 +69,9 @@ def main(results: Results) -> Table:
     if not rows:
         rows = [(NOT_RUN, _paper_row(row)) for row in paper.rows("main")]
     notes = entries.paper_notes("main", PAIRED, *entries.nn_ratio_notes(results))
+    if unpaired:
+        text = f"Settings without both dense and routed runs: {unpaired}, left out (--all)."
+        notes = (text, *notes)
     title = "Main table: dense against routed, by backbone"
     return build("main", title, (Column("Metric", numeric=False), *columns), rows, notes)
 
