@@ -26,12 +26,12 @@ class _Line(NamedTuple):
     differences: pd.DataFrame
 
 
-@styled
 def guidance_scale(results: Results) -> Plot | None:
     """Draw the scales that were stored beside the runs; None without one."""
     return effective_scale(stored_scales(results))
 
 
+@styled
 def effective_scale(files: Sequence[dict[str, Any]]) -> Plot | None:
     """Draw stored scales, a line of panels per configuration and steps; None without one.
 
