@@ -78,7 +78,7 @@ def test_several_folders_are_one_frame_with_their_own_labels(runs, tmp_path):
         (["where=backbone < 'dit'"], "compare it with =="),
         (["mian"], "no grid called 'mian'"),
         (["seed=0", "seed=1"], "seed is given twice"),
-        (["name=dit"], "give the whole key"),
+        (["steps=400"], "give the whole key"),
         (["backbone=unet"], "no finished run"),
     ],
 )
