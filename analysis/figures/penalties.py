@@ -21,7 +21,7 @@ def step_penalty(results: Results) -> Plot | None:
     if not pairs:
         return None
     shown, more = style.fitting(pairs, _MOST_PANELS, lambda pair: len(pair.by_step))
-    figure, axes = style.panels(len(shown), 3, 2.2, sharey=False)
+    figure, axes = style.panels(len(shown), 3, 2.2, sharey=True)
     labels = [pair.group.label for pair in pairs]
     names = short_labels(labels)
     frames = []
