@@ -118,7 +118,7 @@ def save(tables: list[Table], folder: str | Path, width: float = PAGE_WIDTH) -> 
     """Write tables in all formats, `preamble.tex` and `tables.tex`, which compiles as it is."""
     paths = []
     for table in tables:
-        paths += write(table, folder)
+        paths += write(table, folder, width)
     for name, text in (("preamble.tex", PREAMBLE), ("tables.tex", document(tables, width))):
         paths.append(Path(folder) / name)
         atomic_write(paths[-1], text)

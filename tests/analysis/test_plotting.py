@@ -101,7 +101,7 @@ def test_the_recipes_of_the_page_run(recipe, folder, scores, tmp_path, monkeypat
     for package in ("seaborn", "parquet"):
         if package in recipe:
             pytest.importorskip({"parquet": "pyarrow"}.get(package, package))
-    exec(recipe, values)  # noqa: S102
+    exec(recipe, values)
     for suffix in re.findall(r'"(\w+\.(?:csv|parquet|pdf))"', recipe):
         assert (tmp_path / suffix).stat().st_size > 100
 
