@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from analysis.aggregation import ENOUGH_SEEDS
 from analysis.groups import Group, Variant
 from analysis.pair_penalty import PairPenalty, censored_text, pair_penalty
 from analysis.results import Results
@@ -66,6 +67,9 @@ def main(results: Results) -> Table:
         content += f"route {routed.name}" if routed else "no route was run"
         heading = entries.heading(group, dense, routed, content=content)
         penalty = pair_penalty(results, group, dense, routed) if dense and routed else None
+        # Fewer seeds give no interval: they are in the figure alone.
+        if penalty is not None and len(penalty.last_steps) < ENOUGH_SEEDS:
+            penalty = None
         for metric, meaning in score_set(group).items():
             change = entries.difference(metric, routed, dense)
             values = metric_row(group, metric, (dense, routed), [change])
