@@ -61,8 +61,8 @@ def html(
 ) -> str:
     """Return the report as one HTML document."""
     all_tables: dict[str, Table] = {}
-    for name, build_table in tables.TABLES.items():
-        all_tables[name] = build_table(results)
+    for name in tables.TABLES:
+        all_tables[name] = tables.make(name, results)
         progress(f"table {name}")
     plots = {}
     for name, draw in figures.FIGURES.items():

@@ -13,6 +13,7 @@ from analysis.aggregation import ENOUGH_SEEDS
 from analysis.errors import AnalysisError, pick
 from analysis.registry import builders
 from analysis.results import Results, Source, results_for_command
+from analysis.tables.code_versions import code_notes
 from analysis.tables.render import PAGE_WIDTH, PREAMBLE, document, write
 from analysis.tables.table import Row, Table, markdown
 from experiments.runtime.files import atomic_write
@@ -61,14 +62,15 @@ def make(name: str, source: Source, metric: str | None = None) -> Table:
     Raises:
         AnalysisError: if there is no such table, runs folder or metric.
     """
-    table: Table = pick("table", name, TABLES)(Results.of(source, metric))
-    return table
+    results = Results.of(source, metric)
+    table: Table = pick("table", name, TABLES)(results)
+    return dataclasses.replace(table, notes=(*table.notes, *code_notes(results, table)))
 
 
 def make_all(source: Source, metric: str | None = None) -> list[Table]:
     """Build every table; `Table.covered` says whether our runs give any of its numbers."""
     results = Results.of(source, metric)
-    return [builder(results) for builder in TABLES.values()]
+    return [make(name, results) for name in TABLES]
 
 
 def answer(main_table: Table) -> Table:
