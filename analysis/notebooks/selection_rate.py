@@ -1,8 +1,8 @@
 # %% [markdown]
 # # How many tokens should take the route?
 #
-# TREAD's Table 5 lets 25, 50 or 75 % of the tokens skip the blocks of one route, on DiT-B/2: half of
-# them gives the lowest FID. Here is that table for these runs, beside the published numbers. A
+# TREAD's Table 5 lets 25, 50 or 75 % of the tokens skip the blocks of one route, on DiT-B/2: half
+# of them gives the lowest FID. Here is that table for these runs, beside the published numbers. A
 # higher rate saves more of each step, so that the score after equal steps is half of the answer,
 # and what it saves the other.
 
