@@ -629,6 +629,7 @@ def test_without_memorisation_there_is_no_row_and_pixels_serve_where_features_ar
         write(tmp_path, route=route)
     assert not any("NN-distance" in row.entries[0].text for row in make("main", tmp_path).rows)
     memorised(write(tmp_path, backbone="rwkv"), "memorisation_pixels", 0.9, 0.95)
+    write(tmp_path, backbone="rwkv", route="2-8")
     table = make("main", tmp_path)
     name = "NN-distance ratio-pixels-500"
     assert find(table, "rwkv", name)["Dense"].value == 0.9
