@@ -124,7 +124,9 @@ def _differences(points: pd.DataFrame, hue: str, col: str | None, baseline: str)
             f"no {hue} is {baseline!r}; there are {', '.join(names)}{suggest(baseline, names)}"
         )
     pair = ["seed", "step", *([col] if col else [])]
-    reference = points.loc[is_baseline, [*pair, "value"]].rename(columns={"value": "baseline_value"})
+    reference = points.loc[is_baseline, [*pair, "value"]].rename(
+        columns={"value": "baseline_value"}
+    )
     pairs = points[~is_baseline].merge(reference, on=pair)
     if pairs.empty:
         raise AnalysisError(f"no run shares seed and step with one of {hue} {baseline!r}")
