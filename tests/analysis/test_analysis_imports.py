@@ -27,7 +27,7 @@ TORCH_FREE = {
     "experiments.data.data_options",
 }
 # They read models.
-MODELS = {"similarity.py", "guidance_scale.py"}
+MODELS = {"similarity.py", "guidance_scale.py", "guidance_scale_command.py"}
 
 
 def imported(path):

@@ -41,6 +41,7 @@ def test_no_number_of_a_page_was_typed(page, study):
                 "fig8": (("placement",), ("throughput",)),
             },
         ),
+        ("selection_rate", {"ablations": (("rate",), ("selection_rate", "throughput"))}),
         ("your_runs", {"runs": (("main",), ())}),
     ],
 )
