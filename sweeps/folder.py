@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import atomic_write
 from routing.errors import UserError
 from sweeps import SweepError
+from sweeps.overrides import format_value, runs_root
 from sweeps.planned_run import PlannedRun
 from sweeps.records import is_file_name, is_timestamp, read_record
 from sweeps.resources import is_slurm_cluster, untrusted_keys
@@ -73,6 +75,13 @@ class Sweep:
         self.path = self.locked_folder / name
         self.logs = self.path / "logs"
         self.pools = self.path / "pools"
+
+    def command(self, name: str) -> str:
+        """Return a command on this sweep as typed in the folder that it was launched from."""
+        words = ["python", "-m", "sweeps", name, self.name]
+        if self.root != runs_root({}):
+            words.append(shlex.quote(f"paths.runs={format_value(str(self.root))}"))
+        return " ".join(words)
 
     def log(self, batch: JobBatch, run: str, kind: str) -> Path | None:
         """Return the path of a run's log in a batch (`kind` is out or err), None without a job."""
@@ -150,6 +159,10 @@ class Sweep:
             line["slurm_cluster"] = slurm_cluster
         append_jsonl(self.path / "batches.jsonl", [line])
 
+    def note_throttle(self, batch: JobBatch, throttle: int) -> None:
+        """Note another limit of runs at once of a live array."""
+        append_jsonl(self.path / "batches.jsonl", [{"batch": batch.name, "throttle": throttle}])
+
     def is_done(self, run: PlannedRun) -> bool:
         """Return whether a run is finished; a command is not if its parent has trained on since."""
         if run.trains:
@@ -183,7 +196,9 @@ class Sweep:
 
 
 def _add_ids(batch: JobBatch, line: Mapping[str, Any]) -> None:
-    """Add the ids in a line of batches.jsonl to its batch, unless they are damaged."""
+    """Add the ids or the throttle in a line of batches.jsonl to its batch, unless damaged."""
+    if type(line.get("throttle")) is int:
+        batch.resources["throttle"] = line["throttle"]
     with contextlib.suppress(UserError):
         cluster = line.get("slurm_cluster")
         batch.ids.update(validate_value(dict[str, str], line.get("ids"), "ids"))

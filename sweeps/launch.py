@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from experiments.runtime.files import locked
-from sweeps import require
+from sweeps import require, slurm
 from sweeps.debug import run_here
-from sweeps.folder import Sweep
+from sweeps.folder import JobBatch, Sweep
 from sweeps.grid import ENTRIES, Grid
 from sweeps.planned_run import PlannedRun
 from sweeps.resources import Resources
@@ -19,9 +19,17 @@ LIVE = "in the queue or running"
 
 def launch(
     sweep: Sweep, grid: Grid, planned: Sequence[PlannedRun], resources: Resources,
-    say: Print = print,
+    say: Print = print, throttle: int | None = None,
 ) -> Runs | None:  # fmt: skip
     """Submit the planned runs that are neither done, live nor failed.
+
+    Args:
+        sweep: The sweep.
+        grid: Its grid.
+        planned: The runs of the grid, each after the run that it starts from.
+        resources: Where to run them.
+        say: Prints a line.
+        throttle: New limit for arrays of these runs that are already in the queue.
 
     Returns:
         Runs that failed in this process; None if there was nothing to submit.
@@ -31,6 +39,8 @@ def launch(
     """
     with locked(sweep.locked_folder, wait_s=60.0):
         runs, noted = find_missing(sweep, planned, say)
+        if throttle is not None:
+            _set_throttles(sweep, planned, throttle, say)
         with undo_if_refused(sweep):
             sweep.add(grid.title, noted)
             if not runs:
@@ -38,6 +48,21 @@ def launch(
                 return None
             batch = submit(sweep, runs, resources, grid.code, say)
     return run_here(sweep, runs, batch, say)
+
+
+def _set_throttles(sweep: Sweep, runs: Sequence[PlannedRun], throttle: int, say: Print) -> None:
+    """Change the limit of the live arrays of some runs."""
+    latest = sweep.latest_batches()
+    arrays: dict[str, JobBatch] = {}
+    for row in statuses(sweep, runs)[0]:
+        batch = latest.get(row.run.name)
+        if row.live and not row.sweep and batch is not None and "_" in row.job:
+            arrays[row.job.partition("_")[0]] = batch
+    for array_id, batch in arrays.items():
+        if batch.resources.get("throttle") != throttle:
+            slurm.set_throttle(array_id, throttle, batch.slurm_cluster)
+            sweep.note_throttle(batch, throttle)
+            say(f"job {array_id}: at most {throttle} at once from now on")
 
 
 def find_missing(
@@ -57,13 +82,14 @@ def find_missing(
     reasons = {}
     for row in rows:
         if row.sweep:
-            reasons[row.run.name] = f"{row.why}: python -m sweeps status {row.sweep}"
+            other = Sweep(sweep.root, row.sweep)
+            reasons[row.run.name] = f"{row.why}: {other.command('status')}"
         elif row.live:
             reasons[row.run.name] = LIVE
         elif row.state == "done":
             reasons[row.run.name] = "done"
         elif row.state == "failed":
-            reasons[row.run.name] = f"failed: python -m sweeps retry {sweep.name}"
+            reasons[row.run.name] = f"failed: {sweep.command('retry')}"
     for reason, count in Counter(reasons.values()).items():
         say(f"{count} of {len(runs)} {reason}")
     # A live run, and a retry of it, keeps the overrides that it was submitted with.

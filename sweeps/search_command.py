@@ -7,10 +7,10 @@ from sweeps import SweepError, require
 from sweeps.arguments import Arguments
 from sweeps.folder import Sweep
 from sweeps.grid import Grid
+from sweeps.optuna_study import distributions
 from sweeps.plan import Plan
 from sweeps.planned_run import PlannedRun
 from sweeps.search import Search
-from sweeps.study import distributions
 
 
 def prepare_search(

@@ -207,8 +207,6 @@ def _done(row: RunStatus) -> RunStatus:
     row.trained = finite_number(summary, "wall_s") or 0.0
     # It may have been launched elsewhere, where its events are.
     row.elapsed = max(row.elapsed, finite_number(summary, "session_s") or 0.0)
-    if row.step != row.steps:
-        row.why = f"other length: {row.steps} steps are wanted"
     scores = summary.get("scores")
     texts = []
     for name, value in list(scores.items())[:2] if isinstance(scores, dict) else ():

@@ -9,9 +9,9 @@ import sys
 from sweeps import SweepError, grid, status_table
 from sweeps.arguments import Arguments
 from sweeps.folder import all_sweeps
+from sweeps.optuna_study import summary as search_summary
 from sweeps.run_status import RunStatus
 from sweeps.status import slurm_queue, statuses
-from sweeps.study import summary as search_summary
 
 
 def status_command(options: argparse.Namespace) -> None:

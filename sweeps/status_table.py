@@ -39,6 +39,8 @@ def _cells(row: RunStatus) -> tuple[str, str, str, str, str]:
     elapsed = clock(row.elapsed) if row.elapsed >= 1 else ""
     eta = "" if row.eta is None else clock(row.eta)
     progress = "" if row.steps is None else f"{row.step or 0}/{row.steps}"
+    if row.steps is not None and (row.step or 0) > row.steps:
+        progress += " steps (extended)"  # by an earlier launch with more steps
     return progress, speed, elapsed, eta, f"{row.job}  {row.node}".strip()
 
 

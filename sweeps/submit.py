@@ -82,5 +82,5 @@ def submit(
         destination = f"a pool of {min(resources.workers, len(runs))} on this machine"
     plural = "s" if len(runs) > 1 else ""
     say(f"submitted {len(runs)} run{plural} as {destination}; code {code_name}")
-    say(f"python -m sweeps status {sweep.name}")
+    say(sweep.command("status"))
     return batch

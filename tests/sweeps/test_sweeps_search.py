@@ -14,7 +14,7 @@ from small import ROOT
 from sweeps import command as sweeps_command
 from sweeps import grid, pool
 from sweeps.folder import Sweep
-from sweeps.study import distributions, import_optuna, study_location, summary
+from sweeps.optuna_study import distributions, import_optuna, study_location, summary
 
 pytest.importorskip("optuna")
 OVER = {
