@@ -5,6 +5,7 @@ batches.jsonl     submissions: intent, then ids, times, code          (appended)
 attempts/*.jsonl  per run: every start and end, by the jobs           (appended)
 logs/             output of the jobs
 outputs/          of commands other than training
+resolved/         run folders that became known when a parent had finished
 ../code/<hash>/   a copy of the code, so that a requeued job runs what was submitted
 """
 
@@ -15,7 +16,7 @@ import json
 import shlex
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,13 @@ class Sweep:
         Raises:
             SweepError: The file is damaged; launching the grid again writes it anew.
         """
+        runs = {}
+        for name, run in self._stored_runs().items():
+            folder = self.resolution(name) if run.deferred else ""
+            runs[name] = replace(run, folder=folder) if folder else run
+        return runs
+
+    def _stored_runs(self) -> dict[str, PlannedRun]:
         path = self.path / "sweep.json"
         values: Any = run_folder.read(path).get("runs") if path.is_file() else {}
         with contextlib.suppress(AttributeError, UserError):
@@ -107,7 +115,7 @@ class Sweep:
 
     def add(self, title: str, runs: Iterable[PlannedRun]) -> None:
         """Write runs to the sweep's file; one of the same name is replaced."""
-        values = {name: run.__dict__ for name, run in self.runs().items()}
+        values = {name: run.__dict__ for name, run in self._stored_runs().items()}
         for run in runs:
             values[run.name] = run.__dict__
         content = {"format": 1, "title": title, "runs": values}
@@ -162,6 +170,22 @@ class Sweep:
     def note_throttle(self, batch: JobBatch, throttle: int) -> None:
         """Note another limit of runs at once of a live array."""
         append_jsonl(self.path / "batches.jsonl", [{"batch": batch.name, "throttle": throttle}])
+
+    def resolution(self, run: str) -> str:
+        """Return the folder of a run that was submitted before its parent was done, "" before."""
+        folder = run_folder.read(self._resolution(run)).get("folder")
+        return folder if isinstance(folder, str) else ""
+
+    def resolve(self, run: str, folder: str) -> None:
+        """Store the folder that a run turned out to have when its parent was done."""
+        atomic_write(self._resolution(run), json.dumps({"folder": folder}))
+
+    def forget_resolution(self, run: str) -> None:
+        """Forget a run's folder, since its parent goes on and its weights will change."""
+        self._resolution(run).unlink(missing_ok=True)
+
+    def _resolution(self, run: str) -> Path:
+        return self.path / "resolved" / f"{run}.json"
 
     def is_done(self, run: PlannedRun) -> bool:
         """Return whether a run is finished; a command is not if its parent has trained on since."""

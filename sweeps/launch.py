@@ -1,15 +1,17 @@
 """Launch and retry: look, decide and submit under one lock, so that nothing runs twice."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from experiments.runtime.files import locked
 from sweeps import require, slurm
 from sweeps.debug import run_here
+from sweeps.dependencies import BLOCKED, select_startable, with_stored_names
 from sweeps.folder import JobBatch, Sweep
 from sweeps.grid import ENTRIES, Grid
 from sweeps.planned_run import PlannedRun
 from sweeps.resources import Resources
+from sweeps.run_status import RunStatus
 from sweeps.status import require_queue, statuses
 from sweeps.submit import Print, submit, undo_if_refused
 
@@ -46,15 +48,22 @@ def launch(
             if not runs:
                 say("nothing to submit")
                 return None
+            _forget_resolutions(sweep, runs)
             batch = submit(sweep, runs, resources, grid.code, say)
     return run_here(sweep, runs, batch, say)
+
+
+def _forget_resolutions(sweep: Sweep, runs: Sequence[PlannedRun]) -> None:
+    """Let runs find their folder again: the weights of their parents may be others by then."""
+    for run in runs:
+        sweep.forget_resolution(run.name)
 
 
 def _set_throttles(sweep: Sweep, runs: Sequence[PlannedRun], throttle: int, say: Print) -> None:
     """Change the limit of the live arrays of some runs."""
     latest = sweep.latest_batches()
     arrays: dict[str, JobBatch] = {}
-    for row in statuses(sweep, runs)[0]:
+    for row in statuses(sweep, with_stored_names(sweep, runs))[0]:
         batch = latest.get(row.run.name)
         if row.live and not row.sweep and batch is not None and "_" in row.job:
             arrays[row.job.partition("_")[0]] = batch
@@ -74,27 +83,42 @@ def find_missing(
     `SweepError`.
     """
     stored = sweep.runs()
+    runs = with_stored_names(sweep, runs)
     rows, trouble = statuses(sweep, runs)
     if need_queue:
         require_queue(trouble)
     elif trouble:
         say(f"{trouble}; what was submitted earlier counts as {LIVE}")
-    reasons = {}
-    for row in rows:
-        if row.sweep:
-            other = Sweep(sweep.root, row.sweep)
-            reasons[row.run.name] = f"{row.why}: {other.command('status')}"
-        elif row.live:
-            reasons[row.run.name] = LIVE
-        elif row.state == "done":
-            reasons[row.run.name] = "done"
-        elif row.state == "failed":
-            reasons[row.run.name] = f"failed: {sweep.command('retry')}"
-    for reason, count in Counter(reasons.values()).items():
+    states = {row.run.name: row for row in rows}
+    reasons: dict[str, str] = {}
+    for run in runs:
+        reasons[run.name] = _reason(sweep, run, states, reasons)
+    due = [name for name, reason in reasons.items() if not reason]
+    startable, blocked = select_startable(
+        runs, {name: row.state for name, row in states.items()}, due
+    )
+    reasons |= {run.name: f"{BLOCKED}: {sweep.command('retry')}" for run in blocked}
+    for reason, count in Counter(filter(None, reasons.values())).items():
         say(f"{count} of {len(runs)} {reason}")
     # A live run, and a retry of it, keeps the overrides that it was submitted with.
-    noted = [run for run in runs if reasons.get(run.name) != LIVE or run.name not in stored]
-    return [run for run in runs if run.name not in reasons], noted
+    noted = [run for run in runs if reasons[run.name] != LIVE or run.name not in stored]
+    return startable, noted
+
+
+def _reason(
+    sweep: Sweep, run: PlannedRun, rows: Mapping[str, RunStatus], reasons: Mapping[str, str]
+) -> str:
+    """Return why a run needs no job, "" if it needs one; `reasons` are those of earlier runs."""
+    row = rows[run.name]
+    if row.sweep:
+        return f"{row.why}: {Sweep(sweep.root, row.sweep).command('status')}"
+    if row.live:
+        return LIVE
+    if row.state == "failed":
+        return f"failed: {sweep.command('retry')}"
+    # What it reads is made anew, or goes on.
+    renewed = any(reasons.get(name) in ("", LIVE) for name in run.needs)
+    return "done" if row.state == "done" and not renewed else ""
 
 
 def retry(
@@ -125,13 +149,18 @@ def retry(
         f"type python -m sweeps retry PATH/{sweep.name}.py",
     )
     with locked(sweep.locked_folder, wait_s=60.0):
-        rows, trouble = statuses(sweep, runs)
+        rows, trouble = statuses(sweep)
         require_queue(trouble)
-        due = {row.run.name for row in rows if row.state in ("failed", "stopped")}
-        selected = [run for run in runs if run.name in due]
+        states = {row.run.name: row.state for row in rows}
+        names = {run.name for run in runs}
+        due = {name for name in names if states[name] in ("failed", "stopped")}
+        selected, blocked = select_startable(runs, states, due)
+        if blocked:
+            say(f"{len(blocked)} of {len(due)} {BLOCKED}")
         if not selected:
             say("nothing has failed or stopped")
             return None
         with undo_if_refused(sweep):
+            _forget_resolutions(sweep, selected)
             batch = submit(sweep, selected, resources, grid.code if grid else None, say)
     return run_here(sweep, selected, batch, say)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -22,6 +22,7 @@ from experiments.runtime.command import environment_of_jobs
 from experiments.runtime.files import atomic_write, is_locked, locked
 from experiments.runtime.memory import visible_gpus
 from sweeps import SweepError
+from sweeps.dependencies import is_parent_done
 from sweeps.folder import JobBatch, Sweep
 from sweeps.job import KILLED, REQUEUE, Job
 from sweeps.planned_run import PlannedRun
@@ -30,9 +31,12 @@ from sweeps.snapshot import python_path
 
 
 def start(
-    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch
-) -> dict[str, str]:
+    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch,
+    live_jobs: Mapping[str, str] | None = None,
+) -> dict[str, str]:  # fmt: skip
     """Start a pool that outlives this process; return ids by run.
+
+    `live_jobs` are runs of other pools that some of these wait for.
 
     Raises:
         SweepError: There are too few GPUs, or it did not start.
@@ -44,7 +48,13 @@ def start(
     for run in runs:
         files[run.name] = str(folder / f"{run.name}.json")
         atomic_write(files[run.name], json.dumps(Job.create(sweep, run, batch).__dict__))
-    values = {"jobs": files, "workers": worker_gpus, "logs": str(sweep.logs)}
+    values = {
+        "jobs": files,
+        "workers": worker_gpus,
+        "logs": str(sweep.logs),
+        "sweep": [str(sweep.root), sweep.name],
+        "elsewhere": {run: job.partition("/")[0] for run, job in (live_jobs or {}).items()},
+    }
     atomic_write(folder / "pool.json", json.dumps(values))
     environment = environment_of_jobs() | {"PYTHONPATH": python_path(code)}
     # The runs share the cores; `train.threads` or OMP_NUM_THREADS override this.
@@ -134,6 +144,8 @@ class Pool:
 
     Attributes:
         jobs: Files of the jobs, by run.
+        runs: The runs themselves, by name.
+        elsewhere: Other pools, by run, whose runs some of these wait for.
         idle: GPUs of each worker without a run.
         queue: Runs that wait.
         live: Process and GPUs of each running run.
@@ -147,7 +159,12 @@ class Pool:
         self.jobs: dict[str, str] = values["jobs"]
         self.logs = Path(values["logs"])
         self.idle: list[list[str] | None] = values["workers"]
+        self.sweep = Sweep(Path(values["sweep"][0]), values["sweep"][1])
+        self.elsewhere: dict[str, str] = values["elsewhere"]
         self.queue = list(self.jobs)
+        self.runs: dict[str, PlannedRun] = {}
+        for name, file in self.jobs.items():
+            self.runs[name] = PlannedRun(**run_folder.read(file)["run"])
         self.live: dict[str, tuple[subprocess.Popen[bytes], list[str] | None]] = {}
         self.ended: set[str] = set()
         self.stopping = False
@@ -212,9 +229,17 @@ class Pool:
                 Job(**run_folder.read(self.jobs[run])).note_end("failed", rank=0, error=KILLED)
 
     def _fill(self) -> None:
-        """Start waiting runs on idle workers."""
-        while self.queue and self.idle:
-            run, gpus = self.queue[0], self.idle[0]
+        """Start waiting runs on idle workers, each when what it needs has ended."""
+        for run in list(self.queue):
+            if not self.idle:
+                return
+            if self._waits(self.runs[run]):
+                continue
+            if not is_parent_done(self.sweep, self.runs[run]):
+                self.queue.remove(run)
+                self.ended.add(run)
+                continue
+            gpus = self.idle[0]
             environment = environment_of_jobs()
             if gpus is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -225,8 +250,19 @@ class Pool:
                     [sys.executable, "-u", "-m", "sweeps.job", self.jobs[run]],
                     env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                 )  # fmt: skip
-            del self.queue[0], self.idle[0]
+            del self.idle[0]
+            self.queue.remove(run)
             self.live[run] = process, gpus
+
+    def _waits(self, run: PlannedRun) -> bool:
+        """Return whether a run that this one needs is queued or running, here or elsewhere."""
+        for name in run.needs:
+            if name in self.queue or name in self.live:
+                return True
+            other = self.elsewhere.get(name)
+            if other is not None and states(self.sweep, other).get(name) in ("PENDING", "RUNNING"):
+                return True
+        return False
 
 
 if __name__ == "__main__":  # the pool of the folder on the command line

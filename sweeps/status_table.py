@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runtime.console import clock
+from sweeps.dependencies import display_name
 from sweeps.folder import Sweep
 from sweeps.job_end import read_from
 from sweeps.planned_run import PlannedRun
@@ -49,7 +50,7 @@ def plain(rows: Sequence[RunStatus]) -> list[str]:
     lines, keys = [], varying_keys(rows)
     forms = ("{}", "{} img/s", "after {}", "ETA {}", "{}")
     for row in rows:
-        parts = [row.state.ljust(8), row.run.name, label(row, keys)]
+        parts = [row.state.ljust(8), display_name(row.run), label(row, keys)]
         for form, cell in zip(forms, _cells(row), strict=True):
             parts.append(form.format(cell) if cell else "")
         parts.append(note(row))

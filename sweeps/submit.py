@@ -9,11 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from experiments.runtime.files import atomic_write
-from sweeps import SweepError, pool, sbatch, slurm
+from sweeps import SweepError, pool, require, sbatch, slurm
+from sweeps.dependencies import levels, slurm_dependency
 from sweeps.folder import JobBatch, Sweep
 from sweeps.planned_run import PlannedRun
 from sweeps.resources import Resources
 from sweeps.snapshot import snapshot
+from sweeps.status import statuses
 
 Print = Callable[[str], None]
 
@@ -54,29 +56,36 @@ def submit(
     limit = slurm.max_array(resources.slurm_cluster) if kind == "slurm" else len(runs)
     sweep.logs.mkdir(parents=True, exist_ok=True)  # a pool without it would wait for it
     code_name = "" if kind == "debug" else snapshot(sweep.snapshots, grid_code=code).name
+    live_jobs = _live_jobs(sweep, runs, kind)
+    job_ids = dict(live_jobs)
     array_ids: list[str] = []
-    for start in range(0, len(runs), limit):
-        part = runs[start : start + limit]
-        batch = JobBatch(
-            name=f"{sweep.name}.{uuid.uuid4().hex[:8]}",
-            cluster=resources.name,
-            kind=kind,
-            runs=[run.name for run in part],
-            time=time.time(),
-            code=code_name,
-            resources=asdict(resources),
-            slurm_cluster=resources.slurm_cluster,
-        )
-        sweep.intend(batch)
-        if kind == "debug":
-            return batch
-        if kind == "slurm":
-            after = array_ids[-1] if array_ids else ""
-            ids = sbatch.submit(sweep, part, resources, batch, after)
-        else:
-            ids = pool.start(sweep, part, resources, batch)
-        sweep.submitted(batch.name, ids, slurm_cluster=batch.slurm_cluster)
-        array_ids.append(ids[part[0].name].split("_")[0])
+    # A pool orders its runs itself; on Slurm each stage is an array that depends on earlier ones.
+    for group in levels(runs) if kind == "slurm" else [list(runs)]:
+        previous = ""
+        for start in range(0, len(group), limit):
+            part = group[start : start + limit]
+            batch = JobBatch(
+                name=f"{sweep.name}.{uuid.uuid4().hex[:8]}",
+                cluster=resources.name,
+                kind=kind,
+                runs=[run.name for run in part],
+                time=time.time(),
+                code=code_name,
+                resources=asdict(resources),
+                slurm_cluster=resources.slurm_cluster,
+            )
+            sweep.intend(batch)
+            if kind == "debug":
+                return batch
+            if kind == "slurm":
+                dependencies = {run.name: slurm_dependency(run, job_ids) for run in part}
+                ids = sbatch.submit(sweep, part, resources, batch, previous, dependencies)
+            else:
+                ids = pool.start(sweep, part, resources, batch, live_jobs)
+            sweep.submitted(batch.name, ids, slurm_cluster=batch.slurm_cluster)
+            job_ids |= ids
+            previous = ids[part[0].name].split("_")[0]
+            array_ids.append(previous)
     destination = f"job {', '.join(array_ids)}, at most {resources.throttle} at once"
     if kind == "local":
         destination = f"a pool of {min(resources.workers, len(runs))} on this machine"
@@ -84,3 +93,32 @@ def submit(
     say(f"submitted {len(runs)} run{plural} as {destination}; code {code_name}")
     say(sweep.command("status"))
     return batch
+
+
+def _live_jobs(sweep: Sweep, runs: Sequence[PlannedRun], kind: str) -> dict[str, str]:
+    """Return job ids of earlier launches that runs wait for, by run.
+
+    Raises:
+        SweepError: One of them runs elsewhere, where this launch cannot wait for it.
+    """
+    names = {run.name for run in runs}
+    needed: set[str] = set()
+    for run in runs:
+        needed.update(set(run.needs) - names)
+    if not needed:
+        return {}
+    stored = sweep.runs()
+    rows, _ = statuses(sweep, [stored[name] for name in sorted(needed) if name in stored])
+    ids = {}
+    for row in rows:
+        if not row.live:
+            continue
+        holder = Sweep(sweep.root, row.sweep) if row.sweep else sweep
+        batch = holder.latest_batches()[row.run.name]
+        require(
+            batch.kind == kind and kind != "debug",
+            f"{row.run.name} runs on cluster={batch.cluster}, and what starts from it has to be "
+            "launched there, or when it is done",
+        )
+        ids[row.run.name] = row.job
+    return ids
