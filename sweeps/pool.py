@@ -21,11 +21,13 @@ from experiments.runtime import run_folder
 from experiments.runtime.command import environment_of_jobs
 from experiments.runtime.files import atomic_write, is_locked, locked
 from experiments.runtime.memory import visible_gpus
+from routing.errors import UserError
 from sweeps import SweepError
 from sweeps.dependencies import is_parent_done
 from sweeps.folder import JobBatch, Sweep
 from sweeps.job import KILLED, REQUEUE, Job
 from sweeps.planned_run import PlannedRun
+from sweeps.records import read_record
 from sweeps.resources import Resources
 from sweeps.snapshot import python_path
 
@@ -52,7 +54,6 @@ def start(
         "jobs": files,
         "workers": worker_gpus,
         "logs": str(sweep.logs),
-        "sweep": [str(sweep.root), sweep.name],
         "elsewhere": {run: job.partition("/")[0] for run, job in (live_jobs or {}).items()},
     }
     atomic_write(folder / "pool.json", json.dumps(values))
@@ -144,7 +145,6 @@ class Pool:
 
     Attributes:
         jobs: Files of the jobs, by run.
-        runs: The runs themselves, by name.
         elsewhere: Other pools, by run, whose runs some of these wait for.
         idle: GPUs of each worker without a run.
         queue: Runs that wait.
@@ -159,12 +159,9 @@ class Pool:
         self.jobs: dict[str, str] = values["jobs"]
         self.logs = Path(values["logs"])
         self.idle: list[list[str] | None] = values["workers"]
-        self.sweep = Sweep(Path(values["sweep"][0]), values["sweep"][1])
-        self.elsewhere: dict[str, str] = values["elsewhere"]
+        self.sweep = Sweep(folder.parents[3], folder.parents[1].name)
+        self.elsewhere: dict[str, str] = values.get("elsewhere", {})
         self.queue = list(self.jobs)
-        self.runs: dict[str, PlannedRun] = {}
-        for name, file in self.jobs.items():
-            self.runs[name] = PlannedRun(**run_folder.read(file)["run"])
         self.live: dict[str, tuple[subprocess.Popen[bytes], list[str] | None]] = {}
         self.ended: set[str] = set()
         self.stopping = False
@@ -233,9 +230,10 @@ class Pool:
         for run in list(self.queue):
             if not self.idle:
                 return
-            if self._waits(self.runs[run]):
+            planned = self._planned(run)
+            if planned is not None and self._waits(planned):
                 continue
-            if not is_parent_done(self.sweep, self.runs[run]):
+            if planned is not None and not is_parent_done(self.sweep, planned):
                 self.queue.remove(run)
                 self.ended.add(run)
                 continue
@@ -253,6 +251,13 @@ class Pool:
             del self.idle[0]
             self.queue.remove(run)
             self.live[run] = process, gpus
+
+    def _planned(self, run: str) -> PlannedRun | None:
+        """Return a run as its job has it; None if the file is damaged, which the job reports."""
+        try:
+            return read_record(PlannedRun, run_folder.read(self.jobs[run]).get("run"))
+        except UserError:
+            return None
 
     def _waits(self, run: PlannedRun) -> bool:
         """Return whether a run that this one needs is queued or running, here or elsewhere."""

@@ -15,6 +15,7 @@ from sweeps.job_end import read_from
 from sweeps.planned_run import PlannedRun
 from sweeps.run_status import STATES, RunStatus
 from sweeps.status import statuses
+from sweeps.versions import mixed_pairs
 
 
 def counts(rows: Sequence[RunStatus]) -> str:
@@ -91,6 +92,7 @@ def as_json(sweep: Sweep, rows: Sequence[RunStatus], trouble: str) -> dict[str, 
         "elapsed": elapsed(sweep, rows),
         "eta": max(etas) if etas and len(etas) == len(live) else None,
         "trouble": trouble,
+        "mixed_code": mixed_pairs(sweep, [row.run for row in rows]),
         "runs": runs,
     }
 
