@@ -112,8 +112,6 @@ def test_tasks_of_one_array_get_their_dependencies_while_it_is_held(shop, monkey
     ids = iter("789")
 
 
-    from sweeps import executor
-
     def submit_command(self, command):
         script = self._make_submission_file_text(command, "uid")
         scripts.append(script)
