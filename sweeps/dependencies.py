@@ -7,6 +7,7 @@ and its job works out the run folder as it starts (`resolve`).
 """
 
 import dataclasses
+import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -102,17 +103,21 @@ def is_parent_done(sweep: Sweep, run: PlannedRun) -> bool:
     return parent is not None and sweep.is_done(parent)
 
 
-def resolve(sweep: Sweep, run: PlannedRun, write: bool = True) -> PlannedRun:
+def resolve(sweep: Sweep, run: PlannedRun, write: bool = True, wait_s: float = 0.0) -> PlannedRun:
     """Return a run with its final arguments and folder, as its job starts.
 
     Args:
         sweep: Its sweep.
         run: The run.
         write: Whether to store the folder for `status`.
+        wait_s: How long files that another node has written may take to appear on this one.
 
     Raises:
         SweepError: Its parent is not done.
     """
+    deadline = time.monotonic() + wait_s
+    while not is_parent_done(sweep, run) and time.monotonic() < deadline:
+        time.sleep(1.0)
     require(
         is_parent_done(sweep, run),
         f"its parent {run.parent} has not finished: {sweep.command('retry')} once it can",

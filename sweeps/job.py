@@ -140,7 +140,8 @@ class Job:
             if self.code is not None:
                 check_code(Path(self.code))
             os.chdir(self.cwd)
-            run = resolve(self.folder, PlannedRun(**self.run), write=rank == 0)
+            wait_s = 60.0 if self.kind == "slurm" else 0.0
+            run = resolve(self.folder, PlannedRun(**self.run), rank == 0, wait_s)
             step, parent_step = run.saved_step, run.parent_step
             if rank == 0:
                 self.check_progress(step)

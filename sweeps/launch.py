@@ -93,16 +93,11 @@ def find_missing(
     reasons: dict[str, str] = {}
     for run in runs:
         reasons[run.name] = _reason(sweep, run, states, reasons)
-    due = [name for name, reason in reasons.items() if not reason]
-    startable, blocked = select_startable(
-        runs, {name: row.state for name, row in states.items()}, due
-    )
-    reasons |= {run.name: f"{BLOCKED}: {sweep.command('retry')}" for run in blocked}
     for reason, count in Counter(filter(None, reasons.values())).items():
         say(f"{count} of {len(runs)} {reason}")
     # A live run, and a retry of it, keeps the overrides that it was submitted with.
     noted = [run for run in runs if reasons[run.name] != LIVE or run.name not in stored]
-    return startable, noted
+    return [run for run in runs if not reasons[run.name]], noted
 
 
 def _reason(
@@ -118,7 +113,13 @@ def _reason(
         return f"failed: {sweep.command('retry')}"
     # What it reads is made anew, or goes on.
     renewed = any(reasons.get(name) in ("", LIVE) for name in run.needs)
-    return "done" if row.state == "done" and not renewed else ""
+    if row.state == "done" and not renewed:
+        return "done"
+    # A row may be missing: a parent outside of the plan is looked at by the job.
+    parent = rows.get(run.parent)
+    can_start = parent is None or parent.live or parent.state == "done"
+    is_blocked = not can_start and reasons[run.parent] != ""
+    return f"{BLOCKED}: {sweep.command('retry')}" if is_blocked else ""
 
 
 def retry(
@@ -154,6 +155,7 @@ def retry(
         states = {row.run.name: row.state for row in rows}
         names = {run.name for run in runs}
         due = {name for name in names if states[name] in ("failed", "stopped")}
+        due |= {run.name for run in runs if due.intersection(run.after)}  # tables are made again
         selected, blocked = select_startable(runs, states, due)
         if blocked:
             say(f"{len(blocked)} of {len(due)} {BLOCKED}")

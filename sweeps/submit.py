@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from experiments.runtime.files import atomic_write
+from routing.errors import UserError
 from sweeps import SweepError, pool, require, sbatch, slurm
 from sweeps.dependencies import levels, slurm_dependency
 from sweeps.folder import JobBatch, Sweep
@@ -79,7 +80,13 @@ def submit(
                 return batch
             if kind == "slurm":
                 dependencies = {run.name: slurm_dependency(run, job_ids) for run in part}
-                ids = sbatch.submit(sweep, part, resources, batch, previous, dependencies)
+                try:
+                    ids = sbatch.submit(sweep, part, resources, batch, previous, dependencies)
+                except SweepError as error:
+                    if not array_ids:
+                        raise
+                    # The earlier arrays are in the queue and stay noted.
+                    raise UserError(f"{error}; the same launch submits the rest") from None
             else:
                 ids = pool.start(sweep, part, resources, batch, live_jobs)
             sweep.submitted(batch.name, ids, slurm_cluster=batch.slurm_cluster)
