@@ -11,9 +11,12 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from experiments.runtime import run_folder
+from routing.errors import UserError
 from sweeps import require
 from sweeps.folder import Sweep
 from sweeps.planned_run import PARENT, PlannedRun
+from sweeps.records import read_record
 from sweeps.run_status import LIVE, RunStatus
 
 BLOCKED = "waiting for a run that has not finished"
@@ -134,6 +137,14 @@ def resolve(sweep: Sweep, run: PlannedRun, write: bool = True, wait_s: float = 0
     if write:
         sweep.resolve(run.name, folder)
     return dataclasses.replace(run, args=arguments, folder=folder, deferred=False)
+
+
+def read_job(path: str) -> PlannedRun | None:
+    """Return the run of a pool's job file; None if it is damaged, which the job will report."""
+    try:
+        return read_record(PlannedRun, run_folder.read(path).get("run"))
+    except UserError:
+        return None
 
 
 def explain_waiting(rows: Mapping[str, RunStatus]) -> None:

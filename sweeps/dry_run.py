@@ -8,7 +8,7 @@ from sweeps import sbatch
 from sweeps.cost import estimate
 from sweeps.dependencies import is_parent_done, levels
 from sweeps.folder import Sweep
-from sweeps.launch import find_missing
+from sweeps.missing import find_missing
 from sweeps.plan import Plan
 from sweeps.planned_run import PlannedRun
 from sweeps.resources import Resources

@@ -20,30 +20,30 @@ import psutil
 from experiments.runtime import run_folder
 from experiments.runtime.command import environment_of_jobs
 from experiments.runtime.files import atomic_write, is_locked, locked
-from experiments.runtime.memory import visible_gpus
-from routing.errors import UserError
 from sweeps import SweepError
-from sweeps.dependencies import is_parent_done
+from sweeps.dependencies import is_parent_done, read_job
 from sweeps.folder import JobBatch, Sweep
 from sweeps.job import KILLED, REQUEUE, Job
 from sweeps.planned_run import PlannedRun
-from sweeps.records import read_record
-from sweeps.resources import Resources
 from sweeps.snapshot import python_path
 
 
 def start(
-    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch,
-    live_jobs: Mapping[str, str] | None = None,
+    sweep: Sweep, runs: Sequence[PlannedRun], worker_gpus: Sequence[list[str] | None],
+    batch: JobBatch, live_jobs: Mapping[str, str] | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Start a pool that outlives this process; return ids by run.
 
-    `live_jobs` are runs of other pools that some of these wait for.
+    Args:
+        sweep: The sweep.
+        runs: Its runs.
+        worker_gpus: GPUs of each worker, None for one without.
+        batch: Their submission.
+        live_jobs: Job ids, by run, of runs in other pools that some of these wait for.
 
     Raises:
-        SweepError: There are too few GPUs, or it did not start.
+        SweepError: It did not start.
     """
-    worker_gpus = _share_gpus(sweep, resources)
     folder, code = sweep.pools / batch.name, sweep.snapshots / batch.code
     folder.mkdir(parents=True)
     files = {}
@@ -52,7 +52,7 @@ def start(
         atomic_write(files[run.name], json.dumps(Job.create(sweep, run, batch).__dict__))
     values = {
         "jobs": files,
-        "workers": worker_gpus,
+        "workers": list(worker_gpus),
         "logs": str(sweep.logs),
         "elsewhere": {run: job.partition("/")[0] for run, job in (live_jobs or {}).items()},
     }
@@ -60,7 +60,7 @@ def start(
     environment = environment_of_jobs() | {"PYTHONPATH": python_path(code)}
     # The runs share the cores; `train.threads` or OMP_NUM_THREADS override this.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // resources.workers)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // len(worker_gpus))))
     with (folder / "pool.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "sweeps.pool", str(folder)], cwd=code, env=environment,
@@ -76,35 +76,6 @@ def start(
         raise SweepError(f"the pool did not start; see {folder / 'pool.log'}")
     process.returncode = 0  # it outlives this command on purpose: no warning about that
     return {run.name: f"{batch.name}/{run.name}" for run in runs}
-
-
-def _share_gpus(sweep: Sweep, resources: Resources) -> list[list[str] | None]:
-    """Return the GPUs of each worker, None for workers without."""
-    count = resources.gpu_count
-    if not count:
-        return [None] * resources.workers
-    busy = _busy_gpus(sweep)  # a search has a pool for each of its trials
-    gpus = sorted(visible_gpus(), key=lambda gpu: gpu in busy)
-    if len(gpus) < resources.workers * count:
-        workers = len(gpus) // count
-        fitting = f"cluster.workers={workers}" if workers else f"cluster.gpus={len(gpus)}"
-        raise SweepError(
-            f"cluster.workers={resources.workers} with cluster.gpus={resources.gpus} needs "
-            f"{resources.workers * count} GPUs, {len(gpus)} are visible; try {fitting}"
-        )
-    shares: list[list[str] | None] = []
-    for worker in range(resources.workers):
-        shares.append(gpus[worker * count : (worker + 1) * count])
-    return shares
-
-
-def _busy_gpus(sweep: Sweep) -> set[str]:
-    """Return the GPUs of runs in the sweep's live pools."""
-    busy: set[str] = set()
-    for folder in sweep.path.glob("pools/*"):
-        if is_locked(folder):
-            busy.update(map(str, run_folder.read(folder / "state.json").get("gpus", [])))
-    return busy
 
 
 def states(sweep: Sweep, batch: str) -> dict[str, str]:
@@ -230,7 +201,7 @@ class Pool:
         for run in list(self.queue):
             if not self.idle:
                 return
-            planned = self._planned(run)
+            planned = read_job(self.jobs[run])
             if planned is not None and self._waits(planned):
                 continue
             if planned is not None and not is_parent_done(self.sweep, planned):
@@ -251,13 +222,6 @@ class Pool:
             del self.idle[0]
             self.queue.remove(run)
             self.live[run] = process, gpus
-
-    def _planned(self, run: str) -> PlannedRun | None:
-        """Return a run as its job has it; None if the file is damaged, which the job reports."""
-        try:
-            return read_record(PlannedRun, run_folder.read(self.jobs[run]).get("run"))
-        except UserError:
-            return None
 
     def _waits(self, run: PlannedRun) -> bool:
         """Return whether a run that this one needs is queued or running, here or elsewhere."""

@@ -11,9 +11,10 @@ from pathlib import Path
 from experiments.runtime.files import atomic_write
 from routing.errors import UserError
 from sweeps import SweepError, pool, require, sbatch, slurm
-from sweeps.dependencies import levels, slurm_dependency
+from sweeps.dependencies import levels, slurm_dependency, with_stored_names
 from sweeps.folder import JobBatch, Sweep
 from sweeps.planned_run import PlannedRun
+from sweeps.pool_gpus import share_gpus
 from sweeps.resources import Resources
 from sweeps.snapshot import snapshot
 from sweeps.status import statuses
@@ -88,7 +89,7 @@ def submit(
                     # The earlier arrays are in the queue and stay noted.
                     raise UserError(f"{error}; the same launch submits the rest") from None
             else:
-                ids = pool.start(sweep, part, resources, batch, live_jobs)
+                ids = pool.start(sweep, part, share_gpus(sweep, resources), batch, live_jobs)
             sweep.submitted(batch.name, ids, slurm_cluster=batch.slurm_cluster)
             job_ids |= ids
             previous = ids[part[0].name].split("_")[0]
@@ -129,3 +130,18 @@ def _live_jobs(sweep: Sweep, runs: Sequence[PlannedRun], kind: str) -> dict[str,
         )
         ids[row.run.name] = row.job
     return ids
+
+
+def set_throttles(sweep: Sweep, runs: Sequence[PlannedRun], throttle: int, say: Print) -> None:
+    """Change the limit of the live arrays of some runs."""
+    latest = sweep.latest_batches()
+    arrays: dict[str, JobBatch] = {}
+    for row in statuses(sweep, with_stored_names(sweep, runs))[0]:
+        batch = latest.get(row.run.name)
+        if row.live and not row.sweep and batch is not None and "_" in row.job:
+            arrays[row.job.partition("_")[0]] = batch
+    for array_id, batch in arrays.items():
+        if batch.resources.get("throttle") != throttle:
+            slurm.set_throttle(array_id, throttle, batch.slurm_cluster)
+            sweep.note_throttle(batch, throttle)
+            say(f"job {array_id}: at most {throttle} at once from now on")
