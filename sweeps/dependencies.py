@@ -162,7 +162,8 @@ def explain_waiting(rows: Mapping[str, RunStatus]) -> None:
             text = first.label or display_name(first)
             row.why = f"waits for {text}" if len(unfinished) == 1 else ""
             row.why = row.why or f"waits for {len(unfinished)} runs"
-        elif row.state in ("failed", "stopped") and not row.attempts:
+        # New with a reason: it was submitted, but `cluster=debug` left it out.
+        elif not row.attempts and (row.state in ("failed", "stopped") or row.why):
             row.state, row.why = "stopped", f"its parent is {unfinished[0].state}"
 
 

@@ -30,6 +30,7 @@ from sweeps import (
     job_end,
     launch,
     pool,
+    pool_gpus,
     resources,
     sbatch,
     slurm,
@@ -1166,7 +1167,7 @@ def test_grids_and_resources_are_yaml_in_the_package():
     for folder in ("grids", "resources"):
         for path in (ROOT / "sweeps" / folder).glob("*.yaml"):
             assert yaml.safe_load(path.read_text())
-    assert pool.visible_gpus() is not None
+    assert pool_gpus.visible_gpus() is not None
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import submitit
 from slurm_lab import STUB, Launcher, lab, squeue, until, use_stubs, write_grid  # noqa: F401
 
+from experiments import preflight
 from sweeps import command as sweeps_command
 from sweeps import executor, slurm, status, versions
 from sweeps.folder import Sweep
@@ -28,7 +29,9 @@ def stubs(monkeypatch):
 
 
 @pytest.fixture
-def shop(tmp_path, capsys):
+def shop(tmp_path, capsys, monkeypatch):
+    # The weights of the stub are no model's.
+    monkeypatch.setattr(preflight, "check_parent", lambda *_: None)
     launcher = Launcher(tmp_path, capsys)
     launcher.grid = write_grid(tmp_path, seeds=[0, 1], stages=STAGES)
     launcher.stub({"sleep": 0, "weights": True})
