@@ -163,7 +163,7 @@ def explain_waiting(rows: Mapping[str, RunStatus]) -> None:
             row.why = f"waits for {text}" if len(unfinished) == 1 else ""
             row.why = row.why or f"waits for {len(unfinished)} runs"
         # New with a reason: it was submitted, but `cluster=debug` left it out.
-        elif not row.attempts and (row.state in ("failed", "stopped") or row.why):
+        elif not row.attempts and not row.live and (row.state != "new" or row.why):
             row.state, row.why = "stopped", f"its parent is {unfinished[0].state}"
 
 
