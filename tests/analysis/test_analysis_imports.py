@@ -13,6 +13,7 @@ PLAIN = {
     "routing.lazy",
     "routing.options",
     "backbones.parsing",
+    "backbones.validation",
     "routing.route",
     "routing.schedule",
     "backbones.sizes",
