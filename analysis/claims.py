@@ -164,7 +164,7 @@ are about the direction at that scale, and a disagreement does not refute a resu
 This page is generated from [claims.yaml](claims.yaml) by `python -m analysis.claims`;
 [how to add a row](../CONTRIBUTING.md#add-a-run-or-a-claim).
 
-In commands, `LATENTS` and `FOLDER` stand for your data, and `RECORDS` for the folder that `tar -xzf`
+In commands, `LATENTS` and `FOLDER` stand for your data, and `RECORDS` for the folder that `tar -xf`
 makes of the archive beside our result. Append `--dry-run` (sweeps) or `dry=true` (runs) to see what
 a command would do.
 """
