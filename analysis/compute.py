@@ -27,7 +27,7 @@ from analysis.aggregation import Estimate, interval
 from analysis.archives import PUBLISHED, unpack
 from analysis.errors import AnalysisError
 from analysis.loading import load, scores
-from analysis.step_penalty import log_ratio_at_equal_macs, loss_curves, macs_ratio, paired_penalty
+from analysis.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
 from experiments.runtime.command import ROOT, run_command
 from experiments.runtime.files import atomic_write
 from routing.errors import Parser
@@ -155,9 +155,7 @@ def penalty_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
             s_texts.append("not reached" if row["censored"] else f"{row['s']:.2f}")
             sm_texts.append("not reached" if row["censored"] else f"{row['sm']:.2f}")
         m = f"{penalty.seeds['m'].mean():.2f}"
-        rows.append(
-            [arm.backbone, arm.route, m, ", ".join(s_texts), ", ".join(sm_texts), verdict]
-        )
+        rows.append([arm.backbone, arm.route, m, ", ".join(s_texts), ", ".join(sm_texts), verdict])
     return rows
 
 
@@ -328,11 +326,12 @@ def _command(words: list[str]) -> int:
         if filled != text:
             atomic_write(page, filled)
             print(f"{page}  filled in")
-    from analysis.figures import compute  # matplotlib is not needed for tables
+    from analysis.figures import class_samples, compute  # no matplotlib for tables alone
 
-    points = score_points(unpack(RESULTS / "runs.tar.gz", ROOT / PUBLISHED))
-    for path in compute.save(points, *FIGURE_STEPS, RESULTS / "figures"):
-        print(path)
+    records = unpack(RESULTS / "runs.tar.gz", ROOT / PUBLISHED)
+    for plot in (compute.draw(score_points(records), *FIGURE_STEPS), class_samples.draw(records)):
+        for path in plot.save(RESULTS / "figures"):
+            print(path)
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -14,9 +13,9 @@ BACKBONES = ("dit", "mamba", "rwkv")
 #: Panels: the score's column, its label, decimals of the difference.
 SCORES = (("fd", "FD, 2,000 samples"), ("loss", "held-out loss"))
 _CAPTION = (
-    "Above: scores against training multiply-adds. Hollow: dense runs after {steps:,} steps; solid: "
-    "the routed runs of the same seeds after as many steps and after {longer:,}, which cost .97 to "
-    "1.00 of the dense runs' multiply-adds. Below: routed minus dense of every seed (small) and "
+    "Above: scores against training multiply-adds. Hollow: dense runs after {steps:,} steps; "
+    "solid: the routed runs of the same seeds after as many steps and after {longer:,}, which "
+    "cost .97 to 1.00 of the dense runs' multiply-adds. Below: routed minus dense of every seed (small) and "
     "their mean with its 95 % t-interval, at equal steps and at about equal multiply-adds."
 )
 
@@ -88,8 +87,3 @@ def _differences(
     ax.axhline(0, color="black", linewidth=0.7)
     ax.set_xticks(list(ticks), list(ticks.values()))
     return rows
-
-
-def save(points: pd.DataFrame, steps: int, longer: int, folder: Path) -> list[Path]:
-    """Draw and write the figure; return its files."""
-    return draw(points, steps, longer).save(folder)
