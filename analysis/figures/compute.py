@@ -15,8 +15,9 @@ SCORES = (("fd", "FD, 2,000 samples"), ("loss", "held-out loss"))
 _CAPTION = (
     "Above: scores against training multiply-adds. Hollow: dense runs after {steps:,} steps; "
     "solid: the routed runs of the same seeds after as many steps and after {longer:,}, which "
-    "cost .97 to 1.00 of the dense runs' multiply-adds. Below: routed minus dense of every seed (small) and "
-    "their mean with its 95 % t-interval, at equal steps and at about equal multiply-adds."
+    "cost .97 to 1.00 of the dense runs' multiply-adds. Below: routed minus dense of every seed "
+    "(small) and their mean with its 95 % t-interval, at equal steps and at about equal "
+    "multiply-adds."
 )
 
 
