@@ -6,8 +6,11 @@ import shlex
 import pytest
 from small import ROOT
 
-from analysis import claims, command
+from analysis import claims, command, tables
+from analysis.archives import unpack
+from analysis.results import Results
 from analysis.tables import paper
+from analysis.tables.table import markdown
 from experiments import config
 from sweeps import command as sweeps_command
 
@@ -50,6 +53,25 @@ def test_our_numbers_have_a_command_that_parses(key):
         command.parser().parse_args(words[3:])
     else:
         assert (ROOT / (words[2].replace(".", "/") + ".py")).is_file()
+
+
+WITH_DIFFERENCES = [key for key, claim in LEDGER.claims.items() if " +- " in claim.ours.result]
+
+
+@pytest.mark.parametrize("key", WITH_DIFFERENCES)
+def test_our_differences_are_those_of_the_records(key, tmp_path):
+    """Each difference with its interval stands in the table that the claim's command prints."""
+    ours = LEDGER.claims[key].ours
+    words = shlex.split(ours.command)
+    name = words[words.index("--only") + 1]
+    printed = ""
+    for record in ours.records:
+        results = Results.of(unpack(ROOT / record, tmp_path))
+        printed += markdown(tables.make(name, results))
+    differences = re.findall(r"([+-]\d+\.\d+) \+- (\d+\.\d+)", ours.result)
+    assert differences
+    for mean, half in differences:
+        assert f"({mean} \u00b1 {half})" in printed, (mean, half)
 
 
 def test_first_rows_are_there():
