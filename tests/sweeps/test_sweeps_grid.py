@@ -275,3 +275,9 @@ def test_a_number_with_a_leading_zero_is_read_as_on_a_command_line(text, tmp_pat
     made = grid.load(str(tmp_path / "g.yaml"))
     (cell,) = expand(made)
     assert cell.overrides["train.steps"] == text and cell.varies["seed"] == 10
+
+def test_a_typed_value_stays_as_typed_when_names_are_filled_in():
+    """Quoted anew, the list `[fd]` would reach Hydra as a text."""
+    typed = Typed("[fd]")
+    assert overrides.format_value(overrides.fill(typed, {"parent": "run"})) == "[fd]"
+    assert overrides.fill(Typed("{parent}@2"), {"parent": "run"}) == "run@2"
