@@ -20,12 +20,9 @@ from analysis.tables.table import markdown_escape
 from backbones.validation import validate
 from experiments.runtime.command import ROOT, run_command
 from experiments.runtime.files import atomic_write
-from routing.errors import UserError
 
 LEDGER = ROOT / "results" / "claims.yaml"
 PAGE = ROOT / "results" / "claims.md"
-__all__ = ["Claim", "Ledger", "UserError", "read_ledger", "render"]
-
 Text = Annotated[str, MinLen(1)]
 Verdict = Literal["agrees", "disagrees", "undecided", "not tested"]
 

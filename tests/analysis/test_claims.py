@@ -12,6 +12,7 @@ from analysis.results import Results
 from analysis.tables import paper
 from analysis.tables.table import markdown
 from experiments import config
+from routing.errors import UserError
 from sweeps import command as sweeps_command
 
 LEDGER = claims.read_ledger()
@@ -140,7 +141,7 @@ def test_a_wrong_field_is_named(old, new, message, tmp_path):
     path.write_text(ENTRY)
     assert claims.read_ledger(path).claims["a"].values == {"dense": 1.0}
     path.write_text(ENTRY.replace(old, new, 1))
-    with pytest.raises(claims.UserError) as caught:
+    with pytest.raises(UserError) as caught:
         claims.read_ledger(path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
