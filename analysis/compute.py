@@ -101,7 +101,7 @@ def arms(source: Path) -> dict[Arm, Curves]:
     return result
 
 
-def _arm(run: Path, row: Mapping[str, Any]) -> Arm:
+def _arm(run: Path, row: Mapping[Any, Any]) -> Arm:
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     backbone, train = config["backbone"], config["train"]
     return Arm(

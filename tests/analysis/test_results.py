@@ -38,8 +38,7 @@ def test_results_pages_ask_a_question_and_their_links_lead_somewhere(page):
     text = page.read_text(encoding="utf-8")
     title = text.splitlines()[0]
     assert title.startswith("# ")
-    if page.name not in ("digits.md", "speed.md"):
-        assert title.endswith("?"), title
+    assert title.endswith("?"), title
     for target, anchor in re.findall(r"(?:\]\(|src=\")([^)#\s\"]*)(?:#([^)\"]*))?[)\"]", text):
         if target.startswith("http"):
             continue
