@@ -9,6 +9,8 @@ from suite import RESULTS
 
 from analysis import compute
 from analysis.aggregation import interval
+from analysis.archives import unpack
+from analysis.figures import against_macs, class_samples
 
 DENSE = compute.Arm("fashion", "dit", "edm", 0, 12, 16, "none", 2e-3)
 ROUTED = compute.Arm("fashion", "dit", "edm", 0, 12, 16, "2-8", 2e-3)
@@ -93,12 +95,8 @@ def test_a_study_without_records_says_so_and_a_wrong_block_is_refused():
 
 
 def test_the_figures_are_drawn_from_the_records(tmp_path):
-    from analysis.archives import unpack
-    from analysis.figures import class_samples
-    from analysis.figures import compute as compute_figure
-
     records = unpack(RESULTS / "runs.tar.gz", tmp_path)
-    plot = compute_figure.draw(compute.score_points(records), *compute.FIGURE_STEPS)
+    plot = against_macs.draw(compute.score_points(records), *compute.FIGURE_STEPS)
     assert len(plot.data) == 12 and set(plot.data["n"]) == {3}
     published = pd.read_csv(RESULTS / "figures" / "compute.csv")
     assert plot.data["difference"].to_list() == pytest.approx(published["difference"].to_list())
