@@ -48,7 +48,7 @@ def test_records_of_a_continued_run_are_one_curve():
 def test_arms_are_read_at_the_length_that_all_seeds_have():
     curves = {0: curve([0.4, 0.3, 0.2], 1e9), 1: curve([0.5, 0.3], 1e9)}
     (row,) = compute.arms_table({DENSE: curves})[1:]
-    assert row == ["dit", "dense", "0.002", "1000", "0.00T", "2", "0.3000 \u00b1 0.0000", ""]
+    assert row == ["dit", "dense", "0.002", "1000", "1.00T", "2", "0.3000 \u00b1 0.0000", ""]
 
 
 def test_endpoints_are_log_ratios_at_equal_macs_with_holm():
