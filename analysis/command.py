@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runtime.command import run_command
-from routing.errors import Parser
+from experiments.runtime.parser import Parser
 
 _EXAMPLES = """\
 examples:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.config.schema import role
+from experiments.config.identity import role
 from experiments.data.data_options import location_keys
 from routing.options import RoutingOptions
 

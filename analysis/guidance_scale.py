@@ -310,7 +310,10 @@ class Measurement:
     @torch.inference_mode()
     def _predict(self, weights: Weights, routed: bool = False) -> Predictions:
         data = self.open(*weights)
-        if not (data.model.num_classes or data.model.prefix) or not data.config.train.label_drop:
+        if (
+            not (data.model.num_classes or data.model.text is not None)
+            or not data.config.train.label_drop
+        ):
             raise AnalysisError(f"{weights} has no null class (task=none, or train.label_drop=0)")
         clean: list[torch.Tensor] = []
         conditional: list[torch.Tensor] = []

@@ -10,7 +10,7 @@ from typing import Any
 from analysis.archives import PUBLISHED, unpack
 from analysis.errors import AnalysisError, pick
 from analysis.loading import find
-from experiments.runtime.command import ROOT
+from experiments.runtime.errors import ROOT
 from experiments.runtime.files import atomic_write
 
 FOLDER = Path(__file__).with_name("notebooks")

@@ -29,7 +29,7 @@ from analysis.results import Results, results_for_command
 from analysis.tables.cost import benchmarks
 from analysis.tables.render import frame_csv
 from analysis.tables.table import NOT_RUN, Row, Table, markdown, markdown_escape
-from experiments.runtime.command import ROOT
+from experiments.runtime.errors import ROOT
 from experiments.runtime.files import atomic_write
 
 # What a run leaves but for its weights: enough for every table.

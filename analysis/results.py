@@ -40,6 +40,7 @@ class Results:
     scores: pd.DataFrame  # as of `analysis.scores`, narrowed to what tables need
     metric: str | None = None
     problems: pd.DataFrame = field(default_factory=pd.DataFrame)
+    folder: Path | None = None  # that was read; benchmarks lie there, also where no run does
 
     @classmethod
     def of(cls, source: Any, metric: str | None = None) -> Results:
@@ -52,7 +53,7 @@ class Results:
         if not isinstance(source, pd.DataFrame):
             folder = loading.read_folder(source)
             scores = loading.scores(folder.runs)
-            return cls(folder.runs, scores, metric, folder.problems)
+            return cls(folder.runs, scores, metric, folder.problems, folder=Path(source))
         frame = loading.runs_of(source)
         if "metric" not in frame:
             runs = assign_groups(frame.reset_index(drop=True))
@@ -68,6 +69,8 @@ class Results:
     @property
     def roots(self) -> list[Path]:
         """The folders that the runs were loaded from."""
+        if self.folder is not None:
+            return [self.folder]
         return [Path(root) for root in self.runs["root"].unique()] if "root" in self.runs else []
 
     @functools.cached_property

@@ -36,7 +36,6 @@ from analysis.errors import AnalysisError
 from analysis.figures.layer_maps import similarity as draw_maps
 from analysis.measured import one_by_one, result_path, with_weights
 from analysis.similarity_file import SimilarityFile, read
-from experiments.config.routes import first_route
 from experiments.evaluation.heldout import HeldOut
 from experiments.runtime.files import atomic_write
 from routing import Draws, Routing, Selection
@@ -132,7 +131,7 @@ def measure(
     config = data.config
     return SimilarityFile(arrays | means, {
         "run": Path(run).name, "backbone": config.backbone["name"], "size": config.size,
-        "data": config.data["name"], "route": str(first_route(config)), "seed_of_run": config.seed,
+        "data": config.data["name"], "route": str(config.first_route), "seed_of_run": config.seed,
         "step": data.step, "weights": protocol.weights, "samples": protocol.samples,
         "batch": protocol.batch, "noise_seed": protocol.seed, "split": "test",
         "levels": list(protocol.levels),
@@ -148,7 +147,7 @@ def _means(data: HeldOut, protocol: Protocol) -> dict[Any, np.ndarray]:
     sums: dict[Any, Tensor] = {}
     counts: Counter[Any] = Counter()
     with torch.inference_mode():
-        for name, value, count in _products(data, protocol, first_route(data.config)):
+        for name, value, count in _products(data, protocol, data.config.first_route):
             sums[name] = sums.get(name, 0) + value.cpu()
             counts[name] += count
     return {name: (total / counts[name]).numpy() for name, total in sums.items()}

@@ -11,7 +11,7 @@ DiT-XL/2, route 2-24, is 67.5 G at rate 0.5 plus 30.1 G at rate 0.9.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backbones.options import BlockCost, ModelConfig, dit
@@ -116,9 +116,10 @@ def model_cost(
     dense = [config.prefix + grid] * depth
     predicted = grid if reinsert != "none" or not parsed else tokens[-1] - config.prefix
     per_block = []
+    modulation = 0 if config.condition == "prefix" else 3 * branches(config) * width * width
     saved = 2 * width * grid
     for block, present in zip(blocks, tokens, strict=True):
-        per_block.append(6 * width * width + block.linear * present + block.mixing(present))
+        per_block.append(modulation + block.linear * present + block.mixing(present))
         saved += block.saved * present
     params = sum(block.params for block in blocks) + sum(part.params for part in parts)
     return Cost(
@@ -133,6 +134,12 @@ def model_cost(
     )
 
 
+def branches(config: ModelConfig) -> int:
+    """Return the residual branches of a block of a model."""
+    family = find(config.name)
+    return family.branches(family.parse(config.shape, config.options))
+
+
 def block_costs(config: ModelConfig) -> list[BlockCost]:
     """Return the cost of each block; a hybrid's attention blocks are DiT's."""
     shape, family = config.shape, find(config.name)
@@ -141,8 +148,21 @@ def block_costs(config: ModelConfig) -> list[BlockCost]:
     costs = []
     for index in range(shape.depth):
         is_attention = index in config.attention_blocks
-        costs.append(attention_cost if is_attention else family.cost(shape, options, index))
+        block = attention_cost if is_attention else family.cost(shape, options, index)
+        if config.skips and index >= shape.depth - shape.depth // 2:
+            block = _with_long_skip(block, shape.width)
+        costs.append(block)
     return costs
+
+
+def _with_long_skip(block: BlockCost, width: int) -> BlockCost:
+    """Add the layer that joins a block's input with the stored output of its partner."""
+    return replace(
+        block,
+        params=block.params + 2 * width * width + width,
+        linear=block.linear + 2 * width * width,
+        saved=block.saved + 2 * width,
+    )
 
 
 @dataclass(frozen=True)
@@ -169,13 +189,17 @@ def _around_blocks(config: ModelConfig) -> list[Part]:
     patch_values = patch * patch * config.in_channels
     predicted_values = patch * patch * config.out_channels
     # Patches and time.
-    parts = [_layer(patch_values, width, grid), _layer(256, width), _layer(width, width)]
+    waves, hidden = config.time_shape
+    parts = [_layer(patch_values, width, grid), _layer(2 * waves, hidden), _layer(hidden, width)]
     if config.num_classes:
         parts.append(Part((config.num_classes + 1) * width))
     if config.text:
         length, channels = config.text
         parts += [_layer(channels, width, length), _layer(channels, width), Part(length * channels)]
-    parts.append(_layer(width, depth * 6 * width))
+    if config.condition == "prefix":
+        parts.append(Part(2 * depth * branches(config) * width))
+    else:
+        parts.append(_layer(width, 3 * depth * branches(config) * width))
     if config.fuse:
         # SPRINT's fusion of two streams.
         parts.append(Part(2 * width * width + 2 * width, 2 * width * width * (prefix + grid)))

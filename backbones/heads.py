@@ -1,4 +1,4 @@
-"""The way in and the way out: patch, time, label and text embedders; head, decoder, projector.
+"""What is around the blocks: embedders and modulation before them; head, decoder, projector after.
 
 Shapes: B samples, T present tokens (prefix first), N = H W grid tokens, D channels, C image
 channels, p patch side, c the conditioning vector (B, D). The embedders are DiT's (arXiv 2212.09748,
@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.dit import DiTBlock
-from backbones.layers import Modulation, RMSNorm, grid_angles, xavier
+from backbones.layers import RMSNorm, grid_angles, xavier
 from backbones.ops.native import ACTIVE, modulate
 from backbones.options.dit import DiTOptions
 from backbones.sizes import AlignOptions, DecoderOptions, Size
@@ -27,6 +28,59 @@ from routing.gather import Move
 from routing.layout import Layout
 from routing.rng import widest
 from routing.stack import Stack
+
+
+class Modulation(nn.Module):
+    """One projection of c for every block of the stack: (B, D) -> depth x 6 x (B, 1, D).
+
+    DiT gives each block its own Linear(SiLU(c)); side by side in one matrix they are one matmul a
+    step. The rows of block b are `weight[6 D b : 6 D (b + 1)]`, in DiT's order shift, scale, gate
+    of the first branch, then of the second.
+    """
+
+    def __init__(self, width: int, depth: int, parts: int = 6) -> None:
+        super().__init__()
+        self.shape = (depth, parts, 1, width)
+        self.project = nn.Linear(width, depth * parts * width)
+
+    def forward(self, c: Tensor) -> tuple[Tensor, ...]:
+        """Return a tuple with one (B, parts, 1, D) tensor for each block, in the weights' type.
+
+        The modulation acts on the residual stream, which autocast keeps in that type too.
+        """
+        flat = self.project(F.silu(c)).to(self.project.weight.dtype)
+        return flat.unflatten(1, self.shape).unbind(1)
+
+    def initialise(self) -> None:
+        """Zero it: all gates are 0, so that every block starts as the identity (adaLN-zero)."""
+        nn.init.zeros_(self.project.weight)
+        nn.init.zeros_(self.project.bias)
+
+
+class BlockNorms(nn.Module):
+    """Weights and biases of the blocks' LayerNorms where time and class are tokens (DiS).
+
+    It stands in for `Modulation`, the same for all samples. The gates are fixed at
+    1 / sqrt(residual branches of the stack), by which mamba-ssm divides the last layer of each
+    branch when it draws it: the stream starts with the same scale.
+    """
+
+    def __init__(self, width: int, depth: int, branches: int) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(depth, branches, width))
+        self.scale = nn.Parameter(torch.zeros(depth, branches, width))
+        self.gate = (depth * branches) ** -0.5
+
+    def forward(self, c: Tensor) -> tuple[Tensor, ...]:
+        """Return a tuple with one (B, 3 branches, 1, D) tensor for each block; c has the batch."""
+        gate = torch.full_like(self.scale, self.gate)
+        rows = torch.stack([self.shift, self.scale, gate], dim=2).flatten(1, 2)
+        return rows[None, :, :, None].repeat(c.shape[0], 1, 1, 1, 1).unbind(1)
+
+    def initialise(self) -> None:
+        """Start as LayerNorms without weights."""
+        nn.init.zeros_(self.shift)
+        nn.init.zeros_(self.scale)
 
 
 class Head(nn.Module):
@@ -145,11 +199,10 @@ def sincos_2d(width: int, grid: tuple[int, int]) -> Tensor:
 class TimeEmbedder(nn.Module):
     """Sinusoids of the model's time input, then a two-layer MLP: (B,) -> (B, D)."""
 
-    waves = 128
-
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, waves: int, hidden: int) -> None:
         super().__init__()
-        first, second = nn.Linear(2 * self.waves, width), nn.Linear(width, width)
+        self.waves = waves
+        first, second = nn.Linear(2 * waves, hidden), nn.Linear(hidden, width)
         self.mlp = nn.Sequential(first, nn.SiLU(), second)
 
     def forward(self, t: Tensor) -> Tensor:
@@ -228,6 +281,10 @@ class PatchEmbed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Cut into patches and project."""
         return self.project(patchify(x, self.patch))
+
+    def initialise(self) -> None:
+        """Draw the weights."""
+        xavier(self)
 
 
 def patchify(x: Tensor, patch: int) -> Tensor:

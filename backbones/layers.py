@@ -1,13 +1,13 @@
-"""Layers of all families: adaLN-zero, the block of two branches (in scan order), norms, SwiGLU.
+"""Layers of all families: the block of two branches under adaLN-zero, norms, SwiGLU.
 
 A block (DiT, arXiv 2212.09748, section 3.2) is
 
     x = x + gate1 * first(adaLN(x; shift1, scale1))
     x = x + gate2 * second(adaLN(x; shift2, scale2))
 
-on tokens x (B, T, D), with shifts, scales and gates from the conditioning vector c (B, D). What is
-element-wise in it is one pass over memory on a CPU (`ops.native`); elsewhere, and under
-`torch.compile`, it is the plain formula, which compilers fuse.
+on tokens x (B, T, D), with shifts, scales and gates from the conditioning vector c (B, D)
+(`backbones.heads.Modulation`). What is element-wise in it is one pass over memory on a CPU
+(`ops.native`); elsewhere, and under `torch.compile`, it is the plain formula, which compilers fuse.
 """
 
 import torch
@@ -16,33 +16,6 @@ from torch import Tensor, nn
 
 from backbones.ops.native import ACTIVE, EPS, modulate
 from routing.layout import Layout
-
-
-class Modulation(nn.Module):
-    """One projection of c for every block of the stack: (B, D) -> depth x 6 x (B, 1, D).
-
-    DiT gives each block its own Linear(SiLU(c)); side by side in one matrix they are one matmul a
-    step. The rows of block b are `weight[6 D b : 6 D (b + 1)]`, in DiT's order shift, scale, gate
-    of the first branch, then of the second.
-    """
-
-    def __init__(self, width: int, depth: int, parts: int = 6) -> None:
-        super().__init__()
-        self.shape = (depth, parts, 1, width)
-        self.project = nn.Linear(width, depth * parts * width)
-
-    def forward(self, c: Tensor) -> tuple[Tensor, ...]:
-        """Return a tuple with one (B, parts, 1, D) tensor for each block, in the weights' type.
-
-        The modulation acts on the residual stream, which autocast keeps in that type too.
-        """
-        flat = self.project(F.silu(c)).to(self.project.weight.dtype)
-        return flat.unflatten(1, self.shape).unbind(1)
-
-    def initialise(self) -> None:
-        """Zero it: all gates are 0, so that every block starts as the identity (adaLN-zero)."""
-        nn.init.zeros_(self.project.weight)
-        nn.init.zeros_(self.project.bias)
 
 
 class Block(nn.Module):

@@ -1,9 +1,10 @@
 """Mamba-2 (Dao and Gu, arXiv 2405.21060): a block is two mixers in a row on two scan paths.
 
 A mixer has about 6 D^2 parameters and a DiT block's two branches 12 D^2, so two mixers make one
-block: route indices count blocks, never mixers. The residual stream stays in raster order; a mixer
-gets its D-wide input along the scan path (`Block.scans`), which in a route is the dense path with
-the absent tokens deleted, and its output is put back.
+block: route indices count blocks, never mixers (one makes a block in ZigMa and DiS: `mixers=1`).
+The residual stream stays in raster order; a mixer gets its D-wide input along the scan path
+(`Block.scans`), which in a route is the dense path with the absent tokens deleted, and its output
+is put back.
 """
 
 import math
@@ -27,11 +28,18 @@ MAX_GAP = 4.0  # Unclamped, one gap of a whole row makes the input weight explod
 REVERSED = ":reversed"
 
 
-def paths(scan: str, index: int) -> tuple[str, str]:
-    """Return the scan paths of block `index`'s two mixers."""
-    if scan == "zigzag":
-        return f"zigzag:{2 * index % 8}", f"zigzag:{(2 * index + 1) % 8}"
-    return "zigzag:0", "zigzag:0" + (REVERSED if scan == "alternate" else "")
+def paths(scan: str, index: int, mixers: int = 2) -> tuple[str, ...]:
+    """Return the scan paths of block `index`'s mixers, which go on over the stack."""
+    if scan == "raster":
+        return ("raster",) * mixers
+    names = []
+    for mixer in range(mixers * index, mixers * (index + 1)):
+        if scan == "zigzag":
+            names.append(f"zigzag:{mixer % 8}")
+        else:
+            turned = scan == "alternate" and mixer % 2 == 1
+            names.append("zigzag:0" + (REVERSED if turned else ""))
+    return tuple(names)
 
 
 def look_up(layout: Layout, kind: str, path: str) -> Any:
@@ -260,20 +268,18 @@ class Mamba1(Mixer):
 
 
 class MambaBlock(Block):
-    """Two mixers of Mamba-2 or Mamba-1, each under its own half of the block's modulation."""
+    """One or two mixers of Mamba-2 or Mamba-1, each under its own part of the modulation."""
 
-    scans: tuple[str, str]
+    scans: tuple[str, ...]  # type: ignore[assignment]
 
     def __init__(
         self, size: Size, index: int, grid: tuple[int, int], options: MambaOptions
     ) -> None:
         super().__init__(index)
         mixer = Mamba2 if options.mixer == "mamba2" else Mamba1
-        self.scans = paths(options.scan, index)
-        self.one, self.two = (
-            mixer(size, self.scans[0], options),
-            mixer(size, self.scans[1], options),
-        )
+        self.scans = paths(options.scan, index, options.mixers)
+        self.one = mixer(size, self.scans[0], options)
+        self.two = mixer(size, self.scans[1], options) if options.mixers == 2 else None
         self.operations = [(options.operation, options.kernel)]
         if options.conv != "none":
             self.operations.append(("conv", "auto"))
@@ -288,19 +294,24 @@ class MambaBlock(Block):
                 self.tables.append(("gaps", scan))
 
     def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
-        """Run the block on tokens (B, T, D) under its modulation (B, 6, 1, D).
+        """Run the block on tokens (B, T, D) under its modulation (B, 3 or 6, 1, D).
 
         adaLN puts the tokens into the mixer's scan order, and the gated sum puts them back.
         """
         ops = ACTIVE.operations[x.device.type]
-        shift1, scale1, gate1, shift2, scale2, gate2 = cond.unbind(1)
+        modulation = cond.unbind(1)
+        shift, scale, gate = modulation[:3]
         order = look_up(layout, "scan", self.scans[0])
-        x = ops.gated_sum(x, gate1, self.one(ops.adaln(x, shift1, scale1, order), layout), order)
+        x = ops.gated_sum(x, gate, self.one(ops.adaln(x, shift, scale, order), layout), order)
+        if self.two is None:
+            return x
+        shift, scale, gate = modulation[3:]
         order = look_up(layout, "scan", self.scans[1])
-        return ops.gated_sum(x, gate2, self.two(ops.adaln(x, shift2, scale2, order), layout), order)
+        return ops.gated_sum(x, gate, self.two(ops.adaln(x, shift, scale, order), layout), order)
 
     def initialise(self) -> None:
         """Draw weights."""
         super().initialise()
         self.one.initialise()
-        self.two.initialise()
+        if self.two is not None:
+            self.two.initialise()

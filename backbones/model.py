@@ -8,7 +8,6 @@ Nothing here depends on the family but its blocks and the head's norm. Routes ar
 business: a forward pass hands it a `Routing`, or none for a dense pass.
 """
 
-import pkgutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backbones.cost import block_costs
-from backbones.dit import DiTBlock
+from backbones.build import build_stack, describe_kernels, kernels
 from backbones.heads import (
+    BlockNorms,
     Decoder,
     Head,
     LabelEmbedder,
+    Modulation,
     PatchEmbed,
     Projector,
     TextEmbedder,
@@ -29,11 +29,8 @@ from backbones.heads import (
     sincos_2d,
     unpatchify,
 )
-from backbones.layers import Modulation, xavier
 from backbones.ops import native
-from backbones.ops.dispatch import Choice, resolve
 from backbones.options import ModelConfig
-from backbones.options.dit import DiTOptions
 from backbones.registry import find, model_config
 from backbones.sizes import (
     AlignOptions,
@@ -46,8 +43,7 @@ from backbones.sizes import (
 from backbones.weights import Pretrained
 from routing.gather import Move
 from routing.layout import Layout
-from routing.learned import Fuse
-from routing.stack import Routing, Stack, StackOutput
+from routing.stack import Routing, StackOutput
 
 
 @dataclass
@@ -88,7 +84,7 @@ class Backbone(nn.Module, Pretrained):
         grid: Patches (H, W).
         num_tokens: H W, without prefix tokens.
         residual: Type of the residual stream in a training pass under autocast; None keeps float32.
-        prefix: Number of prefix (text) tokens.
+        prefix: Number of prefix tokens: text, and with `condition=prefix` time and class.
         config: Every argument, json-able; `create(**config)` builds the same model again.
 
     Raises:
@@ -100,7 +96,7 @@ class Backbone(nn.Module, Pretrained):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        shape = config.shape
+        shape, family = config.shape, find(config.name)
         self.name, self.size, self.grid = config.name, shape, config.grid
         self.depth, self.width = shape.depth, shape.width
         self.in_channels, self.out_channels = config.in_channels, config.out_channels
@@ -111,20 +107,24 @@ class Backbone(nn.Module, Pretrained):
 
         self.patches = PatchEmbed(config.in_channels, shape.patch, shape.width)
         self.register_buffer("positions", sincos_2d(shape.width, self.grid), persistent=False)
-        self.time = TimeEmbedder(shape.width)
+        self.time = TimeEmbedder(shape.width, *config.time_shape)
         self.labels = LabelEmbedder(config.num_classes, shape.width) if config.num_classes else None
         self.text = TextEmbedder(config.text, shape.width) if config.text else None
-        self.modulate = Modulation(shape.width, shape.depth)
-        self.stack = _build_stack(config)
-        self.operations: dict[tuple[str, str], None] = {}
-        for block in self.stack.blocks:
-            self.operations |= dict.fromkeys(block.operations)  # type: ignore[arg-type]
-        self._implementations()  # A kernel that is not there is an error now, not in step 1.
+        self.condition = config.condition
+        branches = family.branches(family.parse(shape, config.options))
+        self.modulate: Modulation | BlockNorms
+        if config.condition == "adaln":
+            self.modulate = Modulation(shape.width, shape.depth, 3 * branches)
+        else:
+            self.modulate = BlockNorms(shape.width, shape.depth, branches)
+        self.stack = build_stack(config)
+        kernels(self.stack.blocks)  # A kernel that is not there is an error now, not in step 1.
         self.head: Head | None = None
         self.decoder: Decoder | None = None
         if config.decoder is None:
-            weighted = find(config.name).weighted_norms
-            self.head = Head(shape.width, shape.patch, self.out_channels, weighted)
+            self.head = Head(
+                shape.width, shape.patch, self.out_channels, weighted=family.weighted_norms
+            )
         else:
             decoder = build_options(DecoderOptions, config.decoder, "decoder")
             self.decoder = Decoder(shape.width, decoder, self.grid, shape.patch, self.out_channels)
@@ -143,7 +143,7 @@ class Backbone(nn.Module, Pretrained):
     @torch.no_grad()
     def initialise(self) -> None:
         """Draw every weight anew, but a learned span's; gates and head start at zero, and stay."""
-        xavier(self.patches)
+        self.patches.initialise()
         blocks: Any = self.stack.blocks
         for block in blocks:
             block.initialise()
@@ -171,9 +171,15 @@ class Backbone(nn.Module, Pretrained):
                     f"(batch, {', '.join(map(str, shape))})"
                 )
         tokens = self.patches(x) + self.positions
-        c = self.time(t.expand(x.shape[0]))
+        time = c = self.time(t.expand(x.shape[0]))
+        condition_tokens = [time]
         if self.labels is not None:
-            c = c + self.labels(y, x.shape[0])
+            label = self.labels(y, x.shape[0])
+            c = c + label
+            condition_tokens.append(label)
+        if self.condition == "prefix":
+            front = torch.stack(condition_tokens, dim=1).to(tokens.dtype)
+            tokens = torch.cat([front, tokens], dim=1)
         if self.text is not None:
             prefix, pooled = self.text(text, x.shape[0], text_drop)
             tokens, c = torch.cat([prefix.to(tokens.dtype), tokens], dim=1), c + pooled
@@ -278,42 +284,9 @@ class Backbone(nn.Module, Pretrained):
         output = self(x, t, y, taps=tuple(indices), return_output=True, **conditions)
         return [output.taps[i] for i in indices]
 
-    def _implementations(self, device: str | None = None) -> list[Choice]:
-        """Return what runs for each operation of the blocks, in their order."""
-        return [resolve(operation, kernel, device) for operation, kernel in self.operations]
-
     def describe(self) -> list[str]:
         """Return one line per operation: which implementation runs, and why."""
-        lines = [str(choice) for choice in self._implementations(self.positions.device.type)]
-        if any(isinstance(block, DiTBlock) for block in self.stack.blocks):
-            lines += ["attention: torch scaled_dot_product_attention (the fastest that is there)"]
-        return lines
-
-
-def _build_stack(config: ModelConfig) -> Stack:
-    """Return the blocks of a model, and SPRINT's fusion around them where there is one.
-
-    Raises:
-        BackboneError: A block has other parameters than its family counts.
-    """
-    shape, family = config.shape, find(config.name)
-    options = family.parse(shape, config.options)
-    block_class = pkgutil.resolve_name(family.block)
-    blocks: list[nn.Module] = []
-    for index, cost in enumerate(block_costs(config)):
-        if index in config.attention_blocks:
-            block: nn.Module = DiTBlock(shape, index, config.grid, DiTOptions())
-        else:
-            block = block_class(shape, index, config.grid, options)
-        params = sum(parameter.numel() for parameter in block.parameters())
-        if abs(params - cost.params) > 0.01 * params:
-            raise BackboneError(
-                f"block {index} of {config.name} has {params} parameters where its block_cost "
-                f"counts {cost.params}; correct the count, which banners, budgets and tables use"
-            )
-        blocks.append(block)
-    fuse = Fuse(shape.width, config.fuse, shape.depth) if config.fuse else None
-    return Stack(blocks, fuse=fuse)
+        return describe_kernels(self.stack.blocks, self.positions.device.type)
 
 
 def create(name: str, size: str | Size = "S/2", **options: Any) -> Backbone:

@@ -111,7 +111,23 @@ def model_config(name: str, size: str | Size = "S/2", **arguments: Any) -> Model
     rows, columns = patch_grid(model.get("input_size", ModelConfig.input_size), shape.patch)
     model["input_size"] = [rows * shape.patch, columns * shape.patch]
     family_options = family.parse(shape, options, MODEL_ARGUMENTS)
-    return ModelConfig(name, **model, options=dataclasses.asdict(family_options))
+    config = ModelConfig(name, **model, options=dataclasses.asdict(family_options))
+    _check_combinations(config, family.branches(family_options))
+    return config
+
+
+def _check_combinations(config: ModelConfig, branches: int) -> None:
+    """Refuse arguments of a model that exclude each other."""
+    if config.skips and config.fuse:
+        raise BackboneError(
+            "skips=true: expected false with SPRINT's fusion, which leaves out the blocks that "
+            "long skips would join"
+        )
+    if config.attention_blocks and branches != 2:
+        raise BackboneError(
+            f"attention={config.attention}: expected 0 for blocks of {branches} branch, since an "
+            "attention block has two"
+        )
 
 
 def _import_outside() -> None:

@@ -1,10 +1,10 @@
 """RWKV for images: a spatial mix (bidirectional WKV) and a channel mix, each after a token shift.
 
-Vision-RWKV (arXiv 2403.02308) as Diffusion-RWKV (arXiv 2404.04478) uses it, without long skips. Two
-operators look at where a token sits: the shift takes a quarter of the channels from each grid
-neighbour, and bi-WKV lets a token's weight fall with its distance along the raster path. Inside a
-route both ask the layout, so that they compute what the dense operators would with the absent
-tokens masked.
+Vision-RWKV (arXiv 2403.02308) as Diffusion-RWKV (arXiv 2404.04478) uses it; the latter's long skips
+are `backbone.skips`. Two operators look at where a token sits: the shift takes a quarter of the
+channels from each grid neighbour, and bi-WKV lets a token's weight fall with its distance along the
+raster path. Inside a route both ask the layout, so that they compute what the dense operators would
+with the absent tokens masked.
 """
 
 import math

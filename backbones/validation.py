@@ -11,17 +11,18 @@ value is no number, `2.0` is no integer and text is never converted.
 import dataclasses
 import functools
 import json
+import math
 import numbers
 import types
 import typing
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import annotated_types
 import pydantic
 import pydantic_core
 
-from routing.errors import UserError, suggest
+from routing.errors import UserError, require, suggest
 
 
 class OptionError(UserError):
@@ -90,6 +91,7 @@ def validate(
 
     Args:
         options: The dataclass; a method `check_consistency()`, if any, refuses combinations.
+            `prefix` is put before its message where that does not begin with it.
         values: A mapping of keys, as YAML or JSON holds them.
         prefix: What stands before each key in an error, as in `train.`.
         known_elsewhere: Further keys that a typing mistake may have meant.
@@ -97,17 +99,17 @@ def validate(
     Raises:
         OptionError: An unknown key, a missing key, or a value of another type or range.
     """
-    if not isinstance(values, Mapping):
-        raise OptionError(
-            f"{prefix.rstrip('.') or 'the configuration'}={show(values)}: expected a mapping of "
-            f"keys"
-        )
+    owner = prefix.rstrip(".") or "the configuration"
+    require(
+        isinstance(values, Mapping),
+        f"{owner}={show(values)}: expected a mapping of keys",
+        OptionError,
+    )
     fields = fields_of(options)
     for key in values:
         if key not in fields:
-            raise OptionError(
-                f"unknown key {prefix}{key}{suggest(str(key), [*fields, *known_elsewhere])}"
-            )
+            closest = suggest(str(key), [*fields, *known_elsewhere])
+            raise OptionError(f"unknown key {prefix}{show(key)}{closest}")
     for name, field in fields.items():
         if field.default is dataclasses.MISSING and name not in values:
             raise OptionError(f"missing key {prefix}{name}: expected {describe(field.annotation)}")
@@ -116,7 +118,12 @@ def validate(
         validated[key] = validate_value(fields[key].annotation, value, prefix + key)
     instance = options(**validated)
     if hasattr(instance, "check_consistency"):
-        instance.check_consistency()
+        try:
+            instance.check_consistency()
+        except UserError as error:
+            if str(error).startswith(prefix):
+                raise
+            raise type(error)(f"{prefix}{error}") from None
     return instance
 
 
@@ -131,39 +138,61 @@ def validate_value(annotation: Any, value: Any, name: str) -> Any:
         return validate(options, value, f"{name}.")
     if options is not None and isinstance(value, options):
         return value
-    if options is not None and options is annotation:
-        raise OptionError(f"{name}={show(value)}: expected {describe(annotation)}")
+    is_annotated = typing.get_origin(annotation) is Annotated
+    plain_type = typing.get_args(annotation)[0] if is_annotated else annotation
+    if options is not None and options is plain_type:  # no alternative to the dataclass
+        raise _wrong_value(annotation, value, name)
     adapter = _adapter(annotation)
     try:
         # JSON has the types of YAML and of command lines: a list is good for a tuple.
         return adapter.validate_json(json.dumps(value, default=_plain_number))
     except (pydantic.ValidationError, TypeError, ValueError, RecursionError):
-        raise OptionError(
-            f"{name}={show(value)}: expected {describe(annotation)}"
-            f"{_suggest_choice(annotation, value)}"
-        ) from None
+        raise _wrong_value(annotation, value, name) from None
 
 
-def describe(annotation: Any) -> str:
-    """Return in words which values an annotation allows."""
+def _wrong_value(annotation: Any, value: Any, name: str) -> OptionError:
+    expected = describe(annotation)
+    if _has_infinity(value):
+        expected = expected.replace("a number", "a finite number")
+    closest = _suggest_choice(annotation, value)
+    return OptionError(f"{name}={show(value)}: expected {expected}{closest}")
+
+
+def check_choice(value: Any, words: Collection[str], name: str) -> None:
+    """Refuse a value that is not one of the words.
+
+    Raises:
+        OptionError: The message has its `name`, the words, and the closest of them.
+    """
+    validate_value(Annotated[str, Choices(tuple(words))], value, name)
+
+
+def describe(annotation: Any, bounds: str = "") -> str:
+    """Return in words which values an annotation allows; `bounds` limit its numbers."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        bounds = []
+    if origin is Annotated:
+        limits = [bounds] if bounds else []
         for constraint in arguments[1:]:
             if isinstance(constraint, Choices):
                 return _one_of(constraint.words)
             for kind, (attribute, words) in _BOUNDS.items():
                 if isinstance(constraint, kind):
-                    bounds.append(f"{words} {getattr(constraint, attribute):,}")
-        return f"{describe(arguments[0])} {' and '.join(bounds)}".rstrip()
+                    limits.append(f"{words} {getattr(constraint, attribute):,}")
+        return describe(arguments[0], " and ".join(limits))
     if origin in (typing.Union, types.UnionType):
-        alternatives = [describe(argument) for argument in arguments]
+        alternatives = [describe(argument, bounds) for argument in arguments]
+        for item in alternatives:
+            # A long list of choices is printed once.
+            if item.startswith("one of ") and f"a list, each {item}" in alternatives:
+                return f"{item}, or a list of these"
         return " or ".join(dict.fromkeys(alternatives))
     if origin is typing.Literal:
         return _one_of(arguments)
     if origin in (tuple, list):
         length = f" of {len(arguments)}" if origin is tuple and arguments[-1] is not ... else ""
         return f"a list{length}, each {describe(arguments[0])}"
+    if annotation in (int, float) and bounds:
+        return f"{_TYPES[annotation]} {bounds}"
     if dataclasses.is_dataclass(annotation):
         return f"a mapping of {', '.join(fields_of(typing.cast(type, annotation)))}"
     return _TYPES.get(origin or annotation, "a mapping of keys")
@@ -177,7 +206,8 @@ def show(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{','.join(show(item) for item in value)}]"
-    return str(value)
+    # A message is one line: line breaks and control characters are escaped.
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
 
 
 def choices(annotation: Any) -> list[str]:
@@ -230,13 +260,24 @@ def _plain_number(value: Any) -> int | float:
     raise TypeError(f"{type(value).__name__} is no plain value")
 
 
+def _has_infinity(value: Any) -> bool:
+    """Whether a number is infinite or not a number, or a list holds one that is."""
+    if isinstance(value, list | tuple):
+        return any(_has_infinity(item) for item in value)
+    return isinstance(value, float) and not math.isfinite(value)
+
+
 def _dataclass_in(annotation: Any) -> Any:
     """Return the dataclass that an annotation allows (alone, or as one of several), or None."""
-    if dataclasses.is_dataclass(annotation):
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return annotation
-    for argument in typing.get_args(annotation):
-        if isinstance(argument, type) and dataclasses.is_dataclass(argument):
-            return argument
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _dataclass_in(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        for argument in arguments:
+            if _dataclass_in(argument) is not None:
+                return _dataclass_in(argument)
     return None
 
 

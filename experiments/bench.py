@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# The repository root, not this script's folder: `experiments` must be found as a package.
+# The repository root instead of this script's folder, so that `experiments` can be imported.
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 

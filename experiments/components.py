@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import backbones
-from experiments.config.routes import model_arguments, run_cost
+from experiments.config.model import model_arguments, run_cost
 from experiments.config.schema import Config
 from experiments.data.dataset import Dataset, Device, create
 from experiments.runtime.memory import check_fits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# The repository root, not this script's folder: `experiments` must be found as a package.
+# The repository root instead of this script's folder, so that `experiments` can be imported.
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from experiments.runtime.errors import require_packages
@@ -13,11 +13,12 @@ if __name__ == "__main__":
     require_packages()
 
 import argparse
+from collections.abc import Callable
 
 from experiments.options.evaluation import FEATURES, METRICS
 from experiments.runtime.command import home_path as _path
 from experiments.runtime.command import run_command
-from routing.errors import Parser
+from experiments.runtime.parser import Parser
 
 EXAMPLES = """\
 examples:
@@ -29,9 +30,9 @@ examples:
   python experiments/evaluate.py samples.npz --reference real.npz
   python experiments/evaluate.py pictures/ --write-reference real.npz
 
-Scores go to RUN/evaluations/*.json and never to the run's own record. A command
-that was cut short goes on where it was when it is given again. torchrun shares
-the samples over processes.
+Scores are written to RUN/evaluations/*.json, not to the run's scores.jsonl.
+Re-running an interrupted command resumes it. torchrun splits the samples over
+processes.
 """
 
 
@@ -56,10 +57,20 @@ def parser() -> argparse.ArgumentParser:
         "--guidance",
         nargs="+",
         metavar="NAME[,KEY=VALUE...]",
-        help="how to guide, one evaluation for each (default: the run's)",
+        help="guidance and its options, one evaluation for each (default: the run's)",
     )
-    add("--sampler", metavar="NAME[,KEY=VALUE...]", help="how to walk (default: the run's)")
+    add(
+        "--sampler",
+        metavar="NAME[,KEY=VALUE...]",
+        help="sampler and its options (default: the run's)",
+    )
     add("--steps", type=int, metavar="N", help="steps of the sampler")
+    _add_scoring(add)
+    return p
+
+
+def _add_scoring(add: Callable[..., object]) -> None:
+    """Add the options of metrics, references and output."""
     add("--metrics", nargs="+", metavar="M", help=f"of {', '.join(METRICS)}")
     add("--features", nargs="+", metavar="F", help=f"of {', '.join(FEATURES)}")
     add("--reference", metavar="FILE", help="statistics (.npz) instead of the held-out split")
@@ -69,20 +80,33 @@ def parser() -> argparse.ArgumentParser:
         "--write-reference",
         type=_path,
         metavar="FILE",
-        help="write statistics of real images, score nothing",
+        help="write statistics of real images instead of scoring",
     )
     add(
         "--write-samples",
         type=_path,
         metavar="FILE",
-        help="also write the samples as ADM's evaluator reads",
+        help="also write the samples as an .npz for ADM's evaluator",
     )
-    add("--inception-weights", metavar="FILE", help="torch-fidelity's weights, where offline")
-    add("--dinov2-weights", metavar="FILE", help="timm's weights, where offline")
-    add("--cache", type=_path, metavar="DIR", help="trained classifiers, weights, references")
-    add("--out", type=_path, metavar="DIR", help="where the record goes (default: RUN/evaluations)")
-    add("--keep-samples", action="store_true", default=None, help="keep what resuming needs")
-    return p
+    add(
+        "--inception-weights",
+        metavar="FILE",
+        help="torch-fidelity's weights, if there is no network",
+    )
+    add("--dinov2-weights", metavar="FILE", help="timm's weights, if there is no network")
+    add(
+        "--cache",
+        type=_path,
+        metavar="DIR",
+        help="folder of trained classifiers, weights and references",
+    )
+    add("--out", type=_path, metavar="DIR", help="folder of the record (default: RUN/evaluations)")
+    add(
+        "--keep-samples",
+        action="store_true",
+        default=None,
+        help="keep the samples, from which a later command resumes",
+    )
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""EMA weights in one small file: python experiments/export.py RUN OUT.safetensors (see --help)."""
+"""Write EMA weights to one file: python experiments/export.py RUN OUT.safetensors (see --help)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import dataclasses
 import sys
 from pathlib import Path
 
-# The repository root, not this script's folder: `experiments` is a package, from anywhere.
+# The repository root instead of this script's folder, so that `experiments` can be imported.
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from experiments.runtime.errors import require_packages
 
     require_packages()
 
-from experiments.config.schema import PathsConfig
 from experiments.data.data_options import location_keys
+from experiments.options.training import PathsOptions
 from experiments.runtime.command import run_command
-from routing.errors import Parser, UserError
+from experiments.runtime.parser import Parser
+from routing.errors import require
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,30 +29,29 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("source", metavar="RUN", help="a run folder, or an exported file")
     p.add_argument("out", metavar="OUT.safetensors", type=Path, help="the file to write")
-    p.add_argument("--half", action="store_true", help="float16: half the bytes")
+    p.add_argument("--half", action="store_true", help="store float16, half the size")
     return p
 
 
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     args = parser().parse_args(argv)
-    if args.out.suffix != ".safetensors":
-        raise UserError(f"{args.out}: expected a name that ends in .safetensors")
+    require(
+        args.out.suffix == ".safetensors", f"{args.out}: expected a name that ends in .safetensors"
+    )
 
     from experiments.evaluation import trained_model
-    from experiments.runtime.checkpoint_files import CheckpointError
 
     loaded = trained_model.load_model(args.source, device="cpu")
     weights, data = loaded.model.state_dict(), dict(loaded.config.data)
     if args.half:
         weights = {k: v.half() if v.is_floating_point() else v for k, v in weights.items()}
         for name, values in weights.items():
-            if not values.isfinite().all():
-                raise CheckpointError(f"{name} does not fit float16: leave out --half")
-    # Paths of runs and data are private, and no part of a run's name.
+            require(values.isfinite().all(), f"{name} does not fit float16: leave out --half")
+    # Paths of runs and data are private, and not part of the run's name.
     for key in location_keys(data["name"]):
         data.pop(key, None)
-    config = dataclasses.replace(loaded.config, paths=PathsConfig(), data=data)
+    config = dataclasses.replace(loaded.config, paths=PathsOptions(), data=data)
     trained_model.export(args.out, loaded.model, weights, config, loaded.step, loaded.info)
     print(f"{args.out}  {args.out.stat().st_size / 1e6:.2f} MB, step {loaded.step}")
     return 0

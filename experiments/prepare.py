@@ -8,29 +8,22 @@ The same command continues after an interruption.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
-    # Run as a script, Python puts experiments/ on the path; imports start at the repository root.
+    # The repository root instead of this script's folder, so that `experiments` can be imported.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from experiments.runtime.errors import require_packages
 
     require_packages()
 
+from experiments.data.data_options import require
 from experiments.runtime.command import home_path, run_command
-from experiments.runtime.console import Console
 from experiments.runtime.errors import Interrupted
 from experiments.runtime.files import check_replaceable
-from experiments.runtime.locks import locked
-from experiments.runtime.process_group import process_group
-from routing.errors import Parser
-
-if TYPE_CHECKING:
-    from experiments.data.store_writer import StoreWriter
+from experiments.runtime.parser import Parser
 
 _EXAMPLES = """examples:
   python experiments/prepare.py ~/photos latents/photos
@@ -96,10 +89,8 @@ def parser() -> argparse.ArgumentParser:
     return command_line
 
 
-def _check(args: argparse.Namespace) -> None:
+def check_arguments(args: argparse.Namespace) -> None:
     """Refuse arguments out of range, and a folder that holds something else."""
-    from experiments.data.data_options import require
-
     for name in ("size", "batch", "shard", "threads", "captions_per_image", "text_length"):
         value, option = getattr(args, name), f"--{name.replace('_', '-')}"
         require(1 <= value <= 10**7, f"{option} {value}: must be at least 1, at most 10000000")
@@ -119,106 +110,18 @@ def _check(args: argparse.Namespace) -> None:
     require("plan.json" in names or not foreign, f"{args.out} is not empty; give a new folder")
 
 
-def _device(name: str | None) -> str:
-    """Return this process's device: one GPU for each local rank."""
-    import torch
-
-    from experiments.data.data_options import DataError
-
-    device = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda":
-        device = f"cuda:{process_group().local_rank}"
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise DataError(f"--device {device} is not there; try --device cpu") from None
-    return device
-
-
-def prepare(args: argparse.Namespace) -> None:
-    """Encode this process's shards, and finish the store if it is the last process."""
-    _check(args)
-    # Imported late: `--help` needs no packages, and invalid arguments no torch.
-    from experiments.data.encoders import Autoencoder, TextEncoder
-    from experiments.data.latent_store import LatentStore
-    from experiments.data.open_source import open_source
-    from experiments.data.store_writer import StoreSettings, StoreWriter
-
-    columns = {
-        "image": args.image_column,
-        "label": args.label_column,
-        "caption": args.caption_column,
-    }
-    source = open_source(args.images, captions=args.captions, files=args.files, columns=columns)
-    if args.limit is not None:
-        source.limit(args.limit)
-    if args.text is None:
-        source.captioned = False  # captions that are not read may have any type
-    device = _device(args.device)
-    vae = Autoencoder(args.vae, device, download=True)
-    text = None
-    if args.text is not None:
-        text = TextEncoder(args.text, device, args.text_length, download=True)
-    settings = StoreSettings(
-        vae=args.vae,
-        size=args.size,
-        kind=args.kind,
-        flips=not args.no_flips,
-        dtype=args.dtype,
-        shard=args.shard,
-        text=args.text,
-        captions=args.captions_per_image,
-        text_length=args.text_length,
-    )
-    is_first = process_group().rank == 0
-    # The first process of a launch locks out other launches, which would write the same files.
-    with locked(args.out) if is_first else contextlib.nullcontext():
-        writer = StoreWriter(source, vae, args.out, settings, text, args.batch, args.threads)
-        _write_shards(writer)
-        manifest = writer.finish()
-    if manifest is None:
-        return
-    if args.verify:
-        LatentStore(args.out, verify=True)
-    print(manifest.summary(args.out))
-
-
-def _write_shards(writer: StoreWriter) -> None:
-    """Write the missing shards of this process, with a progress display on stderr."""
-    from experiments.data.data_options import PICTURES
-
-    group, source = process_group(), writer.source
-    missing = writer.missing()
-    shards = [number for number in missing if number % group.world_size == group.rank]
-    if not shards:
-        return
-    console = Console(quiet=group.rank > 0, stderr=True)
-    finished = writer.shards - len(missing)
-    finished_text = f", {finished} finished before" if finished else ""
-    console.say(f"{source.count:,} images in {writer.shards} shards{finished_text}")
-    if source.ignored_files:
-        console.say(
-            f"ignored: {len(source.ignored_files):,} other files, such as "
-            f"{source.ignored_files[0]}; images end in {' '.join(PICTURES)}"
-        )
-    size = writer.settings.shard
-    total = sum(min(size, source.count - number * size) for number in shards)
-    done = 0
-    with console.progress("images", total) as progress:
-        for number in shards:
-            for count in writer.write(number):
-                done += count
-                progress.update(done)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     return run_command(_command, arguments, computes=True)
 
 
 def _command(argv: list[str]) -> None:
+    arguments = parser().parse_args(argv)
+    check_arguments(arguments)
+    from experiments.data.prepare_command import prepare  # imports torch, which takes seconds
+
     try:
-        prepare(parser().parse_args(argv))
+        prepare(arguments)
     except KeyboardInterrupt:
         message = "stopped; the same command continues with the next shard"
         raise Interrupted("SIGINT", 0, message) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# The repository root, not this script's folder: `experiments` must be found as a package.
+# The repository root instead of this script's folder, so that `experiments` can be imported.
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
@@ -14,13 +14,13 @@ from experiments.runtime.command import run_command
 
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
-    # Hydra's completion in a shell asks the files that hold these words: @hydra.main
+    # Hydra's shell completion only works with files that contain this text: @hydra.main
     from experiments.config.help import help_text
 
     argv = ["dry=true" if word == "--dry-run" else word for word in argv]
     if any(flag in argv for flag in ("-h", "--help", "help")):
-        about = [word for word in argv if word[:1] != "-" and word != "help"]
-        print(help_text(*about[:1]))
+        topics = [word for word in argv if word[:1] != "-" and word != "help"]
+        print(help_text(*topics[:1]))
         return 0
     if any(flag in argv for flag in ("-sc", "--shell-completion")):
         from experiments.config.compose import complete
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
 
 
 def start() -> int:
-    """Be the command `tread-run`: the words are those of this process."""
+    """Entry point of `tread-run`; uses `sys.argv`."""
     return run_command(main, computes=True)
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-# The repository root, not this script's folder: `experiments` is a package, from anywhere.
+# The repository root instead of this script's folder, so that `experiments` can be imported.
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from experiments.runtime.errors import require_packages
@@ -16,7 +16,7 @@ if __name__ == "__main__":
 from experiments.options.guidance import GUIDANCE
 from experiments.options.sampler import SAMPLERS
 from experiments.runtime.command import run_command
-from routing.errors import Parser
+from experiments.runtime.parser import Parser
 
 EXAMPLES = """\
 examples:
@@ -27,7 +27,7 @@ examples:
       guidance.checkpoint=RUN@300
   python experiments/sample.py RUN --seeds 0-49999 --pngs 0 --out fid50k
 
-The same command again resumes. Options of samplers and guidance:
+Re-running a command resumes it. Options of samplers and guidance:
 python experiments/run.py --help sampler, --help guidance.
 Several GPUs: accelerate launch experiments/sample.py ...
 """
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     add("--sampler", help=f"{', '.join(SAMPLERS)} (default: the run's)")
     add("--steps", type=int, help="sampling steps (default: the run's)")
     add("--out", default="samples", help="folder to write to (default: samples)")
-    add("--pngs", type=int, default=1000, help="write at most so many PNGs (default: 1000)")
+    add("--pngs", type=int, default=1000, help="largest number of PNGs to write (default: 1000)")
     add("--batch", type=int, default=64, help="images at once (default: 64)")
     add("--step", type=int, help="a checkpoint of the run (default: its exported weights)")
     add("--weights", default="ema", help="ema or raw (default: ema)")

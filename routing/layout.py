@@ -47,6 +47,9 @@ class Layout:
 
     Attributes:
         is_full: Whether this is the dense sequence: no ids were given.
+        tokens: Grid tokens present: K, or N.
+        length: Tokens in the sequence, prefix included.
+        full_length: Tokens of the dense sequence, prefix included.
         tables: Tables computed so far, by kind and argument (see `prepare`).
     """
 
@@ -66,25 +69,13 @@ class Layout:
             shuffle = shuffle.unsqueeze(0)
         self.ids, self.shuffle = ids, shuffle
         self.is_full = ids is None
+        self.tokens = self.grid[0] * self.grid[1] if ids is None else ids.shape[1]
+        self.length = self.prefix + self.tokens
+        self.full_length = self.prefix + self.grid[0] * self.grid[1]
         self.device = torch.device(device or "cpu") if ids is None else ids.device
         self.tables: dict[tuple[str, str], Any] = {}
         if ids is None and shuffle is None:
             self.tables = _shared_tables(self.grid, self.prefix, self.device)
-
-    @property
-    def tokens(self) -> int:
-        """Grid tokens present: K, or N."""
-        return self.grid[0] * self.grid[1] if self.ids is None else self.ids.shape[1]
-
-    @property
-    def length(self) -> int:
-        """Tokens in the sequence, prefix included."""
-        return self.prefix + self.tokens
-
-    @property
-    def full_length(self) -> int:
-        """Tokens of the dense sequence, prefix included."""
-        return self.prefix + self.grid[0] * self.grid[1]
 
     def prepare(self, tables: Iterable[tuple[str, str]]) -> None:
         """Compute tables, so that `reorder`, `positions`, `gaps` and `neighbours` look them up.

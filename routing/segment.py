@@ -18,6 +18,8 @@ from routing.rng import Draws
 from routing.route import Route, Segment, keep_count
 from routing.selection import Selection, check_ids, ids_of_segment
 
+SKIP = "skip."  # Keys of carried tensors that are earlier outputs of blocks (long skips)
+
 
 @dataclass
 class Subset:
@@ -63,13 +65,19 @@ class Tokens:
         return Tokens(x, self.layout, self.scatter_state(subset, processed))
 
     def scatter_state(self, subset: Subset | None, processed: Tokens) -> dict[str, Tensor]:
-        """Return the carried tensors of all tokens; one that is new is 0 for skipped tokens."""
+        """Return the carried tensors of all tokens.
+
+        One that is new is 0 for skipped tokens, but a long skip is their state from before the
+        segment: what the block would have returned for them as the identity.
+        """
         if subset is None:
             return processed.state
         state = {}
         for key, value in processed.state.items():
             before = self.state.get(key)
-            if before is None:
+            if before is None and key.startswith(SKIP):
+                before = self.x
+            elif before is None:
                 shape = (value.shape[0], self.layout.length, *value.shape[2:])
                 before = value.new_zeros(shape)
             state[key] = subset.move.put(before, value)

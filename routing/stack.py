@@ -120,11 +120,11 @@ class Stack(nn.Module):
         if x.shape[1] != layout.length:
             raise RoutingError(f"{x.shape[1]} tokens come in, and their layout has {layout.length}")
         routing = Routing(Route()) if routing is None else routing
-        route = routing.resolve(self.depth)
+        route, is_plain = routing.resolve(self.depth), routing.is_plain
         tokens = Tokens(x, layout.to(x.device), dict(state or {}))
         segments: Sequence[Segment] = route.segments
         routed_segments = [RoutedSegment(segment.start, segment.end) for segment in segments]
-        if self.fuse is not None or not routing.is_plain:
+        if self.fuse is not None or not is_plain:
             segments = pass_segments(route, routing, self.fuse)
             routed_segments = build_segments(segments, routing, self.depth, self.fuse, tokens)
         runner = BlockRunner(self, cond, routed_segments, route, taps)
@@ -242,7 +242,8 @@ def prepare(blocks: Sequence[nn.Module], layout: Layout) -> None:
                 tables["scan", scan] = None
         for table in getattr(block, "tables", ()):
             tables[table] = None
-    layout.prepare(tables)
+    if tables:
+        layout.prepare(tables)
     for block in blocks:
         prepare_block: Any = getattr(block, "prepare", None)
         if prepare_block is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from experiments.runtime.files import locked
+from experiments.runtime.locks import locked
 from sweeps import pool, slurm
 from sweeps.folder import Sweep
 from sweeps.planned_run import PlannedRun

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.runtime.command import run_command
-from routing.errors import Parser, one_of
+from experiments.runtime.parser import Parser
+from routing.errors import one_of
 from sweeps import SweepError
 from sweeps.folder import all_sweeps
 from sweeps.overrides import runs_root

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from backbones.parsing import yaml_of
-from experiments.runtime.command import PACKAGES
+from experiments.runtime.errors import PACKAGES
 from routing.errors import suggest
 from sweeps import SweepError, require
 

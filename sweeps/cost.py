@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.config import Config, role
-from experiments.config.routes import TrainingRoutes, run_cost
+from experiments.config.model import run_cost
+from experiments.config.routes import TrainingRoutes
 from experiments.runtime import run_folder
 from experiments.runtime.console import big
 from sweeps import SweepError

@@ -20,8 +20,8 @@ from typing import Any
 
 from backbones.validation import validate_value
 from experiments.runtime import run_folder
-from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import atomic_write
+from experiments.runtime.records import append_jsonl, read_jsonl
 from routing.errors import UserError
 from sweeps import SweepError
 from sweeps.planned_run import PlannedRun

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from experiments.runtime.files import locked
+from experiments.runtime.locks import locked
 from sweeps import require
 from sweeps.debug import run_here
 from sweeps.folder import Sweep

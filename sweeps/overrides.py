@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from backbones.parsing import check_word
-from experiments.config import PathsConfig
+from experiments.options.training import PathsOptions
 from sweeps import SweepError, require
 
 KEY = re.compile(r"[A-Za-z_][\w.]*\Z")
@@ -52,7 +52,7 @@ def only(key: str, values: Sequence[Typed]) -> str:
 
 def runs_root(user: Mapping[str, Sequence[Typed]]) -> Path:
     """Return the absolute folder of the run folders, as typed in `paths.runs` or by default."""
-    folder = only("paths.runs", user.get("paths.runs", [Typed(PathsConfig().runs)]))
+    folder = only("paths.runs", user.get("paths.runs", [Typed(PathsOptions().runs)]))
     return Path(folder).expanduser().absolute()
 
 

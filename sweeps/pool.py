@@ -18,15 +18,15 @@ from types import FrameType
 import psutil
 
 from experiments.runtime import run_folder
-from experiments.runtime.command import environment_of_jobs
-from experiments.runtime.files import atomic_write, is_locked, locked
+from experiments.runtime.files import atomic_write
+from experiments.runtime.locks import is_locked, locked
 from experiments.runtime.memory import visible_gpus
 from sweeps import SweepError
 from sweeps.folder import JobBatch, Sweep
 from sweeps.job import KILLED, REQUEUE, Job
 from sweeps.planned_run import PlannedRun
 from sweeps.resources import Resources
-from sweeps.snapshot import python_path
+from sweeps.snapshot import job_environment
 
 
 def start(
@@ -46,7 +46,7 @@ def start(
         atomic_write(files[run.name], json.dumps(Job.create(sweep, run, batch).__dict__))
     values = {"jobs": files, "workers": worker_gpus, "logs": str(sweep.logs)}
     atomic_write(folder / "pool.json", json.dumps(values))
-    environment = environment_of_jobs() | {"PYTHONPATH": python_path(code)}
+    environment = job_environment(code)
     # The runs share the cores; `train.threads` or OMP_NUM_THREADS override this.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // resources.workers)))
@@ -215,7 +215,7 @@ class Pool:
         """Start waiting runs on idle workers."""
         while self.queue and self.idle:
             run, gpus = self.queue[0], self.idle[0]
-            environment = environment_of_jobs()
+            environment = dict(os.environ)  # as `start` set it
             if gpus is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
             self.logs.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from experiments.config import GROUPS, Config
 from experiments.preflight import check_ready
-from experiments.runtime.command import print_error, sentence
+from experiments.runtime.errors import print_error, sentence
 from experiments.runtime.memory import visible_gpus
 from routing.errors import suggest
 from sweeps import require

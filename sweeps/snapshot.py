@@ -10,7 +10,8 @@ import time
 import warnings
 from pathlib import Path
 
-from experiments.runtime.command import PACKAGES, ROOT
+from experiments.runtime.command import environment_of_jobs
+from experiments.runtime.errors import PACKAGES, ROOT
 from experiments.runtime.files import atomic_write, code_commit
 from sweeps import SweepError
 
@@ -104,6 +105,11 @@ def _make_writable(folder: Path) -> None:
     for path in [folder, *folder.rglob("*")]:
         if path.is_dir():
             path.chmod(path.stat().st_mode | 0o700)
+
+
+def job_environment(code: Path) -> dict[str, str]:
+    """Return the environment of a process that runs the snapshot `code`."""
+    return environment_of_jobs() | {"PYTHONPATH": python_path(code)}
 
 
 def python_path(code: Path) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.options.evaluation import METRICS
-from experiments.runtime.console import is_score, read_jsonl
-from experiments.runtime.files import locked
+from experiments.runtime.locks import locked
+from experiments.runtime.records import is_score, read_jsonl
 from sweeps import SweepError
 from sweeps.folder import Sweep
 from sweeps.overrides import format_overrides

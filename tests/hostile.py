@@ -490,10 +490,10 @@ def make_metrics(folder):
 
 @reader("metrics of a run that resumes", make_metrics, "metrics.jsonl")
 def read_metrics(folder):
-    from experiments.runtime import console
+    from experiments.runtime import records
 
-    console.read_jsonl(folder / "metrics.jsonl")
-    console.cut_jsonl(folder / "metrics.jsonl", 2)
+    records.read_jsonl(folder / "metrics.jsonl")
+    records.cut_jsonl(folder / "metrics.jsonl", 2)
 
 
 def make_notes(folder):

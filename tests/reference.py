@@ -243,13 +243,19 @@ def shift(x, present, grid, prefix, missing):
     return torch.stack(rows)
 
 
-def biwkv(k, v, decay, bonus, present):
-    """Literal sum over all pairs, distances on the full sequence (raster after the prefix)."""
+def biwkv(k, v, decay, bonus, present, rank=False):
+    """Literal sum over all pairs, distances on the full sequence (raster after the prefix).
+
+    By rank, distances count the present tokens alone, and the length is their number.
+    """
     tokens = k.shape[1]
-    place = torch.arange(tokens)
-    distance = (place[:, None] - place[None, :]).abs()[None, ..., None]
+    place = torch.arange(tokens).expand(k.shape[:2])
+    if rank:
+        place = present.cumsum(1) - 1
+        tokens = present.sum(1).view(-1, 1, 1, 1)
+    distance = (place[:, :, None] - place[:, None, :]).abs()[..., None]
     score = k[:, None] - decay / tokens * (distance - 1)
-    own = torch.eye(tokens, dtype=torch.bool)[None, ..., None]
+    own = torch.eye(k.shape[1], dtype=torch.bool)[None, ..., None]
     score = torch.where(own, k[:, None] + bonus / tokens, score)
     score = score.masked_fill(~present[:, None, :, None], -math.inf)
     weight = torch.exp(score - score.max(2, keepdim=True).values)
@@ -263,7 +269,7 @@ def rwkv(block, branch, x, present, grid, prefix, missing=None):
     if branch == 0:
         k, v = linear(module.key, mixed[0]), linear(module.value, mixed[1])
         gate = 1 / (1 + torch.exp(-linear(module.receptance, mixed[2])))
-        out = biwkv(k, v, module.decay, module.bonus, present)
+        out = biwkv(k, v, module.decay, module.bonus, present, module.wkv == "rank")
         return linear(module.output, gate * out)
     hidden = torch.clamp(linear(module.key, mixed[0]), min=0) ** 2
     return linear(module.value, hidden) / (1 + torch.exp(-linear(module.receptance, mixed[1])))
@@ -292,7 +298,7 @@ def run_block(block, x, modulation, present, grid, prefix, **changes):
     """One block with adaLN-zero on the full sequence; absent tokens pass by unchanged."""
     branch = branches()[type(block).__name__]
     y = x
-    for n in (0, 1):
+    for n in range(1 if getattr(block, "two", block) is None else 2):
         shift_, scale, gate = (modulation[:, 3 * n + i] for i in range(3))
         plain = rms_norm(y, block.norms[n].weight) if block.norms is not None else layer_norm(y)
         inside = plain * (1 + scale) + shift_
@@ -304,11 +310,20 @@ def run_stack(blocks, x, cond, grid, prefix, segments=(), **changes):
     """All blocks; `segments` lists (start, end, present (B, T)) with both ends inclusive."""
     everything = torch.ones(x.shape[:2], dtype=torch.bool)
     memory = {}
+    skips = {}  # outputs of the first half's blocks, where long skips take them
     for i, block in enumerate(blocks):
         present = everything
         for start, end, kept in segments:
             if start <= i <= end:
                 present = kept
+        before = x
+        if type(block).__name__ == "LongSkipBlock":
+            if block.join is not None:
+                joined = linear(block.join, torch.cat([x, skips[len(blocks) - 1 - i]], dim=-1))
+                x = torch.where(present[..., None], joined, x)
+            block = block.block
         own = {"memory": memory} if type(block).__name__ == "RWKV7Block" else {}
         x = run_block(block, x, cond[i], present, grid, prefix, **changes, **own)
+        assert torch.equal(x[~present], before[~present])
+        skips[i] = x
     return x

@@ -19,7 +19,7 @@ LIMITS = {  # figure: (limit today, target)
     "pairs of subpackages that import each other": (0, 0),
     "own modules imported by the busiest file": (16, 10),
     "generic names, per cent of assignments": (1.0, 1.0),
-    "raise statements, per cent of code lines": (3.5, 2.0),
+    "raise statements, per cent of code lines": (3.0, 2.0),
     "comprehensions per 100 lines: routing": (3.0, 3.0),
     "comprehensions per 100 lines: backbones": (3.0, 3.0),
     "comprehensions per 100 lines: experiments": (3.0, 3.0),
@@ -30,7 +30,7 @@ LIMITS = {  # figure: (limit today, target)
     "longest file": (405, 400),
 }
 # Bounds of what was reached; they are lowered where it gets less.
-IN_FUNCTIONS, FOR_TYPES, COMMANDS = 33, 3, 10
+IN_FUNCTIONS, FOR_TYPES, COMMANDS = 22, 2, 10
 STEP_FILES, STEP_CHANGES = 15, 80
 
 

@@ -116,7 +116,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("init=nowhere", "does not exist"),
             ("init={run}@x", "whole number"),
             ("init={run}@99", "no weights"),
-            ("init={tmp}/dit-*", "fits nothing"),
+            ("init={tmp}/dit-*", "matches 0 paths"),
             ("init={run}/*", "expected exactly one run"),
             ("experiment=finetune", "say which with init=RUN"),
             # --- routes
@@ -466,8 +466,8 @@ def split(words: str) -> list[str]:
 
 
 def test_links_that_loop_are_one_sentence(tmp_path, capsys):
-    from experiments.runtime.console import append_jsonl
-    from experiments.runtime.files import locked
+    from experiments.runtime.locks import locked
+    from experiments.runtime.records import append_jsonl
 
     def lock(_):
         with locked(tmp_path):

@@ -98,7 +98,7 @@ def test_routes(text, depth):
 @few(150)
 @given(ROUTES.filter(lambda route: isinstance(route, str)), st.integers(1, 64))
 def test_schedules_of_routes(text, depth):
-    from experiments.config.schema import RouteSchedule
+    from routing.schedule import RouteSchedule
 
     answers(lambda: RouteSchedule.parse(text).resolve(depth))
 
@@ -181,21 +181,21 @@ def test_half_written_lines_are_left_out(tail, cut):
     import tempfile
 
     from analysis.run_files import Damaged, read_lines
-    from experiments.runtime import console
+    from experiments.runtime import records
 
     whole = b'{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n'
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
         path.write_bytes(whole + tail)
         # What follows may be whole JSON that is no record; the two before it are never lost.
-        assert [e.get("step") for e in console.read_jsonl(path)][:2] == [1, 2]
+        assert [e.get("step") for e in records.read_jsonl(path)][:2] == [1, 2]
         try:
             assert [e.get("step") for e in read_lines(path)][:2] == [1, 2]
         except Damaged as error:
             assert "line" in str(error)
         path.write_bytes(whole[:cut])
         steps = [line["step"] for line in read_lines(path)]
-        assert steps == [e["step"] for e in console.read_jsonl(path)] == [1, 2][: len(steps)]
+        assert steps == [e["step"] for e in records.read_jsonl(path)] == [1, 2][: len(steps)]
         assert len(steps) == (cut >= 24) + (cut >= 50)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from small import ROOT, overrides
 
-from experiments.runtime.command import PACKAGES
+from experiments.runtime.errors import PACKAGES
 
 
 def call(*words, **options):

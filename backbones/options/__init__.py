@@ -5,10 +5,23 @@ and a block class in a file of its name in `backbones`. The counts of parameters
 checked when a model is built; those of saved activations were measured and hold within 15 %.
 """
 
-from backbones.options import dit, lightningdit, mamba, rwkv, rwkv7
+import importlib
+import pkgutil
+
 from backbones.options.family import KERNELS, BlockCost, Spec
 from backbones.options.model import ModelConfig
 
-FAMILIES = (dit.FAMILY, lightningdit.FAMILY, mamba.FAMILY, rwkv.FAMILY, rwkv7.FAMILY)
+
+def _read_families() -> tuple[Spec, ...]:
+    """Return the `FAMILY` of every module of this package that has one, by name."""
+    families = []
+    for module in pkgutil.iter_modules(__path__):
+        family = getattr(importlib.import_module(f"{__name__}.{module.name}"), "FAMILY", None)
+        if family is not None:
+            families.append(family)
+    return tuple(families)
+
+
+FAMILIES = _read_families()
 
 __all__ = ["FAMILIES", "KERNELS", "BlockCost", "ModelConfig", "Spec"]

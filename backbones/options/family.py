@@ -60,6 +60,11 @@ class BlockCost:
     saved: int
 
 
+def two_branches(options: Any) -> int:
+    """Return 2: a token mixer and a channel mixer, as most blocks have."""
+    return 2
+
+
 @dataclass(frozen=True)
 class Spec:
     """A family without its implementation.
@@ -74,6 +79,8 @@ class Spec:
         check: `check(size, options)` raises `BackboneError` where the two do not fit.
         weighted_norms: Normalise by RMSNorms with weights, the model's head too, and not by
             LayerNorms without.
+        branches: `branches(options)` is the number of residual branches of a block, each of which
+            has a shift, a scale and a gate.
     """
 
     name: str
@@ -82,6 +89,7 @@ class Spec:
     block: str
     check: Callable[[Size, Any], None] | None = None
     weighted_norms: bool = False
+    branches: Callable[[Any], int] = two_branches
 
     def parse(self, size: Size, given: Mapping[str, Any], known: Collection[str] = ()) -> Any:
         """Build the family's options for a stack of this size.

@@ -16,9 +16,10 @@ class MambaOptions:
     """Options of the family `mamba`."""
 
     scan: Annotated[
-        Literal["alternate", "zigzag", "bidirectional"],
+        Literal["alternate", "zigzag", "bidirectional", "raster"],
         "alternate: one snake path forward, then reversed; zigzag: the next two of eight snake "
-        "paths; bidirectional: both directions summed in each mixer.",
+        "paths; bidirectional: both directions summed in each mixer; raster: the same along the "
+        "rows, as Vim and DiS.",
     ] = "alternate"
     conv: Annotated[
         Literal["true", "compact", "none"],
@@ -36,6 +37,10 @@ class MambaOptions:
         Literal["mamba2", "mamba1"],
         "mamba2: chunked matmuls, several times faster on a CPU than mamba1's selective scan.",
     ] = "mamba2"
+    mixers: Annotated[
+        Literal[1, 2],
+        "Mixers in a block: 2 make a block of DiT's size; 1 is ZigMa's and DiS's, half of it.",
+    ] = 2
     state: Annotated[
         Annotated[int, Ge(8), MultipleOf(8)] | None,  # Kernels need the multiple.
         "State channels N; null: mamba2 64 from width 384 on, less below, for about a DiT block's "
@@ -58,7 +63,7 @@ class MambaOptions:
     @property
     def directions(self) -> int:
         """Scan directions in each mixer."""
-        return 2 if self.scan == "bidirectional" else 1
+        return 2 if self.scan in ("bidirectional", "raster") else 1
 
     def check_consistency(self) -> None:
         """Raise `BackboneError` where the mixer has no such kernel."""
@@ -76,10 +81,11 @@ def step_rank(width: int) -> int:
 
 
 def block_cost(size: Size, options: MambaOptions, index: int) -> BlockCost:
-    """Count two mixers."""
+    """Count the block's mixers."""
     count = _mamba2_cost if options.mixer == "mamba2" else _mamba1_cost
     params, linear, scan, saved = count(size, options)
-    return BlockCost(2 * params, 2 * linear, lambda tokens: 2 * tokens * scan, 2 * saved)
+    n = options.mixers
+    return BlockCost(n * params, n * linear, lambda tokens: n * tokens * scan, n * saved)
 
 
 def _mamba2_cost(size: Size, options: MambaOptions) -> tuple[int, int, int, int]:
@@ -105,4 +111,10 @@ def _mamba1_cost(size: Size, options: MambaOptions) -> tuple[int, int, int, int]
     return params, linear, scan, saved
 
 
-FAMILY = Spec("mamba", MambaOptions, block_cost, "backbones.mamba:MambaBlock")
+FAMILY = Spec(
+    "mamba",
+    MambaOptions,
+    block_cost,
+    "backbones.mamba:MambaBlock",
+    branches=lambda options: options.mixers,
+)

@@ -3,14 +3,38 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Le, MultipleOf
 
 from backbones.sizes import BackboneError, Size, attention_blocks, parse_size, patch_grid
 
 # Former arguments of every model, with their defaults: weights files of earlier versions have them.
 REMOVED = {"router": None}
+
+
+Condition = Annotated[
+    Literal["adaln", "prefix"],
+    "adaln: time and class modulate every block; prefix: they are tokens before the image's, as in "
+    "DiS, and modulate the head alone.",
+]
+Skips = Annotated[
+    bool,
+    "Long skip connections (U-ViT): block i of the first half is joined to block depth-1-i by "
+    "Linear(concat); they work across a route.",
+]
+# Options of every family, declared once for `ModelConfig` and for `backbone.` keys.
+Attention = Annotated[
+    int | list[int],
+    "Attention blocks in a hybrid stack: 4 makes every fourth block one, [5,11] names them; 0: "
+    "none.",
+]
+Depth = Annotated[Annotated[int, Ge(1), Le(1024)] | None, "Blocks; null: as the size says."]
+Width = Annotated[
+    Annotated[int, Ge(16), Le(65536), MultipleOf(16)] | None,
+    "Channels, a multiple of 16; null: as the size says."
+]
+Heads = Annotated[Annotated[int, Ge(1)] | None, "Attention heads; null: as the size says."]
 
 
 @dataclass(frozen=True)
@@ -31,12 +55,10 @@ class ModelConfig:
         "Length L and channels E of text states, which become L prefix tokens.",
     ] = None
     learn_sigma: Annotated[bool, "Predict 2 C channels, as DiT's DDPM checkpoints do."] = False
-    attention: Annotated[
-        int | list[int], "Attention blocks of a hybrid stack: their indices, or k for every k-th."
-    ] = 0
-    depth: Annotated[int | None, "Blocks; null: as the size says."] = None
-    width: Annotated[int | None, "Channels D; null: as the size says."] = None
-    heads: Annotated[int | None, "Attention heads; null: as the size says."] = None
+    attention: Attention = 0
+    depth: Depth = None
+    width: Width = None
+    heads: Heads = None
     fuse: Annotated[
         str | None, "Route of SPRINT's fusion (one segment), fused in every pass, dense ones too."
     ] = None
@@ -44,6 +66,8 @@ class ModelConfig:
         dict[str, Any] | None, "MaskDiT's decoder (`DecoderOptions`, {} for its defaults)."
     ] = None
     align: Annotated[dict[str, Any] | None, "REPA's projector (`AlignOptions`)."] = None
+    condition: Condition = "adaln"
+    skips: Skips = False
     options: Annotated[dict[str, Any], "The family's own options."] = dataclasses.field(
         default_factory=dict
     )
@@ -60,8 +84,17 @@ class ModelConfig:
 
     @property
     def prefix(self) -> int:
-        """Number of prefix (text) tokens."""
-        return self.text[0] if self.text else 0
+        """Number of prefix tokens: text, and with `condition=prefix` time and class."""
+        condition = 0
+        if self.condition == "prefix":
+            condition = 2 if self.num_classes else 1
+        return (self.text[0] if self.text else 0) + condition
+
+    @property
+    def time_shape(self) -> tuple[int, int]:
+        """Sinusoids of the time embedding, and its hidden width: DiT's, or DiS's as a token."""
+        width = self.shape.width
+        return (width // 2, 4 * width) if self.condition == "prefix" else (128, width)
 
     @property
     def out_channels(self) -> int:

@@ -25,10 +25,9 @@ from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import BenchOptions
 from experiments.benchmark.plain_dit import PlainStep
 from experiments.benchmark.random_latents import RandomLatents, open_gates
-from experiments.config.schema import Config, TrainConfig
+from experiments.config.schema import Config
 from experiments.training.build import build_step
 from experiments.training.cuda_graphs import EAGER
-from routing.options import RoutingOptions
 from routing.route import Route
 
 
@@ -91,11 +90,15 @@ class Step:
             seed=0, scale="bench", size=case.size, route=route, task="class",
             backbone={"name": case.backbone, "depth": o.depth}, data={"name": "latents"},
             objective={"name": "flow"}, sampler=none, guidance=none, eval=none,
-            routing=RoutingOptions(route, selection=o.selection, fp32_after=o.fp32_after),
-            train=TrainConfig(
-                batch=o.batch, clip=1.0, precision=o.precision, compile=o.compile, graphs=o.graphs
-            ),
         )  # fmt: skip
+        routing = dataclasses.replace(
+            config.routing, route=route, selection=o.selection, fp32_after=o.fp32_after
+        )
+        train = dataclasses.replace(
+            config.train,
+            batch=o.batch, clip=1.0, precision=o.precision, compile=o.compile, graphs=o.graphs,
+        )  # fmt: skip
+        config = dataclasses.replace(config, routing=routing, train=train)
         data = RandomLatents(case.side, o.batch, device)
         # The attributes of an `accelerate.Accelerator` that a step uses.
         accelerator = SimpleNamespace(device=device, num_processes=1, process_index=0)

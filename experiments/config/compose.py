@@ -20,7 +20,7 @@ from experiments.config.removed_keys import without_removed_words
 from experiments.config.schema import Config
 from experiments.data.data_options import describe, evaluation_preset, options_class
 from experiments.options.evaluation import EvalOptions
-from experiments.options.roles import ConfigError, config_defaults
+from experiments.options.roles import ConfigError, config_defaults, require
 from experiments.runtime.nested import flatten
 from routing.errors import suggest
 
@@ -34,29 +34,25 @@ def load(overrides: Sequence[str] = ()) -> Config:
     Raises:
         UserError: An unknown key or name, a wrong value or an impossible combination.
     """
-    words = []
+    normalized = []
     for override in overrides:
-        if override.strip() != "experiment=null":  # the default, which Hydra cannot be given
-            words.append(normalize(override))
-    words = without_removed_words(words)
-    chosen = []
-    for word in words:
-        key, value = word.split("=", 1)
+        if override.strip() != "experiment=null":  # the default, which Hydra does not accept
+            normalized.append(normalize(override))
+    normalized = without_removed_words(normalized)
+    selections = []
+    for override in normalized:
+        key, value = override.split("=", 1)
         if key in GROUPS:
             _check_single(key, value)
-            if value not in (available := groups.names(key)):
-                raise ConfigError(
-                    f"{key}={value}: expected one of {', '.join(available)}"
-                    f"{suggest(value, available)}"
-                )
-            chosen.append(word)
-    known = _known_keys(tuple(chosen))
-    for word in words:
-        key, value = word.split("=", 1)
+            groups.check_name(key, value)
+            selections.append(override)
+    valid_keys = _valid_keys(tuple(selections))
+    for override in normalized:
+        key, value = override.split("=", 1)
         if key not in GROUPS:
-            _check_known(key, known)
+            _check_key(key, valid_keys)
             _check_single(key, value)
-    config = Config.from_dict(compose(words))
+    config = Config.from_dict(compose(normalized))
     if config.init:
         # Only where a run is about to start: a saved configuration may outlive its parent.
         parent_digest(config.init)
@@ -78,7 +74,7 @@ def compose_unresolved(overrides: Sequence[str]) -> Any:
     from omegaconf.errors import OmegaConfBaseException
 
     register()
-    outer = GlobalHydra.instance().hydra
+    previous = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -86,7 +82,7 @@ def compose_unresolved(overrides: Sequence[str]) -> Any:
     except (HydraException, OmegaConfBaseException) as error:
         raise _unreadable(overrides, error) from error
     finally:
-        GlobalHydra.instance().hydra = outer
+        GlobalHydra.instance().hydra = previous
 
 
 def plain_values(composed: Any, overrides: Sequence[str]) -> dict[str, Any]:
@@ -157,30 +153,28 @@ def _store_defaults(backbones: tuple[str, ...]) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _known_keys(chosen_groups: tuple[str, ...]) -> list[str]:
+def _valid_keys(selections: tuple[str, ...]) -> list[str]:
     """Return every key of a configuration with these groups; the runs of a sweep share it."""
-    return sorted(flatten(compose(chosen_groups)))
+    return sorted(flatten(compose(selections)))
 
 
-def _check_known(key: str, known: Sequence[str]) -> None:
-    if key in known:
+def _check_key(key: str, valid_keys: Sequence[str]) -> None:
+    if key in valid_keys:
         return
-    below = [name for name in known if name.startswith(f"{key}.")]
-    if below:
-        raise ConfigError(
-            f"{key} is a group of keys: expected {key}.KEY=VALUE, such as {below[0]}="
-        )
+    below = [name for name in valid_keys if name.startswith(f"{key}.")]
+    example = "".join(f", such as {name}=" for name in below[:1])
+    require(not below, f"{key} is a group of keys: expected {key}.KEY=VALUE{example}")
     group, _, option = key.partition(".")
     if group in GROUPS and group not in groups.PRESETS:
-        having = [name for name in groups.names(group) if option in groups.defaults(group, name)]
-        if having:
-            raise ConfigError(
-                f"unknown key {key}: only {' and '.join(f'{group}={name}' for name in having)} "
-                f"{'has' if len(having) == 1 else 'have'} it"
-            )
+        entries = []
+        for name in groups.names(group):
+            if option in groups.defaults(group, name):
+                entries.append(f"{group}={name}")
+        verb = "has" if len(entries) == 1 else "have"
+        require(not entries, f"unknown key {key}: only {' and '.join(entries)} {verb} it")
+    closest = suggest(key, [*GROUPS, *valid_keys])
     raise ConfigError(
-        f"unknown key {key}{suggest(key, [*GROUPS, *known])} (python experiments/run.py --help all "
-        "lists all keys)"
+        f"unknown key {key}{closest} (python experiments/run.py --help all lists all keys)"
     )
 
 
@@ -202,8 +196,7 @@ def normalize(text: str) -> str:
         )
     key, value = text.split("=", 1)
     plain = key.lstrip("-+~")
-    if plain != key:
-        raise ConfigError(f"{key}={value}: expected {plain}={value}")
+    require(plain == key, f"{key}={value}: expected {plain}={value}")
     if key == "route":
         value = _normalize_route(value.strip("'\""))
     return quote(f"{key}={value}")
@@ -213,12 +206,14 @@ def _normalize_route(value: str) -> str:
     if value.startswith("["):
         return value
     with_point = re.sub(r"@(\d*),(?=\d)", r"@\1.", value)
-    if with_point != value:
-        raise ConfigError(f"route={value}: expected a decimal point, as in route={with_point}")
-    if "," in value:
-        joined = "+".join(part.strip() for part in value.split(","))
-        raise ConfigError(f"route={value}: expected one route; two are joined as route='{joined}'")
-    # Quoted, so that Hydra reads nothing into the characters of a route.
+    require(
+        with_point == value, f"route={value}: expected a decimal point, as in route={with_point}"
+    )
+    joined = "+".join(part.strip() for part in value.split(","))
+    require(
+        "," not in value, f"route={value}: expected one route; two are joined as route='{joined}'"
+    )
+    # Quoted, because characters of a route have a meaning in Hydra's grammar.
     return "'" + value.replace("'", "") + "'"
 
 
@@ -236,18 +231,19 @@ def quote(override: str) -> str:
     try:
         OverridesParser.create().parse_override(override)
     except HydraException:
-        # Backslashes count only before a quote, where each stands for itself once doubled.
+        # Hydra reads backslashes as escapes only before a quote; doubled, each is one backslash.
         escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
         return f"{key}='{escaped}'"
     return override
 
 
 def _check_single(key: str, value: str) -> None:
-    if "," in value and not set(value) & set("'\"[{(\\"):
-        raise ConfigError(
-            f"{key}={value}: expected one value; -m runs each of several, and a list is typed as "
-            f"{key}=[{value}]"
-        )
+    is_quoted_or_list = set(value) & set("'\"[{(\\")
+    require(
+        "," not in value or is_quoted_or_list,
+        f"{key}={value}: expected one value; -m runs each of several, and a list is typed as "
+        f"{key}=[{value}]",
+    )
 
 
 def complete(argv: Sequence[str]) -> None:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from backbones import registry
+from backbones.sizes import parse_size
+from backbones.validation import check_choice, fields_of, validate
 from experiments.data import data_options
 from experiments.options.evaluation import EvalOptions
 from experiments.options.guidance import GUIDANCE
 from experiments.options.model import SharedBackboneOptions
 from experiments.options.objective import OBJECTIVES
-from experiments.options.roles import config_defaults
+from experiments.options.roles import config_defaults, parse_named
 from experiments.options.sampler import SAMPLERS
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -30,6 +32,15 @@ def names(group: str) -> list[str]:
     if group in PRESETS:
         return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
     return sorted(_registry(group))
+
+
+def check_name(group: str, name: str) -> None:
+    """Refuse a name that a group cannot be set to.
+
+    Raises:
+        OptionError: The message suggests the closest name.
+    """
+    check_choice(name, names(group), group)
 
 
 def option_classes(group: str, name: str) -> list[type]:
@@ -47,6 +58,41 @@ def defaults(group: str, name: str) -> dict[str, Any]:
     for options in option_classes(group, name):
         values.update(config_defaults(options))
     return values
+
+
+def parse(group: str, values: Any) -> Any:
+    """Return the validated options of a group other than `backbone`.
+
+    Args:
+        group: `data`, `objective`, `sampler`, `guidance` or `eval`.
+        values: A mapping with a `name`, as a configuration holds it.
+
+    Raises:
+        UserError: An unknown name or key, or a wrong value.
+    """
+    if group == "data":
+        return data_options.parse(values)
+    if group == "eval":
+        return validate(EvalOptions, values, "eval.")
+    return parse_named(_registry(group), group, values)
+
+
+def parse_backbone(values: dict[str, Any], size: str) -> None:
+    """Validate the options of a backbone: those that all share, and those of its family.
+
+    Raises:
+        UserError: An unknown family or key, or a value that does not fit the size.
+    """
+    shared_names = fields_of(SharedBackboneOptions).keys()
+    shared, family = {}, {}
+    for key, value in values.items():
+        if key in shared_names:
+            shared[key] = value
+        elif key != "name" and value is not None:  # null leaves the choice to the family
+            family[key] = value
+    common = validate(SharedBackboneOptions, shared, "backbone.")
+    shape = parse_size(size, common.depth, common.width, common.heads)
+    registry.find(values["name"]).parse(shape, family, shared_names)
 
 
 def _registry(group: str) -> dict[str, type]:

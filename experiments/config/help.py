@@ -6,15 +6,14 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from backbones.validation import fields_of, show
+from backbones.validation import check_choice, fields_of, show
 from experiments.config import groups
 from experiments.config.compose import preset
 from experiments.config.groups import CONF, GROUPS
 from experiments.config.schema import Config
-from experiments.options.roles import ConfigError, Default
+from experiments.options.roles import Default
 from experiments.options.training import PathsOptions, TrainOptions
 from experiments.runtime.nested import flatten
-from routing.errors import suggest
 from routing.options import RoutingOptions
 
 HEAD = """\
@@ -70,11 +69,7 @@ def help_text(topic: str = "") -> str:
     """
     name, _, entry = topic.partition("=")
     if name in GROUPS and entry:
-        if entry not in groups.names(name):
-            raise ConfigError(
-                f"--help {topic}: expected one of {', '.join(groups.names(name))}"
-                f"{suggest(entry, groups.names(name))}"
-            )
+        check_choice(entry, groups.names(name), f"--help {name}")
         return _entry_text(name, entry)
     name = name.split(".")[0]
     if name in SECTIONS:
@@ -84,10 +79,7 @@ def help_text(topic: str = "") -> str:
     if topic == "all":
         return "\n".join([overview(), *(_section_text(section) for section in SECTIONS)])
     if topic and "=" not in topic:
-        topics = [*SECTIONS, *GROUPS, "all"]
-        raise ConfigError(
-            f"--help {topic}: expected one of {', '.join(topics)}{suggest(topic, topics)}"
-        )
+        check_choice(topic, [*SECTIONS, *GROUPS, "all"], "--help")
     return overview()
 
 

@@ -18,45 +18,57 @@ from backbones.parsing import json_of
 from backbones.sizes import parse_size
 from experiments.options.objective import check_same_network
 from experiments.runtime import run_folder
-from routing.errors import UserError, suggest
+from routing.errors import UserError, require, suggest
 
 
 class InitError(UserError):
-    """`init=` names nothing that weights can be taken from."""
+    """`init=` names no weights that a run can start from."""
 
 
 def split(text: str, key: str = "init=") -> tuple[Path, int | None]:
-    """Return the folder or file and the step that `RUN[@STEP]` names, in errors behind its `key`.
+    """Return the folder or file, and the step, that `RUN[@STEP]` names.
+
+    Args:
+        text: As typed.
+        key: The option, as it stands before the value in an error.
 
     Raises:
-        InitError: The step is no number, or the path does not exist or is a pattern of several.
+        InitError: The step is no number, the path does not exist, or it is a pattern that matches
+            several paths.
     """
-    if text == "required":
-        raise InitError("this recipe goes on from another run's weights: say which with init=RUN")
-    # A run has an @ of its own in its name (2-8@0.75); a step is what follows the last one.
-    named = re.fullmatch(r"(.+)@([0-9]+)", text)
-    path, step = (named[1], int(named[2])) if named else (text, None)
-    found = Path(path).expanduser()
-    if not found.exists() and glob.has_magic(path):
+    require(
+        text != "required",
+        "this experiment continues from the weights of another run: name it with init=RUN",
+        InitError,
+    )
+    # The name of a run may contain an @ (2-8@0.75); the step follows the last one.
+    match = re.fullmatch(r"(.+)@([0-9]+)", text)
+    name, step = (match[1], int(match[2])) if match else (text, None)
+    path = Path(name).expanduser()
+    if not path.exists() and glob.has_magic(name):
         # A shell leaves init=runs/dit-* as it is, and run folders end in a hash.
-        fits = sorted(glob.glob(str(found)))
-        if len(fits) != 1:
-            those = f"fits {len(fits)} paths, such as {fits[0]}" if fits else "fits nothing"
-            raise InitError(f"{key}{text}: the pattern {those}; expected exactly one run")
-        found = Path(fits[0])
-    if not found.exists():
-        siblings = [p.name for p in found.parent.iterdir()] if found.parent.is_dir() else []
-        raise InitError(
-            f"{key}{text}: {found} does not exist; expected RUN, or RUN@STEP with a whole number"
-            f"{suggest(found.name, siblings)}"
+        matches = sorted(glob.glob(str(path)))
+        example = "".join(f", such as {first}" for first in matches[:1])
+        require(
+            len(matches) == 1,
+            f"{key}{text}: the pattern matches {len(matches)} paths{example}; expected exactly one",
+            InitError,
         )
-    return found, step
+        path = Path(matches[0])
+    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    require(
+        path.exists(),
+        f"{key}{text}: {path} does not exist; expected RUN, or RUN@STEP with a whole number"
+        f"{suggest(path.name, siblings)}",
+        InitError,
+    )
+    return path, step
 
 
 def parent_digest(text: str) -> str:
     """Return the SHA-256 of the weights that `init=` names: part of the child's identity.
 
-    It is taken of names, types, shapes and values, not of the file: safetensors writes metadata in
+    It covers names, types, shapes and values rather than the file: safetensors writes metadata in
     a random order, and a checkpoint holds more than the EMA weights that a child starts from.
     """
     path, digest = _weights(text), hashlib.sha256()
@@ -69,13 +81,14 @@ def parent_digest(text: str) -> str:
         with safe_open(path, "numpy") as handle:
             names = sorted(handle.keys())
             for name in [name for name in names if name.startswith("ema.")] or names:
-                about = handle.get_slice(name)
-                facts = [name.removeprefix("ema."), about.get_dtype(), about.get_shape()]
-                digest.update(json.dumps(facts).encode())
+                tensor = handle.get_slice(name)
+                header = [name.removeprefix("ema."), tensor.get_dtype(), tensor.get_shape()]
+                digest.update(json.dumps(header).encode())
                 digest.update(_content(handle, path, name))
     except (OSError, ValueError, TypeError, MemoryError, SafetensorError):
         raise InitError(
-            f"init={text}: {path} is no whole safetensors file; name a run or weights it exported"
+            f"init={text}: {path} is no complete safetensors file; expected a run, or the weights "
+            "that it exported"
         ) from None
     return digest.hexdigest()
 
@@ -91,39 +104,47 @@ def _content(handle: Any, path: Path, name: str) -> bytes:
 
 
 def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:
-    """Refuse weights that `init=` names for another `objective`, or another size of `model`.
+    """Refuse parent weights that do not fit the run that would start from them.
 
-    Both are those of the child: its objective's options, and the arguments of its model.
+    Args:
+        text: The value of `init=`.
+        objective: Options of the new run's objective.
+        model: Arguments of the new run's model.
+
+    Raises:
+        InitError: The weights are those of another model, or do not say of which.
+        ConfigError: They were trained with an objective of another meaning.
     """
     path = _weights(text)
     try:
         if path.name == "state.safetensors":
-            told = json_of(path.with_name("state.json").read_bytes())
+            description = json_of(path.with_name("state.json").read_bytes())
         else:
             with safe_open(path, "numpy") as handle:
-                about = handle.metadata()
-            told = {key: json_of(about[key]) for key in ("config", "model")}
-        theirs, there = told["config"]["objective"], _facts(told["model"])
+                metadata = handle.metadata()
+            description = {key: json_of(metadata[key]) for key in ("config", "model")}
+        parent_objective = description["config"]["objective"]
+        parent_model = _model_facts(description["model"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
         raise InitError(
-            f"init={text}: {path} does not say which model it is of; name a run, or weights that "
-            "this suite exported"
+            f"init={text}: {path} does not say which model it belongs to; expected a run, or "
+            "weights that this suite exported"
         ) from None
-    check_same_network(f"init={text}", theirs, objective)
-    if there != (here := _facts(model)):
-        old, new = (
-            "{} with {:,} parameters and {} heads".format(*facts) for facts in (there, here)
-        )
-        raise InitError(
-            f"init={text}: {old} does not fit {new}; give both the same backbone, size, data and "
-            "learned parts"
-        )
+    check_same_network(f"init={text}", parent_objective, objective)
+    model_facts = _model_facts(model)
+    require(
+        parent_model == model_facts,
+        f"init={text}: {parent_model} does not fit {model_facts}; give both the same backbone, "
+        "size, data and learned parts",
+        InitError,
+    )
 
 
-def _facts(model: Mapping[str, Any]) -> tuple[str, int, int]:
-    """Return a model's family, parameters without REPA's projector, which stays behind, heads."""
+def _model_facts(model: Mapping[str, Any]) -> str:
+    """Return family, parameters and heads; without REPA's projector, which is not copied."""
     size = parse_size(model["size"], *(model.get(key) for key in ("depth", "width", "heads")))
-    return model["name"], cost(**{**model, "align": None}).params, size.heads
+    params = cost(**{**model, "align": None}).params
+    return f"{model['name']} with {params:,} parameters and {size.heads} heads"
 
 
 def _weights(text: str) -> Path:
@@ -133,8 +154,9 @@ def _weights(text: str) -> Path:
             path = path / "model.safetensors"
         else:
             path = run_folder.step_folder(path, step) / "state.safetensors"
-    if not path.is_file():
-        raise InitError(
-            f"init={text}: no weights at {path}; finish that run, or name a step it kept"
-        )
+    require(
+        path.is_file(),
+        f"init={text}: no weights at {path}; finish that run, or name a step that it kept",
+        InitError,
+    )
     return path

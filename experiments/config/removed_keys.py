@@ -36,29 +36,29 @@ def check_removed(key: str, value: Any) -> None:
 
 def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration without the removed keys in its groups."""
-    kept = dict(values)
+    remaining = dict(values)
     for key in REMOVED:
         group, name = key.split(".")
-        options = kept.get(group)
+        options = remaining.get(group)
         if isinstance(options, Mapping) and name in options:
             check_removed(key, options[name])
-            kept[group] = {other: value for other, value in options.items() if other != name}
-    return kept
+            remaining[group] = {other: value for other, value in options.items() if other != name}
+    return remaining
 
 
 def without_removed_words(overrides: Sequence[str]) -> list[str]:
     """Return overrides, each `key=value`, without those of removed keys."""
-    kept = []
+    remaining = []
     for text in overrides:
         key, _, value = text.partition("=")
         if key.strip() not in REMOVED:
-            kept.append(text)
+            remaining.append(text)
             continue
         try:
             check_removed(key.strip(), yaml_of(value, text))
         except Malformed:
             check_removed(key.strip(), value)
-    return kept
+    return remaining
 
 
 def insert_removed(values: dict[str, Any]) -> None:

@@ -1,21 +1,17 @@
-"""Which route a step takes, in what model, at what cost (no torch until a step is taken)."""
+"""Which route a training step or a guided pass takes (no torch until a step is taken)."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from backbones.cost import Cost, cost
 from backbones.sizes import parse_size
-from experiments.config.schema import ENCODERS, Config
-from experiments.data.data_options import describe
+from experiments.config.model import run_cost
+from experiments.config.schema import Config
 from experiments.options.guidance import GuidanceOptions, RoutedOptions, rate_over_steps
-from experiments.runtime.console import big
 from routing.errors import UserError
-from routing.route import Route, Segment, keep_count
-from routing.schedule import RouteSchedule
+from routing.route import Route, keep_count
 
 if TYPE_CHECKING:  # both import torch
     from routing.rng import Draws
@@ -23,7 +19,7 @@ if TYPE_CHECKING:  # both import torch
 
 
 class TrainingRoutes:
-    """The routes of one run over its steps; without a `model`, its arguments are worked out."""
+    """The routes of one run over its steps; `model`, if known, are its `model_arguments`."""
 
     def __init__(self, config: Config, model: dict[str, Any] | None = None) -> None:
         self.config = config
@@ -33,27 +29,10 @@ class TrainingRoutes:
 
     @cached_property
     def every_step(self) -> Routing:
-        """What all steps have in common."""
+        """Routing settings shared by all steps."""
         from routing.stack import Routing
 
         return Routing.from_options(self.config.routing)
-
-
-def first_route(config: Config) -> Route:
-    """Return the first resolved route of a run that is not `none`.
-
-    It is what a learned span and routed guidance refer to.
-    """
-    return RouteSchedule.parse(config.route).resolve(config.depth).first
-
-
-def counted_route(config: Config) -> Route:
-    """Return the route that the banner and the costs refer to: the first, none if never routed."""
-    if config.routing.off_after == 0:
-        # Though the model has what a routed one has: SPRINT's dense fine-tune.
-        return Route()
-    route, factor = first_route(config), config.routing.resolve(config.depth).factor
-    return route.scaled(factor.largest) if factor.kind == "constant" else route
 
 
 def routed_pass(config: Config, draws: Draws | None) -> Routing | None:
@@ -63,13 +42,13 @@ def routed_pass(config: Config, draws: Draws | None) -> Routing | None:
     """
     if config.routing.off_after == 0:
         return None
-    return TrainingRoutes(config).every_step.on(first_route(config), draws)
+    return TrainingRoutes(config).every_step.on(config.first_route, draws)
 
 
 def guided_route(config: Config, guidance: GuidanceOptions) -> Route:
     """Return the route of a guidance's sparse passes: its own, or the run's first."""
     named = getattr(guidance, "route", None)
-    return first_route(config) if named is None else Route.parse(named)
+    return config.first_route if named is None else Route.parse(named)
 
 
 def check_guided(config: Config, guidance: GuidanceOptions, model: dict[str, Any]) -> None:
@@ -86,98 +65,10 @@ def check_guided(config: Config, guidance: GuidanceOptions, model: dict[str, Any
         for share in {rate.at(0.0), rate.largest, rate.at(1.0)}:
             if keep_count(height * width, share) == height * width:
                 continue  # a dense pass
-            # Beside the run's own route: a learned span is that one and no other.
-            both = f"{first_route(config)}/0.5:{route.with_rate(share)}"
+            # With the run's own route as first stage: a fused span allows no other route.
+            both = f"{config.first_route}/0.5:{route.with_rate(share)}"
             asked = dataclasses.replace(config.routing, route=both, schedule="constant")
             try:
                 asked.check(config.depth, (height, width))
             except UserError as error:
                 raise UserError(f"guidance.{key}={text} on route {route}: {error}") from None
-
-
-def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `backbones.create` for a run on data with this `info`."""
-    if config.task == "class" and not info["num_classes"]:
-        raise UserError(f"task=class: data={info['name']} has no classes; type task=none")
-    if config.task == "text" and not info["text"]:
-        raise UserError(
-            f"task=text: data={info['name']} has no captions; type task=class or data=scenes"
-        )
-    channels, height, width = info["shape"]
-    # Keys that are null in the YAML take the family's or the size's own value.
-    options = {k: v for k, v in config.backbone.items() if v is not None}
-    return {
-        **options,
-        "size": config.size,
-        "in_channels": channels,
-        "input_size": [height, width],
-        "num_classes": info["num_classes"] if config.task == "class" else 0,
-        "text": info["text"] if config.task == "text" else None,
-        "learn_sigma": bool(config.objective.get("learn_sigma", False)),
-        **learned_parts(config),
-    }
-
-
-def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str]:
-    """Return the lines that describe a model and its route (see the README's picture)."""
-    route = counted_route(config)
-    name = f"{config.backbone['name']}-{config.size}"
-    flops, tokens = f"{big(cost.macs_dense)} MACs per image", f"tokens {max(cost.tokens)}"
-    if route:
-        share = 1 - cost.macs_routed / cost.macs_dense
-        flops += f" dense -> {big(cost.macs_routed)} routed (-{share:.0%})"
-        inside = dict.fromkeys(str(cost.tokens[i]) for i in route.sparse_blocks)
-        tokens += f" -> {' and '.join(inside)} inside, chosen by {config.routing.selection}"
-    kernels = [f"kernel      {line}" for line in kernels]
-    if config.train.loss == "ensemble" and (not route or config.routing.reinsert == "none"):
-        kernels.append("loss        plain: no tokens skip and come back, for train.loss=ensemble")
-    return [
-        f"{name}   {big(cost.params)} parameters   {flops}   route {config.resolved_route}",
-        f"blocks      {route.ruler(config.depth)}   {tokens}",
-        *kernels,
-    ]
-
-
-def learned_parts(config: Config) -> dict[str, Any]:
-    """Return the arguments of what a variant adds: SPRINT's fusion, REPA's projector."""
-    parts: dict[str, Any] = {}
-    if config.routing.learned == "fuse":
-        parts["fuse"] = str(first_route(config))
-    if config.train.encoder != "none" and config.backbone.get("align") is None:
-        width = int(config.backbone.get("width") or parse_size(config.size).width)
-        # REPA aligns its eighth block of 24 or 28, and the fourth of 12.
-        parts["align"] = {
-            "block": max(0, min(8, config.depth // 3) - 1),
-            "channels": ENCODERS[config.train.encoder],
-            "hidden": min(2048, 4 * width),
-        }
-    return parts
-
-
-def run_cost(
-    config: Config, model: dict[str, Any] | None = None, route: Route | None = None
-) -> Cost:
-    """Return `backbones.cost.cost` for a run; with a drawn end the routed MACs are a mean.
-
-    `model` are its `model_arguments`, worked out if not given; `route` is a resolved one, the run's
-    `counted_route` if not given.
-    """
-    options = config.routing
-    arguments = model_arguments(config, describe(config.data)) if model is None else model
-    route = counted_route(config) if route is None else route
-    counted = partial(cost, **arguments, reinsert=options.reinsert, remove=options.remove)
-    full = counted(route=route)
-    if not options.random_end or not route:
-        return full
-    # Segments save independently of each other, and every end is as likely.
-    ends = [
-        (counted(route=Route((Segment(s.start, end, s.rate),))), s.end - s.start + 1)
-        for s in route.segments
-        for end in range(s.start, s.end + 1)
-    ]
-    means = {}
-    for kind in ("", "_no_attention"):
-        dense = getattr(full, f"macs_dense{kind}")
-        saved = sum((dense - getattr(one, f"macs_routed{kind}")) / count for one, count in ends)
-        means[f"macs_routed{kind}"] = round(dense - saved)
-    return dataclasses.replace(full, **means)

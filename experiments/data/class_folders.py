@@ -32,15 +32,14 @@ def class_of_each(
     """
     members: dict[str, list[int]] = {}
     for index, name in enumerate(names):
-        if "/" not in name:
-            raise DataError(f"{root / name} lies beside class folders; move it into one, or away")
+        require("/" in name, f"{root / name} lies beside class folders; move it into one, or away")
         members.setdefault(name.split("/")[0], []).append(index)
     _refuse_splits(root, names)
-    if all(_EDM_NAME.fullmatch(name) for name in names):
-        raise DataError(
-            f"{root} has EDM's layout (00000/img00000000.png), where folders are not classes, but "
-            f"no {LABEL_FILE} with the labels; copy that file to {root / LABEL_FILE}"
-        )
+    require(
+        not all(_EDM_NAME.fullmatch(name) for name in names),
+        f"{root} has EDM's layout (00000/img00000000.png), where folders are not classes, but "
+        f"no {LABEL_FILE} with the labels; copy that file to {root / LABEL_FILE}",
+    )
     unreadable: dict[int, str] = {}
     classes: list[str] = []
     labels: list[int | None] = [None] * len(names)

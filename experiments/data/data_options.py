@@ -1,4 +1,4 @@
-"""Data sets by name: their options, and what is known of a data set before it is read (no torch).
+"""Data sets by name: their options, and their description before any file is read (no torch).
 
 A data set NAME is a class `NameOptions`: those of the suite are in `image_options.py` and
 `latent_options.py`, any other one in a file `experiments/data/NAME.py`.
@@ -6,6 +6,7 @@ A data set NAME is a class `NameOptions`: those of the suite are in `image_optio
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from annotated_types import Gt
 import experiments.data
 from backbones.validation import validate
 from experiments.options.roles import Default
+from routing import errors
 from routing.errors import UserError, one_of
 
 TASKS = ("class", "text", "none")
@@ -32,10 +34,8 @@ class ShapeError(DataError):
     """Latents whose shape differs from `data.shape`."""
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise `DataError` with `message` unless the condition holds."""
-    if not condition:
-        raise DataError(message)
+#: Refuse data unless a condition holds: `require(condition, message)`.
+require = functools.partial(errors.require, error=DataError)
 
 
 def first_line(error: Exception) -> str:
@@ -76,7 +76,7 @@ class DataOptions:
     source: ClassVar[str] = ""  # origin and licence; exported with the weights
 
     def describe(self) -> dict[str, Any]:
-        """Return name, shape, number of classes and caption shape, as `build.describe_data` does.
+        """Return name, shape, number of classes and caption shape of the data.
 
         Raises:
             DataError: The files exist and contradict the options.
@@ -124,12 +124,12 @@ def _class_name(name: str) -> str:
 
 def names() -> tuple[str, ...]:
     """Return the names that `data=` takes: those of the suite, and files NAME.py in this folder."""
-    known = set(_MODULES)
+    data_sets = set(_MODULES)
     for folder in experiments.data.__path__:
         for path in Path(folder).glob("*.py"):
             if f"\nclass {_class_name(path.stem)}(" in path.read_text(encoding="utf-8"):
-                known.add(path.stem)
-    return tuple(sorted(known))
+                data_sets.add(path.stem)
+    return tuple(sorted(data_sets))
 
 
 def options_class(name: str) -> type[DataOptions]:
@@ -180,6 +180,3 @@ def evaluation_preset(name: str) -> str:
 def location_keys(name: str) -> tuple[str, ...]:
     """Return the options that only locate a data set's files; () for an unknown data set."""
     return options_class(name).location_keys if name in names() else ()
-
-
-places = location_keys  # former name

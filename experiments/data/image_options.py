@@ -45,7 +45,10 @@ class ImageOptions(DataOptions):
 
 @dataclass(frozen=True)
 class SplitOptions(ImageOptions):
-    """Base class of the options of labelled images without a published split."""
+    """Base class of the options of labelled images without a published split.
+
+    Their `read` returns `image_sets.split_by_class(self, images, labels, white=255)`.
+    """
 
     test_fraction: Annotated[
         float, Ge(0.01), Le(0.9), "Share of every class that is held out from training."

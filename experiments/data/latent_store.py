@@ -144,8 +144,9 @@ def _check_tensor(
 
 def _integer_labels(path: Path, labels: Tensor) -> Tensor:
     """Return a file's labels as int64; refuse fractions, which a conversion would truncate."""
-    if labels.is_complex():
-        raise DataError(f"{path} has labels of type {labels.dtype}; expected whole numbers")
+    require(
+        not labels.is_complex(), f"{path} has labels of type {labels.dtype}; expected whole numbers"
+    )
     if labels.is_floating_point():
         # NaN differs from its rounded value, infinity does not.
         invalid = labels[(labels != labels.round()) | labels.isinf()]

@@ -100,12 +100,12 @@ def latent_header(
         DataError: The sample has no latent, or one that is no plain array.
     """
     names = [name for name in LATENT_FIELDS if name in fields]
-    if not names:
-        raise DataError(
-            f"{source} has no latent.npy; found {', '.join(sorted(fields))}; name its files "
-            "KEY.latent.npy and KEY.cls, or, if these are images, run python "
-            "experiments/prepare.py on them"
-        )
+    require(
+        names,
+        f"{source} has no latent.npy; found {', '.join(sorted(fields))}; name its files "
+        "KEY.latent.npy and KEY.cls, or, if these are images, run python "
+        "experiments/prepare.py on them",
+    )
     member = fields[names[0]]
     archive.seek(member.offset)
     stream = io.BytesIO(archive.read(min(4096, member.size)))

@@ -19,14 +19,14 @@ def make_conditions(
     A `drop_fraction` of the samples, chosen by the stream `drop` of `draws`, gets the null class
     or the null text instead.
     """
-    if not (model.num_classes or model.prefix):
+    if not (model.num_classes or model.text is not None):
         return {}
     drop = draws.uniform("drop", 1)[:, 0] < drop_fraction
     conditions: dict[str, Any] = {}
     if batch.y is not None and model.num_classes:
         # The class after the last one is the null class.
         conditions["y"] = torch.where(drop, torch.full_like(batch.y, model.num_classes), batch.y)
-    if model.prefix:
+    if model.text is not None:
         conditions["text"] = batch.text
         conditions["text_drop"] = drop
     return conditions

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from experiments.config.routes import check_guided, first_route
+from experiments.config.routes import check_guided
 from experiments.config.schema import Config
 from experiments.diffusion.guidance import Guidance, create_guidance
 from experiments.diffusion.objective import Objective, create_objective
@@ -48,7 +48,7 @@ class SamplingPipeline:
         routing = config.routing
         guide = create_guidance(
             guidance or config.guidance,
-            route=first_route(config),
+            route=config.first_route,
             selection=Selection(routing.selection, shared=routing.shared, block=routing.block),
             reinsert=routing.reinsert,
             remove=routing.remove,

@@ -69,8 +69,8 @@ def _request(
     model = loaded.model
     class_names = loaded.info.get("class_names") or ()
     numbers = None if classes is None else parse_classes(classes, model.num_classes, class_names)
-    if captions is None and model.prefix:
+    if captions is None and model.text is not None:
         raise ConfigError("this model is conditioned on text; give --captions 'one; another'")
-    if captions is not None and not model.prefix:
+    if captions is not None and model.text is None:
         raise ConfigError("--captions: this model is not conditioned on text; leave them out")
     return plan_request(seeds, numbers, captions, class_names)

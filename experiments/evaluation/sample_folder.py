@@ -18,7 +18,8 @@ from experiments.evaluation.sample_request import SampleRequest
 from experiments.evaluation.sample_store import SHARD, SampleStore, generate_shards
 from experiments.evaluation.small_networks import checksum
 from experiments.runtime.console import Console
-from experiments.runtime.files import locked, sha256
+from experiments.runtime.files import sha256
+from experiments.runtime.locks import locked
 from experiments.runtime.processes import world
 
 

@@ -39,9 +39,7 @@ def plan_request(
     """Return every seed for every class or caption, one row of the grid for each of those."""
     for flag, numbers in (("--seeds", seeds), ("--classes", classes or ())):
         if len(set(numbers)) < len(numbers):
-            raise ConfigError(
-                f"{flag}: a number is given twice, and its images would share a name"
-            )
+            raise ConfigError(f"{flag}: a number is given twice, and its images would share a name")
     if not classes and captions is None:
         return SampleRequest(
             seeds=list(seeds),

@@ -28,7 +28,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from experiments.options.evaluation import MetricError
-from experiments.runtime.files import atomic_path, locked
+from experiments.runtime.files import atomic_path
+from experiments.runtime.locks import locked
 
 #: Raise one when its network or training changes: old files are then left alone, new ones made.
 CLASSIFIER_VERSION, AUTOENCODER_VERSION = 1, 1

@@ -30,7 +30,7 @@ from experiments.evaluation.small_networks import (
     write_network,
 )
 from experiments.runtime.command import run_command
-from routing.errors import Parser
+from experiments.runtime.parser import Parser
 
 
 class TrainedNetwork(NamedTuple):

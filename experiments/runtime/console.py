@@ -8,18 +8,6 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-# Their former module.
-from experiments.runtime.records import (  # noqa: F401
-    append_jsonl,
-    cut_jsonl,
-    cut_records,
-    is_score,
-    read_jsonl,
-    read_metrics,
-    write_status,
-)
-from experiments.runtime.trackers import check_tracker, open_tracker  # noqa: F401
-
 # Seconds between lines of progress without a terminal.
 PLAIN_EVERY_S = 10.0
 # The ETA follows the mean rate of this many updates.

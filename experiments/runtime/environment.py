@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from experiments.runtime.command import ROOT
+from experiments.runtime.errors import ROOT
 from experiments.runtime.files import code_commit
 
 _PACKAGES = (

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from backbones.parsing import json_of
-from experiments.runtime.locks import is_locked, locked  # noqa: F401 (their former module)
 
 # A temporary file of this age was left behind by a killed writer.
 ABANDONED_S = 86400

@@ -14,7 +14,7 @@ import psutil
 
 from backbones.cost import Cost
 from experiments.runtime.errors import is_out_of_memory
-from routing.errors import UserError
+from routing.errors import UserError, require
 
 
 class MemoryLimit(UserError):
@@ -93,8 +93,22 @@ def check_fits(
         what: Options to decrease, as typed.
     """
     needed, free = cost.training_bytes(samples), available_memory()
-    if needed > 2 * free:
-        raise MemoryLimit(
-            f"{cost.params:,} parameters and {samples:,} samples at once need about "
-            f"{needed / 2**30:,.0f} GB of memory and {free / 2**30:,.0f} are free: take {what}"
-        )
+    require(
+        needed <= 2 * free,
+        f"{cost.params:,} parameters and {samples:,} samples at once need about "
+        f"{needed / 2**30:,.0f} GB of memory and {free / 2**30:,.0f} are free: take {what}",
+        MemoryLimit,
+    )
+
+
+def memory_line(cost: Cost, samples: int) -> str:
+    """Predict the peak memory of a training step: on the GPU, or of the process on a CPU."""
+    state = cost.training_bytes(0) / 2**30
+    peak, process = cost.training_bytes(samples) / 2**30, PROCESS_BYTES / 2**30
+    parts = f"{state:.3g} GB of weights, gradients, moments and EMA, the rest activations"
+    if visible_gpus():
+        return f"memory      about {peak:.3g} GB of the GPU at the peak: {parts}"
+    return (
+        f"memory      about {peak + process:.3g} GB at the peak: {process:.3g} GB for Python, "
+        f"PyTorch and data, {parts}"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from routing.errors import UserError
+from routing.errors import require
 
 #: Variables that torchrun, `accelerate launch` and the jobs of a sweep set in each process.
 REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -36,9 +36,9 @@ def process_group() -> ProcessGroup:
     group = ProcessGroup(_whole_number("RANK", 0), world_size, _whole_number("LOCAL_RANK", 0))
     local_size = _whole_number("LOCAL_WORLD_SIZE", world_size, least=1)
     size_text = f"WORLD_SIZE={world_size}" if "WORLD_SIZE" in os.environ else "WORLD_SIZE not set"
-    _require(group.rank < world_size, f"RANK={group.rank} with {size_text}")
-    _require(local_size <= world_size, f"LOCAL_WORLD_SIZE={local_size} with {size_text}")
-    _require(
+    _check(group.rank < world_size, f"RANK={group.rank} with {size_text}")
+    _check(local_size <= world_size, f"LOCAL_WORLD_SIZE={local_size} with {size_text}")
+    _check(
         group.local_rank < local_size,
         f"LOCAL_RANK={group.local_rank} with {size_text}, LOCAL_WORLD_SIZE={local_size}",
     )
@@ -46,12 +46,12 @@ def process_group() -> ProcessGroup:
     if world_size > 1 or "LOCAL_RANK" in os.environ:
         missing = [name for name in REQUIRED if not os.environ.get(name)]
         cause = size_text if world_size > 1 else f"LOCAL_RANK={group.local_rank}"
-        _require(not missing, f"{cause} without {', '.join(missing)}")
+        _check(not missing, f"{cause} without {', '.join(missing)}")
         _whole_number("MASTER_PORT", 1, least=1, most=65535)
     if world_size == 1:
         for name in MPI_SIZES:
             processes = _whole_number(name, 1, least=1)
-            _require(processes == 1, f"{name}={processes} (from MPI or srun) with {size_text}")
+            _check(processes == 1, f"{name}={processes} (from MPI or srun) with {size_text}")
     return group
 
 
@@ -61,10 +61,9 @@ def _whole_number(name: str, default: int, least: int = 0, most: int = 10**6) ->
         return default
     valid = text.isascii() and text.isdecimal() and least <= int(text[:20]) <= most
     limits = f"{least} to {most}" if most < 10**6 else f"{least} or more"
-    _require(valid, f"{name}={text[:40]!r} (expected a whole number, {limits})")
+    _check(valid, f"{name}={text[:40]!r} (expected a whole number, {limits})")
     return int(text)
 
 
-def _require(valid: bool, problem: str) -> None:
-    if not valid:
-        raise UserError(f"the environment has {problem}: {_ADVICE}")
+def _check(valid: bool, problem: str) -> None:
+    require(valid, f"the environment has {problem}: {_ADVICE}")

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from routing.errors import UserError
+from routing.errors import UserError, require
 
 
 def check_tracker(name: str) -> None:
     """Refuse a tracker whose package is not installed."""
-    if name != "none" and importlib.util.find_spec(name) is None:
-        raise UserError(
-            f"log={name} needs a package that is not installed: pip install {name} (or log=none)"
-        )
+    require(
+        name == "none" or importlib.util.find_spec(name),
+        f"log={name} needs a package that is not installed: pip install {name} (or log=none)",
+    )
 
 
 def open_tracker(
@@ -36,6 +36,6 @@ def open_tracker(
         # Each service fails in its own way: no key, no network, another version.
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
-            f"log={name} did not start ({reason}); fix that, or type log=none: the run folder "
-            "holds the same numbers"
+            f"log={name} did not start ({reason}); fix this, or type log=none: the run folder "
+            "has the same numbers"
         ) from error

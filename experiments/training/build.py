@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments import components
-from experiments.config.routes import run_cost
+from experiments.config.model import run_cost
 from experiments.config.schema import Config
 from experiments.data.dataset import Dataset
 from experiments.runtime.processes import gather

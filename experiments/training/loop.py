@@ -11,8 +11,8 @@ import torch
 from experiments.config.schema import Config
 from experiments.runtime import run_folder, signals
 from experiments.runtime.checkpoint_files import newest
-from experiments.runtime.command import Interrupted
 from experiments.runtime.console import Console, Progress
+from experiments.runtime.errors import Interrupted
 from experiments.training.build import build_step
 from experiments.training.divergence import diverged
 from experiments.training.metrics import MetricsLog

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from backbones import Backbone, Output
-from experiments.config.schema import TrainConfig
 from experiments.diffusion import auxiliary_losses as losses
 from experiments.diffusion.objective import Objective, TrainingPair
+from experiments.options.training import TrainOptions
 
 
 def reduce_loss(
@@ -17,7 +17,7 @@ def reduce_loss(
     pair: TrainingPair,
     objective: Objective,
     model: Backbone,
-    train: TrainConfig,
+    train: TrainOptions,
 ) -> Tensor:
     """Reduce a loss map `(B, C, H, W)`, accounting for dropped tokens.
 

@@ -10,6 +10,7 @@ import torch
 
 from experiments.config.schema import Config
 from experiments.runtime import console as log
+from experiments.runtime import records
 from experiments.training.step import TrainingStep
 
 
@@ -76,8 +77,8 @@ class MetricsLog:
             "spikes": state.spikes,
         }
         if self.accelerator.is_main_process:
-            log.append_jsonl(self.folder / "metrics.jsonl", [entry])
-            log.write_status(
+            records.append_jsonl(self.folder / "metrics.jsonl", [entry])
+            records.write_status(
                 self.folder,
                 "running",
                 step=state.step,

@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones import Output
-from experiments.config.schema import ENCODERS, Config
+from experiments.config.schema import Config
 from experiments.data import probe
 from experiments.data.dataset import Dataset
 from experiments.diffusion.auxiliary_losses import alignment_loss
 from experiments.evaluation.features import build_dinov2, dinov2_input
+from experiments.options.training import ENCODERS
 from routing.errors import UserError
 
 

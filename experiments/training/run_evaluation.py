@@ -18,7 +18,7 @@ from experiments.data.dataset import Dataset
 from experiments.evaluation.pictures import image_grid, save_gif, save_png
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.scoring import score
-from experiments.runtime import console
+from experiments.runtime import console, records
 from experiments.runtime.files import atomic_path
 from experiments.runtime.run_folder import listed
 from experiments.training.state import TrainingState
@@ -160,7 +160,7 @@ class Evaluation:
         rows = self._picture_rows
         seeds = torch.arange(rows * COLUMNS).view(rows, COLUMNS)[:, :columns].flatten()
         labels = torch.arange(rows).repeat_interleave(columns) if model.num_classes else None
-        text = self.dataset.prompts(seeds).text if model.prefix else None
+        text = self.dataset.prompts(seeds).text if model.text is not None else None
         with self.state.ema_weights():
             pipeline = SamplingPipeline.make(model, self.config, sampler)
             samples = pipeline.generate(seeds, labels, text, batch=len(seeds), device=device)
@@ -169,12 +169,12 @@ class Evaluation:
     def _scores(self) -> bool:
         """Append this step's scores to `scores.jsonl`; return False if all are there already."""
         path, step = self.folder / "scores.jsonl", self.state.step
-        previous = [entry for entry in console.read_jsonl(path) if entry.get("step") == step]
-        intact = all(map(console.is_score, previous))
+        previous = [entry for entry in records.read_jsonl(path) if entry.get("step") == step]
+        intact = all(map(records.is_score, previous))
         if previous and intact and len(previous) == previous[0].get("of"):
             return False
         if previous:
-            console.cut_jsonl(path, step - 1)
+            records.cut_jsonl(path, step - 1)
         with self.state.ema_weights() as model:
             scores = score(model, self.config, self.dataset, step=step, console=self.console)
         if self.accelerator.is_main_process and scores:
@@ -184,7 +184,7 @@ class Evaluation:
 
     def _write_scores(self, path: Path, scores: list[dict[str, Any]]) -> None:
         step = self.state.step
-        console.append_jsonl(path, [{**entry, "of": len(scores)} for entry in scores])
+        records.append_jsonl(path, [{**entry, "of": len(scores)} for entry in scores])
         if self.config.log != "none":
             values = {entry["metric"]: entry["value"] for entry in scores}
             self.accelerator.log(values, step=step)
@@ -197,7 +197,7 @@ def forget_after(folder: Path, step: int) -> None:
     for checkpoint_step, path in listed(folder):
         if checkpoint_step > step:
             shutil.rmtree(path, ignore_errors=True)
-    console.cut_records(folder, step)
+    records.cut_records(folder, step)
     for picture in (folder / "samples").glob("step-*.png"):
         if int(picture.stem.removeprefix("step-")) > step:
             picture.unlink()
@@ -208,7 +208,7 @@ def draw_curve(folder: Path) -> str | None:
     from matplotlib.figure import Figure
 
     steps, losses = [], []
-    for entry in console.read_metrics(folder):
+    for entry in records.read_metrics(folder):
         if entry.get("loss") is not None:
             steps.append(entry["step"])
             losses.append(entry["loss"])

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from experiments.components import make_accelerator
 from experiments.config.schema import Config
 from experiments.preflight import check_ready
-from experiments.runtime import console as log
-from experiments.runtime import run_folder, signals
-from experiments.runtime.command import Interrupted
-from experiments.runtime.files import locked
+from experiments.runtime import signals
+from experiments.runtime.console import Console
+from experiments.runtime.locks import locked
+from experiments.training.run_end import record_end
 from experiments.training.start import start
 from experiments.training.summary import read_summary, show_results
 
@@ -27,7 +23,7 @@ def train(config: Config, *, quiet: bool = False) -> Path:
         Interrupted: Stopped by a signal, after saving.
     """
     accelerator = make_accelerator(config)
-    console = log.Console(quiet or not accelerator.is_main_process)
+    console = Console(quiet or not accelerator.is_main_process)
     folder = config.folder
     summary = read_summary(folder)
     if summary is not None and summary["step"] >= config.train.steps:
@@ -46,42 +42,3 @@ def train(config: Config, *, quiet: bool = False) -> Path:
         with locked(folder), record_end(folder, config.train.steps):
             start(config, accelerator, console)
     return folder
-
-
-@contextlib.contextmanager
-def record_end(folder: Path, steps: int) -> Iterator[None]:
-    """Write a last heartbeat when the block ends with an error.
-
-    Raises:
-        RunFolderError: The run folder is gone; whatever failed, this is why.
-    """
-    try:
-        yield
-    except Interrupted as stop:
-        status = "stopped" if stop.reason == "SIGINT" else "preempted"
-        write_end(folder, status, step=stop.step, steps=steps, error=stop.reason)
-        text = f"{stop.reason}: saved step {stop.step}; type the same command to go on"
-        raise Interrupted(stop.reason, stop.step, text) from None
-    except KeyboardInterrupt:
-        write_end(folder, "stopped", steps=steps, error="SIGINT")
-        raise
-    except run_folder.RunFolderError:
-        raise
-    except BaseException as error:
-        if run_folder.is_lost(folder):
-            raise run_folder.lost(folder) from error
-        description = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        try:
-            write_end(folder, "failed", error=description, steps=steps)
-        except OSError:
-            # A full disk has no room for a second file, but the heartbeat can be overwritten.
-            heartbeat = run_folder.read(folder / "status.json") | {"status": "failed"}
-            with contextlib.suppress(OSError):
-                (folder / "status.json").write_text(json.dumps(heartbeat))
-        raise
-
-
-def write_end(folder: Path, status: str, **fields: Any) -> None:
-    """Write the last heartbeat of a run, unless its folder is gone: this would make it again."""
-    if not run_folder.is_lost(folder):
-        log.write_status(folder, status, **fields)

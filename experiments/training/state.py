@@ -12,8 +12,9 @@ from torch import Tensor
 
 from backbones import Backbone
 from experiments.config.parent import split
-from experiments.config.schema import Config, TrainConfig
+from experiments.config.schema import Config
 from experiments.evaluation.trained_model import load_model
+from experiments.options.training import TrainOptions
 from experiments.runtime import checkpoint_files
 from experiments.runtime.checkpoint_files import CheckpointError
 from experiments.runtime.nested import differing
@@ -53,7 +54,7 @@ class TrainingState:
             non-finite steps in all; non-finite steps in a row.
     """
 
-    def __init__(self, model: Backbone, train: TrainConfig, info: dict[str, Any]) -> None:
+    def __init__(self, model: Backbone, train: TrainOptions, info: dict[str, Any]) -> None:
         self.model, self.info = model, info
         self.names: list[str] = []
         self.params: list[Tensor] = []

@@ -11,7 +11,7 @@ from backbones.parsing import is_number
 from experiments.config.schema import Config
 from experiments.evaluation import trained_model
 from experiments.runtime import console as log
-from experiments.runtime import run_folder
+from experiments.runtime import records, run_folder
 from experiments.runtime.files import atomic_write
 from experiments.training.run_evaluation import draw_curve
 from experiments.training.state import TrainingState
@@ -55,10 +55,10 @@ def finish(
     )
     loss_curve = draw_curve(folder)
     scores = {}
-    for line in filter(log.is_score, log.read_jsonl(folder / "scores.jsonl")):
+    for line in filter(records.is_score, records.read_jsonl(folder / "scores.jsonl")):
         if line.get("step") == step:
             scores[line["metric"]] = line["value"]
-    last_metrics = (log.read_metrics(folder) or [{}])[-1]
+    last_metrics = (records.read_metrics(folder) or [{}])[-1]
     summary = {
         "status": "done",
         "name": config.name,
@@ -86,7 +86,7 @@ def finish(
         "scores": scores,
         "loss_curve": loss_curve,
     }
-    log.write_status(folder, "done", step=step, steps=config.train.steps)
+    records.write_status(folder, "done", step=step, steps=config.train.steps)
     atomic_write(folder / "summary.json", json.dumps(summary, indent=1))
 
 

@@ -19,6 +19,11 @@ VARIANTS = [(name, {}) for name in backbones.names()] + [
     ("rwkv", {"ratio": 4, "key_norm": True, "attention": [1, 5]}),
     ("lightningdit", {"qk_norm": False}),
     ("lightningdit", {"attention": 2}),
+    ("dit", {"skips": True, "text": (7, 24)}),
+    ("dit", {"condition": "prefix", "text": (7, 24)}),
+    ("mamba", {"mixer": "mamba1", "mixers": 1, "scan": "zigzag"}),
+    ("mamba", {"mixers": 1, "scan": "raster", "condition": "prefix", "skips": True}),
+    ("rwkv", {"ratio": 4, "wkv": "rank", "skips": True, "num_classes": 0}),
 ]
 
 

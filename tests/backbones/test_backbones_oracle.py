@@ -21,6 +21,11 @@ GRID, BATCH, WIDTH, DEPTH = (4, 6), 2, 32, 4
 N = GRID[0] * GRID[1]
 ROUTE = "1-2@0.5"
 
+# The architectures of experiment=zigma, dis and diffusion-rwkv.
+ZIGMA = {"mixer": "mamba1", "mixers": 1, "scan": "zigzag"}
+DIS = {"mixer": "mamba1", "mixers": 1, "scan": "raster", "condition": "prefix", "skips": True}
+DIFFUSION_RWKV = {"ratio": 4, "wkv": "rank", "skips": True}
+
 # Family options under test; the first case of each family is its default.
 CASES = {
     "dit": [{}, {"rope": True, "qk_norm": True}],
@@ -34,10 +39,12 @@ CASES = {
         {"mixer": "mamba1"},
         {"mixer": "mamba1", "conv": "none", "gap": "dt", "scan": "bidirectional"},
         {"attention": 2},
+        ZIGMA,
+        DIS,
     ],
     "lightningdit": [{}],
     "rwkv7": [{}, {"missing": "zero"}, {"missing": "nearest"}],
-    "rwkv": [{}, {"missing": "zero"}, {"missing": "nearest"}, {"attention": [2]}],
+    "rwkv": [{}, {"missing": "zero"}, {"missing": "nearest"}, {"attention": [2]}, DIFFUSION_RWKV],
 }
 ALL = [(name, options) for name, cases in CASES.items() for options in cases]
 # What a table compares, with and without a convolution.

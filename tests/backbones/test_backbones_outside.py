@@ -39,8 +39,9 @@ def test_a_registered_family_is_composed_from_its_options_defaults(tmp_path):
         "'torch' in sys.modules)"
     )
     said = python(code, TREAD_BACKBONES=str(tmp_path / "mine.py"))
-    shared = "'attention': 0, 'depth': None, 'width': None, 'heads': None, 'decoder': None"
-    assert said == f"{{'name': 'mine', 'taps': 5, {shared}, 'align': None}} False"
+    shared = "'attention': 0, 'depth': None, 'width': None, 'heads': None"
+    more = "'condition': 'adaln', 'skips': False, 'decoder': None, 'align': None"
+    assert said == f"{{'name': 'mine', 'taps': 5, {shared}, {more}}} False"
 
 
 def test_help_has_a_registered_family(tmp_path):

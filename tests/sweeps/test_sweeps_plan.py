@@ -283,7 +283,7 @@ def test_a_time_needs_no_quotes(text, tmp_path):
         ({"nodes": 0}, "nodes=0: expected an integer >= 1"),
         ({"nodes": True}, "nodes=true: expected an integer"),
         ({"cpus": "many"}, "cpus=many: expected an integer"),
-        ({"memory_gb": -1}, "memory_gb=-1: expected a number or null > 0"),
+        ({"memory_gb": -1}, "memory_gb=-1: expected a number > 0 or null"),
         ({"memory_gb": True}, "memory_gb=true: expected a number"),
         ({"memory_gb": "."}, "memory_gb=.: expected a number"),
         ({"time": "soon"}, "time=soon: expected minutes"),

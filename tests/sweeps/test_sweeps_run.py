@@ -20,8 +20,8 @@ from slurm_lab import STUB, Launcher, until, use_stubs, write_grid
 
 import experiments.runtime.command
 from experiments.runtime import run_folder
-from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import code_commit
+from experiments.runtime.records import append_jsonl, read_jsonl
 from routing.errors import UserError
 from sweeps import (
     SweepError,
@@ -243,7 +243,7 @@ def test_a_pool_runs_with_its_limit_from_the_snapshot(shop, monkeypatch):
     assert threads == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
     batch = shop.sweep.batches()[0]
     assert {e["code"] for e in shop.events(0) if e["event"] == "start"} == {batch.code}
-    assert (shop.runs / ".sweeps" / "code" / batch.code / "sweeps" / "jobs" / "job.py").is_file()
+    assert (shop.runs / ".sweeps" / "code" / batch.code / "sweeps" / "job.py").is_file()
     assert "3 of 3 done" in shop("launch", "cluster=local", "seed=0,1,2")
 
 
@@ -1066,7 +1066,7 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
             for words, said in (
                 (["scale=paper", "cluster=debug"], "data.path=FOLDER"),
                 (["scale=paper", "data.path=/no/where"], "/no/where is no folder"),
-                (["train.graphs=true", "cluster=debug"], "here are 1 on cpu"),
+                (["train.graphs=true", "cluster=debug"], "there are 1 on a CPU"),
             )
         ),
         (["launch", "route_placement", "clustr=debug"], "did you mean cluster"),

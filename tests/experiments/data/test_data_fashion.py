@@ -11,7 +11,8 @@ from data_tools import idx, right
 from experiments.config import load
 from experiments.data import DataError, create, downloads, image_options, torchvision_sets
 from experiments.evaluation import create_features
-from experiments.runtime.files import default_cache, locked
+from experiments.runtime.files import default_cache
+from experiments.runtime.locks import locked
 
 REAL = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package dataset-fashion-mnist
 installed = pytest.mark.skipif(not REAL.is_dir(), reason="needs apt install dataset-fashion-mnist")

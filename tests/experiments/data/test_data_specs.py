@@ -6,7 +6,7 @@ from data_tools import latents, write_lightning, write_store, write_tars
 from experiments.config import load, names
 from experiments.data import create, data_options, image_options
 from experiments.data.data_options import DataError, ShapeError, describe, fingerprint
-from experiments.data.image_sets import LabelledImages, PixelSet
+from experiments.data.image_sets import LabelledImages, PixelSet, split_by_class
 from routing.errors import UserError
 
 LABELS = [k % 4 for k in range(8)]
@@ -110,6 +110,23 @@ def test_a_data_set_of_ones_own_is_one_file(tmp_path, monkeypatch):
     assert data_options.describe({"name": "blobs"})["shape"] == [1, 8, 8]
     batch = experiments.data.create({"name": "blobs"}, task="class").batch(torch.arange(4), None)
     assert batch.x.shape == (4, 1, 8, 8) and batch.y.tolist() == [0, 1, 0, 1]
+
+
+def test_a_data_set_without_a_split_of_its_own_holds_out_a_share_of_every_class():
+    """The recipe in CONTRIBUTING for images without a published split."""
+
+    class Own(image_options.SplitOptions):
+        sample_shape, class_count = (1, 8, 8), 2
+
+        def read(self):
+            images = np.arange(20 * 64).reshape(20, 8, 8) % 251
+            return split_by_class(self, images, np.arange(20) % 2, white=255)
+
+    data = PixelSet(Own("own"))
+    assert data.sizes == {"train": 16, "test": 4}
+    labels = data.batch(torch.arange(4), split="test").y
+    assert sorted(labels.tolist()) == [0, 0, 1, 1]
+    assert data.fingerprint != PixelSet(Own("own", split_seed=1)).fingerprint
 
 
 IMAGES = np.arange(4 * 64, dtype=np.uint8).reshape(4, 1, 8, 8)

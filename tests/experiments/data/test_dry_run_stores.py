@@ -6,7 +6,7 @@ from data_tools import latents, write_lightning, write_store, write_tars
 from safetensors.torch import save_file
 
 from experiments.config.compose import load
-from experiments.preflight import dry_run
+from experiments.training.dry_run import dry_run
 from routing.errors import UserError
 
 

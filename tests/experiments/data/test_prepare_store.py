@@ -24,7 +24,7 @@ from experiments.data.encoders import Autoencoder
 from experiments.data.latent_store import open_store
 from experiments.data.raw_images import RawImage, center_crop
 from experiments.runtime import console
-from experiments.runtime.files import locked
+from experiments.runtime.locks import locked
 from routing.rng import Draws
 
 ROOT = Path(__file__).parents[3]

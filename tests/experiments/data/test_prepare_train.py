@@ -10,7 +10,7 @@ from PIL import Image
 
 from experiments import prepare
 from experiments.config.compose import load
-from experiments.runtime import console
+from experiments.runtime import records
 from experiments.training import run_evaluation as evaluation
 from experiments.training.session import train
 
@@ -38,7 +38,7 @@ def fit(tmp_path, *more):
     config = load([*TINY, f"paths.runs={tmp_path / 'runs'}", *map(str, more)])
     folder = train(config, quiet=True)
     assert json.loads((folder / "summary.json").read_text())["status"] == "done"
-    losses = [line["loss"] for line in console.read_jsonl(folder / "metrics.jsonl")]
+    losses = [line["loss"] for line in records.read_jsonl(folder / "metrics.jsonl")]
     assert len(losses) == 3 and all(math.isfinite(loss) for loss in losses)
     return folder
 

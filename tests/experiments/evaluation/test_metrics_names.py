@@ -65,11 +65,11 @@ def test_every_preset_is_valid_and_can_be_measured(path: Path) -> None:
     [
         (
             {"metrics": ("fdi",)},
-            r"eval.metrics=\[fdi\]: expected a list, each one of fd, sfid, .*; did you mean fd",
+            r"eval.metrics=\[fdi\]: expected one of fd, sfid, .*, or a list of these; did you mean fd",
         ),
         ({"metrics": "precison"}, "did you mean precision"),
         ({"metrics": ()}, r"eval.metrics=\[\]: expected some of fd, sfid"),
-        ({"metrics": 5}, "eval.metrics=5: expected a list"),
+        ({"metrics": 5}, "eval.metrics=5: expected one of fd, .*, or a list of these"),
         ({"features": [None]}, r"eval.features=\[null\]"),
         ({"features": ("inception",)}, "did you mean inception-adm"),
         ({"labels": "balance"}, "did you mean balanced"),

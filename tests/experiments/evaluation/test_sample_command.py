@@ -33,7 +33,7 @@ from experiments.evaluation.sampling_options import parse_overrides
 from experiments.options.roles import ConfigError
 from experiments.runtime.command import run_command
 from experiments.runtime.console import Console
-from experiments.runtime.files import locked
+from experiments.runtime.locks import locked
 
 ROOT = Path(__file__).parents[3]
 

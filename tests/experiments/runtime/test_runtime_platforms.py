@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import backbones
 from experiments.data.dataset import Batch
-from experiments.runtime.command import PACKAGES
+from experiments.runtime.errors import PACKAGES
 from experiments.training.build import build_step
 from routing import Route, Routing, rng
 

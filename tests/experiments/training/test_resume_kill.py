@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 from small import command, overrides, run
 
-from experiments.runtime import console
+from experiments.runtime import records
 
 # Saves, pictures and scores often, so that kills land in the middle of each of them too.
 BUSY = ("route=1-2", "train.steps=24", "train.save_every=2", "train.sample_every=4", "train.log_every=1", "eval=digits",
@@ -68,7 +68,7 @@ def results(runs: Path) -> dict:
     (last,) = sorted((folder / "checkpoints").glob("step-00000024"))
     state = load_file(last / "state.safetensors")
     clock = ("time", "images_per_s", "seconds", "samples_per_s")
-    lines = [[{k: v for k, v in e.items() if k not in clock} for e in console.read_jsonl(folder / name)]
+    lines = [[{k: v for k, v in e.items() if k not in clock} for e in records.read_jsonl(folder / name)]
              for name in ("metrics.jsonl", "scores.jsonl")]  # fmt: skip
     pictures = {p.name: p.read_bytes() for p in sorted((folder / "samples").glob("*.png"))}
     tensors = {

@@ -8,7 +8,7 @@ import time
 import pytest
 from small import small
 
-from experiments.runtime import checkpoint_files, console, signals
+from experiments.runtime import checkpoint_files, records, signals
 from experiments.runtime.command import run_command
 from experiments.training import run_evaluation as evaluation
 from experiments.training.session import train
@@ -68,7 +68,7 @@ def test_a_run_folder_that_is_gone_ends_the_run_with_an_error_and_is_not_made_ag
 
 def test_the_time_left_covers_the_evaluations_before_the_first_and_after_it(tmp_path, monkeypatch):
     config = small(tmp_path, "train.sample_every=2", "train.log_every=1", "train.steps=6")
-    seen, honest = {}, console.write_status
+    seen, honest = {}, records.write_status
 
     def status(folder, state, **fields):
         if state == "running" and "eta_s" in fields:
@@ -78,7 +78,7 @@ def test_the_time_left_covers_the_evaluations_before_the_first_and_after_it(tmp_
     def slow(self):
         return time.sleep(0.6) or True
 
-    monkeypatch.setattr(console, "write_status", status)
+    monkeypatch.setattr(records, "write_status", status)
     monkeypatch.setattr("experiments.training.run_evaluation.Evaluation._pictures", slow)
     monkeypatch.setattr("experiments.training.run_evaluation.Evaluation._image_macs", 1e15)
     train(config, quiet=True)

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from small import ROOT, overrides, run, small
 
-from experiments.runtime import console
-from experiments.runtime.files import locked
+from experiments.runtime import records
+from experiments.runtime.locks import locked
 
 pytestmark = pytest.mark.slow
 RUN = str(ROOT / "experiments" / "run.py")
@@ -31,7 +31,7 @@ def torchrun(*arguments: str, **options) -> subprocess.CompletedProcess:
 
 def losses(runs: Path) -> list[tuple[float, float]]:
     (folder,) = runs.iterdir()
-    return [(line["loss"], line["grad_norm"]) for line in console.read_jsonl(folder / "metrics.jsonl")]
+    return [(line["loss"], line["grad_norm"]) for line in records.read_jsonl(folder / "metrics.jsonl")]
 
 
 @pytest.mark.parametrize("backbone", ["dit", "mamba"])
@@ -63,7 +63,7 @@ def test_two_ranks_with_micro_batches_and_scores(tmp_path):
     scores = []
     for runs in ("one", "two"):
         (folder,) = (tmp_path / runs).iterdir()
-        scores.append({e["metric"]: e["value"] for e in console.read_jsonl(folder / "scores.jsonl")})
+        scores.append({e["metric"]: e["value"] for e in records.read_jsonl(folder / "scores.jsonl")})
     assert scores[0].keys() == scores[1].keys()
     for name, value in scores[0].items():
         assert scores[1][name] == pytest.approx(value, rel=1e-2), name

@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from small import small
 
 from experiments import components as build
-from experiments.config.routes import run_cost
+from experiments.config.model import run_cost
 from experiments.evaluation.pictures import save_png
 from experiments.evaluation.trained_model import load_model
-from experiments.runtime import console, memory, signals
-from experiments.runtime.command import Interrupted
+from experiments.runtime import console, memory, records, signals
+from experiments.runtime.errors import Interrupted
 from experiments.training import loop
 from experiments.training.divergence import Diverged
 from experiments.training.loop import Trainer
@@ -57,7 +57,7 @@ def test_a_run_leaves_the_files_it_promises(backbone, tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["step"], summary["route"]) == ("done", 6, "1-2")
     assert summary["macs_routed"] < summary["macs_dense"]
-    lines = console.read_jsonl(folder / "metrics.jsonl")
+    lines = records.read_jsonl(folder / "metrics.jsonl")
     assert [line["step"] for line in lines] == [2, 4, 6]
     assert all(math.isfinite(line["loss"]) for line in lines)
     assert lines[-1]["macs"] == 6 * 8 * summary["macs_routed"]
@@ -117,7 +117,7 @@ def test_more_steps_that_are_refused_leave_a_finished_run_as_it_was(tmp_path, mo
     def refuse(*_):
         raise UserError("log=wandb did not start")
 
-    monkeypatch.setattr("experiments.runtime.console.open_tracker", refuse)
+    monkeypatch.setattr("experiments.runtime.trackers.open_tracker", refuse)
     with pytest.raises(UserError, match="log=wandb"):
         train(small(tmp_path, "train.steps=9"), quiet=True)
     assert [(folder / name).read_bytes() for name in names] == before
@@ -126,7 +126,7 @@ def test_more_steps_that_are_refused_leave_a_finished_run_as_it_was(tmp_path, mo
 def test_micro_batches_change_nothing_but_rounding(tmp_path):
     whole = train(small(tmp_path / "a", "route=1-2"), quiet=True)
     parts = train(small(tmp_path / "b", "route=1-2", "train.micro_batch=3"), quiet=True)
-    a, b = (console.read_jsonl(f / "metrics.jsonl") for f in (whole, parts))
+    a, b = (records.read_jsonl(f / "metrics.jsonl") for f in (whole, parts))
     for x, y in zip(a, b, strict=True):
         assert x["loss"] == pytest.approx(y["loss"], rel=1e-5)
         assert x["grad_norm"] == pytest.approx(y["grad_norm"], rel=1e-4)
@@ -263,7 +263,7 @@ def test_roll_back_goes_on_with_other_numbers(tmp_path, monkeypatch):
     train(config, quiet=True)
     summary = json.loads((config.folder / "summary.json").read_text())
     assert summary["step"] == 12
-    steps = [line["step"] for line in console.read_jsonl(config.folder / "metrics.jsonl")]
+    steps = [line["step"] for line in records.read_jsonl(config.folder / "metrics.jsonl")]
     assert steps == sorted(set(steps)), "lines of the branch that was given up are gone"
 
 
@@ -360,7 +360,7 @@ def test_a_disk_that_refuses_is_one_sentence_and_the_heartbeat_says_failed(
     def refuse(path, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("experiments.runtime.console.append_jsonl", full)
+    monkeypatch.setattr("experiments.runtime.records.append_jsonl", full)
     config = small(tmp_path)
     assert run_command(lambda _: train(config, quiet=True) and 0, []) == 2
     said = capsys.readouterr().err
@@ -388,7 +388,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_bit_for_bit(tmp_path, monke
         small(tmp_path / "b", "route=1-2", "train.save_every=100", "train.steps=7"), quiet=True
     )
     assert same(weights(config.folder), weights(straight))
-    clean = [[{k: v for k, v in line.items() if k not in ("time", "images_per_s")} for line in console.read_jsonl(f / "metrics.jsonl")]
+    clean = [[{k: v for k, v in line.items() if k not in ("time", "images_per_s")} for line in records.read_jsonl(f / "metrics.jsonl")]
              for f in (config.folder, straight)]  # fmt: skip
     assert clean[0] == clean[1]
 

@@ -8,7 +8,7 @@ import os
 import pytest
 from small import overrides, run
 
-from experiments.runtime import console
+from experiments.runtime import records, trackers
 from experiments.training.session import train
 
 # What accelerate calls of W&B and of trackio, written down instead of sent.
@@ -69,11 +69,11 @@ def test_a_service_hears_name_config_losses_and_scores(name, service, tmp_path):
     assert (heard[0]["project"], heard[0]["name"]) == ("tread-suite", folder.name)
     assert heard[1]["values"]["route"] == "none"
     logged = [(h["step"], h["values"]) for h in heard if h["what"] == "log"]
-    lines = console.read_jsonl(folder / "metrics.jsonl")
+    lines = records.read_jsonl(folder / "metrics.jsonl")
     assert [(s, v["loss"]) for s, v in logged if "loss" in v] == [
         (line["step"], line["loss"]) for line in lines
     ]
-    score = {"accuracy-16 (digits-classifier)": console.read_jsonl(folder / "scores.jsonl")[0]["value"]}
+    score = {"accuracy-16 (digits-classifier)": records.read_jsonl(folder / "scores.jsonl")[0]["value"]}
     assert logged[-1] == (6, score)
 
 
@@ -94,7 +94,7 @@ def test_tensorboard_holds_the_numbers_of_the_run_folder(tmp_path):
     folder = train(load(overrides(tmp_path / "runs", "log=tensorboard", *SCORED)), quiet=True)
     (events,) = {path.parent for path in folder.glob("tread-suite/events.*")}
     found = EventAccumulator(str(events)).Reload()
-    written = console.read_jsonl(folder / "metrics.jsonl")
+    written = records.read_jsonl(folder / "metrics.jsonl")
     got = [(event.step, event.value) for event in found.Scalars("loss")]
     assert got == [(line["step"], pytest.approx(line["loss"])) for line in written]
     (score,) = found.Scalars("accuracy-16 (digits-classifier)")
@@ -110,4 +110,4 @@ def test_an_absent_package_is_named(monkeypatch):
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install trackio"):
-        console.check_tracker("trackio")
+        trackers.check_tracker("trackio")

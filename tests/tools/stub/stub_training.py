@@ -12,9 +12,10 @@ from pathlib import Path
 
 from experiments.config.compose import load
 from experiments.runtime import run_folder, signals
-from experiments.runtime.command import Interrupted
-from experiments.runtime.console import append_jsonl
-from experiments.runtime.files import atomic_write, locked
+from experiments.runtime.errors import Interrupted
+from experiments.runtime.files import atomic_write
+from experiments.runtime.locks import locked
+from experiments.runtime.records import append_jsonl
 
 
 def agreed(reason):

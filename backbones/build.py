@@ -1,0 +1,72 @@
+"""From the arguments of a model to its blocks, and the kernels that they run on."""
+
+import pkgutil
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from backbones.cost import block_costs
+from backbones.dit import DiTBlock
+from backbones.long_skips import with_long_skips
+from backbones.ops.dispatch import Choice, resolve
+from backbones.options import ModelConfig
+from backbones.options.dit import DiTOptions
+from backbones.registry import find
+from backbones.sizes import BackboneError
+from routing.learned import Fuse
+from routing.stack import Stack
+
+
+def build_stack(config: ModelConfig) -> Stack:
+    """Return the blocks of a model, and SPRINT's fusion around them where there is one.
+
+    Raises:
+        BackboneError: A block has other parameters than its family counts.
+    """
+    shape, family = config.shape, find(config.name)
+    options = family.parse(shape, config.options)
+    block_class = pkgutil.resolve_name(family.block)
+    blocks: list[nn.Module] = []
+    for index in range(shape.depth):
+        if index in config.attention_blocks:
+            block: nn.Module = DiTBlock(shape, index, config.grid, DiTOptions())
+        else:
+            block = block_class(shape, index, config.grid, options)
+        blocks.append(block)
+    if config.skips:
+        blocks = with_long_skips(blocks, shape.width)
+    for index, (block, cost) in enumerate(zip(blocks, block_costs(config), strict=True)):
+        params = sum(parameter.numel() for parameter in block.parameters())
+        if abs(params - cost.params) > 0.01 * params:
+            raise BackboneError(
+                f"block {index} of {config.name} has {params} parameters where its block_cost "
+                f"counts {cost.params}; correct the count, which banners, budgets and tables use"
+            )
+    fuse = Fuse(shape.width, config.fuse, shape.depth) if config.fuse else None
+    return Stack(blocks, fuse=fuse)
+
+
+def kernels(blocks: Iterable[Any], device: str | None = None) -> list[Choice]:
+    """Return the implementation of each operation of the blocks, in the order of first use.
+
+    Args:
+        blocks: The blocks of a stack.
+        device: Type of the device that they run on, as in "cuda"; None for the machine's fastest.
+
+    Raises:
+        KernelError: A kernel that was asked for by name is not available.
+    """
+    operations: dict[tuple[str, str], None] = {}
+    for block in blocks:
+        operations |= dict.fromkeys(block.operations)
+    return [resolve(operation, kernel, device) for operation, kernel in operations]
+
+
+def describe_kernels(blocks: Iterable[Any], device: str) -> list[str]:
+    """Return one line per operation of the blocks: which implementation runs, and why."""
+    blocks = list(blocks)
+    lines = [str(choice) for choice in kernels(blocks, device)]
+    if any(isinstance(getattr(block, "block", block), DiTBlock) for block in blocks):
+        lines += ["attention: torch scaled_dot_product_attention (the fastest that is there)"]
+    return lines

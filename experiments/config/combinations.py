@@ -1,0 +1,88 @@
+"""Checks of a whole configuration: the options of each group, and what can be combined."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from backbones.sizes import AlignOptions, parse_size
+from backbones.validation import validate_value
+from experiments.config import groups
+from experiments.config.run_options import RunOptions
+from experiments.data.data_options import describe
+from experiments.options.roles import require
+from experiments.options.training import ENCODERS
+from experiments.runtime.nested import flatten
+from routing.options import RoutingError
+
+#: Groups that every configuration sets.
+REQUIRED_GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval")
+
+
+def check_combinations(options: RunOptions) -> None:
+    """Refuse options of a group that it does not have, and options that contradict each other.
+
+    Raises:
+        UserError: One sentence with the key, its value and what was expected.
+    """
+    for key, value in flatten(options.to_dict()).items():
+        if isinstance(value, int):
+            require(abs(value) < 2**63, f"{key}={value}: expected an integer below 2^63")
+    for group in REQUIRED_GROUPS:
+        values = getattr(options, group)
+        require("name" in values, f"missing key {group}.name: choose one with {group}=NAME")
+        if group == "backbone":
+            groups.parse_backbone(values, options.size)
+        else:
+            groups.parse(group, values)
+    for key, path in (("paths.runs", options.paths.runs), ("init", options.init)):
+        require(
+            path is None or path.strip(),
+            f"{key}= is empty: expected a folder, such as runs or runs/NAME",
+        )
+    _check_training(options)
+    _, height, width = describe(options.data)["shape"]
+    patch = parse_size(options.size).patch
+    model = f"{options.backbone['name']}-{options.size}"
+    try:
+        options.routing.check(options.depth, (height // patch, width // patch), model)
+    except RoutingError as error:  # it names the key as in `RoutingOptions`
+        raise RoutingError(f"routing.{error}") from None
+    if options.backbone.get("align") is not None:
+        _check_alignment(options)
+
+
+def _check_training(options: RunOptions) -> None:
+    train = options.train
+    require(
+        not train.graphs or (train.micro_batch is None and not options.routing.random_end),
+        "train.graphs=true records one step on a whole batch under a fixed route: expected "
+        "train.micro_batch=null and routing.random_end=false",
+    )
+    require(
+        train.residual != "bf16" or train.precision != "fp32",
+        "train.residual=bf16: expected train.precision=bf16 or auto as well",
+    )
+    require(
+        options.backbone.get("decoder") is None or options.objective["name"] != "ddpm",
+        "backbone.decoder with objective=ddpm: expected objective=edm or flow, since MaskDiT "
+        "reconstructs the denoised image, which is unstable at DDPM's noisiest steps",
+    )
+
+
+def _check_alignment(options: RunOptions) -> None:
+    """Refuse a REPA projector that does not fit the model or the encoder."""
+    align, encoder = options.backbone["align"], options.train.encoder
+    require(
+        encoder != "none",
+        f"backbone.align={align}: expected train.encoder to be one of {', '.join(ENCODERS)}",
+    )
+    block = align.get("block", AlignOptions.block)
+    validate_value(Annotated[int, Ge(0), Le(options.depth - 1)], block, "backbone.align.block")
+    channels = align.get("channels", AlignOptions.channels)
+    require(
+        channels == ENCODERS[encoder],
+        f"backbone.align.channels={channels}: expected {ENCODERS[encoder]}, the features of "
+        f"train.encoder={encoder}",
+    )

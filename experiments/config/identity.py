@@ -1,0 +1,102 @@
+"""The identity of a run: which options its hash covers, and the name that follows from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.config.parent import parent_digest
+from experiments.config.removed_keys import insert_removed
+from experiments.config.run_options import RunOptions
+from experiments.data.data_options import fingerprint, location_keys
+from experiments.options.model import SharedBackboneOptions
+from experiments.options.roles import LEARNS, REPORTS, role_of
+from experiments.options.training import TrainOptions
+
+# Newer keys and their defaults. They are hashed only at other values, so that the names of runs
+# that are older than these keys stay valid.
+_NEWER_KEYS = (
+    ("guidance", "channels", None),
+    ("data", "shape", None),
+    ("train", "residual", "fp32"),
+    ("backbone", "mixers", 2),
+    ("backbone", "condition", "adaln"),
+    ("backbone", "skips", False),
+)
+
+
+def role(key: str) -> str:
+    """Return what a dotted key decides (`experiments.options.roles`); `learns` if undeclared."""
+    name, _, rest = key.partition(".")
+    if name not in {option.name for option in dataclasses.fields(RunOptions)}:
+        return LEARNS.name
+    declared = role_of(RunOptions, name)
+    below = {"train": TrainOptions, "backbone": SharedBackboneOptions}.get(name)
+    if declared is None and below is not None and rest:
+        option = rest.partition(".")[0]
+        if option in {field.name for field in dataclasses.fields(below)}:
+            declared = role_of(below, option)
+    return (declared or LEARNS).name
+
+
+def hashed_values(options: RunOptions) -> dict[str, Any]:
+    """Return what the hash covers: all that decides what is learnt and how it is scored."""
+    values = options.to_dict()
+    steps = values["train"]["steps"]
+    del values["routing"]["route"]
+    values = _without_reports(values)
+    values["route"] = options.resolved_route
+    # Both keys only report, which was noticed late: their former defaults keep the names of older
+    # runs valid.
+    values["train"].update(compile="none", tf32=True)
+    if _ends_with_its_schedule(options):
+        values["train"]["steps"] = steps
+    for group, key, default in _NEWER_KEYS:
+        if values[group].get(key) == default:
+            values[group].pop(key, None)
+    insert_removed(values)
+    for key in location_keys(options.data["name"]):
+        values["data"].pop(key, None)
+    values["data_fingerprint"] = fingerprint(options.data)
+    if options.init:
+        values["init"] = parent_digest(options.init)
+    if values["route"] == "none":
+        # Two dense runs that differ in how tokens would be routed are one run.
+        values.pop("routing")
+    return values
+
+
+def hash_of(values: Mapping[str, Any]) -> str:
+    """Return the first eight hexadecimal digits of the SHA-256 of plain values."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def run_name(options: RunOptions, digest: str) -> str:
+    """Return `<backbone>-<size>-<data>_<route>_s<seed>-<hash>`."""
+    model = f"{options.backbone['name']}-{options.size.replace('/', '')}-{options.data['name']}"
+    # A schedule of routes (2-8/0.9:none) has characters that file names may not have.
+    route = options.resolved_route.replace("/", "~").replace(":", "=")
+    return f"{model}_{route}_s{options.seed}-{digest}"
+
+
+def _ends_with_its_schedule(options: RunOptions) -> bool:
+    """Whether a schedule ends at the last step: another number of steps is another run."""
+    routing = options.routing
+    scheduled = routing.schedule != "constant" or routing.off_after < 1 or "/" in options.route
+    return options.train.schedule != "constant" or (scheduled and options.resolved_route != "none")
+
+
+def _without_reports(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Leave out the keys whose role is `reports`."""
+    remaining: dict[str, Any] = {}
+    for key, value in values.items():
+        if role(prefix + key) == REPORTS.name:
+            continue
+        if isinstance(value, Mapping):
+            value = _without_reports(value, f"{prefix}{key}.")
+        remaining[key] = value
+    return remaining

@@ -1,0 +1,85 @@
+"""What the configuration of a run holds: its keys, their types, defaults and comments."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
+
+from backbones.sizes import parse_size
+from backbones.validation import Choices
+from experiments.data.data_options import TASKS
+from experiments.options.roles import REPORTS, ROUTES, SCORES
+from experiments.options.training import PathsOptions, TrainOptions
+from routing.options import RoutingOptions
+from routing.route import Route
+from routing.schedule import RouteSchedule
+
+TRACKERS = ("none", "tensorboard", "wandb", "trackio")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The keys of a run. Groups of options stay mappings, as composed and as hashed."""
+
+    backbone: dict[str, Any]
+    data: dict[str, Any]
+    objective: dict[str, Any]
+    sampler: Annotated[dict[str, Any], SCORES]
+    guidance: Annotated[dict[str, Any], SCORES]
+    eval: Annotated[dict[str, Any], SCORES]
+    seed: Annotated[
+        int, Ge(0), Le(2**31 - 1), "Seed of initial weights, data order, noise and routes."
+    ] = 0
+    scale: Annotated[str, REPORTS] = "tiny"
+    experiment: Annotated[str | None, REPORTS] = None
+    size: Annotated[
+        str, "Width, depth and patch: T, M, S, B, L or XL, a slash, the patch. Set by scale."
+    ] = "T/1"
+    route: Annotated[
+        str,
+        ROUTES,
+        "Blocks that a random part of the tokens skips in training: none, 2-8, 2-8@0.75, auto, "
+        "2--4, '0-4+6-9'.",
+    ] = "none"
+    task: Annotated[
+        str, Choices(TASKS), "What the model is conditioned on: class, text or none."
+    ] = "class"
+    init: Annotated[
+        str | None,
+        "Start from the EMA weights of another run, with a fresh optimizer: RUN or RUN@STEP.",
+    ] = None
+    routing: Annotated[RoutingOptions, ROUTES] = field(default_factory=RoutingOptions)
+    train: TrainOptions = field(default_factory=TrainOptions)
+    log: Annotated[
+        str, Choices(TRACKERS), REPORTS, "Experiment tracker, beside the files of the run folder."
+    ] = "none"
+    dry: Annotated[
+        bool | Literal["full"],
+        REPORTS,
+        "Print model, cost, memory and run folder, check what the run would check, train nothing "
+        "(also --dry-run). full: also build the model, name its kernels and time a step.",
+    ] = False
+    paths: Annotated[PathsOptions, REPORTS] = field(default_factory=PathsOptions)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain, JSON-able values; `Config.from_dict` inverts it."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks of the backbone."""
+        return int(self.backbone.get("depth") or parse_size(self.size).depth)
+
+    @property
+    def first_route(self) -> Route:
+        """The first resolved route that is not `none`: that of a fused span and routed guidance."""
+        return RouteSchedule.parse(self.route).resolve(self.depth).first
+
+    @property
+    def resolved_route(self) -> str:
+        """The route with absolute block indices, as in the run's name."""
+        return str(RouteSchedule.parse(self.route).resolve(self.depth))

@@ -1,0 +1,96 @@
+"""The work of `experiments/prepare.py`: encode images to a latent store."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+
+import torch
+
+from experiments.data.data_options import PICTURES, DataError
+from experiments.data.encoders import Autoencoder, TextEncoder
+from experiments.data.latent_store import LatentStore
+from experiments.data.open_source import open_source
+from experiments.data.store_writer import StoreSettings, StoreWriter
+from experiments.runtime.console import Console
+from experiments.runtime.locks import locked
+from experiments.runtime.process_group import process_group
+
+
+def _device(name: str | None) -> str:
+    """Return this process's device: one GPU for each local rank."""
+    device = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda":
+        device = f"cuda:{process_group().local_rank}"
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise DataError(f"--device {device} is not there; try --device cpu") from None
+    return device
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Encode this process's shards, and finish the store if it is the last process."""
+    columns = {
+        "image": args.image_column,
+        "label": args.label_column,
+        "caption": args.caption_column,
+    }
+    source = open_source(args.images, captions=args.captions, files=args.files, columns=columns)
+    if args.limit is not None:
+        source.limit(args.limit)
+    if args.text is None:
+        source.captioned = False  # captions that are not read may have any type
+    device = _device(args.device)
+    vae = Autoencoder(args.vae, device, download=True)
+    text = None
+    if args.text is not None:
+        text = TextEncoder(args.text, device, args.text_length, download=True)
+    settings = StoreSettings(
+        vae=args.vae,
+        size=args.size,
+        kind=args.kind,
+        flips=not args.no_flips,
+        dtype=args.dtype,
+        shard=args.shard,
+        text=args.text,
+        captions=args.captions_per_image,
+        text_length=args.text_length,
+    )
+    is_first = process_group().rank == 0
+    # The first process of a launch locks out other launches, which would write the same files.
+    with locked(args.out) if is_first else contextlib.nullcontext():
+        writer = StoreWriter(source, vae, args.out, settings, text, args.batch, args.threads)
+        _write_shards(writer)
+        manifest = writer.finish()
+    if manifest is None:
+        return
+    if args.verify:
+        LatentStore(args.out, verify=True)
+    print(manifest.summary(args.out))
+
+
+def _write_shards(writer: StoreWriter) -> None:
+    """Write the missing shards of this process, with a progress display on stderr."""
+    group, source = process_group(), writer.source
+    missing = writer.missing()
+    shards = [number for number in missing if number % group.world_size == group.rank]
+    if not shards:
+        return
+    console = Console(quiet=group.rank > 0, stderr=True)
+    finished = writer.shards - len(missing)
+    finished_text = f", {finished} finished before" if finished else ""
+    console.say(f"{source.count:,} images in {writer.shards} shards{finished_text}")
+    if source.ignored_files:
+        console.say(
+            f"ignored: {len(source.ignored_files):,} other files, such as "
+            f"{source.ignored_files[0]}; images end in {' '.join(PICTURES)}"
+        )
+    size = writer.settings.shard
+    total = sum(min(size, source.count - number * size) for number in shards)
+    done = 0
+    with console.progress("images", total) as progress:
+        for number in shards:
+            for count in writer.write(number):
+                done += count
+                progress.update(done)

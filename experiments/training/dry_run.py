@@ -1,0 +1,57 @@
+"""The dry run: prints what would be trained, where and at what cost, and trains nothing."""
+
+from __future__ import annotations
+
+import yaml
+
+from experiments.config.model import banner_lines, model_arguments, run_cost
+from experiments.config.schema import Config
+from experiments.data.data_options import describe, parse
+from experiments.preflight import check_ready
+from experiments.runtime.console import big
+from experiments.runtime.memory import check_fits, memory_line, visible_gpus
+from experiments.runtime.process_group import process_group
+
+
+def dry_run(config: Config) -> None:
+    """Print what would be trained, where and at what cost; then run the checks of the run.
+
+    With `dry=full` the model is built, its kernels are named and a step is timed, and the whole
+    configuration follows.
+    """
+    info = describe(config.data)
+    arguments = model_arguments(config, info)
+    cost = run_cost(config, arguments)
+    train = config.train
+    model = None
+    if config.dry == "full":
+        from experiments.training import timed_step  # imports torch
+
+        model = timed_step.build(config, arguments)
+    shape = "x".join(str(size) for size in info["shape"])
+    samples = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
+    state = "exists: it would be resumed, or has finished" if config.folder.exists() else "new"
+    lines = [
+        *banner_lines(config, cost, model.describe() if model else []),
+        f"trains      {train.steps} steps of {train.batch} on {info['name']} ({shape}, "
+        f"task {config.task}), {config.objective['name']}, lr {train.lr:g}, {train.precision}; "
+        f"scored by eval={config.eval['name']}",
+        memory_line(cost, samples),
+    ]
+    if model is not None:
+        lines.append(timed_step.time_line(config, model))
+    else:
+        # Forward and backward: three times the forward's MACs, two floating-point operations each.
+        macs = cost.macs_routed if config.resolved_route != "none" else cost.macs_dense
+        lines.append(f"compute     {big(6 * macs * train.batch * train.steps)} FLOPs")
+    lines.append(f"run         {config.folder}   ({state}; nothing was trained)")
+    if model is not None:
+        lines += ["", yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip()]
+    print("\n".join(lines))
+    on_gpu = bool(visible_gpus())
+    check_ready(config, process_group().world_size, on_gpu)
+    parse(config.data).check_contents(config.task)
+    least = 1 if train.micro_batch == "auto" else samples
+    check_fits(cost, 0 if on_gpu else least)
+    if model is None:
+        print("dry=full adds the whole configuration, the kernels and a timed step")

@@ -1,0 +1,48 @@
+"""What `dry=full` adds: the model, built where it would train, and a timed step."""
+
+from __future__ import annotations
+
+import timeit
+from typing import Any
+
+import torch
+
+import backbones
+from experiments.config.routes import TrainingRoutes
+from experiments.config.schema import Config
+from experiments.data.data_options import describe
+from experiments.evaluation.pipeline import SamplingPipeline
+from experiments.runtime.console import clock
+from experiments.runtime.memory import out_of_memory
+from routing.rng import Draws
+
+
+def build(config: Config, arguments: dict[str, Any]) -> backbones.Backbone:
+    """Build the model where it will train, since kernels are chosen by the device."""
+    model = backbones.create(**arguments).to("cuda" if torch.cuda.is_available() else "cpu")
+    SamplingPipeline.make(model, config)
+    return model
+
+
+def time_line(config: Config, model: backbones.Backbone) -> str:
+    """Predict the training time from the best of three timed steps on noise."""
+    train, device = config.train, model.positions.device.type
+    if train.threads:
+        torch.set_num_threads(train.threads)
+    samples = min(train.batch, 16)
+    x = torch.randn(samples, *describe(config.data)["shape"], device=device)
+    t = torch.rand(samples, device=device)
+    draws = Draws(config.seed, 0, torch.arange(samples), device=device)
+    training_routes = TrainingRoutes(config)
+    routing = training_routes.every_step.on(training_routes.schedule.at(0.0), draws)
+
+    def step() -> None:
+        with torch.autocast(device, torch.bfloat16, enabled=train.precision == "bf16"):
+            loss = model(x, t, routing=routing).float().square().mean()
+        loss.backward()
+        loss.item()
+
+    with out_of_memory(samples):
+        seconds = min(timeit.repeat(step, number=1, repeat=3))
+    estimate = clock(seconds * train.batch / samples * train.steps)
+    return f"time        about {estimate} to train on this machine, from a timed step"
