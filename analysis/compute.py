@@ -31,7 +31,7 @@ from analysis.loading import load, scores
 from analysis.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
 from experiments.runtime.command import ROOT, run_command
 from experiments.runtime.files import atomic_write
-from routing.errors import Parser
+from experiments.runtime.parser import Parser
 
 RESULTS = ROOT / "results"
 _BLOCK = re.compile(

@@ -28,7 +28,7 @@ from experiments.config.routes import run_cost
 from experiments.evaluation.heldout import HeldOut, no_split
 from experiments.evaluation.images import split_indices
 from experiments.runtime.command import ROOT, run_command
-from routing.errors import Parser
+from experiments.runtime.parser import Parser
 from routing.route import Route
 
 _BATCH = 100
