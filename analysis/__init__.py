@@ -5,6 +5,7 @@
     analysis.curves(runs)                    a row per run and logged step
     scores = analysis.scores(runs)           a row per run, step and metric, with what it had cost
     analysis.aggregate(scores)               mean, spread and interval over seeds
+    analysis.plot(scores, x="macs", y="fd")  any score against any cost, with seed bands
     analysis.paired_difference(scores)       every variant minus the dense runs, paired by seed
     python -m analysis report runs           one self-contained HTML page
 
@@ -24,6 +25,7 @@ __getattr__, __dir__, __all__ = lazily(
         "figures": ("figures",),
         "similarity": ("similarity",),
         "compare": ("compare",),
+        "plotting": ("plot",),
         "report": ("report",),
     },
 )

@@ -13,7 +13,9 @@ from experiments.runtime.parser import Parser
 _EXAMPLES = """\
 examples:
   python -m analysis report runs             runs/report.html: one page
+  python -m analysis report runs backbone=dit,mamba data=fashion
   python -m analysis tables runs             every table: .md .tex .csv .html
+  python -m analysis tables runs main_table where="lr < 3e-3"
   python -m analysis tables runs --only main --columns Dense "+ TREAD" 3
   python -m analysis figures runs --only route_placement
   python -m analysis compare RUN_A RUN_B     what differs in keys and scores
@@ -29,7 +31,10 @@ _COMMANDS = {
     "publish": ("publish", "a folder of tables, figures and records, and the pages that show them"),
     "compare": ("compare", "what differs between two runs"),
     "similarity": ("similarity", "layer similarity of runs or exported weights, and its map"),
-    "guidance-scale": ("guidance_scale", "effective guidance scale of runs or exported weights"),
+    "guidance-scale": (
+        "guidance_scale_command",
+        "effective guidance scale of runs or exported weights",
+    ),
     "notebooks": ("notebook_files", "execute the notebooks and write them as .ipynb"),
     "list": ("loading", "runs found, unfinished and damaged ones with the reason"),
 }
@@ -69,6 +74,11 @@ def _add_reading(commands: Mapping[str, argparse.ArgumentParser]) -> None:
             "runs", help="folder with run folders", metavar="RUNS", type=Path
         )
         commands[name].add_argument("--metric", help=text)
+        text = "which runs: backbone=dit,mamba, where='lr < 3e-3' or the name of a launched grid"
+        commands[name].add_argument("filters", help=text, nargs="*", metavar="FILTER")
+        if name != "tables":
+            text = "also searches, learning-rate sweeps, and groups without a pair"
+            commands[name].add_argument("--all", help=text, **_FLAG)
     report, tables, publish = commands["report"], commands["tables"], commands["publish"]
     report.add_argument("--out", help="the HTML file (default: RUNS/report.html)", type=Path)
     report.add_argument("--title", help="heading of the page")
@@ -77,7 +87,11 @@ def _add_reading(commands: Mapping[str, argparse.ArgumentParser]) -> None:
             "--out", help=f"folder to write (default: RUNS/{name})", type=Path
         )
         commands[name].add_argument("--only", help="some of them, by name", **_SEVERAL)
-    tables.add_argument("--all", help="also tables and rows without a number of ours", **_FLAG)
+    tables.add_argument(
+        "--all",
+        help="also searches, groups without a pair, tables and rows without a number of ours",
+        **_FLAG,
+    )
     tables.add_argument("--columns", help="some, by heading or number from 0", **_SEVERAL)
     text = "inches of text in a line of your page: wider tables are scaled or go on below (6.8)"
     widths = (3.3, 5.5, 6.8)

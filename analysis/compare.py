@@ -1,12 +1,14 @@
 """What differs between runs: two of them side by side, or any number by the keys that vary."""
 
 import argparse
+import math
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from analysis import step_penalty
 from analysis.errors import AnalysisError
 from analysis.run_files import Damaged
 from analysis.run_rows import read_run
@@ -92,7 +94,38 @@ def text(first: str | Path, second: str | Path) -> str:
             if comparable and _network(first, row.key) == _network(second, row.key):
                 line += f"   ({row.second - row.first:+.4g})"
             lines.append(line.rstrip())
+    penalty = _penalty_line(first, second)
+    if penalty:
+        lines += ["", penalty]
     return "\n".join(lines)
+
+
+def _penalty_line(first: str | Path, second: str | Path) -> str:
+    """Return the step penalty of B over A; nothing unless both logged losses with one seed."""
+    first_run, second_run = _read(first), _read(second)
+    curves = []
+    for folder in (first, second):
+        curves += step_penalty.loss_curves(os.path.abspath(folder)).values()
+    same_data = first_run["data"] == second_run["data"]
+    same_seed = first_run["seed"] == second_run["seed"]
+    if len(curves) != 2 or not (same_data and same_seed) or min(map(len, curves)) < 2:
+        return ""
+    penalties = {}
+    for step in curves[0]["step"]:
+        try:
+            penalties[step] = step_penalty.step_penalty(*curves, step)
+        except AnalysisError:  # met before the first logged step, which is unknown
+            continue
+    reached = [step for step, s in penalties.items() if not math.isnan(s)]
+    if not penalties:
+        return ""
+    m = step_penalty.macs_ratio(*curves)
+    if not reached:
+        return "step penalty of B over A: censored, B reaches no loss of A"
+    s, step = penalties[max(reached)], max(reached)
+    text = f"step penalty of B over A (one seed): s {s:.3g}, s*m {s * m:.3g} at N = {step:.0f}"
+    censored = [f"{step:.0f}" for step in penalties if step > max(reached)]
+    return text + (f"; censored at N = {', '.join(censored)}" if censored else "")
 
 
 def _network(folder: str | Path, metric: str) -> str | None:

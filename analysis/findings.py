@@ -164,6 +164,28 @@ def _placement_sentence(group: Group, ranked: list[tuple[float, str]], seeds: in
     return text
 
 
+def rate(results: Results) -> list[str]:
+    """Say how the score differs from dense by the share of tokens that skips, for each route."""
+    sentences = []
+    for group in results.groups:
+        rates: dict[str, dict[float, Variant]] = {}
+        for variant in group.tread:
+            span = str(variant.first("span"))
+            if "+" not in span:
+                rates.setdefault(span, {})[float(variant.first("rate"))] = variant
+        for span, variants in rates.items():
+            texts = []
+            for share, variant in sorted(variants.items()):
+                difference = gap(variant, group.baseline, group.metric)
+                if difference:
+                    text = change(difference, metric_decimals(group.metric))
+                    texts.append(f"{share:g} {text}: {verdict(difference, group.better)}")
+            if len(texts) > 1:
+                name = f"**{group.label}, route {span}**, {metric_label(group.metric)}"
+                sentences.append(f"{name} against dense by rate: {'; '.join(texts)}.")
+    return sentences
+
+
 def similarity(maps: Sequence[SimilarityFile], key: str = "cosine") -> list[str]:
     """Say how alike neighbouring blocks are on average, and the input and the last."""
     sentences = []
@@ -176,6 +198,7 @@ def similarity(maps: Sequence[SimilarityFile], key: str = "cosine") -> list[str]
 
 FINDINGS: dict[str, Callable[[Results], list[str]]] = {
     "main": main, "cost": cost, "response": response, "scale": scale, "placement": placement,
+    "rate": rate,
 }  # fmt: skip
 
 

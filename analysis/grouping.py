@@ -32,6 +32,7 @@ USUAL_OPTIONS = {
 # Further keys that distinguish variants, by a word of the variant's name.
 _FURTHER_KEYS = {
     "REPA": ("train.encoder", "train.align_weight", "backbone.align"),
+    "SRA": ("train.align_weight", "train.teacher_", "backbone.align"),
     "MaskDiT": ("train.mae_weight", "backbone.decoder"),
     "TREAD v1": ("train.loss",),
     "selection=blocks": ("routing.block",),

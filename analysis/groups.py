@@ -8,6 +8,7 @@ after equal steps only.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,8 +23,25 @@ from backbones.sizes import parse_size
 Metrics = dict[str, dict[str, Any]]
 # Seed to value, by metric and step.
 Values = dict[tuple[str, float], dict[int, float]]
-# Steps, multiply-adds and values of a run's own scores, by run folder and metric.
-Histories = Mapping[tuple[str, str], pd.DataFrame]
+
+
+class Histories:
+    """Steps, multiply-adds and values of the runs' own scores, by run folder and metric.
+
+    A frame is made when it is first read: tables read few of them.
+    """
+
+    def __init__(self, scores: pd.DataFrame, rows: Mapping[tuple[str, str], Sequence[int]]) -> None:
+        """Take all scores (step, macs, value) and the positions of each run's and metric's."""
+        self.scores, self.rows = scores, rows
+        self.frames: dict[tuple[str, str], pd.DataFrame] = {}
+
+    def get(self, path: str, metric: str) -> pd.DataFrame | None:
+        """Return one run's scores by one metric, in the order of steps; None without any."""
+        key = path, metric
+        if key not in self.frames and key in self.rows:
+            self.frames[key] = self.scores.iloc[self.rows[key]]
+        return self.frames.get(key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +59,10 @@ class Variant:
         """Return the first known value of a column of its runs."""
         if column not in self.runs:
             return default
-        return next(iter(self.runs[column].dropna()), default)
+        for value in self.runs[column]:
+            if not pd.isna(value):
+                return value
+        return default
 
     def by_seed(self, metric: str | None = None, step: float | None = None) -> dict[int, float]:
         """Return seed to score after `step` steps (by default its own metric and step)."""
@@ -60,9 +81,9 @@ class Variant:
         """
         if column not in self.runs:
             return None
-        runs = self.runs.dropna(subset=["seed", column]).sort_values("step", kind="stable")
-        values = runs.drop_duplicates("seed", keep="last")[column]
-        return float(values.mean()) if len(values) else None
+        runs = self.runs[["seed", "step", column]].dropna(subset=["seed", column])
+        values = runs.sort_values("step", kind="stable").drop_duplicates("seed", keep="last")
+        return float(values[column].mean()) if len(values) else None
 
     @functools.cached_property
     def curves(self) -> dict[int, pd.DataFrame]:
@@ -74,7 +95,7 @@ class Variant:
         scored = self.by_seed()
         best: dict[int, pd.DataFrame] = {}
         for seed, path in self.runs[["seed", "path"]].dropna().itertuples(index=False):
-            curve = self.histories.get((path, self.metric))
+            curve = self.histories.get(path, self.metric)
             if curve is None or seed not in scored:
                 continue
             if seed not in best or _length(curve) > _length(best[seed]):
@@ -96,17 +117,22 @@ class Variant:
             best = max(counts, key=lambda step: (counts[step], step), default=None)
             if best is not None and counts[best]:
                 return replace(self, step=best)
-        most_frequent = self._last_steps.mode().max()  # of two as frequent the larger
-        return replace(self, step=float("nan") if pd.isna(most_frequent) else float(most_frequent))
+        counts = Counter(self._last_steps.values())
+        # Of two as frequent the larger.
+        most_frequent = max(counts, key=lambda step: (counts[step], step), default=float("nan"))
+        return replace(self, step=most_frequent)
 
     def _pairs(self, others: Sequence[Variant], step: float) -> int:
         seeds = self.by_seed(step=step).keys()
         return sum(len(seeds & variant.by_seed(step=step).keys()) for variant in others)
 
     @functools.cached_property
-    def _last_steps(self) -> pd.Series:
+    def _last_steps(self) -> dict[int, float]:
         """Steps of the longest run, by seed."""
-        return self.runs.groupby("seed")["step"].max().dropna()
+        steps: dict[int, float] = {}
+        for seed, step in self.runs[["seed", "step"]].dropna().itertuples(index=False):
+            steps[int(seed)] = max(float(step), steps.get(int(seed), 0.0))
+        return steps
 
     @functools.cached_property
     def ends(self) -> set[float]:
@@ -116,8 +142,8 @@ class Variant:
     @property
     def other_steps(self) -> list[int]:
         """The numbers of steps of the seeds without a score after `step`."""
-        missing = self._last_steps.index.difference(list(self.by_seed()))
-        return sorted(set(map(int, self._last_steps[missing])))
+        missing = self._last_steps.keys() - self.by_seed().keys()
+        return sorted({int(self._last_steps[seed]) for seed in missing})
 
     @property
     def macs_share(self) -> float | None:

@@ -37,7 +37,7 @@ After concat call `analysis.grouping.assign_groups` (tables and figures do it th
 import argparse
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,14 @@ import pandas as pd
 
 from analysis import run_files
 from analysis.errors import AnalysisError
+from analysis.filters import select
 from analysis.grouping import assign_groups
 from analysis.run_files import Damaged, shown
 from analysis.run_rows import STATUS, read_run, typed
 from backbones.parsing import is_number, json_of
 
-Runs = pd.DataFrame | str | os.PathLike[str]
+Roots = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Runs = pd.DataFrame | Roots
 MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
 # Columns of a run that curves repeat on every row.
 IDENTITY = (
@@ -124,11 +126,19 @@ class RunFolder:
         return self.problems[self.problems["status"] != "damaged"]
 
 
-def read_folder(root: str | os.PathLike[str]) -> RunFolder:
-    """Read every run below a folder; `AnalysisError` if it is no folder."""
+def read_folder(root: Roots, filters: Mapping[str, Any] | None = None) -> RunFolder:
+    """Read every run below one folder or several, or those that meet all filters.
+
+    `AnalysisError` if a folder is none, or for what `filters.select` refuses.
+    """
     rows: list[dict[str, Any]] = []
     problems: list[dict[str, Any]] = []
-    for folder in find(root):
+    roots = [root] if isinstance(root, str | os.PathLike) else list(root)
+    folders: dict[Path, str] = {}
+    for one_root in roots:
+        for folder in find(one_root):
+            folders.setdefault(folder, str(one_root))
+    for folder, folder_root in folders.items():
         try:
             row = read_run(folder)
         except Damaged as error:
@@ -136,21 +146,30 @@ def read_folder(root: str | os.PathLike[str]) -> RunFolder:
             problems.append({**damage, "status": "damaged", "reason": str(error)})
             continue
         if row["status"] == "done":
-            row["root"] = str(root)
+            row["root"] = folder_root
             rows.append(row)
         else:
             problems.append(row)
     runs = typed(rows)
     if runs.empty:
         runs = runs.reindex(columns=list(_ALWAYS)).astype({"path": "string"})
-    return RunFolder(assign_groups(runs), typed(problems).reindex(columns=list(_PROBLEM)))
+    runs = assign_groups(runs)
+    if filters:
+        # Labels of groups say what differs between those that are left.
+        runs = assign_groups(select(runs, filters))
+    return RunFolder(runs, typed(problems).reindex(columns=list(_PROBLEM)))
 
 
-def load(root: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read every finished run below a folder.
+def load(root: Roots, **filters: Any) -> pd.DataFrame:
+    """Read every finished run below one folder or several, or those that meet all filters.
+
+        analysis.load(["runs", "more"], backbone=["dit", "mamba"], where="lr < 3e-3")
 
     Args:
-        root: Folder with run folders, at any depth, or one run folder.
+        root: Folder with run folders, at any depth, or one run folder; or a list of them.
+        filters: As on the command line of `python -m analysis` (see `analysis.filters`): a value or
+            a list of values by key, `where` an expression, `grid` the name of a launched grid. A
+            key with a dot is given as `**{"train.lr": 1e-3}`.
 
     Returns:
         One row per finished run (see the module's docstring for the columns), sorted by folder.
@@ -158,9 +177,9 @@ def load(root: str | os.PathLike[str]) -> pd.DataFrame:
         unfinished runs.
 
     Raises:
-        AnalysisError: if `root` is no folder.
+        AnalysisError: if `root` is no folder, or a filter names no key or grid.
     """
-    folder = read_folder(root)
+    folder = read_folder(root, filters)
     if len(folder.damaged):
         first = folder.damaged.iloc[0]
         warnings.warn(
@@ -171,7 +190,7 @@ def load(root: str | os.PathLike[str]) -> pd.DataFrame:
     return folder.runs
 
 
-def problems(root: str | os.PathLike[str]) -> pd.DataFrame:
+def problems(root: Roots) -> pd.DataFrame:
     """Return the unfinished and damaged run folders below a folder, one per row.
 
     Columns: run, path, status (`damaged`, or the last status), reason, step, steps, eta_s, error.

@@ -18,9 +18,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import aggregation, loading
+from analysis import aggregation, filters, loading
 from analysis.aggregation import DENSE
-from analysis.errors import pick
+from analysis.errors import AnalysisError, pick
 from analysis.grouping import assign_groups
 from analysis.groups import Group, Histories, Metrics, Values, Variant, variant_order
 
@@ -41,6 +41,7 @@ class Results:
     metric: str | None = None
     problems: pd.DataFrame = field(default_factory=pd.DataFrame)
     folder: Path | None = None  # that was read; benchmarks lie there, also where no run does
+    every_group: bool = False  # also groups without both dense and routed runs in the main table
 
     @classmethod
     def of(cls, source: Any, metric: str | None = None) -> Results:
@@ -176,10 +177,10 @@ class Results:
         scores = self.own_scores.dropna(subset=["step", "value"])
         scores = scores.sort_values("step", kind="stable").astype({"step": "float64"})
         scores = scores.drop_duplicates(["path", "metric", "step"], keep="last")
-        histories = {}
-        for (path, metric), part in scores.groupby(["path", "metric"], sort=False):
-            histories[str(path), str(metric)] = part[_HISTORY]
-        return histories
+        rows: dict[tuple[str, str], list[int]] = {}
+        for row, key in enumerate(zip(scores["path"], scores["metric"], strict=True)):
+            rows.setdefault(key, []).append(row)
+        return Histories(scores[_HISTORY], rows)
 
     def pairs(self) -> Iterator[tuple[Group, Variant, Variant]]:
         """Yield every group that has both, with its baseline and the guideline's variant."""
@@ -194,7 +195,23 @@ Source = Results | pd.DataFrame | str | os.PathLike[str]
 
 def results_for_command(options: argparse.Namespace) -> Results:
     """Return the results that a command line asks for; say on stderr what is left out."""
-    results = Results.of(options.runs, options.metric)
+    words = filters.parse_arguments(options.filters)
+    folder = loading.read_folder(options.runs, words)
+    runs = folder.runs
+    every_group = options.all or "grid" in words
+    trials = filters.exploratory(runs)
+    if trials.any() and not every_group:
+        runs = assign_groups(runs[~trials].reset_index(drop=True))
+        print(
+            f"left out: {trials.sum()} runs of searches and learning-rate sweeps (--all or the "
+            "name of their grid shows them)",
+            file=sys.stderr,
+        )
+    if words and runs.empty:
+        asked = " ".join(options.filters)
+        raise AnalysisError(f"no finished run below {options.runs} is of {asked}")
+    scores = loading.scores(runs)
+    results = Results(runs, scores, options.metric, folder.problems, every_group)
     unfinished = 0
     for row in results.problems.to_dict("records"):
         if row["status"] == "damaged":

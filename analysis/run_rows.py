@@ -114,8 +114,10 @@ def _add_route_columns(row: dict[str, Any]) -> None:
 def method(row: dict[str, Any]) -> str:
     """Return the name of the method: dense, TREAD, dropping, MaskDiT, SPRINT, a control."""
     name = _routing_method(row)
-    has_encoder = row.get("config.train.encoder") not in (None, "none")
-    return f"{name} + REPA" if has_encoder else name
+    encoder = row.get("config.train.encoder")
+    if encoder in (None, "none"):
+        return name
+    return f"{name} + SRA" if encoder == "ema" else f"{name} + REPA"
 
 
 def _routing_method(row: dict[str, Any]) -> str:

@@ -38,9 +38,18 @@ def loss_curves(runs: Runs) -> dict[str, pd.DataFrame]:
     frame = scores(runs)
     if frame.empty:
         return {}
-    frame = frame[frame["own"].astype(bool)]
+    return curves_by_run(frame[frame["own"].astype(bool)], "run")
+
+
+def curves_by_run(scores: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
+    """Return the held-out losses of every run as `loss_curves` does, from its own scores.
+
+    Args:
+        scores: Scores under a run's own protocol.
+        column: What names a run: `run` or `path`.
+    """
     curves = {}
-    for run, part in frame.groupby("run", sort=False):
+    for run, part in scores.groupby(column, sort=False):
         dense = part[part["key"] == "heldout_loss"]
         if dense.empty:
             continue

@@ -140,6 +140,27 @@ def branches(config: ModelConfig) -> int:
     return family.branches(family.parse(config.shape, config.options))
 
 
+def features_macs(
+    config: ModelConfig, block: int, mixing: bool = True, to_the_end: bool = False
+) -> int:
+    """Return the MACs of a dense pass of one sample that ends with the output of a block.
+
+    Args:
+        config: The model; its head, decoder and projector do not run.
+        block: The block.
+        mixing: False counts linear layers only.
+        to_the_end: Run all blocks, as SPRINT's fused span needs.
+    """
+    config = replace(config, decoder=None, align=None)
+    head_parts = 2  # the last ones of a model without a decoder and a projector
+    parts = _around_blocks(config)[:-head_parts]
+    grid = config.grid[0] * config.grid[1]
+    blocks = block_costs(config)
+    if not to_the_end:
+        blocks = blocks[: block + 1]
+    return _macs(parts, blocks, [config.prefix + grid] * len(blocks), grid, mixing)
+
+
 def block_costs(config: ModelConfig) -> list[BlockCost]:
     """Return the cost of each block; a hybrid's attention blocks are DiT's."""
     shape, family = config.shape, find(config.name)
@@ -190,7 +211,11 @@ def _around_blocks(config: ModelConfig) -> list[Part]:
     predicted_values = patch * patch * config.out_channels
     # Patches and time.
     waves, hidden = config.time_shape
-    parts = [_layer(patch_values, width, grid), _layer(2 * waves, hidden), _layer(hidden, width)]
+    inputs = config.bottleneck or patch_values
+    parts = [_layer(inputs, width, grid), _layer(2 * waves, hidden), _layer(hidden, width)]
+    if config.bottleneck:
+        weights = patch_values * config.bottleneck
+        parts.append(Part(weights, weights * grid))
     if config.num_classes:
         parts.append(Part((config.num_classes + 1) * width))
     if config.text:

@@ -270,17 +270,25 @@ class PatchEmbed(nn.Module):
     """Images (B, C, H p, W p) -> tokens (B, H W, D), raster order.
 
     A reshape and one matmul: about twice as fast on a CPU as a strided convolution with the same
-    weights.
+    weights. With a `bottleneck` two linear layers, the first without a bias (JiT, arXiv
+    2511.13720): large patches of pixels have many more values than their content has dimensions.
     """
 
-    def __init__(self, channels: int, patch: int, width: int) -> None:
+    def __init__(
+        self, channels: int, patch: int, width: int, bottleneck: int | None = None
+    ) -> None:
         super().__init__()
         self.patch = patch
-        self.project = nn.Linear(channels * patch * patch, width)
+        values = channels * patch * patch
+        self.reduce = nn.Linear(values, bottleneck, bias=False) if bottleneck else None
+        self.project = nn.Linear(bottleneck or values, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Cut into patches and project."""
-        return self.project(patchify(x, self.patch))
+        rows = patchify(x, self.patch)
+        if self.reduce is not None:
+            rows = self.reduce(rows)
+        return self.project(rows)
 
     def initialise(self) -> None:
         """Draw the weights."""

@@ -105,7 +105,7 @@ class Backbone(nn.Module, Pretrained):
         self.residual: torch.dtype | None = None
         self.config: dict[str, Any] = config.arguments()
 
-        self.patches = PatchEmbed(config.in_channels, shape.patch, shape.width)
+        self.patches = PatchEmbed(config.in_channels, shape.patch, shape.width, config.bottleneck)
         self.register_buffer("positions", sincos_2d(shape.width, self.grid), persistent=False)
         self.time = TimeEmbedder(shape.width, *config.time_shape)
         self.labels = LabelEmbedder(config.num_classes, shape.width) if config.num_classes else None

@@ -10,6 +10,7 @@ __getattr__, __dir__, __all__ = lazily(
     __name__,
     {
         "attached.hooks": ("AttachError", "Attached", "attach"),
+        "check": ("check",),
         "errors": ("UserError",),
         "layout": ("Layout", "LayoutError", "Order"),
         "learned": ("Fuse",),

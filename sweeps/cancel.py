@@ -22,7 +22,7 @@ def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Callable[[str], None] 
             if not row.live:
                 continue
             if row.sweep or batch is None:
-                say(f"{name}: {row.why}: python -m sweeps cancel {row.sweep}")
+                say(f"{name}: {row.why}: {Sweep(sweep.root, row.sweep).command('cancel')}")
             elif batch.kind == "debug":
                 say(f"{name}: runs in another shell: press Ctrl-C there")
             else:

@@ -147,7 +147,8 @@ def _takes(stage: Stage, key: str, command_keys: Collection[str]) -> bool:
     """Return whether a stage takes an override of a key that none of its factors has."""
     if key == "paths.runs" and not stage.trains:
         return False  # other commands are told their folders
-    return key in stage.base or not (stage.of is not None or key in command_keys)
+    is_later = stage.of is not None or stage.after is not None
+    return key in stage.base or not (is_later or key in command_keys)
 
 
 def _table_with(key: str, factors: Mapping[str, Rows]) -> str | None:

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from routing.errors import UserError
+from sweeps.dependencies import is_parent_done
 from sweeps.folder import JobBatch, Sweep
 from sweeps.job import REQUEUE, STOPPED, Job
 from sweeps.planned_run import PlannedRun
@@ -24,6 +25,9 @@ def run_here(
         return failed
     for number, run in enumerate(runs, 1):
         say(f"--- {number}/{len(runs)}  {run.name}  {run.label}")
+        if not is_parent_done(sweep, run):
+            say("left out: the run that it starts from has not finished")
+            continue
         try:
             Job.create(sweep, run, batch)()
         except SystemExit as exit_:

@@ -2,12 +2,15 @@
 
 import shlex
 import shutil
+from collections.abc import Sequence
 
 from sweeps import sbatch
 from sweeps.cost import estimate
+from sweeps.dependencies import is_parent_done, levels
 from sweeps.folder import Sweep
-from sweeps.launch import find_missing
+from sweeps.missing import find_missing
 from sweeps.plan import Plan
+from sweeps.planned_run import PlannedRun
 from sweeps.resources import Resources
 
 
@@ -18,17 +21,28 @@ def print_plan(plan: Plan, resources: Resources, with_arguments: bool) -> None:
         runs, _ = find_missing(sweep, plan.runs, print, need_queue=False)
     script = ""  # first, since it refuses what a launch would refuse
     if resources.kind == "slurm" and runs:
-        script = sbatch.script(sweep, resources, len(runs), sweep.snapshots / "SNAPSHOT")
+        first = levels(runs)[0]  # arrays of later stages differ in their dependencies only
+        script = sbatch.script(sweep, resources, len(first), sweep.snapshots / "SNAPSHOT")
     lines = estimate(runs, plan.configs, resources.tflops)
     for run in runs if with_arguments else ():
         lines.append(f"{run.entry} {shlex.join(run.args)}")
     hint = "" if with_arguments else " (dry=full adds the arguments of every run)"
     lines.append(
-        f"{len(runs)} runs on cluster={resources.name}, {len(plan.waiting)} waiting; nothing was "
-        f"submitted{hint}"
+        f"{len(runs)} runs on cluster={resources.name}, {_count_waiting(sweep, runs)} of them "
+        f"after others; nothing was submitted{hint}"
     )
     if resources.kind == "slurm" and shutil.which("sbatch") is None:
         lines.append("there is no sbatch here: without cluster= a launch trains on this machine")
     if script:
         lines.append(script)
     print("\n".join(lines))
+
+
+def _count_waiting(sweep: Sweep, runs: Sequence[PlannedRun]) -> int:
+    """Return how many of the runs wait for another one."""
+    names = {run.name for run in runs}
+    count = 0
+    for run in runs:
+        waits = not names.isdisjoint(run.needs) or not is_parent_done(sweep, run)
+        count += int(waits)
+    return count

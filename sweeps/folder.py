@@ -5,6 +5,7 @@ batches.jsonl     submissions: intent, then ids, times, code          (appended)
 attempts/*.jsonl  per run: every start and end, by the jobs           (appended)
 logs/             output of the jobs
 outputs/          of commands other than training
+resolved/         run folders that became known when a parent had finished
 ../code/<hash>/   a copy of the code, so that a requeued job runs what was submitted
 """
 
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from experiments.runtime.files import atomic_write
 from experiments.runtime.records import append_jsonl, read_jsonl
 from routing.errors import UserError
 from sweeps import SweepError
+from sweeps.overrides import format_value, runs_root
 from sweeps.planned_run import PlannedRun
 from sweeps.records import is_file_name, is_timestamp, read_record
 from sweeps.resources import is_slurm_cluster, untrusted_keys
@@ -74,6 +77,13 @@ class Sweep:
         self.logs = self.path / "logs"
         self.pools = self.path / "pools"
 
+    def command(self, name: str) -> str:
+        """Return a command on this sweep as typed in the folder that it was launched from."""
+        words = ["python", "-m", "sweeps", name, self.name]
+        if self.root != runs_root({}):
+            words.append(shlex.quote(f"paths.runs={format_value(str(self.root))}"))
+        return " ".join(words)
+
     def log(self, batch: JobBatch, run: str, kind: str) -> Path | None:
         """Return the path of a run's log in a batch (`kind` is out or err), None without a job."""
         if batch.kind == "slurm":
@@ -86,6 +96,13 @@ class Sweep:
         Raises:
             SweepError: The file is damaged; launching the grid again writes it anew.
         """
+        runs = {}
+        for name, run in self._stored_runs().items():
+            folder = self.resolution(name) if run.deferred else ""
+            runs[name] = replace(run, folder=folder) if folder else run
+        return runs
+
+    def _stored_runs(self) -> dict[str, PlannedRun]:
         path = self.path / "sweep.json"
         values: Any = run_folder.read(path).get("runs") if path.is_file() else {}
         with contextlib.suppress(AttributeError, UserError):
@@ -98,7 +115,7 @@ class Sweep:
 
     def add(self, title: str, runs: Iterable[PlannedRun]) -> None:
         """Write runs to the sweep's file; one of the same name is replaced."""
-        values = {name: run.__dict__ for name, run in self.runs().items()}
+        values = {name: run.__dict__ for name, run in self._stored_runs().items()}
         for run in runs:
             values[run.name] = run.__dict__
         content = {"format": 1, "title": title, "runs": values}
@@ -150,6 +167,26 @@ class Sweep:
             line["slurm_cluster"] = slurm_cluster
         append_jsonl(self.path / "batches.jsonl", [line])
 
+    def note_throttle(self, batch: JobBatch, throttle: int) -> None:
+        """Note another limit of runs at once of a live array."""
+        append_jsonl(self.path / "batches.jsonl", [{"batch": batch.name, "throttle": throttle}])
+
+    def resolution(self, run: str) -> str:
+        """Return the folder of a run that was submitted before its parent was done, "" before."""
+        folder = run_folder.read(self._resolution(run)).get("folder")
+        return folder if isinstance(folder, str) else ""
+
+    def resolve(self, run: str, folder: str) -> None:
+        """Store the folder that a run turned out to have when its parent was done."""
+        atomic_write(self._resolution(run), json.dumps({"folder": folder}))
+
+    def forget_resolution(self, run: str) -> None:
+        """Forget a run's folder, since its parent goes on and its weights will change."""
+        self._resolution(run).unlink(missing_ok=True)
+
+    def _resolution(self, run: str) -> Path:
+        return self.path / "resolved" / f"{run}.json"
+
     def is_done(self, run: PlannedRun) -> bool:
         """Return whether a run is finished; a command is not if its parent has trained on since."""
         if run.trains:
@@ -183,7 +220,9 @@ class Sweep:
 
 
 def _add_ids(batch: JobBatch, line: Mapping[str, Any]) -> None:
-    """Add the ids in a line of batches.jsonl to its batch, unless they are damaged."""
+    """Add the ids or the throttle in a line of batches.jsonl to its batch, unless damaged."""
+    if type(line.get("throttle")) is int:
+        batch.resources["throttle"] = line["throttle"]
     with contextlib.suppress(UserError):
         cluster = line.get("slurm_cluster")
         batch.ids.update(validate_value(dict[str, str], line.get("ids"), "ids"))

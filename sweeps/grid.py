@@ -54,6 +54,7 @@ class StageOptions:
     scales: ScaleSections | None = None
     of: Annotated[str | None, "earlier stage whose runs this one starts from"] = None
     where: Annotated[dict[str, Any] | None, "which runs of that stage"] = None
+    after: Annotated[str | None, "earlier stage whose runs have to end, however they end"] = None
     refused: Annotated[str | None, "why a scale is refused"] = None
 
     def check_consistency(self) -> None:
@@ -63,6 +64,10 @@ class StageOptions:
                 # A section of `scales` may remove an axis.
                 if not isinstance(values, list) and not (key == "axes" and values is None):
                     raise SweepError(f"{key}.{name}={values}: expected a list of values")
+        require(
+            self.after is None or (self.of is None and self.command not in (None, "train")),
+            f"after={self.after}: expected with a command such as analysis, and without of",
+        )
         if self.where is not None and self.of is None:
             raise SweepError("where selects runs of an earlier stage: expected its name in of")
 
@@ -128,6 +133,7 @@ class Stage:
             The first is `seed` if there are seeds, then `cells`, `zip` and each axis by its key.
         fits: What leaves out a cell that does not fit, instead of refusing the grid.
         of: Earlier stage whose runs this one starts from; `where` selects among them by override.
+        after: Earlier stage whose runs have to end first, however they end.
         trains: Whether a cell trains a run rather than running another command.
     """
 
@@ -139,6 +145,7 @@ class Stage:
     fits: tuple[str, ...] = ()
     of: str | None = None
     where: Mapping[str, Any] = field(default_factory=dict)
+    after: str | None = None
     trains: bool = True
 
     def set_keys(self) -> set[str]:
@@ -205,6 +212,8 @@ class Grid:
             )
             if stage.of is not None:
                 one_of(f"stage {stage.name}: of", stage.of, list(stages), SweepError)
+            if stage.after is not None:
+                one_of(f"stage {stage.name}: after", stage.after, list(stages), SweepError)
             stages[stage.name] = stage
         return list(stages.values())
 
@@ -292,6 +301,7 @@ def _resolve_stage(raw: Mapping[str, Any], scale: str, entries: Mapping[str, str
         fits=tuple(options.fits or ()),
         of=options.of,
         where=options.where or {},
+        after=options.after,
         trains=command == "train",
     )
 

@@ -24,7 +24,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -35,6 +35,7 @@ from experiments.runtime.files import atomic_write
 from experiments.runtime.process_group import process_group
 from routing.errors import UserError
 from sweeps import SweepError, require
+from sweeps.dependencies import resolve
 from sweeps.folder import JobBatch, Sweep
 from sweeps.planned_run import PlannedRun
 from sweeps.snapshot import python_path
@@ -111,6 +112,8 @@ class Job:
     def note_end(self, how: str, **values: Any) -> None:
         """Note how this start ended, with the step that is saved."""
         run = PlannedRun(**self.run)
+        folder = self.folder.resolution(run.name) if run.deferred else ""
+        run = replace(run, folder=folder or run.folder)
         self.folder.note(run.name, "end", how=how, step=run.saved_step, job=self.id, **values)
 
     def check_progress(self, step: int) -> None:
@@ -132,13 +135,14 @@ class Job:
             SweepError: It returned another code than 0, runs other code than was submitted, or
                 this would be the fourth start from the same step.
         """
-        run = PlannedRun(**self.run)
         rank = export_ranks() if self.id else process_group().rank
-        step, parent_step = run.saved_step, run.parent_step
         with _note_failures(self, rank):
             if self.code is not None:
                 check_code(Path(self.code))
             os.chdir(self.cwd)
+            wait_s = 60.0 if self.kind == "slurm" else 0.0
+            run = resolve(self.folder, PlannedRun(**self.run), rank == 0, wait_s)
+            step, parent_step = run.saved_step, run.parent_step
             if rank == 0:
                 self.check_progress(step)
                 self.folder.note(

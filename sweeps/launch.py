@@ -1,6 +1,5 @@
 """Launch and retry: look, decide and submit under one lock, so that nothing runs twice."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from experiments.runtime.locks import locked
@@ -8,20 +7,25 @@ from sweeps import require
 from sweeps.debug import run_here
 from sweeps.folder import Sweep
 from sweeps.grid import ENTRIES, Grid
+from sweeps.missing import Runs, find_failed, find_missing
 from sweeps.planned_run import PlannedRun
 from sweeps.resources import Resources
-from sweeps.status import require_queue, statuses
-from sweeps.submit import Print, submit, undo_if_refused
-
-Runs = list[PlannedRun]
-LIVE = "in the queue or running"
+from sweeps.submit import Print, set_throttles, submit, undo_if_refused
 
 
 def launch(
     sweep: Sweep, grid: Grid, planned: Sequence[PlannedRun], resources: Resources,
-    say: Print = print,
+    say: Print = print, throttle: int | None = None,
 ) -> Runs | None:  # fmt: skip
     """Submit the planned runs that are neither done, live nor failed.
+
+    Args:
+        sweep: The sweep.
+        grid: Its grid.
+        planned: The runs of the grid, each after the run that it starts from.
+        resources: Where to run them.
+        say: Prints a line.
+        throttle: New limit for arrays of these runs that are already in the queue.
 
     Returns:
         Runs that failed in this process; None if there was nothing to submit.
@@ -31,44 +35,22 @@ def launch(
     """
     with locked(sweep.locked_folder, wait_s=60.0):
         runs, noted = find_missing(sweep, planned, say)
+        if throttle is not None:
+            set_throttles(sweep, planned, throttle, say)
         with undo_if_refused(sweep):
             sweep.add(grid.title, noted)
             if not runs:
                 say("nothing to submit")
                 return None
+            _forget_resolutions(sweep, runs)
             batch = submit(sweep, runs, resources, grid.code, say)
     return run_here(sweep, runs, batch, say)
 
 
-def find_missing(
-    sweep: Sweep, runs: Sequence[PlannedRun], say: Print, need_queue: bool = True
-) -> tuple[Runs, Runs]:
-    """Return the runs that need a job, and those to note; print how many need none and why.
-
-    Without `need_queue` runs whose jobs Slurm does not answer for count as live; with it that is a
-    `SweepError`.
-    """
-    stored = sweep.runs()
-    rows, trouble = statuses(sweep, runs)
-    if need_queue:
-        require_queue(trouble)
-    elif trouble:
-        say(f"{trouble}; what was submitted earlier counts as {LIVE}")
-    reasons = {}
-    for row in rows:
-        if row.sweep:
-            reasons[row.run.name] = f"{row.why}: python -m sweeps status {row.sweep}"
-        elif row.live:
-            reasons[row.run.name] = LIVE
-        elif row.state == "done":
-            reasons[row.run.name] = "done"
-        elif row.state == "failed":
-            reasons[row.run.name] = f"failed: python -m sweeps retry {sweep.name}"
-    for reason, count in Counter(reasons.values()).items():
-        say(f"{count} of {len(runs)} {reason}")
-    # A live run, and a retry of it, keeps the overrides that it was submitted with.
-    noted = [run for run in runs if reasons.get(run.name) != LIVE or run.name not in stored]
-    return [run for run in runs if run.name not in reasons], noted
+def _forget_resolutions(sweep: Sweep, runs: Sequence[PlannedRun]) -> None:
+    """Let runs find their folder again: the weights of their parents may be others by then."""
+    for run in runs:
+        sweep.forget_resolution(run.name)
 
 
 def retry(
@@ -99,13 +81,11 @@ def retry(
         f"type python -m sweeps retry PATH/{sweep.name}.py",
     )
     with locked(sweep.locked_folder, wait_s=60.0):
-        rows, trouble = statuses(sweep, runs)
-        require_queue(trouble)
-        due = {row.run.name for row in rows if row.state in ("failed", "stopped")}
-        selected = [run for run in runs if run.name in due]
+        selected = find_failed(sweep, runs, say)
         if not selected:
             say("nothing has failed or stopped")
             return None
         with undo_if_refused(sweep):
+            _forget_resolutions(sweep, selected)
             batch = submit(sweep, selected, resources, grid.code if grid else None, say)
     return run_here(sweep, selected, batch, say)

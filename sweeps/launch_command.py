@@ -35,13 +35,11 @@ def launch_command(options: argparse.Namespace) -> int:
             return search.run(resources)
     elif options.trials is not None:
         raise SweepError(f"--trials: grid {chosen.name} has no search section (see search_route)")
-    while True:
-        plan = planner(chosen)
-        print("".join(f"{line}\n" for line in plan.notes()), end="")
-        if dry != "false":
-            print_plan(plan, resources, with_arguments=dry == "full")
-            return preflight.exit_code
-        failed = launch(Sweep(plan.root, chosen.name), chosen, plan.runs, resources)
-        if failed is None or failed or resources.kind != "debug" or not plan.waiting:
-            return int(bool(failed))
-        # The parents are done now, so that the next stage can be planned.
+    throttle = resources.throttle if "throttle" in arguments.cluster_keys else None
+    plan = planner(chosen)
+    print("".join(f"{line}\n" for line in plan.notes()), end="")
+    if dry != "false":
+        print_plan(plan, resources, with_arguments=dry == "full")
+        return preflight.exit_code
+    sweep = Sweep(plan.root, chosen.name)
+    return int(bool(launch(sweep, chosen, plan.runs, resources, throttle=throttle)))

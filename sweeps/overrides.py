@@ -7,7 +7,7 @@ from typing import Any
 
 from backbones.parsing import check_word
 from experiments.options.training import PathsOptions
-from sweeps import SweepError, require
+from sweeps import require
 
 KEY = re.compile(r"[A-Za-z_][\w.]*\Z")
 _UNQUOTED = re.compile(r"[\w+./@:%-]+", re.ASCII)
@@ -41,12 +41,12 @@ def parse(arguments: Iterable[str]) -> dict[str, list[Typed]]:
 
 def only(key: str, values: Sequence[Typed]) -> str:
     """Return the value of a key that takes one, without its quotes."""
-    if len(values) > 1:
-        text = ",".join(values)
-        raise SweepError(
-            f"{key}={text}: {key} takes one value; launch once for each, or quote a value with a "
-            f"comma, {key}=\"'{text}'\""
-        )
+    text = ",".join(values)
+    require(
+        len(values) == 1,
+        f"{key}={text}: {key} takes one value; launch once for each, or quote a value with a "
+        f"comma, {key}=\"'{text}'\"",
+    )
     return values[0].strip("'\"")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from experiments.config import Config
@@ -16,7 +16,7 @@ from sweeps.composition import MISFITS, load_config
 from sweeps.cost import COMPARISONS, equal_cost_steps
 from sweeps.grid import Grid
 from sweeps.overrides import Typed, fill, format_overrides, format_value, runs_root
-from sweeps.planned_run import PlannedRun
+from sweeps.planned_run import PARENT, PlannedRun
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Plan:
     Attributes:
         root: Folder of the run folders.
         configs: Configurations of the runs that train, by name.
-        waiting: Cells that wait for a parent: label, and the parent's name or a reason.
+        waiting: Runs that start when a parent is done: label, and the parent's name.
         left_out: Cells that do not fit: label and reason.
     """
 
@@ -39,10 +39,10 @@ class Plan:
     left_out: list[tuple[str, str]] = field(default_factory=list)
 
     def notes(self) -> list[str]:
-        """Return a line for each cell that waits or is left out."""
+        """Return a line for each cell that is left out, and each run that waits for another."""
         lines = [f"left out: {label} ({reason})" for label, reason in self.left_out]
         for label, parent in self.waiting:
-            lines.append(f"waiting: {label} (for {parent}; launch again then)")
+            lines.append(f"waits for {parent}: {label}")
         return lines
 
 
@@ -72,9 +72,12 @@ def make_plan(
     cells: dict[str, GridCell] = {}
     for index, cell in enumerate(expand(grid, scale, user)):
         parent = None if cell.parent is None else planned.get(cell.parent)
-        if cell.parent is not None and (parent is None or not parent.finished):
-            name = parent.name if parent else "its parent, which is waiting or left out"
-            plan.waiting.append((cell.label, name))
+        if cell.parent is not None and parent is None:
+            plan.left_out.append((cell.label, "what it starts from is left out"))
+            continue
+        waits = parent is not None and not parent.finished
+        if waits and compare_at == "hours" and cell.stage.trains:
+            plan.left_out.append((cell.label, "its speed is unknown: launch again later"))
             continue
         if cell.stage.trains:
             run = _plan_training(plan, cell, parent, compare_at)
@@ -82,6 +85,8 @@ def make_plan(
             run = _plan_command(plan, cell, parent)
         if run is None:
             continue
+        if parent is not None and waits:
+            plan.waiting.append((cell.label, parent.name))
         if check is not None and run.name in plan.configs:
             check(plan.configs[run.name])
         if run.name in cells:
@@ -89,7 +94,7 @@ def make_plan(
         cells[run.name] = cell
         planned[index] = run
         plan.runs.append(run)
-    if not plan.runs and not plan.waiting:
+    if not plan.runs:
         reasons = "; ".join(f"{label}: {reason}" for label, reason in plan.left_out)
         raise SweepError(f"grid {grid.name}: no cell fits at scale {scale} ({reasons})")
     return plan
@@ -109,58 +114,102 @@ def _same_run(plan: Plan, run: PlannedRun, first: GridCell, second: GridCell) ->
 def _plan_training(
     plan: Plan, cell: GridCell, parent: PlannedRun | None, compare_at: str
 ) -> PlannedRun | None:
-    """Plan a cell that trains; None if it is left out because it does not fit."""
+    """Plan a cell that trains; None if it is left out because it does not fit.
+
+    A run whose arguments name its parent's folder before the parent is done is composed without
+    its initial weights, which are all that its configuration lacks, and named after its cell.
+    """
     arguments = _arguments(cell, parent, {"paths.runs": str(plan.root)})
+    deferred = any(PARENT in text for text in arguments)
     try:
-        config = load_config(arguments)
-        steps = equal_cost_steps(config, arguments, compare_at)
+        config = load_config(_without_parent(arguments))
+        steps = equal_cost_steps(config, _without_parent(arguments), compare_at)
         if steps != config.train.steps:
             arguments = [text for text in arguments if not text.startswith("train.steps=")]
             arguments.append(f"train.steps={steps}")
-            config = load_config(arguments)
+            config = load_config(_without_parent(arguments))
     except UserError as error:
         if isinstance(error, tuple(MISFITS[kind] for kind in cell.stage.fits)):
             plan.left_out.append((cell.label, str(error)))
             return None
         raise SweepError(f"{cell.label or 'the cell'}: {error}") from None
-    name = config.name
+    alias = ""
+    if parent and any(PARENT in text for text in format_overrides(cell.overrides)):
+        alias = _cell_name(cell, parent, format_overrides(cell.overrides))
+    name = alias if deferred else config.name
     plan.configs[name] = config
-    return _planned_run(cell, name, arguments, str(plan.root / name), steps)
+    run = _planned_run(plan, cell, name, arguments, str(plan.root / name), steps)
+    return replace(run, parent=parent.name if parent else "", deferred=deferred, alias=alias)
+
+
+def _without_parent(arguments: Sequence[str]) -> list[str]:
+    """Return arguments that can be composed before there is a parent."""
+    texts = []
+    for text in arguments:
+        if PARENT not in text:
+            texts.append(text)
+        elif text.startswith("init="):
+            texts.append("init=null")  # a preset may require it
+    return texts
+
+
+def _cell_name(cell: GridCell, parent: PlannedRun, arguments: Sequence[str]) -> str:
+    """Return the name of a cell's run until its parent is done, the same at each launch."""
+    lasting = [text for text in arguments if not text.startswith("train.steps=")]
+    call = json.dumps([cell.stage.entry, lasting, parent.alias or parent.name])
+    return f"{cell.stage.name}-{hashlib.sha256(call.encode()).hexdigest()[:12]}"
 
 
 def _plan_command(plan: Plan, cell: GridCell, parent: PlannedRun | None) -> PlannedRun:
     """Plan a cell of another command.
 
-    `{parent}`, `{out}` and `{key}` are filled into its arguments; other keys follow as overrides.
+    `{parent}`, `{runs}`, `{out}` and `{key}` are filled into its arguments; other keys follow as
+    overrides.
     """
-    texts, in_arguments = {}, set()
+    texts, in_arguments = {"runs": str(plan.root)}, set()
     for key, value in cell.overrides.items():
         texts[key] = format_value(value).strip("'\"")
         if any(f"{{{key}}}" in argument for argument in cell.stage.args):
             in_arguments.add(key)
-    if parent:
+    alias, deferred = "", parent is not None and parent.deferred
+    unfilled = [fill(argument, texts) for argument in cell.stage.args]
+    for argument in format_overrides(cell.overrides):
+        if argument.partition("=")[0] not in in_arguments:
+            unfilled.append(argument)
+    if parent and parent.alias:
+        alias = _cell_name(cell, parent, unfilled)
+    if parent and not deferred:
         texts["parent"] = parent.folder
     arguments = [fill(argument, texts) for argument in cell.stage.args]
-    for argument in _arguments(cell, parent, {}):
+    for argument in _arguments(cell, None if deferred else parent, {}, parent is not None):
         if argument.partition("=")[0] not in in_arguments:
             arguments.append(argument)
     call = json.dumps([cell.stage.entry, arguments, parent.name if parent else None])
     name = f"{cell.stage.name}-{hashlib.sha256(call.encode()).hexdigest()[:12]}"
+    name = alias if deferred else name
     output = plan.root / ".sweeps" / plan.grid.name / "outputs" / name
     arguments = [fill(argument, {"out": str(output)}) for argument in arguments]
-    return _planned_run(cell, name, arguments, parent.folder if parent else "", None)
+    run = _planned_run(plan, cell, name, arguments, parent.folder if parent else "", None)
+    return replace(run, parent=parent.name if parent else "", deferred=deferred, alias=alias)
 
 
-def _arguments(cell: GridCell, parent: PlannedRun | None, fixed: Mapping[str, str]) -> list[str]:
-    """Return a cell's overrides as arguments, with `{parent}` filled in and `fixed` ones set."""
-    folders = {"parent": parent.folder} if parent else {}
+def _arguments(
+    cell: GridCell, parent: PlannedRun | None, fixed: Mapping[str, str], is_command: bool = False
+) -> list[str]:
+    """Return a cell's overrides as arguments, with `fixed` ones set.
+
+    `{parent}` is filled in once the parent is done; for a command as soon as its folder is known.
+    """
+    ready = parent is not None and (is_command or parent.finished)
+    folders = {"parent": parent.folder} if parent and ready else {}
     overrides = {key: fill(value, folders) for key, value in cell.overrides.items()}
     return format_overrides({**overrides, **fixed})
 
 
 def _planned_run(
-    cell: GridCell, name: str, arguments: list[str], folder: str, steps: int | None
+    plan: Plan, cell: GridCell, name: str, arguments: list[str], folder: str, steps: int | None
 ) -> PlannedRun:
+    earlier = [run.name for run in plan.runs if run.stage == cell.stage.after]
     return PlannedRun(
         name=name,
         stage=cell.stage.name,
@@ -171,4 +220,5 @@ def _planned_run(
         folder=folder,
         steps=steps,
         varies={key: format_value(value) for key, value in cell.varies.items()},
+        after=earlier,
     )

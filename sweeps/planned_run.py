@@ -8,6 +8,9 @@ from pathlib import Path
 from experiments.runtime import run_folder
 from sweeps.overrides import KEY
 
+# In arguments: the run folder of the parent.
+PARENT = "{parent}"
+
 
 @dataclass(frozen=True)
 class PlannedRun:
@@ -23,6 +26,10 @@ class PlannedRun:
         folder: Run folder; of another command that of its parent, or "" without one.
         steps: Training steps, None for other commands.
         varies: Overrides that differ between the cells of the grid.
+        parent: Name of the run that has to be done before it starts; "" for none.
+        after: Names of runs that have to end before it starts, however they end.
+        deferred: Whether its job fills in `{parent}`, and works out the run folder, as it starts.
+        alias: Its name from before its parent was done; "" for none.
     """
 
     name: str
@@ -34,6 +41,15 @@ class PlannedRun:
     folder: str
     steps: int | None
     varies: dict[str, str] = field(default_factory=dict)
+    parent: str = ""
+    after: list[str] = field(default_factory=list)
+    deferred: bool = False
+    alias: str = ""
+
+    @property
+    def needs(self) -> list[str]:
+        """Names of all runs that it waits for."""
+        return [self.parent, *self.after] if self.parent else list(self.after)
 
     @property
     def finished(self) -> bool:

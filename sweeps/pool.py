@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -20,36 +20,47 @@ import psutil
 from experiments.runtime import run_folder
 from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import is_locked, locked
-from experiments.runtime.memory import visible_gpus
 from sweeps import SweepError
+from sweeps.dependencies import is_parent_done, read_job
 from sweeps.folder import JobBatch, Sweep
 from sweeps.job import KILLED, REQUEUE, Job
 from sweeps.planned_run import PlannedRun
-from sweeps.resources import Resources
 from sweeps.snapshot import job_environment
 
 
 def start(
-    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch
-) -> dict[str, str]:
+    sweep: Sweep, runs: Sequence[PlannedRun], worker_gpus: Sequence[list[str] | None],
+    batch: JobBatch, live_jobs: Mapping[str, str] | None = None,
+) -> dict[str, str]:  # fmt: skip
     """Start a pool that outlives this process; return ids by run.
 
+    Args:
+        sweep: The sweep.
+        runs: Its runs.
+        worker_gpus: GPUs of each worker, None for one without.
+        batch: Their submission.
+        live_jobs: Job ids, by run, of runs in other pools that some of these wait for.
+
     Raises:
-        SweepError: There are too few GPUs, or it did not start.
+        SweepError: It did not start.
     """
-    worker_gpus = _share_gpus(sweep, resources)
     folder, code = sweep.pools / batch.name, sweep.snapshots / batch.code
     folder.mkdir(parents=True)
     files = {}
     for run in runs:
         files[run.name] = str(folder / f"{run.name}.json")
         atomic_write(files[run.name], json.dumps(Job.create(sweep, run, batch).__dict__))
-    values = {"jobs": files, "workers": worker_gpus, "logs": str(sweep.logs)}
+    values = {
+        "jobs": files,
+        "workers": list(worker_gpus),
+        "logs": str(sweep.logs),
+        "elsewhere": {run: job.partition("/")[0] for run, job in (live_jobs or {}).items()},
+    }
     atomic_write(folder / "pool.json", json.dumps(values))
     environment = job_environment(code)
     # The runs share the cores; `train.threads` or OMP_NUM_THREADS override this.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // resources.workers)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // len(worker_gpus))))
     with (folder / "pool.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "sweeps.pool", str(folder)], cwd=code, env=environment,
@@ -65,35 +76,6 @@ def start(
         raise SweepError(f"the pool did not start; see {folder / 'pool.log'}")
     process.returncode = 0  # it outlives this command on purpose: no warning about that
     return {run.name: f"{batch.name}/{run.name}" for run in runs}
-
-
-def _share_gpus(sweep: Sweep, resources: Resources) -> list[list[str] | None]:
-    """Return the GPUs of each worker, None for workers without."""
-    count = resources.gpu_count
-    if not count:
-        return [None] * resources.workers
-    busy = _busy_gpus(sweep)  # a search has a pool for each of its trials
-    gpus = sorted(visible_gpus(), key=lambda gpu: gpu in busy)
-    if len(gpus) < resources.workers * count:
-        workers = len(gpus) // count
-        fitting = f"cluster.workers={workers}" if workers else f"cluster.gpus={len(gpus)}"
-        raise SweepError(
-            f"cluster.workers={resources.workers} with cluster.gpus={resources.gpus} needs "
-            f"{resources.workers * count} GPUs, {len(gpus)} are visible; try {fitting}"
-        )
-    shares: list[list[str] | None] = []
-    for worker in range(resources.workers):
-        shares.append(gpus[worker * count : (worker + 1) * count])
-    return shares
-
-
-def _busy_gpus(sweep: Sweep) -> set[str]:
-    """Return the GPUs of runs in the sweep's live pools."""
-    busy: set[str] = set()
-    for folder in sweep.path.glob("pools/*"):
-        if is_locked(folder):
-            busy.update(map(str, run_folder.read(folder / "state.json").get("gpus", [])))
-    return busy
 
 
 def states(sweep: Sweep, batch: str) -> dict[str, str]:
@@ -134,6 +116,7 @@ class Pool:
 
     Attributes:
         jobs: Files of the jobs, by run.
+        elsewhere: Other pools, by run, whose runs some of these wait for.
         idle: GPUs of each worker without a run.
         queue: Runs that wait.
         live: Process and GPUs of each running run.
@@ -147,6 +130,8 @@ class Pool:
         self.jobs: dict[str, str] = values["jobs"]
         self.logs = Path(values["logs"])
         self.idle: list[list[str] | None] = values["workers"]
+        self.sweep = Sweep(folder.parents[3], folder.parents[1].name)
+        self.elsewhere: dict[str, str] = values.get("elsewhere", {})
         self.queue = list(self.jobs)
         self.live: dict[str, tuple[subprocess.Popen[bytes], list[str] | None]] = {}
         self.ended: set[str] = set()
@@ -212,9 +197,18 @@ class Pool:
                 Job(**run_folder.read(self.jobs[run])).note_end("failed", rank=0, error=KILLED)
 
     def _fill(self) -> None:
-        """Start waiting runs on idle workers."""
-        while self.queue and self.idle:
-            run, gpus = self.queue[0], self.idle[0]
+        """Start waiting runs on idle workers, each when what it needs has ended."""
+        for run in list(self.queue):
+            if not self.idle:
+                return
+            planned = read_job(self.jobs[run])
+            if planned is not None and self._waits(planned):
+                continue
+            if planned is not None and not is_parent_done(self.sweep, planned):
+                self.queue.remove(run)
+                self.ended.add(run)
+                continue
+            gpus = self.idle[0]
             environment = dict(os.environ)  # as `start` set it
             if gpus is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -225,8 +219,19 @@ class Pool:
                     [sys.executable, "-u", "-m", "sweeps.job", self.jobs[run]],
                     env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                 )  # fmt: skip
-            del self.queue[0], self.idle[0]
+            del self.idle[0]
+            self.queue.remove(run)
             self.live[run] = process, gpus
+
+    def _waits(self, run: PlannedRun) -> bool:
+        """Return whether a run that this one needs is queued or running, here or elsewhere."""
+        for name in run.needs:
+            if name in self.queue or name in self.live:
+                return True
+            other = self.elsewhere.get(name)
+            if other is not None and states(self.sweep, other).get(name) in ("PENDING", "RUNNING"):
+                return True
+        return False
 
 
 if __name__ == "__main__":  # the pool of the folder on the command line

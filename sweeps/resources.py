@@ -118,9 +118,8 @@ class Resources:
 
     def check_consistency(self) -> None:
         """Refuse characters and combinations that a job cannot have."""
-        problem = next(self._problems(), None)
-        if problem is not None:
-            raise SweepError(problem)
+        problem = next(self._problems(), "")
+        require(not problem, problem)
 
     def _problems(self) -> Iterator[str]:
         for name, option in fields_of(Resources).items():

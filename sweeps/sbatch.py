@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,13 @@ _OVERRIDES_SCRIPT = {
 
 
 def submit(
-    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch, after: str = ""
-) -> dict[str, str]:
+    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch,
+    after: str = "", dependencies: Mapping[str, str] | None = None,
+) -> dict[str, str]:  # fmt: skip
     """Submit runs as an array that starts after the job `after`; return job ids by run.
+
+    `dependencies` are what each run waits for, as in sbatch's `--dependency`. Tasks of one array
+    get different ones while it is held. A job whose dependency has failed is removed by Slurm.
 
     The cluster that sbatch names in its answer is stored in the batch.
 
@@ -61,8 +65,18 @@ def submit(
     executor = Executor(find_by_name, folder=sweep.logs, max_num_timeout=10_000, python=command)
     code = sweep.snapshots / batch.code
     options = parameters(resources, batch.name, code, sweep.logs)
-    if after:
-        options["additional_parameters"]["dependency"] = f"afterany:{after}"
+    extra = options["additional_parameters"]
+    shared = [str(extra.get("dependency") or ""), f"afterany:{after}" if after else ""]
+    by_run = [(dependencies or {}).get(run.name, "") for run in runs]
+    differ = len(set(by_run)) > 1
+    shared_text = _join([*shared, "" if differ else by_run[0]])
+    if shared_text:
+        extra["dependency"] = shared_text
+    if any(by_run):
+        extra["kill-on-invalid-dep"] = "yes"
+    is_held = bool(extra.get("hold"))
+    if differ:
+        extra["hold"] = True
     executor.update_parameters(**options)
     jobs = [Job.create(sweep, run, batch) for run in runs]
     try:
@@ -73,7 +87,32 @@ def submit(
         reason = " ".join(str(getattr(error, "stderr", None) or error).split())[-400:]
         raise _refusal(reason, len(runs), bool(after)) from None
     batch.slurm_cluster = executor.slurm_cluster or batch.slurm_cluster
-    return {run.name: handle.job_id for run, handle in zip(runs, handles, strict=True)}
+    ids = {run.name: handle.job_id for run, handle in zip(runs, handles, strict=True)}
+    if differ:
+        conditions = [_join([*shared, condition]) for condition in by_run]
+        _set_dependencies(list(ids.values()), conditions, batch.slurm_cluster, release=not is_held)
+    return ids
+
+
+def _join(conditions: Sequence[str]) -> str:
+    return ",".join(filter(None, conditions))
+
+
+def _set_dependencies(
+    ids: Sequence[str], conditions: Sequence[str], slurm_cluster: str, release: bool
+) -> None:
+    """Give each task of a held array its dependency, then release it; if refused, cancel it."""
+    cluster, array_id = slurm.on_cluster(slurm_cluster), ids[0].partition("_")[0]
+    try:
+        for job_id, condition in zip(ids, conditions, strict=True):
+            if condition:
+                change = ["update", f"JobId={job_id}", f"Dependency={condition}"]
+                slurm.call(["scontrol", *cluster, *change])
+        if release:
+            slurm.call(["scontrol", *cluster, "release", array_id])
+    except SweepError:
+        slurm.call(["scancel", *cluster, array_id])
+        raise
 
 
 def _refusal(reason: str, count: int, is_later_array: bool) -> UserError:

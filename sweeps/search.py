@@ -15,10 +15,7 @@ from sweeps.cancel import cancel
 from sweeps.folder import Sweep
 from sweeps.grid import Grid
 from sweeps.launch import launch, retry
-from sweeps.planned_run import PlannedRun
-from sweeps.resources import Resources
-from sweeps.status import RunStatus, statuses
-from sweeps.study import (
+from sweeps.optuna_study import (
     format_trial,
     live_trial,
     open_study,
@@ -27,6 +24,9 @@ from sweeps.study import (
     trial_state,
     trial_values,
 )
+from sweeps.planned_run import PlannedRun
+from sweeps.resources import Resources
+from sweeps.status import RunStatus, statuses
 
 Print = Callable[[str], None]
 

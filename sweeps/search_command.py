@@ -7,10 +7,10 @@ from sweeps import SweepError, require
 from sweeps.arguments import Arguments
 from sweeps.folder import Sweep
 from sweeps.grid import Grid
+from sweeps.optuna_study import distributions
 from sweeps.plan import Plan
 from sweeps.planned_run import PlannedRun
 from sweeps.search import Search
-from sweeps.study import distributions
 
 
 def prepare_search(
@@ -33,7 +33,7 @@ def prepare_search(
         raise SweepError(f"{prefix}: {typed[0]} is searched over; leave the argument out")
     plan = planner(chosen)
     require(
-        len(plan.configs) == 1 and len(plan.runs) + len(plan.waiting) == 1,
+        len(plan.configs) == 1 and len(plan.runs) == 1,
         f"{prefix}: a trial is one run; expected one seed, no axes and no stages",
     )
     (config,) = plan.configs.values()

@@ -116,6 +116,16 @@ def task_ids(record: str) -> list[str]:
     return ids
 
 
+def set_throttle(array_id: str, throttle: int, slurm_cluster: str = "") -> None:
+    """Change how many tasks of a live array may run at once.
+
+    Raises:
+        SweepError: Slurm refuses, as where the array has ended.
+    """
+    change = ["update", f"JobId={array_id}", f"ArrayTaskThrottle={throttle}"]
+    call(["scontrol", *on_cluster(slurm_cluster), *change])
+
+
 def max_array(slurm_cluster: str = "") -> int:
     """Return how many tasks one array may have (MaxArraySize; Slurm's default is 1001)."""
     text = call(["scontrol", *on_cluster(slurm_cluster), "show", "config"])

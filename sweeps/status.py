@@ -4,6 +4,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import psutil
 
 from experiments.runtime import run_folder
 from sweeps import SweepError, pool, require, slurm
+from sweeps.dependencies import explain_waiting
 from sweeps.eta import estimate_etas
 from sweeps.folder import JobBatch, Sweep, all_sweeps
 from sweeps.job import host
@@ -51,11 +53,14 @@ def statuses(
     # All runs are looked at, since the estimate of one is made of the others.
     rows = {}
     for name, run in (all_runs | selected).items():
+        folder = sweep.resolution(name) if run.deferred else ""
+        run = replace(run, folder=folder or run.folder)
         rows[name] = _status(sweep, run, latest.get(name), jobs.get(name), trouble)
     for other in all_sweeps(sweep.root):
         if other.name != sweep.name:
             other_trouble = _look_in_other_sweep(other, rows, queue)
             trouble = trouble or other_trouble
+    explain_waiting(rows)
     estimate_etas(list(rows.values()), latest)
     shown = [row for name, row in rows.items() if name in selected]
     order = list(STATES)
@@ -149,7 +154,9 @@ def _status(
     events = sweep.events(run.name) if batch else []
     starts = [event for event in events if event["event"] == "start"]
     row.attempts, row.elapsed = len(starts), elapsed_seconds(events, 0.0)
-    if sweep.is_done(run):
+    # The older result of a run that waits for its parent to go on is not its last one.
+    waits = bool(run.needs) and job is not None and job.live and not job.running
+    if sweep.is_done(run) and not waits:
         return _done(row)
     if batch is None or job is None:
         return row
@@ -207,8 +214,6 @@ def _done(row: RunStatus) -> RunStatus:
     row.trained = finite_number(summary, "wall_s") or 0.0
     # It may have been launched elsewhere, where its events are.
     row.elapsed = max(row.elapsed, finite_number(summary, "session_s") or 0.0)
-    if row.step != row.steps:
-        row.why = f"other length: {row.steps} steps are wanted"
     scores = summary.get("scores")
     texts = []
     for name, value in list(scores.items())[:2] if isinstance(scores, dict) else ():

@@ -9,9 +9,10 @@ import sys
 from sweeps import SweepError, grid, status_table
 from sweeps.arguments import Arguments
 from sweeps.folder import all_sweeps
+from sweeps.optuna_study import summary as search_summary
 from sweeps.run_status import RunStatus
 from sweeps.status import slurm_queue, statuses
-from sweeps.study import summary as search_summary
+from sweeps.versions import mixed_pairs
 
 
 def status_command(options: argparse.Namespace) -> None:
@@ -43,7 +44,7 @@ def status_command(options: argparse.Namespace) -> None:
         console.print(status_table.table(sweep.name, rows, console.width))
     else:
         print("\n".join([*status_table.plain(rows), status_table.totals(rows)]))
-    for line in search_summary(sweep):
+    for line in [*search_summary(sweep), *mixed_pairs(sweep, [row.run for row in rows])]:
         print(line)
     if trouble:
         print(trouble, file=sys.stderr)

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runtime.console import clock
+from sweeps.dependencies import display_name
 from sweeps.folder import Sweep
 from sweeps.job_end import read_from
 from sweeps.planned_run import PlannedRun
 from sweeps.run_status import STATES, RunStatus
 from sweeps.status import statuses
+from sweeps.versions import mixed_pairs
 
 
 def counts(rows: Sequence[RunStatus]) -> str:
@@ -39,6 +41,8 @@ def _cells(row: RunStatus) -> tuple[str, str, str, str, str]:
     elapsed = clock(row.elapsed) if row.elapsed >= 1 else ""
     eta = "" if row.eta is None else clock(row.eta)
     progress = "" if row.steps is None else f"{row.step or 0}/{row.steps}"
+    if row.steps is not None and (row.step or 0) > row.steps:
+        progress += " steps (extended)"  # by an earlier launch with more steps
     return progress, speed, elapsed, eta, f"{row.job}  {row.node}".strip()
 
 
@@ -47,7 +51,7 @@ def plain(rows: Sequence[RunStatus]) -> list[str]:
     lines, keys = [], varying_keys(rows)
     forms = ("{}", "{} img/s", "after {}", "ETA {}", "{}")
     for row in rows:
-        parts = [row.state.ljust(8), row.run.name, label(row, keys)]
+        parts = [row.state.ljust(8), display_name(row.run), label(row, keys)]
         for form, cell in zip(forms, _cells(row), strict=True):
             parts.append(form.format(cell) if cell else "")
         parts.append(note(row))
@@ -88,6 +92,7 @@ def as_json(sweep: Sweep, rows: Sequence[RunStatus], trouble: str) -> dict[str, 
         "elapsed": elapsed(sweep, rows),
         "eta": max(etas) if etas and len(etas) == len(live) else None,
         "trouble": trouble,
+        "mixed_code": mixed_pairs(sweep, [row.run for row in rows]),
         "runs": runs,
     }
 

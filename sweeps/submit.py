@@ -9,11 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from experiments.runtime.files import atomic_write
-from sweeps import SweepError, pool, sbatch, slurm
+from routing.errors import UserError
+from sweeps import SweepError, pool, require, sbatch, slurm
+from sweeps.dependencies import levels, slurm_dependency, with_stored_names
 from sweeps.folder import JobBatch, Sweep
 from sweeps.planned_run import PlannedRun
+from sweeps.pool_gpus import share_gpus
 from sweeps.resources import Resources
 from sweeps.snapshot import snapshot
+from sweeps.status import statuses
 
 Print = Callable[[str], None]
 
@@ -54,33 +58,90 @@ def submit(
     limit = slurm.max_array(resources.slurm_cluster) if kind == "slurm" else len(runs)
     sweep.logs.mkdir(parents=True, exist_ok=True)  # a pool without it would wait for it
     code_name = "" if kind == "debug" else snapshot(sweep.snapshots, grid_code=code).name
+    live_jobs = _live_jobs(sweep, runs, kind)
+    job_ids = dict(live_jobs)
     array_ids: list[str] = []
-    for start in range(0, len(runs), limit):
-        part = runs[start : start + limit]
-        batch = JobBatch(
-            name=f"{sweep.name}.{uuid.uuid4().hex[:8]}",
-            cluster=resources.name,
-            kind=kind,
-            runs=[run.name for run in part],
-            time=time.time(),
-            code=code_name,
-            resources=asdict(resources),
-            slurm_cluster=resources.slurm_cluster,
-        )
-        sweep.intend(batch)
-        if kind == "debug":
-            return batch
-        if kind == "slurm":
-            after = array_ids[-1] if array_ids else ""
-            ids = sbatch.submit(sweep, part, resources, batch, after)
-        else:
-            ids = pool.start(sweep, part, resources, batch)
-        sweep.submitted(batch.name, ids, slurm_cluster=batch.slurm_cluster)
-        array_ids.append(ids[part[0].name].split("_")[0])
+    # A pool orders its runs itself; on Slurm each stage is an array that depends on earlier ones.
+    for group in levels(runs) if kind == "slurm" else [list(runs)]:
+        previous = ""
+        for start in range(0, len(group), limit):
+            part = group[start : start + limit]
+            batch = JobBatch(
+                name=f"{sweep.name}.{uuid.uuid4().hex[:8]}",
+                cluster=resources.name,
+                kind=kind,
+                runs=[run.name for run in part],
+                time=time.time(),
+                code=code_name,
+                resources=asdict(resources),
+                slurm_cluster=resources.slurm_cluster,
+            )
+            sweep.intend(batch)
+            if kind == "debug":
+                return batch
+            if kind == "slurm":
+                dependencies = {run.name: slurm_dependency(run, job_ids) for run in part}
+                try:
+                    ids = sbatch.submit(sweep, part, resources, batch, previous, dependencies)
+                except SweepError as error:
+                    if not array_ids:
+                        raise
+                    # The earlier arrays are in the queue and stay noted.
+                    raise UserError(f"{error}; the same launch submits the rest") from None
+            else:
+                ids = pool.start(sweep, part, share_gpus(sweep, resources), batch, live_jobs)
+            sweep.submitted(batch.name, ids, slurm_cluster=batch.slurm_cluster)
+            job_ids |= ids
+            previous = ids[part[0].name].split("_")[0]
+            array_ids.append(previous)
     destination = f"job {', '.join(array_ids)}, at most {resources.throttle} at once"
     if kind == "local":
         destination = f"a pool of {min(resources.workers, len(runs))} on this machine"
     plural = "s" if len(runs) > 1 else ""
     say(f"submitted {len(runs)} run{plural} as {destination}; code {code_name}")
-    say(f"python -m sweeps status {sweep.name}")
+    say(sweep.command("status"))
     return batch
+
+
+def _live_jobs(sweep: Sweep, runs: Sequence[PlannedRun], kind: str) -> dict[str, str]:
+    """Return job ids of earlier launches that runs wait for, by run.
+
+    Raises:
+        SweepError: One of them runs elsewhere, where this launch cannot wait for it.
+    """
+    names = {run.name for run in runs}
+    needed: set[str] = set()
+    for run in runs:
+        needed.update(set(run.needs) - names)
+    if not needed:
+        return {}
+    stored = sweep.runs()
+    rows, _ = statuses(sweep, [stored[name] for name in sorted(needed) if name in stored])
+    ids = {}
+    for row in rows:
+        if not row.live:
+            continue
+        holder = Sweep(sweep.root, row.sweep) if row.sweep else sweep
+        batch = holder.latest_batches()[row.run.name]
+        require(
+            batch.kind == kind and kind != "debug",
+            f"{row.run.name} runs on cluster={batch.cluster}, and what starts from it has to be "
+            "launched there, or when it is done",
+        )
+        ids[row.run.name] = row.job
+    return ids
+
+
+def set_throttles(sweep: Sweep, runs: Sequence[PlannedRun], throttle: int, say: Print) -> None:
+    """Change the limit of the live arrays of some runs."""
+    latest = sweep.latest_batches()
+    arrays: dict[str, JobBatch] = {}
+    for row in statuses(sweep, with_stored_names(sweep, runs))[0]:
+        batch = latest.get(row.run.name)
+        if row.live and not row.sweep and batch is not None and "_" in row.job:
+            arrays[row.job.partition("_")[0]] = batch
+    for array_id, batch in arrays.items():
+        if batch.resources.get("throttle") != throttle:
+            slurm.set_throttle(array_id, throttle, batch.slurm_cluster)
+            sweep.note_throttle(batch, throttle)
+            say(f"job {array_id}: at most {throttle} at once from now on")

@@ -21,6 +21,8 @@ def retry_command(options: argparse.Namespace) -> int:
     for row in statuses(sweep, runs)[0]:
         if row.state in ("failed", "stopped"):
             due.append(row.run)
+    names = {run.name for run in due}
+    due += [run for run in runs if run.name not in names and names.intersection(run.after)]
     # A sweep may have several scales, and single runs may have been debugged.
     groups: dict[str, tuple[Resources, list[PlannedRun]]] = {}
     for run in due or runs[:1]:  # without any, `retry` prints that, or that there is no answer

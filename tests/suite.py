@@ -41,7 +41,8 @@ def write_tables(runs: Path, names: Sequence[str], folder: Path) -> None:
     """Write tables of a folder of runs as `folder/NAME.csv`, as `python -m analysis tables` does."""
     from analysis.command import main
 
-    assert main(["tables", str(runs), "--out", str(folder), "--only", *names]) == 0
+    words = ["tables", str(runs), "--out", str(folder), "--all", "--only", *names]
+    assert main(words) == 0
 
 
 # --- training and sampling ------------------------------------------------------------------------
@@ -136,9 +137,16 @@ def option_types(values: Mapping[str, Any]) -> dict[str, str]:
     from experiments.options.training import PathsOptions, TrainOptions
     from routing.options import RoutingOptions
 
-    classes = [("", Config), ("routing.", RoutingOptions), ("train.", TrainOptions), ("paths.", PathsOptions)]
+    classes = [
+        ("", Config),
+        ("routing.", RoutingOptions),
+        ("train.", TrainOptions),
+        ("paths.", PathsOptions),
+    ]
     for group in groups()[:6]:
-        classes += [(f"{group}.", options) for options in option_classes(group, values[group]["name"])]
+        classes += [
+            (f"{group}.", options) for options in option_classes(group, values[group]["name"])
+        ]
     types = {}
     for prefix, options in classes:
         for key, field in fields_of(options).items():

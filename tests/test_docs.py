@@ -136,7 +136,8 @@ def check(words):
         if words[2] in MODULES:
             MODULES[words[2]](words[3:])
         elif "." in words[2]:
-            assert (ROOT / (words[2].replace(".", "/") + ".py")).is_file(), words
+            module = ROOT / words[2].replace(".", "/")
+            assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file(), words
         else:
             assert words[2] in ("pytest", "mkdocs", "pip", "twine"), words
     else:

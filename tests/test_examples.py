@@ -84,6 +84,18 @@ def test_lora_adapters_train_routed_and_dense_inference_knows_nothing_of_it(tmp_
 
 
 @pytest.mark.slow
+def test_a_masked_lora_trains_dense_and_routed(tmp_path):
+    copy = shutil.copy(ROOT / "examples" / "masked_lora.py", tmp_path)
+    said = outside(tmp_path, sys.executable, copy, "40")
+    for route, tokens in (("none", "64"), ("1-4@0.5", "32")):
+        lines = [line for line in said.splitlines() if line.startswith(f"{route}: step")]
+        losses = [float(re.search(r"loss (\S+)", line)[1]) for line in lines]
+        assert losses[-1] < losses[0] and all(line.endswith(f"-> {tokens}") for line in lines)
+    held_out = [float(loss) for loss in re.findall(r"new noise (\S+)", said)]
+    assert len(held_out) == 2 and abs(held_out[0] - held_out[1]) < 0.1 * held_out[0]
+
+
+@pytest.mark.slow
 def test_a_routed_pass_guides_a_flow_model(tmp_path):
     said = example(tmp_path, "routed_guidance", "30", "20")
     assert len(re.findall(r"scale \S+: .* \S+% of samples", said)) == 3

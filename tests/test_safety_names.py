@@ -186,7 +186,7 @@ def test_nothing_with_a_meaning_is_left_in_latex(text):
 
 
 def test_tables_are_escaped_in_every_format(study):
-    from analysis.report import runs_table
+    from analysis.report_sections import runs_table
     from analysis.tables import render
 
     for table in (hostile_table(), runs_table(study)):

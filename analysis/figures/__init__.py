@@ -4,49 +4,34 @@ Each comes as PDF, PNG and CSV.
 """
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 from analysis.errors import pick
-from analysis.figures.convergence import convergence, methods
-from analysis.figures.effective_scale import effective_scale
-from analysis.figures.guidance_figures import guidance, response
 from analysis.figures.layer_maps import similarity, similarity_maps
-from analysis.figures.route_ablations import cost, placement, rate
-from analysis.figures.sample_grids import overview, samples
 from analysis.figures.scans import scan_paths, selections
 from analysis.figures.style import Plot
+from analysis.registry import builders
 from analysis.results import Results, Source, results_for_command
-from analysis.tables.guidance_scale import stored_scales
 
-
-def _guidance_scale(results: Results) -> Plot | None:
-    return effective_scale(stored_scales(results))
-
-
-def _scan_paths(results: Results) -> Plot:
-    return scan_paths()
-
-
-def _selections(results: Results) -> Plot:
-    return selections()
-
-
-FIGURES: dict[str, Callable[[Results], Plot | None]] = {
-    "overview": overview,
-    "convergence": convergence,
-    "methods": methods,
-    "route_placement": placement,
-    "selection_rate": rate,
-    "samples": samples,
-    "similarity": similarity_maps,
-    "response": response,
-    "guidance": guidance,
-    "guidance_scale": _guidance_scale,
-    "cost": cost,
-    "scan_paths": _scan_paths,
-    "selections": _selections,
-}
+FIGURES = builders(
+    __name__,
+    {
+        "overview": "sample_grids:overview",
+        "convergence": "convergence:convergence",
+        "methods": "convergence:methods",
+        "step_penalty": "penalties:step_penalty",
+        "route_placement": "route_ablations:placement",
+        "selection_rate": "route_ablations:rate",
+        "samples": "sample_grids:samples",
+        "similarity": "layer_maps:similarity_maps",
+        "response": "guidance_figures:response",
+        "guidance": "guidance_figures:guidance",
+        "guidance_scale": "effective_scale:guidance_scale",
+        "cost": "route_ablations:cost",
+        "scan_paths": "scans:scan_paths_figure",
+        "selections": "scans:selections_figure",
+    },
+)
 
 __all__ = [
     "FIGURES", "Plot", "make", "make_all", "save", "scan_paths", "selections", "similarity",
@@ -59,7 +44,8 @@ def make(name: str, source: Source, metric: str | None = None) -> Plot | None:
 
     `AnalysisError` if there is no such figure, runs folder or metric.
     """
-    return pick("figure", name, FIGURES)(Results.of(source, metric))
+    plot: Plot | None = pick("figure", name, FIGURES)(Results.of(source, metric))
+    return plot
 
 
 def make_all(source: Source, metric: str | None = None) -> list[Plot]:

@@ -95,7 +95,7 @@ def _scores_by_seed(group: Group, variant: Variant) -> dict[int, pd.DataFrame]:
     curves: dict[int, list[pd.DataFrame]] = {}
     runs = variant.runs.sort_values("step")[["seed", "path"]].dropna()
     for seed, path in runs.itertuples(index=False):
-        curve = variant.histories.get((path, group.metric))
+        curve = variant.histories.get(path, group.metric)
         if curve is not None:
             curves.setdefault(int(seed), []).append(curve)
     scores = {}

@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from analysis.aggregation import DENSE, ENOUGH_SEEDS, number_range, paired
 from analysis.figures import style
 from analysis.figures.style import Plot, styled
-from analysis.tables.guidance_scale import FORMS, NUMBERS, scale_rows
+from analysis.results import Results
+from analysis.tables.guidance_scale import FORMS, NUMBERS, scale_rows, stored_scales
 
 _KEYS = ["setting", "route", "pair"]
 
@@ -23,6 +24,11 @@ class _Line(NamedTuple):
     form: str  # of the scale, `plain` or `instrumented`
     rows: pd.DataFrame
     differences: pd.DataFrame
+
+
+def guidance_scale(results: Results) -> Plot | None:
+    """Draw the scales that were stored beside the runs; None without one."""
+    return effective_scale(stored_scales(results))
 
 
 @styled

@@ -6,60 +6,47 @@ beside them.
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.aggregation import ENOUGH_SEEDS
 from analysis.errors import AnalysisError, pick
+from analysis.registry import builders
 from analysis.results import Results, Source, results_for_command
-from analysis.tables import (
-    ablations,
-    cost,
-    every_score,
-    guidance,
-    guidance_scale,
-    main,
-    resolution,
-    speedup,
-    summary,
-    tails,
-)
+from analysis.tables.code_versions import code_notes
 from analysis.tables.render import PAGE_WIDTH, PREAMBLE, document, write
 from analysis.tables.table import Row, Table, markdown
 from experiments.runtime.files import atomic_write
 
-
-def _guidance_scale(results: Results) -> Table:
-    return guidance_scale.scale_table(guidance_scale.stored_scales(results))
-
-
-TABLES: dict[str, Callable[[Results], Table]] = {
-    "speedup": speedup.headline,
-    "main": main.main,
-    "summary": summary.summary,
-    "steps": summary.steps_and_cost,
-    "treatments": summary.treatments,
-    "tails": tails.tails,
-    "sota": main.sota,
-    "route_placement": partial(ablations.along, name="route_placement"),
-    "selection_rate": partial(ablations.along, name="selection_rate"),
-    "relative_absolute": partial(ablations.along, name="relative_absolute"),
-    "high_res": resolution.high_res,
-    "text": resolution.text,
-    "tokens": resolution.tokens,
-    "one_two_routes": partial(ablations.along, name="one_two_routes"),
-    "masking": speedup.masking,
-    "response": guidance.response,
-    "guidance": guidance.guidance,
-    "guidance_scale": _guidance_scale,
-    "throughput": cost.throughput,
-    "benchmark": cost.benchmark,
-    "scan_order": ablations.scan_order,
-    "differences": every_score.differences,
-    "all_scores": every_score.all_scores,
-    "followups": main.followups,
-}
+TABLES = builders(
+    __name__,
+    {
+        "speedup": "speedup:headline",
+        "main": "main:main",
+        "summary": "summary:summary",
+        "steps": "summary:steps_and_cost",
+        "treatments": "summary:treatments",
+        "tails": "tails:tails",
+        "sota": "main:sota",
+        "route_placement": "ablations:route_placement",
+        "selection_rate": "ablations:selection_rate",
+        "relative_absolute": "ablations:relative_absolute",
+        "high_res": "resolution:high_res",
+        "text": "resolution:text",
+        "tokens": "resolution:tokens",
+        "one_two_routes": "ablations:one_two_routes",
+        "masking": "speedup:masking",
+        "response": "guidance:response",
+        "guidance": "guidance:guidance",
+        "guidance_scale": "guidance_scale:guidance_scale",
+        "throughput": "cost:throughput",
+        "benchmark": "cost:benchmark",
+        "scan_order": "ablations:scan_order",
+        "differences": "every_score:differences",
+        "all_scores": "every_score:all_scores",
+        "followups": "main:followups",
+    },
+)
 
 __all__ = ["TABLES", "Table", "answer", "make", "make_all", "save"]
 
@@ -75,13 +62,15 @@ def make(name: str, source: Source, metric: str | None = None) -> Table:
     Raises:
         AnalysisError: if there is no such table, runs folder or metric.
     """
-    return pick("table", name, TABLES)(Results.of(source, metric))
+    results = Results.of(source, metric)
+    table: Table = pick("table", name, TABLES)(results)
+    return dataclasses.replace(table, notes=(*table.notes, *code_notes(results, table)))
 
 
 def make_all(source: Source, metric: str | None = None) -> list[Table]:
     """Build every table; `Table.covered` says whether our runs give any of its numbers."""
     results = Results.of(source, metric)
-    return [builder(results) for builder in TABLES.values()]
+    return [make(name, results) for name in TABLES]
 
 
 def answer(main_table: Table) -> Table:
@@ -131,7 +120,7 @@ def save(tables: list[Table], folder: str | Path, width: float = PAGE_WIDTH) -> 
     """Write tables in all formats, `preamble.tex` and `tables.tex`, which compiles as it is."""
     paths = []
     for table in tables:
-        paths += write(table, folder)
+        paths += write(table, folder, width)
     for name, text in (("preamble.tex", PREAMBLE), ("tables.tex", document(tables, width))):
         paths.append(Path(folder) / name)
         atomic_write(paths[-1], text)

@@ -120,7 +120,27 @@ AXES = {
 }  # fmt: skip
 
 
-def along(results: Results, name: str) -> Table:
+def route_placement(results: Results) -> Table:
+    """Where the route starts and ends, at rate 0.5 (Fig. 8)."""
+    return _along_axis(results, "route_placement")
+
+
+def selection_rate(results: Results) -> Table:
+    """How many tokens take the route (Table 5)."""
+    return _along_axis(results, "selection_rate")
+
+
+def relative_absolute(results: Results) -> Table:
+    """The route in blocks or in shares of the depth (Table 6)."""
+    return _along_axis(results, "relative_absolute")
+
+
+def one_two_routes(results: Results) -> Table:
+    """One route against two, and the first version's loss (v1, Table 1)."""
+    return _along_axis(results, "one_two_routes")
+
+
+def _along_axis(results: Results, name: str) -> Table:
     """Build a table of one axis: a row per value, ours, the difference, the paper's."""
     axis = AXES[name]
     paper_rows = {}

@@ -1,5 +1,6 @@
 """Guidance: kinds and their cost (SG, Tables 1 to 3), and how scores respond to it."""
 
+import functools
 import operator
 import re
 from collections import Counter
@@ -62,33 +63,58 @@ def evaluations(
     of most runs were scored.
     """
     metric = metric or group.metric
-    scores = results.scores
-    rows = scores[scores["path"].isin(variant.runs["path"])].dropna(subset=["seed", "step"])
+    scores, rows_of = _readable_scores(results)
     meaning = group.known_metrics.get(metric, {})
-    for key in ("key", "features"):
-        rows = rows[rows[key].map(_text) == _text(meaning.get(key))]
-    # A weaker model is named by its step alone: the paths of seeds differ.
-    guidance = rows["guidance"].map(_text).replace("", "not said")
-    guidance = guidance.str.replace(
-        r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1", regex=True
-    )
-    rows = rows.assign(guidance=guidance)
-    rows = rows[[bool(accept(text)) for text in guidance]]
-    if rows.empty:
-        return rows
-    protocols = pd.Series(list(rows[list(_PROTOCOL)].map(_text).itertuples(index=False, name=None)))
-    protocols.index = rows.index
-    counts = rows["guidance"].groupby(protocols, sort=False).nunique()
+    kind = _text(meaning.get("key")), _text(meaning.get("features"))
+    rows: list[int] = []
+    for path in dict.fromkeys(variant.runs["path"]):
+        rows += rows_of.get((path, *kind), [])
+    is_accepted = {text: bool(accept(text)) for text in scores["guidance"].unique()}
+    guidances = scores["guidance"].to_numpy()
+    rows = [row for row in sorted(rows) if is_accepted[guidances[row]]]
+    part = scores.iloc[rows]
+    if part.empty:
+        return part
+    protocols = list(part[list(_PROTOCOL)].itertuples(index=False, name=None))
+    guidances_of: dict[tuple[str, ...], set[str]] = {}
+    for protocol, text in zip(protocols, part["guidance"], strict=True):
+        guidances_of.setdefault(protocol, set()).add(text)
     sampler, reference = _text(variant.first("sampler")), _text(variant.first("reference"))
     usual = metric, sampler, reference, "ema"
 
     def rank(protocol: tuple[str, ...]) -> tuple[int, int]:
-        return counts[protocol], sum(map(operator.eq, protocol, usual))
+        return len(guidances_of[protocol]), sum(map(operator.eq, protocol, usual))
 
-    rows = rows[protocols == max(counts.index, key=rank)]
+    chosen = max(guidances_of, key=rank)
+    part = part[[protocol == chosen for protocol in protocols]]
     # A run that was trained further, for another sweep, is read at the step that was compared.
-    steps = Counter(rows.drop_duplicates(["path", "step", "guidance"])["step"])
-    return rows[rows["step"] == max(steps, key=lambda step: (steps[step], step))]
+    steps = Counter(part.drop_duplicates(["path", "step", "guidance"])["step"])
+    return part[part["step"] == max(steps, key=lambda step: (steps[step], step))]
+
+
+@functools.lru_cache(maxsize=2)
+def _readable_scores(
+    results: Results,
+) -> tuple[pd.DataFrame, dict[tuple[str, str, str], list[int]]]:
+    """Return the scores that have a seed and a step, and their rows by run, kind and features.
+
+    Cached: each metric of each variant reads them, and they are most of what a run folder holds.
+    """
+    texts = ("key", "features", "guidance", *_PROTOCOL)
+    columns = ["path", "seed", "step", "value", "macs_per_sample", *texts]
+    scores = results.scores[columns].dropna(subset=["seed", "step"]).reset_index(drop=True)
+    for name in texts:
+        scores[name] = scores[name].astype(object).map(_text)
+    # A weaker model is named by its step alone: the paths of seeds differ.
+    guidance = scores["guidance"].replace("", "not said")
+    scores["guidance"] = guidance.str.replace(
+        r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1", regex=True
+    )
+    rows_of: dict[tuple[str, str, str], list[int]] = {}
+    names = zip(scores["path"], scores["key"], scores["features"], strict=True)
+    for row, (path, key, features) in enumerate(names):
+        rows_of.setdefault((str(path), key, features), []).append(row)
+    return scores, rows_of
 
 
 def _text(value: object) -> str:
@@ -128,6 +154,7 @@ def setting_order(name: str) -> tuple[int, float]:
     return _KINDS.index(kind), float(scale or 0)
 
 
+@functools.lru_cache(maxsize=2)
 def responses(results: Results) -> pd.DataFrame:
     """Return how scores respond to guidance: dense and routed, a row per metric and setting.
 

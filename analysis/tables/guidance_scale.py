@@ -90,6 +90,11 @@ def stored_scales(results: Results) -> list[dict[str, Any]]:
     return read_beside(runs["path"], FILE, read)
 
 
+def guidance_scale(results: Results) -> Table:
+    """Return the table of the scales that were stored beside the runs."""
+    return scale_table(stored_scales(results))
+
+
 def scale_rows(files: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """Return the rows of stored scales with what each run is.
 

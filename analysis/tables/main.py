@@ -1,9 +1,12 @@
 """The main table, the state of the art and what others measured (TREAD, main table and Table 1)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from analysis.aggregation import ENOUGH_SEEDS
 from analysis.groups import Group, Variant
+from analysis.pair_penalty import PairPenalty, censored_text, pair_penalty
 from analysis.results import Results
 from analysis.tables import entries, paper
 from analysis.tables.table import (
@@ -27,6 +30,14 @@ _KINDS = (
 )  # fmt: skip
 
 
+_PENALTY = (
+    "s: training steps that the routed runs need for the dense runs' held-out loss after N steps, "
+    "over N; m: multiply-adds of a routed step over a dense one; below s\u00b7m = 1 routing costs "
+    "less. N is the latest scored step whose loss every routed seed reaches; seeds that do not "
+    "reach it later are censored, never dropped."
+)
+
+
 def score_set(group: Group) -> dict[str, dict[str, Any]]:
     """Return the metrics that a group's scores are read together with, its own first.
 
@@ -45,28 +56,57 @@ def score_set(group: Group) -> dict[str, dict[str, Any]]:
 def main(results: Results) -> Table:
     """Dense, routed, and their difference per backbone, a row per metric (main table)."""
     rows: list[RowValues] = []
+    unpaired, has_penalty = 0, False
     for group in results.groups:
         dense, routed = group.pair()
+        if (dense is None or routed is None) and not results.every_group:
+            unpaired += 1
+            continue
         params = group.first("params")
         content = f"{params / 1e6:.2f}M parameters, " if params else ""
         content += f"route {routed.name}" if routed else "no route was run"
         heading = entries.heading(group, dense, routed, content=content)
-        for metric in score_set(group):
+        penalty = pair_penalty(results, group, dense, routed) if dense and routed else None
+        # Fewer seeds give no interval: they are in the figure alone.
+        if penalty is not None and len(penalty.last_steps) < ENOUGH_SEEDS:
+            penalty = None
+        for metric, meaning in score_set(group).items():
             change = entries.difference(metric, routed, dense)
-            rows.append((heading, metric_row(group, metric, (dense, routed), [change])))
+            values = metric_row(group, metric, (dense, routed), [change])
+            # The penalty is one of the held-out loss, and stands beside it.
+            shown = penalty if meaning.get("key") == "heldout_loss" else None
+            has_penalty = has_penalty or shown is not None
+            rows.append((heading, [*values, *_penalty_entries(shown)]))
         backbone, objective = group.backbone, group.first("objective")
         published_row = paper.main_row(backbone, objective, group.first("size"))
         # Where the paper has no such size: DiT-B/2, the size of its ablations.
         published_row = published_row or paper.main_row(backbone, objective, "B/2")
         if published_row:
-            rows.append((heading, _paper_row(published_row)))
+            rows.append((heading, [*_paper_row(published_row), Entry(), Entry()]))
     # Where no run is ours, the paper's numbers have the columns to themselves.
     columns = Column.each("Dense", "+ TREAD", "\u0394", published=not rows)
     if not rows:
-        rows = [(NOT_RUN, _paper_row(row)) for row in paper.rows("main")]
+        rows = [(NOT_RUN, [*_paper_row(row), Entry(), Entry()]) for row in paper.rows("main")]
+    columns += Column.each("s", "s\u00b7m", shown=has_penalty)
     notes = entries.paper_notes("main", PAIRED, *entries.nn_ratio_notes(results))
+    if has_penalty:
+        notes = (*notes, _PENALTY)
+    if unpaired:
+        text = f"Settings without both dense and routed runs: {unpaired}, left out (--all)."
+        notes = (text, *notes)
     title = "Main table: dense against routed, by backbone"
     return build("main", title, (Column("Metric", numeric=False), *columns), rows, notes)
+
+
+def _penalty_entries(pair: PairPenalty | None) -> list[Entry]:
+    """Return s and s * m after N steps, or why they have no mean; empty without a penalty."""
+    if pair is None:
+        return [Entry(), Entry()]
+    if pair.penalty.censored:
+        return [Entry(censored_text(pair.penalty)), Entry(censored_text(pair.penalty))]
+    estimates = measured(pair.penalty.s), measured(pair.penalty.sm)
+    text = f"at N={pair.step:.0f}"
+    return [replace(entry, text=text) for entry in estimates]
 
 
 def metric_row(

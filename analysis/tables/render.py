@@ -1,15 +1,18 @@
 """A table as LaTeX (pandas Styler, booktabs, siunitx), CSV or HTML, escaped, and its files."""
 
+import functools
 import itertools
 import math
 import re
 import textwrap
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from analysis.tables.table import Column, Entry, Table, head, markdown, plain
+from analysis.tables.table import Column, Entry, Row, Table, head, markdown, plain
 from experiments.runtime.files import atomic_write
 
 _LATEX = {
@@ -28,6 +31,12 @@ PAGE_WIDTH = 6.8  # inches of text in a line of `tables.tex`
 LONGEST_FLOAT = 40  # rows that fit a page beside caption and notes
 MOST_COLUMNS = 8  # of one LaTeX table: others go on in further ones
 NARROW = 3  # columns that fit one column of a page of two
+ONE_COLUMN = 3.5  # inches of a line up to which tables fit one column of a page of two
+ROWS_OF_A_COLUMN = 28  # of a float in one column, whose first entries may take two lines
+_HEADING_CHARACTERS = 14  # of a line of a heading
+_FIRST_CHARACTERS = 22  # of the first column before it wraps, in one column of a page
+_COLUMN_CHARACTERS = 62  # of a line in one column of a page, at the size of `_COMPACT`
+_COMPACT = r"\scriptsize\setlength{\tabcolsep}{3pt}"
 _SMALL = r"\footnotesize\setlength{\tabcolsep}{4pt}"
 # Around a tabular: scaled down to the line, never up.
 _FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
@@ -42,22 +51,102 @@ def latex_escape(text: str) -> str:
     return escaped
 
 
-def latex(table: Table) -> str:
-    """Return the table in LaTeX (needs `PREAMBLE`): several with its first column if it is wide."""
+def latex(table: Table, width: float = PAGE_WIDTH) -> str:
+    """Return the table in LaTeX (needs `PREAMBLE`): several with its first column if it is wide.
+
+    Args:
+        table: What to write.
+        width: Inches of text in a line. From `ONE_COLUMN` down the tables fit one column of a page
+            of two: fewer columns of smaller type, and no `longtable`, which LaTeX refuses there.
+    """
+    compact = width <= ONE_COLUMN
+    if compact:
+        table = _without_usual_n(table)
     parts = []
-    for start in range(1, max(2, len(table.columns)), MOST_COLUMNS - 1):
-        columns = range(len(table.columns))[start : start + MOST_COLUMNS - 1]
-        parts.append(_latex_part(table.only([0, *columns]), continued=start > 1))
+    for start, columns in enumerate(_column_parts(table, compact)):
+        narrow = table.only([0, *columns])
+        if compact:
+            for row_part in _row_parts(narrow):
+                parts.append(_latex_part(row_part, continued=bool(parts), compact=True))
+        else:
+            parts.append(_latex_part(narrow, continued=start > 0))
     return "% Needs the packages of preamble.tex; tables.tex compiles it.\n" + "\n".join(parts)
 
 
-def _latex_part(table: Table, continued: bool) -> str:
+def _column_parts(table: Table, compact: bool) -> list[list[int]]:
+    """Return the columns of each LaTeX table but the first column, which all of them have.
+
+    A dense column and the routed one beside it stay in the same table.
+    """
+    if not compact:
+        columns = range(1, len(table.columns))
+        step = MOST_COLUMNS - 1
+        return [list(columns[start : start + step]) for start in range(0, len(columns), step)] or [
+            []
+        ]
+    units: list[list[int]] = []
+    for index, column in enumerate(table.columns):
+        is_routed = re.search("TREAD|Routed|tail", column.label) is not None
+        if index > 1 and is_routed and "dense" in table.columns[index - 1].label.lower():
+            units[-1].append(index)
+        elif index > 0:
+            units.append([index])
+    parts: list[list[int]] = [[]]
+    first = min(_longest(table, 0), _FIRST_CHARACTERS)
+    for unit in units:
+        characters = first + sum(_longest(table, index) + 2 for index in [*parts[-1], *unit])
+        if parts[-1] and characters > _COLUMN_CHARACTERS:
+            parts.append([])
+        parts[-1] += unit
+    return parts
+
+
+def _longest(table: Table, index: int) -> int:
+    """Return the characters of a column's longest entry or line of its heading."""
+    lines = textwrap.wrap(head(table.columns[index]), _HEADING_CHARACTERS)
+    lengths = [len(line) for line in lines]
+    for row in table.rows:
+        # The seeds are written smaller than the number.
+        lengths.append(len(plain(row.entries[index])))
+    return max(lengths, default=0)
+
+
+def _row_parts(table: Table) -> list[Table]:
+    """Return the table in parts of at most `ROWS_OF_A_COLUMN` rows, notes below the last."""
+    starts = range(0, max(1, len(table.rows)), ROWS_OF_A_COLUMN)
+    parts = []
+    for start in starts:
+        rows = table.rows[start : start + ROWS_OF_A_COLUMN]
+        notes = table.notes if start == starts[-1] else ()
+        parts.append(replace(table, rows=rows, notes=notes))
+    return parts
+
+
+def _without_usual_n(table: Table) -> Table:
+    """Return the table without the number of seeds that most entries share: a note says it."""
+    counts: Counter[str] = Counter()
+    for row in table.rows:
+        counts.update(entry.seeds for entry in row.entries if entry.n is not None)
+    if not counts:
+        return table
+    usual, _ = counts.most_common(1)[0]
+    rows = []
+    for row in table.rows:
+        entries = []
+        for entry in row.entries:
+            hide = entry.n is not None and entry.seeds == usual and not entry.few
+            entries.append(replace(entry, n=None, of=None) if hide else entry)
+        rows.append(Row(row.group, tuple(entries)))
+    return replace(table, rows=tuple(rows), notes=(f"n = {usual} seeds unless said.", *table.notes))
+
+
+def _latex_part(table: Table, continued: bool, compact: bool = False) -> str:
     """Return a `longtable` where the table is long, else a float.
 
     A float that is wider than its line is scaled down to it; the columns of a `longtable` share the
     line, and their entries wrap.
     """
-    count, long = len(table.columns), len(table.rows) > LONGEST_FLOAT
+    count, long = len(table.columns), len(table.rows) > LONGEST_FLOAT and not compact
     lines: list[list[str]] = []
     for group, rows in itertools.groupby(table.rows, key=lambda row: row.group):
         if group:
@@ -66,10 +155,11 @@ def _latex_part(table: Table, continued: bool) -> str:
             lines.append(list(map(_latex_entry, row.entries)))
     heads = list(map(_latex_heading, table.columns))
     styler = pd.DataFrame(lines, columns=heads, dtype=object).style.hide(axis="index")
-    environment = "longtable" if long else ("table" if count <= NARROW else "table*")
+    fits_column = compact or count <= NARROW
+    environment = "longtable" if long else ("table" if fits_column else "table*")
     text = styler.to_latex(
         environment=environment,
-        column_format="@{}" + "".join(_column_formats(table, long)) + "@{}",
+        column_format="@{}" + "".join(_column_formats(table, long, compact)) + "@{}",
         caption=latex_escape(f"{table.title} (continued)" if continued else table.title),
         label=None if continued else f"tab:{table.name.replace('_', '-')}",
         hrules=True,
@@ -84,14 +174,15 @@ def _latex_part(table: Table, continued: bool) -> str:
         text = text.replace(r"\begin{tabular}", _FIT + "\n" + r"\begin{tabular}")
         text = text.replace(r"\end{tabular}", r"\end{tabular}}" + below)
         text = text.replace(
-            rf"\begin{{{environment}}}", rf"\begin{{{environment}}}\centering{_SMALL}"
+            rf"\begin{{{environment}}}",
+            rf"\begin{{{environment}}}\centering{_COMPACT if compact else _SMALL}",
         )
     return text.strip() + "\n"
 
 
 def _latex_heading(column: Column) -> str:
     """Return a column's heading, in lines that are hardly longer than a number."""
-    text = r"\\".join(map(latex_escape, textwrap.wrap(head(column), 14)))
+    text = r"\\".join(map(latex_escape, textwrap.wrap(head(column), _HEADING_CHARACTERS)))
     return rf"\shortstack[{'r' if column.numeric else 'l'}]{{{text}}}"
 
 
@@ -100,7 +191,7 @@ def _group_heading(group: str, count: int) -> str:
     return rf"\multicolumn{{{count}}}{{@{{}}{box}@{{}}}}{{\emph{{{latex_escape(group)}}}}}"
 
 
-def _column_formats(table: Table, long: bool) -> list[str]:
+def _column_formats(table: Table, long: bool, compact: bool) -> list[str]:
     """Return the kind of each column; those of a `longtable` share the line, two for the first."""
     formats = []
     for index, column in enumerate(table.columns):
@@ -110,6 +201,8 @@ def _column_formats(table: Table, long: bool) -> list[str]:
             shares = f"{2 if index == 0 else 1}/{len(table.columns) + 1}"
             width = rf"\dimexpr\linewidth*{shares}-2\tabcolsep\relax"
             formats.append(rf">{{\ragged{side}\arraybackslash}}p{{{width}}}")
+        elif compact and longest > _FIRST_CHARACTERS and not column.numeric:
+            formats.append(r">{\raggedright\arraybackslash}p{1.05in}")
         elif longest > 26 and not column.numeric:
             formats.append(r">{\raggedright\arraybackslash}p{1.6in}")
         else:
@@ -122,9 +215,13 @@ def document(tables: list[Table], width: float = PAGE_WIDTH) -> str:
     body = ""
     for table in tables:
         body += rf"\input{{{table.name}}}\clearpage" + "\n"
-    page = rf"\usepackage[a4paper,textwidth={width}in,vmargin=1.8cm]{{geometry}}"
+    options, text_width = "", f"textwidth={width}in"
+    if width <= ONE_COLUMN:
+        # A page of two columns of that width.
+        options, text_width = "[twocolumn]", f"textwidth={2 * width + 0.2}in,columnsep=0.2in"
+    page = rf"\usepackage[a4paper,{text_width},vmargin=1.8cm]{{geometry}}"
     return (
-        f"\\documentclass{{article}}\n{page}\n\\input{{preamble}}\n"
+        f"\\documentclass{options}{{article}}\n{page}\n\\input{{preamble}}\n"
         f"\\begin{{document}}\n{body}\\end{{document}}\n"
     )
 
@@ -214,9 +311,10 @@ def to_html(table: Table) -> str:
     return TEMPLATES.get_template("table.html").render(table=table, head=head, plain=plain)
 
 
-def write(table: Table, folder: str | Path) -> list[Path]:
+def write(table: Table, folder: str | Path, width: float = PAGE_WIDTH) -> list[Path]:
     """Write a table in each format as `folder/<name>.<format>`; return the paths."""
-    formats = {"md": markdown, "tex": latex, "csv": to_csv, "html": to_html}
+    in_latex = functools.partial(latex, width=width)
+    formats = {"md": markdown, "tex": in_latex, "csv": to_csv, "html": to_html}
     paths = []
     for suffix, render in formats.items():
         path = Path(folder) / f"{table.name}.{suffix}"

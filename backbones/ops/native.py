@@ -29,7 +29,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -135,6 +138,14 @@ class Implementations:
 
 
 ACTIVE = Implementations()
+BUILDING = threading.RLock()  # Held while the library is loaded, and built before that.
+
+
+def _silent(text: str) -> None:
+    """Report nothing, as a library that nobody watches."""
+
+
+REPORT: Callable[[str], None] = _silent  # Where a build reports its progress.
 
 
 def modulate(unit: Tensor, shift: Tensor, scale: Tensor, order: Order | None = None) -> Tensor:
@@ -153,13 +164,57 @@ def bypassed() -> bool:
 def library() -> tuple[bool, str]:
     """Return whether `torch.ops.tread` is there, and what it was built by, or what is wrong.
 
-    The first call builds it where it is not there yet: some seconds.
+    The first call builds it where it is not there yet: some seconds. A call during a build that
+    `start_build` began waits for it.
     """
-    if ACTIVE.library is None:
-        ACTIVE.library = _load()
-        if ACTIVE.library[0]:
-            ACTIVE.operations["cpu"] = torch.ops.tread
-    return ACTIVE.library
+    with BUILDING:
+        if ACTIVE.library is None:
+            status = _load()
+            # Before the status: whoever sees one does not come here.
+            if status[0]:
+                ACTIVE.operations["cpu"] = torch.ops.tread
+            ACTIVE.library = status
+        return ACTIVE.library
+
+
+def start_build(report: Callable[[str], None]) -> threading.Thread | None:
+    """Load the library in the background, building it if need be; None where that is done.
+
+    `report` gets a line when a build begins, every two seconds until it ends, and then.
+    """
+    if ACTIVE.library is not None:
+        return None
+
+    def load() -> None:
+        global REPORT
+        REPORT = report
+        with contextlib.suppress(UserError):  # `library` raises it again where it is needed
+            library()
+
+    thread = threading.Thread(target=load, name="native build", daemon=True)
+    thread.start()
+    return thread
+
+
+@contextlib.contextmanager
+def _elapsed_time(every: float = 2.0) -> Iterator[None]:
+    """Report that the kernels are being built, and for how long, while they are."""
+    start, finished = time.monotonic(), threading.Event()
+    task = "building the CPU kernels, once for this machine"
+
+    def repeat() -> None:
+        while not finished.wait(every):
+            REPORT(f"{task}: {time.monotonic() - start:.0f} s")
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    REPORT(f"{task} ...")
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()
+    REPORT(f"built the CPU kernels in {time.monotonic() - start:.0f} s")
 
 
 def _load() -> tuple[bool, str]:
@@ -244,7 +299,8 @@ def _built(compiler: str, version: str) -> Path:
             for leftover in folder.glob(f"{name}.*.tmp"):
                 shutil.rmtree(leftover, ignore_errors=True)
         with tempfile.TemporaryDirectory(".tmp", f"{name}.", folder) as building:
-            built = _compile(compiler, Path(building))
+            with _elapsed_time():
+                built = _compile(compiler, Path(building))
             with built.open("rb") as file:
                 os.fsync(file.fileno())
             written = Path(building) / record.name
@@ -274,7 +330,9 @@ def _compile(compiler: str, folder: Path) -> Path:
     """Compile both sources side by side and link them; the kernels alone are worth tuning."""
     root, out = Path(torch.__file__).parent, folder / "library.so"
     include = [root / "include", root / "include" / "torch" / "csrc" / "api" / "include"]
-    headers = ("-std=c++20", "-O1", "-fPIC", *(f"-I{path}" for path in include))
+    # Without this macro one header includes every operator of torch.
+    lean = "-DAT_PER_OPERATOR_HEADERS"
+    headers = ("-std=c++20", "-O1", "-fPIC", lean, *(f"-I{path}" for path in include))
     objects = folder / "kernels.o", folder / "operators.o"
     with ThreadPoolExecutor() as pool:
         operators = pool.submit(_output, compiler, *headers, "-c", OPERATORS, "-o", objects[1])

@@ -10,7 +10,6 @@
 // gradients of the inputs, threads), with contiguous tensors.
 
 #include <ATen/Parallel.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/addcmul.h>
 #include <ATen/ops/empty.h>
@@ -29,6 +28,12 @@
 #include <optional>
 #include <utility>
 #include <vector>
+
+// From ATen/autocast_mode.h, which includes every operator of torch: a fifth of the build.
+namespace at::autocast {
+TORCH_API bool is_autocast_enabled(at::DeviceType device_type);
+TORCH_API at::ScalarType get_autocast_dtype(at::DeviceType device_type);
+}  // namespace at::autocast
 
 using at::Tensor;
 using at::TensorList;
@@ -238,7 +243,7 @@ Tensor squared_relu(const Tensor& x) {
 }
 
 Tensor sigmoid_gate(const Tensor& x, const Tensor& y) {
-  return takes({x, y}) && x.sizes() == y.sizes() ? pointwise(sigmoid_gate_pair, {x, y}) : x.sigmoid() * y;
+  return takes({x, y}) && x.sizes() == y.sizes() ? pointwise(sigmoid_gate_pair, {x, y}) : x.sigmoid().mul(y);
 }
 
 // ---------------------------------------------------------------- adaLN and the gated residual
@@ -246,7 +251,7 @@ Tensor sigmoid_gate(const Tensor& x, const Tensor& y) {
 Tensor adaln(const Tensor& given, const Tensor& shift_rows, const Tensor& scale_rows, const Order& order) {
   if (!takes_stream(given, {shift_rows, scale_rows})) {
     Tensor unit = at::layer_norm_symint(given, {given.sym_size(-1)}, {}, {}, EPS);
-    return permuted(at::addcmul(shift_rows, unit, scale_rows + 1), order, 0);
+    return permuted(at::addcmul(shift_rows, unit, scale_rows.add(1)), order, 0);
   }
   auto type = at::kFloat;
   if (at::autocast::is_autocast_enabled(at::kCPU)) {
@@ -286,7 +291,7 @@ Tensor gated_rms_norm(const Tensor& branch, const Tensor& gate, const Tensor& we
   auto type = branch.scalar_type();
   if (!takes({branch, gate}) || !plain(weights) || gate.sizes() != branch.sizes() ||
       weights.sizes() != branch.sizes().slice(branch.dim() - 1))
-    return at::rms_norm_symint(branch * at::silu(gate), weights.sym_sizes(), weights.to(type), EPS);
+    return at::rms_norm_symint(branch.mul(at::silu(gate)), weights.sym_sizes(), weights.to(type), EPS);
   Tensor y = branch.contiguous(), z = gate.contiguous(), weight = weights.to(at::kFloat).contiguous();
   int64_t C = y.size(-1), rows = y.numel() / C;
   Tensor out = at::empty_like(y), scale = floats({rows});

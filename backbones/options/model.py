@@ -35,6 +35,11 @@ Width = Annotated[
     "Channels, a multiple of 16; null: as the size says."
 ]
 Heads = Annotated[Annotated[int, Ge(1)] | None, "Attention heads; null: as the size says."]
+Bottleneck = Annotated[
+    Annotated[int, Ge(1)] | None,
+    "Channels between the two linear layers of the patch embedding (JiT: 128, for B/16); null: "
+    "one layer.",
+]
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class ModelConfig:
     depth: Depth = None
     width: Width = None
     heads: Heads = None
+    bottleneck: Bottleneck = None
     fuse: Annotated[
         str | None, "Route of SPRINT's fusion (one segment), fused in every pass, dense ones too."
     ] = None

@@ -12,7 +12,7 @@ from experiments.config import groups
 from experiments.config.run_options import RunOptions
 from experiments.data.data_options import describe
 from experiments.options.roles import require
-from experiments.options.training import ENCODERS
+from experiments.options.training import ENCODERS, SELF_ENCODER
 from experiments.runtime.nested import flatten
 from routing.options import RoutingError
 
@@ -49,8 +49,7 @@ def check_combinations(options: RunOptions) -> None:
         options.routing.check(options.depth, (height // patch, width // patch), model)
     except RoutingError as error:  # it names the key as in `RoutingOptions`
         raise RoutingError(f"routing.{error}") from None
-    if options.backbone.get("align") is not None:
-        _check_alignment(options)
+    _check_alignment(options)
 
 
 def _check_training(options: RunOptions) -> None:
@@ -72,17 +71,24 @@ def _check_training(options: RunOptions) -> None:
 
 
 def _check_alignment(options: RunOptions) -> None:
-    """Refuse a REPA projector that does not fit the model or the encoder."""
-    align, encoder = options.backbone["align"], options.train.encoder
+    """Refuse a projector or a teacher that does not fit the model or the encoder."""
+    align, encoder = options.backbone.get("align"), options.train.encoder
+    block_of_model = Annotated[int, Ge(0), Le(options.depth - 1)]
+    if options.train.teacher_block is not None:
+        validate_value(block_of_model, options.train.teacher_block, "train.teacher_block")
+    if align is None:
+        return
     require(
         encoder != "none",
-        f"backbone.align={align}: expected train.encoder to be one of {', '.join(ENCODERS)}",
+        f"backbone.align={align}: expected train.encoder to be one of "
+        f"{', '.join((*ENCODERS, SELF_ENCODER))}",
     )
     block = align.get("block", AlignOptions.block)
-    validate_value(Annotated[int, Ge(0), Le(options.depth - 1)], block, "backbone.align.block")
+    validate_value(block_of_model, block, "backbone.align.block")
     channels = align.get("channels", AlignOptions.channels)
+    expected = options.encoder_width
     require(
-        channels == ENCODERS[encoder],
-        f"backbone.align.channels={channels}: expected {ENCODERS[encoder]}, the features of "
+        channels == expected,
+        f"backbone.align.channels={channels}: expected {expected}, the features of "
         f"train.encoder={encoder}",
     )

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from backbones.cost import Cost, cost
+from backbones.cost import Cost, cost, features_macs
+from backbones.registry import model_config
 from backbones.sizes import parse_size
 from experiments.config.schema import Config
 from experiments.data.data_options import describe
-from experiments.options.training import ENCODERS
+from experiments.options.training import SELF_ENCODER
 from experiments.runtime.console import big
 from routing.errors import require
 from routing.route import Route, Segment
@@ -52,7 +53,7 @@ def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
 
 
 def learned_parts(config: Config) -> dict[str, Any]:
-    """Return the arguments of what a variant adds: SPRINT's fusion, REPA's projector."""
+    """Return the arguments of what a variant adds: SPRINT's fusion, REPA's or SRA's projector."""
     parts: dict[str, Any] = {}
     if config.routing.learned == "fuse":
         parts["fuse"] = str(config.first_route)
@@ -61,7 +62,7 @@ def learned_parts(config: Config) -> dict[str, Any]:
         # REPA aligns its eighth block of 24 or 28, and the fourth of 12.
         parts["align"] = {
             "block": max(0, min(8, config.depth // 3) - 1),
-            "channels": ENCODERS[config.train.encoder],
+            "channels": config.encoder_width,
             "hidden": min(2048, 4 * width),
         }
     return parts
@@ -72,6 +73,8 @@ def run_cost(
 ) -> Cost:
     """Return `backbones.cost.cost` for a run; with a drawn end the routed MACs are a mean.
 
+    SRA's teacher (`train.encoder=ema`) is part of each pass: its MACs are in all four counts.
+
     `model` are its `model_arguments`, worked out if not given; `route` is a resolved one, the run's
     `counted_route` if not given.
     """
@@ -79,7 +82,10 @@ def run_cost(
     arguments = model_arguments(config, describe(config.data)) if model is None else model
     route = counted_route(config) if route is None else route
     counted = partial(cost, **arguments, reinsert=options.reinsert, remove=options.remove)
-    full = counted(route=route)
+    plain = counted(route=route)
+    full = plain
+    if config.train.encoder == SELF_ENCODER:
+        full = _with_teacher(config, plain, arguments)
     if not options.random_end or not route:
         return full
     # Segments save independently of each other, and every end is as likely.
@@ -90,10 +96,30 @@ def run_cost(
     ]
     means = {}
     for kind in ("", "_no_attention"):
-        dense = getattr(full, f"macs_dense{kind}")
+        dense = getattr(plain, f"macs_dense{kind}")
         saved = sum((dense - getattr(one, f"macs_routed{kind}")) / count for one, count in ends)
-        means[f"macs_routed{kind}"] = round(dense - saved)
+        means[f"macs_routed{kind}"] = round(getattr(full, f"macs_dense{kind}") - saved)
     return dataclasses.replace(full, **means)
+
+
+def teacher_block(config: Config) -> int:
+    """Return the block of the EMA whose output SRA aligns to: the eighth of 12 unless set."""
+    block = config.train.teacher_block
+    return max(0, 2 * config.depth // 3 - 1) if block is None else block
+
+
+def _with_teacher(config: Config, cost: Cost, arguments: dict[str, Any]) -> Cost:
+    """Add the forward pass of SRA's teacher, dense up to its block, to the MACs of every pass."""
+    model = model_config(**arguments)
+    counts = {}
+    for kind in ("", "_no_attention"):
+        macs = features_macs(
+            model, teacher_block(config), mixing=kind == "", to_the_end=model.fuse is not None
+        )
+        for state in ("dense", "routed"):
+            name = f"macs_{state}{kind}"
+            counts[name] = getattr(cost, name) + macs
+    return dataclasses.replace(cost, **counts)
 
 
 def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str]:
@@ -107,6 +133,10 @@ def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str
         inside = dict.fromkeys(str(cost.tokens[i]) for i in route.sparse_blocks)
         tokens += f" -> {' and '.join(inside)} inside, chosen by {config.routing.selection}"
     kernels = [f"kernel      {line}" for line in kernels]
+    if config.train.encoder == SELF_ENCODER:
+        kernels.append(
+            f"teacher     block {teacher_block(config)} of the EMA; its dense pass is in the MACs"
+        )
     if config.train.loss == "ensemble" and (not route or config.routing.reinsert == "none"):
         kernels.append("loss        plain: no tokens skip and come back, for train.loss=ensemble")
     return [

@@ -13,7 +13,7 @@ from backbones.sizes import parse_size
 from backbones.validation import Choices
 from experiments.data.data_options import TASKS
 from experiments.options.roles import REPORTS, ROUTES, SCORES
-from experiments.options.training import PathsOptions, TrainOptions
+from experiments.options.training import ENCODERS, SELF_ENCODER, PathsOptions, TrainOptions
 from routing.options import RoutingOptions
 from routing.route import Route
 from routing.schedule import RouteSchedule
@@ -73,6 +73,13 @@ class RunOptions:
     def depth(self) -> int:
         """Number of blocks of the backbone."""
         return int(self.backbone.get("depth") or parse_size(self.size).depth)
+
+    @property
+    def encoder_width(self) -> int:
+        """Width of the features that `train.encoder` names."""
+        if self.train.encoder == SELF_ENCODER:
+            return int(self.backbone.get("width") or parse_size(self.size).width)
+        return ENCODERS[self.train.encoder]
 
     @property
     def first_route(self) -> Route:

@@ -6,7 +6,7 @@ sampled and in what the network predicts. Native time, noise level and the netwo
 | objective | native time | alpha      | sigma          | scale s | u = sigma / s | network time  |
 |-----------|-------------|------------|----------------|---------|---------------|---------------|
 | edm       | sigma       | 1          | sigma          | 1       | sigma         | ln(sigma) / 4 |
-| flow      | t in [0, 1] | 1 - t      | t              | 1       | t             | 1000 t        |
+| flow      | t in [0, 1] | 1 - t      | t noise_scale  | 1       | sigma         | 1000 t        |
 | ddpm      | step 0..T-1 | sqrt(abar) | sqrt(1 - abar) | alpha   | sigma / alpha | step          |
 
 In `z = x / s` and `u` the probability-flow ODE is `dz/du = (z - D) / u` for all three, so a sampler
@@ -15,180 +15,30 @@ is written once. `level = sigma / alpha` is the noise level on which guidance in
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from experiments.diffusion.ddpm_chain import DDPMChain
+from experiments.diffusion.flow import Flow, shifted
+from experiments.diffusion.objective_base import Objective, Prediction, TrainingPair, expand
 from experiments.options.objective import OBJECTIVES as OBJECTIVE_OPTIONS
-from experiments.options.objective import DDPMOptions, EDMOptions, FlowOptions
+from experiments.options.objective import DDPMOptions, EDMOptions
 from experiments.options.roles import parse_named
 
-Net = Callable[..., Tensor]
-
-
-class Prediction(NamedTuple):
-    """What one evaluation of the network says about the clean image."""
-
-    x0: Tensor  # estimate of the clean image, (B, C, H, W)
-    # The learned log-variance as a fraction between its bounds, (B, C, H, W); None without one
-    variance: Tensor | None = None
-
-
-@dataclass
-class TrainingPair:
-    """What one training step asks of the network.
-
-    Attributes:
-        inputs: Network input, `(B, C, H, W)`.
-        time: Network time input, `(B,)`.
-        target: What the network output is compared with, `(B, C, H, W)`.
-        x0: Clean images, `(B, C, H, W)`.
-        noisy: Noisy images `x_t`, before any scaling of the input, `(B, C, H, W)`.
-        native_time: The objective's own time, `(B,)`.
-        weight: Weight of the squared error, broadcastable to `target`.
-    """
-
-    inputs: Tensor
-    time: Tensor
-    target: Tensor
-    x0: Tensor
-    noisy: Tensor
-    native_time: Tensor
-    weight: Tensor | float = 1.0
-
-
-def expand(time: Tensor, like: Tensor) -> Tensor:
-    """Reshape `(B,)` to `(B, 1, ..., 1)` with the dtype and device of `like`."""
-    return time.to(like).reshape(-1, *([1] * (like.ndim - 1)))
-
-
-class Objective:
-    """Base class of all objectives; see the table in the module's docstring.
-
-    A new objective defines `times`, `model_time`, `schedule`, `target` and `denoised`; where the
-    path is not `x0 + time * noise` also `alpha`, `sigma` and `from_level`.
-    """
-
-    out_factor: int = 1  # output channels over input channels (2 with learned variance)
-
-    def __init__(self, options: Any) -> None:
-        self.options = options
-        self.name: str = options.name
-        self.sigma_data: float = options.sigma_data
-
-    # --- the path --------------------------------------------------------------------------------
-
-    def times(self, draws: Any) -> Tensor:
-        """Return a native training time for each image, `(B,)`; `draws` is a `routing.Draws`."""
-        raise NotImplementedError
-
-    def alpha(self, time: Tensor) -> Tensor:
-        """Return the factor of the clean image: 1, it is never scaled."""
-        return torch.ones_like(time)
-
-    def sigma(self, time: Tensor) -> Tensor:
-        """Return the factor of the noise: the native time itself."""
-        return time
-
-    def scale(self, time: Tensor) -> Tensor:
-        """Return `s`, the scale in which the sampling ODE is `dz/du = (z - D) / u`."""
-        return torch.ones_like(time)
-
-    def level(self, time: Tensor) -> Tensor:
-        """Return sigma / alpha, infinite at pure noise of flow matching."""
-        return self.sigma(time) / self.alpha(time)
-
-    def from_level(self, level: Tensor) -> Tensor:
-        """Return the native time at which sigma / alpha is `level` (the inverse of `level`)."""
-        return level
-
-    def coordinate(self, time: Tensor) -> Tensor:
-        """Return `u = sigma / s`."""
-        return self.sigma(time) / self.scale(time)
-
-    def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
-        """Return `steps + 1` native times from pure noise to clean data for a sampler.
-
-        A time `shift` above 1 spends more steps on high noise.
-        """
-        raise NotImplementedError
-
-    def corrupt(self, x0: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-        """Return `alpha(time) * x0 + sigma(time) * noise`."""
-        return expand(self.alpha(time), x0) * x0 + expand(self.sigma(time), x0) * noise
-
-    # --- the network -----------------------------------------------------------------------------
-
-    def model_time(self, time: Tensor) -> Tensor:
-        """Return the network's time input for a native time, `(B,)`."""
-        raise NotImplementedError
-
-    def scale_input(self, noisy: Tensor, time: Tensor) -> Tensor:
-        """Return the network's image input for a noisy image: the image itself."""
-        return noisy
-
-    def target(self, x0: Tensor, noise: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
-        """Return what the network learns to predict, `(B, C, H, W)`."""
-        raise NotImplementedError
-
-    def denoised(self, output: Tensor, x: Tensor, time: Tensor) -> Tensor:
-        """Convert a network output for `x` at native times `(B,)` into an estimate of `x0`."""
-        raise NotImplementedError
-
-    def learned_variance(self, output: Tensor, x: Tensor) -> Tensor | None:
-        """Return `Prediction.variance` of a network output; None: this objective learns none."""
-        return None
-
-    def training_pair(self, x0: Tensor, noise: Tensor, time: Tensor) -> TrainingPair:
-        """Corrupt `x0` at native times `(B,)`; return the network's inputs and its target."""
-        noisy = self.corrupt(x0, noise, time)
-        target = self.target(x0, noise, noisy, time)
-        inputs, network_time = self.scale_input(noisy, time), self.model_time(time)
-        return TrainingPair(inputs, network_time, target, x0, noisy, native_time=time)
-
-    def loss_map(self, output: Tensor, pair: TrainingPair) -> Tensor:
-        """Return the weighted squared error of every element, `(B, C, H, W)`."""
-        output = self.check_output(output, pair.noisy)
-        return pair.weight * (output - pair.target) ** 2
-
-    def predict(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Prediction:
-        """Evaluate the network once on noisy images `x` at native times `(B,)`.
-
-        Samplers keep their state in float64, networks compute in their `dtype` (default: float32).
-        Times stay in float32 at least: bfloat16 has 8 bits, too few for a step of 1000.
-
-        Args:
-            net: Called as `net(x, t, **cond)`; returns `(B, C * out_factor, H, W)`.
-            x: Noisy images, `(B, C, H, W)`.
-            time: Native times, `(B,)`.
-            **cond: Passed on: `y`, `text`, `routing`, ...
-        """
-        dtype = getattr(net, "dtype", None)
-        dtype = dtype if isinstance(dtype, torch.dtype) else torch.float32
-        time_dtype = torch.promote_types(dtype, torch.float32)
-        network_time = self.model_time(time).to(device=x.device, dtype=time_dtype)
-        output = net(self.scale_input(x, time).to(dtype), network_time, **cond)
-        output = self.check_output(output, x)
-        return Prediction(self.denoised(output, x, time), self.learned_variance(output, x))
-
-    def check_output(self, output: Tensor, x: Tensor) -> Tensor:
-        """Return a network output in the precision of `x`, or its own if that is higher.
-
-        Raises:
-            ValueError: The network returns another number of channels than the objective needs.
-        """
-        channels = x.shape[1] * self.out_factor
-        if output.shape[1] != channels:
-            raise ValueError(
-                f"objective {self.name} needs {channels} output channels, the network returns "
-                f"{output.shape[1]}; learn_sigma of both must agree"
-            )
-        dtype = torch.promote_types(torch.promote_types(x.dtype, output.dtype), torch.float32)
-        return output.to(dtype)
+__all__ = [
+    "DDPM",
+    "EDM",
+    "OBJECTIVES",
+    "Flow",
+    "Objective",
+    "Prediction",
+    "TrainingPair",
+    "create_objective",
+    "expand",
+    "shifted",
+]
 
 
 class EDM(Objective):
@@ -209,6 +59,10 @@ class EDM(Objective):
     def model_time(self, time: Tensor) -> Tensor:
         """Return `c_noise = ln(sigma) / 4` (Table 1)."""
         return time.log() / 4
+
+    def less_noisy(self, time: Tensor, offset: Tensor) -> Tensor:
+        """As for every objective, but not below sigma_min: ln(0) is no time of the network."""
+        return super().less_noisy(time, offset).clamp(min=self.options.sigma_min)
 
     def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
         """Return sigma_max .. sigma_min, even in sigma^(1/rho), then 0 (Equation 5)."""
@@ -238,75 +92,6 @@ class EDM(Objective):
         """Return `D(x, sigma) = c_skip x + c_out F` (Equation 7)."""
         c_skip, c_out, _ = self.preconditioning(time, x)
         return c_skip * x + c_out * output
-
-
-def shifted(time: Tensor, shift: float) -> Tensor:
-    """Return `s t / (1 + (s - 1) t)`: above 1 it moves times towards noise.
-
-    LightningDiT counts time from noise to data, so its shift 0.3 is 1 / 0.3 here.
-    """
-    return time if shift == 1.0 else shift * time / (1 + (shift - 1) * time)
-
-
-class Flow(Objective):
-    """Flow matching on SiT's linear path (Ma et al. 2024): `x_t = (1 - t) x0 + t noise`.
-
-    The network predicts the velocity `v = noise - x0`; the native time is t in [0, 1], and t = 1 is
-    noise, as in TREAD's rectified flow.
-    """
-
-    options: FlowOptions
-
-    def times(self, draws: Any) -> Tensor:
-        """Return `sigmoid(N(mean, std^2))` or uniform times, then shifted, `(B,)`."""
-        o = self.options
-        if o.times == "uniform":
-            time = draws.uniform("sigma", 1)[:, 0]
-        else:
-            time = torch.sigmoid(draws.normal("sigma", 1)[:, 0] * o.std + o.mean)
-        return shifted(time, o.shift)
-
-    def alpha(self, time: Tensor) -> Tensor:
-        """Return 1 - t."""
-        return 1 - time
-
-    def model_time(self, time: Tensor) -> Tensor:
-        """Return t times `time_scale`: the embedding's frequencies are made for 0..1000.
-
-        Reversed, it is that of 1 - t: SiT and LightningDiT count from noise to data.
-        """
-        return (1 - time if self.options.reverse else time) * self.options.time_scale
-
-    def from_level(self, level: Tensor) -> Tensor:
-        """Return level / (1 + level)."""
-        return torch.where(torch.isinf(level), torch.ones_like(level), level / (1 + level))
-
-    def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
-        """Return even times from 1 to 0, shifted."""
-        even = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
-        return shifted(even, shift).tolist()
-
-    def target(self, x0: Tensor, noise: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
-        """Return the velocity noise - x0; reversed, the opposite."""
-        return x0 - noise if self.options.reverse else noise - x0
-
-    def denoised(self, output: Tensor, x: Tensor, time: Tensor) -> Tensor:
-        """Return x - t v."""
-        velocity = -output if self.options.reverse else output
-        return x - expand(time, x) * velocity
-
-    def loss_map(self, output: Tensor, pair: TrainingPair) -> Tensor:
-        """Return (v_net - v)^2, plus LightningDiT's `1 - cos(v_net, v)` over channels if weighted.
-
-        The cosine term is one number per position, spread evenly over its channels, so that
-        the mean over all elements is `mean((v_net - v)^2) + cosine * mean(1 - cos)`.
-        """
-        loss = super().loss_map(output, pair)
-        if self.options.cosine:
-            velocity = self.check_output(output, pair.noisy)
-            similarity = torch.nn.functional.cosine_similarity(velocity, pair.target, dim=1)
-            loss = loss + self.options.cosine * (1 - similarity).unsqueeze(1)
-        return loss
 
 
 class DDPM(Objective):

@@ -204,7 +204,7 @@ class SDE(Sampler):
 
     def start(self, noise: Tensor) -> Tensor:
         """Return the noisy image at the first time: pure noise, also where SBDM starts later."""
-        return noise if self.is_flow else super().start(noise)
+        return noise * self.sigma(1.0) if self.is_flow else super().start(noise)
 
     def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
         """Take one stochastic step; the last is without noise."""
@@ -217,7 +217,9 @@ class SDE(Sampler):
         u, scale = self.u(time), self.scale(time)
         length, share = u - self.u(after), self.alpha(time) / scale
         if self.is_flow:
-            rate = diffusion_coefficient(self.options.diffusion, self.options.strength, time)
+            # SiT's forms are for noise of scale 1; u grows with the scale.
+            form, strength = self.options.diffusion, self.options.strength
+            rate = self.sigma(1.0) * diffusion_coefficient(form, strength, time)
         else:
             rate = min(self.options.strength * u, u**2 / length)
         score = (share * x0 - x / scale) / u**2
@@ -292,7 +294,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
 def create_sampler(options: Any, objective: Objective) -> Sampler:
     """Return the sampler that `options` names, on the grid of the model's `objective`.
 
-    `options` is a name, or a mapping or dataclass with the keys of `conf/sampler/<name>.yaml`.
+    `options` is a name, or a mapping or dataclass with the keys of `sampler.`.
     """
     resolved = parse_named(SAMPLER_OPTIONS, "sampler", options)
     return SAMPLERS[resolved.name](resolved, objective)

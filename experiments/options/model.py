@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from backbones.options.model import Attention, Condition, Depth, Heads, Skips, Width
+from backbones.options.model import Attention, Bottleneck, Condition, Depth, Heads, Skips, Width
 from backbones.sizes import AlignOptions, DecoderOptions
 from experiments.options.roles import ROUTES
 
@@ -20,6 +20,7 @@ class SharedBackboneOptions:
     heads: Heads = None
     condition: Condition = "adaln"
     skips: Skips = False
+    bottleneck: Bottleneck = None
     decoder: Annotated[
         DecoderOptions | None,
         ROUTES,

@@ -85,11 +85,34 @@ class FlowOptions(ObjectiveOptions):
     reverse: Annotated[
         bool, "Time runs from noise to data (t = 1 is data), as in SiT's released weights."
     ] = False
+    prediction: Annotated[
+        Literal["v", "x", "eps"],
+        "What the network predicts: the velocity, the clean image (JiT) or the noise; the loss is "
+        "on the velocity for all three.",
+    ] = "v"
+    noise_scale: Annotated[
+        float, Gt(0), "Standard deviation of the noise (JiT: 1 at 256 pixels, 2 at 512)."
+    ] = 1.0
+    clamp: Annotated[
+        float,
+        Gt(0),
+        Lt(1),
+        "Smallest divisor where a predicted image or noise becomes a velocity (JiT's t_eps).",
+    ] = 0.05
 
     @property
     def network(self) -> dict[str, object]:
         """What fixes the meaning of the network's input and output."""
-        return {"name": self.name, "time_scale": self.time_scale, "reverse": self.reverse}
+        meaning: dict[str, object] = {
+            "name": self.name,
+            "time_scale": self.time_scale,
+            "reverse": self.reverse,
+        }
+        if self.prediction != "v":
+            meaning["prediction"] = self.prediction
+        if self.noise_scale != 1:
+            meaning["noise_scale"] = self.noise_scale
+        return meaning
 
     def check_times(self, steps: int, shift: float) -> None:
         """Accept any number of steps and any shift."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from backbones.validation import Choices
-from experiments.options.roles import REPORTS, ROUTES
+from experiments.options.roles import REPORTS, ROUTES, ConfigError
 
 #: Frozen encoders that REPA can align to, and the width of their features.
 ENCODERS = {
@@ -18,6 +18,8 @@ ENCODERS = {
     "dinov2-vitb14": 768,
     "dinov2-vitl14": 1024,
 }
+#: The run's own EMA in place of a frozen encoder (SRA); its width is the model's.
+SELF_ENCODER = "ema"
 # Samples are counted in 64 bits: batch times steps must fit.
 MOST_SAMPLES = 10**9
 # OpenMP ends the process where it cannot start as many threads as it is asked for.
@@ -40,7 +42,17 @@ class TrainOptions:
         "Samples per forward pass and process: null (all at once), a number, or auto (the largest "
         "that fits); the rest is accumulated.",
     ] = None
+    optimizer: Annotated[
+        Literal["adamw", "muon"],
+        "adamw, or muon: Muon for the weights of linear layers in blocks, AdamW for the rest.",
+    ] = "adamw"
     lr: Annotated[float, Gt(0), "Learning rate."] = 1e-4
+    muon_lr: Annotated[
+        Annotated[float, Gt(0)] | None,
+        "Learning rate of Muon, whose updates are as large as AdamW's at the same rate; null: "
+        "train.lr.",
+    ] = None
+    muon_momentum: Annotated[float, Ge(0), Lt(1), "Muon's (Nesterov) momentum."] = 0.95
     warmup: Annotated[int, Ge(0), "Steps of linear warm-up."] = 0
     schedule: Annotated[
         Literal["constant", "cosine"],
@@ -48,7 +60,7 @@ class TrainOptions:
     ] = "constant"
     betas: Annotated[tuple[Fraction, Fraction], "AdamW's betas."] = (0.9, 0.999)
     eps: Annotated[float, Gt(0), "AdamW's epsilon."] = 1e-8
-    weight_decay: Annotated[float, Ge(0), "AdamW's weight decay."] = 0.0
+    weight_decay: Annotated[float, Ge(0), "Weight decay of AdamW and Muon."] = 0.0
     clip: Annotated[
         Annotated[float, Gt(0)] | None, "Largest gradient norm; null: no clipping, as in the paper."
     ] = None
@@ -113,12 +125,34 @@ class TrainOptions:
     ] = 0.1
     encoder: Annotated[
         str,
-        Choices(("none", *ENCODERS)),
+        Choices(("none", *ENCODERS, SELF_ENCODER)),
         ROUTES,
-        "REPA: frozen encoder that a block's tokens are aligned to (random is a control, probe "
-        "reads scenes, dinov2-vitb14 is REPA's).",
+        "What a block's tokens are aligned to: a frozen encoder (REPA; random is a control, probe "
+        "reads scenes, dinov2-vitb14 is REPA's), or ema, a later block of the run's own EMA (SRA).",
     ] = "none"
-    align_weight: Annotated[float, Ge(0), ROUTES, "Weight of REPA's alignment loss."] = 0.5
+    align_weight: Annotated[float, Ge(0), ROUTES, "Weight of the alignment loss."] = 0.5
+    teacher_block: Annotated[
+        Annotated[int, Ge(0)] | None,
+        ROUTES,
+        "Block of the EMA that train.encoder=ema aligns to; null: two thirds of the depth (the "
+        "eighth of 12).",
+    ] = None
+    teacher_offset: Annotated[
+        float,
+        Ge(0),
+        Lt(1),
+        ROUTES,
+        "The EMA sees the image less noisy by up to this much of flow matching's time (SRA: 0.2).",
+    ] = 0.2
+
+    def check_consistency(self) -> None:
+        """Refuse options of an optimizer or a teacher that is not used."""
+        if self.muon_lr is not None and self.optimizer != "muon":
+            raise ConfigError(f"train.muon_lr={self.muon_lr}: expected train.optimizer=muon")
+        if self.teacher_block is not None and self.encoder != SELF_ENCODER:
+            raise ConfigError(
+                f"train.teacher_block={self.teacher_block}: expected train.encoder={SELF_ENCODER}"
+            )
 
 
 @dataclass(frozen=True)

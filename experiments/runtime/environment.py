@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from experiments.runtime import run_folder
 from experiments.runtime.errors import ROOT
 from experiments.runtime.files import code_commit
 
@@ -38,6 +39,8 @@ def environment() -> dict[str, Any]:
         "spins": os.environ.get("GOMP_SPINCOUNT"),
         "packages": versions,
         "git": code_commit(ROOT),
+        # Hash of a sweep's copy of the code; None for a checkout.
+        "snapshot": run_folder.read(ROOT / "snapshot.json").get("hash"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
 

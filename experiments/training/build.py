@@ -12,6 +12,7 @@ from experiments.runtime.processes import gather
 from experiments.training.cuda_graphs import GraphedTrainingStep
 from experiments.training.micro_batch import choose_micro_batch_size
 from experiments.training.precision import resolve_precision
+from experiments.training.sra import SelfAlignment
 from experiments.training.state import TrainingState
 from experiments.training.step import TrainingStep
 
@@ -36,6 +37,8 @@ def build_step(config: Config, accelerator: Any, dataset: Dataset | None = None)
     step = step_class(config, accelerator, dataset, state, precision)
     if config.train.compile == "blocks":
         components.compile_blocks(model.stack.blocks)
+        if isinstance(step.alignment, SelfAlignment):
+            components.compile_blocks(step.alignment.teacher.stack.blocks)
     cost = run_cost(config, model.config)
     step.micro_batch_size = choose_micro_batch_size(config, step, cost)
     return step

@@ -121,9 +121,7 @@ class GraphedTrainingStep(TrainingStep):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.graphs: dict[Route | None, RouteGraph] = {}
-        for group in self.state.optimizer.param_groups:
-            group["capturable"] = self.device.type == "cuda"
-            group["lr"] = torch.as_tensor(group["lr"], device=self.device)
+        self.state.optimizer.move_rates(self.device)
 
     def train_on(self, batch: Batch | None) -> None:
         """Replay the graph of this step's route, or prepare it."""

@@ -44,8 +44,11 @@ class FeatureAlignment:
         encoder = make_encoder(self.name, config.eval.get("dinov2_weights"))
         self.encoder = encoder.to(device).eval().requires_grad_(False)
 
-    def __call__(self, output: Output, x: Tensor) -> Tensor:
-        """Return the alignment loss of a forward pass on clean samples `x` `(B, C, H, W)`."""
+    def __call__(self, output: Output, x: Tensor, *_: Any) -> Tensor:
+        """Return the alignment loss of a forward pass on clean samples `x` `(B, C, H, W)`.
+
+        What the pass got beside them (noise, time, conditions) is of no use here.
+        """
         assert output.aligned is not None and output.aligned_layout is not None, "REPA's projector"
         return alignment_loss(output.aligned.float(), self.encode(x), output.aligned_layout.ids)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from backbones.ops import native
 from experiments.components import make_accelerator
 from experiments.config.schema import Config
 from experiments.preflight import check_ready
@@ -35,6 +36,8 @@ def train(config: Config, *, quiet: bool = False) -> Path:
         show_results(console, folder)
         return folder
     check_ready(config, accelerator.num_processes, accelerator.device.type == "cuda")
+    if accelerator.device.type == "cpu":
+        native.start_build(console.say)  # while the data are read and the model is made
     with signals.installed():
         if not accelerator.is_main_process:
             start(config, accelerator, console)

@@ -18,6 +18,7 @@ from experiments.options.training import TrainOptions
 from experiments.runtime import checkpoint_files
 from experiments.runtime.checkpoint_files import CheckpointError
 from experiments.runtime.nested import differing
+from experiments.training.optimizer import Optimizer
 from routing.errors import UserError
 from routing.rng import widest
 
@@ -29,7 +30,6 @@ _COUNTERS = {
     "mean_loss": "mean_loss",
     "spikes": "spikes",
 }
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of one parameter
 
 
 class TrainingState:
@@ -43,7 +43,7 @@ class TrainingState:
     Attributes:
         params: The model's parameters; `names` are theirs.
         ema: Exponential moving average of each parameter.
-        optimizer: AdamW.
+        optimizer: AdamW, with Muon for the blocks' matrices where `train.optimizer=muon`.
         step: Optimizer steps done.
         rollbacks: Returns to a checkpoint after non-finite steps; each has other random numbers.
         seconds: Training time, without evaluations.
@@ -63,16 +63,7 @@ class TrainingState:
             self.names.append(name)
             self.params.append(parameter)
             self.ema.append(parameter.detach().clone())
-        # Fused AdamW skips a step by `found_inf` on the device: the weights are safe without a
-        # sync.
-        self.optimizer = torch.optim.AdamW(
-            self.params,
-            lr=train.lr,
-            betas=(train.betas[0], train.betas[1]),
-            eps=train.eps,
-            weight_decay=train.weight_decay,
-            fused=True,
-        )
+        self.optimizer = Optimizer(model, train)
         self.step = 0
         self.rollbacks = 0
         self.seconds = 0.0
@@ -108,7 +99,7 @@ class TrainingState:
         for name, parameter, average in zip(self.names, self.params, self.ema, strict=True):
             tensors[f"model.{name}"] = parameter
             tensors[f"ema.{name}"] = average
-            for key, moment in self.optimizer.state[parameter].items():
+            for key, moment in self.optimizer.moments(parameter).items():
                 tensors[f"optim.{key}.{name}"] = moment
         state: dict[str, Any] = {
             "step": self.step,
@@ -169,9 +160,9 @@ class TrainingState:
             setattr(self, attribute, state[key])
 
     def _restore_moments(self, name: str, parameter: Tensor, tensors: dict[str, Tensor]) -> None:
-        """Load AdamW's state of one parameter; in place, because CUDA graphs refer to it."""
-        moments = self.optimizer.state[parameter]
-        for key in _MOMENTS:
+        """Load the optimizer's state of one parameter; in place: CUDA graphs refer to it."""
+        moments = self.optimizer.moments(parameter)
+        for key in self.optimizer.names(parameter):
             saved = tensors.get(f"optim.{key}.{name}")
             if key not in moments and saved is not None:
                 moments[key] = saved.to(parameter.device)

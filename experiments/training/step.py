@@ -1,6 +1,6 @@
 """One training step.
 
-    sample a batch -> corrupt -> predict (routed) -> loss -> backward -> clip -> AdamW -> EMA
+    sample a batch -> corrupt -> predict (routed) -> loss -> backward -> clip -> optimizer -> EMA
 
 A sample's data, flip, sigma, noise, label drop and token subset are functions of (seed, step, its
 index in the global batch) alone: the same after a restart and for any number of processes and
@@ -23,8 +23,8 @@ from experiments.data.dataset import Batch, Dataset, Prefetch, SampleOrder
 from experiments.diffusion.conditioning import make_conditions
 from experiments.diffusion.objective import create_objective
 from experiments.runtime import memory
+from experiments.training.alignment import create_alignment
 from experiments.training.loss import reduce_loss
-from experiments.training.repa import FeatureAlignment
 from experiments.training.state import TrainingState
 from routing import Draws, Routing
 
@@ -54,9 +54,8 @@ class TrainingStep:
         self.objective = create_objective(config.objective)
         self.routes = TrainingRoutes(config, self.model.config)
         self.order = SampleOrder(config.seed, dataset.size)
-        self.alignment: FeatureAlignment | None = None  # REPA
-        if config.train.encoder != "none":
-            self.alignment = FeatureAlignment(config, dataset, self.model.grid, self.device)
+        # REPA or SRA
+        self.alignment = create_alignment(config, dataset, state, self.objective)
         self.distributed = accelerator.num_processes > 1
         self.net: Any = accelerator.prepare_model(self.model) if self.distributed else self.model
         self.local_batch = config.train.batch // accelerator.num_processes
@@ -113,7 +112,8 @@ class TrainingStep:
     def batch_loss(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:
         """Return the mean loss of a batch under these random numbers and routes.
 
-        The streams `sigma`, `noise` and `drop` of `draws` are used here, the model uses the rest.
+        The streams `sigma`, `noise`, `drop` and `teacher` of `draws` are used here, the model uses
+        the rest.
         """
         train, model = self.config.train, self.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
@@ -130,7 +130,9 @@ class TrainingStep:
             else:  # tokens dropped for good (MaskDiT), or one loss per route
                 loss = reduce_loss(loss_map, output, pair, self.objective, model, train)
             if self.alignment is not None:
-                loss = loss + train.align_weight * self.alignment(output, batch.x)
+                loss = loss + train.align_weight * self.alignment(
+                    output, batch.x, noise, time, conditions, draws
+                )
         return loss
 
     def backward(self, loss: Tensor) -> None:
@@ -142,16 +144,14 @@ class TrainingStep:
 
         Everything stays on the device: no step waits for a GPU.
         """
-        state, optimizer = self.state, self.state.optimizer
+        state = self.state
         max_norm = self.config.train.clip or math.inf
         grad_norm = torch.nn.utils.clip_grad_norm_(state.params, max_norm)
         if self.distributed:
             loss = self.accelerator.reduce(loss, "mean")
         bad = ~(torch.isfinite(loss) & torch.isfinite(grad_norm))
-        # Fused AdamW skips the step where `found_inf` is 1.
-        optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        state.optimizer.step(bad)
+        state.optimizer.zero_grad()
         self.update_ema()
         good = (~bad).to(state.tally)
         finite_loss = torch.where(bad, 0.0, loss).to(state.tally.dtype)
@@ -168,17 +168,12 @@ class TrainingStep:
 
     def set_learning_rate(self) -> None:
         """Set the learning rate for this step."""
-        rate = self.learning_rate()
-        for group in self.state.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):  # where a CUDA graph reads it
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+        self.state.optimizer.set_rates(self.learning_rate)
 
-    def learning_rate(self) -> float:
-        """Return the learning rate for this step."""
+    def learning_rate(self, peak: float) -> float:
+        """Return the learning rate for this step of a group with this peak."""
         train, step = self.config.train, self.state.step
-        rate = train.lr * min(1.0, (step + 1) / train.warmup) if train.warmup else train.lr
+        rate = peak * min(1.0, (step + 1) / train.warmup) if train.warmup else peak
         if train.schedule == "cosine":
             rate *= 0.5 * (1 + math.cos(math.pi * step / train.steps))
         return rate

@@ -10,11 +10,12 @@ from torch import nn
 
 from routing.attached.calls import AttachError, Signature
 from routing.attached.supported import refuse_positional
-from routing.errors import suggest
+from routing.errors import one_of, suggest
 from routing.options import require
 from routing.route import Route
 from routing.selection import Selection
 
+WHEN = ("training", "always", "never")
 WITHOUT_GRID = ("random", "stride")  # selections that need no grid
 
 
@@ -93,6 +94,11 @@ def check_selection(selection: Selection, grid: tuple[int, int] | None) -> None:
         "selection unsorted shuffles scans, and these blocks have none",
         AttachError,
     )
+
+
+def check_when(when: str) -> None:
+    """Refuse another word than `training`, `always` and `never`."""
+    one_of("when", when, WHEN, AttachError)
 
 
 def check_extra(extra: Any) -> None:

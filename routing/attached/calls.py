@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from routing.layout import Layout
+from routing.attached.kept import KeptTokens
 from routing.options import RoutingError
 
 # Arguments that hold one row for each token, in the block lists of diffusers and timm.
 TABLES = (
     "image_rotary_emb", "rotary_emb", "rope", "freqs_cis", "rotary_pos_emb", "rope_cos", "rope_sin",
-    "position_embeddings", "extra_pos_emb",
+    "position_embeddings", "extra_pos_emb", "noise_mask",
 )  # fmt: skip
 MASKS = ("attn_mask", "attention_mask")
 # Names that other models have for them, or for something that has nothing to do with tokens.
@@ -139,9 +139,11 @@ class Call:
         Raises:
             AttachError: If no dimension has one of these lengths, or several do.
         """
-        text, batch = self.get(TEXT), self.tokens.shape[0]
-        joint = text.shape[1] if isinstance(text, Tensor) else 0
+        batch, joint = self.tokens.shape[0], self.joint_text
         lengths = {tokens + front for front in (0, prefix, joint, prefix + joint)}
+        is_flags = table.dim() == 2 and not (table.is_floating_point() or table.is_complex())
+        if is_flags and table.shape[0] == batch and table.shape[1] in lengths:
+            return 1, False  # `(B, T)`, which has no features
         candidates = (0, *range(1, min(3, table.dim() - 1)))  # the last dimension is features
         matching = [d for d in candidates if table.shape[d] in lengths]
         if not matching and joint and any(table.shape[d] == joint for d in candidates):
@@ -158,22 +160,32 @@ class Call:
         by_head = dimension == 1 and table.dim() == 3 and table.shape[0] in self.signature.heads
         return dimension, dimension == 0 or table.shape[0] != batch or by_head
 
-    def rows(self, table: Tensor, inner: Layout) -> Tensor:
-        """Gather a table's rows of the tokens that stay; what is before the grid's stays.
+    def rows(self, table: Tensor, kept: KeptTokens) -> Tensor:
+        """Gather a table's rows of the tokens that stay; rows of text in front stay as they are.
 
         Raises:
             AttachError: As `token_dimension`, or if samples that keep different tokens share it.
         """
-        n = inner.grid[0] * inner.grid[1]
-        dimension, shared = self.token_dimension(table, n, inner.prefix)
+        layout, length = kept.layout, kept.length
+        n = layout.grid[0] * layout.grid[1]
+        dimension, shared = self.token_dimension(table, n, layout.prefix)
         if dimension is None:
             return table
-        if shared and inner.ids is not None and len(inner.ids) > 1:
+        if shared and not kept.move.shared:
             raise AttachError(SHARED)
         full = table.unsqueeze(0) if dimension == 0 else table.movedim(dimension, 1)
-        front = full.shape[1] - n
-        gathered = torch.cat((full[:, :front], inner.take_batched(full[:, front:])), 1)
+        # It has rows for the whole sequence, protected tokens included, or only for the others.
+        whole = full.shape[1] - length in (0, self.joint_text)
+        move, front = (kept.move, full.shape[1] - length) if whole else (
+            kept.routable_move, full.shape[1] - n)  # fmt: skip
+        gathered = torch.cat((full[:, :front], move.take(full[:, front:])), 1)
         return gathered[0] if dimension == 0 else gathered.movedim(1, dimension)
+
+    @property
+    def joint_text(self) -> int:
+        """Rows of text that come in an argument of their own."""
+        text = self.get(TEXT)
+        return text.shape[1] if isinstance(text, Tensor) else 0
 
 
 def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -> Any:

@@ -34,20 +34,21 @@ from routing.attached.arguments import (
     check_extra_names,
     check_routed_blocks,
     check_selection,
+    check_when,
     parse_grid,
     parse_prefix,
 )
 from routing.attached.calls import SHARED, AttachError, Call, Signature, replace_image
+from routing.attached.kept import KeptTokens
 from routing.attached.passes import ForwardPass, Passes
-from routing.attached.supported import geometry, refuse_unknown_prefix
-from routing.errors import one_of
+from routing.attached.protected import force_keep, parse_protect, routable_positions
+from routing.attached.supported import geometry, refuse_prefix, refuse_unknown_prefix
 from routing.layout import Layout
 from routing.rng import Draws
 from routing.route import Route, keep_count
 from routing.selection import Selection, check_ids, ids_of_segment
 
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
-WHEN = ("training", "always", "never")
 
 
 class Attached:
@@ -63,19 +64,29 @@ class Attached:
             the model's rotary tables are, else per sample; a `Selection` is taken as it is.
         prefix: Tokens before the image's that are never routed (class and register tokens, text
             in the same sequence); needed where neither the model nor a call of it has it.
+        protect: Further tokens that are never routed, wherever they are in the sequence: a slice,
+            several in a list, or a bool mask `(T,)` or `(B, T)` that leaves the same number of
+            tokens of each sample to the route; keep it on the CPU, where nothing waits for it.
+        keep: Tokens that may skip, but must not this time: bool `(N,)` or `(B, N)` in their order,
+            true where a token stays; the others fill up to the number that stays, and where more
+            are forced than that, more stay in each sample. Where the batch shares a subset, a
+            token stays that any sample forces.
         seed: Of the draws; with the number of the pass and the sample's index it fixes a subset.
         when: `training` follows routes whose first block is in training mode, `always` all of
             them, `never` keeps the hooks silent.
         extra: Names of block arguments with one row for each token, besides rotary tables.
 
     Attributes:
+        protect: As the argument; set it anew for each batch whose mask differs.
+        keep: As the argument; set it anew for each batch, None for no such tokens.
         ids: Explicit raster ids of the tokens that stay, (K,), (1, K) or (B, K), one tensor for
             each segment or None to draw it; None draws all.
         inner: Layouts of the latest routed pass, one for each segment: `.ids` stayed.
 
     Raises:
         AttachError: If the blocks mix tokens by position, have a route already or repeat, if they
-            have no argument of a name in `extra`, or if grid or prefix are needed and unknown.
+            have no argument of a name in `extra`, if grid or prefix are needed and unknown, or if
+            `prefix` is given to blocks whose text is not in front of the image (Z-Image).
         RouteError: If the route does not fit the blocks.
     """
 
@@ -87,6 +98,8 @@ class Attached:
         grid: tuple[int, int] | None = None,
         selection: str | Selection = "random",
         prefix: int | None = None,
+        protect: slice | Sequence[slice] | Tensor | None = None,
+        keep: Tensor | None = None,
         seed: int = 0,
         when: str = "training",
         extra: Sequence[str] = (),
@@ -106,7 +119,10 @@ class Attached:
         check_extra_names(extra, [self._signatures[i] for i in self._route.sparse_blocks])
         self.grid = parse_grid(grid)
         self.prefix = parse_prefix(prefix, self._signatures, self._is_model)
-        self._prefix_known = prefix is not None
+        self._protect = parse_protect(protect)
+        self.keep = keep
+        self._prefix_known = prefix is not None or protect is not None
+        refuse_prefix(members, prefix)
         self.seed, self.when = seed, when
         self.automatic = isinstance(selection, str)
         self.selection = selection if isinstance(selection, Selection) else Selection(selection)
@@ -150,8 +166,17 @@ class Attached:
 
     @when.setter
     def when(self, value: str) -> None:
-        one_of("when", value, WHEN, AttachError)
+        check_when(value)
         self._when = value
+
+    @property
+    def protect(self) -> tuple[slice, ...] | Tensor:
+        """Tokens that are never routed, as slices or a mask."""
+        return self._protect
+
+    @protect.setter
+    def protect(self, value: slice | Sequence[slice] | Tensor | None) -> None:
+        self._protect = parse_protect(value)
 
     @property
     def step(self) -> int:
@@ -200,19 +225,19 @@ class Attached:
         k = self._starts.get(i, -1)
         if routed and now.task is None:
             self._decide(now, k, call)
-        if k in now.moves:
+        if k in now.kept:
             now.open_segment = k
             now.skipped[k] = call.tokens
-            call.tokens = now.moves[k].take(call.tokens)
+            call.tokens = now.kept[k].move.take(call.tokens)
         inside = self._inside.get(i)
-        if inside is not None and inside in now.moves:
-            tokens, expected = call.tokens.shape[1], now.moves[inside].kept
+        if inside is not None and inside in now.kept:
+            tokens, expected = call.tokens.shape[1], now.kept[inside].move.kept
             if tokens != expected:
                 raise AttachError(
                     f"{tokens} tokens come into block {i} where {expected} are in the route; the "
                     "model changes its sequence inside the route, so end it before that block"
                 )
-            call.refuse_masks(now.layouts[inside].full_length)
+            call.refuse_masks(now.kept[inside].length)
             self._gather_tables(now, inside, call)
         return call.args, call.kwargs
 
@@ -221,7 +246,7 @@ class Attached:
     ) -> Any:
         """Hook after block `i`: put the tokens back where a route ends."""
         now, k = self._passes.current(), self._inside.get(i)
-        if now is None or k not in now.moves or i != self.route.segments[k].end:
+        if now is None or k not in now.kept or i != self.route.segments[k].end:
             return None
         now.open_segment = k
         return replace_image(output, Call(self._signatures[i], args, kwargs), now.close)
@@ -229,11 +254,14 @@ class Attached:
     def _decide(self, now: ForwardPass, k: int, call: Call) -> None:
         """Decide which tokens stay in segment `k` of a pass."""
         x = call.tokens
-        batch, tokens = x.shape[0], x.shape[1] - self.prefix
+        batch, length = x.shape[:2]
+        positions, tokens = routable_positions(self.protect, self.prefix, x)
+        protected = length - tokens
         grid = self.grid
         if tokens < 1:
+            cause = "protect" if protected > self.prefix else f"prefix={self.prefix}"
             raise AttachError(
-                f"prefix={self.prefix}: {x.shape[1]} tokens come into block "
+                f"{cause}: {length} tokens come into block "
                 f"{self.route.segments[k].start}, and none of them is the image's"
             )
         if not self._prefix_known:
@@ -245,27 +273,30 @@ class Attached:
                     "input's grid of tokens, grid=(rows, columns)"
                 )
             grid = (1, tokens)
-        outer = Layout(grid, prefix=self.prefix, device=x.device)
-        shared = self._shared(call, batch, tokens)
+        shared = self._shared(call, batch, tokens, protected)
         ids = ids_of_segment(self.ids, self.route, k)
         if ids is None:
             index = torch.arange(batch, device=x.device) + _rank() * batch
             keep = keep_count(tokens, self.route.segments[k].rate)
             draws = Draws(self.seed, now.step, index)
             ids = replace(self.selection, shared=shared).ids(draws, k, grid, keep)
+            if self.keep is not None:
+                ids = force_keep(ids, self.keep, draws.uniform(f"keep.{k}", tokens))
+        elif self.keep is not None:
+            raise AttachError("keep and ids are both set, and ids already are the tokens that stay")
         check_ids(ids, grid, batch)
         if shared and ids.dim() > 1 and ids.shape[0] > 1:
             raise AttachError(SHARED)
-        inner = now.layouts[k] = outer.subset(ids)
-        now.moves[k] = outer.move_to(inner)
-        self.inner = tuple(now.layouts.values())
+        outer = Layout(grid, prefix=protected, device=x.device)
+        now.kept[k] = KeptTokens.select(outer, ids, positions, length)
+        self.inner = tuple(kept.layout for kept in now.kept.values())
 
-    def _shared(self, call: Call, batch: int, tokens: int) -> bool:
+    def _shared(self, call: Call, batch: int, tokens: int, protected: int) -> bool:
         """Whether the batch has to share its subset, for the sake of tables that it shares."""
         tables_shared = False
         for table in tree_leaves(call.tables()):
             if batch > 1 and isinstance(table, Tensor):
-                tables_shared |= call.token_dimension(table, tokens, self.prefix)[1]
+                tables_shared |= call.token_dimension(table, tokens, protected)[1]
         if tables_shared and not self.automatic and not self.selection.shared:
             raise AttachError(SHARED)
         return tables_shared or self.selection.shared
@@ -274,7 +305,7 @@ class Attached:
         for name, table in call.tables().items():
             source, gathered = now.tables.get((k, name), (None, None))
             if source is not table:
-                rows = partial(call.rows, inner=now.layouts[k])
+                rows = partial(call.rows, kept=now.kept[k])
                 gathered = tree_map_only(Tensor, rows, table)
                 now.tables[k, name] = table, gathered
             call.put(name, gathered)

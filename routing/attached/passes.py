@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from routing.attached.calls import AttachError
-from routing.gather import Move
-from routing.layout import Layout
+from routing.attached.kept import KeptTokens
 
 _REMEMBERED = 4096  # block inputs; an entry is a weak reference and at most two passes
 _WAITING = 8  # passes without gradients yet; more than one is already ambiguous
@@ -55,8 +54,7 @@ class ForwardPass:
         task: The backward pass that runs it again; None in the forward pass.
         replayed: Whether some of it was run again.
         finished: Whether it was run again before a later pass began.
-        moves: The gather of each segment, prefix included.
-        layouts: Who stayed in each segment.
+        kept: The tokens that stayed in each segment.
         skipped: All tokens at the start of the open segment, which those that skip return to.
         skipped_refs: The same of closed segments, for as long as autograd's graph lives.
         closed_without_grad: Segments that were closed without gradients.
@@ -73,8 +71,7 @@ class ForwardPass:
     task: int | None = None
     replayed: bool = False
     finished: bool = False
-    moves: dict[int, Move] = field(default_factory=dict)
-    layouts: dict[int, Layout] = field(default_factory=dict)
+    kept: dict[int, KeptTokens] = field(default_factory=dict)
     skipped: dict[int, Tensor] = field(default_factory=dict)
     skipped_refs: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
     closed_without_grad: set[int] = field(default_factory=set)
@@ -97,7 +94,7 @@ class ForwardPass:
             base = self.skipped_refs[k]()
         if base is None:
             raise AttachError(_REENTRANT if k in self.closed_without_grad else _GONE)
-        out = self.moves[k].put(base, tokens)
+        out = self.kept[k].move.put(base, tokens)
         node: Any = out.grad_fn
         if self.task is None and not torch.is_grad_enabled():
             self.closed_without_grad.add(k)

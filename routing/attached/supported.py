@@ -1,6 +1,7 @@
 """Which foreign models and blocks tokens can be routed past, and where their image tokens begin."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,7 +20,18 @@ _RELATIVE = (
 )  # fmt: skip
 # Layers of MLP-Mixer, ResMLP and gMLP whose input features are the tokens.
 _OVER_TOKENS = ("mlp_tokens", "linear_tokens", "tokens_mlp", "token_mix", "token_mixing")
-_TELL = "prefix=N if N text or class tokens come before the image's, prefix=0 if none do"
+_TELL = (
+    "prefix=N if N text or class tokens come before the image's, protect=slice(N, None) if text "
+    "comes after the image's N, prefix=0 if there is none"
+)
+# Blocks whose sequence has text behind the image, or on both sides: `prefix` cannot describe it.
+_TEXT_AROUND = {
+    "ZImageTransformerBlock": (
+        "its text comes behind the image's tokens, and in omni mode on both sides of them; pass "
+        "protect=slice(N, None) for N image tokens, or protect=[slice(0, A), slice(B, None)] in "
+        "omni mode for those from A to B"
+    )
+}
 
 
 def refuse_positional(block: nn.Module) -> None:
@@ -104,6 +116,12 @@ def geometry(model: nn.Module) -> tuple[list[nn.Module], tuple[int, int] | None,
         if any(hasattr(model, key) for key in _CLASS_ONLY):
             prefix = 0
     if not blocks:
+        layers = getattr(model, "layers", None)
+        first = (
+            type(inner(layers[0])).__name__ if isinstance(layers, nn.ModuleList) and layers else ""
+        )
+        if first in _TEXT_AROUND:
+            raise AttachError(f"{name}: attach to its list, model.layers; {_TEXT_AROUND[first]}")
         raise AttachError(f"{name} has no list of blocks that is known; attach to the list itself")
     for key, child in inner(model).named_children():
         more = isinstance(child, nn.ModuleList) and len(child) and key not in _CLASS_ONLY
@@ -125,6 +143,18 @@ def _grid(model: nn.Module) -> tuple[int, int] | None:
     return None
 
 
+def refuse_prefix(blocks: Sequence[nn.Module], prefix: int | None) -> None:
+    """Refuse a prefix of blocks whose text is not in front of the image.
+
+    Raises:
+        AttachError: If one is given.
+    """
+    for block in blocks:
+        name = type(inner(block)).__name__
+        if prefix is not None and name in _TEXT_AROUND:
+            raise AttachError(f"prefix={prefix}: {name} needs more: {_TEXT_AROUND[name]}")
+
+
 def refuse_unknown_prefix(call: Call, grid: tuple[int, int] | None, whole: bool) -> None:
     """Refuse a call of a route's first block in which text may be in front of the image.
 
@@ -137,6 +167,11 @@ def refuse_unknown_prefix(call: Call, grid: tuple[int, int] | None, whole: bool)
     if isinstance(call.get(TEXT), Tensor):
         return  # text has an argument of its own
     tokens, name = call.tokens.shape[1], call.signature.name
+    if name in _TEXT_AROUND:
+        raise AttachError(
+            f"which of the {tokens} tokens that come into {name} are the image's is unknown: "
+            f"{_TEXT_AROUND[name]}"
+        )
     if grid is not None and grid[0] * grid[1] != tokens:
         raise AttachError(
             f"{tokens} tokens come into {name} where the grid {grid[0]}x{grid[1]} has "

@@ -28,7 +28,7 @@ TORCH_FREE = {
     "experiments.data.data_options",
 }
 # They read models.
-MODELS = {"similarity.py", "guidance_scale.py", "suggest_route.py"}
+MODELS = {"similarity.py", "guidance_scale.py", "guidance_scale_command.py", "suggest_route.py"}
 
 
 def imported(path):

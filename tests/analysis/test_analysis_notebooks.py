@@ -23,6 +23,7 @@ def test_there_is_a_notebook_for_each_subject():
     assert set(notebook_files.names()) == {
         "tables",
         "route_placement",
+        "selection_rate",
         "similarity",
         "guidance",
         "your_runs",

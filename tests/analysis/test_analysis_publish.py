@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 from analysis_runs import write
 
-from analysis import archives, command, publish
+from analysis import archives, command, pages, publish
 from analysis.archives import unpack
 from analysis.errors import AnalysisError
 from analysis.loading import find
@@ -101,7 +101,7 @@ def test_the_archive_holds_every_run_and_benchmark(tmp_path):
 
 
 def test_a_block_may_take_other_records(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
     study = Results.of(runs)
     page = "<!-- table main ours{0} -->\n<!-- end -->\n<!-- finding main{0} -->\n<!-- end -->"
     (tmp_path / "more.tar.gz").write_bytes(

@@ -14,7 +14,7 @@ from PIL import Image
 import analysis
 from analysis import report
 from analysis.command import main
-from analysis.report import runs_table
+from analysis.report_sections import runs_table
 from analysis.results import Results
 from analysis.tables.table import plain
 

@@ -629,6 +629,7 @@ def test_without_memorisation_there_is_no_row_and_pixels_serve_where_features_ar
         write(tmp_path, route=route)
     assert not any("NN-distance" in row.entries[0].text for row in make("main", tmp_path).rows)
     memorised(write(tmp_path, backbone="rwkv"), "memorisation_pixels", 0.9, 0.95)
+    write(tmp_path, backbone="rwkv", route="2-8")
     table = make("main", tmp_path)
     name = "NN-distance ratio-pixels-500"
     assert find(table, "rwkv", name)["Dense"].value == 0.9
@@ -901,7 +902,7 @@ def test_what_took_other_steps_than_the_dense_runs_stands_without_a_difference(t
      (6, 3, "(n=3 of 6)\u2020", False), (5, 3, "(n=3 of 5)", True)],
 )  # fmt: skip
 def test_a_headline_needs_three_seeds_and_most_of_them(tmp_path, seeds, there, text, bold):
-    from analysis import report
+    from analysis import report_sections
 
     for seed in range(seeds):
         ended(tmp_path, "none", seed, {50: 9.0, 100: 5.0})
@@ -913,7 +914,7 @@ def test_a_headline_needs_three_seeds_and_most_of_them(tmp_path, seeds, there, t
     assert entry.best == bold and entry.few != bold
     assert (r"{\bfseries\boldmath \num{2.00}x}" in render.latex(table)) == bold
     study = Results.of(tmp_path)
-    cards, without = report._cards(study)
+    cards, without = report_sections.cards(study)
     assert len(cards) == bold and len(without) == (not bold)
     if bold:
         assert text in dict(cards[0]["facts"])["FLOPs"] and ", after 100 steps" in cards[0]["label"]

@@ -7,7 +7,7 @@ import tarfile
 import pytest
 from small import ROOT
 
-from analysis import compute, figures, findings, notebook_files, publish, tables
+from analysis import compute, figures, findings, notebook_files, pages, publish, tables
 from analysis.archives import unpack
 from analysis.results import Results
 from analysis.tables.table import markdown
@@ -29,7 +29,7 @@ WITHOUT_TABLES = {"claims.md", "machines.md", "similarity.md", "studies.md"}
 def test_no_number_of_a_page_was_typed(page, study):
     text = page.read_text(encoding="utf-8")
     assert ("<!-- table" in text) == (page.name not in WITHOUT_TABLES)
-    assert publish.fill(text, study) == text
+    assert pages.fill(text, study) == text
     assert compute.fill(text) == text, "type python -m analysis.compute"
 
 
@@ -78,6 +78,7 @@ def test_the_main_page_takes_five_minutes_and_reports_no_hours():
                 "fig8": (("placement",), ("throughput",)),
             },
         ),
+        ("selection_rate", {"ablations": (("rate",), ("selection_rate", "throughput"))}),
         ("your_runs", {"runs": (("main",), ())}),
     ],
 )

@@ -1,5 +1,6 @@
 """The C++ kernels against the float64 references, on odd shapes; the build under kills and without a compiler."""
 
+import functools
 import os
 import shutil
 import signal
@@ -110,12 +111,7 @@ def case(name, batch, tokens, channels):
     if kind == "shift":
         table = subset(tokens, batch, how.split(",")[0], "shared" in how)
         plain = lambda x, mix: torch.stack([shift.grid_shift(x, table).lerp(x, m) for m in mix])  # noqa: E731
-        return (
-            lambda x, mix: torch.stack(shift.shift_mix(x, table, mix)),
-            plain,
-            [x],
-            [row(3, 2)],
-        )
+        return (lambda x, mix: torch.stack(shift.shift_mix(x, table, mix)), plain, [x], [row(3, 2)])
     if kind == "biwkv":
         length = tokens if place is None else 2 * tokens
         return (
@@ -557,6 +553,34 @@ def test_a_library_is_loaded_only_as_it_was_built(tmp_path, monkeypatch, library
         record_path.write_text(record)
     assert native._built("c++", "12") == path and len(count) == builds
     assert path.read_bytes() == b"library" and native._matches(path, record_path)
+
+
+def test_a_build_in_the_background_reports_its_time(tmp_path, monkeypatch):
+    """Lines from its begin to its end, also to whoever asks for the library meanwhile."""
+    lines = []
+
+    def compile_(compiler, folder):
+        time.sleep(0.3)
+        built = folder / "library.so"
+        built.write_bytes(b"no library")
+        return built
+
+    monkeypatch.setattr(native, "_compile", compile_)
+    monkeypatch.setattr(native, "ACTIVE", native.Implementations())
+    monkeypatch.setattr(native, "REPORT", native.REPORT)
+    quick = functools.partial(native._elapsed_time, every=0.1)
+    monkeypatch.setattr(native, "_elapsed_time", quick)
+    monkeypatch.setattr(native.shutil, "which", lambda name: "/usr/bin/env")
+    monkeypatch.setattr(native, "_output", lambda *command: "12")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TREAD_NATIVE", raising=False)
+    thread = native.start_build(lines.append)
+    thread.join()
+    assert "does not load" in native.library()[1]
+    task = "building the CPU kernels, once for this machine"
+    assert lines[0] == f"{task} ..." and lines[-1] == "built the CPU kernels in 0 s"
+    assert lines[1:-1] and set(lines[1:-1]) == {f"{task}: 0 s"}
+    assert native.start_build(lines.append) is None  # once is enough
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ def test_worked_grids_make_the_runs_that_they_say(text, tmp_path, monkeypatch, c
     assert sweeps_command.main(command.split()[4:]) == 0
     by_path = capsys.readouterr().out
     made, waiting = [*re.findall(r"\d+", runs), "0"][:2]
-    assert re.search(rf"\n{made} runs on cluster=\w+, {waiting} waiting; nothing was", by_path)
+    assert re.search(rf"\n{made} runs on cluster=\w+, {waiting} of them after others; nothing was", by_path)
     assert sweeps_command.main(["launch", name, "--dry-run"]) == 0
     assert capsys.readouterr().out == by_path and len(list(tmp_path.iterdir())) == 1
 

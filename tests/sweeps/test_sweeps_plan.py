@@ -8,11 +8,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import save_file
 
 from experiments.runtime.console import big
-from sweeps import SweepError, arguments, cost, grid, overrides, plan, resources, sbatch, slurm
+from routing.errors import UserError
+from sweeps import (
+    SweepError,
+    arguments,
+    cost,
+    dependencies,
+    grid,
+    overrides,
+    plan,
+    resources,
+    sbatch,
+    slurm,
+)  # fmt: skip
 from sweeps import command as sweeps_command
 from sweeps.folder import Sweep
 from sweeps.planned_run import PlannedRun
@@ -124,12 +138,14 @@ def test_a_stage_waits_for_its_parent(tmp_path):
     raw = {"base": {"train.steps": 5}, "stages": [
         {"name": "score", "of": "train", "command": "evaluate", "args": ["{parent}"], "axes": {"w": [1, 2]}}]}  # fmt: skip
     made = planned(tmp_path, **raw)
-    (parent,) = made.runs
+    parent, first, second = made.runs
+    assert first.parent == second.parent == parent.name and first.args == [parent.folder, "w=1"]
     assert made.waiting == [("score: seed=0 w=1", parent.name), ("score: seed=0 w=2", parent.name)]
     folder = Path(parent.folder)
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 5}))
     made = planned(tmp_path, **raw)
+    assert [run.name for run in made.runs[1:]] == [first.name, second.name]
     assert not made.waiting and [r.args for r in made.runs[1:]] == [
         [str(folder), "w=1"],
         [str(folder), "w=2"],
@@ -141,6 +157,78 @@ def test_a_stage_waits_for_its_parent(tmp_path):
         assert planned(tmp_path, typed, **raw).runs[1].args == ["--guidance", "cfg,scale=2"]
     # More steps are wanted than the parent has.
     assert len(planned(tmp_path, "train.steps=6", **raw).waiting) == 2
+
+
+def chain(**stage):
+    return {"base": {"train.steps": 5}, "stages": [
+        {"name": "tune", "of": "train", "base": {"init": "{parent}", "train.steps": 2, **stage}},
+        {"name": "score", "of": "tune", "command": "evaluate", "args": ["{parent}", "{out}"]}]}  # fmt: skip
+
+
+def test_a_run_from_unknown_weights_is_checked_and_named_after_its_cell(tmp_path):
+    made = planned(tmp_path, **chain())
+    train, tune, score = made.runs
+    assert [run.parent for run in made.runs] == ["", train.name, tune.name]
+    assert [run.deferred for run in made.runs] == [False, True, True]
+    assert 'init="{parent}"' in tune.args and "{parent}" in score.args[0]
+    assert tune.name.startswith("tune-") and made.configs[tune.name].init is None
+    assert PlannedRun(**json.loads(json.dumps(tune.__dict__))) == tune
+    # The same name at the next launch, also for other steps, which the name of a run omits.
+    raw = chain(**{"train.steps": 3})
+    assert [run.name for run in planned(tmp_path, **raw).runs] == [r.name for r in made.runs]
+    assert planned(tmp_path, **chain(**{"train.lr": 1e-4})).runs[1].name != tune.name
+    with pytest.raises(SweepError, match="train.batch"):
+        planned(tmp_path, **chain(**{"train.batch": -1}))
+
+
+def test_a_run_has_its_own_name_once_its_parent_is_done_and_the_cells_as_alias(tmp_path):
+    train, tune, score = planned(tmp_path, **chain()).runs
+    folder = Path(train.folder)
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 5}))
+    save_file({"ema.w": np.ones(3, np.float32)}, folder / "model.safetensors")
+    made = planned(tmp_path, **chain())
+    named = made.runs[1]
+    assert named.alias == tune.name and not named.deferred and f"init={folder}" in named.args
+    assert named.name == made.configs[named.name].name != tune.name
+    assert made.runs[2].alias == score.name and made.runs[2].args[0] == named.folder
+    # As stored by the first launch: the folder that the job found identifies it.
+    sweep = Sweep(tmp_path / "runs", "g")
+    sweep.add("", [train, tune, score])
+    names = [run.name for run in dependencies.with_stored_names(sweep, made.runs)]
+    assert names == [train.name, tune.name, score.name]
+    sweep.resolve(tune.name, "elsewhere")  # from other weights of the parent
+    again = dependencies.with_stored_names(sweep, made.runs)
+    assert again[1].name == named.name and again[2].parent == named.name
+
+
+def test_a_table_waits_for_the_end_of_all_runs_of_a_stage(tmp_path):
+    raw = {"base": {"train.steps": 5}, "seeds": [0, 1], "stages": [
+        {"name": "table", "after": "train", "command": "analysis", "args": ["tables", "{runs}"]}]}  # fmt: skip
+    made = planned(tmp_path, "train.lr=1e-3", **raw)
+    first, second, table = made.runs
+    assert table.after == [first.name, second.name] and table.parent == ""
+    assert table.args == ["tables", str(tmp_path / "runs")]
+    for wrong in ({"of": "train"}, {"command": "train"}):
+        raw["stages"][0] |= wrong
+        with pytest.raises(UserError, match="after=train: expected with a command"):
+            planned(tmp_path, **raw)
+
+
+def test_dependencies_of_slurm_are_one_task_for_weights_and_whole_arrays_for_tables(tmp_path):
+    train, tune, _ = planned(tmp_path, **chain()).runs
+    table = dataclasses.replace(train, name="table", after=[train.name, "other", "gone"])
+    ids = {train.name: "7_3", "other": "7_1"}
+    assert dependencies.slurm_dependency(train, ids) == ""
+    assert dependencies.slurm_dependency(tune, ids) == "afterok:7_3"
+    assert dependencies.slurm_dependency(tune, {}) == ""  # its parent is done
+    assert dependencies.slurm_dependency(table, ids) == "afterany:7"
+    runs = [train, tune, table]
+    assert dependencies.levels(runs) == [[train], [tune, table]]
+    states = {train.name: "failed", tune.name: "stopped", "table": "new"}
+    due = [tune.name, "table"]
+    assert dependencies.select_startable(runs, states, due) == ([table], [tune])
+    assert dependencies.select_startable(runs, states, [train.name, *due]) == (runs, [])
 
 
 def test_equal_flops_give_a_routed_run_more_steps_in_the_same_folder(tmp_path):

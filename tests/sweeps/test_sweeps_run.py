@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from sweeps import (
     job_end,
     launch,
     pool,
+    pool_gpus,
     resources,
     sbatch,
     slurm,
@@ -393,7 +395,7 @@ def test_status_shows_all_sweeps_and_whose_job_a_run_is(shop):
 def test_a_longer_run_than_was_asked_for_is_of_another_length(shop):
     shop("launch", "cluster=debug", "train.steps=30")
     shop("launch", "cluster=debug", "train.steps=20")
-    assert shop("status").count("30/20") == 2 == shop("status").count("other length: 20 steps")
+    assert shop("status").count("30/20 steps (extended)") == 2
 
 
 def test_a_grid_of_this_folder_is_found_by_its_name(shop, monkeypatch):
@@ -407,6 +409,46 @@ def test_a_grid_of_this_folder_is_found_by_its_name(shop, monkeypatch):
     assert "2 runs" in shop("show")
     for shop.grid in ("code.yaml", "lock.yaml", "Code.yaml"):
         assert "rename it" in shop("launch", "cluster=debug", code=2)
+
+
+def test_the_printed_status_command_works_as_printed(tmp_path, capsys, monkeypatch):
+    """Also where the runs are in a folder of their own, whose name Hydra and the shell quote."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some, where").mkdir()
+    shop = Launcher(tmp_path / "some, where", capsys)
+    monkeypatch.setattr(sbatch, "submit", lambda _sweep, runs, *_: {r.name: "7" for r in runs})
+    monkeypatch.setattr(slurm, "queue", lambda *_: {})
+    monkeypatch.setattr(slurm, "max_array", lambda *_: 1001)
+    assert sweeps_command.main(["launch", shop.grid, "cluster=slurm", f"paths.runs='{shop.runs}'"]) == 0
+    printed = capsys.readouterr().out.splitlines()[-1]
+    python, *words = shlex.split(printed)
+    assert python == "python" and words[:4] == ["-m", "sweeps", "status", "count"]
+    assert sweeps_command.main(words[2:]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("2 ")
+    assert Sweep(Path("runs").absolute(), "count").command("status") == "python -m sweeps status count"
+
+
+def test_a_typed_throttle_changes_live_arrays(shop, monkeypatch):
+    calls = []
+    monkeypatch.setattr(slurm, "call", lambda words: calls.append(words) or "")
+    monkeypatch.setattr(slurm, "max_array", lambda *_: 1001)
+    monkeypatch.setattr(slurm, "history", lambda *_: {})
+    monkeypatch.setattr(
+        sbatch, "submit", lambda _sweep, runs, *_: {r.name: f"7_{i}" for i, r in enumerate(runs)}
+    )
+    monkeypatch.setattr(slurm, "queue", lambda *_: {})
+    shop("launch", "cluster=slurm", "--throttle", "2")
+    (batch,) = shop.sweep.batches()
+    jobs = {i: slurm.QueueJob(i, "PENDING", name=batch.name) for i in ("7_0", "7_1")}
+    monkeypatch.setattr(slurm, "queue", lambda *_: jobs)
+    # Neither the default nor the limit that it has is a change.
+    shop("launch", "cluster=slurm")
+    shop("launch", "cluster=slurm", "--throttle", "2")
+    assert calls == [] and shop.sweep.batches()[0].resources["throttle"] == 2
+    text = shop("launch", "cluster=slurm", "--throttle", "5")
+    assert calls == [["scontrol", "update", "JobId=7", "ArrayTaskThrottle=5"]]
+    assert "job 7: at most 5 at once from now on" in text and "nothing to submit" in text
+    assert shop.sweep.batches()[0].resources["throttle"] == 5
 
 
 def noted(sweep):
@@ -1125,7 +1167,7 @@ def test_grids_and_resources_are_yaml_in_the_package():
     for folder in ("grids", "resources"):
         for path in (ROOT / "sweeps" / folder).glob("*.yaml"):
             assert yaml.safe_load(path.read_text())
-    assert pool.visible_gpus() is not None
+    assert pool_gpus.visible_gpus() is not None
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from slurm_lab import COMMANDS, STUB, until, use_stubs, write_grid
 from small import ROOT
 
 from sweeps import command as sweeps_command
-from sweeps import grid, pool
+from sweeps import grid, pool, pool_gpus
 from sweeps.folder import Sweep
-from sweeps.study import distributions, import_optuna, study_location, summary
+from sweeps.optuna_study import distributions, import_optuna, study_location, summary
 
 pytest.importorskip("optuna")
 OVER = {
@@ -243,6 +243,6 @@ def test_pools_of_one_sweep_take_gpus_that_are_free(tmp_path, monkeypatch):
     folder = sweep.pools / "b"
     folder.mkdir(parents=True)
     (folder / "state.json").write_text(json.dumps({"runs": {}, "gpus": ["0", "2"]}))
-    assert pool._busy_gpus(sweep) == set()
+    assert pool_gpus._busy_gpus(sweep) == set()
     with pool.locked(folder):
-        assert pool._busy_gpus(sweep) == {"0", "2"}
+        assert pool_gpus._busy_gpus(sweep) == {"0", "2"}

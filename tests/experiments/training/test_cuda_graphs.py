@@ -33,6 +33,8 @@ CASES = {
     "dense": ["backbone=dit"],
     "routed, then dense": ["backbone=dit", "route=1-2", "routing.off_after=0.5"],
     "mamba, unsorted": ["backbone=mamba", "route=1-2", "routing.selection=unsorted"],
+    "muon": ["backbone=rwkv", "route=1-2", "train.optimizer=muon", "train.weight_decay=0.1"],
+    "x-prediction and SRA": ["experiment=jit", "backbone=mamba", "route=1-2", "train.encoder=ema", "train.ema=0.9"],
     "rwkv, shared": ["backbone=rwkv", "route=1-2", "routing.shared=true"],
 }
 
@@ -46,7 +48,9 @@ def test_a_replay_learns_what_the_step_learns(words, monkeypatch):
     assert len(recorded) == (2 if "routing.off_after=0.5" in words else 1)
     for a, b in zip(plain.state.params + plain.state.ema, graphed.state.params + graphed.state.ema, strict=True):
         # The rate is a float32 on the device, and a double in the plain step.
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+        # Muon rounds its update to bfloat16: a difference in the last bit may grow to 1/256 of a step.
+        atol = 1e-5 if "train.optimizer=muon" in words else 1e-6
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=atol)
     torch.testing.assert_close(plain.state.tally, graphed.state.tally, rtol=1e-4, atol=1e-6)
 
 
@@ -56,7 +60,7 @@ def test_a_graph_goes_on_after_going_back_to_a_checkpoint(tmp_path, monkeypatch)
     monkeypatch.setattr(cuda_graphs, "run_on_side_stream", lambda body: body())
     step = trained(CASES["dense"], 4, True)
     state, graphs = step.state, dict(step.graphs)
-    recorded = [id(moment) for parameter in state.params for moment in state.optimizer.state[parameter].values()]
+    recorded = [id(moment) for parameter in state.params for moment in state.optimizer.moments(parameter).values()]
     state.save(tmp_path, step.config)
     trained_once, trained_twice = [], []
     for parameters in (trained_once, trained_twice):
@@ -65,7 +69,7 @@ def test_a_graph_goes_on_after_going_back_to_a_checkpoint(tmp_path, monkeypatch)
         state.step += 1
         parameters += [parameter.detach().clone() for parameter in state.params]
     assert step.graphs == graphs and len(graphs) == 1
-    assert [id(moment) for parameter in state.params for moment in state.optimizer.state[parameter].values()] == recorded
+    assert [id(moment) for parameter in state.params for moment in state.optimizer.moments(parameter).values()] == recorded
     for a, b in zip(trained_once, trained_twice, strict=True):
         assert torch.equal(a, b)
 
@@ -74,12 +78,13 @@ def test_moments_that_a_checkpoint_lacks_are_zero_after_loading_it(tmp_path):
     """As before its first gradient: a parameter that a later branch trained starts afresh."""
     step = trained(CASES["dense"], 1, False)
     state, parameter = step.state, step.state.params[0]
-    moments = state.optimizer.state.pop(parameter)
+    moments = dict(state.optimizer.moments(parameter))
+    state.optimizer.moments(parameter).clear()
     state.save(tmp_path, step.config)
-    state.optimizer.state[parameter] = moments
+    state.optimizer.moments(parameter).update(moments)
     assert any(moment.any() for moment in moments.values())
     state.load(run_folder.step_folder(tmp_path, 1), step.config.hashed())
-    assert not any(moment.any() for moment in state.optimizer.state[parameter].values())
+    assert not any(moment.any() for moment in state.optimizer.moments(parameter).values())
 
 
 @pytest.mark.gpu

@@ -1,7 +1,7 @@
 """A training that only counts: the files, signals and exit of a real run, in milliseconds a step.
 
 It reads `stub.json` in the folder of runs: {"*": {...}, "3": {...}} by seed, with `sleep` (seconds a step),
-`fail` (step at which it raises), `save_every`, `stuck` (never saves).
+`fail` (step at which it raises), `save_every`, `stuck` (never saves), `weights` (written at the end).
 """
 
 import json
@@ -9,6 +9,9 @@ import math
 import os
 import time
 from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
 
 from experiments.config.compose import load
 from experiments.runtime import run_folder, signals
@@ -95,5 +98,8 @@ def work(config, folder, options, write):
         }
         summary |= {"master": os.environ.get("MASTER_ADDR", "")}
         summary |= {"threads": os.environ.get("OMP_NUM_THREADS")}
+        if options.get("weights"):  # that a run of a later stage starts from
+            values = np.full(3, config.seed + step, np.float32)
+            save_file({"ema.w": values}, folder / "model.safetensors")
         atomic_write(Path(folder) / "summary.json", json.dumps(summary))
     return 0

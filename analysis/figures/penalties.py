@@ -1,0 +1,62 @@
+"""The step penalty s(N) by backbone, and where routing pays."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, NullFormatter
+
+from analysis.aggregation import ENOUGH_SEEDS
+from analysis.figures import style
+from analysis.figures.style import Plot, styled
+from analysis.grouping import shared_label, short_labels
+from analysis.pair_penalty import PairPenalty, means, pair_penalties
+from analysis.results import Results
+
+_MOST_PANELS = 6
+
+
+@styled
+def step_penalty(results: Results) -> Plot | None:
+    """Draw s(N) against N, a panel per group; None where no pair logged losses on the way."""
+    pairs = pair_penalties(results)
+    if not pairs:
+        return None
+    shown, more = style.fitting(pairs, _MOST_PANELS, lambda pair: len(pair.by_step))
+    figure, axes = style.panels(len(shown), 3, 2.2, sharey=True)
+    labels = [pair.group.label for pair in pairs]
+    names = short_labels(labels)
+    frames = []
+    for ax, pair in zip(axes.flat, shown, strict=False):
+        _draw_penalty(ax, pair)
+        tint = style.colour(pair.group.backbone)
+        count = len(pair.last_steps)
+        ax.set_title(f"{names[pair.group.label]}\nroute {pair.routed.name}, n={count}", color=tint)
+        frames.append(pair.rows().assign(group=pair.group.label, variant=pair.routed.name))
+    for ax in axes[:, 0]:
+        ax.set_ylabel("step penalty s(N)")
+    data = pd.concat(frames, ignore_index=True)
+    return Plot.of("step_penalty", figure, data, names=shared_label(labels), more=more)
+
+
+def _draw_penalty(ax: Axes, pair: PairPenalty) -> None:
+    """Draw the mean with its interval, censored seeds at their bound, and the line 1/m."""
+    tint = style.colour(pair.group.backbone)
+    frame = means(pair).dropna(subset=["s"])
+    ax.plot(frame["step"], frame["s"], color=tint, marker="s", label="s, mean")
+    if len(pair.last_steps) >= ENOUGH_SEEDS:
+        ax.fill_between(
+            frame["step"], frame["s_low"], frame["s_high"], color=tint, alpha=0.15, linewidth=0
+        )
+    rows = pair.rows()
+    censored = rows[rows["censored"]]
+    if len(censored):
+        style_of_bound = {"marker": "^", "markerfacecolor": "white", "linestyle": "none"}
+        ax.plot(censored["step"], censored["bound"], color=tint, label="censored", **style_of_bound)
+    ax.axhline(1 / pair.m, color=style.DENSE_COLOUR, linestyle=":", label=f"1/m = {1 / pair.m:.2f}")
+    ax.set_xscale("log")
+    steps = sorted(pair.by_step)
+    chosen = [steps[0], steps[-1]] if len(steps) > 4 else steps
+    ax.set_xticks(chosen)
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel("N, dense steps")
+    ax.legend(frameon=False, fontsize=7)

@@ -1,0 +1,168 @@
+"""Any score against any cost, by any key: `analysis.plot(scores, x="macs", y="heldout_loss")`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
+
+from analysis.aggregation import Estimate, interval
+from analysis.errors import AnalysisError
+from analysis.figures import style
+from analysis.figures.style import Plot, styled
+from routing.errors import suggest
+
+_PALETTE = tuple(style.COLOURS.values())
+
+
+@styled
+def plot(
+    frame: pd.DataFrame, x: str = "step", y: str = "fd", hue: str = "route",
+    col: str | None = "backbone", baseline: str | None = None, bootstrap: int = 0,
+) -> Plot:  # fmt: skip
+    """Draw means over seeds with 95 % bands, a curve per value of `hue` and a panel per `col`.
+
+    Args:
+        frame: What `analysis.scores` or `analysis.curves` returned, filtered at will.
+        x: Column of the horizontal axis: `step`, `macs` (training multiply-adds) or any number.
+        y: Kind or full name of a score (`heldout_loss`, `FD-2K (mnist-classifier)`), or a column.
+        hue: Column whose values have a curve each.
+        col: Column whose values have a panel each; None is one panel.
+        baseline: Value of `hue`; draws differences to it, paired by seed and step, instead of `y`.
+        bootstrap: Resamples of the seeds for percentile bands; 0 takes Student's t-intervals.
+
+    Returns:
+        The figure, with the numbers drawn in `data`: columns `col`, `hue`, step, `x`, mean, low,
+        high and n. Only steps that all seeds of a curve have are drawn.
+
+    Raises:
+        AnalysisError: For a column, score or baseline that the frame lacks, or a curve that would
+            average runs of several groups.
+    """
+    points = _points(frame, x, y, hue, col)
+    if baseline is not None:
+        points = _differences(points, hue, col, baseline)
+    curves = []
+    for keys, part in points.groupby([col, hue] if col else [hue], sort=False):
+        estimates = _estimates(part, x, bootstrap)
+        labels = dict(zip([col, hue] if col else [hue], keys, strict=True))
+        curves.append(estimates.assign(**labels))
+    data = pd.concat(curves, ignore_index=True)
+    panels = list(dict.fromkeys(data[col])) if col else [None]
+    hues = list(dict.fromkeys(data[hue]))
+    figure, axes = style.panels(len(panels), 3, 2.3, sharey=True)
+    label = y if baseline is None else f"\u0394 {y}, to {baseline}"
+    for ax, panel in zip(axes.flat, panels, strict=False):
+        part = data if panel is None else data[data[col] == panel]
+        _draw(ax, part, x, hue, hues)
+        if panel is not None:
+            ax.set_title(str(panel))
+        if baseline is not None:
+            ax.axhline(0, color=style.DENSE_COLOUR, linewidth=0.8)
+        ax.set_xlabel({"step": "training steps", "macs": "training multiply-adds"}.get(x, x))
+    for ax in axes[:, 0]:
+        ax.set_ylabel(label)
+    axes.flat[0].legend(frameon=False, title=hue)
+    band = f"{bootstrap} bootstrap resamples of the seeds" if bootstrap else "Student's t-interval"
+    caption = (
+        f"Mean over seeds with its 95 % band ({band}); n = {data['n'].min()}-{data['n'].max()}."
+    )
+    return Plot("plot", f"{label} against {x} by {hue}", caption, figure, data)
+
+
+def _points(frame: pd.DataFrame, x: str, y: str, hue: str, col: str | None) -> pd.DataFrame:
+    """Return a row per curve, seed and step with the columns x and `value`."""
+    if y in frame.columns:
+        points = frame.assign(value=frame[y])
+    else:
+        points = _scores_of(frame, y)
+    needed = ["seed", "step", x, hue, *([col] if col else [])]
+    for column in needed:
+        if column not in points:
+            raise AnalysisError(
+                f"the frame has no column {column!r}{suggest(column, map(str, points.columns))}"
+            )
+    points = points.dropna(subset=["value", *needed])
+    if points.empty:
+        raise AnalysisError(f"no row of the frame has {y}, {', '.join(needed)}")
+    curve = [hue, *([col] if col else [])]
+    if "group" in points:
+        groups = points.groupby(curve)["group"].nunique()
+        if groups.max() > 1:
+            raise AnalysisError(
+                f"the curve {groups.idxmax()} would average runs of {groups.max()} groups; choose "
+                "runs first (analysis.load(..., data=...)), or give col='group'"
+            )
+    if "last_step" in points:
+        points = points.sort_values("last_step", kind="stable")
+    return points.drop_duplicates([*curve, "seed", "step"], keep="last")
+
+
+def _scores_of(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return the runs' own scores of one kind or full name."""
+    if "metric" not in frame:
+        raise AnalysisError(f"the frame has no column {name!r}; give what analysis.scores returned")
+    own = frame[frame["own"].astype(bool)]
+    scores = own[(own["metric"] == name) | (own["key"] == name)]
+    metrics = list(scores["metric"].unique())
+    if not metrics:
+        known = [*own["key"].dropna().unique(), *own["metric"].dropna().unique()]
+        raise AnalysisError(f"no run has the score {name!r}{suggest(name, known)}")
+    if len(metrics) > 1:
+        raise AnalysisError(f"{name} is several scores here; give one of {', '.join(metrics)}")
+    return scores
+
+
+def _differences(points: pd.DataFrame, hue: str, col: str | None, baseline: str) -> pd.DataFrame:
+    """Return every curve minus the baseline's value of the same panel, seed and step."""
+    is_baseline = points[hue].astype(str) == baseline
+    if not is_baseline.any():
+        names = list(map(str, points[hue].unique()))
+        raise AnalysisError(
+            f"no {hue} is {baseline!r}; there are {', '.join(names)}{suggest(baseline, names)}"
+        )
+    pair = ["seed", "step", *([col] if col else [])]
+    reference = points.loc[is_baseline, [*pair, "value"]].rename(
+        columns={"value": "baseline_value"}
+    )
+    pairs = points[~is_baseline].merge(reference, on=pair)
+    if pairs.empty:
+        raise AnalysisError(f"no run shares seed and step with one of {hue} {baseline!r}")
+    return pairs.assign(value=pairs["value"] - pairs["baseline_value"])
+
+
+def _estimates(part: pd.DataFrame, x: str, bootstrap: int) -> pd.DataFrame:
+    """Return step, x, mean, low, high and n of one curve, at the steps that all its seeds have."""
+    rows = []
+    for step, values in part.groupby("step"):
+        estimate = _interval(values["value"].to_numpy(float), bootstrap)
+        row: dict[str, Any] = {"step": step, x: float(values[x].mean())}
+        row |= {"mean": estimate.mean, "low": estimate.low, "high": estimate.high, "n": estimate.n}
+        rows.append(row)
+    frame = pd.DataFrame(rows).astype({"low": float, "high": float})
+    return frame[frame["n"] == frame["n"].max()]
+
+
+def _interval(values: np.ndarray, bootstrap: int) -> Estimate:
+    """Return the mean with its interval, Student's or of the percentile bootstrap."""
+    estimate = interval(values)
+    assert estimate is not None, "missing values were left out"
+    if not bootstrap or len(values) < 2:
+        return estimate
+    # The same resamples in every call: a figure that is drawn again is the same.
+    resamples = np.random.default_rng(0).choice(values, (bootstrap, len(values)))
+    low, high = np.quantile(resamples.mean(axis=1), [0.025, 0.975])
+    return Estimate(estimate.mean, estimate.n, estimate.std, float(low), float(high))
+
+
+def _draw(ax: Axes, part: pd.DataFrame, x: str, hue: str, hues: Sequence[Any]) -> None:
+    for value, curve in part.groupby(hue, sort=False):
+        tint = _PALETTE[hues.index(value) % len(_PALETTE)]
+        look = style.line("dense" if value == "none" else str(value)) | {"color": tint}
+        curve = curve.sort_values(x)
+        ax.plot(curve[x], curve["mean"], label=str(value), **look)
+        ax.fill_between(curve[x], curve["low"], curve["high"], color=tint, alpha=0.15, linewidth=0)
+    if x in ("step", "macs"):
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))

@@ -1,0 +1,81 @@
+"""Seed pairs whose dense and routed run come from different versions of the code."""
+
+import functools
+
+from analysis.aggregation import one_per_seed
+from analysis.groups import Group, Variant
+from analysis.results import Results
+from analysis.tables.table import Table
+
+_COMMIT_LENGTH = 7
+# Tables of costs, which no version of the code changes: they compare no scores.
+_UNPAIRED = ("throughput", "benchmark")
+# Commit of the run behind each score, by group, variant, metric and step, then by seed.
+Commits = dict[tuple[str, str, str, float], dict[int, str]]
+
+
+def mixed_seeds(results: Results, group: Group, routed: Variant) -> dict[int, tuple[str, str]]:
+    """Return the commits of a pair's dense and routed run by seed, where both are known and differ.
+
+    The runs are those whose scores by the group's metric are paired after the variant's steps.
+    """
+    if group.baseline is None:
+        return {}
+    commits = _commits(results)
+    key = group.metric, routed.step
+    dense_commits = commits.get((group.label, group.baseline.name, *key), {})
+    routed_commits = commits.get((group.label, routed.name, *key), {})
+    mixed = {}
+    for seed in sorted(dense_commits.keys() & routed_commits.keys()):
+        pair = dense_commits[seed], routed_commits[seed]
+        if pair[0] != pair[1]:
+            mixed[seed] = pair
+    return mixed
+
+
+@functools.lru_cache(maxsize=2)
+def _commits(results: Results) -> Commits:
+    """Return the commit, from env.json, of the run that each score is of."""
+    commits: Commits = {}
+    if "commit" not in results.runs:
+        return commits
+    commit_of = results.runs.set_index("path")["commit"].dropna().to_dict()
+    columns = ["group", "variant", "metric", "step", "seed", "path"]
+    for *key, step, seed, path in one_per_seed(results.own_scores)[columns].itertuples(index=False):
+        if path in commit_of:
+            group, variant, metric = map(str, key)
+            by_seed = commits.setdefault((group, variant, metric, float(step)), {})
+            by_seed[int(seed)] = commit_of[path][:_COMMIT_LENGTH]
+    return commits
+
+
+def code_notes(results: Results, table: Table) -> tuple[str, ...]:
+    """Return the note on such pairs in the groups that a table shows; nothing without any."""
+    labels: dict[tuple[str, str], list[str]] = {}
+    if table.name in _UNPAIRED:
+        return ()
+    for group in results.groups:
+        if not _shows(table, group):
+            continue
+        for routed in group.routed:
+            mixed = mixed_seeds(results, group, routed)
+            if mixed:
+                labels.setdefault((group.label.partition(", ")[2], routed.name), []).append(
+                    f"{group.model} seeds {', '.join(map(str, mixed))}"
+                )
+    if not labels:
+        return ()
+    texts = []
+    for (shared, variant), models in labels.items():
+        texts.append(f"{shared}, {variant}: {'; '.join(models)}")
+    return (f"Pairs whose runs come from two versions of the code: {'. '.join(texts)}.",)
+
+
+def _shows(table: Table, group: Group) -> bool:
+    """Return whether a row of the table is of a group, by its heading or its first entry."""
+    model, _, shared = group.label.partition(", ")
+    for row in table.rows:
+        first = row.entries[0].text if row.entries else ""
+        if group.label in row.group or (first == model and shared in row.group):
+            return True
+    return False

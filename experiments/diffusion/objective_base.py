@@ -1,0 +1,182 @@
+"""What all objectives share: a path of noisy images, what the network learns, its estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Net = Callable[..., Tensor]
+
+
+class Prediction(NamedTuple):
+    """What one evaluation of the network says about the clean image."""
+
+    x0: Tensor  # estimate of the clean image, (B, C, H, W)
+    # The learned log-variance as a fraction between its bounds, (B, C, H, W); None without one
+    variance: Tensor | None = None
+
+
+@dataclass
+class TrainingPair:
+    """What one training step asks of the network.
+
+    Attributes:
+        inputs: Network input, `(B, C, H, W)`.
+        time: Network time input, `(B,)`.
+        target: What the network output is compared with, `(B, C, H, W)`.
+        x0: Clean images, `(B, C, H, W)`.
+        noisy: Noisy images `x_t`, before any scaling of the input, `(B, C, H, W)`.
+        native_time: The objective's own time, `(B,)`.
+        weight: Weight of the squared error, broadcastable to `target`.
+    """
+
+    inputs: Tensor
+    time: Tensor
+    target: Tensor
+    x0: Tensor
+    noisy: Tensor
+    native_time: Tensor
+    weight: Tensor | float = 1.0
+
+
+def expand(time: Tensor, like: Tensor) -> Tensor:
+    """Reshape `(B,)` to `(B, 1, ..., 1)` with the dtype and device of `like`."""
+    return time.to(like).reshape(-1, *([1] * (like.ndim - 1)))
+
+
+class Objective:
+    """Base class of all objectives; see the table in `objective.py`.
+
+    A new objective defines `times`, `model_time`, `schedule`, `target` and `denoised`; where the
+    path is not `x0 + time * noise` also `alpha`, `sigma` and `from_level`.
+    """
+
+    out_factor: int = 1  # output channels over input channels (2 with learned variance)
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.name: str = options.name
+        self.sigma_data: float = options.sigma_data
+
+    # --- the path --------------------------------------------------------------------------------
+
+    def times(self, draws: Any) -> Tensor:
+        """Return a native training time for each image, `(B,)`; `draws` is a `routing.Draws`."""
+        raise NotImplementedError
+
+    def alpha(self, time: Tensor) -> Tensor:
+        """Return the factor of the clean image: 1, it is never scaled."""
+        return torch.ones_like(time)
+
+    def sigma(self, time: Tensor) -> Tensor:
+        """Return the factor of the noise: the native time itself."""
+        return time
+
+    def scale(self, time: Tensor) -> Tensor:
+        """Return `s`, the scale in which the sampling ODE is `dz/du = (z - D) / u`."""
+        return torch.ones_like(time)
+
+    def level(self, time: Tensor) -> Tensor:
+        """Return sigma / alpha, infinite at pure noise of flow matching."""
+        return self.sigma(time) / self.alpha(time)
+
+    def from_level(self, level: Tensor) -> Tensor:
+        """Return the native time at which sigma / alpha is `level` (the inverse of `level`)."""
+        return level
+
+    def less_noisy(self, time: Tensor, offset: Tensor) -> Tensor:
+        """Return native times `(B,)` whose flow-matching time is smaller by `offset`, 0 at least.
+
+        Flow matching's time of a noise level is level / (1 + level).
+        """
+        level = self.level(time)
+        flow_time = (level / (1 + level) - offset).clamp(min=0)
+        return self.from_level(flow_time / (1 - flow_time))
+
+    def coordinate(self, time: Tensor) -> Tensor:
+        """Return `u = sigma / s`."""
+        return self.sigma(time) / self.scale(time)
+
+    def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
+        """Return `steps + 1` native times from pure noise to clean data for a sampler.
+
+        A time `shift` above 1 spends more steps on high noise.
+        """
+        raise NotImplementedError
+
+    def corrupt(self, x0: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        """Return `alpha(time) * x0 + sigma(time) * noise`."""
+        return expand(self.alpha(time), x0) * x0 + expand(self.sigma(time), x0) * noise
+
+    # --- the network -----------------------------------------------------------------------------
+
+    def model_time(self, time: Tensor) -> Tensor:
+        """Return the network's time input for a native time, `(B,)`."""
+        raise NotImplementedError
+
+    def scale_input(self, noisy: Tensor, time: Tensor) -> Tensor:
+        """Return the network's image input for a noisy image: the image itself."""
+        return noisy
+
+    def target(self, x0: Tensor, noise: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
+        """Return what the network learns to predict, `(B, C, H, W)`."""
+        raise NotImplementedError
+
+    def denoised(self, output: Tensor, x: Tensor, time: Tensor) -> Tensor:
+        """Convert a network output for `x` at native times `(B,)` into an estimate of `x0`."""
+        raise NotImplementedError
+
+    def learned_variance(self, output: Tensor, x: Tensor) -> Tensor | None:
+        """Return `Prediction.variance` of a network output; None: this objective learns none."""
+        return None
+
+    def training_pair(self, x0: Tensor, noise: Tensor, time: Tensor) -> TrainingPair:
+        """Corrupt `x0` at native times `(B,)`; return the network's inputs and its target."""
+        noisy = self.corrupt(x0, noise, time)
+        target = self.target(x0, noise, noisy, time)
+        inputs, network_time = self.scale_input(noisy, time), self.model_time(time)
+        return TrainingPair(inputs, network_time, target, x0, noisy, native_time=time)
+
+    def loss_map(self, output: Tensor, pair: TrainingPair) -> Tensor:
+        """Return the weighted squared error of every element, `(B, C, H, W)`."""
+        output = self.check_output(output, pair.noisy)
+        return pair.weight * (output - pair.target) ** 2
+
+    def predict(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Prediction:
+        """Evaluate the network once on noisy images `x` at native times `(B,)`.
+
+        Samplers keep their state in float64, networks compute in their `dtype` (default: float32).
+        Times stay in float32 at least: bfloat16 has 8 bits, too few for a step of 1000.
+
+        Args:
+            net: Called as `net(x, t, **cond)`; returns `(B, C * out_factor, H, W)`.
+            x: Noisy images, `(B, C, H, W)`.
+            time: Native times, `(B,)`.
+            **cond: Passed on: `y`, `text`, `routing`, ...
+        """
+        dtype = getattr(net, "dtype", None)
+        dtype = dtype if isinstance(dtype, torch.dtype) else torch.float32
+        time_dtype = torch.promote_types(dtype, torch.float32)
+        network_time = self.model_time(time).to(device=x.device, dtype=time_dtype)
+        output = net(self.scale_input(x, time).to(dtype), network_time, **cond)
+        output = self.check_output(output, x)
+        return Prediction(self.denoised(output, x, time), self.learned_variance(output, x))
+
+    def check_output(self, output: Tensor, x: Tensor) -> Tensor:
+        """Return a network output in the precision of `x`, or its own if that is higher.
+
+        Raises:
+            ValueError: The network returns another number of channels than the objective needs.
+        """
+        channels = x.shape[1] * self.out_factor
+        if output.shape[1] != channels:
+            raise ValueError(
+                f"objective {self.name} needs {channels} output channels, the network returns "
+                f"{output.shape[1]}; learn_sigma of both must agree"
+            )
+        dtype = torch.promote_types(torch.promote_types(x.dtype, output.dtype), torch.float32)
+        return output.to(dtype)

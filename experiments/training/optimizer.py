@@ -1,0 +1,163 @@
+"""The optimizer of a run: AdamW for every parameter, or Muon for the blocks' matrices beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from backbones.layers import Block
+from experiments.options.training import TrainOptions
+
+
+def muon_parameters(model: nn.Module) -> set[int]:
+    """Return the ids of the parameters that Muon trains: the weights of linear layers in blocks.
+
+    Muon orthogonalises the update of a matrix that maps activations to activations. So it takes
+    the weight of every `nn.Linear` inside a block, and AdamW takes what is no such map (biases,
+    norms, token-shift mixes, convolutions, decays, though some of them are 2-D tensors) and what
+    is outside the blocks: embeddings, the modulation of adaLN and the head, which start at zero,
+    SPRINT's fusion and the projector of REPA and SRA.
+    """
+    matrices = set()
+    for block in model.modules():
+        if isinstance(block, Block):
+            for layer in block.modules():
+                if isinstance(layer, nn.Linear):
+                    matrices.add(id(layer.weight))
+    return matrices
+
+
+class Muon(torch.optim.Muon):
+    """`torch.optim.Muon` that skips a step by `found_inf`, and whose rate may be on the device.
+
+    torch's own reads its rate on the CPU and has no skipping. So it runs here on zeroed weights
+    with a rate of 1, which leaves minus the orthogonalised update in them; the rest is one line of
+    device operations, which a CUDA graph can record:
+    `weights = (1 - lr weight_decay) weights + lr update`.
+
+    Attributes:
+        found_inf: 1 where gradients are not finite: weights and momentum then stay as they are.
+    """
+
+    found_inf: Tensor
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step, unless `found_inf` is 1."""
+        assert closure is None, "gradients are accumulated beforehand"
+        bad = self.found_inf > 0
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            momenta = [self.state[weight].get("momentum_buffer") for weight in weights]
+            old_weights = [weight.clone() for weight in weights]
+            old_momenta = [None if momentum is None else momentum.clone() for momentum in momenta]
+            rate, decay = group["lr"], group["weight_decay"]
+            torch._foreach_zero_(weights)
+            group.update(lr=1.0, weight_decay=0.0)
+            try:
+                self._orthogonalise(group)
+            finally:
+                group.update(lr=rate, weight_decay=decay)
+            for weight, old, momentum in zip(weights, old_weights, old_momenta, strict=True):
+                weight.copy_(torch.where(bad, old, old * (1 - rate * decay) + rate * weight))
+                buffer = self.state[weight]["momentum_buffer"]
+                buffer.copy_(torch.where(bad, 0.0 if momentum is None else momentum, buffer))
+
+    def _orthogonalise(self, group: dict[str, Any]) -> None:
+        """Run torch's step on one group alone."""
+        groups = self.param_groups
+        self.param_groups = [group]
+        try:
+            super().step()
+        finally:
+            self.param_groups = groups
+
+
+class Optimizer:
+    """What a run optimises with: AdamW, and Muon for the matrices of the blocks if asked for.
+
+    Args:
+        model: The network, on its device.
+        train: `optimizer`, rates, betas, weight decay.
+    """
+
+    def __init__(self, model: nn.Module, train: TrainOptions) -> None:
+        matrices = muon_parameters(model) if train.optimizer == "muon" else set()
+        rest: list[nn.Parameter] = []
+        muon: list[nn.Parameter] = []
+        for parameter in model.parameters():
+            (muon if id(parameter) in matrices else rest).append(parameter)
+        # Fused AdamW skips a step by `found_inf` on the device: the weights are safe without a
+        # sync.
+        adamw = torch.optim.AdamW(
+            rest,
+            lr=train.lr,
+            betas=(train.betas[0], train.betas[1]),
+            eps=train.eps,
+            weight_decay=train.weight_decay,
+            fused=True,
+        )
+        self.parts: list[torch.optim.Optimizer] = [adamw]
+        adamw.param_groups[0]["peak_lr"] = train.lr
+        if muon:
+            rate = train.lr if train.muon_lr is None else train.muon_lr
+            # Updates as large as AdamW's (Moonshot's 0.2 sqrt(max(rows, columns))): the same rate
+            # is a sensible start for both.
+            self.parts.append(
+                Muon(
+                    muon,
+                    lr=rate,
+                    momentum=train.muon_momentum,
+                    weight_decay=train.weight_decay,
+                    adjust_lr_fn="match_rms_adamw",
+                )
+            )
+            self.parts[1].param_groups[0]["peak_lr"] = rate
+        self._owners: dict[Tensor, torch.optim.Optimizer] = {}
+        for part in self.parts:
+            for group in part.param_groups:
+                self._owners.update((parameter, part) for parameter in group["params"])
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all parts: AdamW's first."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    def moments(self, parameter: Tensor) -> dict[str, Any]:
+        """Return the state of one parameter by name, to be read and written in place."""
+        return self._owners[parameter].state[parameter]
+
+    def names(self, parameter: Tensor) -> tuple[str, ...]:
+        """Return the names of one parameter's state tensors."""
+        if isinstance(self._owners[parameter], Muon):
+            return ("momentum_buffer",)
+        return ("step", "exp_avg", "exp_avg_sq")
+
+    def set_rates(self, schedule: Callable[[float], float]) -> None:
+        """Set the learning rate of every group to what the schedule makes of its peak."""
+        for group in self.param_groups:
+            rate = schedule(group["peak_lr"])
+            if isinstance(group["lr"], Tensor):  # where a CUDA graph reads it
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def move_rates(self, device: torch.device) -> None:
+        """Keep the learning rates on the device, where a CUDA graph reads them."""
+        for group in self.param_groups:
+            group["capturable"] = device.type == "cuda"
+            group["lr"] = torch.as_tensor(group["lr"], device=device)
+
+    def step(self, bad: Tensor) -> None:
+        """Apply the gradients, unless `bad` (a boolean on the device) is true."""
+        for part in self.parts:
+            part.found_inf = bad.float()  # type: ignore[attr-defined]
+            part.step()
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)

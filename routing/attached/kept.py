@@ -1,0 +1,50 @@
+"""The tokens of a foreign block's sequence that stay in a route, wherever they are in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from routing.gather import Move
+from routing.layout import Layout
+
+
+@dataclass
+class KeptTokens:
+    """The tokens of a sequence that stay in a route.
+
+    Attributes:
+        layout: Where those that may skip are on the grid; the protected ones count as its prefix.
+        move: Their gather from the whole sequence of a block, `(B, T, D)`.
+        routable_move: Their gather from the tokens that may skip, `(B, N, ...)`.
+        length: Length T of the whole sequence.
+    """
+
+    layout: Layout
+    move: Move
+    routable_move: Move
+    length: int
+
+    @classmethod
+    def select(cls, outer: Layout, ids: Tensor, positions: Tensor, length: int) -> KeptTokens:
+        """Return the tokens that stay, by their ids among those that may skip.
+
+        Args:
+            outer: The layout of all tokens.
+            ids: Ids `(K,)`, `(1, K)` or `(B, K)`.
+            positions: Where the tokens that may skip are in the sequence, `(1, N)` or `(B, N)`.
+            length: Length T of the sequence.
+        """
+        layout = outer.subset(ids)
+        assert layout.ids is not None
+        rows = max(len(layout.ids), len(positions))
+        kept_ids = layout.ids.expand(rows, -1)
+        may_skip = torch.zeros(rows, length, dtype=torch.bool, device=positions.device)
+        may_skip.scatter_(1, positions.expand(rows, -1), True)
+        protected_count = length - positions.shape[1]
+        protected = may_skip.int().argsort(dim=1, stable=True)[:, :protected_count]
+        image = positions.expand(rows, -1).gather(1, kept_ids)
+        index = torch.cat((protected, image), 1).sort(1).values
+        return cls(layout, Move(index, length), Move(layout.ids, positions.shape[1]), length)

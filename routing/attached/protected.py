@@ -1,0 +1,114 @@
+"""Which tokens of a sequence may skip: all but a prefix and those that `protect=` names.
+
+Text may stand before, after or between the image's tokens. In a route the tokens keep their order,
+protected ones included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from routing.attached.calls import AttachError
+from routing.options import require
+
+_EXPECTED = (
+    "expected a slice of the sequence such as slice(64, None), several in a list, or a bool mask "
+    "(T,) or (B, T)"
+)
+
+
+def parse_protect(protect: Any) -> tuple[slice, ...] | Tensor:
+    """Return what `protect=` names as slices or as a mask; None is nothing."""
+    if protect is None:
+        return ()
+    if isinstance(protect, slice):
+        return (protect,)
+    if isinstance(protect, Tensor):
+        right = protect.dtype == torch.bool and protect.dim() in (1, 2)
+        require(
+            right,
+            f"protect of type {protect.dtype} and shape {tuple(protect.shape)}: {_EXPECTED}",
+            AttachError,
+        )
+        return protect
+    slices = isinstance(protect, Sequence) and all(isinstance(item, slice) for item in protect)
+    require(slices, f"protect={protect!r}: {_EXPECTED}", AttachError)
+    return tuple(protect)
+
+
+def routable_positions(
+    protect: tuple[slice, ...] | Tensor, prefix: int, x: Tensor
+) -> tuple[Tensor, int]:
+    """Return the positions of the tokens that may skip, and how many each sample has.
+
+    Args:
+        protect: What never skips, as slices or a mask `(T,)` or `(B, T)`.
+        prefix: Tokens in front that never skip either.
+        x: The sequence `(B, T, D)`.
+
+    Returns:
+        Positions, ascending, `(1, N)` or `(B, N)` on the device of x; and N.
+
+    Raises:
+        AttachError: If the mask has another shape than the sequence, or samples have different
+            numbers of tokens that may skip.
+    """
+    batch, length = x.shape[:2]
+    if isinstance(protect, Tensor):
+        rows = protect if protect.dim() > 1 else protect.unsqueeze(0)
+        if rows.shape not in ((1, length), (batch, length)):
+            raise AttachError(
+                f"protect of shape {tuple(protect.shape)}: expected ({length},) or ({batch}, "
+                f"{length}), one value for each token of the sequence"
+            )
+        mask = rows.clone()
+    else:
+        mask = torch.zeros(1, length, dtype=torch.bool)
+        for part in protect:
+            mask[:, part] = True
+    mask[:, :prefix] = True
+    counts = (~mask).sum(1).tolist()
+    if len(set(counts)) > 1:
+        raise AttachError(
+            f"protect leaves {min(counts)} tokens of one sample and {max(counts)} of another to "
+            "the route; let it leave the same number in each, and name more of them in keep="
+        )
+    positions = mask.int().argsort(dim=1, stable=True)[:, : counts[0]]
+    return positions.to(x.device), counts[0]
+
+
+def force_keep(ids: Tensor, keep: Any, noise: Tensor) -> Tensor:
+    """Return ids with which all tokens of a mask stay; the ids drawn fill up to their number.
+
+    Where a sample forces more tokens than were to stay, more stay in every sample.
+
+    Args:
+        ids: Tokens drawn, `(B, K)` or `(1, K)`.
+        keep: Tokens that must stay, bool `(N,)`, `(1, N)` or `(B, N)`.
+        noise: Uniform numbers that decide which of the drawn tokens make room, `(B, N)`.
+
+    Returns:
+        Ids of shape `(B, K')` or, where ids were shared, `(1, K')`, ascending; K' >= K.
+
+    Raises:
+        AttachError: If the mask is none, or of another shape.
+    """
+    batch, tokens = noise.shape
+    shapes = ((tokens,), (1, tokens), (batch, tokens))
+    if not isinstance(keep, Tensor) or keep.dtype != torch.bool or keep.shape not in shapes:
+        described = f"{keep.dtype} {tuple(keep.shape)}" if isinstance(keep, Tensor) else repr(keep)
+        raise AttachError(
+            f"keep {described}: expected a bool mask ({tokens},) or ({batch}, {tokens}), one value "
+            "for each token that may skip"
+        )
+    forced = (keep if keep.dim() > 1 else keep.unsqueeze(0)).to(ids.device)
+    if len(ids) == 1:  # a subset that the batch shares
+        forced, noise = forced.any(0, keepdim=True), noise[:1]
+    drawn = torch.zeros_like(noise, dtype=torch.bool).scatter(1, ids.expand(len(noise), -1), True)
+    count = max(ids.shape[1], int(forced.sum(1).max()))
+    rank = noise + (~drawn).int() - 2 * forced.int()
+    return rank.argsort(1)[:, :count].sort(1).values

@@ -1,0 +1,241 @@
+"""Marked tokens: a pass of a model in which every token says who it is and which blocks saw it.
+
+A mark is a row of features. Channel 0 holds a constant that tells marked rows from others (text),
+channel 1 the token's position, channel 2 the sample, the next ones a bit for each block that saw
+it, and the rest noise, so that a rounding or a product is seen too. The marks are put in before the
+first block. Blocks run as they are, then their output for a marked row is replaced by its input
+with the block's bit set. So what arrives at a block says exactly what happened between blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from routing.attached.calls import Call, Signature, replace_image
+from routing.check.subject import CheckError, RoutedModel
+from routing.options import require
+
+_CONSTANT = 777.25
+_TOKEN, _SAMPLE, _BITS = 1, 2, 3
+_BITS_PER_CHANNEL = 20  # exact in float32
+
+
+@dataclass
+class BlockInput:
+    """The tokens that one block was called with.
+
+    Attributes:
+        block: Index of the block; the depth for the sequence after the last one.
+        x: The tokens `(B, L, D)`, with their graph.
+        ids: Position of each token in the complete sequence, `(B, L)`; -1 where it is no marked
+            token (text, or a token whose features were changed).
+        args, kwargs: All arguments of the call.
+    """
+
+    block: int
+    x: Tensor
+    ids: Tensor
+    args: tuple = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def present(self, tokens: int) -> Tensor:
+        """Return which tokens are there, bool `(B, tokens)`."""
+        present = torch.zeros(len(self.ids), tokens + 1, dtype=torch.bool)
+        present.scatter_(1, (self.ids + 1).cpu(), True)
+        return present[:, 1:]
+
+
+@dataclass
+class MarkedPass:
+    """What one pass showed.
+
+    Attributes:
+        marks: The marked tokens that went in, `(B, T, D)`, a leaf of the graph.
+        rows: What each block was called with, in the order of the calls; then the sequence after
+            the last block, where it could be seen.
+    """
+
+    marks: Tensor | None = None
+    rows: list[BlockInput] = field(default_factory=list)
+
+    @property
+    def entry(self) -> Tensor:
+        """The marked tokens; a `CheckError` if the blocks did not run."""
+        if self.marks is None:
+            raise CheckError("train() or evaluate() did not run the blocks that were given")
+        return self.marks
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens T of the complete sequence."""
+        return self.entry.shape[1]
+
+    @property
+    def batch(self) -> int:
+        """Number of samples B."""
+        return self.entry.shape[0]
+
+
+def bit_channel(block: int) -> tuple[int, float]:
+    """Return the channel of a block's bit, and its value."""
+    return _BITS + block // _BITS_PER_CHANNEL, float(2 ** (block % _BITS_PER_CHANNEL))
+
+
+def make_marks(x: Tensor, depth: int) -> Tensor:
+    """Return marked tokens of the shape of x, `(B, T, D)`."""
+    batch, tokens, width = x.shape
+    needed = bit_channel(depth - 1)[0] + 2
+    require(
+        width >= needed,
+        f"tokens have {width} features, and marks of {depth} blocks need {needed}",
+        CheckError,
+    )
+    require(
+        x.dtype in (torch.float32, torch.float64),
+        f"tokens are {x.dtype}, and marks need float32; run the check in float32",
+        CheckError,
+    )
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    marks = noise.to(x.device, x.dtype)
+    marks[..., 0] = _CONSTANT
+    marks[..., _TOKEN] = torch.arange(tokens, device=x.device, dtype=x.dtype)
+    marks[..., _SAMPLE] = torch.arange(batch, device=x.device, dtype=x.dtype).unsqueeze(1)
+    marks[..., _BITS : needed - 1] = 0
+    return marks
+
+
+def read_ids(x: Tensor, tokens: int) -> Tensor:
+    """Return which token each row of x `(B, L, D)` is, `(B, L)`; -1 for rows without a mark."""
+    token = x[..., _TOKEN].detach()
+    sample = torch.arange(len(x), device=x.device).unsqueeze(1)
+    is_marked = (x[..., 0] == _CONSTANT) & (x[..., _SAMPLE] == sample)
+    is_marked &= (token >= 0) & (token < tokens) & (token == token.floor())
+    return torch.where(is_marked, token, -torch.ones_like(token)).long()
+
+
+def run_marked(model: RoutedModel, run: Callable[[], Any]) -> MarkedPass:
+    """Run one pass with marked tokens and return what the blocks were called with."""
+    observer = _Observer(model)
+    handles = []
+    entry = model.blocks[0] if model.before is None else model.before
+    handles.append(
+        entry.register_forward_pre_hook(
+            partial(observer.enter, Signature(entry)), with_kwargs=True, prepend=True
+        )
+    )
+    for index, block in enumerate(model.blocks):
+        # Innermost, so that hooks which route have moved the tokens already.
+        signature = Signature(block)
+        handles.append(
+            block.register_forward_pre_hook(partial(observer.observe, index), with_kwargs=True)
+        )
+        handles.append(
+            block.register_forward_hook(
+                partial(observer.mark_output, index, signature), with_kwargs=True, prepend=True
+            )
+        )
+    if model.after is not None:
+        handles.append(
+            model.after.register_forward_pre_hook(
+                partial(observer.observe, model.depth), with_kwargs=True, prepend=True
+            )
+        )
+    else:
+        handles.append(model.blocks[-1].register_forward_hook(observer.leave))
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+        observer.active = False
+    return observer.result
+
+
+class _Observer:
+    """The hooks of one marked pass."""
+
+    def __init__(self, model: RoutedModel) -> None:
+        self.depth = model.depth
+        self.result = MarkedPass()
+        self.active = True
+
+    def enter(
+        self, signature: Signature, module: nn.Module, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[tuple, dict[str, Any]]:
+        """Replace the complete sequence by marked tokens."""
+        require(
+            self.result.marks is None,
+            "the blocks ran twice in one pass; let train() run one forward pass",
+            CheckError,
+        )
+        call = Call(signature, args, kwargs)
+        self.result.marks = make_marks(call.tokens, self.depth).requires_grad_()
+        # A leaf may not be changed in place, and some models do that to their input.
+        call.tokens = self.result.marks.clone()
+        return call.args, call.kwargs
+
+    def observe(self, block: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Note which tokens a block is called with."""
+        if self._recomputing():
+            return
+        x = self._marked_tensor((args, kwargs))
+        if x is None:
+            raise CheckError(
+                f"no marked token comes into {_block_name(block, self.depth)}: the model changes "
+                "its tokens between blocks (a skip connection, a norm), and cannot be followed"
+            )
+        ids = read_ids(x, self.result.tokens)
+        self.result.rows.append(BlockInput(block, x, ids, args, kwargs))
+
+    def mark_output(
+        self, block: int, signature: Signature, module: nn.Module, args: tuple,
+        kwargs: dict[str, Any], output: Any,
+    ) -> Any:  # fmt: skip
+        """Replace what a block returned for marked tokens by its input with its bit set."""
+        call = Call(signature, args, kwargs)
+        x = call.tokens
+        is_marked = (read_ids(x, self.result.tokens) >= 0).unsqueeze(-1)
+        bit = torch.zeros(x.shape[-1], device=x.device, dtype=x.dtype)
+        channel, value = bit_channel(block)
+        bit[channel] = value
+        # Detached: the gradient of an activation that overflowed must not come back as 0 * inf.
+        return replace_image(
+            output, call, lambda image: torch.where(is_marked, x + bit, image.detach().to(x.dtype))
+        )
+
+    def leave(self, module: nn.Module, args: tuple, output: Any) -> None:
+        """Note the sequence that comes out of the last block and of the hooks on it."""
+        if self._recomputing():
+            return
+        x = self._marked_tensor(output)
+        if x is not None:
+            self.result.rows.append(BlockInput(self.depth, x, read_ids(x, self.result.tokens)))
+
+    def _recomputing(self) -> bool:
+        """Whether activation checkpointing runs a block once more."""
+        return torch._C._current_graph_task_id() != -1
+
+    def _marked_tensor(self, tree: Any) -> Tensor | None:
+        """Return the tensor with marked rows among arguments or outputs."""
+        tokens = self.result.tokens
+        width = self.result.entry.shape[-1]
+        for leaf in tree_leaves(tree):
+            is_sequence = isinstance(leaf, Tensor) and leaf.dim() == 3 and leaf.shape[-1] == width
+            if (
+                is_sequence
+                and len(leaf) == self.result.batch
+                and (read_ids(leaf, tokens) >= 0).any()
+            ):
+                return leaf
+        return None
+
+
+def _block_name(block: int, depth: int) -> str:
+    return "what follows the blocks" if block == depth else f"block {block}"

@@ -1,0 +1,320 @@
+"""The properties of a correct implementation of token routing, each judged with evidence.
+
+TREAD, arXiv 2501.04765; the route's ends and the rate as in SG, arXiv 2601.01608, eq. 5: blocks
+i..j are skipped, both included, by the share of tokens that is the rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from routing.attached.calls import TEXT
+from routing.check.observed import Arrival, ObservedPass, ObservedSegment
+from routing.check.report import FAIL, NOT_APPLICABLE, PASS, Finding
+from routing.check.subject import RoutedModel
+from routing.layout import Layout
+
+NO_ROUTE = "no block saw fewer tokens in training"
+
+
+def segments_of(passes: Sequence[ObservedPass]) -> Iterator[ObservedSegment]:
+    """Return the segments of all passes."""
+    for observed in passes:
+        yield from observed.segments
+
+
+def routed_blocks(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
+    """Which blocks saw which tokens, and whether these are the blocks of the intended route."""
+    name = "routed blocks"
+    route = model.intended_route()
+    intended = "" if route is None else ", ".join(segment.span for segment in route.segments)
+    observed = passes[0]
+    if not observed.segments:
+        return Finding(name, FAIL, f"{NO_ROUTE}{f'; intended: {intended}' if intended else ''}")
+    evidence = _who_saw_what(observed, model.depth)
+    spans = {_spans(each) for each in passes}
+    if len(spans) > 1 and route is None:
+        return Finding(name, PASS, f"{evidence}; other blocks in other passes")
+    wrong = [span for span in sorted(spans) if intended and span != intended]
+    if wrong:
+        return Finding(name, FAIL, f"{evidence}; the route {intended} skips blocks {intended}, "
+                       "both ends included")  # fmt: skip
+    return Finding(name, PASS, evidence)
+
+
+def _spans(observed: ObservedPass) -> str:
+    return ", ".join(f"{segment.start}-{segment.end}" for segment in observed.segments)
+
+
+def _who_saw_what(observed: ObservedPass, depth: int) -> str:
+    """Describe which blocks saw how many tokens."""
+    descriptions, first = [], 0
+    for segment in observed.segments:
+        if segment.start > first:
+            descriptions.append(
+                f"{_span(first, segment.start - 1)} saw all {observed.tokens} tokens"
+            )
+        count = int(segment.present[0].sum())
+        descriptions.append(f"{_span(segment.start, segment.end)} saw {count} of {observed.tokens}")
+        first = segment.end + 1
+    if first < depth:
+        descriptions.append(f"{_span(first, depth - 1)} saw all")
+    return ", ".join(descriptions)
+
+
+def _span(first: int, last: int) -> str:
+    return f"block {first}" if first == last else f"blocks {first}-{last}"
+
+
+def rate(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
+    """Whether the share of tokens that skip is the stated one, the same in every sample."""
+    name, route = "rate", model.intended_route()
+    if not any(each.segments for each in passes):
+        return Finding(name, NOT_APPLICABLE, NO_ROUTE)
+    routable = passes[0].tokens - len(model.protect)
+    descriptions, result = [], PASS
+    for number, segment in enumerate(passes[0].segments):
+        counts = (~segment.present).sum(1)
+        skipped = int(counts[0])
+        text = f"{skipped} of {routable} tokens skip ({skipped / routable:.3g})"
+        if len(set(counts.tolist())) > 1:
+            result, text = FAIL, f"samples differ: {counts.tolist()} of {routable} tokens skip"
+        elif route is not None and number < len(route.segments):
+            stated = route.segments[number].rate
+            counts_skipped = abs(skipped - stated * routable) < 1
+            counts_kept = abs(skipped - (1 - stated) * routable) < 1
+            if counts_skipped and counts_kept:
+                text += f": at {stated:g} this cannot tell skipped from kept; try another rate"
+            elif counts_skipped:
+                text += f": {stated:g} counts the tokens that skip, as in TREAD"
+            else:
+                result = FAIL
+                other = "counts the tokens that are KEPT" if counts_kept else "is neither share"
+                text += f": {stated:g} {other}; TREAD counts those that skip"
+        descriptions.append(text)
+    return Finding(name, result, "; ".join(descriptions))
+
+
+def arrives_bit_for_bit(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
+    """Whether tokens that skipped come back unchanged, at their places."""
+    name = "bit for bit"
+    if not any(each.segments for each in passes):
+        return Finding(name, NOT_APPLICABLE, NO_ROUTE)
+    total = Arrival()
+    for arrival in (each.arrival for each in passes):
+        total.bypassed += arrival.bypassed
+        total.exact += arrival.exact
+        total.lost += arrival.lost
+        total.misplaced += arrival.misplaced
+        total.stayed_changed += arrival.stayed_changed
+        total.largest_change = max(total.largest_change, arrival.largest_change)
+    evidence = f"{total.exact} of {total.bypassed} skipped tokens came back exactly"
+    if total.exact == total.bypassed and not total.stayed_changed:
+        return Finding(name, PASS, f"{evidence}, each at its place ({len(passes)} passes)")
+    if total.misplaced:
+        evidence += f", {total.misplaced} at another place"
+    if total.lost:
+        evidence += f", {total.lost} gone or beyond recognition"
+    if total.exact < total.bypassed:
+        evidence += f"; largest change of a feature {total.largest_change:.3g}"
+    if total.stayed_changed:
+        evidence += f"; {total.stayed_changed} tokens that had stayed were changed or moved too"
+    return Finding(name, FAIL, evidence)
+
+
+def order_preserved(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
+    """Whether blocks see the tokens that stay in ascending order."""
+    name = "order"
+    if not any(each.segments for each in passes):
+        return Finding(name, NOT_APPLICABLE, NO_ROUTE)
+    evidence = ""
+    for segment in segments_of(passes):
+        for rows in segment.rows:
+            shuffled = [x for x in tree_leaves((rows.args, rows.kwargs)) if isinstance(x, Layout)]
+            if any(layout.shuffle is not None for layout in shuffled):
+                evidence = f"block {rows.block} scans its tokens in a shuffled order"
+            for ids in rows.ids:
+                order = ids[ids >= 0]
+                if not evidence and bool((order.diff() <= 0).any()):
+                    first = ", ".join(map(str, order[:6].tolist()))
+                    evidence = f"block {rows.block} saw tokens in the order {first}, ..."
+    if not evidence:
+        return Finding(name, PASS, "blocks of the route saw their tokens in ascending order")
+    if not model.ordered:
+        return Finding(
+            name, NOT_APPLICABLE, f"{evidence}; ordered=False: no matter to these blocks"
+        )
+    return Finding(
+        name, FAIL, f"{evidence}: wrong for scans, convolutions and positions by index; if the "
+        "blocks are plain attention, state ordered=False",
+    )  # fmt: skip
+
+
+def protected_tokens(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
+    """Whether tokens that must not skip were seen by all blocks."""
+    name = "protected tokens"
+    positions = list(model.protect)
+    missing: set[int] = set()
+    text_lengths: set[int] = set()
+    for observed in passes:
+        for rows in observed.marked.rows:
+            text = rows.kwargs.get(TEXT)
+            if isinstance(text, Tensor) and text.dim() == 3:
+                text_lengths.add(text.shape[1])
+            if rows.block < model.depth:
+                present = rows.present(observed.tokens).all(0)
+                missing.update(p for p in positions if not present[p])
+    if missing:
+        return Finding(name, FAIL, f"positions {_shortened(sorted(missing))} skipped blocks")
+    if len(text_lengths) > 1:
+        lengths = " and ".join(map(str, sorted(text_lengths)))
+        return Finding(name, FAIL, f"blocks got {lengths} rows of {TEXT}: text is routed too")
+    if text_lengths:
+        rows_of_text = f"all {text_lengths.pop()} rows of {TEXT} reached every block"
+        return Finding(name, PASS, rows_of_text)
+    if not positions:
+        return Finding(name, NOT_APPLICABLE, "none stated (protect=), no text argument")
+    return Finding(name, PASS, f"positions {_shortened(positions)} reached every block")
+
+
+def _shortened(positions: Sequence[int]) -> str:
+    shown = ", ".join(map(str, positions[:6]))
+    return f"{shown}, ... ({len(positions)} in all)" if len(positions) > 6 else shown
+
+
+def gradient_reaches_bypass(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
+    """Whether the gradient of a skipped token behind the route is that before it."""
+    name = "gradient"
+    observed = passes[0]
+    if not observed.segments:
+        return Finding(name, NOT_APPLICABLE, NO_ROUTE)
+    totals, exact, reached = 0, 0, 0
+    for behind, back in observed.returns:
+        token = behind.ids.clamp(min=0)
+        rows = back.gather(1, token) & (behind.ids >= 0)
+        count = int(rows.sum())
+        totals += count
+        if not count or not behind.x.requires_grad:
+            continue
+        (gradient,) = torch.autograd.grad(
+            behind.x[rows].sum(), observed.marked.entry, retain_graph=True, allow_unused=True
+        )
+        if gradient is None:
+            continue
+        arrived = gradient[back]
+        reached += int((arrived != 0).any(-1).sum())
+        exact += int((arrived == 1).all(-1).sum())
+    if not totals:
+        return Finding(name, NOT_APPLICABLE, "no skipped token can be recognised behind the route")
+    evidence = f"{exact} of {totals} skipped tokens pass the gradient on unchanged"
+    if exact < totals:
+        evidence += f", {totals - reached} pass none on"
+    return Finding(name, PASS if exact == totals else FAIL, evidence)
+
+
+def samples_differ(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
+    """Whether the samples of a batch keep different tokens."""
+    name = "samples differ"
+    subsets = [each.segments[0].present for each in passes if each.segments]
+    if not subsets:
+        return Finding(name, NOT_APPLICABLE, NO_ROUTE)
+    if len(subsets[0]) < 2:
+        return Finding(name, NOT_APPLICABLE, "a batch of one sample")
+    equal = [bool((present == present[:1]).all()) for present in subsets]
+    evidence = f"the samples of a batch kept the same tokens in {sum(equal)} of {len(equal)} passes"
+    if model.shared:
+        result = NOT_APPLICABLE if all(equal) else FAIL
+        return Finding(name, result, f"{evidence}; shared=True: they are meant to")
+    return Finding(name, FAIL if all(equal) else PASS, evidence)
+
+
+def steps_differ(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
+    """Whether each pass of training draws another subset."""
+    name = "steps differ"
+    subsets = [each.segments[0].present for each in passes if each.segments]
+    if not subsets:
+        return Finding(name, NOT_APPLICABLE, NO_ROUTE)
+    distinct: list[Tensor] = []
+    for present in subsets:
+        if not any(torch.equal(present, other) for other in distinct):
+            distinct.append(present)
+    evidence = f"{len(distinct)} different subsets in {len(subsets)} passes"
+    return Finding(name, PASS if len(distinct) > 1 else FAIL, evidence)
+
+
+def restart_repeats(
+    passes: Sequence[ObservedPass],
+    again: Sequence[ObservedPass],
+    other_seed: Sequence[ObservedPass] | None,
+) -> Finding:
+    """Whether the subsets repeat after a restart with the same seed, and not with another one."""
+    name = "restart"
+    if not any(each.segments for each in passes):
+        return Finding(name, NOT_APPLICABLE, NO_ROUTE)
+    repeated = _equal_passes(passes, again)
+    evidence = f"{repeated} of {len(passes)} passes repeat their subsets after a restart"
+    if repeated < len(passes):
+        return Finding(
+            name, FAIL, f"{evidence} with the same seed: they depend on something that the seed "
+            "does not determine",
+        )  # fmt: skip
+    if other_seed is None:
+        return Finding(name, PASS, evidence)
+    same = _equal_passes(passes, other_seed)
+    evidence += f", {same} with another seed"
+    return Finding(name, FAIL if same == len(passes) else PASS, evidence)
+
+
+def _equal_passes(passes: Sequence[ObservedPass], others: Sequence[ObservedPass]) -> int:
+    equal = 0
+    for one, other in zip(passes, others, strict=True):
+        pairs = list(zip(one.segments, other.segments, strict=False))
+        same_length = len(one.segments) == len(other.segments)
+        equal += same_length and all(torch.equal(a.present, b.present) for a, b in pairs)
+    return equal
+
+
+def evaluation_dense(model: RoutedModel, evaluation: ObservedPass | None) -> Finding:
+    """Whether all blocks see all tokens in evaluation."""
+    name = "dense evaluation"
+    if evaluation is None:
+        return Finding(name, NOT_APPLICABLE, "no evaluate= given")
+    if evaluation.segments:
+        return Finding(name, FAIL, f"in evaluation, {_who_saw_what(evaluation, model.depth)}")
+    blocks = len({rows.block for rows in evaluation.marked.rows if rows.block < model.depth})
+    return Finding(name, PASS, f"all {blocks} blocks saw all {evaluation.tokens} tokens")
+
+
+def evaluation_equal(outputs: tuple[Any, Any, Any] | None) -> Finding:
+    """Whether evaluation is bitwise that of the model without routing.
+
+    Args:
+        outputs: Of `evaluate`, twice, and of `dense`; None if they were not given.
+    """
+    name = "equal evaluation"
+    if outputs is None:
+        return Finding(name, NOT_APPLICABLE, "no dense= given")
+    once, twice, dense = (
+        [x for x in tree_leaves(output) if isinstance(x, Tensor)] for output in outputs
+    )
+    if _largest_difference(once, twice) != 0:
+        return Finding(name, FAIL, "two evaluations of one input differ: is dropout still active?")
+    difference = _largest_difference(once, dense)
+    evidence = f"largest difference from the model without routing: {difference:g}"
+    return Finding(name, PASS if difference == 0 else FAIL, evidence)
+
+
+def _largest_difference(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """Return the largest difference of two outputs; NaN where they hold NaN or differ in shape."""
+    if not some or [x.shape for x in some] != [x.shape for x in others]:
+        return float("nan")
+    differences = [
+        (a.detach().double() - b.detach().double()).abs().max()
+        for a, b in zip(some, others, strict=True)
+    ]
+    return float(torch.stack(differences).max())

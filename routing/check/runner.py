@@ -1,0 +1,95 @@
+"""Run a model as often as the conformance kit needs, and judge what was seen."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from routing.check import properties
+from routing.check.marks import run_marked
+from routing.check.observed import ObservedPass, observe
+from routing.check.report import Report
+from routing.check.subject import CheckError, RoutedModel
+from routing.check.tables import positions_gathered
+from routing.options import require
+
+PASSES = 4  # two samples that keep 2 of 4 tokens agree by chance in all of them with p < 1e-3
+
+
+def check(build: Callable[..., RoutedModel], seed: int = 0) -> Report:
+    """Check an implementation of token routing; `routing.check(build)` is the same.
+
+    The model is built three times: twice with one seed, which stands for a restart, and once with
+    another one. Torch's global random numbers differ each time, as they do after a restart of a
+    script that does not seed them; they are put back at the end.
+
+    Args:
+        build: Returns a `RoutedModel`; called as `build(seed=...)`, or `build()` if it takes no
+            argument `seed`.
+        seed: The seed.
+
+    Returns:
+        A `Report`: `report.ok` says whether nothing failed, `print(report)` shows the evidence.
+
+    Raises:
+        CheckError: If the model cannot be followed: its tokens are no float32 or float64, it
+            changes them between blocks, a route begins at block 0 or ends with the last block and
+            `before=` or `after=` is missing.
+    """
+    with torch.random.fork_rng():
+        model = _build(build, seed, restart=0)
+        passes = _training_passes(model)
+        evaluation = None
+        outputs: tuple[Any, Any, Any] | None = None
+        if model.evaluate is not None:
+            evaluation = observe(run_marked(model, model.evaluate), model.depth)
+            if model.dense is not None:
+                outputs = model.evaluate(), model.evaluate(), model.dense()
+        gradient = properties.gradient_reaches_bypass(model, passes)
+        again = _training_passes(_build(build, seed, restart=1))
+        other_seed = None
+        if _takes_seed(build):
+            other_seed = _training_passes(_build(build, seed + 1, restart=2))
+    return Report(
+        (
+            properties.routed_blocks(model, passes),
+            properties.rate(model, passes),
+            properties.arrives_bit_for_bit(model, passes),
+            properties.order_preserved(model, passes),
+            positions_gathered(model, passes, evaluation),
+            properties.protected_tokens(model, passes),
+            gradient,
+            properties.evaluation_dense(model, evaluation),
+            properties.evaluation_equal(outputs),
+            properties.samples_differ(model, passes),
+            properties.steps_differ(model, passes),
+            properties.restart_repeats(passes, again, other_seed),
+        )
+    )
+
+
+def _takes_seed(build: Callable[..., RoutedModel]) -> bool:
+    return "seed" in inspect.signature(build).parameters
+
+
+def _build(build: Callable[..., RoutedModel], seed: int, restart: int) -> RoutedModel:
+    torch.manual_seed(1000 + restart)
+    model = build(seed=seed) if _takes_seed(build) else build()
+    require(
+        isinstance(model, RoutedModel),
+        f"the function returns a {type(model).__name__}; expected a routing.check.RoutedModel",
+        CheckError,
+    )
+    return model
+
+
+def _training_passes(model: RoutedModel) -> list[ObservedPass]:
+    """Run some passes of training with marked tokens."""
+    passes = []
+    for _ in range(PASSES):
+        with torch.enable_grad():
+            passes.append(observe(run_marked(model, model.train), model.depth))
+    return passes

@@ -1,0 +1,98 @@
+"""LaTeX for one column of a page of two: it compiles, stays inside the column, and keeps pairs of columns together."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from analysis_runs import write
+
+from analysis.command import main
+from analysis.tables import make, render
+
+COLUMN = 3.3  # inches
+NAMES = (
+    "main",
+    "summary",
+    "differences",
+    "all_scores",
+    "route_placement",
+    "throughput",
+    "high_res",
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    for backbone in ("dit", "mamba", "rwkv"):
+        for seed in range(3):
+            for route in ("none", "2-8", "0-8", "3-8"):
+                write(root, backbone, route, seed)
+    return root
+
+
+def test_dense_and_routed_stay_in_the_same_float(runs):
+    for name in ("main", "high_res"):
+        text = render.latex(make(name, runs), COLUMN)
+        assert "table*" not in text and "longtable" not in text
+        for float_text in text.split(r"\begin{table}")[1:]:
+            columns = re.findall(r"\\shortstack\[[lr]\]\{([^}]*)\}", float_text)
+            assert ("+ TREAD" in columns) == ("Dense" in columns), columns
+            assert ("Paper dense" in columns) == ("Paper + TREAD" in columns)
+    assert render.latex(make("main", runs), COLUMN).count(r"\begin{table}") > 1
+
+
+def test_a_number_of_seeds_that_all_share_is_said_once(runs):
+    text = render.latex(make("main", runs), COLUMN)
+    assert r"($n{=}$3)" not in text and "n = 3 seeds unless said." in text
+    assert r"($n{=}$3)" in render.latex(make("main", runs))
+
+
+def test_every_row_and_column_is_there_once(runs):
+    table = make("all_scores", runs)
+    text = render.latex(table, COLUMN)
+    columns = re.findall(r"\\shortstack\[[lr]\]\{", text)
+    parts = text.count(r"\begin{tabular}")
+    row_parts = -(-len(table.rows) // render.ROWS_OF_A_COLUMN)
+    assert len(columns) == (len(table.columns) - 1) * row_parts + parts
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("pdflatex") is None or shutil.which("pdftotext") is None,
+    reason="pdflatex or poppler-utils is not installed",
+)
+def test_a_two_column_paper_compiles_and_no_word_leaves_its_column(runs, tmp_path):
+    assert (
+        main(
+            ["tables", str(runs), "--width", str(COLUMN), "--out", str(tmp_path), "--only", *NAMES]
+        )
+        == 0
+    )
+    command = [
+        "pdflatex",
+        "-interaction=nonstopmode",
+        "-halt-on-error",
+        "-no-shell-escape",
+        "tables.tex",
+    ]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert result.returncode == 0, result.stdout[-2000:]
+    assert "Overfull" not in result.stdout
+    subprocess.run(["pdftotext", "-bbox", "tables.pdf", "words.html"], cwd=tmp_path, check=True)
+    text = (tmp_path / "words.html").read_text()
+    # A4 is 595 points wide: the text is two columns of 3.3 inches, 0.2 apart, in the middle.
+    left = (595.28 - (2 * COLUMN + 0.2) * 72) / 2
+    columns = [
+        (left, left + COLUMN * 72),
+        (left + (COLUMN + 0.2) * 72, left + (2 * COLUMN + 0.2) * 72),
+    ]
+    words = re.findall(
+        r'xMin="([\d.]+)" yMin="[\d.]+" xMax="([\d.]+)" yMax="([\d.]+)">(.*?)<', text
+    )
+    assert len(words) > 500
+    for low, high, bottom, word in words:
+        inside = any(start - 2 <= float(low) and float(high) <= end + 2 for start, end in columns)
+        is_page_number = float(bottom) > 770 and word.isdigit()
+        assert inside or is_page_number, (word, low, high)

@@ -1,0 +1,183 @@
+"""`train.optimizer=muon`: torch.optim.Muon on the blocks' matrices, AdamW on the rest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small import overrides, run, small
+from test_train_distributed import losses, torchrun
+from test_train_loop import make_run
+from torch import nn
+
+import backbones
+from experiments.config.compose import load
+from experiments.runtime import run_folder
+from experiments.training.optimizer import Muon, muon_parameters
+from routing.errors import UserError
+
+FAMILIES = ("dit", "mamba", "rwkv")
+MUON = ("route=1-2", "train.optimizer=muon", "train.muon_lr=0.003")
+
+
+def newton_schulz(update):
+    """Jordan's quintic iteration, written out: X <- a X + (b A + c A A) X with A = X X^T."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = update.bfloat16()
+    if x.shape[0] > x.shape[1]:
+        x = x.T
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if update.shape[0] > update.shape[1] else x
+
+
+def test_the_update_is_the_orthogonalised_nesterov_momentum():
+    torch.manual_seed(0)
+    for shape in ((6, 4), (4, 6)):
+        weight, momentum = nn.Parameter(torch.randn(shape)), torch.zeros(shape)
+        expected = weight.detach().clone()
+        muon = Muon(
+            [weight], lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+        )
+        muon.found_inf = torch.zeros(())
+        for _ in range(3):
+            weight.grad = torch.randn(shape)
+            muon.step()
+            momentum = 0.95 * momentum + 0.05 * weight.grad
+            direction = newton_schulz(0.05 * weight.grad + 0.95 * momentum).float()
+            # Moonshot: the root mean square of AdamW's updates is 0.2 to 0.4.
+            expected = (1 - 0.02 * 0.1) * expected - 0.02 * 0.2 * 6**0.5 * direction
+            # Rounding to bfloat16 may fall the other way where the momentum differs in its last bit.
+            torch.testing.assert_close(weight.detach(), expected, rtol=0, atol=0.02 * 0.01)
+
+
+def test_it_is_torchs_muon():
+    torch.manual_seed(0)
+    start, gradients = torch.randn(5, 7), [torch.randn(5, 7) for _ in range(4)]
+    trained = []
+    for cls in (Muon, torch.optim.Muon):
+        weight = nn.Parameter(start.clone())
+        optimizer = cls([weight], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+        optimizer.found_inf = torch.zeros(())
+        for gradient in gradients:
+            weight.grad = gradient.clone()
+            optimizer.step()
+        trained.append((weight.detach(), optimizer.state[weight]["momentum_buffer"]))
+    torch.testing.assert_close(*(weight for weight, _ in trained), rtol=1e-6, atol=1e-7)
+    assert torch.equal(*(momentum for _, momentum in trained))
+
+
+def test_a_bad_step_changes_neither_weights_nor_momentum():
+    for bad_step in (0, 2):
+        weight, trained = nn.Parameter(torch.randn(4, 3)), []
+        muon = Muon([weight], lr=0.1)
+        for step in range(3):
+            bad = step == bad_step
+            before = weight.detach().clone()
+            weight.grad = torch.full((4, 3), float("nan")) if bad else torch.randn(4, 3)
+            muon.found_inf = torch.tensor(float(bad))
+            old = muon.state[weight].get("momentum_buffer", torch.zeros(4, 3)).clone()
+            muon.step()
+            assert torch.equal(weight.detach(), before) is bad
+            assert torch.equal(muon.state[weight]["momentum_buffer"], old) is bad
+            trained.append(weight.detach())
+        assert all(torch.isfinite(values).all() for values in trained)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "rwkv7", "lightningdit"])
+def test_the_matrices_of_the_blocks_and_nothing_else(family):
+    model = backbones.create(
+        family, "T/1", depth=2, num_classes=3, input_size=8, fuse="0-1", align={"block": 0}
+    )
+    matrices = muon_parameters(model)
+    for name, parameter in model.named_parameters():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        is_matrix = (
+            name.startswith("stack.blocks.")
+            and isinstance(owner, nn.Linear)
+            and parameter.ndim == 2
+        )
+        assert (id(parameter) in matrices) is is_matrix, name
+    # The blocks are most of the model, and most of a block is matrices.
+    blocks = sum(p.numel() for p in model.stack.blocks.parameters())
+    assert sum(p.numel() for p in model.parameters() if id(p) in matrices) > 0.85 * blocks
+
+
+def test_both_rates_follow_the_warm_up_and_the_schedule(tmp_path):
+    words = ["train.lr=0.001", "train.warmup=4", "train.schedule=cosine"]
+    loop = make_run(small(tmp_path, *MUON, *words))
+    rates = []
+    for _ in range(3):
+        loop.step.run()
+        loop.state.step += 1
+        rates.append([group["lr"] for group in loop.state.optimizer.param_groups])
+    for adamw, muon in rates:
+        assert muon == pytest.approx(3 * adamw)
+    assert rates[0][0] == pytest.approx(0.001 / 4)
+    assert (
+        make_run(
+            small(tmp_path, "train.optimizer=muon", "train.lr=0.004")
+        ).state.optimizer.param_groups[1]["peak_lr"]
+        == 0.004
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_resumed_run_is_the_same_bit_for_bit(family, tmp_path):
+    words = [
+        f"backbone={family}",
+        *MUON,
+        "train.steps=6",
+        "train.save_every=3",
+        "train.micro_batch=4",
+    ]
+    straight = make_run(small(tmp_path / "straight", *words))
+    straight.fit()
+    broken = make_run(small(tmp_path / "broken", *words))
+    broken.fit(3)
+    again = make_run(small(tmp_path / "broken", *words))
+    again.state.load(run_folder.step_folder(again.folder, 3), again.config.hashed())
+    again.fit()
+    assert again.state.step == 6
+    for one, other in zip(
+        straight.state.params + straight.state.ema,
+        again.state.params + again.state.ema,
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+    saved = load_file(run_folder.step_folder(straight.folder, 6) / "state.safetensors")
+    assert any(key.startswith("optim.momentum_buffer.stack.blocks.") for key in saved)
+
+
+def test_micro_batches_and_bf16_train(tmp_path):
+    losses = []
+    for words in ([], ["train.micro_batch=4"], ["train.precision=bf16"]):
+        loop = make_run(small(tmp_path, *MUON, *words))
+        for _ in range(4):
+            loop.step.run()
+            loop.state.step += 1
+        assert loop.state.tally[2] == 4
+        losses.append(float(loop.state.tally[0]))
+        assert all(parameter.dtype == torch.float32 for parameter in loop.state.params)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)  # sums round differently, then bfloat16
+    assert losses[2] == pytest.approx(losses[0], rel=0.02)
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_what_one_learns(tmp_path):
+    one = run(*overrides(tmp_path / "one", *MUON))
+    two = torchrun(*overrides(tmp_path / "two", *MUON))
+    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
+    for (a, _), (b, _) in zip(losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True):
+        assert a == pytest.approx(b, rel=1e-3)
+
+
+def test_names_of_older_runs_stay_and_a_rate_without_muon_is_refused(tmp_path):
+    plain = load(["data=digits"])
+    words = ["train.optimizer=adamw", "train.muon_lr=null", "train.muon_momentum=0.95"]
+    assert load(["data=digits", *words]).name == plain.name
+    assert load(["data=digits", "train.optimizer=muon"]).hash != plain.hash
+    with pytest.raises(UserError, match=r"train.muon_lr=0.02: expected train.optimizer=muon"):
+        load(["data=digits", "train.muon_lr=0.02"])

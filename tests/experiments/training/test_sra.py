@@ -1,0 +1,194 @@
+"""SRA (arXiv 2505.02831): the student's block against a later block of the EMA, less noisy."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from small import overrides, run, small
+from test_train_distributed import losses, torchrun
+from test_train_loop import make_run
+from torch.func import functional_call
+
+from experiments.config.compose import load
+from experiments.config.model import run_cost, teacher_block
+from experiments.diffusion import create_objective
+from experiments.runtime import run_folder
+from experiments.training.session import train
+from routing.errors import UserError
+
+SRA = ("train.encoder=ema", "objective=flow", "backbone.align={block: 1, channels: 32, hidden: 16}")
+ROUTED = ("route=1-2", *SRA)
+FAMILIES = ("dit", "mamba", "rwkv")
+
+
+def perturbed(loop):
+    """Random weights everywhere, and another EMA: gates start at zero."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter, average in zip(loop.state.params, loop.state.ema, strict=True):
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+            average.copy_(parameter + 0.05 * torch.randn(parameter.shape, generator=generator))
+    return loop
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("route", ["none", "1-2"])
+def test_the_loss_is_the_papers(family, route, tmp_path):
+    loop = perturbed(make_run(small(tmp_path, *SRA, f"backbone={family}", f"route={route}")))
+    step, model = loop.step, loop.model
+    batch, draws, routing = step.make_batch(torch.arange(8), None)
+    outputs = []
+    step.net = lambda *args, **options: outputs.append(model(*args, **options)) or outputs[-1]
+    loss = step.batch_loss(batch, draws, routing)
+    step.alignment = None
+    plain = step.batch_loss(batch, draws, routing)
+
+    # By hand: t' = clamp(t - u, 0), the same noise and labels, the whole EMA model, dense.
+    time = step.objective.times(draws)
+    earlier = (time - 0.2 * draws.uniform("teacher", 1)[:, 0]).clamp(min=0)
+    noise = draws.normal("noise", tuple(batch.x.shape[1:]))
+    t = earlier.reshape(-1, 1, 1, 1)
+    dropped = draws.uniform("drop", 1)[:, 0] < 0.1
+    labels = torch.where(dropped, 10, batch.y)
+    weights = dict(zip(loop.state.names, loop.state.ema, strict=True))
+    inputs = ((1 - t) * batch.x + t * noise, 1000 * earlier, labels)
+    assert teacher_block(loop.config) == 1  # two thirds of four
+    teacher = functional_call(model, weights, inputs, {"taps": (1,)}).taps[1]
+    student, ids = outputs[0].aligned, outputs[0].aligned_layout.ids
+    assert (ids is None) is (route == "none")
+    if ids is not None:
+        assert student.shape[1] == 32, "half of the 64 tokens are inside the route"
+    cosines = []
+    for sample in range(8):
+        present = range(64) if ids is None else ids[sample].tolist()
+        for row, token in enumerate(present):
+            cosines.append(
+                torch.cosine_similarity(student[sample, row], teacher[sample, token], dim=0)
+            )
+    expected = 0.5 * (1 - torch.stack(cosines).mean())
+    assert float((loss - plain).detach()) == pytest.approx(float(expected.detach()), abs=1e-5)
+
+
+def test_gradients_reach_the_student_and_its_projector_and_not_the_teacher(tmp_path):
+    loop = perturbed(make_run(small(tmp_path, *ROUTED)))
+    before = [average.clone() for average in loop.state.ema]
+    loop.step.loss(torch.arange(8)).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in loop.model.align.parameters())
+    assert all(p.grad is None for p in loop.step.alignment.teacher.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(before, loop.state.ema, strict=True))
+
+
+def test_the_teacher_is_the_ema_after_steps_and_after_loading(tmp_path):
+    loop = make_run(small(tmp_path, *ROUTED, "train.ema=0.5"))
+    teacher = loop.step.alignment.teacher
+    loop.fit(3)
+    again = make_run(small(tmp_path, *ROUTED, "train.ema=0.5"))
+    again.state.load(run_folder.step_folder(again.folder, 3), again.config.hashed())
+    for student, (name, weight) in ((loop, pair) for pair in teacher.named_parameters()):
+        average = student.state.ema[student.state.names.index(name)]
+        assert weight.data_ptr() == average.data_ptr()
+    resumed = dict(again.step.alignment.teacher.named_parameters())
+    for name, weight in teacher.named_parameters():
+        assert torch.equal(resumed[name], weight), name
+    assert not all(
+        torch.equal(p, a) for p, a in zip(loop.state.params, loop.state.ema, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", ["edm", "ddpm", "flow"])
+def test_less_noisy_is_an_offset_of_flow_matchings_time(name):
+    objective = create_objective(name)
+    level = torch.tensor([0.05, 0.5, 2.0, 9.0], dtype=torch.float64)
+    offset = torch.tensor([0.2, 0.1, 0.2, 0.0], dtype=torch.float64)
+    earlier = objective.level(objective.less_noisy(objective.from_level(level), offset))
+    flow_time = level / (1 + level) - offset
+    expected = flow_time / (1 - flow_time)
+    assert torch.allclose(earlier[1:], expected[1:], rtol=1e-5)
+    # 0.05 is t = 0.048: below the offset, so the least noise that the network knows.
+    assert float(earlier[0]) == pytest.approx(
+        {"edm": 0.002, "ddpm": 0.01, "flow": 0.0}[name], rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_resumed_run_is_the_same_bit_for_bit(family, tmp_path):
+    words = [f"backbone={family}", *ROUTED, "train.micro_batch=4"]
+    straight = make_run(small(tmp_path / "straight", *words))
+    straight.fit()
+    broken = make_run(small(tmp_path / "broken", *words))
+    broken.fit(3)
+    again = make_run(small(tmp_path / "broken", *words))
+    again.state.load(run_folder.step_folder(again.folder, 3), again.config.hashed())
+    again.fit()
+    for one, other in zip(straight.state.params, again.state.params, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_micro_batches_bf16_and_fusion_train(tmp_path):
+    losses = []
+    fused = ["routing.learned=fuse", "route=1-2@0.75", "routing.selection=quad"]
+    for words in ([], ["train.micro_batch=4"], ["train.precision=bf16"], fused):
+        loop = make_run(small(tmp_path, *ROUTED, *words))
+        loop.step.run()
+        losses.append(float(loop.state.tally[0]))
+        assert loop.state.tally[2] == 1
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=0.02)
+
+
+def test_the_teachers_pass_is_counted(tmp_path):
+    words = ["data=digits", "backbone.depth=4", "backbone.width=32", "route=1-2", "objective=flow"]
+    plain = run_cost(load(words))
+    cost = run_cost(load([*words, "train.encoder=ema", "train.teacher_block=2"]))
+    # Patches 1 x 32 on 64 tokens; time 256 x 32 and 32 x 32; modulation 32 x (4 x 6 x 32).
+    around = 64 * 32 + 256 * 32 + 32 * 32 + 32 * 4 * 6 * 32
+    # A DiT block: qkv, projection and MLP are 12 D^2 a token; QK^T and AV 2 T^2 D.
+    blocks = 3 * (64 * 12 * 32 * 32 + 2 * 64 * 64 * 32)
+    for state in ("dense", "routed"):
+        teacher = getattr(cost, f"macs_{state}") - getattr(plain, f"macs_{state}")
+        assert teacher == around + blocks
+    linear = cost.macs_routed_no_attention - plain.macs_routed_no_attention
+    assert linear == around + 3 * 64 * 12 * 32 * 32
+    folder = train(small(tmp_path, *ROUTED, "train.steps=2"), quiet=True)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["macs"] == summary["macs_routed"] * 2 * 8
+    ends = [
+        run_cost(load([*words[:3], "train.encoder=ema", f"route=1-{end}"])).macs_routed
+        for end in (1, 2)
+    ]
+    drawn = run_cost(load([*words, "train.encoder=ema", "routing.random_end=true"]))
+    assert drawn.macs_routed == round(sum(ends) / 2)
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_what_one_learns(tmp_path):
+    one = run(*overrides(tmp_path / "one", *ROUTED))
+    two = torchrun(*overrides(tmp_path / "two", *ROUTED))
+    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
+    for (a, _), (b, _) in zip(losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["train.teacher_block=3"], "train.teacher_block=3: expected train.encoder=ema"),
+        (["train.encoder=ema", "train.teacher_block=12"], "expected an integer >= 0 and <= 11"),
+        (["train.encoder=ema", "train.teacher_offset=1"], "train.teacher_offset=1"),
+        (
+            ["train.encoder=ema", "backbone.align={channels:8}"],
+            "expected 64, the features of train.encoder=ema",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(words, sentence):
+    with pytest.raises(UserError, match=sentence):
+        load(["data=digits", *words])
+
+
+def test_names_of_older_runs_stay():
+    words = ["train.teacher_block=null", "train.teacher_offset=0.2"]
+    assert load(["data=digits", *words]).name == load(["data=digits"]).name
+    assert load(["data=digits", "train.encoder=ema"]).hash != load(["data=digits"]).hash

@@ -1,0 +1,258 @@
+"""`protect=` and `keep=` of `routing.attach`, and the models that need them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import routing
+from routing import AttachError, Selection
+from routing.attached.protected import force_keep, routable_positions
+
+pytest.importorskip("diffusers")
+pytest.importorskip("timm")
+
+from foreign_models import MODELS, block_list, build_model, run, z_image_model
+
+BATCH, LENGTH, WIDTH = 3, 20, 4
+
+
+class Recorder(nn.Module):
+    """A block that adds one to its tokens and notes them; a token is its own position."""
+
+    def forward(self, x):
+        self.seen = x[..., 0].long() if x.shape[-1] else x
+        return x + torch.tensor([0.0] + [1.0] * (x.shape[-1] - 1))
+
+
+def positions():
+    x = torch.zeros(BATCH, LENGTH, WIDTH)
+    x[..., 0] = torch.arange(LENGTH)
+    return x
+
+
+def attach_and_run(route="0-0@0.5", **options):
+    block = Recorder()
+    with routing.attach([block], route, **options) as attached:
+        out = block(positions())
+    return block.seen, out, attached
+
+
+FRONT, BACK, MIDDLE = {0, 1, 2, 3}, {16, 17, 18, 19}, set(range(4, 16))
+AROUND = [slice(0, 4), slice(16, None)]
+
+
+@pytest.mark.parametrize(
+    ("protect", "protected"),
+    [
+        (slice(0, 4), FRONT),
+        (slice(-4, None), BACK),
+        (AROUND, FRONT | BACK),
+        ([slice(4, 16)], MIDDLE),
+        (torch.tensor([i in FRONT | BACK for i in range(LENGTH)]), FRONT | BACK),
+        (slice(0, None, 2), set(range(0, LENGTH, 2))),
+    ],
+)
+def test_protected_tokens_stay_wherever_they_are_and_in_order(protect, protected):
+    seen, out, attached = attach_and_run(protect=protect)
+    n = LENGTH - len(protected)
+    assert seen.shape == (BATCH, LENGTH - n // 2)
+    assert (seen.diff(dim=1) > 0).all()
+    for row in seen.tolist():
+        assert protected <= set(row)
+    skipped = torch.ones(BATCH, LENGTH, dtype=torch.bool).scatter(1, seen, False)
+    assert skipped.sum() == BATCH * (n // 2)
+    assert torch.equal(out[..., 0], positions()[..., 0])  # each token at its own place
+    assert torch.equal(out[..., 1], (~skipped).float())  # those that skipped are as they were
+    layout = attached.inner[0]
+    assert layout.full_length - layout.prefix - layout.tokens == n // 2
+
+
+def test_a_mask_of_each_sample_protects_other_tokens_of_each():
+    mask = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
+    for sample, start in enumerate((0, 8, 14)):
+        mask[sample, start : start + 6] = True
+    seen, out, _ = attach_and_run("0-0@0.75", protect=mask)
+    for sample, row in enumerate(seen.tolist()):
+        assert set(mask[sample].nonzero().flatten().tolist()) <= set(row)
+    assert seen.shape == (BATCH, LENGTH - int(14 * 0.75)) and (seen.diff(dim=1) > 0).all()
+    assert torch.equal(out[..., 0], positions()[..., 0])
+    changed = torch.zeros(BATCH, LENGTH).scatter(1, seen, 1.0)
+    assert torch.equal(out[..., 1], changed)
+    spans, n = routable_positions(mask, 0, positions())
+    assert n == 14 and spans[1].tolist() == [*range(8), *range(14, 20)]
+
+
+def test_a_prefix_is_the_same_as_protecting_the_front():
+    one, _, _ = attach_and_run(prefix=4, seed=3)
+    other, _, _ = attach_and_run(protect=slice(0, 4), seed=3)
+    both, _, _ = attach_and_run(prefix=2, protect=slice(2, 4), seed=3)
+    assert torch.equal(one, other) and torch.equal(one, both)
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"protect": 4}, "protect=4: expected a slice of the sequence such as slice"),
+        ({"protect": [4]}, r"protect=\[4\]: expected a slice"),
+        ({"protect": torch.ones(LENGTH)}, "protect of type torch.float32"),
+        ({"protect": torch.ones(7, dtype=torch.bool)}, r"protect of shape \(7,\): expected \(20,\) or"),
+        ({"protect": slice(0, None)}, "protect: 20 tokens come into block 0, and none of them"),
+        ({"protect": torch.arange(LENGTH).expand(BATCH, -1) < torch.tensor([[1], [2], [4]])},
+         "leaves 16 tokens of one sample and 19 of another"),
+        ({"keep": torch.ones(7, dtype=torch.bool)}, r"keep torch.bool \(7,\): expected a bool mask \(20,\)"),
+        ({"keep": torch.ones(LENGTH)}, "keep torch.float32"),
+        ({"keep": [True] * LENGTH}, "expected a bool mask"),
+    ],
+)  # fmt: skip
+def test_wrong_masks_get_one_sentence(options, part):
+    with pytest.raises(AttachError, match=part):
+        attach_and_run(**options)
+
+
+@pytest.mark.parametrize("mode", ["random", "rows", "blocks", "stride"])
+def test_kept_tokens_never_skip_and_the_others_fill_up_to_the_number(mode):
+    keep = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
+    keep[0, :3], keep[1, 5:15] = True, True
+    stays = torch.zeros(BATCH, LENGTH)
+    for seed in range(40):
+        seen, out, _ = attach_and_run(keep=keep, selection=mode, grid=(4, 5), seed=seed)
+        assert seen.shape == (BATCH, 10) and (seen.diff(dim=1) > 0).all()
+        present = torch.zeros(BATCH, LENGTH, dtype=torch.bool).scatter(1, seen, True)
+        assert present[keep].all()
+        assert torch.equal(out[..., 1], present.float())
+        stays += present
+    assert (stays[0, 3:] > 0).all() and (stays[0, 3:] < 40).all()  # all others are drawn at times
+    assert (stays[1, :5] == 0).all()  # ten are forced, so none of the others stays
+
+
+def test_a_mask_that_forces_nothing_new_changes_nothing():
+    plain, _, _ = attach_and_run(seed=5)
+    drawn = torch.zeros(BATCH, LENGTH, dtype=torch.bool).scatter(1, plain, True)
+    for keep in (torch.zeros(LENGTH, dtype=torch.bool), drawn):
+        assert torch.equal(attach_and_run(seed=5, keep=keep)[0], plain)
+
+
+def test_more_forced_tokens_than_stay_let_more_stay_in_each_sample():
+    keep = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
+    keep[2, :17] = True
+    seen, _, _ = attach_and_run(keep=keep)
+    assert seen.shape == (BATCH, 17) and seen[2].tolist() == list(range(17))
+
+
+def test_a_shared_subset_keeps_what_any_sample_forces():
+    keep = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
+    keep[0, 1], keep[2, 18] = True, True
+    for seed in range(10):
+        seen, _, attached = attach_and_run(keep=keep, selection=Selection(shared=True), seed=seed)
+        assert attached.inner[0].ids.shape == (1, 10)
+        assert {1, 18} <= set(seen[0].tolist()) and torch.equal(seen[0], seen[1])
+
+
+def test_the_mask_can_change_with_the_batch_and_explicit_ids_exclude_it():
+    block = Recorder()
+    with routing.attach([block], "0-0@0.9") as attached:
+        for token in (3, 11):
+            attached.keep = torch.arange(LENGTH) == token
+            block(positions())
+            assert (block.seen == token).any(1).all()
+        attached.ids = torch.arange(5)
+        with pytest.raises(AttachError, match="keep and ids are both set"):
+            block(positions())
+
+
+def test_forced_tokens_by_hand():
+    ids, noise = torch.tensor([[0, 2, 4]]), torch.tensor([[0.9, 0.0, 0.1, 0.0, 0.5, 0.0]])
+    keep = torch.tensor([[False, False, False, False, False, True]])
+    # Token 5 is forced; of the drawn 0, 2 and 4 the one with the largest number makes room.
+    assert force_keep(ids, keep, noise).tolist() == [[2, 4, 5]]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_foreign_model_evaluates_as_if_nothing_were_attached(name):
+    model, blocks, inputs, options = build_model(name)
+    with torch.no_grad():
+        dense = run(model.eval(), inputs)
+        with routing.attach(blocks, "1-2@0.5", **options) as attached:
+            assert torch.equal(run(model, inputs), dense)
+            model.train()
+            tokens = []
+            hook = block_list(model, blocks)[1].register_forward_hook(
+                lambda m, a, k, o: tokens.append(k.get("hidden_states", a[0] if a else None).shape[1]),
+                with_kwargs=True,
+            )  # fmt: skip
+            routed = run(model, inputs)
+            attached.ids = torch.arange(attached.inner[0].full_length - attached.inner[0].prefix)
+            complete = run(model, inputs)
+            hook.remove()
+        dense_train = run(model, inputs)
+    assert torch.equal(complete, dense_train)
+    assert tokens[0] < tokens[1] and not torch.equal(routed, dense_train)
+
+
+@pytest.mark.parametrize("name", ["Z-Image", "Z-Image omni"])
+def test_z_image_is_refused_where_its_image_tokens_are_unknown(name):
+    model, blocks, inputs, options = build_model(name)
+    with pytest.raises(AttachError, match=r"attach to its list, model.layers; .*protect=slice") as caught:
+        routing.attach(model, "1-2")
+    assert "prefix" not in str(caught.value)
+    with routing.attach(blocks, "1-2", when="always"), pytest.raises(AttachError) as caught:
+        run(model, inputs)
+    assert "protect=slice(N, None)" in str(caught.value) and "prefix" not in str(caught.value)
+    for prefix in (0, 32):
+        with pytest.raises(AttachError, match=f"prefix={prefix}: ZImageTransformerBlock needs more"):
+            routing.attach(blocks, "1-2", prefix=prefix)
+    assert not any(block._forward_hooks for block in blocks)
+    with routing.attach(blocks, "1-2", when="always", **options):
+        run(model, inputs)
+
+
+def test_each_token_of_z_image_s_omni_mode_keeps_its_own_modulation():
+    """Clean and noisy tokens are modulated differently, by a flag that goes with the token."""
+    model, blocks, inputs, _ = build_model("Z-Image omni")
+    flags, counts = {}, []
+    with routing.attach(blocks, "1-2@0.5", protect=[slice(0, 64)], when="always") as attached:
+        for i in (0, 1):
+            blocks[i].register_forward_pre_hook(lambda m, a, i=i: flags.update({i: a[4]}))
+        run(model, inputs)
+        ids = attached.inner[0].ids
+    counts = flags[1].shape
+    assert counts == (BATCH, 64 + 64) and flags[0].shape == (BATCH, 192)
+    for sample in range(BATCH):
+        expected = torch.cat((flags[0][sample, :64], flags[0][sample, 64 + ids[sample]]))
+        assert torch.equal(flags[1][sample], expected)
+
+
+def test_text_of_different_lengths_is_refused_as_before():
+    model = z_image_model()
+    inputs = {
+        "x": list(torch.randn(2, 4, 1, 16, 16)), "t": torch.rand(2),
+        "cap_feats": [torch.randn(7, 12), torch.randn(40, 12)],
+    }  # fmt: skip
+    with (
+        routing.attach(model.layers, "1-2", protect=slice(64, None), when="always"),
+        pytest.raises(AttachError, match="attn_mask spans all 128 tokens"),
+    ):
+        run(model, inputs)
+
+
+def test_wan_s_timesteps_of_each_token_go_with_their_tokens():
+    """Wan 2.2 conditions each token on a time of its own; the blocks get it as `temb`."""
+    model, blocks, inputs, _ = build_model("Wan")
+    n, seen = 16, {}
+    inputs["timestep"] = torch.randint(1000, (BATCH, n))
+    dense = run(model.eval(), inputs)
+    with routing.attach(blocks, "1-2@0.5", when="always", extra=("temb",)) as attached:
+        hooks = [
+            model.blocks[i].register_forward_pre_hook(lambda m, a, i=i: seen.update({i: a[2]}))
+            for i in (0, 1)
+        ]
+        run(model, inputs)
+        (ids,) = attached.inner[0].ids
+        assert seen[0].shape[:3] == (BATCH, n, 6)
+        assert torch.equal(seen[1], seen[0][:, ids])
+        attached.ids = torch.arange(n)
+        assert torch.equal(run(model, inputs), dense)
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,38 @@
+"""The conformance kit: every broken property is caught, and nothing correct is called broken."""
+
+from __future__ import annotations
+
+import pytest
+from checked_models import FAULTS, ours, plain
+
+import routing
+from routing.check import CheckError, RoutedModel  # noqa: F401
+
+PROPERTIES = [
+    "routed blocks", "rate", "bit for bit", "order", "positions", "protected tokens", "gradient",
+    "dense evaluation", "equal evaluation", "samples differ", "steps differ", "restart",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rate", [0.25, 0.5, 0.75, 0.8])
+def test_a_correct_implementation_passes_every_property(rate):
+    report = routing.check(plain(rate=rate), seed=int(rate * 100))
+    assert [finding.name for finding in report.findings] == PROPERTIES
+    assert {finding.result for finding in report.findings} == {"pass"}, str(report)
+    assert report.ok
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_property_is_caught(fault):
+    name, others = FAULTS[fault]
+    report = routing.check(plain(fault))
+    assert name in report.failed, str(report)
+    assert set(report.failed) <= {name, *others}, str(report)
+
+
+@pytest.mark.parametrize("backbone", ["dit", "mamba", "rwkv"])
+@pytest.mark.parametrize("route", ["1-4@0.75", "0-5@0.25", "0-1+3-4@0.75"])
+def test_our_models_pass(backbone, route):
+    report = routing.check(ours(backbone, route))
+    assert report.ok, str(report)
+    assert [f.name for f in report.findings if f.result != "pass"] == ["protected tokens"]
