@@ -103,7 +103,7 @@ def text(first: str | Path, second: str | Path) -> str:
 def _penalty_line(first: str | Path, second: str | Path) -> str:
     """Return the step penalty of B over A; nothing unless both logged losses with one seed."""
     first_run, second_run = _read(first), _read(second)
-    curves = []
+    curves: list[pd.DataFrame] = []
     for folder in (first, second):
         curves += step_penalty.loss_curves(os.path.abspath(folder)).values()
     same_data = first_run["data"] == second_run["data"]
@@ -113,13 +113,13 @@ def _penalty_line(first: str | Path, second: str | Path) -> str:
     penalties = {}
     for step in curves[0]["step"]:
         try:
-            penalties[step] = step_penalty.step_penalty(*curves, step)
+            penalties[step] = step_penalty.step_penalty(curves[0], curves[1], step)
         except AnalysisError:  # met before the first logged step, which is unknown
             continue
     reached = [step for step, s in penalties.items() if not math.isnan(s)]
     if not penalties:
         return ""
-    m = step_penalty.macs_ratio(*curves)
+    m = step_penalty.macs_ratio(curves[0], curves[1])
     if not reached:
         return "step penalty of B over A: censored, B reaches no loss of A"
     s, step = penalties[max(reached)], max(reached)

@@ -40,7 +40,7 @@ class Histories:
         """Return one run's scores by one metric, in the order of steps; None without any."""
         key = path, metric
         if key not in self.frames and key in self.rows:
-            self.frames[key] = self.scores.iloc[self.rows[key]]
+            self.frames[key] = self.scores.iloc[list(self.rows[key])]
         return self.frames.get(key)
 
 

@@ -47,8 +47,9 @@ def plot(
     curves = []
     for keys, part in points.groupby([col, hue] if col else [hue], sort=False):
         estimates = _estimates(part, x, bootstrap)
-        labels = dict(zip([col, hue] if col else [hue], keys, strict=True))
-        curves.append(estimates.assign(**labels))
+        for name, value in zip([col, hue] if col else [hue], keys, strict=True):
+            estimates[name] = pd.Series([value] * len(estimates), index=estimates.index)
+        curves.append(estimates)
     data = pd.concat(curves, ignore_index=True)
     panels = list(dict.fromkeys(data[col])) if col else [None]
     hues = list(dict.fromkeys(data[hue]))

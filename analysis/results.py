@@ -211,7 +211,7 @@ def results_for_command(options: argparse.Namespace) -> Results:
         asked = " ".join(options.filters)
         raise AnalysisError(f"no finished run below {options.runs} is of {asked}")
     scores = loading.scores(runs)
-    results = Results(runs, scores, options.metric, folder.problems, every_group)
+    results = Results(runs, scores, options.metric, folder.problems, every_group=every_group)
     unfinished = 0
     for row in results.problems.to_dict("records"):
         if row["status"] == "damaged":

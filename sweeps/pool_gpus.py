@@ -1,7 +1,7 @@
 """The GPUs of a pool's workers."""
 
 from experiments.runtime import run_folder
-from experiments.runtime.files import is_locked
+from experiments.runtime.locks import is_locked
 from experiments.runtime.memory import visible_gpus
 from sweeps import SweepError
 from sweeps.folder import Sweep

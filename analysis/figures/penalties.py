@@ -49,8 +49,10 @@ def _draw_penalty(ax: Axes, pair: PairPenalty) -> None:
     rows = pair.rows()
     censored = rows[rows["censored"]]
     if len(censored):
-        style_of_bound = {"marker": "^", "markerfacecolor": "white", "linestyle": "none"}
-        ax.plot(censored["step"], censored["bound"], color=tint, label="censored", **style_of_bound)
+        ax.plot(
+            censored["step"], censored["bound"], color=tint, label="censored", marker="^",
+            markerfacecolor="white", linestyle="none",
+        )  # fmt: skip
     ax.axhline(1 / pair.m, color=style.DENSE_COLOUR, linestyle=":", label=f"1/m = {1 / pair.m:.2f}")
     ax.set_xscale("log")
     steps = sorted(pair.by_step)

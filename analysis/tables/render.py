@@ -6,6 +6,7 @@ import math
 import re
 import textwrap
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def latex(table: Table, width: float = PAGE_WIDTH) -> str:
     compact = width <= ONE_COLUMN
     if compact:
         table = _without_usual_n(table)
-    parts = []
+    parts: list[str] = []
     for start, columns in enumerate(_column_parts(table, compact)):
         narrow = table.only([0, *columns])
         if compact:
@@ -314,7 +315,12 @@ def to_html(table: Table) -> str:
 def write(table: Table, folder: str | Path, width: float = PAGE_WIDTH) -> list[Path]:
     """Write a table in each format as `folder/<name>.<format>`; return the paths."""
     in_latex = functools.partial(latex, width=width)
-    formats = {"md": markdown, "tex": in_latex, "csv": to_csv, "html": to_html}
+    formats: dict[str, Callable[[Table], str]] = {
+        "md": markdown,
+        "tex": in_latex,
+        "csv": to_csv,
+        "html": to_html,
+    }
     paths = []
     for suffix, render in formats.items():
         path = Path(folder) / f"{table.name}.{suffix}"

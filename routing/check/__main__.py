@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from routing.check.runner import check
 from routing.check.subject import CheckError, RoutedModel
-from routing.errors import Parser, UserError, suggest
+from routing.errors import UserError, suggest
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that reports wrong arguments in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `CheckError` instead of printing the usage and exiting."""
+        raise CheckError(f"{message} (see {self.prog} --help)")
 
 
 def parser() -> Parser:
