@@ -34,7 +34,7 @@ MOST_COLUMNS = 8  # of one LaTeX table: others go on in further ones
 NARROW = 3  # columns that fit one column of a page of two
 ONE_COLUMN = 3.5  # inches of a line up to which tables fit one column of a page of two
 ROWS_OF_A_COLUMN = 28  # of a float in one column, whose first entries may take two lines
-_HEADING_CHARACTERS = 14  # of a line of a heading
+_HEADING_CHARACTERS = 9  # of a line of a heading
 _FIRST_CHARACTERS = 22  # of the first column before it wraps, in one column of a page
 _COLUMN_CHARACTERS = 62  # of a line in one column of a page, at the size of `_COMPACT`
 _COMPACT = r"\scriptsize\setlength{\tabcolsep}{3pt}"
@@ -104,8 +104,7 @@ def _column_parts(table: Table, compact: bool) -> list[list[int]]:
 
 def _longest(table: Table, index: int) -> int:
     """Return the characters of a column's longest entry or line of its heading."""
-    lines = textwrap.wrap(head(table.columns[index]), _HEADING_CHARACTERS)
-    lengths = [len(line) for line in lines]
+    lengths = [len(line) for line in _heading_lines(table.columns[index])]
     for row in table.rows:
         # The seeds are written smaller than the number.
         lengths.append(len(plain(row.entries[index])))
@@ -181,9 +180,16 @@ def _latex_part(table: Table, continued: bool, compact: bool = False) -> str:
     return text.strip() + "\n"
 
 
+def _heading_lines(column: Column) -> list[str]:
+    """Return the lines of a column's heading; `heldout_loss` may break after the underscore."""
+    words = head(column).replace("_", "_ ")
+    lines = textwrap.wrap(words, _HEADING_CHARACTERS, break_long_words=False)
+    return [line.replace("_ ", "_") for line in lines]
+
+
 def _latex_heading(column: Column) -> str:
     """Return a column's heading, in lines that are hardly longer than a number."""
-    text = r"\\".join(map(latex_escape, textwrap.wrap(head(column), _HEADING_CHARACTERS)))
+    text = r"\\".join(map(latex_escape, _heading_lines(column)))
     return rf"\shortstack[{'r' if column.numeric else 'l'}]{{{text}}}"
 
 

@@ -9,6 +9,7 @@ embeddings are (B, L, E), with L = 77 for CLIP.
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,9 @@ def _pretrained(
     try:
         source = str(folder) if folder.is_dir() else name
         local = not use_hub or bool(problem)
-        return model_class.from_pretrained(source, local_files_only=local, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the libraries about each other
+            return model_class.from_pretrained(source, local_files_only=local, **options)
     except Exception as error:
         reason = f"{problem}; it is not in the local cache" if problem else first_line(error)
         fetch = "" if folder.is_dir() else f"fetch it with `hf download {name}`, or "

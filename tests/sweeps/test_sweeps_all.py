@@ -35,7 +35,7 @@ def test_two_steps_of_every_cell_at_tiny(name, tmp_path, monkeypatch):
     runs = tmp_path / "runs"
     known = {k for stage in grid.load(name).stages("tiny") for k in stage.set_keys()}
     words = list(QUICK) if grid.load(name).stages("tiny")[0].trains else []
-    if words and "data" not in known:
+    if words and ("data" not in known or name == "study_jit"):
         words.append("data=digits")  # the quickest to score
     if name in ("convergence", "evidence"):
         words.append("eval.every=1")  # a curve has more than one point
