@@ -14,7 +14,12 @@ from experiments.options.roles import ConfigError
 from experiments.runtime import run_folder
 from experiments.training import cuda_graphs
 from experiments.training.build import build_step
-from experiments.training.cuda_graphs import EAGER, GraphedTrainingStep, count_routes, reason_against
+from experiments.training.cuda_graphs import (
+    EAGER,
+    GraphedTrainingStep,
+    count_routes,
+    reason_against,
+)
 from experiments.training.step import TrainingStep
 from routing.errors import UserError
 
