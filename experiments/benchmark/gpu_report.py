@@ -193,7 +193,7 @@ def time_steps(measurement: Measurement, end: float, out: Path) -> dict[str, Any
         result = run([*words, f"out={out}"], max(0.0, end - time.monotonic()))
         result["words"] = words
         if result["rc"] == 0:
-            return result | {"rows": json.loads(out.read_text())["steps"]}
+            return result | {"rows": json.loads((ROOT / out).read_text())["steps"]}
         if batch == 1 or "out of memory" not in "\n".join(result["output"]):
             return result
         batch //= 2
@@ -309,7 +309,7 @@ def run_part(part: int, report: Report) -> bool:
         records[command] = record
         report.write()
         if measurement.size:
-            rows_path = report.folder / "runs" / "steps.json"
+            rows_path = Path(options.out) / "runs" / "steps.json"
             records[command] = record | time_steps(measurement, end, rows_path)
         else:
             records[command] = record | run(measurement.words, end - time.monotonic())
