@@ -12,7 +12,7 @@ TESTS ?=
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help env test-env demo test test-slow test-slurm slurm-lab slurm-lab-stop test-soak gpu lint types check docs surface constraints release clean
+.PHONY: help env test-env demo test test-slow test-slurm slurm-lab slurm-lab-stop test-soak gpu gpu-1 gpu-2 gpu-3 lint types check docs surface constraints release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -62,8 +62,11 @@ test-soak: $(VENV)/.test  ## the long kill and leak tests (hours)
 notebooks: $(VENV)/.test  ## run the notebooks again, with outputs (RUNS=folder: on these runs)
 	$(BIN)/python -m analysis notebooks $(if $(RUNS),--runs $(RUNS))
 
-gpu: $(VENV)/.test  ## on a CUDA machine: its tests, benchmark and a short training, as a page under results/gpu
+gpu: $(VENV)/.test  ## on a CUDA machine: its tests, benchmark and a study, as a page under results/gpu (30 minutes)
 	$(BIN)/python -m experiments.benchmark.gpu_report
+
+gpu-1 gpu-2 gpu-3: $(VENV)/.test  # one of its three parts, of at most ten minutes
+	$(BIN)/python -m experiments.benchmark.gpu_report part=$(@:gpu-%=%)
 
 lint: $(VENV)/.test  ## ruff
 	$(BIN)/ruff check .

@@ -50,7 +50,7 @@ class Config(RunOptions):
         )
         device = "a GPU" if on_gpu else "a CPU"
         require(
-            not self.train.graphs or (on_gpu and count == 1),
+            self.train.graphs is not True or (on_gpu and count == 1),
             f"train.graphs=true: expected one process on a GPU, there are {count} on {device}",
         )
 

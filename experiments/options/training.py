@@ -89,10 +89,11 @@ class TrainOptions:
         Literal["none", "blocks"], REPORTS, "blocks: torch.compile on each block."
     ] = "none"
     graphs: Annotated[
-        bool,
+        bool | Literal["auto"],
         REPORTS,
-        "Replay each step as a CUDA graph, recorded once per route (one GPU, one process).",
-    ] = False
+        "Replay each step as a CUDA graph, recorded once per route; auto: on a GPU with one "
+        "process.",
+    ] = "auto"
     log_every: Annotated[int, Ge(1), REPORTS, "Steps between lines of metrics."] = 10
     save_every: Annotated[int, Ge(1), REPORTS, "Steps between checkpoints."] = 200
     keep: Annotated[int, Ge(1), REPORTS, "Latest checkpoints that are kept."] = 2

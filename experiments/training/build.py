@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from experiments import components
@@ -9,7 +10,7 @@ from experiments.config.model import run_cost
 from experiments.config.schema import Config
 from experiments.data.dataset import Dataset
 from experiments.runtime.processes import gather
-from experiments.training.cuda_graphs import GraphedTrainingStep
+from experiments.training.cuda_graphs import create_step
 from experiments.training.micro_batch import choose_micro_batch_size
 from experiments.training.precision import resolve_precision
 from experiments.training.sra import SelfAlignment
@@ -17,13 +18,19 @@ from experiments.training.state import TrainingState
 from experiments.training.step import TrainingStep
 
 
-def build_step(config: Config, accelerator: Any, dataset: Dataset | None = None) -> TrainingStep:
+def build_step(
+    config: Config,
+    accelerator: Any,
+    dataset: Dataset | None = None,
+    say: Callable[[str], None] = print,
+) -> TrainingStep:
     """Return the training step of a run, at its initialisation.
 
     Args:
         config: The run's configuration.
         accelerator: `accelerate.Accelerator`: device, processes.
         dataset: Data in place of the run's own (benchmarks).
+        say: Prints a line, where CUDA graphs cannot be used.
     """
     device = accelerator.device
     if dataset is None:
@@ -33,8 +40,7 @@ def build_step(config: Config, accelerator: Any, dataset: Dataset | None = None)
     state = TrainingState(model, config.train, info)
     # All processes train in the precision of the first.
     precision = gather(resolve_precision(config, device))[0]
-    step_class = GraphedTrainingStep if config.train.graphs else TrainingStep
-    step = step_class(config, accelerator, dataset, state, precision)
+    step = create_step(config, accelerator, dataset, state, precision, say=say)
     if config.train.compile == "blocks":
         components.compile_blocks(model.stack.blocks)
         if isinstance(step.alignment, SelfAlignment):

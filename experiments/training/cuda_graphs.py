@@ -3,6 +3,10 @@
 A route has a fixed number of tokens, so one graph serves all of its steps. What changes from step
 to step (data, noise, times, label drops, selected tokens, the learning rate) is first written into
 fixed buffers.
+
+A graph keeps the memory of its step, so there is at most one: the stages of a schedule follow each
+other, and each records its own. It is dropped for an evaluation, which needs the memory, and
+recorded again afterwards.
 """
 
 from __future__ import annotations
@@ -14,12 +18,53 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.config.schema import Config
 from experiments.data.dataset import Batch
 from experiments.training.step import TrainingStep
-from routing import Draws, Route, Routing
+from routing import Draws, Route, RouteSchedule, Routing
 
 # Steps of a route before it is recorded: kernels are chosen and compiled, moments are allocated.
 EAGER = 3
+# A schedule with more routes spends too many of its steps on recording.
+MOST_ROUTES = 8
+# Points of a run at which its routes are counted.
+_COUNTED_STEPS = 1000
+
+
+def count_routes(schedule: RouteSchedule, steps: int) -> int:
+    """Return the number of distinct routes of a run, counted at up to about a thousand steps."""
+    interval = max(1, steps // _COUNTED_STEPS)
+    return len({schedule.at(step / steps) for step in range(0, steps, interval)})
+
+
+def reason_against(config: Config, processes: int) -> str | None:
+    """Return why the steps of a run cannot be CUDA graphs, None if nothing is known against it."""
+    if processes > 1:
+        return f"there are {processes} processes, with which graphs have not been tested"
+    if config.routing.random_end:
+        return "routing.random_end=true draws another route for each step"
+    routes = count_routes(config.routing.resolve(config.depth), config.train.steps)
+    if routes > MOST_ROUTES:
+        return f"the schedule has more than {MOST_ROUTES} routes, and each needs its own graph"
+    return None
+
+
+def create_step(
+    config: Config, accelerator: Any, *args: Any, say: Callable[[str], None] = print
+) -> TrainingStep:
+    """Return the training step that `train.graphs` asks for; `args` are those of `TrainingStep`.
+
+    `auto` means graphs on CUDA. Where graphs are asked for and cannot be recorded, `say` gets one
+    line with the reason, and the steps run without.
+    """
+    option = config.train.graphs
+    if option is False or (option == "auto" and accelerator.device.type != "cuda"):
+        return TrainingStep(config, accelerator, *args)
+    reason = reason_against(config, accelerator.num_processes)
+    if reason is not None:
+        say(f"CUDA graphs off: {reason}")
+        return TrainingStep(config, accelerator, *args)
+    return GraphedTrainingStep(config, accelerator, *args, say=say)
 
 
 class BufferedDraws:
@@ -60,8 +105,12 @@ class BufferedDraws:
 def record(body: Callable[[], None]) -> Callable[[], None]:
     """Record the kernels that `body` launches, without running them; return their replay."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        body()
+    stream = torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph):
+            body()
+    finally:  # torch leaves its own stream set where a recording fails
+        torch.cuda.set_stream(stream)
     return graph.replay
 
 
@@ -74,59 +123,121 @@ def run_on_side_stream(body: Callable[[], None]) -> None:
     torch.cuda.current_stream().wait_stream(side)
 
 
-class RouteGraph:
-    """The step under one route: forward, backward, clipping, update and EMA.
+class MicroBatch:
+    """The inputs of one forward and backward pass; tensors of the first step become the buffers.
 
-    The whole batch goes through the model at once; tensors of the first step become the buffers.
+    Args:
+        batch: Data of the first step.
+        draws: Its random numbers.
+        routing: Its routing.
+        share: The part of the step's samples that this is.
     """
 
-    def __init__(
-        self, step: TrainingStep, batch: Batch, draws: Draws, routing: Routing | None
-    ) -> None:
-        self.step, self.draws = step, BufferedDraws(draws)
+    def __init__(self, batch: Batch, draws: Draws, routing: Routing | None, share: float) -> None:
         labels = None if batch.y is None else batch.y.clone()
         text = None if batch.text is None else batch.text.clone()
         self.batch = Batch(batch.x.clone(), labels, text)
-        buffered: Any = self.draws
-        self.routing = routing and dataclasses.replace(routing, draws=buffered)
-        self.eager_steps_left = EAGER
-        self.replay: Callable[[], None] | None = None
+        # They have the methods of `Draws`.
+        self.draws: Any = BufferedDraws(draws)
+        self.routing = routing and dataclasses.replace(routing, draws=self.draws)
+        self.share = share
 
-    def body(self) -> None:
-        """Run what the graph records."""
-        buffered: Any = self.draws
-        loss = self.step.batch_loss(self.batch, buffered, self.routing)
-        self.step.backward(loss)
-        self.step.update(loss.detach())
-
-    def run(self, batch: Batch, draws: Draws) -> None:
-        """Take one step on this batch with these random numbers."""
+    def renew(self, batch: Batch, draws: Draws) -> None:
+        """Write another step's data and random numbers into the buffers."""
         self.draws.renew(draws)
         for name in ("x", "y", "text"):
             buffer = getattr(self.batch, name)
             if buffer is not None:
                 buffer.copy_(getattr(batch, name))
+
+
+class RecordingError(Exception):
+    """A step contains what a CUDA graph cannot record."""
+
+
+class RouteGraph:
+    """The step under one route: all micro-batches, then clipping, update and EMA."""
+
+    def __init__(
+        self, step: TrainingStep, route: Route | None, micro_batches: list[MicroBatch]
+    ) -> None:
+        self.step, self.route, self.micro_batches = step, route, micro_batches
+        self.eager_steps_left = EAGER
+        self.replay: Callable[[], None] | None = None
+
+    def body(self) -> None:
+        """Run what the graph records."""
+        total_loss = torch.zeros((), device=self.step.device)
+        for micro_batch in self.micro_batches:
+            loss = self.step.batch_loss(micro_batch.batch, micro_batch.draws, micro_batch.routing)
+            loss = loss * micro_batch.share
+            self.step.backward(loss)
+            total_loss += loss.detach()
+        self.step.update(total_loss)
+
+    def run(self) -> None:
+        """Take one step on what the buffers hold.
+
+        Raises:
+            RecordingError: The step cannot be recorded; it has not been taken.
+        """
         if self.eager_steps_left:
             self.eager_steps_left -= 1
             run_on_side_stream(self.body)
             return
         if self.replay is None:
-            self.replay = record(self.body)
+            try:
+                self.replay = record(self.body)
+            except RuntimeError as error:
+                raise RecordingError(" ".join(str(error).split())[:200]) from error
         self.replay()
 
 
 class GraphedTrainingStep(TrainingStep):
-    """The training step with `train.graphs`; the optimizer reads its rate from the device."""
+    """The training step with `train.graphs`; the optimizer reads its rate from the device.
 
-    def __init__(self, *args: Any) -> None:
+    Attributes:
+        graph: The graph of the latest route.
+        recordable: False after a recording failed: the steps then run without graphs.
+    """
+
+    def __init__(self, *args: Any, say: Callable[[str], None] = print) -> None:
         super().__init__(*args)
-        self.graphs: dict[Route | None, RouteGraph] = {}
+        self.say = say
+        self.graph: RouteGraph | None = None
+        self.recordable = True
         self.state.optimizer.move_rates(self.device)
 
     def train_on(self, batch: Batch | None) -> None:
         """Replay the graph of this step's route, or prepare it."""
-        batch, draws, routing = self.make_batch(torch.arange(self.local_batch), batch)
+        if not self.recordable:
+            super().train_on(batch)
+            return
+        inputs = []
+        for start, end in self.micro_batch_ranges():
+            part = None if batch is None else batch.rows(start, end)
+            inputs.append(self.make_batch(torch.arange(start, end), part))
+        routing = inputs[0][2]
         route = None if routing is None else routing.route
-        if route not in self.graphs:
-            self.graphs[route] = RouteGraph(self, batch, draws, routing)
-        self.graphs[route].run(batch, draws)
+        if self.graph is None or self.graph.route != route:
+            self.graph = None  # its memory is free before the next one takes its own
+            sizes = [end - start for start, end in self.micro_batch_ranges()]
+            micro_batches = [
+                MicroBatch(*values, size / self.local_batch)
+                for values, size in zip(inputs, sizes, strict=True)
+            ]
+            self.graph = RouteGraph(self, route, micro_batches)
+        for micro_batch, (data, draws, _) in zip(self.graph.micro_batches, inputs, strict=True):
+            micro_batch.renew(data, draws)
+        try:
+            self.graph.run()
+        except RecordingError as error:
+            self.say(f"CUDA graphs off: this step cannot be recorded ({error})")
+            self.recordable = False
+            self.release()
+            self.state.optimizer.zero_grad()  # gradients of the recording hold no numbers
+            super().train_on(batch)
+
+    def release(self) -> None:
+        """Drop the graph; the next steps record it again."""
+        self.graph = None

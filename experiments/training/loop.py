@@ -36,7 +36,7 @@ class Trainer:
         self.config, self.accelerator, self.console = config, accelerator, console
         self.folder = config.folder
         self.owns_folder = owns_folder
-        self.step = build_step(config, accelerator)
+        self.step = build_step(config, accelerator, say=console.say)
         self.dataset, self.model, self.state = self.step.dataset, self.step.model, self.step.state
         self.metrics = MetricsLog(config, self.step, accelerator, console, self.folder)
         self.evaluation = Evaluation(
@@ -105,6 +105,7 @@ class Trainer:
             Interrupted: A signal asked for a stop; everything is saved.
         """
         start_time = time.monotonic()
+        self.step.release()
         try:
             with signals.answered(self.accelerator.num_processes == 1):
                 self.evaluation.run_due()

@@ -12,6 +12,7 @@ from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.runtime import records
 from experiments.runtime.environment import environment
 from experiments.runtime.files import atomic_write
+from experiments.training.cuda_graphs import GraphedTrainingStep
 from experiments.training.loop import Trainer
 from experiments.training.precision import record_precision, slow_bf16
 
@@ -32,6 +33,8 @@ def print_start(trainer: Trainer, resumed: bool) -> None:
     device += f", {step.precision}"
     if config.train.precision == "auto":
         device += " (train.precision=auto)"
+    if isinstance(step, GraphedTrainingStep):
+        device += ", CUDA graphs"
     if device_type == "cpu" and torch.backends.mps.is_available():
         device += "   (this Mac's GPU is untested: ACCELERATE_TORCH_DEVICE=mps tries it)"
     console.say(f"device      {device}")

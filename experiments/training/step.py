@@ -83,8 +83,7 @@ class TrainingStep:
         `batch` holds this process's rows of the global batch; None: they are read here.
         """
         total_loss = torch.zeros((), device=self.device)
-        for start in range(0, self.local_batch, self.micro_batch_size):
-            end = min(self.local_batch, start + self.micro_batch_size)
+        for start, end in self.micro_batch_ranges():
             rows = torch.arange(self.first_row + start, self.first_row + end)
             micro_batch = None if batch is None else batch.rows(start, end)
             with self.no_sync() if end < self.local_batch else contextlib.nullcontext():
@@ -92,6 +91,14 @@ class TrainingStep:
                 self.backward(loss)
             total_loss += loss.detach()
         self.update(total_loss)
+
+    def micro_batch_ranges(self) -> list[tuple[int, int]]:
+        """Return the first row of each micro-batch and the one after its last."""
+        starts = range(0, self.local_batch, self.micro_batch_size)
+        return [(start, min(self.local_batch, start + self.micro_batch_size)) for start in starts]
+
+    def release(self) -> None:
+        """Free the memory that only steps need (CUDA graphs), before an evaluation."""
 
     def loss(self, rows: Tensor, batch: Batch | None = None) -> Tensor:
         """Return the mean loss of some rows of the global batch."""

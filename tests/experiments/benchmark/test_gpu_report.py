@@ -1,6 +1,7 @@
 """`make gpu`: refuses without a GPU; with a (fake) one it writes a whole page, failures included."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -18,11 +19,128 @@ def test_without_a_gpu_it_is_one_sentence(capsys):
     assert "sees no CUDA device" in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("word", ["sizes=S/2", "size=Q/2", "steps=many", "steps=0", "tests=no", "nonsense"])
+@pytest.mark.parametrize("word", ["sizes=S/2", "size=Q/2", "steps=many", "steps=0", "tests=no", "part=4", "minutes=0", "nonsense"])
 def test_wrong_words_are_refused_first(word, capsys):
     assert run_command(gpu_report.main, [word]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "CUDA" not in error
+
+
+ENVIRONMENT = {"packages": {"torch": "2.15"}, "python": "3.11", "git": "abc"}
+PASSED = {"rc": 0, "stopped": False, "seconds": 3.0, "output": ["of allowed 95%"]}
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    """A listed device, a commit, and commands that pass; returns the commands that were run."""
+    commands = []
+
+    def run(words, seconds):
+        commands.append(list(words))
+        (tmp_path / "runs").mkdir(exist_ok=True)
+        (tmp_path / "runs" / "steps.json").write_text('{"steps": []}')
+        return dict(PASSED)
+
+    monkeypatch.setattr(gpu_report, "devices", lambda: FAKE)
+    monkeypatch.setattr(gpu_report, "environment", lambda: ENVIRONMENT)
+    monkeypatch.setattr(gpu_report, "run", run)
+    return commands
+
+
+def call(tmp_path, *words):
+    code = run_command(gpu_report.main, [f"out={tmp_path}", *words])
+    page = (tmp_path / "nvidia-h100-80gb-hbm3.md").read_text()
+    missing = page.split("## Never run to the end")[1].split("\n## ")[0]
+    return code, page, missing
+
+
+def test_each_part_has_its_commands(fake, tmp_path):
+    code, page, missing = call(tmp_path, "part=1")
+    assert code == 0 and len(fake) == 7
+    assert all("size=S/2" in words for words in fake[:6]) and "pytest" in fake[6]
+    assert ["graphs=true" in words for words in fake[:6]] == [False] * 3 + [True] * 3
+    assert "gpu-1" not in missing and missing.count("gpu-2") == 9 and missing.count("gpu-3") == 12
+
+    code, page, missing = call(tmp_path, "part=2")
+    assert code == 0 and len(fake) == 7 + 9
+    assert all("graphs=true" in words and "size=S/2" not in words for words in fake[7:])
+    assert "## Steps at the smallest size, and tests" in page, "the page keeps the parts of other calls"
+    assert "gpu-1" not in missing and "gpu-2" not in missing
+
+    code, page, missing = call(tmp_path, "part=3")
+    study = [words for words in fake[16:] if "train.steps=20000" in words]
+    assert code == 0 and len(fake) == 16 + 12 and len(study) == 10
+    for seed in range(5):
+        routes = [word for words in study if f"seed={seed}" in words for word in words if word.startswith("route=")]
+        assert routes == ["route=none", "route=2-8"]
+    assert missing.strip() == "- CUDA graphs with several processes: the trainer refuses them."
+
+
+def test_one_call_runs_all_parts(fake, tmp_path):
+    assert call(tmp_path)[0] == 0 and len(fake) == 28
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_an_interrupted_part_leaves_a_whole_page_and_goes_on(fake, tmp_path, monkeypatch, interruption):
+    run, measurements = gpu_report.run, gpu_report.plan(1, gpu_report.ReportOptions(out=str(tmp_path)))
+
+    def interrupted(words, seconds):
+        if len(fake) == 2:
+            raise interruption
+        return run(words, seconds)
+
+    monkeypatch.setattr(gpu_report, "run", interrupted)
+    with pytest.raises(interruption):
+        gpu_report.main([f"out={tmp_path}", "part=1"])
+    page = (tmp_path / "nvidia-h100-80gb-hbm3.md").read_text()
+    assert page.count("passed, 3 s") == 2 and page.count("was interrupted") == 1
+    for measurement in measurements[2:]:
+        assert f"- {measurement.title} (`make gpu-1`): `python {' '.join(measurement.words)}`" in page
+    assert page.count("(`make gpu-1`)") == 5
+    monkeypatch.setattr(gpu_report, "run", run)
+    code, page, missing = call(tmp_path, "part=1")
+    assert code == 0 and len(fake) == 7, "what had passed is not measured again"
+    assert "gpu-1" not in missing and "was interrupted" not in page and page.count("passed, 3 s") == 7
+
+
+def test_another_commit_measures_again(fake, tmp_path, monkeypatch):
+    call(tmp_path, "part=2")
+    monkeypatch.setattr(gpu_report, "environment", lambda: ENVIRONMENT | {"git": "def"})
+    call(tmp_path, "part=2")
+    assert len(fake) == 18
+
+
+def test_failures_and_what_was_stopped_are_listed(fake, tmp_path, monkeypatch):
+    results = iter([PASSED | {"rc": 1, "output": ["bad"]}, PASSED | {"rc": 143, "stopped": True, "seconds": 560.0}])
+    monkeypatch.setattr(gpu_report, "run", lambda words, seconds: next(results, PASSED))
+    code, page, missing = call(tmp_path, "part=3", "pairs=1")
+    assert code == 1
+    assert "failed (exit code 1), 3 s" in page and "bad" in page and "was stopped by the time limit after 560 s" in page
+    assert missing.count("gpu-3") == 1 and "route=2-8 train.steps=50" in missing
+
+
+def test_a_part_begins_nothing_after_its_time(fake, tmp_path, monkeypatch):
+    clock = iter(range(0, 10_000, 200))
+    monkeypatch.setattr(gpu_report.time, "monotonic", lambda: next(clock))
+    seconds = []
+    monkeypatch.setattr(gpu_report, "run", lambda words, limit: seconds.append(limit) or dict(PASSED))
+    code, page, missing = call(tmp_path, "part=3")
+    # The part ends at 580 s: a command begins at 200 s and gets what is left at 400 s.
+    assert code == 1 and seconds == [180.0] and missing.count("gpu-3") == 11
+
+
+def test_a_command_is_stopped_in_time_and_its_children_too(monkeypatch):
+    monkeypatch.setattr(gpu_report, "STOP_S", 0.5)
+    script = (
+        "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('began', flush=True);"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); time.sleep(60)"
+    )
+    start = time.monotonic()
+    result = gpu_report.run(["-c", script], 3)
+    assert result["stopped"] and result["rc"] == -9 and result["output"] == ["began"]
+    assert time.monotonic() - start < 30
+    result = gpu_report.run(["-c", "print(1)"], 60)
+    assert (result["rc"], result["stopped"], result["output"]) == (0, False, ["1"])
 
 
 @pytest.mark.slow
@@ -30,7 +148,7 @@ def test_a_listed_device_gets_its_page(tmp_path, monkeypatch, capsys):
     """The listing is fake, and the machine a CPU: a variant fails, and the page says so."""
     monkeypatch.setattr(gpu_report, "devices", lambda: FAKE)
     monkeypatch.setattr(gpu_report, "_SAMPLES", ((10**6, 2),))
-    tiny = ["data=digits", "route=1-1", "eval=none", "backbone.depth=3", "train.batch=4", "sampler.steps=1"]
+    tiny = ["data=digits", "eval=none", "backbone.depth=12", "train.batch=4", "sampler.steps=1"]
     monkeypatch.setattr(gpu_report, "_TRAINING", ["experiments/run.py", *tiny])
     monkeypatch.setattr(gpu_report, "BACKBONES", ("dit", "rwkv"))
     monkeypatch.setattr(gpu_report, "_STEPS", ["experiments/bench.py", "parts=steps", "device=cpu", "rounds=1"])
@@ -39,21 +157,24 @@ def test_a_listed_device_gets_its_page(tmp_path, monkeypatch, capsys):
         "_VARIANTS",
         {
             "plain": ["depth=3", "route=1-1", "tokens=16", "plain=false"],
-            "broken": ["depth=3", "route=9-9", "tokens=16", "plain=false"],
+            gpu_report._GRAPHS: ["depth=3", "route=9-9", "tokens=16", "plain=false"],
         },
     )
-    code = run_command(gpu_report.main, [f"out={tmp_path}", "size=T/2", "steps=2", "tests=false"])
+    monkeypatch.setattr(gpu_report, "_TIMING_STEPS", 1)
+    words = ["size=T/2", "steps=2", "pairs=1", "tests=false"]
+    code = run_command(gpu_report.main, [f"out={tmp_path}", *words])
     said = capsys.readouterr().out
     page = (tmp_path / "nvidia-h100-80gb-hbm3.md").read_text()
     found = json.loads((tmp_path / "nvidia-h100-80gb-hbm3.json").read_text())
     assert code == 1 and "written:" in said
     assert "80 GiB, compute capability 9.0" in page
-    parts = {title: [p for p in found["parts"] if p["title"] == title] for title in dict.fromkeys(p["title"] for p in found["parts"])}
-    plain, broken, training = parts.values()
+    steps, training = ([*found["calls"][part]["records"].values()] for part in ("1", "3"))
+    plain, broken = steps[:2], steps[2:]
     assert [row["backbone"] for part in plain for row in part["rows"]] == ["dit", "dit", "rwkv", "rwkv"]
     assert "of allowed" in page and "rwkv-T/2" in page
     assert all(part["rc"] == 2 and "route 9-9" in part["output"][-1] for part in broken)
     assert "failed (exit code 2)" in page
+    assert len(training) == 4
     assert all(part["rc"] == 0 and "images per second" in "".join(part["output"]) for part in training)
 
 
@@ -61,11 +182,13 @@ def test_the_batch_is_halved_until_it_fits(monkeypatch, tmp_path):
     asked, out = [], tmp_path / "steps.json"
     out.write_text('{"steps": [1]}')
 
-    def run(title, words):
+    def run(words, seconds):
         batch = next(int(word.removeprefix("batch=")) for word in words if word.startswith("batch="))
         asked.append(batch)
         return {"rc": int(batch > 8), "output": ["", "torch.OutOfMemoryError: CUDA out of memory."] if batch > 8 else []}
 
     monkeypatch.setattr(gpu_report, "run", run)
-    assert gpu_report.time_steps("steps", [], "XL/2", out) == {"rc": 0, "output": [], "rows": [1]}
+    measurement = gpu_report.Measurement("steps", ("bench",), "XL/2")
+    result = gpu_report.time_steps(measurement, time.monotonic() + 9, out)
+    assert result == {"rc": 0, "output": [], "rows": [1], "words": ["bench", "batch=8"]}
     assert asked == [32, 16, 8]
