@@ -14,6 +14,7 @@ from experiments.evaluation.features import Features
 from experiments.evaluation.images import split_batches, split_indices
 from experiments.options.evaluation import MetricError
 from experiments.runtime.processes import gather, gather_rows, share
+from routing.errors import require
 
 # Statistics whose moments are kept: an output of the extractor, and the suffix of `mu`, `sigma`.
 MOMENTS = {"moments": ("features", ""), "spatial": ("spatial", "_s")}
@@ -77,11 +78,12 @@ class Collector:
             MetricError: A process has seen no image, and does not know the widths.
         """
         counts = gather_rows(torch.tensor([self.n]))
-        if not bool(counts.all()):
-            raise MetricError(
-                f"{int(counts.sum())} images are fewer than {len(counts)} processes; give more "
-                "images or fewer processes"
-            )
+        require(
+            bool(counts.all()),
+            f"{int(counts.sum())} images are fewer than {len(counts)} processes; give more "
+            "images or fewer processes",
+            MetricError,
+        )
         merged: dict[str, Any] = {}
         # In the order of the tables: all processes have to gather the same.
         for name, (_, suffix) in MOMENTS.items():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from experiments.options.evaluation import MetricError
-from routing.errors import UserError
+from routing.errors import require
 from routing.rng import widest
 
 _ROWS = 4096  # rows of a distance matrix at a time: 4096 x 50K float32 are 800 MB
@@ -46,11 +46,11 @@ class Moments:
 
     def update(self, rows: Tensor) -> Moments:
         """Take in feature vectors, with shape `(B, dim)`; returns itself."""
-        if rows.ndim != 2 or rows.shape[1] != self.dim:
-            raise UserError(
-                f"features of shape {tuple(rows.shape)} do not fit moments of {self.dim} features; "
-                "expected one row per image, all from the same feature extractor"
-            )
+        require(
+            rows.ndim == 2 and rows.shape[1] == self.dim,
+            f"features of shape {tuple(rows.shape)} do not fit moments of {self.dim} features; "
+            "expected one row per image, all from the same feature extractor",
+        )
         if not len(rows):
             return self
         rows = rows.detach().to(self.mean.device, torch.float64)
@@ -73,10 +73,9 @@ class Moments:
         Raises:
             UserError: With fewer than two samples there is no covariance.
         """
-        if self.n < 2:
-            raise UserError(
-                f"a covariance needs at least 2 images, got {self.n}; ask for more samples"
-            )
+        require(
+            self.n >= 2, f"a covariance needs at least 2 images, got {self.n}; ask for more samples"
+        )
         sigma = self.scatter / (self.n - 1)
         return self.mean.cpu().numpy(), ((sigma + sigma.T) / 2).cpu().numpy()
 
@@ -107,15 +106,18 @@ def frechet_distance(
     arrays = [np.asarray(a, dtype=np.float64) for a in (mu1, sigma1, mu2, sigma2)]
     mu1, sigma1, mu2, sigma2 = arrays
     d = mu1.size
-    if mu1.shape != (d,) or mu2.shape != (d,) or sigma1.shape != (d, d) or sigma2.shape != (d, d):
-        raise UserError(
-            f"moments of {mu1.size} and {mu2.size} features cannot be compared; "
-            "both must come from the same feature extractor"
-        )
-    if not all(np.isfinite(a).all() for a in arrays):
-        raise UserError(
-            "the features hold NaN or infinite numbers; the samples or the reference are broken"
-        )
+    require(
+        mu1.shape == (d,)
+        and mu2.shape == (d,)
+        and sigma1.shape == (d, d)
+        and sigma2.shape == (d, d),
+        f"moments of {mu1.size} and {mu2.size} features cannot be compared; "
+        "both must come from the same feature extractor",
+    )
+    require(
+        all(np.isfinite(a).all() for a in arrays),
+        "the features hold NaN or infinite numbers; the samples or the reference are broken",
+    )
     values, vectors = np.linalg.eigh((sigma1 + sigma1.T) / 2)
     values2 = np.linalg.eigvalsh((sigma2 + sigma2.T) / 2)
     rank1, rank2 = np.count_nonzero(_clean(values)), np.count_nonzero(_clean(values2))
@@ -148,11 +150,12 @@ def _blocks(a: Tensor, b: Tensor) -> list[Tensor]:
 
 def radii(rows: Tensor, neighbours: int) -> Tensor:
     """Return the distance of each row `(N, d)` to its k-th nearest other row, with shape `(N,)`."""
-    if len(rows) <= neighbours:
-        raise MetricError(
-            f"precision and recall with {neighbours} neighbours need more images than that, "
-            f"got {len(rows)}"
-        )
+    require(
+        len(rows) > neighbours,
+        f"precision and recall with {neighbours} neighbours need more images than that, "
+        f"got {len(rows)}",
+        MetricError,
+    )
     # The nearest is the row itself.
     return torch.cat(
         [torch.cdist(x, rows).kthvalue(neighbours + 1, dim=1).values for x in _blocks(rows, rows)]
@@ -202,8 +205,11 @@ def kernel_distance(
     of `subset_size` images or as many as there are.
     """
     size = min(subset_size, len(samples), len(reference))
-    if size < 2:
-        raise MetricError(f"a kernel distance needs at least 2 images on both sides, got {size}")
+    require(
+        size >= 2,
+        f"a kernel distance needs at least 2 images on both sides, got {size}",
+        MetricError,
+    )
     a, b = samples.cpu().double(), reference.cpu().double()
     rng = np.random.default_rng(seed)
     total = 0.0
@@ -250,11 +256,12 @@ def memorisation(samples: Tensor, train: Tensor, heldout: Tensor) -> tuple[float
 
     All are features or pixels: `samples` `(N, d)`, `train` `(T, d)`, `heldout` `(H, d)`.
     """
-    if len(heldout) < 2 or not len(train):
-        raise MetricError(
-            "memorisation compares with training and held-out images, "
-            f"got {len(train)} and {len(heldout)}"
-        )
+    require(
+        len(heldout) >= 2 and len(train),
+        "memorisation compares with training and held-out images, "
+        f"got {len(train)} and {len(heldout)}",
+        MetricError,
+    )
     to_heldout = nearest(samples, heldout).mean().clamp_min(1e-12)
     ratio = nearest(samples, train).mean() / to_heldout
     among_heldout = nearest(heldout, heldout, skip_self=True).mean().clamp_min(1e-12)

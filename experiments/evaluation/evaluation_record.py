@@ -23,6 +23,7 @@ from experiments.options.evaluation import EvalOptions, MetricError, Score, meas
 from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, sha256
 from experiments.runtime.processes import world
+from routing.errors import require
 
 #: Flags that have the name of an evaluation option.
 EVAL_FLAGS = (
@@ -127,11 +128,15 @@ def write_reference(
 ) -> int:
     """Write the statistics of real images in one feature network; return the exit code."""
     refuse_flags(args, ["metrics", "reference", "out"], ": --write-reference scores nothing")
-    if not options.features or (len(options.features) != 1 and args.features):
-        raise MetricError("--write-reference writes one kind of features; give one --features")
+    require(
+        options.features and (len(options.features) == 1 or not args.features),
+        "--write-reference writes one kind of features; give one --features",
+        MetricError,
+    )
     path = args.write_reference
-    if path.suffix != ".npz":
-        raise MetricError(f"--write-reference {path}: the name must end in .npz")
+    require(
+        path.suffix == ".npz", f"--write-reference {path}: the name must end in .npz", MetricError
+    )
     name = options.features[0]
     features = create_features(name, options, cache=cache, dataset=dataset, device=device)
     statistics = ["moments", "rows"]

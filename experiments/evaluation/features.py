@@ -40,6 +40,7 @@ from experiments.evaluation.small_networks import (
 )
 from experiments.options.evaluation import EvalOptions, MetricError, check_features
 from experiments.runtime.files import sha256
+from routing.errors import require
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,12 @@ class Features:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """Return what `measure` sees of images on any device."""
-        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-            raise MetricError(
-                "features take uint8 images of shape (B, 3, H, W), "
-                f"got {images.dtype} {tuple(images.shape)}"
-            )
+        require(
+            images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] == 3,
+            "features take uint8 images of shape (B, 3, H, W), "
+            f"got {images.dtype} {tuple(images.shape)}",
+            MetricError,
+        )
         return self.measure(images.to(self.device))
 
 
@@ -101,8 +103,11 @@ def _published(cache: Path) -> Path:
         raise MetricError(
             f"{error}: fetch it on a machine with the internet and pass {_OPTION}=FILE"
         ) from None
-    if not sha256(path).startswith(SHA256):
-        raise MetricError(f"{path} are not {_WHAT} (the checksum differs); delete it and run again")
+    require(
+        sha256(path).startswith(SHA256),
+        f"{path} are not {_WHAT} (the checksum differs); delete it and run again",
+        MetricError,
+    )
     return path
 
 
@@ -264,11 +269,12 @@ def create_features(
     if name == "scenes-probe":
         probe.load(str(device))  # refuses missing weights
         return Features(name, probe.FEATURES, sha256(probe.WEIGHTS), probe.probe, device)
-    if dataset is None:
-        raise MetricError(
-            "the autoencoder is trained on a data set's images, here is none; pass --data NAME or "
-            "choose other features"
-        )
+    require(
+        dataset is not None,
+        "the autoencoder is trained on a data set's images, here is none; pass --data NAME or "
+        "choose other features",
+        MetricError,
+    )
     labelled = name != "autoencoder"
     if labelled and dataset.task != "class":
         dataset = create(data or {"name": dataset.name}, task="class", device=dataset.device)
@@ -296,11 +302,12 @@ def own_network_plan(labelled: bool, dataset: Any) -> NetworkPlan:
         build = partial(SmallClassifier, size, dataset.num_classes, recipe)
         settings = [CLASSIFIER_VERSION, *settings, dataset.num_classes]
         return NetworkPlan("classifier", settings, recipe, build, size)
-    if size > _LARGEST:
-        raise MetricError(
-            f"the autoencoder is for images up to {_LARGEST} pixels wide, these are {size}; "
-            "choose other features, such as inception-adm"
-        )
+    require(
+        size <= _LARGEST,
+        f"the autoencoder is for images up to {_LARGEST} pixels wide, these are {size}; "
+        "choose other features, such as inception-adm",
+        MetricError,
+    )
     code_recipe = CodeRecipe()
     build_autoencoder = partial(SmallAutoencoder, size, code_recipe)
     return NetworkPlan(
@@ -324,11 +331,12 @@ def _own_network(name: str, labelled: bool, cache: Path, dataset: Any, device: D
     model = network.model.to(device)
 
     def measure(images: Tensor) -> dict[str, Tensor]:
-        if images.shape[-2:] != (size, size):
-            raise MetricError(
-                f"{name} takes images of {size}x{size} pixels, "
-                f"got {images.shape[-1]}x{images.shape[-2]}; choose other features"
-            )
+        require(
+            images.shape[-2:] == (size, size),
+            f"{name} takes images of {size}x{size} pixels, "
+            f"got {images.shape[-1]}x{images.shape[-2]}; choose other features",
+            MetricError,
+        )
         return model(images)
 
     share = "held-out images right" if labelled else "the held-out images' variance explained"

@@ -14,6 +14,7 @@ from experiments.diffusion.objective import Objective
 from experiments.diffusion.samplers import Sampler
 from experiments.evaluation.guided_denoiser import SAMPLING_SEED, GuidedDenoiser
 from experiments.options.roles import ConfigError
+from routing.errors import require
 from routing.rng import Draws, widest
 
 #: Called with the number of finished images and the number of all.
@@ -29,8 +30,11 @@ def labels_from_seeds(seeds: Tensor, num_classes: int, how: str = "from-seed") -
         return None
     if how == "balanced":
         return seeds % num_classes
-    if how != "from-seed":
-        raise ConfigError(f"labels={how}: choose from-seed or balanced, or give class numbers")
+    require(
+        how == "from-seed",
+        f"labels={how}: choose from-seed or balanced, or give class numbers",
+        ConfigError,
+    )
     return Draws(SAMPLING_SEED, 0, seeds).integers("label", 1, num_classes)[:, 0]
 
 
@@ -77,8 +81,11 @@ def generate(
         if isinstance(values, Tensor) and len(values) != len(seeds):
             raise ConfigError(f"{name} for {len(values)} images, and {len(seeds)} seeds")
     guidance.check(model, weak_model)
-    if text is not None and not has_text(model):
-        raise ConfigError("this model is not conditioned on text; leave the captions out")
+    require(
+        text is None or has_text(model),
+        "this model is not conditioned on text; leave the captions out",
+        ConfigError,
+    )
     if device is None:
         device = _device_of(model)
     seeds = seeds.to(device, torch.int64)
@@ -131,14 +138,14 @@ def _classes(model: Any, seeds: Tensor, labels: Tensor | str | None) -> Tensor |
         labels = labels_from_seeds(seeds, num_classes, labels)
     if labels is None:
         return None
-    if not num_classes:
-        raise ConfigError("this model has no classes; leave the labels out")
+    require(num_classes, "this model has no classes; leave the labels out", ConfigError)
     labels = labels.to(seeds.device, torch.int64)
     for label in labels.unique().tolist():
-        if not 0 <= label <= num_classes:
-            raise ConfigError(
-                f"class {label}: expected 0..{num_classes - 1}, or {num_classes} for no class"
-            )
+        require(
+            0 <= label <= num_classes,
+            f"class {label}: expected 0..{num_classes - 1}, or {num_classes} for no class",
+            ConfigError,
+        )
     return labels
 
 

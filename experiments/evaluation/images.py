@@ -23,6 +23,7 @@ from experiments.data.data_options import PICTURES, first_line
 from experiments.data.raw_images import eight_bits
 from experiments.options.evaluation import MetricError
 from experiments.runtime.files import visible_files
+from routing.errors import require
 
 #: Images taken from an endless stream, per split.
 ENDLESS = {"train": 20000, "test": 5000}
@@ -39,11 +40,11 @@ _TIGHTEST = 100
 
 def split_indices(dataset: Any, split: str, limit: int | None = None) -> Tensor:
     """Return the indices of a split that are measured: all, or an even subsample of `limit`."""
-    if split not in dataset.sizes or dataset.sizes[split] == 0:
-        raise MetricError(
-            f"data={dataset.name} has no {split} split to compare with; give "
-            "eval.reference=FILE.npz"
-        )
+    require(
+        split in dataset.sizes and dataset.sizes[split] != 0,
+        f"data={dataset.name} has no {split} split to compare with; give eval.reference=FILE.npz",
+        MetricError,
+    )
     size = dataset.sizes[split]
     if size is None:
         return torch.arange(min(ENDLESS[split], limit or MOST))
@@ -55,8 +56,11 @@ def split_batches(
     dataset: Any, split: str, index: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Yield a split, or its samples `index`, as uint8 batches (B, 3, H, W) and labels (B,)."""
-    if dataset.cannot_decode:
-        raise MetricError(f"scores are taken on pixels: {dataset.cannot_decode}")
+    require(
+        not dataset.cannot_decode,
+        f"scores are taken on pixels: {dataset.cannot_decode}",
+        MetricError,
+    )
     index = split_indices(dataset, split) if index is None else index
     for part in index.split(256):
         # Without draws nothing is flipped, and the noise of latents belongs to the sample alone.
@@ -81,8 +85,7 @@ def whole_split(dataset: Any, split: str) -> tuple[Tensor, Tensor | None]:
 @contextlib.contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open an `.npz` file; what the block finds wrong with its bytes is one sentence."""
-    if not path.is_file():
-        raise MetricError(f"{path}: no such file; expected an .npz")
+    require(path.is_file(), f"{path}: no such file; expected an .npz", MetricError)
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
@@ -108,11 +111,12 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
             name = info.filename.removesuffix(".npy")
             if name not in names:
                 continue
-            if info.file_size > max(_PLAIN, _TIGHTEST * info.compress_size):
-                raise MetricError(
-                    f"{path}: {name} would unpack from {info.compress_size} to "
-                    f"{info.file_size} bytes, which no array of numbers does"
-                )
+            require(
+                info.file_size <= max(_PLAIN, _TIGHTEST * info.compress_size),
+                f"{path}: {name} would unpack from {info.compress_size} to "
+                f"{info.file_size} bytes, which no array of numbers does",
+                MetricError,
+            )
             with archive.open(info) as handle:
                 arrays[name] = npy.read_array(handle, allow_pickle=False)
     return arrays
@@ -121,11 +125,12 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 def _images_in(archive: zipfile.ZipFile) -> tuple[IO[bytes], tuple[int, ...]]:
     """Return the bytes of an archive's images `(N, H, W, 3)` uint8, and this shape."""
     present = [name.removesuffix(".npy") for name in archive.namelist()]
-    if "arr_0" not in present:
-        raise MetricError(
-            f"{archive.filename} has no images (arr_0), which metrics on feature rows (precision, "
-            f"recall, kid) need; it holds {', '.join(present) or 'nothing'}"
-        )
+    require(
+        "arr_0" in present,
+        f"{archive.filename} has no images (arr_0), which metrics on feature rows (precision, "
+        f"recall, kid) need; it holds {', '.join(present) or 'nothing'}",
+        MetricError,
+    )
     handle = archive.open("arr_0.npy")
     version = npy.read_magic(handle)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
@@ -151,11 +156,12 @@ class Images:
             files = visible_files(path, "*")
             self.files = [file for file in files if file.suffix.lower() in PICTURES]
             self.n = len(self.files)
-            if not self.files:
-                raise MetricError(
-                    f"{path} is neither a run folder nor a folder of pictures "
-                    f"({', '.join(s.removeprefix('.') for s in PICTURES)})"
-                )
+            require(
+                self.files,
+                f"{path} is neither a run folder nor a folder of pictures "
+                f"({', '.join(s.removeprefix('.') for s in PICTURES)})",
+                MetricError,
+            )
         else:
             with _archive(path) as archive:
                 self.n = _images_in(archive)[1][0]
@@ -193,11 +199,12 @@ class Images:
             files = self.files[start : min(start + batch, part.stop)]
             arrays = [_picture(path) for path in files]
             for path, (h, w, _) in zip(files, (a.shape for a in arrays), strict=True):
-                if (h, w) != first[:2]:
-                    raise MetricError(
-                        f"{path} is {w}x{h}, {self.files[0].name} is {first[1]}x{first[0]}; "
-                        "all pictures must have one size"
-                    )
+                require(
+                    (h, w) == first[:2],
+                    f"{path} is {w}x{h}, {self.files[0].name} is {first[1]}x{first[0]}; "
+                    "all pictures must have one size",
+                    MetricError,
+                )
             if arrays:
                 yield np.stack(arrays)
 

@@ -19,6 +19,7 @@ from experiments.evaluation.sample_store import SampleStore
 from experiments.options.evaluation import EvalOptions, MetricError
 from experiments.options.roles import ConfigError
 from experiments.runtime.processes import gather, share, world
+from routing.errors import require
 
 #: uint8 images `(B, 3, H, W)`, their requested classes `(B,)` and captions, or None.
 ImageBatch = tuple[Tensor, Tensor | None, list[str] | None]
@@ -86,10 +87,11 @@ def sample_batches(
         images = _stored_images(store, number, seeds[:count]) if store else None
         if images is None:
             x = pipeline.generate(seeds, labels, text, batch=batch, device=device)[:count]
-            if not bool(x.isfinite().all()):
-                raise MetricError(
-                    "the model samples NaN or infinite pixels: it diverged; try a smaller train.lr"
-                )
+            require(
+                bool(x.isfinite().all()),
+                "the model samples NaN or infinite pixels: it diverged; try a smaller train.lr",
+                MetricError,
+            )
             images = dataset.to_pixels(x.to(dataset.device)).cpu()
             if store:
                 store.write(number, images, seeds[:count], batch_labels)

@@ -33,6 +33,7 @@ from experiments.options.roles import ConfigError
 from experiments.runtime.files import atomic_path, atomic_write
 from experiments.runtime.nested import differing
 from experiments.runtime.processes import gather, world
+from routing.errors import require
 
 FORMAT = "tread-suite-samples/1"
 SHARD = 512
@@ -69,11 +70,12 @@ class SampleStore:
         if not isinstance(existing, dict):
             existing = {}
         changed = differing(existing, manifest)
-        if changed:
-            raise ConfigError(
-                f"{self.folder} holds samples with another {', '.join(changed)}; give another "
-                "folder (--out), or remove this one"
-            )
+        require(
+            not changed,
+            f"{self.folder} holds samples with another {', '.join(changed)}; give another "
+            "folder (--out), or remove this one",
+            ConfigError,
+        )
 
     def write(self, number: int, pixels: Tensor, seeds: Tensor, labels: Tensor | None) -> None:
         """Write one shard of uint8 images `(n, 3, H, W)`; label -1 means none."""
@@ -96,21 +98,23 @@ class SampleStore:
         except Exception:
             # Zip, zlib and numpy's own parser raise a dozen types between them.
             valid = False
-        if not valid:
-            raise ConfigError(
-                f"{path} is damaged; delete it and run the sampling command again to make it"
-            )
+        require(
+            valid,
+            f"{path} is damaged; delete it and run the sampling command again to make it",
+            ConfigError,
+        )
         return images, seeds, labels
 
     def shards(self) -> Iterator[Shard]:
         """Yield all shards in order."""
         total = self._shard_count()
         present = len(list(self.folder.glob("shard-*.npz")))
-        if present < total:
-            raise ConfigError(
-                f"{self.folder} has {present} of {total} shards; run the sampling command again to "
-                "make the others"
-            )
+        require(
+            present >= total,
+            f"{self.folder} has {present} of {total} shards; run the sampling command again to "
+            "make the others",
+            ConfigError,
+        )
         for number in range(total):
             yield self.read(number)
 

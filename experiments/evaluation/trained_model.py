@@ -29,7 +29,7 @@ from experiments.runtime.checkpoint_files import (
 )
 from experiments.runtime.files import atomic_path
 from experiments.runtime.run_folder import listed
-from routing.errors import UserError
+from routing.errors import UserError, require
 
 
 @dataclass(frozen=True)
@@ -90,23 +90,24 @@ def load_model(
     Raises:
         CheckpointError: Nothing there, another format, or no such step (those present are listed).
     """
-    if weights not in ("ema", "raw"):
-        raise CheckpointError(f"weights={weights}: expected ema or raw")
+    require(weights in ("ema", "raw"), f"weights={weights}: expected ema or raw", CheckpointError)
     path = Path(source).expanduser()
-    if not path.exists():
-        raise CheckpointError(
-            f"{path} does not exist: give a run folder (runs/...) or a model.safetensors file"
-        )
+    require(
+        path.exists(),
+        f"{path} does not exist: give a run folder (runs/...) or a model.safetensors file",
+        CheckpointError,
+    )
     wants_export = step is None and weights == "ema"
     if path.is_dir():
         exported_path = path / "model.safetensors"
         if wants_export and exported_path.is_file():
             return _read_export(exported_path, device)
         return _read_checkpoint(path, step, weights, device)
-    if not wants_export:
-        raise CheckpointError(
-            f"{path} is one set of EMA weights: give the run folder to choose a step or raw weights"
-        )
+    require(
+        wants_export,
+        f"{path} is one set of EMA weights: give the run folder to choose a step or raw weights",
+        CheckpointError,
+    )
     return _read_export(path, device)
 
 
@@ -122,11 +123,12 @@ def _read_export(path: Path, device: Any) -> TrainedModel:
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({reason(error)})"
         ) from error
-    if metadata.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path} has no {FORMAT} metadata: expected weights that this suite exported "
-            "(other projects' weights load through backbones.import_weights)"
-        )
+    require(
+        metadata.get("format") == FORMAT,
+        f"{path} has no {FORMAT} metadata: expected weights that this suite exported "
+        "(other projects' weights load through backbones.import_weights)",
+        CheckpointError,
+    )
     state = {}
     try:
         for key in ("config", "model", "data", "step"):
@@ -160,10 +162,11 @@ def _verified_checkpoint(run: Path, step: int | None) -> Path:
             f"{run} has no checkpoints: give a run folder that trained for a while{hint}"
         )
     steps = ", ".join(map(str, checkpoints))
-    if step is not None and step not in checkpoints:
-        raise CheckpointError(
-            f"{run}: checkpoint {step} is not there; choose another --step: there are {steps}"
-        )
+    require(
+        step is None or step in checkpoints,
+        f"{run}: checkpoint {step} is not there; choose another --step: there are {steps}",
+        CheckpointError,
+    )
     candidates = [checkpoints[step]] if step is not None else list(reversed(checkpoints.values()))
     problems = []
     for path in candidates:
@@ -197,11 +200,12 @@ def build_model(
     except MALFORMED as error:
         raise CheckpointError(f"{source} does not describe its model ({error!r})") from error
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise CheckpointError(
-                f"{source} holds weights that are not finite ({name}): the run diverged; take an "
-                "earlier step of it, or another run"
-            )
+        require(
+            torch.isfinite(parameter).all(),
+            f"{source} holds weights that are not finite ({name}): the run diverged; take an "
+            "earlier step of it, or another run",
+            CheckpointError,
+        )
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.zeros(1).to(device).item()  # not on `meta`, which holds no numbers
