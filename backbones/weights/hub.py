@@ -28,7 +28,7 @@ from backbones.cost import model_cost
 from backbones.registry import model_config
 from backbones.sizes import BackboneError
 from backbones.weights.files import FILE, read, write
-from routing.errors import one_of
+from routing.errors import one_of, require
 
 _REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(?<!\.safetensors)")
 _TIMEOUT_S = 10
@@ -113,11 +113,12 @@ class Pretrained(ModelHubMixin):
         is_repository = _REPOSITORY.fullmatch(str(name)) is not None
         if path.is_dir():
             path, is_repository = path / FILE, False
-        if not path.is_file() and not is_repository:
-            raise BackboneError(
-                f"{name} is no weights file, no folder with {FILE} in it and no repository of the "
-                "hub, such as name/model"
-            )
+        require(
+            path.is_file() or is_repository,
+            f"{name} is no weights file, no folder with {FILE} in it and no repository of the "
+            "hub, such as name/model",
+            BackboneError,
+        )
         for key in options:
             one_of("option", key, _OPTIONS, BackboneError)
         if not path.is_file():
@@ -138,8 +139,11 @@ class Pretrained(ModelHubMixin):
             # A file of kilobytes may describe a model of terabytes, so it is counted first.
             arguments = model_config(**config)
             stored = sum(tensor.numel() for tensor in tensors.values())
-            if model_cost(arguments).params > 2 * stored:
-                raise BackboneError("it describes a larger model")
+            require(
+                model_cost(arguments).params <= 2 * stored,
+                "it describes a larger model",
+                BackboneError,
+            )
             with torch.random.fork_rng(devices=[]):
                 model: Any = cls(arguments)  # type: ignore[call-arg]
             model.load_state_dict(dict(tensors))

@@ -31,7 +31,7 @@ from backbones.dit import rope_2d
 from backbones.model import Backbone, create
 from backbones.sizes import SIZES, BackboneError
 from backbones.weights.files import read_safetensors, read_torch
-from routing.errors import one_of
+from routing.errors import one_of, require
 
 SOURCES = {"dit": "dit", "sit": "dit", "tread": "dit", "lightningdit": "lightningdit"}
 #: What the weights of a source were trained to see and to say, as `create_objective` takes it: SiT
@@ -118,8 +118,7 @@ def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
             "import the checkpoint of the original project instead, or route diffusers' own model "
             "with routing.attach (examples/diffusers_dit.py)"
         )
-    if unknown:
-        raise BackboneError(f"{source} weights have no place for: {_listed(unknown)}")
+    require(not unknown, f"{source} weights have no place for: {_listed(unknown)}", BackboneError)
     for part, rows in joined.items():
         shapes = {row.shape for row in rows.values()}
         if len(shapes) == 1 and sorted(rows) == list(range(len(rows))):
@@ -154,8 +153,7 @@ def describe(
     family, published = SOURCES[source], _plain(state)
     needed = (_PATCHES, "pos_embed", "final_layer.linear.weight")
     lacking = [key for key in needed if key not in published]
-    if lacking:
-        raise BackboneError(f"{source} weights lack {', '.join(lacking)}")
+    require(not lacking, f"{source} weights lack {', '.join(lacking)}", BackboneError)
     width, channels, patch, _ = published[_PATCHES].shape
     depth = len({key.split(".")[1] for key in published if key.startswith("blocks.")})
     side = round(published["pos_embed"].shape[1] ** 0.5) * patch
@@ -166,11 +164,12 @@ def describe(
         heads = width // norm.shape[0]
     elif heads is None and named is not None:
         heads = named.heads
-    if heads is None:
-        raise BackboneError(
-            f"{source} weights of depth {depth} and width {width} are no size of ours and do "
-            "not say how many heads they have; pass heads="
-        )
+    require(
+        heads is not None,
+        f"{source} weights of depth {depth} and width {width} are no size of ours and do "
+        "not say how many heads they have; pass heads=",
+        BackboneError,
+    )
     options = {"qk_norm": norm is not None}
     if family == "lightningdit":
         options["rope"] = any(key.startswith("feat_rope.") for key in published)
@@ -191,25 +190,26 @@ def describe(
 def _class_count(table: Tensor | None, source: str, num_classes: int | None) -> int:
     """Return the number of classes, without the null class, that a label table (rows, D) is for."""
     if table is None:
-        if num_classes:
-            raise BackboneError(
-                f"num_classes={num_classes}: these {source} weights have no label table"
-            )
+        require(
+            not num_classes,
+            f"num_classes={num_classes}: these {source} weights have no label table",
+            BackboneError,
+        )
         return 0
     rows = table.shape[0]
-    if num_classes is None and (rows in _COMMON_CLASSES or rows == 1):
-        raise BackboneError(
-            f"{source} weights have a label table of {rows} rows; pass num_classes={rows} if the "
-            f"model was trained with class_dropout_prob=0, which leaves out the null class, or "
-            f"num_classes={rows - 1} if the last row is the null class"
-        )
-    if num_classes is not None and (
-        type(num_classes) is not int or num_classes not in (rows, rows - 1)
-    ):
-        raise BackboneError(
-            f"num_classes={num_classes!r}: the label table of these {source} weights has {rows} "
-            f"rows; expected {rows - 1}, or {rows} if none is the null class"
-        )
+    require(
+        num_classes is not None or (rows not in _COMMON_CLASSES and rows != 1),
+        f"{source} weights have a label table of {rows} rows; pass num_classes={rows} if the "
+        f"model was trained with class_dropout_prob=0, which leaves out the null class, or "
+        f"num_classes={rows - 1} if the last row is the null class",
+        BackboneError,
+    )
+    require(
+        num_classes is None or (type(num_classes) is int and num_classes in (rows, rows - 1)),
+        f"num_classes={num_classes!r}: the label table of these {source} weights has {rows} "
+        f"rows; expected {rows - 1}, or {rows} if none is the null class",
+        BackboneError,
+    )
     return rows - 1 if num_classes is None else num_classes
 
 
@@ -260,8 +260,7 @@ def load(
     for key in sorted(expected.keys() | available.keys()):
         if expected.get(key) != available.get(key):
             wrong.append(key)
-    if wrong:
-        raise BackboneError(f"{source} weights lack, or do not fit, {_listed(wrong)}")
+    require(not wrong, f"{source} weights lack, or do not fit, {_listed(wrong)}", BackboneError)
     _check_positions(_plain(state), model, source)
     model.load_state_dict(converted)
     return model.eval()
@@ -269,18 +268,20 @@ def load(
 
 def _check_positions(published: Mapping[str, Tensor], model: Backbone, source: str) -> None:
     """Raise `BackboneError` unless the tables of positions are those that the model computes."""
-    if not _equal(published["pos_embed"][0], model.positions):
-        raise BackboneError(
-            f"{source} weights have learned positions, or none of a square grid; ours are the "
-            "fixed sin-cos of one"
-        )
+    require(
+        _equal(published["pos_embed"][0], model.positions),
+        f"{source} weights have learned positions, or none of a square grid; ours are the "
+        "fixed sin-cos of one",
+        BackboneError,
+    )
     for key, wave in _ROPE.items():
         angles = rope_2d(model.size.width // model.size.heads, model.grid)
-        if key in published and not _equal(published[key], wave(angles).repeat_interleave(2, 1)):
-            raise BackboneError(
-                f"{source} weights were trained with other rotary positions than ours at {key}; "
-                "ours count patches from 0 with base 10000"
-            )
+        require(
+            key not in published or _equal(published[key], wave(angles).repeat_interleave(2, 1)),
+            f"{source} weights were trained with other rotary positions than ours at {key}; "
+            "ours count patches from 0 with base 10000",
+            BackboneError,
+        )
 
 
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -288,8 +289,11 @@ def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weights = {key: value for key, value in state.items() if key != "n_averaged"}
     weights_by_name = {_PREFIX.sub("", key): value for key, value in weights.items()}
     for key, value in weights_by_name.items():
-        if not value.numel() or value.dim() != _AXES.get(key, max(1, value.dim())):
-            raise BackboneError(f"no weights have the shape {tuple(value.shape)} at {key}")
+        require(
+            value.numel() and value.dim() == _AXES.get(key, max(1, value.dim())),
+            f"no weights have the shape {tuple(value.shape)} at {key}",
+            BackboneError,
+        )
     return weights_by_name
 
 
@@ -318,11 +322,12 @@ def _state_dict(content: Mapping[Any, Any], source: str) -> dict[str, Tensor]:
     """Return the state dict in a checkpoint, or what is one already: the moving average first."""
     averages = {key: value for key, value in content.items() if _is_average(key, value)}
     filled = [key for key, value in averages.items() if value]
-    if len(filled) > 1 and "ema" not in filled:
-        raise BackboneError(
-            f"{source} holds several averages of the weights, {', '.join(map(str, filled))}; pass "
-            "the state dict of one"
-        )
+    require(
+        len(filled) <= 1 or "ema" in filled,
+        f"{source} holds several averages of the weights, {', '.join(map(str, filled))}; pass "
+        "the state dict of one",
+        BackboneError,
+    )
     raw = [key for key in _RAW if isinstance(content.get(key), Mapping)]
     state: Mapping[Any, Any] = content
     if filled:
@@ -338,6 +343,9 @@ def _state_dict(content: Mapping[Any, Any], source: str) -> dict[str, Tensor]:
     flat = {key for key in state if isinstance(key, str) and _FLAT_AVERAGE.match(key)}
     if flat:
         state = {_FLAT_AVERAGE.sub("", key): state[key] for key in flat}
-    if not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
-        raise BackboneError(f"{source} holds no state dict: expected names with a tensor each")
+    require(
+        all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()),
+        f"{source} holds no state dict: expected names with a tensor each",
+        BackboneError,
+    )
     return dict(state)

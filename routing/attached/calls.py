@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from routing.attached.kept import KeptTokens
+from routing.errors import require
 from routing.options import RoutingError
 
 # Arguments that hold one row for each token, in the block lists of diffusers and timm.
@@ -171,8 +172,7 @@ class Call:
         dimension, shared = self.token_dimension(table, n, layout.prefix)
         if dimension is None:
             return table
-        if shared and not kept.move.shared:
-            raise AttachError(SHARED)
+        require(not shared or kept.move.shared, SHARED, AttachError)
         full = table.unsqueeze(0) if dimension == 0 else table.movedim(dimension, 1)
         # It has rows for the whole sequence, protected tokens included, or only for the others.
         whole = full.shape[1] - length in (0, self.joint_text)
@@ -203,15 +203,17 @@ def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -
     returned = call.signature.returned
     if returned in candidates and len(items) == len(output):
         candidates = [returned]
-    if not candidates:
-        raise AttachError(
-            f"{name} returns nothing of the shape of its {shape[1]} tokens (batch, tokens, width)"
-        )
-    if len(candidates) > 1:
-        raise AttachError(
-            f"{name} returns {len(candidates)} sequences of {shape[1]} tokens, and which one is "
-            "the image's is unknown; use another rate, so that their lengths differ"
-        )
+    require(
+        candidates,
+        f"{name} returns nothing of the shape of its {shape[1]} tokens (batch, tokens, width)",
+        AttachError,
+    )
+    require(
+        len(candidates) <= 1,
+        f"{name} returns {len(candidates)} sequences of {shape[1]} tokens, and which one is "
+        "the image's is unknown; use another rate, so that their lengths differ",
+        AttachError,
+    )
     image = candidates[0]
     items[image] = change(items[image])
     return tree_unflatten(items, spec)

@@ -43,6 +43,7 @@ from routing.attached.kept import KeptTokens
 from routing.attached.passes import ForwardPass, Passes
 from routing.attached.protected import force_keep, parse_protect, routable_positions
 from routing.attached.supported import geometry, refuse_prefix, refuse_unknown_prefix
+from routing.errors import require
 from routing.layout import Layout
 from routing.rng import Draws
 from routing.route import Route, keep_count
@@ -267,11 +268,12 @@ class Attached:
         if not self._prefix_known:
             refuse_unknown_prefix(call, grid, self._is_model)
         if grid is None or grid[0] * grid[1] != tokens:
-            if self.selection.mode not in WITHOUT_GRID:
-                raise AttachError(
-                    f"{tokens} tokens come in where grid={grid} has another number; pass this "
-                    "input's grid of tokens, grid=(rows, columns)"
-                )
+            require(
+                self.selection.mode in WITHOUT_GRID,
+                f"{tokens} tokens come in where grid={grid} has another number; pass this "
+                "input's grid of tokens, grid=(rows, columns)",
+                AttachError,
+            )
             grid = (1, tokens)
         shared = self._shared(call, batch, tokens, protected)
         ids = ids_of_segment(self.ids, self.route, k)
@@ -285,8 +287,8 @@ class Attached:
         elif self.keep is not None:
             raise AttachError("keep and ids are both set, and ids already are the tokens that stay")
         check_ids(ids, grid, batch)
-        if shared and ids.dim() > 1 and ids.shape[0] > 1:
-            raise AttachError(SHARED)
+        per_sample = ids.dim() > 1 and ids.shape[0] > 1
+        require(not (shared and per_sample), SHARED, AttachError)
         outer = Layout(grid, prefix=protected, device=x.device)
         now.kept[k] = KeptTokens.select(outer, ids, positions, length)
         self.inner = tuple(kept.layout for kept in now.kept.values())
@@ -297,8 +299,7 @@ class Attached:
         for table in tree_leaves(call.tables()):
             if batch > 1 and isinstance(table, Tensor):
                 tables_shared |= call.token_dimension(table, tokens, protected)[1]
-        if tables_shared and not self.automatic and not self.selection.shared:
-            raise AttachError(SHARED)
+        require(not tables_shared or self.automatic or self.selection.shared, SHARED, AttachError)
         return tables_shared or self.selection.shared
 
     def _gather_tables(self, now: ForwardPass, k: int, call: Call) -> None:

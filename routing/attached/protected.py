@@ -60,11 +60,12 @@ def routable_positions(
     batch, length = x.shape[:2]
     if isinstance(protect, Tensor):
         rows = protect if protect.dim() > 1 else protect.unsqueeze(0)
-        if rows.shape not in ((1, length), (batch, length)):
-            raise AttachError(
-                f"protect of shape {tuple(protect.shape)}: expected ({length},) or ({batch}, "
-                f"{length}), one value for each token of the sequence"
-            )
+        require(
+            rows.shape in ((1, length), (batch, length)),
+            f"protect of shape {tuple(protect.shape)}: expected ({length},) or ({batch}, "
+            f"{length}), one value for each token of the sequence",
+            AttachError,
+        )
         mask = rows.clone()
     else:
         mask = torch.zeros(1, length, dtype=torch.bool)
@@ -72,11 +73,12 @@ def routable_positions(
             mask[:, part] = True
     mask[:, :prefix] = True
     counts = (~mask).sum(1).tolist()
-    if len(set(counts)) > 1:
-        raise AttachError(
-            f"protect leaves {min(counts)} tokens of one sample and {max(counts)} of another to "
-            "the route; let it leave the same number in each, and name more of them in keep="
-        )
+    require(
+        len(set(counts)) <= 1,
+        f"protect leaves {min(counts)} tokens of one sample and {max(counts)} of another to "
+        "the route; let it leave the same number in each, and name more of them in keep=",
+        AttachError,
+    )
     positions = mask.int().argsort(dim=1, stable=True)[:, : counts[0]]
     return positions.to(x.device), counts[0]
 
