@@ -112,12 +112,13 @@ def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
         else:
             our_name = our_name.replace("*", block[1]) if block else our_name
             converted[f"{our_name}.{part}"] = value.flatten(1) if key == _PATCHES else value
-    if any(key.startswith("transformer_blocks.") for key in unknown):
-        raise BackboneError(
-            f"{source} weights expected, and these have diffusers' names ({sorted(unknown)[-1]}); "
-            "import the checkpoint of the original project instead, or route diffusers' own model "
-            "with routing.attach (examples/diffusers_dit.py)"
-        )
+    require(
+        not any(key.startswith("transformer_blocks.") for key in unknown),
+        f"{source} weights expected, and these have diffusers' names ({max(unknown, default='')}); "
+        "import the checkpoint of the original project instead, or route diffusers' own model "
+        "with routing.attach (examples/diffusers_dit.py)",
+        BackboneError,
+    )
     require(not unknown, f"{source} weights have no place for: {_listed(unknown)}", BackboneError)
     for part, rows in joined.items():
         shapes = {row.shape for row in rows.values()}

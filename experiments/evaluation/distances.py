@@ -107,10 +107,7 @@ def frechet_distance(
     mu1, sigma1, mu2, sigma2 = arrays
     d = mu1.size
     require(
-        mu1.shape == (d,)
-        and mu2.shape == (d,)
-        and sigma1.shape == (d, d)
-        and sigma2.shape == (d, d),
+        [a.shape for a in arrays] == [(d,), (d, d), (d,), (d, d)],
         f"moments of {mu1.size} and {mu2.size} features cannot be compared; "
         "both must come from the same feature extractor",
     )

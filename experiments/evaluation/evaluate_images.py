@@ -27,7 +27,6 @@ from experiments.options.evaluation import MetricError, options_for_images
 from experiments.runtime.console import Console
 from experiments.runtime.files import default_cache
 from experiments.runtime.processes import share
-from routing.errors import require
 
 
 def evaluate_images(
@@ -40,19 +39,15 @@ def evaluate_images(
     other_overrides = [text for text in args.changes if text not in data_overrides]
     reason = f" is for sampling from a run, and {source} holds images"
     refuse_flags(args, [*SAMPLING_FLAGS, "split"], reason, other_overrides)
-    require(
-        "heldout_loss" not in (args.metrics or ()),
-        f"heldout_loss is a model's own loss, and {source} holds images",
-        MetricError,
-    )
+    if "heldout_loss" in (args.metrics or ()):
+        raise MetricError(f"heldout_loss is a model's own loss, and {source} holds images")
     images = Images(source)
     n = images.n if args.samples is None else args.samples
-    require(
-        n <= images.n,
-        f"{source} holds {images.n} images, fewer than --samples {n}; "
-        f"type --samples {images.n} or make more",
-        MetricError,
-    )
+    if n > images.n:
+        raise MetricError(
+            f"{source} holds {images.n} images, fewer than --samples {n}; "
+            f"type --samples {images.n} or make more"
+        )
     data = {**parse_overrides(data_overrides)["data"], "name": args.data}
     dataset = None if args.data is None else create(data, device=device)
     flags = {name: getattr(args, name) for name in EVAL_FLAGS}

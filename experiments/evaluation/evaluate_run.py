@@ -28,7 +28,6 @@ from experiments.evaluation.trained_model import load_model
 from experiments.options.evaluation import EvalOptions, MetricError, options_for
 from experiments.runtime.console import Console
 from experiments.runtime.processes import gather, world
-from routing.errors import require
 
 # Data options that decide which samples a run was trained on.
 _SPLIT_OPTIONS = {"held_out", "split_seed", "test_fraction"}
@@ -42,11 +41,8 @@ def evaluate_run(
     if not args.write_reference:
         reason = " is for --write-reference: scores compare with the held-out split"
         refuse_flags(args, ["split"], reason)
-    require(
-        not args.write_samples or len(args.guidance or ()) <= 1,
-        "--write-samples takes the samples of one --guidance; give one",
-        MetricError,
-    )
+    if args.write_samples and len(args.guidance or ()) > 1:
+        raise MetricError("--write-samples takes the samples of one --guidance; give one")
     overrides = [*args.changes, *group_overrides("sampler", args.sampler or "")]
     changes = parse_overrides(overrides, steps=args.steps)
     guidance_changes = []
@@ -58,11 +54,8 @@ def evaluate_run(
     config = dataclasses.replace(loaded.config, data={**loaded.config.data, **changes["data"]})
     dataset = make_dataset(config, device)
     options = options_for(config, **{name: getattr(args, name) for name in EVAL_FLAGS})
-    require(
-        not args.write_samples or set(options.metrics) != {"heldout_loss"},
-        "--write-samples: heldout_loss draws no samples; add another metric",
-        MetricError,
-    )
+    if args.write_samples and set(options.metrics) == {"heldout_loss"}:
+        raise MetricError("--write-samples: heldout_loss draws no samples; add another metric")
     if args.write_reference:
         cache = args.cache or cache_of(config)
         return _write_split_reference(args, options, dataset, cache, device, console)
@@ -88,9 +81,8 @@ def group_overrides(group: str, choice: str) -> list[str]:
     An empty name keeps the run's own.
     """
     name, *options = choice.split(",")
-    require(
-        "=" not in name, f"--{group} {choice}: a name comes first, as in NAME,{choice}", MetricError
-    )
+    if "=" in name:
+        raise MetricError(f"--{group} {choice}: a name comes first, as in NAME,{choice}")
     overrides = [f"{group}.name={name}"] if name else []
     for option in options:
         overrides.append(f"{group}.{option}")
@@ -102,12 +94,11 @@ def _check_split(data: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
     for key in changes.keys() & _SPLIT_OPTIONS & {"held_out", *data}:
         value, trained = changes[key], data.get(key) or 0
         is_smaller_split = key == "held_out" and isinstance(value, int) and value < trained
-        require(
-            value == trained or is_smaller_split,
-            f"data.{key}={value}: the run was trained with {trained}, on samples that another "
-            "split holds out; leave it out, or give others as data.test=FOLDER",
-            MetricError,
-        )
+        if value != trained and not is_smaller_split:
+            raise MetricError(
+                f"data.{key}={value}: the run was trained with {trained}, on samples that another "
+                "split holds out; leave it out, or give others as data.test=FOLDER"
+            )
 
 
 def _write_split_reference(

@@ -30,7 +30,6 @@ from experiments.options.evaluation import EvalOptions, MetricError, Score, opti
 from experiments.runtime.console import Console
 from experiments.runtime.files import default_cache
 from experiments.runtime.processes import gather_rows, world
-from routing.errors import require
 
 
 def cache_of(config: Config) -> Path:
@@ -182,8 +181,5 @@ def measure(
 def _check_count(total: int) -> None:
     """Refuse fewer images than processes."""
     processes = world()[1]
-    require(
-        total >= processes,
-        f"{total} images are fewer than {processes} processes; ask for more",
-        MetricError,
-    )
+    if total < processes:
+        raise MetricError(f"{total} images are fewer than {processes} processes; ask for more")

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from backbones import Backbone
 from backbones.parsing import json_of
-from backbones.weights import save_tensors
+from backbones.sizes import BackboneError
+from backbones.weights.files import read_safetensors, save_tensors
 from experiments.config.schema import Config
 from experiments.runtime.checkpoint_files import (
     FORMAT,
     IO_ERRORS,
     MALFORMED,
     CheckpointError,
-    check_readable,
     read,
     reason,
     unreadable,
@@ -113,16 +112,9 @@ def load_model(
 
 def _read_export(path: Path, device: Any) -> TrainedModel:
     try:
-        check_readable(path)
-        with safe_open(path, framework="pt") as handle:
-            metadata = handle.metadata() or {}
-            tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{path} is not a whole safetensors file ({reason(error)})"
-        ) from error
+        tensors, metadata = read_safetensors(path)
+    except BackboneError as error:
+        raise CheckpointError(str(error)) from error
     require(
         metadata.get("format") == FORMAT,
         f"{path} has no {FORMAT} metadata: expected weights that this suite exported "

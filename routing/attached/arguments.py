@@ -96,6 +96,16 @@ def check_selection(selection: Selection, grid: tuple[int, int] | None) -> None:
     )
 
 
+def check_grid_of_call(selection: Selection, grid: tuple[int, int] | None, tokens: int) -> None:
+    """Refuse a selection on a grid where a call brings another number of tokens than it has."""
+    require(
+        selection.mode in WITHOUT_GRID,
+        f"{tokens} tokens come in where grid={grid} has another number; pass this input's grid of "
+        "tokens, grid=(rows, columns)",
+        AttachError,
+    )
+
+
 def check_when(when: str) -> None:
     """Refuse another word than `training`, `always` and `never`."""
     one_of("when", when, WHEN, AttachError)

@@ -28,7 +28,12 @@ _MASKS = (
 _CAUSAL = {"src_mask": "is_causal", "tgt_mask": "tgt_is_causal"}
 _TOKENS = ("hidden_states", "x")
 TEXT = "encoder_hidden_states"
-SHARED = (
+_NESTED = (
+    "a block got a nested tensor, and all samples in a route have one length; leave the padding "
+    "mask out"
+)
+_NO_TOKENS = "a block got no tokens of shape (batch, tokens, width)"
+_SHARED = (
     "these blocks share one rotary table in the batch, so samples cannot keep different tokens; "
     "try selection=Selection(shared=True)"
 )
@@ -88,13 +93,8 @@ class Call:
     def tokens(self) -> Tensor:
         """The image tokens, `(B, T, D)`; an `AttachError` if the block got none."""
         x = self.get(self.signature.tokens)
-        if isinstance(x, Tensor) and x.is_nested:
-            raise AttachError(
-                "a block got a nested tensor, and all samples in a route have one length; leave "
-                "the padding mask out"
-            )
-        if not isinstance(x, Tensor) or x.dim() != 3:
-            raise AttachError("a block got no tokens of shape (batch, tokens, width)")
+        require(not (isinstance(x, Tensor) and x.is_nested), _NESTED, AttachError)
+        require(isinstance(x, Tensor) and x.dim() == 3, _NO_TOKENS, AttachError)
         return x
 
     @tokens.setter
@@ -172,7 +172,7 @@ class Call:
         dimension, shared = self.token_dimension(table, n, layout.prefix)
         if dimension is None:
             return table
-        require(not shared or kept.move.shared, SHARED, AttachError)
+        check_shared_table(not shared or kept.move.shared)
         full = table.unsqueeze(0) if dimension == 0 else table.movedim(dimension, 1)
         # It has rows for the whole sequence, protected tokens included, or only for the others.
         whole = full.shape[1] - length in (0, self.joint_text)
@@ -186,6 +186,14 @@ class Call:
         """Rows of text that come in an argument of their own."""
         text = self.get(TEXT)
         return text.shape[1] if isinstance(text, Tensor) else 0
+
+
+def check_shared_table(fits: bool) -> None:
+    """Refuse (`AttachError`) a table that the batch shares unless its samples keep the same tokens.
+
+    `fits` says that they do, or that each sample has a table of its own.
+    """
+    require(fits, _SHARED, AttachError)
 
 
 def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -> Any:

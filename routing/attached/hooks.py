@@ -28,22 +28,21 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from routing.attached.arguments import (
-    WITHOUT_GRID,
     block_list,
     check_extra,
     check_extra_names,
+    check_grid_of_call,
     check_routed_blocks,
     check_selection,
     check_when,
     parse_grid,
     parse_prefix,
 )
-from routing.attached.calls import SHARED, AttachError, Call, Signature, replace_image
+from routing.attached.calls import AttachError, Call, Signature, check_shared_table, replace_image
 from routing.attached.kept import KeptTokens
 from routing.attached.passes import ForwardPass, Passes
 from routing.attached.protected import force_keep, parse_protect, routable_positions
 from routing.attached.supported import geometry, refuse_prefix, refuse_unknown_prefix
-from routing.errors import require
 from routing.layout import Layout
 from routing.rng import Draws
 from routing.route import Route, keep_count
@@ -268,12 +267,7 @@ class Attached:
         if not self._prefix_known:
             refuse_unknown_prefix(call, grid, self._is_model)
         if grid is None or grid[0] * grid[1] != tokens:
-            require(
-                self.selection.mode in WITHOUT_GRID,
-                f"{tokens} tokens come in where grid={grid} has another number; pass this "
-                "input's grid of tokens, grid=(rows, columns)",
-                AttachError,
-            )
+            check_grid_of_call(self.selection, grid, tokens)
             grid = (1, tokens)
         shared = self._shared(call, batch, tokens, protected)
         ids = ids_of_segment(self.ids, self.route, k)
@@ -288,7 +282,7 @@ class Attached:
             raise AttachError("keep and ids are both set, and ids already are the tokens that stay")
         check_ids(ids, grid, batch)
         per_sample = ids.dim() > 1 and ids.shape[0] > 1
-        require(not (shared and per_sample), SHARED, AttachError)
+        check_shared_table(not (shared and per_sample))
         outer = Layout(grid, prefix=protected, device=x.device)
         now.kept[k] = KeptTokens.select(outer, ids, positions, length)
         self.inner = tuple(kept.layout for kept in now.kept.values())
@@ -299,7 +293,7 @@ class Attached:
         for table in tree_leaves(call.tables()):
             if batch > 1 and isinstance(table, Tensor):
                 tables_shared |= call.token_dimension(table, tokens, protected)[1]
-        require(not tables_shared or self.automatic or self.selection.shared, SHARED, AttachError)
+        check_shared_table(not tables_shared or self.automatic or self.selection.shared)
         return tables_shared or self.selection.shared
 
     def _gather_tables(self, now: ForwardPass, k: int, call: Call) -> None:

@@ -101,12 +101,13 @@ def force_keep(ids: Tensor, keep: Any, noise: Tensor) -> Tensor:
     """
     batch, tokens = noise.shape
     shapes = ((tokens,), (1, tokens), (batch, tokens))
-    if not isinstance(keep, Tensor) or keep.dtype != torch.bool or keep.shape not in shapes:
-        described = f"{keep.dtype} {tuple(keep.shape)}" if isinstance(keep, Tensor) else repr(keep)
-        raise AttachError(
-            f"keep {described}: expected a bool mask ({tokens},) or ({batch}, {tokens}), one value "
-            "for each token that may skip"
-        )
+    described = f"{keep.dtype} {tuple(keep.shape)}" if isinstance(keep, Tensor) else repr(keep)
+    require(
+        isinstance(keep, Tensor) and keep.dtype == torch.bool and keep.shape in shapes,
+        f"keep {described}: expected a bool mask ({tokens},) or ({batch}, {tokens}), one value "
+        "for each token that may skip",
+        AttachError,
+    )
     forced = (keep if keep.dim() > 1 else keep.unsqueeze(0)).to(ids.device)
     if len(ids) == 1:  # a subset that the batch shares
         forced, noise = forced.any(0, keepdim=True), noise[:1]
