@@ -24,7 +24,7 @@ ROWS = {"rows": "features", "logits": "logits"}
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """Temporarily switch off autocast and TF32: both move the digits of a distance."""
+    """Temporarily switch off autocast and TF32: both change the digits of a distance."""
     matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
@@ -70,12 +70,12 @@ class Collector:
         """Return the statistics over all processes, in rank order; a collective call.
 
         Returns:
-            The number of images `n`, and what was asked for: `mu` (d,) and `sigma` (d, d) of the
-            features, `mu_s` and `sigma_s` of the spatial ones as float64 arrays, `rows` (n, d) and
-            `logits` (n, classes) as float32 on the CPU.
+            The number of images `n`, and the requested statistics: `mu` (d,) and `sigma` (d, d) of
+            the features, `mu_s` and `sigma_s` of the spatial ones as float64 arrays, `rows` (n, d)
+            and `logits` (n, classes) as float32 on the CPU.
 
         Raises:
-            MetricError: A process has seen no image, and does not know the widths.
+            MetricError: A process has no images, so that it does not know the widths.
         """
         counts = gather_rows(torch.tensor([self.n]))
         require(
@@ -85,7 +85,7 @@ class Collector:
             MetricError,
         )
         merged: dict[str, Any] = {}
-        # In the order of the tables: all processes have to gather the same.
+        # In a fixed order: all processes must gather the same statistic at a time.
         for name, (_, suffix) in MOMENTS.items():
             if name in self._moments:
                 mean, covariance = self._merged_moments(self._moments[name])

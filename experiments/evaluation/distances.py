@@ -45,7 +45,7 @@ class Moments:
         return self.mean.shape[0]
 
     def update(self, rows: Tensor) -> Moments:
-        """Take in feature vectors, with shape `(B, dim)`; returns itself."""
+        """Add feature vectors `(B, dim)`; returns itself."""
         require(
             rows.ndim == 2 and rows.shape[1] == self.dim,
             f"features of shape {tuple(rows.shape)} do not fit moments of {self.dim} features; "
@@ -60,7 +60,7 @@ class Moments:
         return self
 
     def merge_parts(self, n: int, mean: Tensor, scatter: Tensor) -> None:
-        """Take in n rows with this mean `(dim,)` and scatter about it `(dim, dim)`."""
+        """Add n rows with this mean `(dim,)` and scatter about it `(dim, dim)`."""
         total = self.n + n
         shift = mean - self.mean
         self.scatter += scatter + torch.outer(shift, shift) * (self.n * n / total)
@@ -81,7 +81,7 @@ class Moments:
 
 
 class SingularCovarianceWarning(UserWarning):
-    """A covariance has no full rank: usually fewer samples than features."""
+    """A covariance is not of full rank: usually fewer samples than features."""
 
 
 def frechet_distance(
@@ -94,11 +94,11 @@ def frechet_distance(
 
     The last trace is the sum of the square roots of the eigenvalues of `S_1^(1/2) S_2 S_1^(1/2)`,
     which is symmetric and has the eigenvalues of `S_1 S_2`. Two symmetric eigenproblems are four
-    times as fast as a general matrix square root (scipy.linalg.sqrtm) at 2048 features, and cannot
-    leave the real numbers.
+    times as fast as a general matrix square root (scipy.linalg.sqrtm) at 2048 features, and their
+    results are real.
 
-    It warns of a singular covariance: the distance is then still that of the two Gaussians, but as
-    an estimate from few samples it is biased upwards.
+    Warns of a singular covariance: the distance of the two Gaussians is still exact, but as an
+    estimate from few samples it is biased upwards.
 
     Raises:
         UserError: Shapes differ, or a number is not finite.
@@ -130,12 +130,12 @@ def frechet_distance(
     cross = np.sqrt(_clean(np.linalg.eigvalsh((product + product.T) / 2))).sum()
     shift = mu1 - mu2
     distance = float(shift @ shift + np.trace(sigma1) + np.trace(sigma2) - 2 * cross)
-    # Rounding may leave a hair below zero between equal Gaussians; a squared distance has no sign.
+    # Rounding may give a tiny negative number for equal Gaussians.
     return max(distance, 0.0)
 
 
 def _clean(values: np.ndarray) -> np.ndarray:
-    """Set eigenvalues that are rounding noise to zero: their square roots would not be small."""
+    """Set eigenvalues at the level of rounding errors to zero: their roots would not be small."""
     noise = len(values) * np.finfo(np.float64).eps * max(float(values.max(initial=0.0)), 0.0)
     return np.where(values > noise, values, 0.0)
 
@@ -173,7 +173,7 @@ def precision_recall(
     `samples` `(N, d)` and `reference` `(M, d)` are features; `neighbours` is k.
     """
     centre = reference.mean(dim=0)
-    # Distances are computed through products: far from the origin they would lose their digits.
+    # cdist uses matrix products, which lose precision far from the origin.
     samples, reference = samples - centre, reference - centre
     precision = inside(samples, reference, radii(reference, neighbours))
     recall = inside(reference, samples, radii(samples, neighbours))
@@ -236,7 +236,7 @@ def nearest(rows: Tensor, candidates: Tensor, skip_self: bool = False) -> Tensor
             index = torch.arange(len(x), device=x.device)
             distance[index, start + index] = torch.inf
         start += len(x)
-        # The search may round, the distance of a copy must be exactly 0: it is computed again from
+        # cdist rounds, but the distance of a copy must be exactly 0, so it is computed again from
         # the difference.
         neighbour = candidates[distance.argmin(dim=1)]
         distances.append((x.double() - neighbour.double()).norm(dim=1))

@@ -109,11 +109,14 @@ def print_scores(title: str, scores: Sequence[Score], console: Console) -> None:
 def refuse_flags(
     args: argparse.Namespace, names: Iterable[str], reason: str, overrides: Sequence[str] = ()
 ) -> None:
-    """Refuse arguments that were typed, and overrides, where they have no meaning."""
-    typed = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
-    typed += overrides
-    if typed:
-        raise MetricError(f"{typed[0]}{reason}; leave it out")
+    """Refuse flags and overrides that were given but have no effect here."""
+    given_flags = []
+    for name in names:
+        if getattr(args, name) is not None:
+            given_flags.append(f"--{name.replace('_', '-')}")
+    given_flags += overrides
+    if given_flags:
+        raise MetricError(f"{given_flags[0]}{reason}; leave it out")
 
 
 def write_reference(

@@ -55,14 +55,14 @@ def generate(
     """Generate one image per seed.
 
     Every batch has the same size (the last one is filled up), so that a seed gives the same image
-    bit for bit, and at another batch size up to rounding (in float32 below 1e-4 of the largest
-    value).
+    bit for bit; another batch size changes it by rounding only (in float32 by less than 1e-4 of
+    the largest value).
 
     Args:
         model: The network (in evaluation mode during the call), with the EMA weights if wanted.
-        objective: What it was trained on.
-        sampler: How to integrate from noise to data.
-        guidance: How to guide.
+        objective: The objective that it was trained on.
+        sampler: The sampler.
+        guidance: The guidance.
         seeds: One per image, int64 `(n,)`.
         labels: Classes `(n,)`, `from-seed`, `balanced`, or None for the null class.
         text: Text states `(n, L, E)`; None for no text.
@@ -111,7 +111,7 @@ def _sample_batches(
     batch = max(min(batch, count), 1)
     images = []
     for start in range(0, count, batch):
-        # The last batch repeats its last image to be full.
+        # The last batch is filled up with copies of its last image.
         rows = torch.arange(start, start + batch, device=device).clamp(max=count - 1)
         samples = _sample_batch(denoiser.select(rows), sampler, shape)
         images.append(samples[: count - start])

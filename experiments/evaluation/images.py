@@ -29,10 +29,10 @@ from routing.errors import require
 ENDLESS = {"train": 20000, "test": 5000}
 #: Most images of a split that are measured; larger splits are subsampled evenly.
 MOST = 50000
-# Beyond this many bytes an array must be packed no tighter than this: statistics and images do not
-# shrink a hundredfold, and a file of kilobytes must not fill the memory.
-_PLAIN = 64 * 2**20
-_TIGHTEST = 100
+# Larger arrays may be compressed by this factor at most: statistics and images do not shrink a
+# hundredfold, and a file of a few kilobytes must not fill the memory.
+_UNCHECKED_BYTES = 64 * 2**20
+_MAX_COMPRESSION = 100
 
 
 # --- splits of data sets -------------------------------------------------------------------------
@@ -63,14 +63,14 @@ def split_batches(
     )
     index = split_indices(dataset, split) if index is None else index
     for part in index.split(256):
-        # Without draws nothing is flipped, and the noise of latents belongs to the sample alone.
+        # Without draws no image is flipped, and the noise of latents depends on the sample alone.
         batch = dataset.batch(part, None, split)
         yield dataset.to_pixels(batch.x), batch.y
 
 
 def whole_split(dataset: Any, split: str) -> tuple[Tensor, Tensor | None]:
     """Return images `(N, 3, H, W)` uint8 and labels `(N,)`, if any, of a split, on the CPU."""
-    # Batch by batch: all pictures of a split of latents are more than a GPU has room for.
+    # Batch by batch: the decoded images of a split of latents do not fit on a GPU.
     pixels, labels = [], []
     for batch_pixels, batch_labels in split_batches(dataset, split):
         pixels.append(batch_pixels.cpu())
@@ -84,7 +84,7 @@ def whole_split(dataset: Any, split: str) -> tuple[Tensor, Tensor | None]:
 
 @contextlib.contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open an `.npz` file; what the block finds wrong with its bytes is one sentence."""
+    """Open an `.npz` file; any error in its content becomes one `MetricError`."""
     require(path.is_file(), f"{path}: no such file; expected an .npz", MetricError)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -94,7 +94,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     except Exception as error:  # zip, zlib and numpy's headers raise a dozen types between them
         why = first_line(error)[:100]
         raise MetricError(
-            f"{path} is no .npz file, or was cut off, damaged or holds Python objects ({why})"
+            f"{path} is not a valid .npz file: cut off, damaged or with Python objects ({why})"
         ) from None
 
 
@@ -102,8 +102,8 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Return the arrays of these names that an `.npz` file has.
 
     Raises:
-        MetricError: A damaged file, Python objects, or an array packed so tightly that reading it
-            would fill the memory.
+        MetricError: A damaged file, Python objects, or an array compressed so strongly that
+            reading it would fill the memory.
     """
     arrays = {}
     with _archive(path) as archive:
@@ -112,7 +112,7 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
             if name not in names:
                 continue
             require(
-                info.file_size <= max(_PLAIN, _TIGHTEST * info.compress_size),
+                info.file_size <= max(_UNCHECKED_BYTES, _MAX_COMPRESSION * info.compress_size),
                 f"{path}: {name} would unpack from {info.compress_size} to "
                 f"{info.file_size} bytes, which no array of numbers does",
                 MetricError,

@@ -1,10 +1,10 @@
-"""Reference statistics: what samples are compared with.
+"""Reference statistics: those of the real images that samples are compared with.
 
 ADM's reference files (`VIRTUAL_imagenet256_labeled.npz`) hold 10,000 images `arr_0` and, over the
 whole training set, `mu` and `sigma` of the pooled and `mu_s` and `sigma_s` of the spatial Inception
 features. Ours hold the same arrays, `rows` (the feature vectors, for precision, recall and KID) in
 place of the images, and the identity of the feature network: a distance between features of two
-networks has no meaning, so it is refused.
+different networks has no meaning, so it is refused.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def heldout_reference(
 ) -> Reference:
     """Return the statistics of a data set's held-out split, from the cache or computed now.
 
-    Its checksum is made of the images, the split and the network's weights, not of the file: the
+    Its checksum is that of the images, the split and the network's weights, not of the file: the
     last digits of a covariance differ between machines, the images do not.
     """
     n = len(split_indices(dataset, split))
@@ -163,7 +163,7 @@ def heldout_reference(
     cached = None
     with contextlib.suppress(MetricError):  # absent, damaged, or of other features
         cached = load_reference(path, features, rows=True, spatial=spatial)
-    # All processes decide alike, whichever of them saw the file first.
+    # All processes must take the same path, so the cache is used only if all could read it.
     if all(gather(cached is not None)) and cached is not None:
         return dataclasses.replace(cached, checksum=checksum)
     names = ("moments", "rows", "spatial") if spatial else ("moments", "rows")

@@ -1,4 +1,4 @@
-"""Samples of a pipeline, batch by batch, for measuring; kept on disk where they can be resumed."""
+"""Samples of a pipeline for scoring, batch by batch; optionally kept on disk, to be resumed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ ImageBatch = tuple[Tensor, Tensor | None, list[str] | None]
 
 
 def open_store(folder: Path, options: EvalOptions, settings: Mapping[str, Any]) -> SampleStore:
-    """Return the store of samples made in exactly this way; a collective call.
+    """Return the store of samples with exactly these settings; a collective call.
 
-    Samples of other settings are in another subfolder.
+    Each combination of settings has a subfolder of its own.
     """
     manifest = {
         **settings,
@@ -101,7 +101,7 @@ def sample_batches(
 def sample_conditions(
     dataset: Any, model: Any, options: EvalOptions, index: Tensor, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None, list[str] | None]:
-    """Return labels, text states and captions of the samples at `index`, None where not taken.
+    """Return labels, text states and captions of the samples at `index`; None if unused.
 
     Labels are balanced or drawn per seed; captions are those of the held-out split, in order.
     """

@@ -11,9 +11,9 @@ from experiments.options.roles import ConfigError
 from routing.errors import require, suggest
 
 MOST_COLUMNS, MOST_ROWS = 16, 20
-# Images in the grid where rows have no meaning.
+# Images in the grid without classes or captions, which would be its rows.
 _GRID_IMAGES = 100
-# Ten million seeds are 80 MB, and twenty days of sampling.
+# Ten million seeds take 80 MB, and twenty days of sampling.
 _MOST_NUMBERS = 10_000_000
 
 
@@ -21,7 +21,7 @@ class SampleRequest(NamedTuple):
     """The images to make, in order."""
 
     seeds: list[int]  # one per image
-    # Class of each, or None where the seeds draw them or there are no classes
+    # Class of each; None if they are drawn from the seeds, or there are no classes
     labels: list[int] | None
     captions: list[str] | None  # caption of each, or None
     grid: set[int]  # the images in the grid: one row per class or caption, or the first hundred

@@ -3,8 +3,8 @@
     FOLDER/manifest.json     what the samples are (settings, number, seeds)
     FOLDER/shard-00000.npz   images (n, H, W, 3) uint8, seeds (n,), labels (n,)
 
-A killed call loses one shard at most, and processes share the shards. The same call again makes
-the missing ones, with any number of processes; other settings in the same folder are refused.
+A killed call loses at most one shard, and processes share the shards. Repeating the call makes the
+missing ones, with any number of processes; other settings in the same folder are refused.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SampleStore:
     def claim(self, manifest: Mapping[str, Any], finished: bool = False) -> None:
         """Write the manifest, or compare it with the existing one.
 
-        A folder without samples, of a call that failed at once, may be claimed anew.
+        A folder without samples, left by a call that failed early, may be claimed again.
 
         Args:
             manifest: JSON-able, with at least `count` and `shard` (images per shard).
@@ -89,7 +89,7 @@ class SampleStore:
         """Return one shard."""
         path = self.path(number)
         try:
-            # numpy does not close a file that it cannot read.
+            # Opened here, since numpy does not close a file that it cannot read.
             with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
                 images, seeds, labels = data["images"], data["seeds"], data["labels"]
                 valid = images.ndim == 4 and images.dtype == np.uint8
@@ -138,7 +138,7 @@ class SampleStore:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
             pass
         raise ConfigError(
-            f"{self.folder} is no folder of samples: it has no manifest.json that says how many"
+            f"{self.folder} is not a folder of samples: no manifest.json states their number"
         )
 
 
@@ -204,7 +204,7 @@ def generate_shards(
             "settings": dict(settings or {}),
         }
         store.claim(manifest, finished)
-    gather(None)  # nobody starts before the first process has accepted the folder
+    gather(None)  # wait until the first process has accepted the folder
     pieces = torch.arange(len(seeds)).split(shard)
     if not finished:
         writer = _ShardWriter(store, pipeline, seeds, labels, text, to_pixels, batch)

@@ -1,4 +1,4 @@
-"""Sampler, guidance and data options that are changed for sampling: `guidance.scale=2`."""
+"""Overrides of sampler, guidance and data options for sampling: `guidance.scale=2`."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def load_model(
         device: Where to put the model; None: CUDA where there is one, else the CPU.
 
     Raises:
-        CheckpointError: Nothing there, another format, or no such step (those present are listed).
+        CheckpointError: No such path or step (existing steps are listed), or another format.
     """
     require(weights in ("ema", "raw"), f"weights={weights}: expected ema or raw", CheckpointError)
     path = Path(source).expanduser()
@@ -156,7 +156,7 @@ def _verified_checkpoint(run: Path, step: int | None) -> Path:
     steps = ", ".join(map(str, checkpoints))
     require(
         step is None or step in checkpoints,
-        f"{run}: checkpoint {step} is not there; choose another --step: there are {steps}",
+        f"{run} has no checkpoint of step {step}; choose another --step: there are {steps}",
         CheckpointError,
     )
     candidates = [checkpoints[step]] if step is not None else list(reversed(checkpoints.values()))
@@ -200,7 +200,7 @@ def build_model(
         )
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.zeros(1).to(device).item()  # not on `meta`, which holds no numbers
+        torch.zeros(1).to(device).item()  # fails on `meta`, whose tensors have no data
         model = model.to(device)
     except (RuntimeError, AssertionError) as error:
         message = " ".join(str(error).split("\n")[0].split())
