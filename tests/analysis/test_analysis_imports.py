@@ -13,6 +13,7 @@ PLAIN = {
     "routing.lazy",
     "routing.options",
     "backbones.parsing",
+    "backbones.validation",
     "routing.route",
     "routing.schedule",
     "backbones.sizes",
@@ -27,7 +28,7 @@ TORCH_FREE = {
     "experiments.data.data_options",
 }
 # They read models.
-MODELS = {"similarity.py", "guidance_scale.py", "guidance_scale_command.py"}
+MODELS = {"similarity.py", "guidance_scale.py", "guidance_scale_command.py", "suggest_route.py"}
 
 
 def imported(path):
