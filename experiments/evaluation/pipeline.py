@@ -42,7 +42,7 @@ class SamplingPipeline:
             guidance: Name or options; by default the run's guidance.
 
         Raises:
-            ConfigError: Model, sampler and guidance do not fit together.
+            UserError: Model, sampler and guidance do not fit together.
         """
         objective = create_objective(config.objective)
         routing = config.routing
