@@ -1,11 +1,11 @@
 """The families by name (no torch here).
 
-A family of somebody else's is one file anywhere with a dataclass of options, a function that counts
-a block, the block class, and at its end
+An external family is one file anywhere, with a dataclass of options, a function that counts the
+cost of a block, the block class, and at its end
 
     register(Spec("NAME", NAMEOptions, block_cost, f"{__name__}:NAMEBlock"))
 
-Every command knows it where the environment variable TREAD_BACKBONES names that file (several are
+Every command finds it if the environment variable TREAD_BACKBONES names that file (several are
 joined as in PATH). The files are code, so no configuration and no run folder can name them.
 """
 
@@ -29,7 +29,7 @@ __all__ = ["BlockCost", "Spec", "build_options", "find", "model_config", "names"
 OUTSIDE = "TREAD_BACKBONES"
 MODEL_ARGUMENTS = tuple(field.name for field in dataclasses.fields(ModelConfig)[:-1])
 COST_ARGUMENTS = ("route", "reinsert", "remove", "bytes_per_value")
-# What `backbones.create` and `cost` take for every family: no family may have such an option.
+# Arguments of `backbones.create` and `cost` for every family: no option may have their names.
 TAKEN = {*MODEL_ARGUMENTS, *COST_ARGUMENTS, *REMOVED, "options"}
 _SPECS: dict[str, Spec] = {spec.name: spec for spec in FAMILIES}
 
@@ -38,7 +38,7 @@ def register(spec: Spec) -> None:
     """Add a family from code outside this package.
 
     Raises:
-        BackboneError: The name is another family's already, or that of an option the model's.
+        BackboneError: Another family has the name, or an option the name of a model argument.
     """
     for field in dataclasses.fields(spec.options):
         require(

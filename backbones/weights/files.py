@@ -98,7 +98,7 @@ def read_torch(path: Path) -> Mapping[str, Any]:
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception:
-        # torch's unpickler for tensors alone raises whatever a damaged file makes it trip over.
+        # On a damaged file, torch's restricted unpickler raises errors of many types.
         raise BackboneError(
             f"{path} is damaged or holds more than tensors, which is refused because it can run "
             "code; if you trust it, save its state dict alone with torch.save"

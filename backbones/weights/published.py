@@ -5,17 +5,16 @@ adaLN projections of all blocks are joined in one: block b has rows 6 D b .. 6 D
 that are computed here (`pos_embed` (1, N, D), LightningDiT's `feat_rope.freqs_{cos,sin}`
 (N, D/heads)) are checked against ours and not kept.
 
-SiT and LightningDiT throw the second half of the output channels of a model with `learn_sigma`
-away: those rows of the head are left out. What time and output mean to the weights of a source
-says `OBJECTIVES`.
+SiT and LightningDiT discard the second half of the output channels of a model with `learn_sigma`,
+so those rows of the head are left out. `OBJECTIVES` defines time input and output of each source.
 
 A leading `module.` (data parallel), `_orig_mod.` (torch.compile) or `model.` (the EDM wrapper that
 TREAD's training saves) is dropped. A name that is not in the table is an error that lists it; so is
 a weight that is missing.
 
-Of a checkpoint the moving average is taken: what lies at a key with `ema`, `swa` or `averaged` in
-its name (`ema`, `model_ema`, `state_dict_ema`), what torch's `AveragedModel` saved, or the weights
-named `ema_model.*` in one flat state dict. Raw weights are taken where there is no average.
+From a checkpoint the moving average is loaded: the value of a key with `ema`, `swa` or `averaged`
+in its name (`ema`, `model_ema`, `state_dict_ema`), the state of torch's `AveragedModel`, or the
+weights named `ema_model.*` in one flat state dict; without an average, the raw weights.
 """
 
 import re
@@ -34,9 +33,9 @@ from backbones.weights.files import read_safetensors, read_torch
 from routing.errors import one_of, require
 
 SOURCES = {"dit": "dit", "sit": "dit", "tread": "dit", "lightningdit": "lightningdit"}
-#: What the weights of a source were trained to see and to say, as `create_objective` takes it: SiT
-#: and LightningDiT count time from noise (0) to data (1), predict data minus noise and embed t
-#: itself. TREAD's rectified flow has `{"name": "flow", "time_scale": 1.0}` instead.
+#: Objective of the weights of each source, as options of `create_objective`: SiT and LightningDiT
+#: count time from noise (0) to data (1), predict data minus noise and embed t itself. TREAD's
+#: rectified flow has `{"name": "flow", "time_scale": 1.0}` instead.
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "dit": {"name": "ddpm", "learn_sigma": True},
     "sit": {"name": "flow", "times": "uniform", "time_scale": 1.0, "reverse": True},
@@ -56,7 +55,7 @@ _FLAT_AVERAGE = re.compile(r"^(ema_model|model_ema|ema)\.(?=.)")
 _COMMON_CLASSES = (10, 100, 200, 1000)
 _LISTED = 5  # names in an error
 _AXES = {_PATCHES: 4, "pos_embed": 3}
-#: Their module and ours, for each family of ours; `*` is the number of a block.
+#: Published module names and ours, by family; `*` is the number of a block.
 _COMMON = {
     "x_embedder.proj": "patches.project",
     "t_embedder.mlp.0": "time.mlp.0",
@@ -147,8 +146,7 @@ def describe(
     """Return the arguments of `backbones.create` that fit a published state dict (see `load`).
 
     Raises:
-        BackboneError: The dict lacks what tells the shape, or the heads or the number of classes
-            cannot be told.
+        BackboneError: Shape, number of heads or number of classes cannot be determined.
     """
     one_of("source of weights", source, tuple(SOURCES), BackboneError)
     family, published = SOURCES[source], _plain(state)
@@ -225,7 +223,7 @@ def load(
     Args:
         weights: A state dict, or a .safetensors, .pt or .pth file with one; of a checkpoint that
             holds several, the moving average.
-        source: Whose they are: `dit`, `sit`, `tread` or `lightningdit`.
+        source: Project of the weights: `dit`, `sit`, `tread` or `lightningdit`.
         heads: Attention heads, where neither the weights nor the size table say how many.
         num_classes: Classes without the null class, where the label table does not say: as many as
             it has rows for a model trained with `class_dropout_prob=0`. Its null class is then an

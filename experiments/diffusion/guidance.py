@@ -25,6 +25,7 @@ from experiments.options.guidance import (
     rate_over_steps,
 )
 from experiments.options.roles import ConfigError, parse_named
+from routing.errors import require
 from routing.route import Route
 
 
@@ -112,12 +113,13 @@ class Guidance:
         if not self.options.needs_weak_model:
             return
         for key in ("in_channels", "input_size", "num_classes", "text"):
-            if weak_model.config.get(key) != model_config.get(key):
-                raise ConfigError(
-                    f"guidance.checkpoint has another {key} than the model "
-                    f"({weak_model.config.get(key)}, not {model_config.get(key)}); take one of the "
-                    "same data"
-                )
+            weak_value, value = weak_model.config.get(key), model_config.get(key)
+            require(
+                weak_value == value,
+                f"guidance.checkpoint has another {key} than the model ({weak_value}, not "
+                f"{value}); take one of the same data",
+                ConfigError,
+            )
 
 
 class APG(Guidance):

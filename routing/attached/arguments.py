@@ -1,4 +1,4 @@
-"""Checks of what `routing.attach` is called with."""
+"""Checks of the arguments of `routing.attach`."""
 
 from __future__ import annotations
 

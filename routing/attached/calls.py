@@ -20,7 +20,7 @@ TABLES = (
     "position_embeddings", "extra_pos_emb", "noise_mask",
 )  # fmt: skip
 MASKS = ("attn_mask", "attention_mask")
-# Names that other models have for them, or for something that has nothing to do with tokens.
+# Other names for masks; some models use them for arguments without a dimension of tokens.
 _MASKS = (
     "mask", "key_padding_mask", "src_mask", "src_key_padding_mask", "tgt_mask", "memory_mask",
     "tgt_key_padding_mask", "attention_bias", "shared_rel_pos", "shared_rel_pos_bias",
@@ -40,7 +40,7 @@ _SHARED = (
 
 
 class AttachError(RoutingError):
-    """Blocks that tokens cannot be routed past, or a call from which too little is known."""
+    """Unsupported blocks, or a call in which the image tokens cannot be identified."""
 
 
 def inner(block: nn.Module) -> nn.Module:
@@ -107,7 +107,7 @@ class Call:
         for name in _MASKS:
             mask = self.get(name)
             if self.get(_CAUSAL.get(name, "")):
-                continue  # it only repeats what `is_causal` says
+                continue  # the mask only repeats `is_causal`
             if isinstance(mask, Tensor) and tokens in mask.shape:
                 masks.append(name)
         if masks:

@@ -22,7 +22,7 @@ _EXPECTED = (
 
 
 def parse_protect(protect: Any) -> tuple[slice, ...] | Tensor:
-    """Return what `protect=` names as slices or as a mask; None is nothing."""
+    """Return `protect=` as slices or as a mask; None protects nothing."""
     if protect is None:
         return ()
     if isinstance(protect, slice):
@@ -97,7 +97,7 @@ def force_keep(ids: Tensor, keep: Any, noise: Tensor) -> Tensor:
         Ids of shape `(B, K')` or, where ids were shared, `(1, K')`, ascending; K' >= K.
 
     Raises:
-        AttachError: If the mask is none, or of another shape.
+        AttachError: If `keep` is not a bool mask of such a shape.
     """
     batch, tokens = noise.shape
     shapes = ((tokens,), (1, tokens), (batch, tokens))

@@ -21,7 +21,7 @@ _RELATIVE = (
 )  # fmt: skip
 # Layers of MLP-Mixer, ResMLP and gMLP whose input features are the tokens.
 _OVER_TOKENS = ("mlp_tokens", "linear_tokens", "tokens_mlp", "token_mix", "token_mixing")
-_TELL = (
+_PREFIX_ADVICE = (
     "prefix=N if N text or class tokens come before the image's, protect=slice(N, None) if text "
     "comes after the image's N, prefix=0 if there is none"
 )
@@ -36,12 +36,12 @@ _TEXT_AROUND = {
 
 
 def refuse_positional(block: nn.Module) -> None:
-    """Refuse a block that mixes tokens by their place in the sequence or image.
+    """Refuse a block that mixes tokens by their position in the sequence or image.
 
     Raises:
         AttachError: If it has convolutions over tokens, pooling, windows, a table of relative
-            positions or a linear layer over tokens: none of them has a meaning for a subset of
-            the tokens. Or if a second sequence runs beside the tokens, or the batch does not come
+            positions or a linear layer over tokens, none of which is defined on a subset of the
+            tokens; if a second sequence runs beside the tokens; or if the batch does not come
             first.
     """
     original = inner(block)
@@ -72,7 +72,7 @@ def refuse_positional(block: nn.Module) -> None:
 
 
 def _mixes_by_position(module: nn.Module, name: str) -> str | None:
-    """Return in words how a layer mixes tokens by position; None if it does not."""
+    """Return what kind of layer mixes tokens by position, for a message; None if it does not."""
     if isinstance(module, _CONVOLUTIONS) and max(module.kernel_size) > 1:
         return "a convolution"
     if isinstance(module, _POOLS):
@@ -99,8 +99,8 @@ def _is_positive(value: Any) -> bool:
 def geometry(model: nn.Module) -> tuple[list[nn.Module], tuple[int, int] | None, int | None]:
     """Return a model's blocks, its grid of tokens and its number of prefix tokens, None if unknown.
 
-    It is a diffusers transformer (`transformer_blocks`, then `single_transformer_blocks`) or a timm
-    transformer (`blocks`).
+    Supported are transformers of diffusers (`transformer_blocks`, then `single_transformer_blocks`)
+    and of timm (`blocks`).
 
     Raises:
         AttachError: If it has no list of blocks by those names, or further ones.
@@ -127,14 +127,14 @@ def geometry(model: nn.Module) -> tuple[list[nn.Module], tuple[int, int] | None,
         )
         advice = _TEXT_AROUND.get(first)
         require(advice is None, f"{name}: attach to its list, model.layers; {advice}", AttachError)
-        raise AttachError(f"{name} has no list of blocks that is known; attach to the list itself")
+        raise AttachError(f"{name} has no known list of blocks; attach to the list itself")
     for key, child in inner(model).named_children():
         is_list = isinstance(child, nn.ModuleList) and len(child) and key not in _CLASS_ONLY
         is_block_list = is_list and re.search("(blocks|layers|refiner)$", key)
         require(
             not is_block_list or key in counted,
             f"{name} has {key} beside {' and '.join(counted)}, so block numbers are ambiguous; "
-            f"attach to one list, with {_TELL}",
+            f"attach to one list, with {_PREFIX_ADVICE}",
             AttachError,
         )
     return blocks, _grid(model), prefix if prefix is None else int(prefix)
@@ -189,7 +189,7 @@ def refuse_unknown_prefix(call: Call, grid: tuple[int, int] | None, whole: bool)
         require(
             rows * columns == tokens,
             f"{tokens} tokens come into {name} where the grid {rows}x{columns} has "
-            f"{rows * columns}; pass {_TELL}",
+            f"{rows * columns}; pass {_PREFIX_ADVICE}",
             AttachError,
         )
     arguments = call.signature.positions
@@ -199,6 +199,6 @@ def refuse_unknown_prefix(call: Call, grid: tuple[int, int] | None, whole: bool)
     require(
         grid is not None or not may_have_prefix,
         f"how many of the {tokens} tokens that come into {name} are the image's is unknown; "
-        f"pass {_TELL}",
+        f"pass {_PREFIX_ADVICE}",
         AttachError,
     )
