@@ -36,7 +36,7 @@ _TIE = 5e-4  # relative difference of probe losses below which two routes are le
 
 
 @dataclass(frozen=True)
-class Probe:
+class RouteProbe:
     """Held-out losses of one dense model, without a route and by route."""
 
     backbone: str
@@ -52,7 +52,7 @@ def candidate_routes(depth: int) -> list[str]:
     return routes
 
 
-def probe(run: Path, step: int | None = None, samples: int = 1000) -> Probe:
+def probe(run: Path, step: int | None = None, samples: int = 1000) -> RouteProbe:
     """Measure the held-out loss of a dense model under every candidate route at rate 0.5.
 
     Raises:
@@ -76,7 +76,7 @@ def probe(run: Path, step: int | None = None, samples: int = 1000) -> Probe:
         dense, losses[route] = _mean_losses(model, batches)
         cost = run_cost(routed, route=Route.parse(route))
         macs[route] = cost.macs_routed / cost.macs_dense
-    return Probe(config.backbone["name"], dense, losses, macs)
+    return RouteProbe(config.backbone["name"], dense, losses, macs)
 
 
 @torch.inference_mode()

@@ -22,6 +22,7 @@ PLAIN = {
 # Roles of keys, removed keys, names of scores, what a data set says of itself.
 TORCH_FREE = {
     "experiments.options.roles",
+    "experiments.config.identity",
     "experiments.config.removed_keys",
     "experiments.config.schema",
     "experiments.options.evaluation",

@@ -113,8 +113,9 @@ def zero(x, t, **cond):
 
 def test_edm_loss_is_the_weighted_denoising_error():
     path = create_objective("edm")
-    x0, noise = torch.randn(3, 2, 4, 4), torch.randn(3, 2, 4, 4)
-    sigma = torch.tensor([0.05, 1.0, 20.0])
+    torch.manual_seed(0)
+    x0, noise = torch.randn(2, 3, 2, 4, 4, dtype=torch.float64)
+    sigma = torch.tensor([0.05, 1.0, 20.0], dtype=torch.float64)
     got = loss_map(path, zero, x0, noise, sigma)
     s = sigma.reshape(-1, 1, 1, 1)
     # F = 0: D is c_skip x, lambda = (s^2 + sd^2) / (s sd)^2 (Karras et al. 2022, Table 1).
