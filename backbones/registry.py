@@ -1,11 +1,11 @@
 """The families by name (no torch here).
 
-A family of somebody else's is one file anywhere with a dataclass of options, a function that counts
-a block, the block class, and at its end
+An external family is one file anywhere, with a dataclass of options, a function that counts the
+cost of a block, the block class, and at its end
 
     register(Spec("NAME", NAMEOptions, block_cost, f"{__name__}:NAMEBlock"))
 
-Every command knows it where the environment variable TREAD_BACKBONES names that file (several are
+Every command finds it if the environment variable TREAD_BACKBONES names that file (several are
 joined as in PATH). The files are code, so no configuration and no run folder can name them.
 """
 
@@ -22,14 +22,14 @@ from backbones.options import FAMILIES, BlockCost, ModelConfig, Spec
 from backbones.options.model import REMOVED, without_removed
 from backbones.sizes import SIZES, BackboneError, Size, build_options, parse_size, patch_grid
 from backbones.validation import OptionError, fields_of, validate_value
-from routing.errors import suggest
+from routing.errors import require, suggest
 
 __all__ = ["BlockCost", "Spec", "build_options", "find", "model_config", "names", "register"]
 
 OUTSIDE = "TREAD_BACKBONES"
 MODEL_ARGUMENTS = tuple(field.name for field in dataclasses.fields(ModelConfig)[:-1])
 COST_ARGUMENTS = ("route", "reinsert", "remove", "bytes_per_value")
-# What `backbones.create` and `cost` take for every family: no family may have such an option.
+# Arguments of `backbones.create` and `cost` for every family: no option may have their names.
 TAKEN = {*MODEL_ARGUMENTS, *COST_ARGUMENTS, *REMOVED, "options"}
 _SPECS: dict[str, Spec] = {spec.name: spec for spec in FAMILIES}
 
@@ -38,17 +38,21 @@ def register(spec: Spec) -> None:
     """Add a family from code outside this package.
 
     Raises:
-        BackboneError: The name is another family's already, or that of an option the model's.
+        BackboneError: Another family has the name, or an option the name of a model argument.
     """
     for field in dataclasses.fields(spec.options):
-        if field.name in TAKEN:
-            raise BackboneError(
-                f"backbone {spec.name!r} has an option {field.name!r}, which is an argument of "
-                "every model; rename it"
-            )
+        require(
+            field.name not in TAKEN,
+            f"backbone {spec.name!r} has an option {field.name!r}, which is an argument of "
+            "every model; rename it",
+            BackboneError,
+        )
     registered = _SPECS.setdefault(spec.name, spec)
-    if registered.block != spec.block:
-        raise BackboneError(f"backbone {spec.name!r} is registered already by {registered.block}")
+    require(
+        registered.block == spec.block,
+        f"backbone {spec.name!r} is registered already by {registered.block}",
+        BackboneError,
+    )
 
 
 def names() -> list[str]:
@@ -69,11 +73,12 @@ def find(name: str) -> Spec:
     """
     if name not in _SPECS:
         families = names()
-        if name not in families:
-            raise BackboneError(
-                f"backbone {name!r} is not known: backbones are {', '.join(families)}"
-                f"{suggest(name, families)} (one of your own: {OUTSIDE}=FILE.py)"
-            )
+        require(
+            name in families,
+            f"backbone {name!r} is not known: backbones are {', '.join(families)}"
+            f"{suggest(name, families)} (one of your own: {OUTSIDE}=FILE.py)",
+            BackboneError,
+        )
     return _SPECS[name]
 
 
@@ -118,35 +123,39 @@ def model_config(name: str, size: str | Size = "S/2", **arguments: Any) -> Model
 
 def _check_combinations(config: ModelConfig, branches: int) -> None:
     """Refuse arguments of a model that exclude each other."""
-    if config.skips and config.fuse:
-        raise BackboneError(
-            "skips=true: expected false with SPRINT's fusion, which leaves out the blocks that "
-            "long skips would join"
-        )
-    if config.attention_blocks and branches != 2:
-        raise BackboneError(
-            f"attention={config.attention}: expected 0 for blocks of {branches} branch, since an "
-            "attention block has two"
-        )
+    require(
+        not (config.skips and config.fuse),
+        "skips=true: expected false with SPRINT's fusion, which leaves out the blocks that "
+        "long skips would join",
+        BackboneError,
+    )
+    require(
+        not config.attention_blocks or branches == 2,
+        f"attention={config.attention}: expected 0 for blocks of {branches} branch, since an "
+        "attention block has two",
+        BackboneError,
+    )
 
 
 def _import_outside() -> None:
     """Import the files that TREAD_BACKBONES names; each registers its families."""
     for text in filter(None, os.environ.get(OUTSIDE, "").split(os.pathsep)):
         path = Path(text).expanduser().resolve()
-        if path.suffix != ".py" or not path.is_file():
-            raise BackboneError(
-                f"{OUTSIDE}={text}: there is no such Python file; give the path of one that calls "
-                "backbones.register"
-            )
+        require(
+            path.suffix == ".py" and path.is_file(),
+            f"{OUTSIDE}={text}: there is no such Python file; give the path of one that calls "
+            "backbones.register",
+            BackboneError,
+        )
         if str(path.parent) not in sys.path:
             sys.path.append(str(path.parent))
         module_file = _import_file(path, f"{OUTSIDE}={text}").__file__
-        if module_file is None or Path(module_file).resolve() != path:
-            raise BackboneError(
-                f"{OUTSIDE}={text}: Python has another module {path.stem!r} ({module_file}); "
-                "rename the file"
-            )
+        require(
+            module_file is not None and Path(module_file).resolve() == path,
+            f"{OUTSIDE}={text}: Python has another module {path.stem!r} ({module_file}); "
+            "rename the file",
+            BackboneError,
+        )
 
 
 def _import_file(path: Path, setting: str) -> ModuleType:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from backbones.parsing import json_of
 from backbones.sizes import BackboneError
+from routing.errors import require
 
 FORMAT = "tread-suite/1"
 FILE = "model.safetensors"
@@ -55,11 +56,12 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         BackboneError: It is not a whole safetensors file, or does not say what model it holds.
     """
     tensors, metadata = read_safetensors(path)
-    if metadata.get("format") != FORMAT or "model" not in metadata:
-        raise BackboneError(
-            f"{path} does not say what model it holds; weights of other projects load through "
-            "backbones.import_weights.load"
-        )
+    require(
+        metadata.get("format") == FORMAT and "model" in metadata,
+        f"{path} does not say what model it holds; weights of other projects load through "
+        "backbones.import_weights.load",
+        BackboneError,
+    )
     try:
         return tensors, dict(json_of(metadata["model"]))
     except (TypeError, ValueError) as error:
@@ -96,13 +98,16 @@ def read_torch(path: Path) -> Mapping[str, Any]:
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception:
-        # torch's unpickler for tensors alone raises whatever a damaged file makes it trip over.
+        # On a damaged file, torch's restricted unpickler raises errors of many types.
         raise BackboneError(
             f"{path} is damaged or holds more than tensors, which is refused because it can run "
             "code; if you trust it, save its state dict alone with torch.save"
         ) from None
-    if not isinstance(content, Mapping):
-        raise BackboneError(f"{path} holds no state dict: expected names with a tensor each")
+    require(
+        isinstance(content, Mapping),
+        f"{path} holds no state dict: expected names with a tensor each",
+        BackboneError,
+    )
     return content
 
 
@@ -113,7 +118,8 @@ def _check_readable(path: Path) -> None:
             beginning = file.read(len(_LFS_POINTER))
     except OSError as error:
         raise BackboneError(f"{path} cannot be read ({error.strerror or error})") from error
-    if beginning == _LFS_POINTER:
-        raise BackboneError(
-            f"{path} is a Git LFS pointer and not the weights; fetch them with git lfs pull"
-        )
+    require(
+        beginning != _LFS_POINTER,
+        f"{path} is a Git LFS pointer and not the weights; fetch them with git lfs pull",
+        BackboneError,
+    )

@@ -28,7 +28,7 @@ from backbones.cost import model_cost
 from backbones.registry import model_config
 from backbones.sizes import BackboneError
 from backbones.weights.files import FILE, read, write
-from routing.errors import one_of
+from routing.errors import one_of, require
 
 _REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(?<!\.safetensors)")
 _TIMEOUT_S = 10
@@ -38,9 +38,9 @@ _OPTIONS = ("revision", "cache_dir", "token", "local_files_only", "force_downloa
 def hub_problem(
     name: str, file: str, revision: str | None = None, token: bool | str | None = None
 ) -> str:
-    """Ask the hub once for a repository's file; return why it cannot be had, empty if it can.
+    """Ask the hub once for a repository's file; return why it is unavailable, empty if it is not.
 
-    Without a network, its own download retries for 40 seconds and then blames the repository.
+    Without a network, the hub's own download retries for 40 seconds and then blames the repository.
     """
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
@@ -50,7 +50,7 @@ def hub_problem(
     except HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "an error")
         return f"the Hugging Face hub gives no {file} of {name} (HTTP {status})"
-    except Exception as error:  # another library's, by the version of huggingface_hub
+    except Exception as error:  # requests' or httpx's, depending on the version of huggingface_hub
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         return f"the Hugging Face hub cannot be reached ({reason})"
     return ""
@@ -106,18 +106,19 @@ class Pretrained(ModelHubMixin):
 
         Raises:
             BackboneError: There is no such file, folder or repository, or the hub cannot be
-                reached; the file is damaged, or does not say what model it holds; an option that
-                there is not.
+                reached; the file is damaged, or does not say what model it holds; or an option is
+                unknown.
         """
         path = Path(name)
         is_repository = _REPOSITORY.fullmatch(str(name)) is not None
         if path.is_dir():
             path, is_repository = path / FILE, False
-        if not path.is_file() and not is_repository:
-            raise BackboneError(
-                f"{name} is no weights file, no folder with {FILE} in it and no repository of the "
-                "hub, such as name/model"
-            )
+        require(
+            path.is_file() or is_repository,
+            f"{name} is no weights file, no folder with {FILE} in it and no repository of the "
+            "hub, such as name/model",
+            BackboneError,
+        )
         for key in options:
             one_of("option", key, _OPTIONS, BackboneError)
         if not path.is_file():
@@ -129,22 +130,25 @@ class Pretrained(ModelHubMixin):
     def from_tensors(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], source: str
     ) -> Any:
-        """Build the model that a file, `source`, describes and load the weights beside that.
+        """Build the model that the file `source` describes and load its weights.
 
         Raises:
-            BackboneError: No description of a model, or one that the weights do not fit.
+            BackboneError: No description of a model, or weights that do not fit it.
         """
         try:
             # A file of kilobytes may describe a model of terabytes, so it is counted first.
             arguments = model_config(**config)
             stored = sum(tensor.numel() for tensor in tensors.values())
-            if model_cost(arguments).params > 2 * stored:
-                raise BackboneError("it describes a larger model")
+            require(
+                model_cost(arguments).params <= 2 * stored,
+                "it describes a larger model",
+                BackboneError,
+            )
             with torch.random.fork_rng(devices=[]):
                 model: Any = cls(arguments)  # type: ignore[call-arg]
             model.load_state_dict(dict(tensors))
         except Exception as error:
-            # Whatever a value of the wrong type makes a constructor trip over.
+            # A value of the wrong type can make a constructor raise anything.
             reason = " ".join(str(error).split())[:400]
             raise BackboneError(f"{source} does not fit its own description: {reason}") from error
         return model

@@ -5,17 +5,16 @@ adaLN projections of all blocks are joined in one: block b has rows 6 D b .. 6 D
 that are computed here (`pos_embed` (1, N, D), LightningDiT's `feat_rope.freqs_{cos,sin}`
 (N, D/heads)) are checked against ours and not kept.
 
-SiT and LightningDiT throw the second half of the output channels of a model with `learn_sigma`
-away: those rows of the head are left out. What time and output mean to the weights of a source
-says `OBJECTIVES`.
+SiT and LightningDiT discard the second half of the output channels of a model with `learn_sigma`,
+so those rows of the head are left out. `OBJECTIVES` defines time input and output of each source.
 
 A leading `module.` (data parallel), `_orig_mod.` (torch.compile) or `model.` (the EDM wrapper that
 TREAD's training saves) is dropped. A name that is not in the table is an error that lists it; so is
 a weight that is missing.
 
-Of a checkpoint the moving average is taken: what lies at a key with `ema`, `swa` or `averaged` in
-its name (`ema`, `model_ema`, `state_dict_ema`), what torch's `AveragedModel` saved, or the weights
-named `ema_model.*` in one flat state dict. Raw weights are taken where there is no average.
+From a checkpoint the moving average is loaded: the value of a key with `ema`, `swa` or `averaged`
+in its name (`ema`, `model_ema`, `state_dict_ema`), the state of torch's `AveragedModel`, or the
+weights named `ema_model.*` in one flat state dict; without an average, the raw weights.
 """
 
 import re
@@ -31,12 +30,12 @@ from backbones.dit import rope_2d
 from backbones.model import Backbone, create
 from backbones.sizes import SIZES, BackboneError
 from backbones.weights.files import read_safetensors, read_torch
-from routing.errors import one_of
+from routing.errors import one_of, require
 
 SOURCES = {"dit": "dit", "sit": "dit", "tread": "dit", "lightningdit": "lightningdit"}
-#: What the weights of a source were trained to see and to say, as `create_objective` takes it: SiT
-#: and LightningDiT count time from noise (0) to data (1), predict data minus noise and embed t
-#: itself. TREAD's rectified flow has `{"name": "flow", "time_scale": 1.0}` instead.
+#: Objective of the weights of each source, as options of `create_objective`: SiT and LightningDiT
+#: count time from noise (0) to data (1), predict data minus noise and embed t itself. TREAD's
+#: rectified flow has `{"name": "flow", "time_scale": 1.0}` instead.
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "dit": {"name": "ddpm", "learn_sigma": True},
     "sit": {"name": "flow", "times": "uniform", "time_scale": 1.0, "reverse": True},
@@ -56,7 +55,7 @@ _FLAT_AVERAGE = re.compile(r"^(ema_model|model_ema|ema)\.(?=.)")
 _COMMON_CLASSES = (10, 100, 200, 1000)
 _LISTED = 5  # names in an error
 _AXES = {_PATCHES: 4, "pos_embed": 3}
-#: Their module and ours, for each family of ours; `*` is the number of a block.
+#: Published module names and ours, by family; `*` is the number of a block.
 _COMMON = {
     "x_embedder.proj": "patches.project",
     "t_embedder.mlp.0": "time.mlp.0",
@@ -112,14 +111,14 @@ def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
         else:
             our_name = our_name.replace("*", block[1]) if block else our_name
             converted[f"{our_name}.{part}"] = value.flatten(1) if key == _PATCHES else value
-    if any(key.startswith("transformer_blocks.") for key in unknown):
-        raise BackboneError(
-            f"{source} weights expected, and these have diffusers' names ({sorted(unknown)[-1]}); "
-            "import the checkpoint of the original project instead, or route diffusers' own model "
-            "with routing.attach (examples/diffusers_dit.py)"
-        )
-    if unknown:
-        raise BackboneError(f"{source} weights have no place for: {_listed(unknown)}")
+    require(
+        not any(key.startswith("transformer_blocks.") for key in unknown),
+        f"{source} weights expected, and these have diffusers' names ({max(unknown, default='')}); "
+        "import the checkpoint of the original project instead, or route diffusers' own model "
+        "with routing.attach (examples/diffusers_dit.py)",
+        BackboneError,
+    )
+    require(not unknown, f"{source} weights have no place for: {_listed(unknown)}", BackboneError)
     for part, rows in joined.items():
         shapes = {row.shape for row in rows.values()}
         if len(shapes) == 1 and sorted(rows) == list(range(len(rows))):
@@ -147,15 +146,13 @@ def describe(
     """Return the arguments of `backbones.create` that fit a published state dict (see `load`).
 
     Raises:
-        BackboneError: The dict lacks what tells the shape, or the heads or the number of classes
-            cannot be told.
+        BackboneError: Shape, number of heads or number of classes cannot be determined.
     """
     one_of("source of weights", source, tuple(SOURCES), BackboneError)
     family, published = SOURCES[source], _plain(state)
     needed = (_PATCHES, "pos_embed", "final_layer.linear.weight")
     lacking = [key for key in needed if key not in published]
-    if lacking:
-        raise BackboneError(f"{source} weights lack {', '.join(lacking)}")
+    require(not lacking, f"{source} weights lack {', '.join(lacking)}", BackboneError)
     width, channels, patch, _ = published[_PATCHES].shape
     depth = len({key.split(".")[1] for key in published if key.startswith("blocks.")})
     side = round(published["pos_embed"].shape[1] ** 0.5) * patch
@@ -166,11 +163,12 @@ def describe(
         heads = width // norm.shape[0]
     elif heads is None and named is not None:
         heads = named.heads
-    if heads is None:
-        raise BackboneError(
-            f"{source} weights of depth {depth} and width {width} are no size of ours and do "
-            "not say how many heads they have; pass heads="
-        )
+    require(
+        heads is not None,
+        f"{source} weights of depth {depth} and width {width} are no size of ours and do "
+        "not say how many heads they have; pass heads=",
+        BackboneError,
+    )
     options = {"qk_norm": norm is not None}
     if family == "lightningdit":
         options["rope"] = any(key.startswith("feat_rope.") for key in published)
@@ -191,25 +189,26 @@ def describe(
 def _class_count(table: Tensor | None, source: str, num_classes: int | None) -> int:
     """Return the number of classes, without the null class, that a label table (rows, D) is for."""
     if table is None:
-        if num_classes:
-            raise BackboneError(
-                f"num_classes={num_classes}: these {source} weights have no label table"
-            )
+        require(
+            not num_classes,
+            f"num_classes={num_classes}: these {source} weights have no label table",
+            BackboneError,
+        )
         return 0
     rows = table.shape[0]
-    if num_classes is None and (rows in _COMMON_CLASSES or rows == 1):
-        raise BackboneError(
-            f"{source} weights have a label table of {rows} rows; pass num_classes={rows} if the "
-            f"model was trained with class_dropout_prob=0, which leaves out the null class, or "
-            f"num_classes={rows - 1} if the last row is the null class"
-        )
-    if num_classes is not None and (
-        type(num_classes) is not int or num_classes not in (rows, rows - 1)
-    ):
-        raise BackboneError(
-            f"num_classes={num_classes!r}: the label table of these {source} weights has {rows} "
-            f"rows; expected {rows - 1}, or {rows} if none is the null class"
-        )
+    require(
+        num_classes is not None or (rows not in _COMMON_CLASSES and rows != 1),
+        f"{source} weights have a label table of {rows} rows; pass num_classes={rows} if the "
+        f"model was trained with class_dropout_prob=0, which leaves out the null class, or "
+        f"num_classes={rows - 1} if the last row is the null class",
+        BackboneError,
+    )
+    require(
+        num_classes is None or (type(num_classes) is int and num_classes in (rows, rows - 1)),
+        f"num_classes={num_classes!r}: the label table of these {source} weights has {rows} "
+        f"rows; expected {rows - 1}, or {rows} if none is the null class",
+        BackboneError,
+    )
     return rows - 1 if num_classes is None else num_classes
 
 
@@ -224,7 +223,7 @@ def load(
     Args:
         weights: A state dict, or a .safetensors, .pt or .pth file with one; of a checkpoint that
             holds several, the moving average.
-        source: Whose they are: `dit`, `sit`, `tread` or `lightningdit`.
+        source: Project of the weights: `dit`, `sit`, `tread` or `lightningdit`.
         heads: Attention heads, where neither the weights nor the size table say how many.
         num_classes: Classes without the null class, where the label table does not say: as many as
             it has rows for a model trained with `class_dropout_prob=0`. Its null class is then an
@@ -260,8 +259,7 @@ def load(
     for key in sorted(expected.keys() | available.keys()):
         if expected.get(key) != available.get(key):
             wrong.append(key)
-    if wrong:
-        raise BackboneError(f"{source} weights lack, or do not fit, {_listed(wrong)}")
+    require(not wrong, f"{source} weights lack, or do not fit, {_listed(wrong)}", BackboneError)
     _check_positions(_plain(state), model, source)
     model.load_state_dict(converted)
     return model.eval()
@@ -269,18 +267,20 @@ def load(
 
 def _check_positions(published: Mapping[str, Tensor], model: Backbone, source: str) -> None:
     """Raise `BackboneError` unless the tables of positions are those that the model computes."""
-    if not _equal(published["pos_embed"][0], model.positions):
-        raise BackboneError(
-            f"{source} weights have learned positions, or none of a square grid; ours are the "
-            "fixed sin-cos of one"
-        )
+    require(
+        _equal(published["pos_embed"][0], model.positions),
+        f"{source} weights have learned positions, or none of a square grid; ours are the "
+        "fixed sin-cos of one",
+        BackboneError,
+    )
     for key, wave in _ROPE.items():
         angles = rope_2d(model.size.width // model.size.heads, model.grid)
-        if key in published and not _equal(published[key], wave(angles).repeat_interleave(2, 1)):
-            raise BackboneError(
-                f"{source} weights were trained with other rotary positions than ours at {key}; "
-                "ours count patches from 0 with base 10000"
-            )
+        require(
+            key not in published or _equal(published[key], wave(angles).repeat_interleave(2, 1)),
+            f"{source} weights were trained with other rotary positions than ours at {key}; "
+            "ours count patches from 0 with base 10000",
+            BackboneError,
+        )
 
 
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -288,8 +288,11 @@ def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weights = {key: value for key, value in state.items() if key != "n_averaged"}
     weights_by_name = {_PREFIX.sub("", key): value for key, value in weights.items()}
     for key, value in weights_by_name.items():
-        if not value.numel() or value.dim() != _AXES.get(key, max(1, value.dim())):
-            raise BackboneError(f"no weights have the shape {tuple(value.shape)} at {key}")
+        require(
+            value.numel() and value.dim() == _AXES.get(key, max(1, value.dim())),
+            f"no weights have the shape {tuple(value.shape)} at {key}",
+            BackboneError,
+        )
     return weights_by_name
 
 
@@ -318,11 +321,12 @@ def _state_dict(content: Mapping[Any, Any], source: str) -> dict[str, Tensor]:
     """Return the state dict in a checkpoint, or what is one already: the moving average first."""
     averages = {key: value for key, value in content.items() if _is_average(key, value)}
     filled = [key for key, value in averages.items() if value]
-    if len(filled) > 1 and "ema" not in filled:
-        raise BackboneError(
-            f"{source} holds several averages of the weights, {', '.join(map(str, filled))}; pass "
-            "the state dict of one"
-        )
+    require(
+        len(filled) <= 1 or "ema" in filled,
+        f"{source} holds several averages of the weights, {', '.join(map(str, filled))}; pass "
+        "the state dict of one",
+        BackboneError,
+    )
     raw = [key for key in _RAW if isinstance(content.get(key), Mapping)]
     state: Mapping[Any, Any] = content
     if filled:
@@ -338,6 +342,9 @@ def _state_dict(content: Mapping[Any, Any], source: str) -> dict[str, Tensor]:
     flat = {key for key in state if isinstance(key, str) and _FLAT_AVERAGE.match(key)}
     if flat:
         state = {_FLAT_AVERAGE.sub("", key): state[key] for key in flat}
-    if not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
-        raise BackboneError(f"{source} holds no state dict: expected names with a tensor each")
+    require(
+        all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()),
+        f"{source} holds no state dict: expected names with a tensor each",
+        BackboneError,
+    )
     return dict(state)

@@ -49,7 +49,7 @@ def maskdit_loss(
     grid: tuple[int, int],
     weight: float = 0.1,
 ) -> Tensor:
-    """Return MaskDiT's loss (Zheng et al. 2024): denoise what is seen, reconstruct what is not.
+    """Return MaskDiT's loss (Zheng et al. 2024): denoise visible tokens, reconstruct masked ones.
 
     The `reconstruction` is `patch_error` of every token, `(B, N)`; MaskDiT's weight of it is 0.1.
     """
@@ -77,14 +77,17 @@ def ensemble_loss(
 def alignment_loss(projected: Tensor, features: Tensor, ids: Tensor | None = None) -> Tensor:
     """Return REPA's loss (Yu et al. 2025, Equation 8): minus the mean cosine to a frozen encoder.
 
-    A block's tokens after the projector, `(B, K, E)`, are compared with the encoder's of the clean
-    image, `(B, N, E)`; `ids` are which of the N the K are, `(B, K)` or `(1, K)` for the same in
-    all: inside a route only those that stayed are aligned, as the TREAD authors do. None: all.
+    Args:
+        projected: A block's tokens after the projector, `(B, K, E)`.
+        features: The encoder's tokens of the clean image, `(B, N, E)`.
+        ids: Ids of the K tokens among the N, `(B, K)`, or `(1, K)` if the batch shares them; None
+            if K = N. Inside a route only the tokens that stayed are aligned, as the TREAD authors
+            do.
     """
     if ids is not None:
         ids = ids.expand(len(features), -1)
         features = features.gather(1, ids.unsqueeze(-1).expand(-1, -1, features.shape[-1]))
     if projected.shape != features.shape:
-        # They would broadcast to a meaningless number.
+        # Other shapes could broadcast, silently.
         raise ValueError(f"tokens {tuple(projected.shape)}, features {tuple(features.shape)}")
     return -torch.nn.functional.cosine_similarity(projected, features.detach(), dim=-1).mean()

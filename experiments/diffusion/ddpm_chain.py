@@ -15,7 +15,7 @@ from routing.rng import widest
 
 
 class DDPMChain:
-    """Linear betas from `beta_start` to `beta_end` over `steps` steps, and what follows from them.
+    """Linear betas from `beta_start` to `beta_end` over `steps` steps, and quantities derived.
 
     Attributes:
         betas: Variance added in each step, `(T,)`.

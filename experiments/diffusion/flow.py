@@ -91,7 +91,7 @@ class Flow(Objective):
         return x0 - noise if self.options.reverse else noise - x0
 
     def training_pair(self, x0: Tensor, noise: Tensor, time: Tensor) -> TrainingPair:
-        """As for every objective, with the weight that makes the loss one on the velocity."""
+        """As the base class, with the weight that makes it a squared error of the velocity."""
         pair = super().training_pair(x0, noise, time)
         if self.options.prediction != "v":
             pair.weight = 1 / self._divisor(x0, time) ** 2

@@ -1,8 +1,8 @@
 """Guidance: which passes one evaluation makes (class, null class, routed) and how they combine.
 
 A guidance is two pure functions: `passes(progress, level)` names the passes (which model,
-which label, which selection rate), `combine` mixes their predictions. `Guided` runs the passes;
-those that differ only in the label share a batch. Costs follow from `passes` alone.
+which label, which selection rate), `combine` mixes their predictions. `GuidedDenoiser` runs the
+passes; those that differ only in the label share a batch. Costs follow from `passes` alone.
 
 With `D_s` the strong and `D_w` the weak prediction, all but APG return `w D_s + (1 - w) D_w`: CFG
 (Ho & Salimans 2022, Equation 6, with w = 1 + theirs), autoguidance and Sparse Guidance alike.
@@ -25,6 +25,7 @@ from experiments.options.guidance import (
     rate_over_steps,
 )
 from experiments.options.roles import ConfigError, parse_named
+from routing.errors import require
 from routing.route import Route
 
 
@@ -44,7 +45,7 @@ class Guidance:
 
     The weak pass has another label (CFG, ICG), runs a weaker checkpoint (autoguidance), leaves out
     the blocks of a fused span (SPRINT) or has another selection rate (routed guidance, where the
-    label is the null class's if `null_class` is set); one that differs in nothing is no guidance.
+    label is the null class's if `null_class` is set). If it does not differ, there is no guidance.
     """
 
     def __init__(self, options: GuidanceOptions) -> None:
@@ -57,12 +58,12 @@ class Guidance:
             rate_over_steps(getattr(options, key, "0"), f"guidance.{key}")
             for key in ("strong", "weak")
         ]
-        #: What passes with a rate do: the route, and further fields of `routing.Routing`.
+        #: Routing of passes with a rate: the route, and further fields of `routing.Routing`.
         self.route: Any = None
         self.routing: dict[str, Any] = {}
 
     def passes(self, progress: float, level: float) -> list[Pass]:
-        """Return the passes of one evaluation, the one that counts alone first.
+        """Return the passes of one evaluation; the first one is used alone where guidance is off.
 
         `progress` is 0 at the first sampling step and 1 at the last, `level` is sigma / alpha.
         """
@@ -84,7 +85,7 @@ class Guidance:
     def combine(self, outputs: list[Tensor], memory: dict[str, Tensor]) -> Tensor:
         """Mix the denoised images of the passes, one `(B, C, H, W)` each.
 
-        `memory` is what a guidance keeps until the next evaluation of this batch.
+        `memory` holds state between the evaluations of one batch (APG's momentum).
         """
         if len(outputs) == 1:
             return outputs[0]
@@ -112,12 +113,13 @@ class Guidance:
         if not self.options.needs_weak_model:
             return
         for key in ("in_channels", "input_size", "num_classes", "text"):
-            if weak_model.config.get(key) != model_config.get(key):
-                raise ConfigError(
-                    f"guidance.checkpoint has another {key} than the model "
-                    f"({weak_model.config.get(key)}, not {model_config.get(key)}); take one of the "
-                    "same data"
-                )
+            weak_value, value = weak_model.config.get(key), model_config.get(key)
+            require(
+                weak_value == value,
+                f"guidance.checkpoint has another {key} than the model ({weak_value}, not "
+                f"{value}); take one of the same data",
+                ConfigError,
+            )
 
 
 class APG(Guidance):

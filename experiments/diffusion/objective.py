@@ -61,7 +61,7 @@ class EDM(Objective):
         return time.log() / 4
 
     def less_noisy(self, time: Tensor, offset: Tensor) -> Tensor:
-        """As for every objective, but not below sigma_min: ln(0) is no time of the network."""
+        """As the base class, but not below sigma_min: the network's time is ln(sigma) / 4."""
         return super().less_noisy(time, offset).clamp(min=self.options.sigma_min)
 
     def schedule(self, steps: int, shift: float = 1.0) -> list[float]:

@@ -1,4 +1,4 @@
-"""What all objectives share: a path of noisy images, what the network learns, its estimate."""
+"""Base class of objectives: noising path, training pair and estimate of the clean image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Net = Callable[..., Tensor]
 
 
 class Prediction(NamedTuple):
-    """What one evaluation of the network says about the clean image."""
+    """Estimate of the clean image from one evaluation of the network."""
 
     x0: Tensor  # estimate of the clean image, (B, C, H, W)
     # The learned log-variance as a fraction between its bounds, (B, C, H, W); None without one
@@ -22,12 +22,12 @@ class Prediction(NamedTuple):
 
 @dataclass
 class TrainingPair:
-    """What one training step asks of the network.
+    """Inputs and target of one training step.
 
     Attributes:
         inputs: Network input, `(B, C, H, W)`.
         time: Network time input, `(B,)`.
-        target: What the network output is compared with, `(B, C, H, W)`.
+        target: Regression target of the network output, `(B, C, H, W)`.
         x0: Clean images, `(B, C, H, W)`.
         noisy: Noisy images `x_t`, before any scaling of the input, `(B, C, H, W)`.
         native_time: The objective's own time, `(B,)`.
@@ -69,11 +69,11 @@ class Objective:
         raise NotImplementedError
 
     def alpha(self, time: Tensor) -> Tensor:
-        """Return the factor of the clean image: 1, it is never scaled."""
+        """Return the factor of the clean image; 1 by default."""
         return torch.ones_like(time)
 
     def sigma(self, time: Tensor) -> Tensor:
-        """Return the factor of the noise: the native time itself."""
+        """Return the factor of the noise; by default the native time."""
         return time
 
     def scale(self, time: Tensor) -> Tensor:
@@ -119,11 +119,11 @@ class Objective:
         raise NotImplementedError
 
     def scale_input(self, noisy: Tensor, time: Tensor) -> Tensor:
-        """Return the network's image input for a noisy image: the image itself."""
+        """Return the network's image input for a noisy image; by default the image itself."""
         return noisy
 
     def target(self, x0: Tensor, noise: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
-        """Return what the network learns to predict, `(B, C, H, W)`."""
+        """Return the regression target, `(B, C, H, W)`."""
         raise NotImplementedError
 
     def denoised(self, output: Tensor, x: Tensor, time: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class Objective:
         raise NotImplementedError
 
     def learned_variance(self, output: Tensor, x: Tensor) -> Tensor | None:
-        """Return `Prediction.variance` of a network output; None: this objective learns none."""
+        """Return `Prediction.variance` of a network output; None if the objective learns none."""
         return None
 
     def training_pair(self, x0: Tensor, noise: Tensor, time: Tensor) -> TrainingPair:
@@ -150,7 +150,7 @@ class Objective:
         """Evaluate the network once on noisy images `x` at native times `(B,)`.
 
         Samplers keep their state in float64, networks compute in their `dtype` (default: float32).
-        Times stay in float32 at least: bfloat16 has 8 bits, too few for a step of 1000.
+        Times stay in float32 at least: bfloat16 has too few digits for steps 0..999.
 
         Args:
             net: Called as `net(x, t, **cond)`; returns `(B, C * out_factor, H, W)`.

@@ -106,7 +106,7 @@ class Sampler:
 
 
 def _of_float(function: Callable[[Tensor], Tensor]) -> Callable[[float], float]:
-    """Wrap a function of time tensors for float times, cached: all batches use the same few."""
+    """Wrap a function of time tensors for float times, cached: all batches use the same times."""
 
     @cache
     def number(time: float) -> float:
@@ -119,7 +119,7 @@ class Euler(Sampler):
     """Euler's method: order 1. With ddpm times this is DDIM."""
 
     def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
-        """Follow the slope at the first of both times."""
+        """Follow the slope at the start of the interval."""
         time, after = self.times[i : i + 2]
         x0 = denoise(x, time).x0
         return self._move(x, self._slope(x, x0, time), time, after)
@@ -165,7 +165,7 @@ class Churn(Heun):
         return self._step(denoise, x, i, time)
 
 
-# SiT's SBDM coefficient is infinite at pure noise, where its code starts this much later.
+# SiT's SBDM coefficient is infinite at pure noise, so SiT's code starts this much later.
 _SBDM_START = 1e-3
 
 
@@ -176,9 +176,9 @@ class SDE(Sampler):
     score in z, `(a D - z) / u^2` where `a = alpha / s`. Any w >= 0 keeps the marginals (SiT,
     Equation 5). Here w is `strength` times one of SiT's forms (`diffusion_coefficient`).
 
-    The last step has no noise. It is one of the ODE (`last=euler`), of this drift with its score
-    (`mean`, SiT's default), or the estimate of the data itself (`tweedie`; on SiT's linear path
-    that is where `euler` ends too).
+    The last step has no noise. It is a step of the ODE (`last=euler`), a step of the drift above
+    with its score (`mean`, SiT's default), or the estimate of the clean image (`tweedie`; on SiT's
+    linear path `euler` ends there too).
 
     The grids of the other objectives get so close to the data that an explicit step along a score
     of size 1 / u would be unstable: there w is at most u^2 / h, and the last step is the ODE's.
@@ -207,7 +207,7 @@ class SDE(Sampler):
         return noise * self.sigma(1.0) if self.is_flow else super().start(noise)
 
     def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
-        """Take one stochastic step; the last is without noise."""
+        """Take one stochastic step; the last one adds no noise."""
         time, after = self.times[i : i + 2]
         x0, is_last = denoise(x, time).x0, i == self.steps - 1
         if is_last and self.options.last == "tweedie":

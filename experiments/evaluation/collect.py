@@ -14,6 +14,7 @@ from experiments.evaluation.features import Features
 from experiments.evaluation.images import split_batches, split_indices
 from experiments.options.evaluation import MetricError
 from experiments.runtime.processes import gather, gather_rows, share
+from routing.errors import require
 
 # Statistics whose moments are kept: an output of the extractor, and the suffix of `mu`, `sigma`.
 MOMENTS = {"moments": ("features", ""), "spatial": ("spatial", "_s")}
@@ -23,7 +24,7 @@ ROWS = {"rows": "features", "logits": "logits"}
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """Temporarily switch off autocast and TF32: both move the digits of a distance."""
+    """Temporarily switch off autocast and TF32: both change the digits of a distance."""
     matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
@@ -69,21 +70,22 @@ class Collector:
         """Return the statistics over all processes, in rank order; a collective call.
 
         Returns:
-            The number of images `n`, and what was asked for: `mu` (d,) and `sigma` (d, d) of the
-            features, `mu_s` and `sigma_s` of the spatial ones as float64 arrays, `rows` (n, d) and
-            `logits` (n, classes) as float32 on the CPU.
+            The number of images `n`, and the requested statistics: `mu` (d,) and `sigma` (d, d) of
+            the features, `mu_s` and `sigma_s` of the spatial ones as float64 arrays, `rows` (n, d)
+            and `logits` (n, classes) as float32 on the CPU.
 
         Raises:
-            MetricError: A process has seen no image, and does not know the widths.
+            MetricError: A process has no images, so that it does not know the widths.
         """
         counts = gather_rows(torch.tensor([self.n]))
-        if not bool(counts.all()):
-            raise MetricError(
-                f"{int(counts.sum())} images are fewer than {len(counts)} processes; give more "
-                "images or fewer processes"
-            )
+        require(
+            bool(counts.all()),
+            f"{int(counts.sum())} images are fewer than {len(counts)} processes; give more "
+            "images or fewer processes",
+            MetricError,
+        )
         merged: dict[str, Any] = {}
-        # In the order of the tables: all processes have to gather the same.
+        # In a fixed order: all processes must gather the same statistic at a time.
         for name, (_, suffix) in MOMENTS.items():
             if name in self._moments:
                 mean, covariance = self._merged_moments(self._moments[name])

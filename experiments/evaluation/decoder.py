@@ -11,6 +11,7 @@ from experiments.data.latent_options import LatentsOptions
 from experiments.data.latent_space import LatentSpace
 from experiments.evaluation.trained_model import TrainedModel
 from experiments.options.roles import ConfigError
+from routing.errors import require
 
 # Data options of latents that concern decoding alone, not where the latents are.
 _DECODING = {"vae", "vae_dtype", "decode_batch"}
@@ -33,6 +34,5 @@ def create_decoder(loaded: TrainedModel, changes: Mapping[str, Any], device: Any
         decoder = LatentSpace.restore(options, loaded.info, config.task, device)
     else:
         decoder = create(options, task=config.task, device=device)
-    if not decoder.can_decode:
-        raise ConfigError(decoder.cannot_decode)
+    require(decoder.can_decode, decoder.cannot_decode, ConfigError)
     return decoder

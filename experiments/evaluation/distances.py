@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from experiments.options.evaluation import MetricError
-from routing.errors import UserError
+from routing.errors import require
 from routing.rng import widest
 
 _ROWS = 4096  # rows of a distance matrix at a time: 4096 x 50K float32 are 800 MB
@@ -45,12 +45,12 @@ class Moments:
         return self.mean.shape[0]
 
     def update(self, rows: Tensor) -> Moments:
-        """Take in feature vectors, with shape `(B, dim)`; returns itself."""
-        if rows.ndim != 2 or rows.shape[1] != self.dim:
-            raise UserError(
-                f"features of shape {tuple(rows.shape)} do not fit moments of {self.dim} features; "
-                "expected one row per image, all from the same feature extractor"
-            )
+        """Add feature vectors `(B, dim)`; returns itself."""
+        require(
+            rows.ndim == 2 and rows.shape[1] == self.dim,
+            f"features of shape {tuple(rows.shape)} do not fit moments of {self.dim} features; "
+            "expected one row per image, all from the same feature extractor",
+        )
         if not len(rows):
             return self
         rows = rows.detach().to(self.mean.device, torch.float64)
@@ -60,7 +60,7 @@ class Moments:
         return self
 
     def merge_parts(self, n: int, mean: Tensor, scatter: Tensor) -> None:
-        """Take in n rows with this mean `(dim,)` and scatter about it `(dim, dim)`."""
+        """Add n rows with this mean `(dim,)` and scatter about it `(dim, dim)`."""
         total = self.n + n
         shift = mean - self.mean
         self.scatter += scatter + torch.outer(shift, shift) * (self.n * n / total)
@@ -73,16 +73,15 @@ class Moments:
         Raises:
             UserError: With fewer than two samples there is no covariance.
         """
-        if self.n < 2:
-            raise UserError(
-                f"a covariance needs at least 2 images, got {self.n}; ask for more samples"
-            )
+        require(
+            self.n >= 2, f"a covariance needs at least 2 images, got {self.n}; ask for more samples"
+        )
         sigma = self.scatter / (self.n - 1)
         return self.mean.cpu().numpy(), ((sigma + sigma.T) / 2).cpu().numpy()
 
 
 class SingularCovarianceWarning(UserWarning):
-    """A covariance has no full rank: usually fewer samples than features."""
+    """A covariance is not of full rank: usually fewer samples than features."""
 
 
 def frechet_distance(
@@ -95,11 +94,11 @@ def frechet_distance(
 
     The last trace is the sum of the square roots of the eigenvalues of `S_1^(1/2) S_2 S_1^(1/2)`,
     which is symmetric and has the eigenvalues of `S_1 S_2`. Two symmetric eigenproblems are four
-    times as fast as a general matrix square root (scipy.linalg.sqrtm) at 2048 features, and cannot
-    leave the real numbers.
+    times as fast as a general matrix square root (scipy.linalg.sqrtm) at 2048 features, and their
+    results are real.
 
-    It warns of a singular covariance: the distance is then still that of the two Gaussians, but as
-    an estimate from few samples it is biased upwards.
+    Warns of a singular covariance: the distance of the two Gaussians is still exact, but as an
+    estimate from few samples it is biased upwards.
 
     Raises:
         UserError: Shapes differ, or a number is not finite.
@@ -107,15 +106,15 @@ def frechet_distance(
     arrays = [np.asarray(a, dtype=np.float64) for a in (mu1, sigma1, mu2, sigma2)]
     mu1, sigma1, mu2, sigma2 = arrays
     d = mu1.size
-    if mu1.shape != (d,) or mu2.shape != (d,) or sigma1.shape != (d, d) or sigma2.shape != (d, d):
-        raise UserError(
-            f"moments of {mu1.size} and {mu2.size} features cannot be compared; "
-            "both must come from the same feature extractor"
-        )
-    if not all(np.isfinite(a).all() for a in arrays):
-        raise UserError(
-            "the features hold NaN or infinite numbers; the samples or the reference are broken"
-        )
+    require(
+        [a.shape for a in arrays] == [(d,), (d, d), (d,), (d, d)],
+        f"moments of {mu1.size} and {mu2.size} features cannot be compared; "
+        "both must come from the same feature extractor",
+    )
+    require(
+        all(np.isfinite(a).all() for a in arrays),
+        "the features hold NaN or infinite numbers; the samples or the reference are broken",
+    )
     values, vectors = np.linalg.eigh((sigma1 + sigma1.T) / 2)
     values2 = np.linalg.eigvalsh((sigma2 + sigma2.T) / 2)
     rank1, rank2 = np.count_nonzero(_clean(values)), np.count_nonzero(_clean(values2))
@@ -131,12 +130,12 @@ def frechet_distance(
     cross = np.sqrt(_clean(np.linalg.eigvalsh((product + product.T) / 2))).sum()
     shift = mu1 - mu2
     distance = float(shift @ shift + np.trace(sigma1) + np.trace(sigma2) - 2 * cross)
-    # Rounding may leave a hair below zero between equal Gaussians; a squared distance has no sign.
+    # Rounding may give a tiny negative number for equal Gaussians.
     return max(distance, 0.0)
 
 
 def _clean(values: np.ndarray) -> np.ndarray:
-    """Set eigenvalues that are rounding noise to zero: their square roots would not be small."""
+    """Set eigenvalues at the level of rounding errors to zero: their roots would not be small."""
     noise = len(values) * np.finfo(np.float64).eps * max(float(values.max(initial=0.0)), 0.0)
     return np.where(values > noise, values, 0.0)
 
@@ -148,11 +147,12 @@ def _blocks(a: Tensor, b: Tensor) -> list[Tensor]:
 
 def radii(rows: Tensor, neighbours: int) -> Tensor:
     """Return the distance of each row `(N, d)` to its k-th nearest other row, with shape `(N,)`."""
-    if len(rows) <= neighbours:
-        raise MetricError(
-            f"precision and recall with {neighbours} neighbours need more images than that, "
-            f"got {len(rows)}"
-        )
+    require(
+        len(rows) > neighbours,
+        f"precision and recall with {neighbours} neighbours need more images than that, "
+        f"got {len(rows)}",
+        MetricError,
+    )
     # The nearest is the row itself.
     return torch.cat(
         [torch.cdist(x, rows).kthvalue(neighbours + 1, dim=1).values for x in _blocks(rows, rows)]
@@ -173,7 +173,7 @@ def precision_recall(
     `samples` `(N, d)` and `reference` `(M, d)` are features; `neighbours` is k.
     """
     centre = reference.mean(dim=0)
-    # Distances are computed through products: far from the origin they would lose their digits.
+    # cdist uses matrix products, which lose precision far from the origin.
     samples, reference = samples - centre, reference - centre
     precision = inside(samples, reference, radii(reference, neighbours))
     recall = inside(reference, samples, radii(samples, neighbours))
@@ -202,8 +202,11 @@ def kernel_distance(
     of `subset_size` images or as many as there are.
     """
     size = min(subset_size, len(samples), len(reference))
-    if size < 2:
-        raise MetricError(f"a kernel distance needs at least 2 images on both sides, got {size}")
+    require(
+        size >= 2,
+        f"a kernel distance needs at least 2 images on both sides, got {size}",
+        MetricError,
+    )
     a, b = samples.cpu().double(), reference.cpu().double()
     rng = np.random.default_rng(seed)
     total = 0.0
@@ -233,7 +236,7 @@ def nearest(rows: Tensor, candidates: Tensor, skip_self: bool = False) -> Tensor
             index = torch.arange(len(x), device=x.device)
             distance[index, start + index] = torch.inf
         start += len(x)
-        # The search may round, the distance of a copy must be exactly 0: it is computed again from
+        # cdist rounds, but the distance of a copy must be exactly 0, so it is computed again from
         # the difference.
         neighbour = candidates[distance.argmin(dim=1)]
         distances.append((x.double() - neighbour.double()).norm(dim=1))
@@ -250,11 +253,12 @@ def memorisation(samples: Tensor, train: Tensor, heldout: Tensor) -> tuple[float
 
     All are features or pixels: `samples` `(N, d)`, `train` `(T, d)`, `heldout` `(H, d)`.
     """
-    if len(heldout) < 2 or not len(train):
-        raise MetricError(
-            "memorisation compares with training and held-out images, "
-            f"got {len(train)} and {len(heldout)}"
-        )
+    require(
+        len(heldout) >= 2 and len(train),
+        "memorisation compares with training and held-out images, "
+        f"got {len(train)} and {len(heldout)}",
+        MetricError,
+    )
     to_heldout = nearest(samples, heldout).mean().clamp_min(1e-12)
     ratio = nearest(samples, train).mean() / to_heldout
     among_heldout = nearest(heldout, heldout, skip_self=True).mean().clamp_min(1e-12)

@@ -14,7 +14,7 @@ from experiments.options.evaluation import MetricError
 from experiments.runtime.console import Console
 from experiments.runtime.files import check_replaceable
 from experiments.runtime.processes import join, world
-from routing.errors import suggest
+from routing.errors import require, suggest
 
 
 def evaluate(args: argparse.Namespace) -> int:
@@ -26,11 +26,17 @@ def evaluate(args: argparse.Namespace) -> int:
             f"{source} does not exist: expected a run folder, a model.safetensors, "
             f"a folder of pictures or an .npz{suggest(source.name, siblings)}"
         )
-    if args.reference and not Path(args.reference).expanduser().is_file():
-        raise MetricError(f"--reference {args.reference}: no such file; expected an .npz")
+    require(
+        not args.reference or Path(args.reference).expanduser().is_file(),
+        f"--reference {args.reference}: no such file; expected an .npz",
+        MetricError,
+    )
     args.metrics, args.features = split_names(args.metrics), split_names(args.features)
-    if "fid" in (args.metrics or ()):
-        raise MetricError("--metrics fid: type fd, which is FID with --features inception-adm")
+    require(
+        "fid" not in (args.metrics or ()),
+        "--metrics fid: type fd, which is FID with --features inception-adm",
+        MetricError,
+    )
     for path in (args.write_reference, args.write_samples):
         if path is not None:
             check_replaceable(path)  # before minutes of work

@@ -134,7 +134,7 @@ def _score_pipeline(
     title = f"step-{settings['step']:08d}"
     settings = {**settings, **sampling_settings(pipeline)}
     record = Record.create(folder, title, settings, options)
-    # All processes decide as the first, which alone may have written the file just now.
+    # Broadcast rank 0's decision: only rank 0 may have written the file just now.
     scored_before = gather(record.path.is_file())[0]
     if scored_before and not (args.write_samples or args.keep_samples):
         console.say(f"record      {record.path}  (scored before; delete it to score again)")

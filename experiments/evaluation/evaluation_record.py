@@ -23,6 +23,7 @@ from experiments.options.evaluation import EvalOptions, MetricError, Score, meas
 from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, sha256
 from experiments.runtime.processes import world
+from routing.errors import require
 
 #: Flags that have the name of an evaluation option.
 EVAL_FLAGS = (
@@ -108,11 +109,14 @@ def print_scores(title: str, scores: Sequence[Score], console: Console) -> None:
 def refuse_flags(
     args: argparse.Namespace, names: Iterable[str], reason: str, overrides: Sequence[str] = ()
 ) -> None:
-    """Refuse arguments that were typed, and overrides, where they have no meaning."""
-    typed = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
-    typed += overrides
-    if typed:
-        raise MetricError(f"{typed[0]}{reason}; leave it out")
+    """Refuse flags and overrides that were given but have no effect here."""
+    given_flags = []
+    for name in names:
+        if getattr(args, name) is not None:
+            given_flags.append(f"--{name.replace('_', '-')}")
+    given_flags += overrides
+    if given_flags:
+        raise MetricError(f"{given_flags[0]}{reason}; leave it out")
 
 
 def write_reference(
@@ -127,11 +131,15 @@ def write_reference(
 ) -> int:
     """Write the statistics of real images in one feature network; return the exit code."""
     refuse_flags(args, ["metrics", "reference", "out"], ": --write-reference scores nothing")
-    if not options.features or (len(options.features) != 1 and args.features):
-        raise MetricError("--write-reference writes one kind of features; give one --features")
+    require(
+        options.features and (len(options.features) == 1 or not args.features),
+        "--write-reference writes one kind of features; give one --features",
+        MetricError,
+    )
     path = args.write_reference
-    if path.suffix != ".npz":
-        raise MetricError(f"--write-reference {path}: the name must end in .npz")
+    require(
+        path.suffix == ".npz", f"--write-reference {path}: the name must end in .npz", MetricError
+    )
     name = options.features[0]
     features = create_features(name, options, cache=cache, dataset=dataset, device=device)
     statistics = ["moments", "rows"]

@@ -1,4 +1,4 @@
-"""What a metric sees of an image: the features of a network, chosen by name.
+"""Feature extractors: the networks that metrics are computed on, chosen by name.
 
 Every extractor takes uint8 images of any size and does its own resizing, so that two scores with
 the same features name went through the same pre-processing. Published weights (ADM's Inception for
@@ -40,29 +40,31 @@ from experiments.evaluation.small_networks import (
 )
 from experiments.options.evaluation import EvalOptions, MetricError, check_features
 from experiments.runtime.files import sha256
+from routing.errors import require
 
 
 @dataclass(frozen=True)
 class Features:
     """A feature extractor."""
 
-    name: str  # one of `eval_options.FEATURES`
+    name: str  # one of `options.evaluation.FEATURES`
     dim: int  # length of a feature vector
     checksum: str  # SHA-256 of its weights
     # From uint8 images `(B, 3, H, W)` on its device to float32 `features` `(B, dim)`, and to
     # `logits` and `spatial` rows where it has them
     measure: Callable[[Tensor], dict[str, Tensor]]
     device: Device = "cpu"  # where it runs
-    note: str = ""  # a line for the log, as the classifier's accuracy
+    note: str = ""  # a line for the log, such as the classifier's accuracy
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Return what `measure` sees of images on any device."""
-        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-            raise MetricError(
-                "features take uint8 images of shape (B, 3, H, W), "
-                f"got {images.dtype} {tuple(images.shape)}"
-            )
+        """Return the outputs of `measure` for images on any device."""
+        require(
+            images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] == 3,
+            "features take uint8 images of shape (B, 3, H, W), "
+            f"got {images.dtype} {tuple(images.shape)}",
+            MetricError,
+        )
         return self.measure(images.to(self.device))
 
 
@@ -74,14 +76,14 @@ def identity(features: Features) -> str:
 # --- published networks ---------------------------------------------------------------------------
 
 URL = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
-SHA256 = "6726825d"  # how it begins
+SHA256 = "6726825d"  # its first digits
 SPATIAL_CHANNELS = 7
 _WHAT = "torch-fidelity's Inception weights"
 _OPTION = "eval.inception_weights"
 MODELS = {
     "dinov2-vitl14": "vit_large_patch14_dinov2.lvd142m",
     "dinov2-vits14": "vit_small_patch14_dinov2.lvd142m",
-    "dinov2-vitb14": "vit_base_patch14_dinov2.lvd142m",  # REPA's; no metric is named after it
+    "dinov2-vitb14": "vit_base_patch14_dinov2.lvd142m",  # for REPA; no metric uses it
 }
 SIZE = 224
 _MEAN = (0.485, 0.456, 0.406)
@@ -92,7 +94,7 @@ def _published(cache: Path) -> Path:
     """Return the file of Inception's weights in the cache, downloaded if it is not there.
 
     Raises:
-        MetricError: It cannot be had; the message says how to pass it by hand.
+        MetricError: The download failed; the message says how to pass the file.
     """
     path = cache / "weights" / URL.rsplit("/", 1)[1]
     try:
@@ -101,8 +103,11 @@ def _published(cache: Path) -> Path:
         raise MetricError(
             f"{error}: fetch it on a machine with the internet and pass {_OPTION}=FILE"
         ) from None
-    if not sha256(path).startswith(SHA256):
-        raise MetricError(f"{path} are not {_WHAT} (the checksum differs); delete it and run again")
+    require(
+        sha256(path).startswith(SHA256),
+        f"{path} are not {_WHAT} (the checksum differs); delete it and run again",
+        MetricError,
+    )
     return path
 
 
@@ -126,7 +131,7 @@ def build_inception(weights: str | Path) -> torch.nn.Module:
         raise MetricError(
             'inception-adm needs torch-fidelity; install it with pip install -e ".[metrics]"'
         ) from None
-    # Upstream would unpickle the file: it is given what was read from it safely.
+    # Upstream would unpickle the file, so it gets the tensors that were read from it safely.
     state = io.BytesIO()
     torch.save(load_state(weights, _WHAT, _OPTION), state)
     state.seek(0)
@@ -192,7 +197,7 @@ def build_dinov2(name: str, weights: str | Path | None = None) -> torch.nn.Modul
 
 @functools.cache
 def _imagenet(device: torch.device) -> list[Tensor]:
-    # Moved once: a copy in every step of REPA would stall a GPU.
+    # Copied to the device once: a copy in every step of REPA would stall a GPU.
     return [torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (_MEAN, _STD)]
 
 
@@ -246,11 +251,15 @@ def create_features(
     device: Device = "cpu",
     data: Any = None,
 ) -> Features:
-    """Return the extractor called `name`, one of `eval_options.FEATURES`, on `device`.
+    """Return the extractor called `name`, one of `options.evaluation.FEATURES`.
 
-    The `options` say where the weights of the large networks are; the folder `cache` has trained
-    networks and downloaded weights; `dataset` is the run's, and `data` its options: a classifier is
-    trained on labels, whatever the run's task is.
+    Args:
+        name: The extractor.
+        options: Paths of the weights of Inception and DINOv2.
+        cache: Folder of trained networks and downloaded weights.
+        dataset: The run's data set, which the small networks are trained on.
+        device: Where the extractor runs.
+        data: Options of the data set: a classifier needs its labels even if the run has none.
 
     Raises:
         MetricError: An unknown name, a classifier of another data set, or missing weights.
@@ -264,11 +273,12 @@ def create_features(
     if name == "scenes-probe":
         probe.load(str(device))  # refuses missing weights
         return Features(name, probe.FEATURES, sha256(probe.WEIGHTS), probe.probe, device)
-    if dataset is None:
-        raise MetricError(
-            "the autoencoder is trained on a data set's images, here is none; pass --data NAME or "
-            "choose other features"
-        )
+    require(
+        dataset is not None,
+        "the autoencoder is trained on a data set's images, and none is given; pass --data NAME or "
+        "choose other features",
+        MetricError,
+    )
     labelled = name != "autoencoder"
     if labelled and dataset.task != "class":
         dataset = create(data or {"name": dataset.name}, task="class", device=dataset.device)
@@ -276,31 +286,32 @@ def create_features(
 
 
 class NetworkPlan(NamedTuple):
-    """How a network of a data set's own is built and trained."""
+    """How the network of a data set is built and trained."""
 
     kind: str  # `classifier` or `autoencoder`
-    settings: list[Any]  # what decides the weights beside the recipe
+    settings: list[Any]  # what determines the weights besides the recipe
     recipe: Any
-    build: Callable[[], Any]  # returns the network untrained
+    build: Callable[[], Any]  # returns the untrained network
     size: int  # side of the images
 
 
 def own_network_plan(labelled: bool, dataset: Any) -> NetworkPlan:
     """Return how the classifier, or without labels the autoencoder, of a data set is trained."""
-    # Latents have another side than the images that they are decoded to.
+    # Latents and the images that they are decoded to differ in size.
     size = next(split_batches(dataset, "train", torch.arange(1)))[0].shape[-1]
     settings = [dataset.name, dataset.pixels_fingerprint, size]
     if labelled:
-        # 2 to 16 epochs, of 32,000 images in all if possible.
+        # 2 to 16 epochs: 32,000 images in total where possible.
         recipe = Recipe(epochs=max(2, min(16, 32000 // dataset.sizes["train"])))
         build = partial(SmallClassifier, size, dataset.num_classes, recipe)
         settings = [CLASSIFIER_VERSION, *settings, dataset.num_classes]
         return NetworkPlan("classifier", settings, recipe, build, size)
-    if size > _LARGEST:
-        raise MetricError(
-            f"the autoencoder is for images up to {_LARGEST} pixels wide, these are {size}; "
-            "choose other features, such as inception-adm"
-        )
+    require(
+        size <= _LARGEST,
+        f"the autoencoder is for images up to {_LARGEST} pixels wide, these are {size}; "
+        "choose other features, such as inception-adm",
+        MetricError,
+    )
     code_recipe = CodeRecipe()
     build_autoencoder = partial(SmallAutoencoder, size, code_recipe)
     return NetworkPlan(
@@ -309,9 +320,9 @@ def own_network_plan(labelled: bool, dataset: Any) -> NetworkPlan:
 
 
 def _own_network(name: str, labelled: bool, cache: Path, dataset: Any, device: Device) -> Features:
-    """Return a network of the data set's own: its classifier, or without labels its autoencoder.
+    """Return the network of a data set: its classifier, or without labels its autoencoder.
 
-    It is the one that comes with the package, where that was trained on these very images.
+    The network that comes with the package is used if it was trained on the same images.
     """
     kind, settings, recipe, build, size = own_network_plan(labelled, dataset)
     network = load_shipped(f"{dataset.name}-{kind}", settings, recipe, build)
@@ -324,13 +335,14 @@ def _own_network(name: str, labelled: bool, cache: Path, dataset: Any, device: D
     model = network.model.to(device)
 
     def measure(images: Tensor) -> dict[str, Tensor]:
-        if images.shape[-2:] != (size, size):
-            raise MetricError(
-                f"{name} takes images of {size}x{size} pixels, "
-                f"got {images.shape[-1]}x{images.shape[-2]}; choose other features"
-            )
+        require(
+            images.shape[-2:] == (size, size),
+            f"{name} takes images of {size}x{size} pixels, "
+            f"got {images.shape[-1]}x{images.shape[-2]}; choose other features",
+            MetricError,
+        )
         return model(images)
 
-    share = "held-out images right" if labelled else "the held-out images' variance explained"
-    note = f"{name}: {network.quality:.1%} of {share}, {origin}"
+    quality = "accuracy" if labelled else "of the variance explained"
+    note = f"{name}: {network.quality:.1%} {quality} on held-out images, {origin}"
     return Features(name, model.dim, checksum(model), measure, device, note)

@@ -14,6 +14,7 @@ from experiments.diffusion.objective import Objective
 from experiments.diffusion.samplers import Sampler
 from experiments.evaluation.guided_denoiser import SAMPLING_SEED, GuidedDenoiser
 from experiments.options.roles import ConfigError
+from routing.errors import require
 from routing.rng import Draws, widest
 
 #: Called with the number of finished images and the number of all.
@@ -29,8 +30,11 @@ def labels_from_seeds(seeds: Tensor, num_classes: int, how: str = "from-seed") -
         return None
     if how == "balanced":
         return seeds % num_classes
-    if how != "from-seed":
-        raise ConfigError(f"labels={how}: choose from-seed or balanced, or give class numbers")
+    require(
+        how == "from-seed",
+        f"labels={how}: choose from-seed or balanced, or give class numbers",
+        ConfigError,
+    )
     return Draws(SAMPLING_SEED, 0, seeds).integers("label", 1, num_classes)[:, 0]
 
 
@@ -51,14 +55,14 @@ def generate(
     """Generate one image per seed.
 
     Every batch has the same size (the last one is filled up), so that a seed gives the same image
-    bit for bit, and at another batch size up to rounding (in float32 below 1e-4 of the largest
-    value).
+    bit for bit; another batch size changes it by rounding only (in float32 by less than 1e-4 of
+    the largest value).
 
     Args:
         model: The network (in evaluation mode during the call), with the EMA weights if wanted.
-        objective: What it was trained on.
-        sampler: How to integrate from noise to data.
-        guidance: How to guide.
+        objective: The objective that it was trained on.
+        sampler: The sampler.
+        guidance: The guidance.
         seeds: One per image, int64 `(n,)`.
         labels: Classes `(n,)`, `from-seed`, `balanced`, or None for the null class.
         text: Text states `(n, L, E)`; None for no text.
@@ -77,8 +81,11 @@ def generate(
         if isinstance(values, Tensor) and len(values) != len(seeds):
             raise ConfigError(f"{name} for {len(values)} images, and {len(seeds)} seeds")
     guidance.check(model, weak_model)
-    if text is not None and not has_text(model):
-        raise ConfigError("this model is not conditioned on text; leave the captions out")
+    require(
+        text is None or has_text(model),
+        "this model is not conditioned on text; leave the captions out",
+        ConfigError,
+    )
     if device is None:
         device = _device_of(model)
     seeds = seeds.to(device, torch.int64)
@@ -104,7 +111,7 @@ def _sample_batches(
     batch = max(min(batch, count), 1)
     images = []
     for start in range(0, count, batch):
-        # The last batch repeats its last image to be full.
+        # The last batch is filled up with copies of its last image.
         rows = torch.arange(start, start + batch, device=device).clamp(max=count - 1)
         samples = _sample_batch(denoiser.select(rows), sampler, shape)
         images.append(samples[: count - start])
@@ -131,14 +138,14 @@ def _classes(model: Any, seeds: Tensor, labels: Tensor | str | None) -> Tensor |
         labels = labels_from_seeds(seeds, num_classes, labels)
     if labels is None:
         return None
-    if not num_classes:
-        raise ConfigError("this model has no classes; leave the labels out")
+    require(num_classes, "this model has no classes; leave the labels out", ConfigError)
     labels = labels.to(seeds.device, torch.int64)
     for label in labels.unique().tolist():
-        if not 0 <= label <= num_classes:
-            raise ConfigError(
-                f"class {label}: expected 0..{num_classes - 1}, or {num_classes} for no class"
-            )
+        require(
+            0 <= label <= num_classes,
+            f"class {label}: expected 0..{num_classes - 1}, or {num_classes} for no class",
+            ConfigError,
+        )
     return labels
 
 

@@ -16,9 +16,9 @@ from routing.rng import Draws
 from routing.route import Route, keep_count
 from routing.stack import Routing
 
-#: Images depend on their own seed alone, so the run's seed has no part in sampling.
+#: Images depend on their own seed alone: the run's seed is not used in sampling.
 SAMPLING_SEED = 0
-# Random streams per evaluation: more than a guidance has passes that draw their own tokens.
+# Random streams per evaluation: at least the number of passes that select their own tokens.
 _STREAMS_PER_EVALUATION = 8
 
 
@@ -34,7 +34,7 @@ class GuidedDenoiser:
     labels: Tensor | None = None  # class of each image, `(B,)`, or None
     text: Tensor | None = None  # text states `(B, L, E)`, or None
     weak_model: Any = None  # the weaker network of autoguidance or routed guidance
-    # What a guidance keeps between evaluations (the momentum of APG)
+    # State of the guidance between evaluations (the momentum of APG)
     memory: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, x: Tensor, time: float, step: int, evaluation: int) -> Prediction:

@@ -15,9 +15,9 @@ from experiments.evaluation.images import split_indices
 from experiments.options.evaluation import Score, make_score
 from experiments.runtime.processes import gather_rows, share
 
-#: Held-out images that the loss is measured on at most.
+#: Largest number of held-out images that the loss is measured on.
 MOST_IMAGES = 2000
-#: Noisy inputs that it is measured on: several per image where there are fewer images.
+#: Noisy inputs of the measurement: several per image where there are fewer images.
 NOISY_INPUTS = 1000
 
 
@@ -45,7 +45,7 @@ def heldout_scores(heldout: HeldOut, batch: int, **record: Any) -> list[Score]:
     totals = torch.zeros(1 + len(keys), dtype=torch.float64)
     with torch.inference_mode(), evaluating(heldout.model), full_precision():
         for draw in range(max(1, NOISY_INPUTS // len(index))):
-            if len(process_index) == 0:  # this process only waits for the others
+            if len(process_index) == 0:  # more processes than images
                 break
             for images in process_index.split(batch):
                 losses = torch.stack(heldout.losses(images, draw)).cpu()

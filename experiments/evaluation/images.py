@@ -23,15 +23,16 @@ from experiments.data.data_options import PICTURES, first_line
 from experiments.data.raw_images import eight_bits
 from experiments.options.evaluation import MetricError
 from experiments.runtime.files import visible_files
+from routing.errors import require
 
 #: Images taken from an endless stream, per split.
 ENDLESS = {"train": 20000, "test": 5000}
 #: Most images of a split that are measured; larger splits are subsampled evenly.
 MOST = 50000
-# Beyond this many bytes an array must be packed no tighter than this: statistics and images do not
-# shrink a hundredfold, and a file of kilobytes must not fill the memory.
-_PLAIN = 64 * 2**20
-_TIGHTEST = 100
+# Larger arrays may be compressed by this factor at most: statistics and images do not shrink a
+# hundredfold, and a file of a few kilobytes must not fill the memory.
+_UNCHECKED_BYTES = 64 * 2**20
+_MAX_COMPRESSION = 100
 
 
 # --- splits of data sets -------------------------------------------------------------------------
@@ -39,11 +40,11 @@ _TIGHTEST = 100
 
 def split_indices(dataset: Any, split: str, limit: int | None = None) -> Tensor:
     """Return the indices of a split that are measured: all, or an even subsample of `limit`."""
-    if split not in dataset.sizes or dataset.sizes[split] == 0:
-        raise MetricError(
-            f"data={dataset.name} has no {split} split to compare with; give "
-            "eval.reference=FILE.npz"
-        )
+    require(
+        split in dataset.sizes and dataset.sizes[split] != 0,
+        f"data={dataset.name} has no {split} split to compare with; give eval.reference=FILE.npz",
+        MetricError,
+    )
     size = dataset.sizes[split]
     if size is None:
         return torch.arange(min(ENDLESS[split], limit or MOST))
@@ -55,18 +56,21 @@ def split_batches(
     dataset: Any, split: str, index: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Yield a split, or its samples `index`, as uint8 batches (B, 3, H, W) and labels (B,)."""
-    if dataset.cannot_decode:
-        raise MetricError(f"scores are taken on pixels: {dataset.cannot_decode}")
+    require(
+        not dataset.cannot_decode,
+        f"scores are taken on pixels: {dataset.cannot_decode}",
+        MetricError,
+    )
     index = split_indices(dataset, split) if index is None else index
     for part in index.split(256):
-        # Without draws nothing is flipped, and the noise of latents belongs to the sample alone.
+        # Without draws no image is flipped, and the noise of latents depends on the sample alone.
         batch = dataset.batch(part, None, split)
         yield dataset.to_pixels(batch.x), batch.y
 
 
 def whole_split(dataset: Any, split: str) -> tuple[Tensor, Tensor | None]:
     """Return images `(N, 3, H, W)` uint8 and labels `(N,)`, if any, of a split, on the CPU."""
-    # Batch by batch: all pictures of a split of latents are more than a GPU has room for.
+    # Batch by batch: the decoded images of a split of latents do not fit on a GPU.
     pixels, labels = [], []
     for batch_pixels, batch_labels in split_batches(dataset, split):
         pixels.append(batch_pixels.cpu())
@@ -80,9 +84,8 @@ def whole_split(dataset: Any, split: str) -> tuple[Tensor, Tensor | None]:
 
 @contextlib.contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open an `.npz` file; what the block finds wrong with its bytes is one sentence."""
-    if not path.is_file():
-        raise MetricError(f"{path}: no such file; expected an .npz")
+    """Open an `.npz` file; any error in its content becomes one `MetricError`."""
+    require(path.is_file(), f"{path}: no such file; expected an .npz", MetricError)
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
@@ -91,7 +94,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     except Exception as error:  # zip, zlib and numpy's headers raise a dozen types between them
         why = first_line(error)[:100]
         raise MetricError(
-            f"{path} is no .npz file, or was cut off, damaged or holds Python objects ({why})"
+            f"{path} is not a valid .npz file: cut off, damaged or with Python objects ({why})"
         ) from None
 
 
@@ -99,8 +102,8 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Return the arrays of these names that an `.npz` file has.
 
     Raises:
-        MetricError: A damaged file, Python objects, or an array packed so tightly that reading it
-            would fill the memory.
+        MetricError: A damaged file, Python objects, or an array compressed so strongly that
+            reading it would fill the memory.
     """
     arrays = {}
     with _archive(path) as archive:
@@ -108,11 +111,12 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
             name = info.filename.removesuffix(".npy")
             if name not in names:
                 continue
-            if info.file_size > max(_PLAIN, _TIGHTEST * info.compress_size):
-                raise MetricError(
-                    f"{path}: {name} would unpack from {info.compress_size} to "
-                    f"{info.file_size} bytes, which no array of numbers does"
-                )
+            require(
+                info.file_size <= max(_UNCHECKED_BYTES, _MAX_COMPRESSION * info.compress_size),
+                f"{path}: {name} would unpack from {info.compress_size} to "
+                f"{info.file_size} bytes, which no array of numbers does",
+                MetricError,
+            )
             with archive.open(info) as handle:
                 arrays[name] = npy.read_array(handle, allow_pickle=False)
     return arrays
@@ -121,11 +125,12 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 def _images_in(archive: zipfile.ZipFile) -> tuple[IO[bytes], tuple[int, ...]]:
     """Return the bytes of an archive's images `(N, H, W, 3)` uint8, and this shape."""
     present = [name.removesuffix(".npy") for name in archive.namelist()]
-    if "arr_0" not in present:
-        raise MetricError(
-            f"{archive.filename} has no images (arr_0), which metrics on feature rows (precision, "
-            f"recall, kid) need; it holds {', '.join(present) or 'nothing'}"
-        )
+    require(
+        "arr_0" in present,
+        f"{archive.filename} has no images (arr_0), which metrics on feature rows (precision, "
+        f"recall, kid) need; it holds {', '.join(present) or 'nothing'}",
+        MetricError,
+    )
     handle = archive.open("arr_0.npy")
     version = npy.read_magic(handle)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
@@ -151,11 +156,12 @@ class Images:
             files = visible_files(path, "*")
             self.files = [file for file in files if file.suffix.lower() in PICTURES]
             self.n = len(self.files)
-            if not self.files:
-                raise MetricError(
-                    f"{path} is neither a run folder nor a folder of pictures "
-                    f"({', '.join(s.removeprefix('.') for s in PICTURES)})"
-                )
+            require(
+                self.files,
+                f"{path} is neither a run folder nor a folder of pictures "
+                f"({', '.join(s.removeprefix('.') for s in PICTURES)})",
+                MetricError,
+            )
         else:
             with _archive(path) as archive:
                 self.n = _images_in(archive)[1][0]
@@ -193,11 +199,12 @@ class Images:
             files = self.files[start : min(start + batch, part.stop)]
             arrays = [_picture(path) for path in files]
             for path, (h, w, _) in zip(files, (a.shape for a in arrays), strict=True):
-                if (h, w) != first[:2]:
-                    raise MetricError(
-                        f"{path} is {w}x{h}, {self.files[0].name} is {first[1]}x{first[0]}; "
-                        "all pictures must have one size"
-                    )
+                require(
+                    (h, w) == first[:2],
+                    f"{path} is {w}x{h}, {self.files[0].name} is {first[1]}x{first[0]}; "
+                    "all pictures must have one size",
+                    MetricError,
+                )
             if arrays:
                 yield np.stack(arrays)
 

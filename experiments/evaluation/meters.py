@@ -28,6 +28,7 @@ from experiments.options.evaluation import (
     plan_scores,
 )
 from experiments.runtime.processes import gather_rows
+from routing.errors import require
 
 _LARGEST_PIXELS = 64
 # Metrics that are not a comparison with the reference.
@@ -246,11 +247,12 @@ def _find_reference(
     # A file holds the statistics of one extractor: the first one's.
     if options.reference is not None and features.name == options.features[0]:
         return load_reference(options.reference, features, "rows" in needs, spatial)
-    if dataset is None:
-        raise MetricError(
-            f"{', '.join(metrics)} compare with real images: pass --reference FILE.npz, "
-            "or --data NAME for a data set's held-out split"
-        )
+    require(
+        dataset is not None,
+        f"{', '.join(metrics)} compare with real images: pass --reference FILE.npz, "
+        "or --data NAME for a data set's held-out split",
+        MetricError,
+    )
     return heldout_reference(dataset, features, cache, spatial=spatial)
 
 
@@ -258,11 +260,12 @@ def _pixel_meter(dataset: Any, options: EvalOptions, device: Device = "cpu") -> 
     """Return the meter of `memorisation_pixels`."""
     images, _ = whole_split(dataset, "test")
     height, width = images.shape[-2:]
-    if max(height, width) > _LARGEST_PIXELS:
-        raise MetricError(
-            f"memorisation_pixels compares images up to {_LARGEST_PIXELS} pixels wide, these are "
-            f"{width}; use memorisation on features"
-        )
+    require(
+        max(height, width) <= _LARGEST_PIXELS,
+        f"memorisation_pixels compares images up to {_LARGEST_PIXELS} pixels wide, these are "
+        f"{width}; use memorisation on features",
+        MetricError,
+    )
     features = pixel_features((height, width), device)
     reference = Reference(
         f"{dataset.name}-test",

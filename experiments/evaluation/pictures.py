@@ -19,7 +19,7 @@ from experiments.runtime.files import atomic_path
 SMALLEST = 48
 GAP = 2  # pixels between images
 PAPER = 255  # white
-_LAST_FRAME = 4  # the last frame of a GIF stays so many times as long
+_LAST_FRAME = 4  # duration of a GIF's last frame, in durations of the others
 
 
 def image_grid(

@@ -1,4 +1,4 @@
-"""A trained model with everything that sampling from it needs."""
+"""A trained model together with its objective, sampler and guidance."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from routing.selection import Selection
 
 @dataclass
 class SamplingPipeline:
-    """A model with everything that turns seeds and conditions into images."""
+    """Turns seeds and conditions into images."""
 
     model: Any  # the network
-    objective: Objective  # what it was trained on
-    sampler: Sampler  # how to integrate from noise to data
-    guidance: Guidance  # how to guide
-    weak: Any = None  # the weaker model, if guidance has one
+    objective: Objective
+    sampler: Sampler
+    guidance: Guidance
+    weak: Any = None  # the weaker model, if the guidance needs one
 
     @classmethod
     def make(
         cls, model: Any, config: Config, sampler: Any = None, guidance: Any = None
     ) -> SamplingPipeline:
-        """Build the parts and refuse combinations that this run cannot have.
+        """Create objective, sampler and guidance; refuse combinations that cannot work.
 
         Args:
             model: The network with the weights to sample from.
             config: The run it was trained in.
-            sampler: Name or options in place of the run's own sampler.
-            guidance: Name or options in place of the run's own guidance.
+            sampler: Name or options; by default the run's sampler.
+            guidance: Name or options; by default the run's guidance.
 
         Raises:
-            DiffusionError: A combination that cannot be sampled.
+            UserError: Model, sampler and guidance do not fit together.
         """
         objective = create_objective(config.objective)
         routing = config.routing
@@ -98,7 +98,7 @@ class SamplingPipeline:
         if route:
             guidance += f" route={route}"
         linear = ""
-        # The linear layers of single blocks are not known.
+        # With skipped blocks the linear layers alone cannot be counted (see `model_cost`).
         if not any(item.drop for item in self.guidance.guided(0.0)):
             gmacs = self.cost(attention=False).gmacs_per_evaluation
             linear = f" ({gmacs:.4g} counting linear layers only)"

@@ -1,10 +1,10 @@
-"""Reference statistics: what samples are compared with.
+"""Reference statistics: those of the real images that samples are compared with.
 
 ADM's reference files (`VIRTUAL_imagenet256_labeled.npz`) hold 10,000 images `arr_0` and, over the
 whole training set, `mu` and `sigma` of the pooled and `mu_s` and `sigma_s` of the spatial Inception
 features. Ours hold the same arrays, `rows` (the feature vectors, for precision, recall and KID) in
 place of the images, and the identity of the feature network: a distance between features of two
-networks has no meaning, so it is refused.
+different networks has no meaning, so it is refused.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from experiments.evaluation.images import Images, read_arrays, split_indices
 from experiments.options.evaluation import MetricError
 from experiments.runtime.files import atomic_path, sha256
 from experiments.runtime.processes import gather, share, world
+from routing.errors import require
 
 
 @dataclass(frozen=True)
@@ -99,30 +100,34 @@ def _check_arrays(
 ) -> None:
     """Refuse a file that cannot be compared with samples in these features."""
     missing = [key for key in ("mu", "sigma") if key not in arrays]
-    if missing:
-        raise MetricError(
-            f"{path} has no {' and '.join(missing)}; expected reference statistics as "
-            "python experiments/evaluate.py SOURCE --write-reference FILE.npz writes them"
-        )
+    require(
+        not missing,
+        f"{path} has no {' and '.join(missing)}; expected reference statistics as "
+        "python experiments/evaluate.py SOURCE --write-reference FILE.npz writes them",
+        MetricError,
+    )
     # ADM's files do not name their features.
     sample_features = identity(features) if "features" in arrays else features.name
     file_features = str(arrays.get("features", "inception-adm"))
-    if file_features != sample_features:
-        raise MetricError(
-            f"{path} holds features {file_features}, the samples have {sample_features}; use "
-            f"features {file_features.partition('@')[0]}, or write the reference again with those "
-            "of the samples"
-        )
-    if spatial and not {"mu_s", "sigma_s"} <= arrays.keys():
-        raise MetricError(
-            f"{path} has no spatial statistics (mu_s, sigma_s), which sfid needs; leave out sfid"
-        )
+    require(
+        file_features == sample_features,
+        f"{path} holds features {file_features}, the samples have {sample_features}; use "
+        f"features {file_features.partition('@')[0]}, or write the reference again with those "
+        "of the samples",
+        MetricError,
+    )
+    require(
+        not spatial or {"mu_s", "sigma_s"} <= arrays.keys(),
+        f"{path} has no spatial statistics (mu_s, sigma_s), which sfid needs; leave out sfid",
+        MetricError,
+    )
     damaged = [key for key in arrays if not _is_valid(key, arrays[key], features.dim)]
-    if damaged:
-        raise MetricError(
-            f"{path} is damaged: {', '.join(damaged)} cannot be statistics of {features.name}'s "
-            f"{features.dim} features; write the reference again"
-        )
+    require(
+        not damaged,
+        f"{path} is damaged: {', '.join(damaged)} cannot be statistics of {features.name}'s "
+        f"{features.dim} features; write the reference again",
+        MetricError,
+    )
 
 
 def _is_valid(key: str, array: np.ndarray, dim: int) -> bool:
@@ -147,7 +152,7 @@ def heldout_reference(
 ) -> Reference:
     """Return the statistics of a data set's held-out split, from the cache or computed now.
 
-    Its checksum is made of the images, the split and the network's weights, not of the file: the
+    Its checksum is that of the images, the split and the network's weights, not of the file: the
     last digits of a covariance differ between machines, the images do not.
     """
     n = len(split_indices(dataset, split))
@@ -158,7 +163,7 @@ def heldout_reference(
     cached = None
     with contextlib.suppress(MetricError):  # absent, damaged, or of other features
         cached = load_reference(path, features, rows=True, spatial=spatial)
-    # All processes decide alike, whichever of them saw the file first.
+    # All processes must take the same path, so the cache is used only if all could read it.
     if all(gather(cached is not None)) and cached is not None:
         return dataclasses.replace(cached, checksum=checksum)
     names = ("moments", "rows", "spatial") if spatial else ("moments", "rows")

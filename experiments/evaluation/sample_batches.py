@@ -1,4 +1,4 @@
-"""Samples of a pipeline, batch by batch, for measuring; kept on disk where they can be resumed."""
+"""Samples of a pipeline for scoring, batch by batch; optionally kept on disk, to be resumed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from experiments.evaluation.sample_store import SampleStore
 from experiments.options.evaluation import EvalOptions, MetricError
 from experiments.options.roles import ConfigError
 from experiments.runtime.processes import gather, share, world
+from routing.errors import require
 
 #: uint8 images `(B, 3, H, W)`, their requested classes `(B,)` and captions, or None.
 ImageBatch = tuple[Tensor, Tensor | None, list[str] | None]
 
 
 def open_store(folder: Path, options: EvalOptions, settings: Mapping[str, Any]) -> SampleStore:
-    """Return the store of samples made in exactly this way; a collective call.
+    """Return the store of samples with exactly these settings; a collective call.
 
-    Samples of other settings are in another subfolder.
+    Each combination of settings has a subfolder of its own.
     """
     manifest = {
         **settings,
@@ -86,10 +87,11 @@ def sample_batches(
         images = _stored_images(store, number, seeds[:count]) if store else None
         if images is None:
             x = pipeline.generate(seeds, labels, text, batch=batch, device=device)[:count]
-            if not bool(x.isfinite().all()):
-                raise MetricError(
-                    "the model samples NaN or infinite pixels: it diverged; try a smaller train.lr"
-                )
+            require(
+                bool(x.isfinite().all()),
+                "the model samples NaN or infinite pixels: it diverged; try a smaller train.lr",
+                MetricError,
+            )
             images = dataset.to_pixels(x.to(dataset.device)).cpu()
             if store:
                 store.write(number, images, seeds[:count], batch_labels)
@@ -99,7 +101,7 @@ def sample_batches(
 def sample_conditions(
     dataset: Any, model: Any, options: EvalOptions, index: Tensor, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None, list[str] | None]:
-    """Return labels, text states and captions of the samples at `index`, None where not taken.
+    """Return labels, text states and captions of the samples at `index`; None if unused.
 
     Labels are balanced or drawn per seed; captions are those of the held-out split, in order.
     """

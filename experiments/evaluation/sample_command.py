@@ -21,6 +21,7 @@ from experiments.evaluation.trained_model import TrainedModel, load_model
 from experiments.options.roles import ConfigError
 from experiments.runtime.console import Console
 from experiments.runtime.processes import join, world
+from routing.errors import require
 
 
 def sample(args: argparse.Namespace) -> int:
@@ -69,8 +70,14 @@ def _request(
     model = loaded.model
     class_names = loaded.info.get("class_names") or ()
     numbers = None if classes is None else parse_classes(classes, model.num_classes, class_names)
-    if captions is None and model.text is not None:
-        raise ConfigError("this model is conditioned on text; give --captions 'one; another'")
-    if captions is not None and model.text is None:
-        raise ConfigError("--captions: this model is not conditioned on text; leave them out")
+    require(
+        captions is not None or model.text is None,
+        "this model is conditioned on text; give --captions 'one; another'",
+        ConfigError,
+    )
+    require(
+        captions is None or model.text is not None,
+        "--captions: this model is not conditioned on text; leave them out",
+        ConfigError,
+    )
     return plan_request(seeds, numbers, captions, class_names)

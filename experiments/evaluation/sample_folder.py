@@ -76,7 +76,7 @@ def sample_to_folder(
         assert captions is not None
         return decoder.encode_text([captions[row] for row in rows.tolist()])
 
-    # One folder, one writer: another call would take these shards for its own.
+    # One writer per folder: a second call would take these shards for its own.
     with contextlib.nullcontext() if rank else locked(out):
         finished = (out / "samples.npz").exists() and (shards / "manifest.json").exists()
         resumed = min(count, SHARD * len(list(shards.glob("shard-*.npz"))))
@@ -105,10 +105,10 @@ def sample_to_folder(
 def write_pictures(
     out: Path, request: SampleRequest, pngs: int, finished: bool, console: Console
 ) -> None:
-    """Turn the shards below `out` into `samples.npz`, and that into pictures.
+    """Join the shards below `out` in `samples.npz`, then write the grid and the PNGs.
 
     The shards are removed once the npz is complete; `finished` means that an earlier call did
-    that. Missing pictures are made, such as PNGs that an earlier call was not asked for.
+    that. Only missing pictures are written, such as PNGs beyond those of an earlier call.
     """
     npz, grid, count = out / "samples.npz", out / "grid.png", len(request.seeds)
     if not finished:
@@ -132,7 +132,7 @@ def _png_count(out: Path) -> int:
 def _write_pngs_and_grid(out: Path, request: SampleRequest, pngs: int) -> None:
     """Write the first `pngs` images as PNGs, then the grid."""
     images = Images(out / "samples.npz")
-    # Classes that were drawn from the seeds are part of the file name.
+    # Classes drawn from the seeds become part of the file name.
     drawn_classes = images.labels() if request.labels is None else None
     last = max(pngs - 1, *request.grid)
     tiles = []

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.options.roles import ConfigError
-from routing.errors import suggest
+from routing.errors import require, suggest
 
 MOST_COLUMNS, MOST_ROWS = 16, 20
-# Images in the grid where rows have no meaning.
+# Images in the grid without classes or captions, which would be its rows.
 _GRID_IMAGES = 100
-# Ten million seeds are 80 MB, and twenty days of sampling.
+# Ten million seeds take 80 MB, and twenty days of sampling.
 _MOST_NUMBERS = 10_000_000
 
 
@@ -21,7 +21,7 @@ class SampleRequest(NamedTuple):
     """The images to make, in order."""
 
     seeds: list[int]  # one per image
-    # Class of each, or None where the seeds draw them or there are no classes
+    # Class of each; None if they are drawn from the seeds, or there are no classes
     labels: list[int] | None
     captions: list[str] | None  # caption of each, or None
     grid: set[int]  # the images in the grid: one row per class or caption, or the first hundred
@@ -38,8 +38,11 @@ def plan_request(
 ) -> SampleRequest:
     """Return every seed for every class or caption, one row of the grid for each of those."""
     for flag, numbers in (("--seeds", seeds), ("--classes", classes or ())):
-        if len(set(numbers)) < len(numbers):
-            raise ConfigError(f"{flag}: a number is given twice, and its images would share a name")
+        require(
+            len(set(numbers)) == len(numbers),
+            f"{flag}: a number is given twice, and its images would share a name",
+            ConfigError,
+        )
     if not classes and captions is None:
         return SampleRequest(
             seeds=list(seeds),
@@ -98,23 +101,24 @@ def parse_numbers(text: str, flag: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if last < first:
-            raise ConfigError(
-                f"{flag} {text}: expected numbers such as 3,7 or ranges such as 0-63, from the "
-                "smaller to the larger number, all below 10^18"
-            )
-        if len(numbers) + last - first >= _MOST_NUMBERS:
-            raise ConfigError(
-                f"{flag} {text}: more than {_MOST_NUMBERS:,} at once; ask for them in several calls"
-            )
+        require(
+            last >= first,
+            f"{flag} {text}: expected numbers such as 3,7 or ranges such as 0-63, from the "
+            "smaller to the larger number, all below 10^18",
+            ConfigError,
+        )
+        require(
+            len(numbers) + last - first < _MOST_NUMBERS,
+            f"{flag} {text}: more than {_MOST_NUMBERS:,} at once; ask for them in several calls",
+            ConfigError,
+        )
         numbers += range(first, last + 1)
     return numbers
 
 
 def parse_classes(text: str, num_classes: int, names: Sequence[str] = ()) -> list[int]:
     """Parse class numbers, ranges or names, separated by commas; `all` is every class."""
-    if not num_classes:
-        raise ConfigError("--classes: this model has no classes; leave it out")
+    require(num_classes, "--classes: this model has no classes; leave it out", ConfigError)
     if text == "all":
         return list(range(num_classes))
     numbers: list[int] = []
@@ -129,10 +133,11 @@ def parse_classes(text: str, num_classes: int, names: Sequence[str] = ()) -> lis
             hint = suggest(part, names) or f"; there are {examples}"
             raise ConfigError(f"--classes {part}: no class of that name{hint}")
     for number in numbers:
-        if number >= num_classes:
-            raise ConfigError(
-                f"--classes {number}: this model has {num_classes} classes, 0..{num_classes - 1}"
-            )
+        require(
+            number < num_classes,
+            f"--classes {number}: this model has {num_classes} classes, 0..{num_classes - 1}",
+            ConfigError,
+        )
     return numbers
 
 
@@ -146,12 +151,10 @@ def parse_captions(text: str) -> list[str]:
     else:
         lines = text.split(";")
     captions = [line.strip() for line in lines if line.strip()]
-    if not captions:
-        raise ConfigError("--captions: give one or more, separated by semicolons")
+    require(captions, "--captions: give one or more, separated by semicolons", ConfigError)
     return captions
 
 
 def check_at_least(flag: str, value: int, minimum: int) -> None:
     """Refuse a number below the minimum."""
-    if value < minimum:
-        raise ConfigError(f"{flag} {value}: expected {minimum} or more")
+    require(value >= minimum, f"{flag} {value}: expected {minimum} or more", ConfigError)

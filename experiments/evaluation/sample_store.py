@@ -3,8 +3,8 @@
     FOLDER/manifest.json     what the samples are (settings, number, seeds)
     FOLDER/shard-00000.npz   images (n, H, W, 3) uint8, seeds (n,), labels (n,)
 
-A killed call loses one shard at most, and processes share the shards. The same call again makes
-the missing ones, with any number of processes; other settings in the same folder are refused.
+A killed call loses at most one shard, and processes share the shards. Repeating the call makes the
+missing ones, with any number of processes; other settings in the same folder are refused.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from experiments.options.roles import ConfigError
 from experiments.runtime.files import atomic_path, atomic_write
 from experiments.runtime.nested import differing
 from experiments.runtime.processes import gather, world
+from routing.errors import require
 
 FORMAT = "tread-suite-samples/1"
 SHARD = 512
@@ -54,7 +55,7 @@ class SampleStore:
     def claim(self, manifest: Mapping[str, Any], finished: bool = False) -> None:
         """Write the manifest, or compare it with the existing one.
 
-        A folder without samples, of a call that failed at once, may be claimed anew.
+        A folder without samples, left by a call that failed early, may be claimed again.
 
         Args:
             manifest: JSON-able, with at least `count` and `shard` (images per shard).
@@ -69,11 +70,12 @@ class SampleStore:
         if not isinstance(existing, dict):
             existing = {}
         changed = differing(existing, manifest)
-        if changed:
-            raise ConfigError(
-                f"{self.folder} holds samples with another {', '.join(changed)}; give another "
-                "folder (--out), or remove this one"
-            )
+        require(
+            not changed,
+            f"{self.folder} holds samples with another {', '.join(changed)}; give another "
+            "folder (--out), or remove this one",
+            ConfigError,
+        )
 
     def write(self, number: int, pixels: Tensor, seeds: Tensor, labels: Tensor | None) -> None:
         """Write one shard of uint8 images `(n, 3, H, W)`; label -1 means none."""
@@ -87,7 +89,7 @@ class SampleStore:
         """Return one shard."""
         path = self.path(number)
         try:
-            # numpy does not close a file that it cannot read.
+            # Opened here, since numpy does not close a file that it cannot read.
             with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
                 images, seeds, labels = data["images"], data["seeds"], data["labels"]
                 valid = images.ndim == 4 and images.dtype == np.uint8
@@ -96,21 +98,23 @@ class SampleStore:
         except Exception:
             # Zip, zlib and numpy's own parser raise a dozen types between them.
             valid = False
-        if not valid:
-            raise ConfigError(
-                f"{path} is damaged; delete it and run the sampling command again to make it"
-            )
+        require(
+            valid,
+            f"{path} is damaged; delete it and run the sampling command again to make it",
+            ConfigError,
+        )
         return images, seeds, labels
 
     def shards(self) -> Iterator[Shard]:
         """Yield all shards in order."""
         total = self._shard_count()
         present = len(list(self.folder.glob("shard-*.npz")))
-        if present < total:
-            raise ConfigError(
-                f"{self.folder} has {present} of {total} shards; run the sampling command again to "
-                "make the others"
-            )
+        require(
+            present >= total,
+            f"{self.folder} has {present} of {total} shards; run the sampling command again to "
+            "make the others",
+            ConfigError,
+        )
         for number in range(total):
             yield self.read(number)
 
@@ -134,7 +138,7 @@ class SampleStore:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
             pass
         raise ConfigError(
-            f"{self.folder} is no folder of samples: it has no manifest.json that says how many"
+            f"{self.folder} is not a folder of samples: no manifest.json states their number"
         )
 
 
@@ -200,7 +204,7 @@ def generate_shards(
             "settings": dict(settings or {}),
         }
         store.claim(manifest, finished)
-    gather(None)  # nobody starts before the first process has accepted the folder
+    gather(None)  # wait until the first process has accepted the folder
     pieces = torch.arange(len(seeds)).split(shard)
     if not finished:
         writer = _ShardWriter(store, pipeline, seeds, labels, text, to_pixels, batch)

@@ -1,4 +1,4 @@
-"""Sampler, guidance and data options that are changed for sampling: `guidance.scale=2`."""
+"""Overrides of sampler, guidance and data options for sampling: `guidance.scale=2`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from experiments.config.removed_keys import without_removed
 from experiments.options.guidance import GUIDANCE
 from experiments.options.roles import ConfigError, parse_named
 from experiments.options.sampler import SAMPLERS
-from routing.errors import suggest
+from routing.errors import require, suggest
 
 #: Options of the groups that have a name.
 REGISTRIES: dict[str, Mapping[str, type]] = {"sampler": SAMPLERS, "guidance": GUIDANCE}
@@ -39,8 +39,11 @@ def parse_overrides(overrides: Sequence[str], **flags: Any) -> dict[str, dict[st
     for item in items:
         key, _, text = item.partition("=")
         group, name = _split_key(item)
-        if name in values[group]:
-            raise ConfigError(f"{key} is given twice, also as {text}; give one of the two")
+        require(
+            name not in values[group],
+            f"{key} is given twice, also as {text}; give one of the two",
+            ConfigError,
+        )
         try:
             values[group][name] = yaml_of(text, item)
         except Malformed:

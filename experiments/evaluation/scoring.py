@@ -3,8 +3,8 @@
     conditions and seeds -> generate -> pixels -> features -> moments and rows (merged over
     processes) -> scores
 
-Samples are measured batch by batch and discarded (or kept on disk, to survive a kill): 50,000 of
-them need no more memory than one batch.
+Samples are scored batch by batch and discarded (or kept on disk, to be resumed): 50,000 of them
+need no more memory than one batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from experiments.runtime.processes import gather_rows, world
 
 
 def cache_of(config: Config) -> Path:
-    """Return the cache folder that a run names, or the user's."""
+    """Return the run's cache folder; by default the user's."""
     return Path(config.paths.cache).expanduser() if config.paths.cache else default_cache()
 
 
@@ -41,7 +41,7 @@ def check(config: Config, dataset: Any, device: torch.device | str = "cpu") -> l
     """Load networks and references of a run's scores, so that a failure precedes training.
 
     Returns:
-        Lines for the log, as the classifier's accuracy on held-out images.
+        Lines for the log, such as the classifier's accuracy on held-out images.
     """
     options, labelled = options_for(config), config.task != "none"
     meters = create_meters(options, dataset, cache_of(config), device, labelled, config.data)
@@ -169,7 +169,7 @@ def measure(
             if batch_labels is not None:
                 labels.append(batch_labels)
             done += len(images)
-            # All processes are about equally fast: one shows the progress of all.
+            # All processes are about equally fast, so one bar stands for all.
             bar.update(min(total, done * processes))
     all_labels = gather_rows(torch.cat(labels)) if labels else None
     scores = []

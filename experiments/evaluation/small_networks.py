@@ -4,9 +4,9 @@ A classifier's features favour whatever makes an image more typical of its class
 Those of the autoencoder, which is trained without labels, hold what is needed to reconstruct the
 image, and are a second, independent measure. The networks of digits, mnist and fashion come with
 the package (`SHIPPED`). Others are trained once per data set, on its training split, in seconds on
-a CPU thread, and kept in the cache under a lock. A file's name is a hash of everything that decides
-its weights. Training runs in float64 on one thread and the result is rounded to float32, so that
-machines agree to far more digits than a score prints.
+a CPU thread, and kept in the cache under a lock. A file's name is a hash of everything that
+determines its weights. Training runs in float64 on one thread and the result is rounded to float32,
+so that machines agree to far more digits than a score prints.
 
 `python -m experiments.evaluation.train_score_networks DATA` trains the shipped networks again.
 """
@@ -46,7 +46,7 @@ SHIPPED = {
 SHIPPED_FOLDER = Path(__file__).with_name("score_networks")
 # Seconds to wait for another process that trains.
 _WAIT_S = 3600.0
-# Numbers of training images that are learnt from without a word.
+# Pixel values up to which training takes seconds and prints nothing.
 _QUICK = 10**6
 
 
@@ -80,10 +80,14 @@ def load_or_make(
 ) -> KeptNetwork:
     """Return a network from the cache, or train and keep it while other processes wait.
 
-    Its file is named after the data set, `name`, and after what decides the weights: the recipe and
-    the `settings`, as JSON holds them. `build` returns the network untrained, which has `learn` and
-    `quality`; `splits` what these take of the split `train` or `test`: images (N, 3, H, W) uint8,
-    and labels (N,) for a classifier.
+    Args:
+        folder: Folder of the cache.
+        name: Name of the data set, with which the file name begins.
+        settings: What determines the weights besides the recipe, JSON-able; hashed into the name.
+        recipe: How the network is built and trained.
+        build: Returns the untrained network, which has `learn` and `quality`.
+        splits: Returns their arguments for the split `train` or `test`: images (N, 3, H, W) uint8,
+            and labels (N,) for a classifier.
     """
     identity = identity_of(settings, recipe)
     path = folder / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.safetensors"
@@ -129,7 +133,7 @@ def load_shipped(
 
 
 def identity_of(settings: list[Any], recipe: _Recipe) -> str:
-    """Return everything that decides a network's weights, as JSON."""
+    """Return everything that determines a network's weights, as JSON."""
     return json.dumps([*settings, vars(recipe)], sort_keys=True)
 
 
@@ -149,7 +153,7 @@ def train_network(recipe: _Recipe, build: Callable[[], Any], images: tuple[Any, 
 
 
 def write_network(path: Path, model: nn.Module, identity: str, quality: float) -> None:
-    """Write weights as safetensors, with what decided them and their quality on held-out images."""
+    """Write weights as safetensors, with their identity and their quality on held-out images."""
     with atomic_path(path) as temporary:
         metadata = {"identity": identity, "accuracy": repr(quality)}
         save_file(model.state_dict(), temporary, metadata=metadata)
@@ -251,7 +255,7 @@ class SmallClassifier(nn.Module):
             for _ in range(recipe.epochs):
                 for index in torch.randperm(len(images)).split(recipe.batch):
                     y, x = (pad - torch.randint(-pad, pad + 1, (2,))).tolist()
-                    # What comes in repeats the border.
+                    # Padding repeats the border.
                     padded = F.pad(images[index].float(), [pad] * 4, mode="replicate")
                     logits = self(padded[..., y : y + h, x : x + w])["logits"]
                     yield F.cross_entropy(logits, labels[index], label_smoothing=0.05)
@@ -284,7 +288,7 @@ class SmallAutoencoder(nn.Module):
 
     Each number of the code has a variance near 1 over the training images: a distance between codes
     has a scale of its own, and no number outweighs the others. The code has an eighth of a square
-    image's numbers at most: as long as a grey image it would be the pixels again.
+    image's numbers at most: a code as long as a grey image would just copy the pixels.
     """
 
     def __init__(self, size: int, recipe: CodeRecipe) -> None:
@@ -333,7 +337,7 @@ class SmallAutoencoder(nn.Module):
         fit(self.parameters(), recipe, recipe.steps, losses())
 
     def quality(self, images: Tensor, labels: Tensor | None = None) -> float:
-        """Return the share of the pixels' variance that is there again after decoding."""
+        """Return the explained share of the pixels' variance."""
         parts = images.split(1024)
         mean = sum(self.scaled(part).sum(dim=0) for part in parts) / len(images)
         lost = total = 0.0

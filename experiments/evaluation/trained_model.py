@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from backbones import Backbone
 from backbones.parsing import json_of
-from backbones.weights import save_tensors
+from backbones.sizes import BackboneError
+from backbones.weights.files import read_safetensors, save_tensors
 from experiments.config.schema import Config
 from experiments.runtime.checkpoint_files import (
     FORMAT,
     IO_ERRORS,
     MALFORMED,
     CheckpointError,
-    check_readable,
     read,
     reason,
     unreadable,
@@ -29,7 +28,7 @@ from experiments.runtime.checkpoint_files import (
 )
 from experiments.runtime.files import atomic_path
 from experiments.runtime.run_folder import listed
-from routing.errors import UserError
+from routing.errors import UserError, require
 
 
 @dataclass(frozen=True)
@@ -88,45 +87,40 @@ def load_model(
         device: Where to put the model; None: CUDA where there is one, else the CPU.
 
     Raises:
-        CheckpointError: Nothing there, another format, or no such step (those present are listed).
+        CheckpointError: No such path or step (existing steps are listed), or another format.
     """
-    if weights not in ("ema", "raw"):
-        raise CheckpointError(f"weights={weights}: expected ema or raw")
+    require(weights in ("ema", "raw"), f"weights={weights}: expected ema or raw", CheckpointError)
     path = Path(source).expanduser()
-    if not path.exists():
-        raise CheckpointError(
-            f"{path} does not exist: give a run folder (runs/...) or a model.safetensors file"
-        )
+    require(
+        path.exists(),
+        f"{path} does not exist: give a run folder (runs/...) or a model.safetensors file",
+        CheckpointError,
+    )
     wants_export = step is None and weights == "ema"
     if path.is_dir():
         exported_path = path / "model.safetensors"
         if wants_export and exported_path.is_file():
             return _read_export(exported_path, device)
         return _read_checkpoint(path, step, weights, device)
-    if not wants_export:
-        raise CheckpointError(
-            f"{path} is one set of EMA weights: give the run folder to choose a step or raw weights"
-        )
+    require(
+        wants_export,
+        f"{path} is one set of EMA weights: give the run folder to choose a step or raw weights",
+        CheckpointError,
+    )
     return _read_export(path, device)
 
 
 def _read_export(path: Path, device: Any) -> TrainedModel:
     try:
-        check_readable(path)
-        with safe_open(path, framework="pt") as handle:
-            metadata = handle.metadata() or {}
-            tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{path} is not a whole safetensors file ({reason(error)})"
-        ) from error
-    if metadata.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path} has no {FORMAT} metadata: expected weights that this suite exported "
-            "(other projects' weights load through backbones.import_weights)"
-        )
+        tensors, metadata = read_safetensors(path)
+    except BackboneError as error:
+        raise CheckpointError(str(error)) from error
+    require(
+        metadata.get("format") == FORMAT,
+        f"{path} has no {FORMAT} metadata: expected weights that this suite exported "
+        "(other projects' weights load through backbones.import_weights)",
+        CheckpointError,
+    )
     state = {}
     try:
         for key in ("config", "model", "data", "step"):
@@ -160,10 +154,11 @@ def _verified_checkpoint(run: Path, step: int | None) -> Path:
             f"{run} has no checkpoints: give a run folder that trained for a while{hint}"
         )
     steps = ", ".join(map(str, checkpoints))
-    if step is not None and step not in checkpoints:
-        raise CheckpointError(
-            f"{run}: checkpoint {step} is not there; choose another --step: there are {steps}"
-        )
+    require(
+        step is None or step in checkpoints,
+        f"{run} has no checkpoint of step {step}; choose another --step: there are {steps}",
+        CheckpointError,
+    )
     candidates = [checkpoints[step]] if step is not None else list(reversed(checkpoints.values()))
     problems = []
     for path in candidates:
@@ -197,14 +192,15 @@ def build_model(
     except MALFORMED as error:
         raise CheckpointError(f"{source} does not describe its model ({error!r})") from error
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise CheckpointError(
-                f"{source} holds weights that are not finite ({name}): the run diverged; take an "
-                "earlier step of it, or another run"
-            )
+        require(
+            torch.isfinite(parameter).all(),
+            f"{source} holds weights that are not finite ({name}): the run diverged; take an "
+            "earlier step of it, or another run",
+            CheckpointError,
+        )
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.zeros(1).to(device).item()  # not on `meta`, which holds no numbers
+        torch.zeros(1).to(device).item()  # fails on `meta`, whose tensors have no data
         model = model.to(device)
     except (RuntimeError, AssertionError) as error:
         message = " ".join(str(error).split("\n")[0].split())

@@ -1,4 +1,4 @@
-"""Checks of what `routing.attach` is called with."""
+"""Checks of the arguments of `routing.attach`."""
 
 from __future__ import annotations
 
@@ -92,6 +92,16 @@ def check_selection(selection: Selection, grid: tuple[int, int] | None) -> None:
     require(
         selection.mode != "unsorted",
         "selection unsorted shuffles scans, and these blocks have none",
+        AttachError,
+    )
+
+
+def check_grid_of_call(selection: Selection, grid: tuple[int, int] | None, tokens: int) -> None:
+    """Refuse a selection on a grid where a call brings another number of tokens than it has."""
+    require(
+        selection.mode in WITHOUT_GRID,
+        f"{tokens} tokens come in where grid={grid} has another number; pass this input's grid of "
+        "tokens, grid=(rows, columns)",
         AttachError,
     )
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from routing.attached.kept import KeptTokens
+from routing.errors import require
 from routing.options import RoutingError
 
 # Arguments that hold one row for each token, in the block lists of diffusers and timm.
@@ -19,7 +20,7 @@ TABLES = (
     "position_embeddings", "extra_pos_emb", "noise_mask",
 )  # fmt: skip
 MASKS = ("attn_mask", "attention_mask")
-# Names that other models have for them, or for something that has nothing to do with tokens.
+# Other names for masks; some models use them for arguments without a dimension of tokens.
 _MASKS = (
     "mask", "key_padding_mask", "src_mask", "src_key_padding_mask", "tgt_mask", "memory_mask",
     "tgt_key_padding_mask", "attention_bias", "shared_rel_pos", "shared_rel_pos_bias",
@@ -27,14 +28,19 @@ _MASKS = (
 _CAUSAL = {"src_mask": "is_causal", "tgt_mask": "tgt_is_causal"}
 _TOKENS = ("hidden_states", "x")
 TEXT = "encoder_hidden_states"
-SHARED = (
+_NESTED = (
+    "a block got a nested tensor, and all samples in a route have one length; leave the padding "
+    "mask out"
+)
+_NO_TOKENS = "a block got no tokens of shape (batch, tokens, width)"
+_SHARED = (
     "these blocks share one rotary table in the batch, so samples cannot keep different tokens; "
     "try selection=Selection(shared=True)"
 )
 
 
 class AttachError(RoutingError):
-    """Blocks that tokens cannot be routed past, or a call from which too little is known."""
+    """Unsupported blocks, or a call in which the image tokens cannot be identified."""
 
 
 def inner(block: nn.Module) -> nn.Module:
@@ -87,13 +93,8 @@ class Call:
     def tokens(self) -> Tensor:
         """The image tokens, `(B, T, D)`; an `AttachError` if the block got none."""
         x = self.get(self.signature.tokens)
-        if isinstance(x, Tensor) and x.is_nested:
-            raise AttachError(
-                "a block got a nested tensor, and all samples in a route have one length; leave "
-                "the padding mask out"
-            )
-        if not isinstance(x, Tensor) or x.dim() != 3:
-            raise AttachError("a block got no tokens of shape (batch, tokens, width)")
+        require(not (isinstance(x, Tensor) and x.is_nested), _NESTED, AttachError)
+        require(isinstance(x, Tensor) and x.dim() == 3, _NO_TOKENS, AttachError)
         return x
 
     @tokens.setter
@@ -106,7 +107,7 @@ class Call:
         for name in _MASKS:
             mask = self.get(name)
             if self.get(_CAUSAL.get(name, "")):
-                continue  # it only repeats what `is_causal` says
+                continue  # the mask only repeats `is_causal`
             if isinstance(mask, Tensor) and tokens in mask.shape:
                 masks.append(name)
         if masks:
@@ -171,8 +172,7 @@ class Call:
         dimension, shared = self.token_dimension(table, n, layout.prefix)
         if dimension is None:
             return table
-        if shared and not kept.move.shared:
-            raise AttachError(SHARED)
+        check_shared_table(not shared or kept.move.shared)
         full = table.unsqueeze(0) if dimension == 0 else table.movedim(dimension, 1)
         # It has rows for the whole sequence, protected tokens included, or only for the others.
         whole = full.shape[1] - length in (0, self.joint_text)
@@ -186,6 +186,14 @@ class Call:
         """Rows of text that come in an argument of their own."""
         text = self.get(TEXT)
         return text.shape[1] if isinstance(text, Tensor) else 0
+
+
+def check_shared_table(fits: bool) -> None:
+    """Refuse (`AttachError`) a table that the batch shares unless its samples keep the same tokens.
+
+    `fits` says that they do, or that each sample has a table of its own.
+    """
+    require(fits, _SHARED, AttachError)
 
 
 def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -> Any:
@@ -203,15 +211,17 @@ def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -
     returned = call.signature.returned
     if returned in candidates and len(items) == len(output):
         candidates = [returned]
-    if not candidates:
-        raise AttachError(
-            f"{name} returns nothing of the shape of its {shape[1]} tokens (batch, tokens, width)"
-        )
-    if len(candidates) > 1:
-        raise AttachError(
-            f"{name} returns {len(candidates)} sequences of {shape[1]} tokens, and which one is "
-            "the image's is unknown; use another rate, so that their lengths differ"
-        )
+    require(
+        candidates,
+        f"{name} returns nothing of the shape of its {shape[1]} tokens (batch, tokens, width)",
+        AttachError,
+    )
+    require(
+        len(candidates) <= 1,
+        f"{name} returns {len(candidates)} sequences of {shape[1]} tokens, and which one is "
+        "the image's is unknown; use another rate, so that their lengths differ",
+        AttachError,
+    )
     image = candidates[0]
     items[image] = change(items[image])
     return tree_unflatten(items, spec)

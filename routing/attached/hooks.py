@@ -1,10 +1,10 @@
-"""Route tokens past the blocks of a model that knows nothing of routing.
+"""Route tokens past the blocks of a model of another library.
 
     attached = routing.attach(model.transformer_blocks, "2-8@0.5")
     ...                        # train as before; evaluation is dense
-    attached.remove()          # no trace is left
+    attached.remove()          # removes every hook
 
-or, for as long as a `with` lasts, `with routing.attach(vit, "auto"): ...`. A model, instead of its
+or, for the duration of a block, `with routing.attach(vit, "auto"): ...`. A model, instead of its
 list of blocks, also determines the grid and the prefix.
 
 The work is done in hooks on the blocks. The hook before a route's first block gathers the tokens
@@ -28,17 +28,17 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from routing.attached.arguments import (
-    WITHOUT_GRID,
     block_list,
     check_extra,
     check_extra_names,
+    check_grid_of_call,
     check_routed_blocks,
     check_selection,
     check_when,
     parse_grid,
     parse_prefix,
 )
-from routing.attached.calls import SHARED, AttachError, Call, Signature, replace_image
+from routing.attached.calls import AttachError, Call, Signature, check_shared_table, replace_image
 from routing.attached.kept import KeptTokens
 from routing.attached.passes import ForwardPass, Passes
 from routing.attached.protected import force_keep, parse_protect, routable_positions
@@ -52,7 +52,7 @@ _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullg
 
 
 class Attached:
-    """Route tokens past blocks of somebody else's model, until `remove()` or the end of a `with`.
+    """Route tokens past blocks of another library's model until `remove()` or the end of a `with`.
 
     Args:
         blocks: The list of blocks, several joined into one (`[*m.transformer_blocks,
@@ -60,25 +60,25 @@ class Attached:
         route: Which blocks are skipped, counted in that list.
         grid: Rows and columns of tokens; needed by `rows`, `columns`, `blocks` and `quad`, and
             known where a model was passed.
-        selection: How the tokens that stay are chosen. A plain name is shared by the batch where
-            the model's rotary tables are, else per sample; a `Selection` is taken as it is.
+        selection: How the tokens that stay are chosen. With a plain name, the batch shares a subset
+            if it shares rotary tables, otherwise each sample has its own; a `Selection` is used as
+            it is.
         prefix: Tokens before the image's that are never routed (class and register tokens, text
-            in the same sequence); needed where neither the model nor a call of it has it.
+            in the same sequence); required if neither the model nor its calls determine it.
         protect: Further tokens that are never routed, wherever they are in the sequence: a slice,
             several in a list, or a bool mask `(T,)` or `(B, T)` that leaves the same number of
-            tokens of each sample to the route; keep it on the CPU, where nothing waits for it.
-        keep: Tokens that may skip, but must not this time: bool `(N,)` or `(B, N)` in their order,
-            true where a token stays; the others fill up to the number that stays, and where more
-            are forced than that, more stay in each sample. Where the batch shares a subset, a
-            token stays that any sample forces.
-        seed: Of the draws; with the number of the pass and the sample's index it fixes a subset.
-        when: `training` follows routes whose first block is in training mode, `always` all of
-            them, `never` keeps the hooks silent.
+            tokens of each sample to the route, best on the CPU, which avoids a synchronisation.
+        keep: Tokens that are forced to stay, among those that may skip: bool `(N,)` or `(B, N)`.
+            Others are drawn until as many stay as the route says; if more are forced, more stay in
+            every sample. If the batch shares a subset, a token stays if any sample forces it.
+        seed: Seed, number of the pass and index of the sample determine a subset.
+        when: `training` follows routes whose first block is in training mode, `always` all routes,
+            `never` none.
         extra: Names of block arguments with one row for each token, besides rotary tables.
 
     Attributes:
-        protect: As the argument; set it anew for each batch whose mask differs.
-        keep: As the argument; set it anew for each batch, None for no such tokens.
+        protect: As the argument; set it again for each batch with another mask.
+        keep: As the argument; set it again for each batch, to None if no token is forced.
         ids: Explicit raster ids of the tokens that stay, (K,), (1, K) or (B, K), one tensor for
             each segment or None to draw it; None draws all.
         inner: Layouts of the latest routed pass, one for each segment: `.ids` stayed.
@@ -138,8 +138,8 @@ class Attached:
         self._passes = Passes()
         self._handles: list[RemovableHandle] = []
         for i, block in enumerate(members):
-            # A compiler would specialise on the block and the pass, and run some hooks eagerly
-            # and others not; outside of its graphs, all of them are the same.
+            # A compiler would specialise on block and pass, and run only some of the hooks eagerly;
+            # disabled, all hooks behave alike.
             before = torch.compiler.disable(partial(self._before, i), reason=_WHOLE_GRAPH)
             after = torch.compiler.disable(partial(self._after, i), reason=_WHOLE_GRAPH)
             before.route_of = self if i in self._inside else None
@@ -147,7 +147,7 @@ class Attached:
             self._handles.append(block.register_forward_hook(after, with_kwargs=True))
 
     def remove(self) -> None:
-        """Take all hooks off again and forget everything but `step` and `inner`."""
+        """Remove all hooks and clear all state but `step` and `inner`."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -180,7 +180,7 @@ class Attached:
 
     @property
     def step(self) -> int:
-        """Number of the next routed pass; set it to go on where an interrupted run was."""
+        """Number of the next routed pass; set it to resume an interrupted run."""
         return self._passes.step
 
     @step.setter
@@ -200,7 +200,7 @@ class Attached:
 
     @contextmanager
     def mode(self, when: str) -> Iterator[Attached]:
-        """Route `training`, `always` or `never` for as long as a `with` lasts."""
+        """Temporarily set `when` to `training`, `always` or `never`."""
         before, self.when = self.when, when
         try:
             yield self
@@ -267,11 +267,7 @@ class Attached:
         if not self._prefix_known:
             refuse_unknown_prefix(call, grid, self._is_model)
         if grid is None or grid[0] * grid[1] != tokens:
-            if self.selection.mode not in WITHOUT_GRID:
-                raise AttachError(
-                    f"{tokens} tokens come in where grid={grid} has another number; pass this "
-                    "input's grid of tokens, grid=(rows, columns)"
-                )
+            check_grid_of_call(self.selection, grid, tokens)
             grid = (1, tokens)
         shared = self._shared(call, batch, tokens, protected)
         ids = ids_of_segment(self.ids, self.route, k)
@@ -285,20 +281,19 @@ class Attached:
         elif self.keep is not None:
             raise AttachError("keep and ids are both set, and ids already are the tokens that stay")
         check_ids(ids, grid, batch)
-        if shared and ids.dim() > 1 and ids.shape[0] > 1:
-            raise AttachError(SHARED)
+        per_sample = ids.dim() > 1 and ids.shape[0] > 1
+        check_shared_table(not (shared and per_sample))
         outer = Layout(grid, prefix=protected, device=x.device)
         now.kept[k] = KeptTokens.select(outer, ids, positions, length)
         self.inner = tuple(kept.layout for kept in now.kept.values())
 
     def _shared(self, call: Call, batch: int, tokens: int, protected: int) -> bool:
-        """Whether the batch has to share its subset, for the sake of tables that it shares."""
+        """Whether samples must keep the same tokens, as they do where they share tables."""
         tables_shared = False
         for table in tree_leaves(call.tables()):
             if batch > 1 and isinstance(table, Tensor):
                 tables_shared |= call.token_dimension(table, tokens, protected)[1]
-        if tables_shared and not self.automatic and not self.selection.shared:
-            raise AttachError(SHARED)
+        check_shared_table(not tables_shared or self.automatic or self.selection.shared)
         return tables_shared or self.selection.shared
 
     def _gather_tables(self, now: ForwardPass, k: int, call: Call) -> None:
@@ -311,7 +306,7 @@ class Attached:
             call.put(name, gathered)
 
 
-attach = Attached  # as it reads where it is called
+attach = Attached  # the public name, a verb
 
 
 def _rank() -> int:

@@ -43,7 +43,7 @@ _Address = tuple[int, int]  # of a tensor's storage, and the offset in it
 
 @dataclass(eq=False)
 class ForwardPass:
-    """What one forward pass decided.
+    """State of one forward pass.
 
     Attributes:
         step: Its number, among the routed ones.

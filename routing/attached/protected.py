@@ -22,7 +22,7 @@ _EXPECTED = (
 
 
 def parse_protect(protect: Any) -> tuple[slice, ...] | Tensor:
-    """Return what `protect=` names as slices or as a mask; None is nothing."""
+    """Return `protect=` as slices or as a mask; None protects nothing."""
     if protect is None:
         return ()
     if isinstance(protect, slice):
@@ -60,11 +60,12 @@ def routable_positions(
     batch, length = x.shape[:2]
     if isinstance(protect, Tensor):
         rows = protect if protect.dim() > 1 else protect.unsqueeze(0)
-        if rows.shape not in ((1, length), (batch, length)):
-            raise AttachError(
-                f"protect of shape {tuple(protect.shape)}: expected ({length},) or ({batch}, "
-                f"{length}), one value for each token of the sequence"
-            )
+        require(
+            rows.shape in ((1, length), (batch, length)),
+            f"protect of shape {tuple(protect.shape)}: expected ({length},) or ({batch}, "
+            f"{length}), one value for each token of the sequence",
+            AttachError,
+        )
         mask = rows.clone()
     else:
         mask = torch.zeros(1, length, dtype=torch.bool)
@@ -72,11 +73,12 @@ def routable_positions(
             mask[:, part] = True
     mask[:, :prefix] = True
     counts = (~mask).sum(1).tolist()
-    if len(set(counts)) > 1:
-        raise AttachError(
-            f"protect leaves {min(counts)} tokens of one sample and {max(counts)} of another to "
-            "the route; let it leave the same number in each, and name more of them in keep="
-        )
+    require(
+        len(set(counts)) <= 1,
+        f"protect leaves {min(counts)} tokens of one sample and {max(counts)} of another to "
+        "the route; let it leave the same number in each, and name more of them in keep=",
+        AttachError,
+    )
     positions = mask.int().argsort(dim=1, stable=True)[:, : counts[0]]
     return positions.to(x.device), counts[0]
 
@@ -95,16 +97,17 @@ def force_keep(ids: Tensor, keep: Any, noise: Tensor) -> Tensor:
         Ids of shape `(B, K')` or, where ids were shared, `(1, K')`, ascending; K' >= K.
 
     Raises:
-        AttachError: If the mask is none, or of another shape.
+        AttachError: If `keep` is not a bool mask of such a shape.
     """
     batch, tokens = noise.shape
     shapes = ((tokens,), (1, tokens), (batch, tokens))
-    if not isinstance(keep, Tensor) or keep.dtype != torch.bool or keep.shape not in shapes:
-        described = f"{keep.dtype} {tuple(keep.shape)}" if isinstance(keep, Tensor) else repr(keep)
-        raise AttachError(
-            f"keep {described}: expected a bool mask ({tokens},) or ({batch}, {tokens}), one value "
-            "for each token that may skip"
-        )
+    described = f"{keep.dtype} {tuple(keep.shape)}" if isinstance(keep, Tensor) else repr(keep)
+    require(
+        isinstance(keep, Tensor) and keep.dtype == torch.bool and keep.shape in shapes,
+        f"keep {described}: expected a bool mask ({tokens},) or ({batch}, {tokens}), one value "
+        "for each token that may skip",
+        AttachError,
+    )
     forced = (keep if keep.dim() > 1 else keep.unsqueeze(0)).to(ids.device)
     if len(ids) == 1:  # a subset that the batch shares
         forced, noise = forced.any(0, keepdim=True), noise[:1]

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from routing.attached.calls import TEXT, AttachError, Call, inner
+from routing.errors import require
 
 _COUNTED = ("transformer_blocks", "single_transformer_blocks")
 # Blocks behind all others, for a class token that joins the sequence only there.
@@ -20,7 +21,7 @@ _RELATIVE = (
 )  # fmt: skip
 # Layers of MLP-Mixer, ResMLP and gMLP whose input features are the tokens.
 _OVER_TOKENS = ("mlp_tokens", "linear_tokens", "tokens_mlp", "token_mix", "token_mixing")
-_TELL = (
+_PREFIX_ADVICE = (
     "prefix=N if N text or class tokens come before the image's, protect=slice(N, None) if text "
     "comes after the image's N, prefix=0 if there is none"
 )
@@ -35,39 +36,43 @@ _TEXT_AROUND = {
 
 
 def refuse_positional(block: nn.Module) -> None:
-    """Refuse a block that mixes tokens by their place in the sequence or image.
+    """Refuse a block that mixes tokens by their position in the sequence or image.
 
     Raises:
         AttachError: If it has convolutions over tokens, pooling, windows, a table of relative
-            positions or a linear layer over tokens: none of them has a meaning for a subset of
-            the tokens. Or if a second sequence runs beside the tokens, or the batch does not come
+            positions or a linear layer over tokens, none of which is defined on a subset of the
+            tokens; if a second sequence runs beside the tokens; or if the batch does not come
             first.
     """
     original = inner(block)
     block_name = type(original).__name__
-    if hasattr(original, "attn_in") and hasattr(original, "attn_out"):
-        raise AttachError(
-            f"{block_name} carries a second sequence, of pixels inside every token (TNT), which "
-            "cannot skip with it; attach to blocks of plain attention and MLPs"
-        )
+    two_sequences = hasattr(original, "attn_in") and hasattr(original, "attn_out")
+    require(
+        not two_sequences,
+        f"{block_name} carries a second sequence, of pixels inside every token (TNT), which "
+        "cannot skip with it; attach to blocks of plain attention and MLPs",
+        AttachError,
+    )
     for path, module in original.named_modules():
         layer = isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
-        if layer and not module.self_attn.batch_first:  # type: ignore[union-attr]
-            raise AttachError(
-                f"{type(module).__name__} takes (tokens, batch, width), and the route would drop "
-                "samples; build it with batch_first=True"
-            )
+        require(
+            not layer or module.self_attn.batch_first,  # type: ignore[union-attr]
+            f"{type(module).__name__} takes (tokens, batch, width), and the route would drop "
+            "samples; build it with batch_first=True",
+            AttachError,
+        )
         reason = _mixes_by_position(module, path.split(".")[-1])
-        if reason is not None:
-            module_path = f"{block_name}.{path}" if path else block_name
-            raise AttachError(
-                f"{module_path} is {reason}, which mixes tokens by position; attach to blocks of "
-                "plain attention and MLPs"
-            )
+        module_path = f"{block_name}.{path}" if path else block_name
+        require(
+            reason is None,
+            f"{module_path} is {reason}, which mixes tokens by position; attach to blocks of "
+            "plain attention and MLPs",
+            AttachError,
+        )
 
 
 def _mixes_by_position(module: nn.Module, name: str) -> str | None:
-    """Return in words how a layer mixes tokens by position; None if it does not."""
+    """Return what kind of layer mixes tokens by position, for a message; None if it does not."""
     if isinstance(module, _CONVOLUTIONS) and max(module.kernel_size) > 1:
         return "a convolution"
     if isinstance(module, _POOLS):
@@ -94,8 +99,8 @@ def _is_positive(value: Any) -> bool:
 def geometry(model: nn.Module) -> tuple[list[nn.Module], tuple[int, int] | None, int | None]:
     """Return a model's blocks, its grid of tokens and its number of prefix tokens, None if unknown.
 
-    It is a diffusers transformer (`transformer_blocks`, then `single_transformer_blocks`) or a timm
-    transformer (`blocks`).
+    Supported are transformers of diffusers (`transformer_blocks`, then `single_transformer_blocks`)
+    and of timm (`blocks`).
 
     Raises:
         AttachError: If it has no list of blocks by those names, or further ones.
@@ -120,16 +125,18 @@ def geometry(model: nn.Module) -> tuple[list[nn.Module], tuple[int, int] | None,
         first = (
             type(inner(layers[0])).__name__ if isinstance(layers, nn.ModuleList) and layers else ""
         )
-        if first in _TEXT_AROUND:
-            raise AttachError(f"{name}: attach to its list, model.layers; {_TEXT_AROUND[first]}")
-        raise AttachError(f"{name} has no list of blocks that is known; attach to the list itself")
+        advice = _TEXT_AROUND.get(first)
+        require(advice is None, f"{name}: attach to its list, model.layers; {advice}", AttachError)
+        raise AttachError(f"{name} has no known list of blocks; attach to the list itself")
     for key, child in inner(model).named_children():
-        more = isinstance(child, nn.ModuleList) and len(child) and key not in _CLASS_ONLY
-        if more and key not in counted and re.search("(blocks|layers|refiner)$", key):
-            raise AttachError(
-                f"{name} has {key} beside {' and '.join(counted)}, so block numbers are ambiguous; "
-                f"attach to one list, with {_TELL}"
-            )
+        is_list = isinstance(child, nn.ModuleList) and len(child) and key not in _CLASS_ONLY
+        is_block_list = is_list and re.search("(blocks|layers|refiner)$", key)
+        require(
+            not is_block_list or key in counted,
+            f"{name} has {key} beside {' and '.join(counted)}, so block numbers are ambiguous; "
+            f"attach to one list, with {_PREFIX_ADVICE}",
+            AttachError,
+        )
     return blocks, _grid(model), prefix if prefix is None else int(prefix)
 
 
@@ -151,8 +158,12 @@ def refuse_prefix(blocks: Sequence[nn.Module], prefix: int | None) -> None:
     """
     for block in blocks:
         name = type(inner(block)).__name__
-        if prefix is not None and name in _TEXT_AROUND:
-            raise AttachError(f"prefix={prefix}: {name} needs more: {_TEXT_AROUND[name]}")
+        advice = _TEXT_AROUND.get(name)
+        require(
+            prefix is None or advice is None,
+            f"prefix={prefix}: {name} needs more: {advice}",
+            AttachError,
+        )
 
 
 def refuse_unknown_prefix(call: Call, grid: tuple[int, int] | None, whole: bool) -> None:
@@ -167,21 +178,27 @@ def refuse_unknown_prefix(call: Call, grid: tuple[int, int] | None, whole: bool)
     if isinstance(call.get(TEXT), Tensor):
         return  # text has an argument of its own
     tokens, name = call.tokens.shape[1], call.signature.name
-    if name in _TEXT_AROUND:
-        raise AttachError(
-            f"which of the {tokens} tokens that come into {name} are the image's is unknown: "
-            f"{_TEXT_AROUND[name]}"
-        )
-    if grid is not None and grid[0] * grid[1] != tokens:
-        raise AttachError(
-            f"{tokens} tokens come into {name} where the grid {grid[0]}x{grid[1]} has "
-            f"{grid[0] * grid[1]}; pass {_TELL}"
+    advice = _TEXT_AROUND.get(name)
+    require(
+        advice is None,
+        f"which of the {tokens} tokens that come into {name} are the image's is unknown: {advice}",
+        AttachError,
+    )
+    if grid is not None:
+        rows, columns = grid
+        require(
+            rows * columns == tokens,
+            f"{tokens} tokens come into {name} where the grid {rows}x{columns} has "
+            f"{rows * columns}; pass {_PREFIX_ADVICE}",
+            AttachError,
         )
     arguments = call.signature.positions
     has_text = TEXT in arguments or any("text" in argument for argument in arguments)
     joined = "Single" in name or not has_text  # text and image in one sequence
-    if grid is None and (whole or (joined and call.signature.library == "diffusers")):
-        raise AttachError(
-            f"how many of the {tokens} tokens that come into {name} are the image's is unknown; "
-            f"pass {_TELL}"
-        )
+    may_have_prefix = whole or (joined and call.signature.library == "diffusers")
+    require(
+        grid is not None or not may_have_prefix,
+        f"how many of the {tokens} tokens that come into {name} are the image's is unknown; "
+        f"pass {_PREFIX_ADVICE}",
+        AttachError,
+    )

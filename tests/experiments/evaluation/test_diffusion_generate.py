@@ -224,7 +224,7 @@ def test_a_folder_of_other_samples_is_refused(tmp_path):
     for change in ({"settings": {"weights": "b"}}, {"n": 12}, {"labels": "balanced"}, {"batch": 3}):
         with pytest.raises(ConfigError, match="holds samples with another"):
             make(tmp_path, **change)
-    with pytest.raises(ConfigError, match="no folder of samples"):
+    with pytest.raises(ConfigError, match="not a folder of samples"):
         list(read_shards(tmp_path / "none"))
 
 

@@ -239,7 +239,7 @@ def test_scenes_are_scored_by_class_and_by_caption(tmp_path: Path) -> None:
 
 def test_what_a_run_will_need_can_be_checked_at_its_start(case: Case, tmp_path: Path) -> None:
     right, explained = scoring.check(case.config, case.dataset)
-    assert "held-out images right" in right and "variance explained" in explained
+    assert "accuracy on held-out images" in right and "variance explained" in explained
     missing = small(tmp_path, "eval=inception", f"eval.inception_weights={tmp_path / 'none.pth'}")
     with pytest.raises(MetricError, match="No such file"):
         scoring.check(missing, case.dataset)

@@ -58,7 +58,7 @@ def test_the_classifier_is_right_on_held_out_digits(digits: object, classifier: 
     found = classifier(pixels)
     share = (found["logits"].argmax(1) == labels).double().mean().item()
     assert share >= 0.97
-    assert f"{share:.1%} of held-out images right" in classifier.note
+    assert f"{share:.1%} accuracy on held-out images" in classifier.note
     # No dead feature: the covariance of the held-out split has full rank.
     rank = torch.linalg.matrix_rank(torch.cov(found["features"].double().T)).item()
     assert rank == classifier.dim == 64
@@ -70,7 +70,7 @@ def autoencoder(digits: object) -> object:
 
 
 def test_the_autoencoder_draws_held_out_digits_again(digits: object, autoencoder: object) -> None:
-    (quality,) = re.findall(r"(\S+)% of the held-out images' variance explained", autoencoder.note)
+    (quality,) = re.findall(r"(\S+)% of the variance explained on held-out images", autoencoder.note)
     assert float(quality) > 90
     codes = autoencoder(whole_split(digits, "train")[0])["features"]
     # A code half as long as the image; no number of it outweighs the others, none is dead.
@@ -170,7 +170,7 @@ def test_other_images_and_other_data_are_refused(digits: object, classifier: obj
         create_features("digits-classifier", cache="x", dataset=other)
     with pytest.raises(MetricError, match="did you mean digits-classifier"):
         create_features("digit-classifier", cache="x", dataset=digits)
-    with pytest.raises(MetricError, match="trained on a data set's images, here is none"):
+    with pytest.raises(MetricError, match="trained on a data set's images, and none is given"):
         create_features("autoencoder", cache="x")
 
 
