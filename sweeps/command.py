@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
         "--from",
         dest="source",
         metavar="RUNS",
-        help="a folder of finished runs; nothing is trained then",
+        help="finished runs, a folder or an archive of records; nothing is trained then",
     )
     status.add_argument(
         "--once", action="store_true", help="print the table once, also on a terminal"

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config import Config, role
-from sweeps import require
+from routing.errors import UserError
+from sweeps import SweepError, require
 from sweeps.cells import GridCell, UserValues, expand
-from sweeps.composition import load_config
+from sweeps.composition import MISFITS, load_config
 from sweeps.cost import training_macs
 from sweeps.grid import Grid
-from sweeps.overrides import format_overrides, format_value
+from sweeps.overrides import format_overrides
 
-# Scores that are logged on the way of a pilot run.
+# What a pilot scores, without sampling.
+METRICS = ["heldout_loss"]
+# How many times that is logged on the way of a dense pilot run.
 LOGGED_POINTS = 10
 # A routed pilot run gets this multiple of the dense one's multiply-adds: with s*m up to it, the
 # routed run reaches the dense run's last loss.
@@ -41,11 +44,19 @@ class Comparison:
     full_steps: int
     m: float
 
-    def names(self, seed: int) -> tuple[str, str]:
-        """Return the names of the run folders with a seed: dense, routed."""
-        arguments = [f"seed={seed}"]
-        dense = load_config([*format_overrides(self.dense), *arguments])
-        return dense.name, load_config([*format_overrides(self.routed), *arguments]).name
+    def names(self, seed: int) -> tuple[list[str], list[str]]:
+        """Return the names that run folders with a seed may have: dense, routed.
+
+        The metrics are part of a name; they are those of the grid, or of a pilot.
+        """
+        return _names(self.dense, seed), _names(self.routed, seed)
+
+
+def _names(overrides: Mapping[str, Any], seed: int) -> list[str]:
+    names = []
+    for scores in ({}, {"eval.metrics": METRICS}):
+        names.append(load_config(format_overrides({**overrides, **scores, "seed": seed})).name)
+    return names
 
 
 def comparisons(grid: Grid, scale: str, user: UserValues) -> list[Comparison]:
@@ -57,13 +68,14 @@ def comparisons(grid: Grid, scale: str, user: UserValues) -> list[Comparison]:
     Raises:
         SweepError: The grid has no such routed run, or its runs end with a schedule.
     """
-    routed_cells: dict[str, tuple[GridCell, Config, dict[str, Any]]] = {}
+    routed_cells: dict[str, tuple[GridCell, Config]] = {}
     dense_steps: dict[str, int] = {}
     for cell in expand(grid, scale, user):
         if not cell.stage.trains or cell.stage.of is not None:
             continue
-        routed = _without(cell.overrides, _SET_BY_PILOT)
-        config = load_config(format_overrides(_without(cell.overrides, ("seed", "paths.runs"))))
+        config = _config_of(cell)
+        if config is None:
+            continue
         require(
             config.train.schedule == "constant",
             f"grid {grid.name}: train.schedule={config.train.schedule}: expected constant, since "
@@ -72,10 +84,11 @@ def comparisons(grid: Grid, scale: str, user: UserValues) -> list[Comparison]:
         if config.resolved_route == "none":
             dense_steps[config.name] = config.train.steps
         else:
-            routed_cells.setdefault(config.name, (cell, config, routed))
+            routed_cells.setdefault(config.name, (cell, config))
     require(routed_cells, f"grid {grid.name}: expected a routed run that trains from scratch")
     results = []
-    for cell, config, routed in routed_cells.values():
+    for cell, config in routed_cells.values():
+        routed = _without(cell.overrides, _SET_BY_PILOT)
         # A decoder or an aligned block belongs to the route, not to the dense run.
         dense = {key: value for key, value in routed.items() if role(key) != "routes"}
         dense["route"] = "none"
@@ -89,6 +102,16 @@ def comparisons(grid: Grid, scale: str, user: UserValues) -> list[Comparison]:
     return results
 
 
+def _config_of(cell: GridCell) -> Config | None:
+    """Return the configuration of a cell without its seed; None if the grid leaves it out."""
+    try:
+        return load_config(format_overrides(_without(cell.overrides, ("seed", "paths.runs"))))
+    except UserError as error:
+        if isinstance(error, tuple(MISFITS[kind] for kind in cell.stage.fits)):
+            return None
+        raise SweepError(f"{cell.label or 'the cell'}: {error}") from None
+
+
 def _without(overrides: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     return {key: value for key, value in overrides.items() if key not in keys}
 
@@ -98,9 +121,7 @@ def pilot_root(root: Path, grid: Grid) -> Path:
     return root / ".pilots" / grid.name
 
 
-def pilot_grid(
-    grid: Grid, pairs: Sequence[Comparison], steps: int, seeds: Sequence[int]
-) -> Grid:  # fmt: skip
+def pilot_grid(grid: Grid, pairs: Sequence[Comparison], steps: int, seeds: Sequence[int]) -> Grid:
     """Return the grid of the pilot runs: every dense run once, and every routed one.
 
     Args:
@@ -115,12 +136,12 @@ def pilot_grid(
     for pair in pairs:
         # Logged at the same steps, and at the last one.
         routed_steps = math.ceil(ROUTED_LENGTH * steps / pair.m / every) * every
-        dense_name, routed_name = pair.names(seeds[0])
-        cells[dense_name] = {**pair.dense, "train.steps": every * LOGGED_POINTS}
-        cells[routed_name] = {**pair.routed, "train.steps": routed_steps}
+        dense_names, routed_names = pair.names(seeds[0])
+        cells[dense_names[0]] = {**pair.dense, "train.steps": every * LOGGED_POINTS}
+        cells[routed_names[0]] = {**pair.routed, "train.steps": routed_steps}
     rows = []
     for cell in cells.values():
-        values = {key: format_value(value) for key, value in cell.items() if key != "scale"}
-        rows.append({**values, "eval.metrics": "[heldout_loss]", "eval.every": every})
+        values = _without(cell, ("scale",))  # typed again
+        rows.append({**values, "eval.metrics": METRICS, "eval.every": every})
     raw = {"title": f"Pilot of {grid.name}", "cells": rows, "seeds": list(seeds)}
     return Grid(f"{grid.name}_pilot", raw, grid.path, grid.commands)

@@ -21,8 +21,11 @@ from analysis.errors import AnalysisError
 from analysis.step_penalty import Penalty, paired_penalty
 from sweeps import SweepError, require
 
-#: Predictions are supported up to this multiple of the last fitted step; docs/grids.md has errors.
+#: Predictions are supported up to this multiple of the last fitted step.
 HORIZON = 2.0
+#: Largest relative error of s * m up to the horizon, on pairs that were not fitted (docs/grids.md).
+#: A prediction whose interval is not this far from 1 is undecided.
+MODEL_ERROR = 0.15
 Curves = Mapping[int, pd.DataFrame]  # held-out losses of runs, by seed
 
 
@@ -196,7 +199,7 @@ def describe_fit(fit: PenaltyFit, full_steps: int, macs_per_step: float) -> list
             "horizon:"
         )
     cost = fit.relative_cost(step)
-    lines.append(f"N = {step:g}: s*m = {_with_interval(cost)}: {_verdict(cost)}")
+    lines.append(f"N = {step:g}: s*m = {_with_interval(cost)}: {verdict(cost, step > last)}")
     dense = macs_per_step * step
     routed_steps = fit.penalty(step).mean * step
     lines.append(
@@ -212,13 +215,24 @@ def _with_interval(estimate: Estimate) -> str:
     return f"{estimate.mean:.3f} (95 % {estimate.low:.3f} to {estimate.high:.3f})"
 
 
-def _verdict(cost: Estimate) -> str:
+def verdict(cost: Estimate, extrapolated: bool) -> str:
+    """Return what a relative cost s * m means: a saving, a loss, or undecided.
+
+    Args:
+        cost: Predicted s * m.
+        extrapolated: Whether its step lies beyond the fitted ones; the interval of s * m, which
+            knows the spread of the seeds only, is widened by `MODEL_ERROR` then.
+    """
     change = f"{abs(1 - cost.mean):.0%} {'fewer' if cost.mean < 1 else 'more'} multiply-adds"
     if cost.low is None or cost.high is None:
-        return f"{change} for the same held-out loss, of unknown uncertainty"
-    if cost.low <= 1 <= cost.high:
-        return f"{change} for the same held-out loss, not significant"
-    return f"{change} for the same held-out loss, {'a saving' if cost.mean < 1 else 'a loss'}"
+        return f"{change}, undecided (one seed)"
+    margin = 1 + MODEL_ERROR if extrapolated else 1
+    if cost.high * margin < 1:
+        return f"{change}, a saving"
+    if cost.low / margin > 1:
+        return f"{change}, a loss"
+    reason = f"the interval, widened by {MODEL_ERROR:.0%}" if extrapolated else "the interval"
+    return f"{change}, undecided ({reason}, contains 1)"
 
 
 def describe_check(results: list[HeldOutStep]) -> list[str]:

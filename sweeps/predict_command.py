@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 import analysis
+from analysis.archives import PUBLISHED, unpack
 from analysis.step_penalty import curves_by_run
 from backbones.parsing import whole
 from sweeps import SweepError, grid, predict, require
@@ -35,6 +36,8 @@ def predict_command(options: argparse.Namespace) -> int:
     if options.source is not None:
         require(not typed_steps, f"steps={typed_steps} with --from: a pilot is not trained then")
         folder = Path(options.source)
+        if folder.name.endswith(".tar.gz"):
+            folder = unpack(folder, PUBLISHED)
     else:
         folder = pilot_root(arguments.root, chosen)
         default = max(LOGGED_POINTS, round(max(pair.full_steps for pair in pairs) * _PILOT_SHARE))
@@ -113,18 +116,17 @@ def _select(
     """Return the curves of both arms by seed, of the seeds that both have."""
     dense, routed = {}, {}
     for seed in seeds:
-        dense_curve, routed_curve = (_longest(curves, name) for name in pair.names(seed))
+        dense_names, routed_names = pair.names(seed)
+        dense_curve, routed_curve = _longest(curves, dense_names), _longest(curves, routed_names)
         if dense_curve is not None and routed_curve is not None:
             dense[seed], routed[seed] = dense_curve, routed_curve
     return dense, routed
 
 
-def _longest(curves: Mapping[str, pd.DataFrame], name: str) -> pd.DataFrame | None:
-    """Return the curve of a run, or of a longer copy of it, such as NAME-6000."""
-    matching = []
-    for folder, curve in curves.items():
-        if re.fullmatch(re.escape(name) + r"(-\d+)?", folder):
-            matching.append(curve)
+def _longest(curves: Mapping[str, pd.DataFrame], names: Sequence[str]) -> pd.DataFrame | None:
+    """Return the longest curve of a run by any of its names; copies are called NAME-6000."""
+    pattern = re.compile(f"({'|'.join(map(re.escape, names))})(-\\d+)?")
+    matching = [curve for folder, curve in curves.items() if pattern.fullmatch(folder)]
     return max(matching, key=lambda curve: (curve["step"].iloc[-1], len(curve)), default=None)
 
 
