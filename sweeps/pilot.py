@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,7 @@ from sweeps.cost import training_macs
 from sweeps.grid import Grid
 from sweeps.overrides import format_overrides
 
-# What a pilot scores, without sampling.
-METRICS = ["heldout_loss"]
-# How many times that is logged on the way of a dense pilot run.
+# How many times the held-out loss is logged on the way of a dense pilot run.
 LOGGED_POINTS = 10
 # A routed pilot run gets this multiple of the dense one's multiply-adds: with s*m up to it, the
 # routed run reaches the dense run's last loss.
@@ -44,19 +42,10 @@ class Comparison:
     full_steps: int
     m: float
 
-    def names(self, seed: int) -> tuple[list[str], list[str]]:
-        """Return the names that run folders with a seed may have: dense, routed.
-
-        The metrics are part of a name; they are those of the grid, or of a pilot.
-        """
-        return _names(self.dense, seed), _names(self.routed, seed)
-
-
-def _names(overrides: Mapping[str, Any], seed: int) -> list[str]:
-    names = []
-    for scores in ({}, {"eval.metrics": METRICS}):
-        names.append(load_config(format_overrides({**overrides, **scores, "seed": seed})).name)
-    return names
+    def names(self, seed: int) -> tuple[str, str]:
+        """Return the names of the run folders with a seed: dense, routed."""
+        dense = load_config(format_overrides({**self.dense, "seed": seed}))
+        return dense.name, load_config(format_overrides({**self.routed, "seed": seed})).name
 
 
 def comparisons(grid: Grid, scale: str, user: UserValues) -> list[Comparison]:
@@ -121,27 +110,38 @@ def pilot_root(root: Path, grid: Grid) -> Path:
     return root / ".pilots" / grid.name
 
 
+def logged_on_the_way(pairs: Sequence[Comparison], steps: int) -> list[Comparison]:
+    """Return the comparisons with the scores of a pilot of so many dense steps.
+
+    What is scored is part of a run's identity, and so of its name.
+    """
+    scores = {"eval.metrics": ["heldout_loss"], "eval.every": steps // LOGGED_POINTS}
+    results = []
+    for pair in pairs:
+        results.append(
+            replace(pair, dense={**pair.dense, **scores}, routed={**pair.routed, **scores})
+        )
+    return results
+
+
 def pilot_grid(grid: Grid, pairs: Sequence[Comparison], steps: int, seeds: Sequence[int]) -> Grid:
     """Return the grid of the pilot runs: every dense run once, and every routed one.
 
     Args:
         grid: The grid that the pilot is for.
-        pairs: Its comparisons.
+        pairs: Its comparisons, as `logged_on_the_way` returns them.
         steps: Steps of a dense pilot run; a routed one gets as many multiply-adds and a quarter
             more.
         seeds: Seeds of both.
     """
-    every = max(1, steps // LOGGED_POINTS)
+    every = steps // LOGGED_POINTS
     cells: dict[str, dict[str, Any]] = {}
     for pair in pairs:
-        # Logged at the same steps, and at the last one.
+        # Both end at a logged step.
         routed_steps = math.ceil(ROUTED_LENGTH * steps / pair.m / every) * every
-        dense_names, routed_names = pair.names(seeds[0])
-        cells[dense_names[0]] = {**pair.dense, "train.steps": every * LOGGED_POINTS}
-        cells[routed_names[0]] = {**pair.routed, "train.steps": routed_steps}
-    rows = []
-    for cell in cells.values():
-        values = _without(cell, ("scale",))  # typed again
-        rows.append({**values, "eval.metrics": METRICS, "eval.every": every})
+        dense_name, routed_name = pair.names(seeds[0])
+        cells[dense_name] = {**pair.dense, "train.steps": every * LOGGED_POINTS}
+        cells[routed_name] = {**pair.routed, "train.steps": routed_steps}
+    rows = [_without(cell, ("scale",)) for cell in cells.values()]  # the scale is typed
     raw = {"title": f"Pilot of {grid.name}", "cells": rows, "seeds": list(seeds)}
     return Grid(f"{grid.name}_pilot", raw, grid.path, grid.commands)

@@ -16,7 +16,14 @@ from sweeps.arguments import Arguments
 from sweeps.folder import Sweep
 from sweeps.launch import launch
 from sweeps.overrides import Typed
-from sweeps.pilot import LOGGED_POINTS, Comparison, comparisons, pilot_grid, pilot_root
+from sweeps.pilot import (
+    LOGGED_POINTS,
+    Comparison,
+    comparisons,
+    logged_on_the_way,
+    pilot_grid,
+    pilot_root,
+)
 from sweeps.plan import make_plan
 
 # Of a full run's steps, unless steps= is typed; at this multiple the horizon ends.
@@ -46,6 +53,7 @@ def predict_command(options: argparse.Namespace) -> int:
             steps >= LOGGED_POINTS,
             f"steps={steps}: expected at least {LOGGED_POINTS}, as many as losses are logged",
         )
+        pairs = logged_on_the_way(pairs, steps)
         pilot = pilot_grid(chosen, pairs, steps, seeds)
         user = {"paths.runs": [Typed(str(folder))]}
         plan = make_plan(pilot, arguments.scale, user)
@@ -78,8 +86,8 @@ def print_predictions(pairs: Sequence[Comparison], folder: Path, seeds: Sequence
     require(
         pair_count,
         f"{folder}: no pair of runs, dense and routed, of this grid with seeds "
-        f"{', '.join(map(str, seeds))} and held-out losses logged at two steps "
-        "(eval.metrics=[heldout_loss] eval.every=500)",
+        f"{', '.join(map(str, seeds))} and held-out losses logged at two steps; eval.metrics and "
+        "eval.every are part of a run: type those that it was trained with",
     )
     print("\n".join(lines))
 
@@ -116,16 +124,16 @@ def _select(
     """Return the curves of both arms by seed, of the seeds that both have."""
     dense, routed = {}, {}
     for seed in seeds:
-        dense_names, routed_names = pair.names(seed)
-        dense_curve, routed_curve = _longest(curves, dense_names), _longest(curves, routed_names)
+        dense_name, routed_name = pair.names(seed)
+        dense_curve, routed_curve = _longest(curves, dense_name), _longest(curves, routed_name)
         if dense_curve is not None and routed_curve is not None:
             dense[seed], routed[seed] = dense_curve, routed_curve
     return dense, routed
 
 
-def _longest(curves: Mapping[str, pd.DataFrame], names: Sequence[str]) -> pd.DataFrame | None:
-    """Return the longest curve of a run by any of its names; copies are called NAME-6000."""
-    pattern = re.compile(f"({'|'.join(map(re.escape, names))})(-\\d+)?")
+def _longest(curves: Mapping[str, pd.DataFrame], name: str) -> pd.DataFrame | None:
+    """Return the curve of a run, or of a longer copy of it, such as NAME-6000."""
+    pattern = re.compile(re.escape(name) + r"(-\d+)?")
     matching = [curve for folder, curve in curves.items() if pattern.fullmatch(folder)]
     return max(matching, key=lambda curve: (curve["step"].iloc[-1], len(curve)), default=None)
 
