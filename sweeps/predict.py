@@ -23,7 +23,7 @@ from sweeps import SweepError, require
 
 #: Predictions are supported up to this multiple of the last fitted step.
 HORIZON = 2.0
-#: By how much a measured s * m may exceed a prediction up to the horizon, or fall below it: 18 % was
+#: By how much a measured s * m may exceed a prediction up to the horizon, or fall below: 18 % was
 #: the most on steps that were not fitted (docs/grids.md). An interval that contains 1 when it is
 #: widened by this is undecided.
 MODEL_ERROR = 0.2
