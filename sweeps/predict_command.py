@@ -110,6 +110,8 @@ def _predict(
 def _curves(folder: Path) -> dict[str, pd.DataFrame]:
     """Return the held-out losses of runs by the name of their folder, where two were logged."""
     scores = analysis.scores(folder)
+    if scores.empty:
+        return {}
     scores = scores[scores["own"].astype(bool)].dropna(subset=["step", "macs"])
     curves = {}
     for path, curve in curves_by_run(scores, "path").items():

@@ -19,7 +19,7 @@ from sweeps.overrides import format_overrides
 from sweeps.pilot import comparisons, logged_on_the_way, pilot_grid
 
 GRID = """
-base: {data: digits, eval: digits, backbone.depth: 4, backbone.width: 16, train.batch: 4, train.steps: 400}
+base: {data: digits, eval: digits, backbone.depth: 4, backbone.width: 32, train.batch: 4, train.steps: 400}
 axes: {route: [none, 1-2]}
 seeds: [0, 1]
 """
@@ -75,7 +75,8 @@ def test_the_fit_has_the_slopes_means_and_t_intervals_of_a_power_law():
 def test_the_interval_widens_with_the_distance_from_the_fitted_steps():
     fit = predict.fit_penalty(power_law({0: (1.0, 0.0), 1: (0.5, 0.1)}, [500, 1000]))
     widths = [math.log(cost.high / cost.low) for cost in map(fit.relative_cost, (1024, 2000, 8000))]
-    assert widths == sorted(widths, reverse=True) or widths == sorted(widths)
+    # The two lines meet at N = 1024.
+    assert widths[0] == pytest.approx(0, abs=1e-9) and 0.01 < widths[1] < widths[2]
     one = predict.fit_penalty(power_law({4: (1.2, 0.1)}, [500, 1000]))
     assert one.relative_cost(2000).low is None
 
@@ -202,7 +203,10 @@ def test_what_cannot_be_predicted_is_one_sentence(words, message, tmp_path, monk
 
 
 def test_help_needs_no_torch():
-    code = "import sys\nfrom sweeps.command import main\ntry:\n    main(['predict', '--help'])\nfinally:\n    assert 'torch' not in sys.modules"
+    code = (
+        "import sys\nfrom sweeps.command import main\ntry:\n    main(['predict', '--help'])\n"
+        "finally:\n    assert 'torch' not in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "--from RUNS" in done.stdout, done.stderr
 
