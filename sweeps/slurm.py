@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sweeps import SweepError
+from sweeps import SweepError, require
 
 RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "SUSPENDED"}
 LIVE = RUNNING | {
@@ -46,6 +46,11 @@ def call(command: Sequence[str]) -> str:
     # `SQUEUE_PARTITION` and the like hide jobs, which would then be submitted again.
     hidden = ("SQUEUE_", "SACCT_", "SCANCEL_", "SLURM_CLUSTERS")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(hidden)}
+    config_file = environment.get("SLURM_CONF")
+    require(
+        not config_file or os.path.exists(config_file),  # Slurm would try it for a minute
+        f"SLURM_CONF={config_file}: no such file",
+    )
     try:
         process = subprocess.run(
             command, capture_output=True, text=True, timeout=60, check=True, env=environment

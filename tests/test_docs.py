@@ -173,7 +173,7 @@ def test_keys_exist(page):
     for code in [*documents.spans(page), *documents.blocks(page, "bash")]:
         for group, key in re.findall(r"(?<![\w./])([a-z]+)\.([a-z_]+)=", code):
             assert group in prefixes and f"{group}.{key}" in keys, f"{group}.{key}="
-        for name, value in re.findall(r"(?<![\w./])([a-z]+)=([a-z][a-z0-9_,|]*)(?![\w.]*\()", code):
+        for name, value in re.findall(r"(?<![\w./])([a-z]+)=([a-z][a-z0-9_,|-]*)(?![\w.]*\()", code):
             if name in config.GROUPS:
                 for one in re.split(r"[,|]", value):
                     assert one in config.names(name), f"{name}={one}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 
 from routing.errors import require
@@ -48,11 +49,20 @@ def process_group() -> ProcessGroup:
         cause = size_text if world_size > 1 else f"LOCAL_RANK={group.local_rank}"
         _check(not missing, f"{cause} without {', '.join(missing)}")
         _whole_number("MASTER_PORT", 1, least=1, most=65535)
+        _check_host(os.environ["MASTER_ADDR"])
     if world_size == 1:
         for name in MPI_SIZES:
             processes = _whole_number(name, 1, least=1)
             _check(processes == 1, f"{name}={processes} (from MPI or srun) with {size_text}")
     return group
+
+
+def _check_host(name: str) -> None:
+    """Refuse the name of a host that nobody knows; torch would try it for minutes."""
+    try:
+        socket.getaddrinfo(name, None)
+    except (OSError, UnicodeError):  # a label of more than 63 characters is no host name
+        _check(False, f"MASTER_ADDR={name[:80]!r} (expected the name or address of a host)")
 
 
 def _whole_number(name: str, default: int, least: int = 0, most: int = 10**6) -> int:

@@ -39,7 +39,8 @@ class KeptTokens:
         """
         layout = outer.subset(ids)
         assert layout.ids is not None
-        rows = max(len(layout.ids), len(positions))
+        # Either may be shared by all samples; a batch may also have none.
+        rows = len(layout.ids) if len(positions) == 1 else len(positions)
         kept_ids = layout.ids.expand(rows, -1)
         may_skip = torch.zeros(rows, length, dtype=torch.bool, device=positions.device)
         may_skip.scatter_(1, positions.expand(rows, -1), True)

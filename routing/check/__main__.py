@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from routing.check.subject import CheckError, RoutedModel
 from routing.errors import UserError, suggest
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """An argument parser that reports wrong arguments in one sentence."""
 
     def error(self, message: str) -> NoReturn:
@@ -23,9 +24,9 @@ class Parser(argparse.ArgumentParser):
         raise CheckError(f"{message} (see {self.prog} --help)")
 
 
-def parser() -> Parser:
+def parser() -> CommandParser:
     """Return the parser of the command's arguments."""
-    result = Parser(
+    result = CommandParser(
         prog="python -m routing.check",
         description="Run a model with marked tokens and report whether its routing is correct.",
         epilog="Exit code 0: nothing failed; 1: a property failed; 2: wrong input.",
@@ -75,7 +76,7 @@ def _function(module_name: str, function_name: str) -> Callable[..., RoutedModel
             raise CheckError(f"{module_name}: no such module here or installed") from None
     function = getattr(module, function_name, None)
     if not callable(function):
-        names = [name for name, value in vars(module).items() if callable(value)]
+        names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise CheckError(
             f"{module_name} has no function {function_name}{suggest(function_name, names)}"
         )

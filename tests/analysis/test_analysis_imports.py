@@ -13,6 +13,7 @@ PLAIN = {
     "routing.lazy",
     "routing.options",
     "backbones.parsing",
+    "backbones.validation",
     "routing.route",
     "routing.schedule",
     "backbones.sizes",
@@ -21,13 +22,14 @@ PLAIN = {
 # Roles of keys, removed keys, names of scores, what a data set says of itself.
 TORCH_FREE = {
     "experiments.options.roles",
+    "experiments.config.identity",
     "experiments.config.removed_keys",
     "experiments.config.schema",
     "experiments.options.evaluation",
     "experiments.data.data_options",
 }
 # They read models.
-MODELS = {"similarity.py", "guidance_scale.py", "guidance_scale_command.py"}
+MODELS = {"similarity.py", "guidance_scale.py", "guidance_scale_command.py", "suggest_route.py"}
 
 
 def imported(path):

@@ -360,7 +360,7 @@ DECODER = {"depth": 2, "width": 64}
     ("shared", "key", "values", "names"),
     [
         ({}, "train__encoder", ("random", "probe"), {"TREAD + REPA 2-8, train.encoder=random", "TREAD + REPA 2-8, train.encoder=probe"}),
-        ({}, "train__encoder", ("random", "ema"), {"TREAD + REPA 2-8, train.encoder=random", "TREAD + SRA 2-8"}),
+        ({}, "train__encoder", ("random", "ema"), {"TREAD + REPA 2-8", "TREAD + SRA 2-8"}),
         ({"train__encoder": "ema"}, "train__teacher_offset", (0.0, 0.2), None),
         ({"train__encoder": "probe"}, "train__align_weight", (0.5, 1.0), None),
         ({"train__encoder": "probe"}, "backbone__align", (None, {"block": 4}), None),

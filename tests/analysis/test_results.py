@@ -1,12 +1,13 @@
 """The committed results: every table of the pages comes again from the committed records."""
 
 import json
+import re
 import tarfile
 
 import pytest
 from small import ROOT
 
-from analysis import figures, findings, notebook_files, publish, tables
+from analysis import compute, figures, findings, notebook_files, pages, publish, tables
 from analysis.archives import unpack
 from analysis.results import Results
 from analysis.tables.table import markdown
@@ -19,11 +20,47 @@ def study(tmp_path_factory):
     return Results.of(unpack(RESULTS / publish.ARCHIVE, tmp_path_factory.mktemp("results")))
 
 
-@pytest.mark.parametrize("page", ["results/README.md", "results/speed.md", "README.md"])
+PAGES = [ROOT / "README.md", *sorted(RESULTS.glob("*.md"))]
+# Their tables are made by analysis.compute and analysis.claims, or they have none.
+WITHOUT_TABLES = {"claims.md", "machines.md", "similarity.md", "studies.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_number_of_a_page_was_typed(page, study):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert "<!-- table" in text
-    assert publish.fill(text, study) == text
+    text = page.read_text(encoding="utf-8")
+    assert ("<!-- table" in text) == (page.name not in WITHOUT_TABLES)
+    assert pages.fill(text, study) == text
+    assert compute.fill(text) == text, "type python -m analysis.compute"
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_results_pages_ask_a_question_and_their_links_lead_somewhere(page):
+    text = page.read_text(encoding="utf-8")
+    title = text.splitlines()[0]
+    assert title.startswith("# ")
+    assert title.endswith("?"), title
+    for target, anchor in re.findall(r"(?:\]\(|src=\")([^)#\s\"]*)(?:#([^)\"]*))?[)\"]", text):
+        if target.startswith("http"):
+            continue
+        path = (page.parent / target) if target else page
+        assert path.exists(), target
+        if anchor:
+            headings = re.findall(r"(?m)^#+ (.*)$", path.read_text(encoding="utf-8"))
+            slugs = {
+                re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings
+            }
+            assert anchor in slugs, f"{target}#{anchor}"
+
+
+def test_the_main_page_takes_five_minutes_and_reports_no_hours():
+    text = (RESULTS / "README.md").read_text(encoding="utf-8")
+    prose = re.sub(
+        r"<!-- (?:table|penalty|facts).*?<!-- end[^>]*-->|```.*?```", "", text, flags=re.DOTALL
+    )
+    assert len(prose.split()) <= 1600
+    for page in PAGES[1:]:
+        words = page.read_text(encoding="utf-8")
+        assert "told apart" not in words and "speed-up, hours" not in words.lower(), page.name
 
 
 @pytest.mark.parametrize(

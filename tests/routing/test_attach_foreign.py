@@ -298,7 +298,7 @@ def test_a_model_that_says_neither_grid_nor_prefix_is_refused():
             return x
 
     model, x = Own(), torch.randn(BATCH, IMAGE, 4)
-    with routing.attach(model, "0-1"), pytest.raises(AttachError, match="16 tokens .* prefix=0 if none"):
+    with routing.attach(model, "0-1"), pytest.raises(AttachError, match="16 tokens .* prefix=0 if there is none"):
         model(x)
     for blocks, given in ((model, {"prefix": 0}), (model, {"grid": (4, 4)}), (model.blocks, {})):
         with routing.attach(blocks, "0-1", **given) as attached:

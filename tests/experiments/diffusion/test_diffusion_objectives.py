@@ -113,8 +113,9 @@ def zero(x, t, **cond):
 
 def test_edm_loss_is_the_weighted_denoising_error():
     path = create_objective("edm")
-    x0, noise = torch.randn(3, 2, 4, 4), torch.randn(3, 2, 4, 4)
-    sigma = torch.tensor([0.05, 1.0, 20.0])
+    torch.manual_seed(0)
+    x0, noise = torch.randn(2, 3, 2, 4, 4, dtype=torch.float64)
+    sigma = torch.tensor([0.05, 1.0, 20.0], dtype=torch.float64)
     got = loss_map(path, zero, x0, noise, sigma)
     s = sigma.reshape(-1, 1, 1, 1)
     # F = 0: D is c_skip x, lambda = (s^2 + sd^2) / (s sd)^2 (Karras et al. 2022, Table 1).
@@ -285,8 +286,8 @@ def test_expand():
         ({"name": "ddpm", "steps": 2.5}, "objective.steps=2.5: expected an integer >= 2"),
         ({"name": "ddpm", "beta_end": 2}, "objective.beta_end=2: expected a number > 0 and < 1"),
         ({"name": "ddpm", "beta_start": None}, "objective.beta_start=null: expected a number"),
-        ({"name": "edm", "p_mean": float("nan")}, "objective.p_mean=nan: expected a number"),
-        ({"name": "edm", "sigma_max": float("inf")}, "objective.sigma_max=inf: expected a number"),
+        ({"name": "edm", "p_mean": float("nan")}, "objective.p_mean=nan: expected a finite number"),
+        ({"name": "edm", "sigma_max": float("inf")}, "objective.sigma_max=inf: expected a finite number"),
         ({"name": "flow", "mean": None}, "objective.mean=null: expected a number"),
         ({"name": "flow", "reverse": "no"}, "objective.reverse=no: expected true or false"),
         (3, "objective=3: expected a name, or a mapping with a name"),

@@ -439,7 +439,7 @@ def test_learning_rate_warms_up_and_follows_its_schedule(tmp_path):
     )
     rates = []
     for run.state.step in range(8):
-        rates.append(run.step.learning_rate())
+        rates.append(run.step.learning_rate(peak=1.0))
     assert rates[0] == pytest.approx(0.5) and rates[1] == pytest.approx(
         0.5 * (1 + math.cos(math.pi / 8))
     )

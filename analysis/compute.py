@@ -1,0 +1,374 @@
+"""Loss and FD against multiply-adds: the tables and the figure of the results page.
+
+    python -m analysis.compute               fill the blocks of results/*.md, draw the figure
+    python -m analysis.compute RECORDS       print what a folder of runs or an archive gives
+
+Between `<!-- KIND of=results/NAME.tar.gz KEY=VALUE -->` and `<!-- end of KIND -->` of a page stands
+what the archive says; an archive that does not exist yet says so. Kinds: `penalty` (step penalty s
+and s * m of routed runs), `arms` (every arm of a study), `endpoints` (declared paired endpoints).
+Arms are told by what their `config.yaml` holds; of one run that was continued all records count.
+"""
+
+import argparse
+import functools
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+from scipy.special import stdtr
+
+from analysis.aggregation import Estimate, interval
+from analysis.archives import PUBLISHED, unpack
+from analysis.errors import AnalysisError
+from analysis.figures import against_macs, class_samples
+from analysis.loading import load, scores
+from analysis.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
+from experiments.runtime.command import ROOT, run_command
+from experiments.runtime.files import atomic_write
+from experiments.runtime.parser import Parser
+
+RESULTS = ROOT / "results"
+_BLOCK = re.compile(
+    r"(<!-- (penalty|arms|endpoints) ([^>]*?) -->\n).*?(<!-- end of \2 -->)", re.DOTALL
+)
+_NOT_YET = "No finished run of this study is published yet ({})."
+# Keys of `config.yaml` that make an arm, with the text that names it; defaults of `evidence`.
+_USUAL_BATCH, _USUAL_DEPTH = 16, 12
+# Dense steps, and routed steps of about the same multiply-adds, in the exploratory records.
+FIGURE_STEPS = (3000, 4200)
+Curves = dict[int, pd.DataFrame]  # by seed
+
+
+@dataclass(frozen=True, order=True)
+class Arm:
+    """What was trained, apart from the seed and the number of steps."""
+
+    data: str
+    backbone: str
+    objective: str
+    width: int
+    depth: int
+    batch: int
+    route: str
+    lr: float
+
+    @property
+    def label(self) -> str:
+        """What tells it from the dense model of the same backbone."""
+        parts = ["dense" if self.route == "none" else f"route {self.route}"]
+        if self.depth != _USUAL_DEPTH:
+            parts.append(f"{self.depth} blocks")
+        if self.batch != _USUAL_BATCH:
+            parts.append(f"batch {self.batch}")
+        return ", ".join(parts)
+
+    @property
+    def is_dense_baseline(self) -> bool:
+        """Whether it is the dense model of usual depth and batch."""
+        return self.label == "dense"
+
+    @property
+    def setting(self) -> tuple[str, str, str, int]:
+        """What two arms must share to be compared."""
+        return (self.data, self.backbone, self.objective, self.width)
+
+
+def arms(source: Path) -> dict[Arm, Curves]:
+    """Return the curves of held-out loss of every arm by seed, from a folder of run folders.
+
+    Records of one run at several lengths (a run that was continued: the same hash) are merged by
+    step. Of two configurations of one arm and seed the one that was trained longer counts.
+    """
+    runs = load(source)
+    curves = loss_curves(runs)
+    parts: dict[tuple[Arm, int, str], list[pd.DataFrame]] = {}
+    for row in runs.to_dict("records"):
+        if row["run"] in curves:
+            key = (_arm(Path(row["path"]), row), int(row["seed"]), str(row["hash"]))
+            parts.setdefault(key, []).append(curves[row["run"]])
+    result: dict[Arm, Curves] = {}
+    for arm, seed, name_hash in sorted(parts):
+        joined = pd.concat(parts[arm, seed, name_hash]).drop_duplicates("step", keep="last")
+        joined = joined.sort_values("step").astype(float).reset_index(drop=True)
+        by_seed = result.setdefault(arm, {})
+        if seed not in by_seed or joined["step"].max() > by_seed[seed]["step"].max():
+            by_seed[seed] = joined
+    return result
+
+
+def _arm(run: Path, row: Mapping[Any, Any]) -> Arm:
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    backbone, train = config["backbone"], config["train"]
+    return Arm(
+        data=str(row["data"]),
+        backbone=str(row["backbone"]),
+        objective=str(row["objective"]),
+        width=int(backbone.get("width") or 0),
+        depth=int(backbone.get("depth") or _USUAL_DEPTH),
+        batch=int(train["batch"]),
+        route=str(row["route"]),
+        lr=float(train["lr"]),
+    )
+
+
+def _baseline(arm: Arm, table: Mapping[Arm, Curves]) -> Arm | None:
+    """Return the dense arm that an arm is compared with: that of its rate, or the only one."""
+    candidates = []
+    for dense in table:
+        if dense.is_dense_baseline and dense.setting == arm.setting:
+            candidates.append(dense)
+    for dense in candidates:
+        if dense.lr == arm.lr:
+            return dense
+    return candidates[0] if len(candidates) == 1 else None
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def penalty_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
+    """Return the step penalty of routed arms at N = `steps` dense steps, a row per backbone."""
+    rows = [["Backbone", "Route", "m", "s by seed", "s*m by seed", "s*m (95 % interval)"]]
+    for arm, curves in table.items():
+        baseline = _baseline(arm, table)
+        if arm.route == "none" or baseline is None:
+            continue
+        pairs = {}
+        for seed, curve in curves.items():
+            # Only a routed run that was trained for longer can reach the target.
+            if seed in table[baseline] and curve["step"].max() > steps:
+                pairs[seed] = curve
+        if not pairs:
+            continue
+        penalty = paired_penalty(table[baseline], pairs, steps)
+        if penalty.sm is None:
+            verdict = f"undecided: {penalty.censored} of {len(penalty.seeds)} seeds censored"
+        else:
+            verdict = _interval_text(penalty.sm, ".2f") + f" (n = {len(penalty.seeds)})"
+        s_texts, sm_texts = [], []
+        for row in penalty.seeds.to_dict("records"):
+            s_texts.append("not reached" if row["censored"] else f"{row['s']:.2f}")
+            sm_texts.append("not reached" if row["censored"] else f"{row['sm']:.2f}")
+        m = f"{penalty.seeds['m'].mean():.2f}"
+        rows.append([arm.backbone, arm.route, m, ", ".join(s_texts), ", ".join(sm_texts), verdict])
+    return rows
+
+
+def arms_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
+    """Return every arm's held-out loss at its end, with its multiply-adds and its gap."""
+    rows = [["Backbone", "Arm", "Learning rate", "Steps", "MACs", "n", "Held-out loss", "Gap"]]
+    for arm, curves in table.items():
+        # The length that all seeds have, should some have been continued.
+        step = min(curve["step"].max() for curve in curves.values())
+        losses, gaps = [], []
+        for curve in curves.values():
+            last = curve[curve["step"] <= step].iloc[-1]
+            losses.append(float(last["loss"]))
+            gaps.append(float(last["routed_loss"] / last["loss"] - 1))
+            macs = float(last["macs"])
+        loss = interval(losses)
+        if loss is None:
+            continue
+        text = f"{loss.mean:.4f}"
+        if loss.low is not None:
+            text += f" \u00b1 {loss.mean - loss.low:.4f}"
+        gap = "" if math.isnan(gaps[0]) else f"{100 * sum(gaps) / len(gaps):.2f} %"
+        name = arm.label + (f", {arm.objective}" if arm.objective != "edm" else "")
+        name += f", width {arm.width}" if arm.width else ""
+        cost = f"{macs / 1e12:.2f}T"
+        rows.append(
+            [arm.backbone, name, f"{arm.lr:g}", f"{step:.0f}", cost, str(loss.n), text, gap]
+        )
+    return rows
+
+
+def endpoints_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
+    """Return the paired log ratio of loss at the multiply-adds of `steps` dense steps.
+
+    Holm's correction is over the routed arms, one per backbone (`study_equal_macs`).
+    """
+    heading = ["Backbone", "Arm", "Pairs", "Loss at equal MACs, over dense (95 %)", "p (Holm)"]
+    rows, p_values = [[*heading, "s*m at equal loss"]], {}
+    for arm, curves in table.items():
+        baseline = _baseline(arm, table)
+        if baseline is None or arm == baseline:
+            continue
+        ratios = _log_ratios(table[baseline], curves, steps)
+        estimate = interval(ratios)
+        if estimate is None:
+            continue
+        is_primary = arm.route != "none" and estimate.std is not None
+        if is_primary:
+            p_values[len(rows)] = _two_sided_p(estimate)
+        penalty = paired_penalty(table[baseline], curves, steps)
+        change = _percent(estimate)
+        rows.append([arm.backbone, arm.label, str(estimate.n), change, "", str(penalty)])
+    for index, p in _holm(p_values).items():
+        rows[index][4] = f"{p:.3f}"
+    return rows
+
+
+def _log_ratios(baselines: Curves, curves: Curves, steps: int) -> list[float]:
+    """Return ln(arm / dense) at equal multiply-adds of the seeds that both arms have."""
+    ratios = []
+    for seed in sorted(set(baselines) & set(curves)):
+        dense = baselines[seed]
+        macs = float(dense["macs"].iloc[-1] / dense["step"].iloc[-1] * steps)
+        pair = log_ratio_at_equal_macs({seed: dense}, {seed: curves[seed]}, macs)
+        ratios.append(pair[seed])
+    return ratios
+
+
+def _two_sided_p(estimate: Estimate) -> float:
+    """Return the p of a t-test of the mean against 0."""
+    assert estimate.std is not None
+    if estimate.std == 0:
+        return float(estimate.mean == 0)
+    t = estimate.mean / (estimate.std / math.sqrt(estimate.n))
+    return float(2 * stdtr(estimate.n - 1, -abs(t)))
+
+
+def _holm(p_values: Mapping[int, float]) -> dict[int, float]:
+    """Return Holm's adjusted p-values (Holm 1979)."""
+    adjusted, largest = {}, 0.0
+    ordered = sorted(p_values.items(), key=lambda item: item[1])
+    for rank, (key, p) in enumerate(ordered):
+        largest = max(largest, min(1.0, p * (len(ordered) - rank)))
+        adjusted[key] = largest
+    return adjusted
+
+
+def _percent(estimate: Estimate) -> str:
+    """Return a mean of log ratios as a change in per cent."""
+    text = f"{100 * math.expm1(estimate.mean):+.2f} %"
+    if estimate.low is None or estimate.high is None:
+        return text
+    low, high = 100 * math.expm1(estimate.low), 100 * math.expm1(estimate.high)
+    return f"{text} [{low:+.2f}, {high:+.2f}]"
+
+
+def _interval_text(estimate: Estimate, form: str) -> str:
+    text = f"{estimate.mean:{form}}"
+    if estimate.low is None or estimate.high is None:
+        return text
+    return f"{text} [{estimate.low:{form}}, {estimate.high:{form}}]"
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows, the heading first, as a Markdown table."""
+    lines = []
+    for index, row in enumerate(rows):
+        lines.append(f"| {' | '.join(row)} |")
+        if index == 0:
+            lines.append("|" + " :--- |" * len(row))
+    return "\n".join(lines) + "\n"
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=8)
+def archived_arms(archive: Path) -> dict[Arm, Curves]:
+    """Return the arms of an archive of records."""
+    return arms(unpack(archive, ROOT / PUBLISHED))
+
+
+def fill(text: str) -> str:
+    """Return a page with its blocks filled in from the archives that they name.
+
+    Raises:
+        AnalysisError: A block without its end, or with an unknown key.
+    """
+    if len(re.findall(r"<!-- (?:penalty|arms|endpoints) ", text)) != len(_BLOCK.findall(text)):
+        raise AnalysisError("a page opens a block of analysis.compute without its <!-- end of -->")
+    return _BLOCK.sub(lambda match: f"{match[1]}\n{_body(match[2], match[3])}\n{match[4]}", text)
+
+
+def _body(kind: str, request: str) -> str:
+    options = {}
+    for word in request.split():
+        key, _, value = word.partition("=")
+        options[key] = value
+    if "of" not in options or set(options) - {"of", "steps", "data"}:
+        raise AnalysisError(f"{kind} {request}: expected of=ARCHIVE, steps=N and data=NAME")
+    archive = ROOT / options["of"]
+    if not archive.is_file():
+        return _NOT_YET.format(f"`{options['of']}` does not exist") + "\n"
+    table = {}
+    for arm, curves in archived_arms(archive).items():
+        if options.get("data", arm.data) == arm.data:
+            table[arm] = curves
+    return markdown(make(kind, table, int(options.get("steps", 3000))))
+
+
+def make(kind: str, table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
+    """Return the rows of a kind of block."""
+    if kind == "arms":
+        return arms_table(table)
+    return (penalty_table if kind == "penalty" else endpoints_table)(table, steps)
+
+
+def _command(words: list[str]) -> int:
+    parser = Parser("python -m analysis.compute", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("records", nargs="?", type=Path, help="folder of runs, or .tar.gz")
+    parser.add_argument("--steps", type=int, default=3000, help="dense steps of the target (3000)")
+    options = parser.parse_args(words)
+    if options.records is not None:
+        return _print(options)
+    for page in sorted(RESULTS.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        filled = fill(text)
+        if filled != text:
+            atomic_write(page, filled)
+            print(f"{page}  filled in")
+    records = unpack(RESULTS / "runs.tar.gz", ROOT / PUBLISHED)
+    for plot in (
+        against_macs.draw(score_points(records), *FIGURE_STEPS),
+        class_samples.draw(records),
+    ):
+        for path in plot.save(RESULTS / "figures"):
+            print(path)
+    return 0
+
+
+def score_points(source: Path) -> pd.DataFrame:
+    """Return FD and held-out loss of the Fashion-MNIST runs at the figure's lengths.
+
+    Columns are `backbone`, `route`, `seed`, `step`, `macs`, `fd` and `loss`. Only runs of the seeds
+    that have both routed lengths count.
+    """
+    frame = scores(load(source))
+    frame = frame[frame["own"].astype(bool) & (frame["data"] == "fashion")]
+    frame = frame[frame["step"].isin(FIGURE_STEPS)]
+    columns = {"FD-2K (fashion-classifier)": "fd", "heldout-loss-2K": "loss"}
+    frame = frame[frame["metric"].isin(columns)].replace({"metric": columns})
+    keys = ["backbone", "route", "seed", "step", "metric"]
+    frame = frame.drop_duplicates(keys, keep="last").astype({"seed": int, "macs": float})
+    points = frame.pivot_table("value", [*keys[:4], "macs"], "metric").reset_index()
+    continued = points[points["step"] == FIGURE_STEPS[1]]
+    pairs = set(zip(continued["backbone"], continued["seed"], strict=True))
+    is_paired = [pair in pairs for pair in zip(points["backbone"], points["seed"], strict=True)]
+    return points[is_paired].reset_index(drop=True)
+
+
+def _print(options: argparse.Namespace) -> int:
+    records = options.records
+    table = archived_arms(records) if records.suffix == ".gz" else arms(records)
+    for kind in ("arms", "penalty"):
+        print(markdown(make(kind, table, options.steps)))
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit code (2 for a user's mistake)."""
+    return run_command(_command, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Blocks of the results pages: arms, step penalties and endpoints, against numbers by hand."""
+
+import math
+
+import pandas as pd
+import pytest
+from scipy.stats import ttest_1samp
+from suite import RESULTS
+
+from analysis import compute
+from analysis.aggregation import interval
+from analysis.archives import unpack
+from analysis.figures import against_macs, class_samples
+
+DENSE = compute.Arm("fashion", "dit", "edm", 0, 12, 16, "none", 2e-3)
+ROUTED = compute.Arm("fashion", "dit", "edm", 0, 12, 16, "2-8", 2e-3)
+SHALLOW = compute.Arm("fashion", "dit", "edm", 0, 8, 16, "none", 2e-3)
+
+
+def curve(losses, macs_per_step, first=500):
+    """A run that was scored every 500 steps."""
+    steps = [first + 500 * index for index in range(len(losses))]
+    macs = [step * macs_per_step for step in steps]
+    return pd.DataFrame(
+        {"step": steps, "macs": macs, "loss": losses, "routed_loss": math.nan}
+    ).astype(float)
+
+
+def test_step_penalties_of_the_published_runs():
+    """The numbers that a reader computed by hand from the published records (n = 3 each)."""
+    table = {arm: curves for arm, curves in compute.archived_arms(RESULTS / "runs.tar.gz").items()}
+    rows = compute.penalty_table({a: c for a, c in table.items() if a.data == "fashion"}, 3000)
+    by_backbone = {row[0]: row for row in rows[1:]}
+    assert by_backbone["dit"][3] == "1.25, 1.31, 1.26"  # 1.253 1.305 1.260
+    assert by_backbone["mamba"][3] == "1.31, 1.26, 1.27"  # 1.305 1.264 1.266
+    assert by_backbone["rwkv"][3] == "not reached, 1.36, 1.26"
+    assert by_backbone["dit"][5].startswith("0.88 [0.83, 0.93]")
+    assert "1 of 3 seeds censored" in by_backbone["rwkv"][5]
+
+
+def test_records_of_a_continued_run_are_one_curve():
+    table = compute.archived_arms(RESULTS / "runs.tar.gz")
+    dense = table[DENSE]
+    assert list(dense[0]["step"]) == [1000, 2000, 3000, 6000]
+    assert {seed: len(points) for seed, points in dense.items()} == {0: 4, 1: 1, 2: 1, 3: 1, 4: 1}
+
+
+def test_arms_are_read_at_the_length_that_all_seeds_have():
+    curves = {0: curve([0.4, 0.3, 0.2], 1e9), 1: curve([0.5, 0.3], 1e9)}
+    (row,) = compute.arms_table({DENSE: curves})[1:]
+    assert row == ["dit", "dense", "0.002", "1000", "1.00T", "2", "0.3000 \u00b1 0.0000", ""]
+
+
+def test_endpoints_are_log_ratios_at_equal_macs_with_holm():
+    # m = .5: 6 routed scores cost as much as 3 dense ones; the losses there are .21 and .2, .22 and .2.
+    dense = {0: curve([0.4, 0.3, 0.2], 2e9), 1: curve([0.4, 0.3, 0.2], 2e9)}
+    routed = {}
+    for seed, last in ((0, 0.21), (1, 0.22)):
+        routed[seed] = curve([0.5, 0.4, 0.35, 0.3, 0.25, last], 1e9)
+    rows = compute.endpoints_table({DENSE: dense, ROUTED: routed, SHALLOW: routed}, 1500)
+    by_label = {row[1]: row for row in rows[1:]}
+    mean = math.sqrt(1.05 * 1.10) - 1
+    assert by_label["route 2-8"][3].startswith(f"{100 * mean:+.2f} %")
+    p = ttest_1samp([math.log(1.05), math.log(1.10)], 0).pvalue
+    assert by_label["route 2-8"][4] == f"{p:.3f}"  # one backbone: Holm changes nothing
+    assert by_label["dense, 8 blocks"][4] == ""  # a gate, no primary endpoint
+    assert "undecided: 2 seeds censored" in by_label["route 2-8"][5]
+
+
+def test_holm_by_hand():
+    assert compute._holm({1: 0.01, 2: 0.04, 3: 0.03}) == pytest.approx({1: 0.03, 3: 0.06, 2: 0.06})
+
+
+def test_p_is_that_of_a_t_test():
+    values = [0.1, -0.02, 0.07, 0.03]
+    assert compute._two_sided_p(interval(values)) == pytest.approx(ttest_1samp(values, 0).pvalue)
+
+
+def test_an_arm_at_another_rate_is_paired_with_the_dense_run_of_its_rate_or_the_only_one():
+    faster = compute.Arm(*[*vars(ROUTED).values()][:-1], 4e-3)
+    dense_faster = compute.Arm(*[*vars(DENSE).values()][:-1], 4e-3)
+    assert compute._baseline(faster, {DENSE: {}, faster: {}}) == DENSE
+    assert compute._baseline(faster, {DENSE: {}, dense_faster: {}}) == dense_faster
+    third = compute.Arm(*[*vars(ROUTED).values()][:-1], 8e-3)
+    assert compute._baseline(third, {DENSE: {}, dense_faster: {}}) is None
+
+
+def test_a_study_without_records_says_so_and_a_wrong_block_is_refused():
+    text = "<!-- arms of=results/no_study.tar.gz -->\nold\n<!-- end of arms -->\n"
+    assert "No finished run" in compute.fill(text) and "old" not in compute.fill(text)
+    with pytest.raises(compute.AnalysisError, match="without its"):
+        compute.fill("<!-- arms of=results/no_study.tar.gz -->\n")
+    with pytest.raises(compute.AnalysisError, match="expected of=ARCHIVE"):
+        compute.fill("<!-- arms step=3 -->\n<!-- end of arms -->\n")
+
+
+def test_the_figures_are_drawn_from_the_records(tmp_path):
+    records = unpack(RESULTS / "runs.tar.gz", tmp_path)
+    plot = against_macs.draw(compute.score_points(records), *compute.FIGURE_STEPS)
+    assert len(plot.data) == 12 and set(plot.data["n"]) == {3}
+    published = pd.read_csv(RESULTS / "figures" / "compute.csv")
+    assert plot.data["difference"].to_list() == pytest.approx(published["difference"].to_list())
+    samples = class_samples.draw(records)
+    labels = [label.get_text() for label in samples.figure.axes[0].get_yticklabels()]
+    assert labels == list(class_samples.CLASSES)
