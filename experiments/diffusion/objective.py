@@ -179,7 +179,7 @@ OBJECTIVES: dict[str, type[Objective]] = {"edm": EDM, "flow": Flow, "ddpm": DDPM
 def create_objective(options: Any = None) -> Objective:
     """Return the objective that `options` names.
 
-    `options` is a name, or a mapping or dataclass with the keys of `conf/objective/<name>.yaml`.
+    `options` is a name, or a mapping or dataclass with the keys of `objective.`.
     """
     resolved = parse_named(OBJECTIVE_OPTIONS, "objective", options)
     return OBJECTIVES[resolved.name](resolved)

