@@ -15,7 +15,7 @@ from sweeps.planned_run import PlannedRun
 from sweeps.resources import Resources
 
 # Keys that belong to some commands only; elsewhere they are refused.
-_COMMANDS_OF = {"cluster": ("launch", "retry"), "dry": ("launch",)}
+_COMMANDS_OF = {"cluster": ("launch", "predict", "retry"), "dry": ("launch",)}
 
 
 class Arguments:

@@ -1,4 +1,4 @@
-"""The command `python -m sweeps`: launch, status, retry, cancel, show and list."""
+"""The command `python -m sweeps`: launch, predict, status, retry, cancel, show and list."""
 
 import argparse
 import sys
@@ -23,6 +23,7 @@ Many runs, one grid per table or figure of the paper.
   python -m sweeps launch route_placement backbone=dit,mamba cluster=slurm \\
       scale=paper
   python -m sweeps launch search_route --trials 20  optuna proposes
+  python -m sweeps predict evidence steps=600       pilot: will the route pay?
   python -m sweeps launch mygrid.py                 a grid in Python (executed)
   python -m sweeps status                           all sweeps, any shell, later
   python -m sweeps status route_placement           one, run by run
@@ -35,6 +36,7 @@ cluster.KEY=VALUE sets one of its keys.
 # What each command does.
 COMMANDS = {
     "launch": "submit what is missing of a grid, and return",
+    "predict": "what a grid's routes will save or cost, from a short pilot or finished runs",
     "status": "status of every run of a sweep; without a grid, of all sweeps",
     "retry": "submit failed and stopped runs again",
     "cancel": "cancel what is in the queue or running",
@@ -76,6 +78,12 @@ def parser() -> argparse.ArgumentParser:
     launch.add_argument(
         "--trials", type=int, metavar="N", help="of a grid with a search section: N in all"
     )
+    parsers["predict"].add_argument(
+        "--from",
+        dest="source",
+        metavar="RUNS",
+        help="finished runs, a folder or an archive of records; nothing is trained then",
+    )
     status.add_argument(
         "--once", action="store_true", help="print the table once, also on a terminal"
     )
@@ -110,6 +118,10 @@ def _dispatch(arguments: list[str]) -> int | None:
         from sweeps.launch_command import launch_command
 
         return launch_command(options)
+    if options.command == "predict":
+        from sweeps.predict_command import predict_command
+
+        return predict_command(options)
     if options.command == "retry":
         return retry_command(options)
     others = {
