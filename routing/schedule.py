@@ -161,7 +161,8 @@ class RouteSchedule:
                 if isinstance(error, UserError) and colon:
                     raise
                 raise ScheduleError(
-                    f"routes {text}: {stage!r} names no progress; try {first}/0.9:none"
+                    f"routes {text}: {stage!r}: expected the fraction of training at which it "
+                    f"starts, as in {first}/0.9:none"
                 ) from None
         return cls(tuple(stages))
 

@@ -168,7 +168,7 @@ class Routing:
         return plain and not self.random_end
 
     def on(self, route: Route, draws: Draws | None) -> Routing | None:
-        """Return the same for another route and its random numbers; None where that is `none`."""
+        """Return these settings with a step's route and random numbers; None if dense."""
         return replace(self, route=route, draws=draws) if route.segments else None
 
     def resolve(self, depth: int | None) -> Route:

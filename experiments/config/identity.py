@@ -58,8 +58,8 @@ def hashed_values(options: RunOptions) -> dict[str, Any]:
     del values["routing"]["route"]
     values = _without_reports(values)
     values["route"] = options.resolved_route
-    # Both keys only report, which was noticed late: their former defaults keep the names of older
-    # runs valid.
+    # Neither key affects the result; they were hashed by mistake. Their former defaults keep the
+    # names of older runs valid.
     values["train"].update(compile="none", tf32=True)
     if _ends_with_its_schedule(options):
         values["train"]["steps"] = steps
