@@ -105,7 +105,8 @@ def read_ledger(path: Path = LEDGER) -> Ledger:
         UserError: A field is missing, unknown or of another type.
     """
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_NoDuplicates)
+        loader = _NoDuplicates(path.read_text(encoding="utf-8"))
+        document = loader.get_single_data()
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise AnalysisError(f"{path} is no claims ledger: {' '.join(str(error).split())}") from None
     if not isinstance(document, Mapping) or set(document) != {"papers", "claims"}:

@@ -38,7 +38,7 @@ class Arguments:
             group, _, cluster_key = key.partition(".")
             commands = _COMMANDS_OF.get(group)
             if commands is not None and options.command not in commands:
-                raise SweepError(f"{group}= belongs to {' and '.join(commands)}; leave it out")
+                raise SweepError(f"{group}= belongs to {', '.join(commands)}; leave it out")
             if group == "cluster" and cluster_key:
                 # One value with its commas, as sbatch has lists: cluster.exclude=n1,n2
                 self.cluster_keys[cluster_key] = ",".join(values).strip("'\"")

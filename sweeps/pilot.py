@@ -25,7 +25,7 @@ _SET_BY_PILOT = ("seed", "train.steps", "paths.runs")
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PilotPair:
     """A routed cell of a grid and its dense counterpart, for any seed.
 
     Attributes:
@@ -48,7 +48,7 @@ class Comparison:
         return dense.name, load_config(format_overrides({**self.routed, "seed": seed})).name
 
 
-def comparisons(grid: Grid, scale: str, user: UserValues) -> list[Comparison]:
+def comparisons(grid: Grid, scale: str, user: UserValues) -> list[PilotPair]:
     """Return a grid's routed cells, each with its dense run; seeds are not distinguished.
 
     N, the steps of a full dense run, are those of the grid's dense cell, else the routed cell's.
@@ -87,7 +87,7 @@ def comparisons(grid: Grid, scale: str, user: UserValues) -> list[Comparison]:
         label = " ".join(format_overrides(_without(cell.varies, _SET_BY_PILOT)))
         full_steps = dense_steps.get(dense_config.name, config.train.steps)
         label = label or f"route={config.resolved_route}"
-        results.append(Comparison(label, dense, routed, full_steps, m))
+        results.append(PilotPair(label, dense, routed, full_steps, m))
     return results
 
 
@@ -110,7 +110,7 @@ def pilot_root(root: Path, grid: Grid) -> Path:
     return root / ".pilots" / grid.name
 
 
-def logged_on_the_way(pairs: Sequence[Comparison], steps: int) -> list[Comparison]:
+def logged_on_the_way(pairs: Sequence[PilotPair], steps: int) -> list[PilotPair]:
     """Return the comparisons with the scores of a pilot of so many dense steps.
 
     What is scored is part of a run's identity, and so of its name.
@@ -124,7 +124,7 @@ def logged_on_the_way(pairs: Sequence[Comparison], steps: int) -> list[Compariso
     return results
 
 
-def pilot_grid(grid: Grid, pairs: Sequence[Comparison], steps: int, seeds: Sequence[int]) -> Grid:
+def pilot_grid(grid: Grid, pairs: Sequence[PilotPair], steps: int, seeds: Sequence[int]) -> Grid:
     """Return the grid of the pilot runs: every dense run once, and every routed one.
 
     Args:

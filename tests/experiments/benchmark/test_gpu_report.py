@@ -188,7 +188,7 @@ def test_the_batch_is_halved_until_it_fits(monkeypatch, tmp_path):
         return {"rc": int(batch > 8), "output": ["", "torch.OutOfMemoryError: CUDA out of memory."] if batch > 8 else []}
 
     monkeypatch.setattr(gpu_report, "run", run)
-    measurement = gpu_report.Measurement("steps", ("bench",), "XL/2")
+    measurement = gpu_report.GpuMeasurement("steps", ("bench",), "XL/2")
     result = gpu_report.time_steps(measurement, time.monotonic() + 9, out)
     assert result == {"rc": 0, "output": [], "rows": [1], "words": ["bench", "batch=8"]}
     assert asked == [32, 16, 8]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backbones.validation import OptionError, choices, fields_of, validate
+from backbones.validation import OptionError, choices, describe, fields_of, validate
 from experiments.config import groups
 from experiments.options.training import TrainOptions
 
@@ -25,6 +25,8 @@ def test_options_are_compared_at_all():
 @pytest.mark.parametrize(("options", "field"), OPTIONS)
 @pytest.mark.parametrize("value", [5.5, True, [["x"]], {"x": 1}, "nonsense"])
 def test_a_value_of_another_type_is_refused(options, field, value):
+    if isinstance(value, bool) and "true or false" in describe(field.annotation):
+        pytest.skip("this option also takes true and false")
     with pytest.raises(OptionError) as caught:
         validate(options, {field.name: value}, "group.")
     assert str(caught.value).startswith(f"group.{field.name}=")
