@@ -136,7 +136,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("route=auto@2", "between 0 and 1"),
             ("route=2-8+", "2-8"),
             ("route=none+2-8", "none"),
-            ("route=2-8/none", "progress"),
+            ("route=2-8/none", "expected the fraction of training"),
             ("route=2-8/1.5:none", "progress"),
             ("routing.selection=row", "rows"),
             ("routing.selection=quad route=2-8", "0.75"),
