@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from routing.attached.calls import Call, Signature, replace_image
+from routing.attached.passes import recomputing
 from routing.check.subject import CheckError, RoutedModel
-from routing.options import require
+from routing.errors import require
 
 _CONSTANT = 777.25
 _TOKEN, _SAMPLE, _BITS = 1, 2, 3
@@ -183,7 +184,7 @@ class _Observer:
 
     def observe(self, block: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Note which tokens a block is called with."""
-        if self._recomputing():
+        if recomputing():  # activation checkpointing runs the block again
             return
         x = self._marked_tensor((args, kwargs))
         if x is None:
@@ -212,15 +213,11 @@ class _Observer:
 
     def leave(self, module: nn.Module, args: tuple, output: Any) -> None:
         """Note the sequence that comes out of the last block and of the hooks on it."""
-        if self._recomputing():
+        if recomputing():  # activation checkpointing runs the block again
             return
         x = self._marked_tensor(output)
         if x is not None:
             self.result.rows.append(BlockInput(self.depth, x, read_ids(x, self.result.tokens)))
-
-    def _recomputing(self) -> bool:
-        """Whether activation checkpointing runs a block once more."""
-        return torch._C._current_graph_task_id() != -1
 
     def _marked_tensor(self, tree: Any) -> Tensor | None:
         """Return the tensor with marked rows among arguments or outputs."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from routing.attached.calls import TEXT, Signature
+from routing.attached.calls import TEXT, Call, Signature
 from routing.check.marks import BlockInput
 from routing.check.observed import ObservedPass
 from routing.check.properties import NO_ROUTE, segments_of
@@ -56,10 +56,7 @@ def _table_names(model: RoutedModel, block: int) -> list[str]:
 
 def _argument(model: RoutedModel, rows: BlockInput, name: str) -> Any:
     """Return an argument of a block's call by its name; None if it has none."""
-    if name in rows.kwargs:
-        return rows.kwargs[name]
-    position = Signature(model.blocks[rows.block]).positions.get(name, len(rows.args))
-    return rows.args[position] if position < len(rows.args) else None
+    return Call(Signature(model.blocks[rows.block]), rows.args, rows.kwargs).get(name)
 
 
 def _complete_call(
