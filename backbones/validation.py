@@ -276,8 +276,9 @@ def _dataclass_in(annotation: Any) -> Any:
         return _dataclass_in(arguments[0])
     if origin in (typing.Union, types.UnionType):
         for argument in arguments:
-            if _dataclass_in(argument) is not None:
-                return _dataclass_in(argument)
+            options = _dataclass_in(argument)
+            if options is not None:
+                return options
     return None
 
 

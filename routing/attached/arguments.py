@@ -10,8 +10,7 @@ from torch import nn
 
 from routing.attached.calls import AttachError, Signature
 from routing.attached.supported import refuse_positional
-from routing.errors import one_of, suggest
-from routing.options import require
+from routing.errors import one_of, require, suggest
 from routing.route import Route
 from routing.selection import Selection
 

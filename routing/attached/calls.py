@@ -176,8 +176,8 @@ class Call:
         full = table.unsqueeze(0) if dimension == 0 else table.movedim(dimension, 1)
         # It has rows for the whole sequence, protected tokens included, or only for the others.
         whole = full.shape[1] - length in (0, self.joint_text)
-        move, front = (kept.move, full.shape[1] - length) if whole else (
-            kept.routable_move, full.shape[1] - n)  # fmt: skip
+        move = kept.move if whole else kept.routable_move
+        front = full.shape[1] - (length if whole else n)
         gathered = torch.cat((full[:, :front], move.take(full[:, front:])), 1)
         return gathered[0] if dimension == 0 else gathered.movedim(1, dimension)
 

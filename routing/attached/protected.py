@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from routing.attached.calls import AttachError
-from routing.options import require
+from routing.errors import require
 
 _EXPECTED = (
     "expected a slice of the sequence such as slice(64, None), several in a list, or a bool mask "

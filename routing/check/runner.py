@@ -14,7 +14,7 @@ from routing.check.observed import ObservedPass, observe
 from routing.check.report import Report
 from routing.check.subject import CheckError, RoutedModel
 from routing.check.tables import positions_gathered
-from routing.options import require
+from routing.errors import require
 
 PASSES = 4  # two samples that keep 2 of 4 tokens agree by chance in all of them with p < 1e-3
 

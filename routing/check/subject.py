@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from routing.options import RoutingError, require
+from routing.errors import require
+from routing.options import RoutingError
 from routing.route import Route
 
 
