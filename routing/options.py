@@ -1,9 +1,10 @@
 """Options of routing in a training run (no torch here)."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal, get_args
 
-from routing.errors import UserError, one_of
+from routing.errors import UserError, one_of, require
 from routing.route import MODES, Route, Segment, SelectionMode, keep_count
 from routing.schedule import RouteSchedule, Schedule
 
@@ -13,6 +14,9 @@ LearnedPart = Literal["none", "fuse"]
 
 class RoutingError(UserError):
     """Routing options that contradict each other or the stack."""
+
+
+_require = partial(require, error=RoutingError)
 
 
 @dataclass(frozen=True)
@@ -87,15 +91,15 @@ class RoutingOptions:
             check_words(self.reinsert, self.remove, route, self.random_end)
             for segment in route.segments:
                 self._check_segment(segment, routes.factor, depth, grid)
-        require(
+        _require(
             self.selection != "quad" or routes.factor.kind == "constant",
             "selection quad needs the rate 0.75 throughout; try schedule=constant",
         )
-        require(self.block >= 1, f"block={self.block}: expected an integer >= 1")
+        _require(self.block >= 1, f"block={self.block}: expected an integer >= 1")
         for key in ("path_drop", "off_after"):
             share = getattr(self, key)
-            require(0 <= share <= 1, f"{key}={share:g}: expected a fraction, 0 to 1")
-        require(
+            _require(0 <= share <= 1, f"{key}={share:g}: expected a fraction, 0 to 1")
+        _require(
             not self.path_drop or self.learned == "fuse",
             "path_drop leaves a fused span out; try learned=fuse with it",
         )
@@ -106,13 +110,13 @@ class RoutingOptions:
         self, segment: Segment, factor: Schedule, depth: int, grid: tuple[int, int] | None
     ) -> None:
         """Refuse a segment that drops nothing, or whose rate leaves its range during the run."""
-        require(
+        _require(
             self.reinsert != "none" or segment.drop_before(self.remove) < depth,
             f"remove {self.remove} with reinsert none drops nothing: block {depth - 1} is the "
             "last one; try remove=start",
         )
         rate = segment.rate * factor.largest
-        require(
+        _require(
             rate < 1,
             f"schedule {self.schedule}: takes the rate of route {segment} to {rate:g}, and it "
             "must stay below 1",
@@ -124,32 +128,26 @@ class RoutingOptions:
         """Refuse what a fused span cannot have: it is trained for one span."""
         learned = f"learned={self.learned}"
         first = routes.first.segments
-        require(
+        _require(
             first,
             f"{learned} needs a span; try route=auto, with off_after=0 for a model that has it "
             "and is trained dense",
         )
         for _, route in routes.stages:
             spans = [(segment.start, segment.end) for segment in route.segments]
-            require(
+            _require(
                 spans in ([], [(first[0].start, first[0].end)]),
                 f"{learned} belongs to one span, and route {routes} has {route} too; "
                 f"try route={first[0]}",
             )
-        require(
+        _require(
             not self.random_end,
             f"{learned} belongs to one span and random_end draws others; try random_end=false",
         )
-        require(
+        _require(
             self.reinsert == "identity",
             f"{learned} re-inserts in its own way; try reinsert=identity, not {self.reinsert}",
         )
-
-
-def require(condition: object, message: str, error: type[UserError] = RoutingError) -> None:
-    """Raise `error` with the message unless the condition holds."""
-    if not condition:
-        raise error(message)
 
 
 def check_words(reinsert: str, remove: str, route: Route, random_end: bool = False) -> None:
@@ -159,23 +157,23 @@ def check_words(reinsert: str, remove: str, route: Route, random_end: bool = Fal
     """
     one_of("reinsert", reinsert, get_args(Reinsertion), RoutingError)
     if reinsert == "none":
-        require(
+        _require(
             len(route.segments) <= 1,
             "reinsert none drops tokens for good; try a route of a single segment",
         )
-        require(not random_end, "reinsert none has no end to draw; try random_end=false")
-        require(
+        _require(not random_end, "reinsert none has no end to draw; try random_end=false")
+        _require(
             remove != "never",
             "reinsert none drops tokens and remove never does not; try remove=start",
         )
     if remove in ("start", "never"):
         return
     prefix, _, block = remove.partition(":")
-    require(
+    _require(
         prefix == "after" and block.isdecimal(),
         f"remove {remove!r}: expected start, never or after:<block>, as in after:4",
     )
-    require(not random_end, "remove after a block and random_end contradict; try remove=start")
+    _require(not random_end, "remove after a block and random_end contradict; try remove=start")
     if route and route.resolved and int(block) not in route.sparse_blocks:
         raise RoutingError(
             f"remove {remove}: block {block} is not in route {route}; "
@@ -186,12 +184,12 @@ def check_words(reinsert: str, remove: str, route: Route, random_end: bool = Fal
 def check_quad(grid: tuple[int, int], keep: int) -> None:
     """Refuse a grid (rows, columns) or a count of kept tokens that `selection=quad` cannot have."""
     height, width = grid
-    require(
+    _require(
         height % 2 == 0 and width % 2 == 0,
         f"selection quad keeps one of every 2x2, and a grid of {height}x{width} is odd; "
         "try selection=random",
     )
-    require(
+    _require(
         keep * 4 == height * width,
         f"selection quad keeps one token of every 2x2, {height * width // 4} of {height * width} "
         f"and not {keep}; try the rate 0.75 and no schedule: route=2-8@0.75",
