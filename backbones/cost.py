@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backbones.options import BlockCost, ModelConfig, dit
-from backbones.registry import find, model_config
+from backbones.registry import branches, find, model_config
 from backbones.sizes import AlignOptions, DecoderOptions, Size, build_options
 from routing.options import check_words
 from routing.route import Route, keep_count
@@ -132,12 +132,6 @@ def model_cost(
         tokens=tuple(tokens),
         activation_bytes=bytes_per_value * saved,
     )
-
-
-def branches(config: ModelConfig) -> int:
-    """Return the residual branches of a block of a model."""
-    family = find(config.name)
-    return family.branches(family.parse(config.shape, config.options))
 
 
 def features_macs(

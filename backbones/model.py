@@ -31,7 +31,7 @@ from backbones.heads import (
 )
 from backbones.ops import native
 from backbones.options import ModelConfig
-from backbones.registry import find, model_config
+from backbones.registry import branches, find, model_config
 from backbones.sizes import (
     AlignOptions,
     BackboneError,
@@ -111,12 +111,11 @@ class Backbone(nn.Module, Pretrained):
         self.labels = LabelEmbedder(config.num_classes, shape.width) if config.num_classes else None
         self.text = TextEmbedder(config.text, shape.width) if config.text else None
         self.condition = config.condition
-        branches = family.branches(family.parse(shape, config.options))
         self.modulate: Modulation | BlockNorms
         if config.condition == "adaln":
-            self.modulate = Modulation(shape.width, shape.depth, 3 * branches)
+            self.modulate = Modulation(shape.width, shape.depth, 3 * branches(config))
         else:
-            self.modulate = BlockNorms(shape.width, shape.depth, branches)
+            self.modulate = BlockNorms(shape.width, shape.depth, branches(config))
         self.stack = build_stack(config)
         kernels(self.stack.blocks)  # A kernel that is not there is an error now, not in step 1.
         self.head: Head | None = None

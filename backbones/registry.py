@@ -121,6 +121,12 @@ def model_config(name: str, size: str | Size = "S/2", **arguments: Any) -> Model
     return config
 
 
+def branches(config: ModelConfig) -> int:
+    """Return the residual branches of a block of a model."""
+    family = find(config.name)
+    return family.branches(family.parse(config.shape, config.options))
+
+
 def _check_combinations(config: ModelConfig, branches: int) -> None:
     """Refuse arguments of a model that exclude each other."""
     require(
