@@ -243,19 +243,10 @@ def test_single_stream_blocks_need_the_length_of_their_text():
 
 
 def test_lists_of_blocks_without_an_argument_for_text_need_its_length_too():
-    model = randomised(
-        diffusers.Lumina2Transformer2DModel(
-            sample_size=8, in_channels=4, hidden_size=24, num_layers=3, num_refiner_layers=1,
-            num_attention_heads=2, num_kv_heads=1, axes_dim_rope=(4, 4, 4), axes_lens=(32, 32, 32),
-            cap_feat_dim=12,
-        )
-    )  # fmt: skip
-    inputs = {
-        "hidden_states": torch.randn(BATCH, 4, 8, 8),
-        "timestep": torch.rand(BATCH),
-        "encoder_hidden_states": torch.randn(BATCH, 6, 12),
-        "encoder_attention_mask": torch.ones(BATCH, 6).bool(),
-    }
+    from foreign_models import lumina2
+
+    model, _, inputs, _ = lumina2()
+    randomised(model)
     with routing.attach(model.layers, "1-1", when="always"), pytest.raises(AttachError, match="22 tokens .* prefix=N"):
         run(model, inputs)
     dense = run(model, inputs)
