@@ -214,7 +214,8 @@ class Backbone(nn.Module, Pretrained):
         Returns:
             The prediction (B, C_out, H p, W p), or `Output`.
         """
-        if native.ACTIVE.library is None and x.device.type == "cpu":
+        is_cpu = x.device.type == "cpu"
+        if native.ACTIVE.library is None and is_cpu and not torch.compiler.is_compiling():
             native.library()  # builds or loads the element-wise operations of every block
         tokens, c = self.embed(x, t, y, text, text_drop)
         if self.residual is not None and self.training and torch.is_autocast_enabled(x.device.type):
