@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,14 @@ class Muon(torch.optim.Muon):
             self.param_groups = groups
 
 
+class AdamW(torch.optim.AdamW):
+    """`torch.optim.AdamW` without its guards against compilers, which import torch's: 2 s."""
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
 class Optimizer:
     """What a run optimises with: AdamW, and Muon for the matrices of the blocks if asked for.
 
@@ -92,7 +101,7 @@ class Optimizer:
             (muon if id(parameter) in matrices else rest).append(parameter)
         # Fused AdamW skips a step by `found_inf` on the device: the weights are safe without a
         # sync.
-        adamw = torch.optim.AdamW(
+        adamw = AdamW(
             rest,
             lr=train.lr,
             betas=(train.betas[0], train.betas[1]),
