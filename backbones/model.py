@@ -41,8 +41,7 @@ from backbones.sizes import (
     check_whole,
 )
 from backbones.weights import Pretrained
-from routing.gather import Move
-from routing.layout import Layout
+from routing.layout import Layout, Move
 from routing.stack import Routing, StackOutput
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from routing.gather import Move
+from routing.layout import Move
 from routing.route import Route, RouteError, Segment
 
 

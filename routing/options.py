@@ -16,6 +16,10 @@ class RoutingError(UserError):
     """Routing options that contradict each other or the stack."""
 
 
+class SelectionError(RoutingError):
+    """A selection that cannot be made on this grid or at this rate."""
+
+
 _require = partial(require, error=RoutingError)
 
 

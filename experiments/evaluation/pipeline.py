@@ -16,7 +16,7 @@ from experiments.evaluation.cost import SamplingCost, model_cost, sampling_cost
 from experiments.evaluation.generation import generate
 from experiments.evaluation.sampling_options import describe_options
 from experiments.evaluation.weak_model import load_weak_model
-from routing.selection import Selection
+from routing.segment import Selection
 
 
 @dataclass

@@ -43,10 +43,11 @@ from routing.attached.kept import KeptTokens
 from routing.attached.passes import ForwardPass, Passes
 from routing.attached.protected import force_keep, parse_protect, routable_positions
 from routing.attached.supported import geometry, refuse_prefix, refuse_unknown_prefix
+from routing.explicit_ids import check_ids, ids_of_segment
 from routing.layout import Layout
 from routing.rng import Draws
 from routing.route import Route, keep_count
-from routing.selection import Selection, check_ids, ids_of_segment
+from routing.segment import Selection
 
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
 

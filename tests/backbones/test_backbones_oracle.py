@@ -12,8 +12,8 @@ import torch
 import backbones
 from routing.layout import Layout, Order
 from routing.rng import Draws
-from routing.route import Route
-from routing.selection import MODES, Selection
+from routing.route import MODES, Route
+from routing.segment import Selection
 from routing.stack import Routing
 
 torch.set_num_threads(1)

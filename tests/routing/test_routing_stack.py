@@ -432,9 +432,10 @@ def test_options_that_contradict():
         routing("2-5", remove="after:3", random_end=True)
     with pytest.raises(RoutingError, match="pass `draws` or `ids` to select tokens"):
         model(x, cond, layout, Routing(Route.parse("2-5")))
-    for wrong in ({"draws": draws(index=BATCH - 1)}, {"ids": torch.arange(8).expand(2, 8)}):
-        with pytest.raises(RoutingError, match="2 rows of ids for a batch of 3"):
-            model(x, cond, layout, routing("2-5", **wrong))
+    with pytest.raises(RoutingError, match="draws for 2 samples: expected 3, the batch size"):
+        model(x, cond, layout, routing("2-5", draws=draws(index=BATCH - 1)))
+    with pytest.raises(RoutingError, match="2 rows of ids for a batch of 3"):
+        model(x, cond, layout, routing("2-5", ids=torch.arange(8).expand(2, 8)))
     for ids in ([0, 1, 10**6], [0, 1, -1], [3, 0, 3]):
         with pytest.raises(RoutingError, match="distinct numbers from 0 to"):
             model(x, cond, layout, routing("2-5", ids=torch.tensor(ids)))
