@@ -5,8 +5,8 @@ from functools import partial
 from typing import Annotated, Literal, get_args
 
 from routing.errors import UserError, one_of, require
-from routing.route import MODES, Route, Segment, SelectionMode, keep_count
-from routing.schedule import RouteSchedule, Schedule
+from routing.route import MODES, Route, RouteSchedule, Segment, SelectionMode, keep_count
+from routing.schedule import Schedule
 
 Reinsertion = Literal["identity", "sum_input", "none"]
 LearnedPart = Literal["none", "fuse"]

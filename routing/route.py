@@ -15,7 +15,8 @@ Grammar, the same on the command line, in YAML and in run names:
     auto, auto@0.75 the paper's guideline, the same as 2--4
     0-4+6-9         one after the other; also 0-4,6-9 and a list
 
-How routes change over a run is in `routing.schedule`.
+A `RouteSchedule` names a route from each given progress on, `2-8/0.5:4-8/0.9:none`; a run that ends
+densely is `2-8/0.9:none`. Progress is 0 at the first step of a run and below 1 at the last.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 from routing.errors import UserError
+from routing.schedule import UNCHANGED, Schedule, ScheduleError, ascends, format_number
 
 DEFAULT_RATE = 0.5  # TREAD, Table 5: the best of 0, 0.25, 0.5 and 0.75
 # How the tokens that stay are chosen (routing.selection); here, so that checking needs no torch.
@@ -184,6 +186,83 @@ class Route:
 
     def __bool__(self) -> bool:
         return bool(self.segments)
+
+
+@dataclass(frozen=True)
+class RouteSchedule:
+    """The route at each progress, and the factor of its rate.
+
+    Args:
+        stages: Pairs (progress, route), progress ascending from 0.
+        factor: Multiplies the rates; a route whose rate becomes 0 is `none`.
+        off_after: Progress from which nothing is routed.
+
+    Raises:
+        ScheduleError: If the first stage does not begin at 0, or progress does not ascend.
+    """
+
+    stages: tuple[tuple[float, Route], ...]
+    factor: Schedule = UNCHANGED
+    off_after: float = 1.0
+
+    def __post_init__(self) -> None:
+        starts = [start for start, _ in self.stages]
+        if not starts or starts[0] != 0 or not ascends(starts):
+            raise ScheduleError(
+                f"routes {self}: progress must ascend from 0 to at most 1, as in 2-8/0.9:none"
+            )
+
+    @classmethod
+    def parse(cls, text: str | RouteSchedule) -> RouteSchedule:
+        """Read stages such as `2-8/0.5:4-8/0.9:none`; a plain route is a single stage.
+
+        Raises:
+            ScheduleError: If a stage has no progress.
+            RouteError: If a stage is no route.
+        """
+        if isinstance(text, RouteSchedule):
+            return text
+        first, *later = str(text).split("/")
+        stages = [(0.0, Route.parse(first))]
+        for stage in later:
+            start, colon, route = stage.partition(":")
+            try:
+                stages.append((float(start), Route.parse(route)))
+            except ValueError as error:
+                if isinstance(error, UserError) and colon:
+                    raise
+                raise ScheduleError(
+                    f"routes {text}: {stage!r}: expected the fraction of training at which it "
+                    f"starts, as in {first}/0.9:none"
+                ) from None
+        return cls(tuple(stages))
+
+    def resolve(self, depth: int, name: str = "the model") -> RouteSchedule:
+        """Return the stages with absolute routes; see `Route.resolve`."""
+        stages = tuple((at, route.resolve(depth, name)) for at, route in self.stages)
+        return replace(self, stages=stages)
+
+    @property
+    def first(self) -> Route:
+        """The first route that is not `none`; `none` if there is no other."""
+        for _, route in self.stages:
+            if route:
+                return route
+        return self.stages[0][1]
+
+    def at(self, progress: float) -> Route:
+        """Return the route at `progress`, the fraction of the run that is done (0..1)."""
+        if self.off_after <= progress and self.off_after < 1:
+            return Route()
+        route = [route for start, route in self.stages if start <= max(progress, 0.0)][-1]
+        return route if self.factor == UNCHANGED else route.scaled(self.factor.at(progress))
+
+    def __str__(self) -> str:
+        first, *later = self.stages
+        text = str(first[1])
+        for start, route in later:
+            text += f"/{format_number(start)}:{route}"
+        return text
 
 
 def keep_count(n: int, rate: float) -> int:

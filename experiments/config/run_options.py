@@ -15,8 +15,7 @@ from experiments.data.data_options import TASKS
 from experiments.options.roles import REPORTS, ROUTES, SCORES
 from experiments.options.training import ENCODERS, SELF_ENCODER, PathsOptions, TrainOptions
 from routing.options import RoutingOptions
-from routing.route import Route
-from routing.schedule import RouteSchedule
+from routing.route import Route, RouteSchedule
 
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 
