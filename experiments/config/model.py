@@ -23,7 +23,7 @@ def counted_route(config: Config) -> Route:
     if config.routing.off_after == 0:
         # Though the model has what a routed one has: SPRINT's dense fine-tune.
         return Route()
-    route, factor = config.first_route, config.routing.resolve(config.depth).factor
+    route, factor = config.first_route, config.route_schedule.factor
     return route.scaled(factor.largest) if factor.kind == "constant" else route
 
 

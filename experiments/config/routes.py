@@ -23,12 +23,12 @@ class TrainingRoutes:
 
     def __init__(self, config: Config, model: dict[str, Any] | None = None) -> None:
         self.config = config
-        self.schedule = config.routing.resolve(config.depth)
+        self.schedule = config.route_schedule
         # The forward MACs of one image on a route: a mean where an end is drawn.
         self.macs = cache(lambda route: float(run_cost(config, model, route).macs_routed))
 
     @cached_property
-    def every_step(self) -> Routing:
+    def step_routing(self) -> Routing:
         """Routing settings shared by all steps."""
         from routing.stack import Routing
 
@@ -42,7 +42,7 @@ def routed_pass(config: Config, draws: Draws | None) -> Routing | None:
     """
     if config.routing.off_after == 0:
         return None
-    return TrainingRoutes(config).every_step.on(config.first_route, draws)
+    return TrainingRoutes(config).step_routing.on(config.first_route, draws)
 
 
 def guided_route(config: Config, guidance: GuidanceOptions) -> Route:

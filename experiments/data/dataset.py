@@ -184,11 +184,11 @@ class Dataset(abc.ABC):
             raise DataError(f"data={self.name} has no {split} split: expected {expected}")
         if index.numel() and index.device.type == "cpu":
             size, low, high = self.sizes[split], int(index.min()), int(index.max())
-            require(
-                0 <= low <= high < (size or math.inf),
-                f"samples {low} to {high} of the {split} split of data={self.name}, which "
-                f"holds {size or 'endless'} samples, counted from 0",
-            )
+            if not 0 <= low <= high < (size or math.inf):
+                raise DataError(
+                    f"samples {low} to {high} of the {split} split of data={self.name}, which "
+                    f"holds {size or 'endless'} samples, counted from 0"
+                )
 
 
 def to_uint8(x: Tensor) -> Tensor:

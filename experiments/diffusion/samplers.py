@@ -1,6 +1,6 @@
 """Samplers: from noise to data with nothing but a denoiser.
 
-All work in `z = x / s`, `u = sigma / s` (objective.py), where the probability-flow ODE of every
+All work in `z = x / s`, `u = sigma / s` (objectives.py), where the probability-flow ODE of every
 objective is `dz/du = (z - D) / u`. A sampler integrates it on the objective's own grid of times.
 """
 

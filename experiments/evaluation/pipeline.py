@@ -10,7 +10,8 @@ from torch import Tensor
 from experiments.config.routes import check_guided
 from experiments.config.schema import Config
 from experiments.diffusion.guidance import Guidance, create_guidance
-from experiments.diffusion.objective import Objective, create_objective
+from experiments.diffusion.objective import Objective
+from experiments.diffusion.objectives import create_objective
 from experiments.diffusion.samplers import Sampler, create_sampler
 from experiments.evaluation.cost import SamplingCost, model_cost, sampling_cost
 from experiments.evaluation.generation import generate

@@ -112,14 +112,14 @@ def test_both_rates_follow_the_warm_up_and_the_schedule(tmp_path):
     for _ in range(3):
         loop.step.run()
         loop.state.step += 1
-        rates.append([group["lr"] for group in loop.state.optimizer.param_groups])
+        rates.append([optimizer.param_groups[0]["lr"] for optimizer in loop.state.optimizers])
     for adamw, muon in rates:
         assert muon == pytest.approx(3 * adamw)
     assert rates[0][0] == pytest.approx(0.001 / 4)
     assert (
         make_run(
             small(tmp_path, "train.optimizer=muon", "train.lr=0.004")
-        ).state.optimizer.param_groups[1]["peak_lr"]
+        ).state.optimizers[1].param_groups[0]["peak_lr"]
         == 0.004
     )
 
@@ -158,8 +158,8 @@ def test_micro_batches_and_bf16_train(tmp_path):
         for _ in range(4):
             loop.step.run()
             loop.state.step += 1
-        assert loop.state.tally[2] == 4
-        losses.append(float(loop.state.tally[0]))
+        assert loop.state.tally.finite_steps == 4
+        losses.append(float(loop.state.tally.loss))
         assert all(parameter.dtype == torch.float32 for parameter in loop.state.params)
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)  # sums round differently, then bfloat16
     assert losses[2] == pytest.approx(losses[0], rel=0.02)
