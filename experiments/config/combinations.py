@@ -10,7 +10,7 @@ from backbones.sizes import AlignOptions, parse_size
 from backbones.validation import validate_value
 from experiments.config import groups
 from experiments.config.run_options import RunOptions
-from experiments.data.data_options import describe
+from experiments.data.registry import describe
 from experiments.options.roles import require
 from experiments.options.training import ENCODERS, SELF_ENCODER
 from experiments.runtime.nested import flatten

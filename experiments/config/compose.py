@@ -18,7 +18,7 @@ from experiments.config.groups import CONF, GROUPS
 from experiments.config.parent import parent_digest
 from experiments.config.removed_keys import without_removed_words
 from experiments.config.schema import Config
-from experiments.data.data_options import describe, evaluation_preset, options_class
+from experiments.data.registry import describe, evaluation_preset, options_class
 from experiments.options.evaluation import EvalOptions
 from experiments.options.roles import ConfigError, config_defaults, require
 from experiments.runtime.nested import flatten

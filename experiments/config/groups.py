@@ -6,13 +6,15 @@ from the presets in `conf/` (eval, scale, experiment).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from backbones import registry
 from backbones.sizes import parse_size
 from backbones.validation import check_choice, fields_of, validate
-from experiments.data import data_options
+from experiments.data.registry import DATA_SETS
+from experiments.data.registry import parse as parse_data
 from experiments.options.evaluation import EvalOptions
 from experiments.options.guidance import GUIDANCE
 from experiments.options.model import SharedBackboneOptions
@@ -71,7 +73,7 @@ def parse(group: str, values: Any) -> Any:
         UserError: An unknown name or key, or a wrong value.
     """
     if group == "data":
-        return data_options.parse(values)
+        return parse_data(values)
     if group == "eval":
         return validate(EvalOptions, values, "eval.")
     return parse_named(_registry(group), group, values)
@@ -95,9 +97,13 @@ def parse_backbone(values: dict[str, Any], size: str) -> None:
     registry.find(values["name"]).parse(shape, family, shared_names)
 
 
-def _registry(group: str) -> dict[str, type]:
+def _registry(group: str) -> Mapping[str, type]:
     if group == "backbone":
         return {name: registry.find(name).options for name in registry.names()}
-    if group == "data":
-        return {name: data_options.options_class(name) for name in data_options.names()}
-    return {"objective": OBJECTIVES, "sampler": SAMPLERS, "guidance": GUIDANCE}[group]  # type: ignore[return-value]
+    registries: dict[str, Mapping[str, type]] = {
+        "data": DATA_SETS,
+        "objective": OBJECTIVES,
+        "sampler": SAMPLERS,
+        "guidance": GUIDANCE,
+    }
+    return registries[group]

@@ -11,7 +11,7 @@ from typing import Any
 from experiments.config.parent import parent_digest
 from experiments.config.removed_keys import insert_removed
 from experiments.config.run_options import RunOptions
-from experiments.data.data_options import fingerprint, location_keys
+from experiments.data.registry import fingerprint, location_keys
 from experiments.options.model import SharedBackboneOptions
 from experiments.options.roles import LEARNS, REPORTS, role_of
 from experiments.options.training import TrainOptions

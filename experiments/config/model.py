@@ -11,7 +11,7 @@ from backbones.cost import Cost, cost, features_macs
 from backbones.registry import model_config
 from backbones.sizes import parse_size
 from experiments.config.schema import Config
-from experiments.data.data_options import describe
+from experiments.data.registry import describe
 from experiments.options.training import SELF_ENCODER
 from experiments.runtime.console import big
 from routing.errors import require

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from experiments.config.routes import TrainingRoutes
 from experiments.config.schema import Config
-from experiments.data.dataset import Batch, Dataset, Prefetch, SampleOrder
+from experiments.data.dataset import Batch, Dataset, SampleOrder
+from experiments.data.prefetch import Prefetch
 from experiments.diffusion.objectives import create_objective
 from experiments.runtime import memory
 from experiments.training.alignment import create_alignment

@@ -10,7 +10,7 @@ import torch
 import backbones
 from experiments.config.routes import TrainingRoutes
 from experiments.config.schema import Config
-from experiments.data.data_options import describe
+from experiments.data.registry import describe
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.runtime.console import clock
 from experiments.runtime.memory import out_of_memory

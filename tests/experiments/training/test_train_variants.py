@@ -12,7 +12,7 @@ from test_train_loop import make_run
 from experiments.config.compose import load
 from experiments.config.model import model_arguments, run_cost
 from experiments.config.routes import check_guided
-from experiments.data.data_options import describe
+from experiments.data.registry import describe
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.options.guidance import GUIDANCE
 from experiments.options.roles import parse_named
