@@ -12,6 +12,15 @@ Reinsertion = Literal["identity", "sum_input", "none"]
 LearnedPart = Literal["none", "fuse"]
 
 
+class OmittedAtDefault:
+    """The type of `OMITTED_AT_DEFAULT`."""
+
+
+#: Annotates an option that is newer than runs which were published: it enters the hash of a run
+#: only at another value than its default, so that the names of those runs stay valid.
+OMITTED_AT_DEFAULT = OmittedAtDefault()
+
+
 class RoutingError(UserError):
     """Routing options that contradict each other or the stack."""
 

@@ -16,9 +16,6 @@ from experiments.options.training import ENCODERS, SELF_ENCODER
 from experiments.runtime.nested import flatten
 from routing.options import RoutingError
 
-#: Groups that every configuration sets.
-REQUIRED_GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval")
-
 
 def check_combinations(options: RunOptions) -> None:
     """Refuse options of a group that it does not have, and options that contradict each other.
@@ -29,7 +26,7 @@ def check_combinations(options: RunOptions) -> None:
     for key, value in flatten(options.to_dict()).items():
         if isinstance(value, int):
             require(abs(value) < 2**63, f"{key}={value}: expected an integer below 2^63")
-    for group in REQUIRED_GROUPS:
+    for group in groups.REQUIRED_GROUPS:
         values = getattr(options, group)
         require("name" in values, f"missing key {group}.name: choose one with {group}=NAME")
         if group == "backbone":

@@ -25,6 +25,8 @@ from experiments.options.sampler import SAMPLERS
 CONF = Path(__file__).resolve().parents[1] / "conf"
 #: In the order in which `--help` lists them.
 GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval", "scale", "experiment")
+#: Groups that every configuration sets.
+REQUIRED_GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval")
 #: Groups whose entries are YAML presets.
 PRESETS = ("eval", "scale", "experiment")
 

@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt
 from experiments.data.data_options import DataOptions, ShapeError, require
 from experiments.data.latent_manifest import MANIFEST, Manifest, store_layout, stored_shape
 from experiments.runtime.files import sha256
+from routing.options import OMITTED_AT_DEFAULT
 
 Side = Annotated[int, Ge(1)]
 
@@ -30,6 +31,7 @@ class LatentsOptions(DataOptions):
     )
     shape: Annotated[
         tuple[Side, Side, Side] | None,
+        OMITTED_AT_DEFAULT,
         "Expected shape of the latents, such as [32,16,16]; others are refused. null: any.",
     ] = None
     test: Annotated[
