@@ -92,8 +92,8 @@ def patch_grid(input_size: int | Sequence[int], patch: int) -> tuple[int, int]:
     sides = (input_size, input_size) if isinstance(input_size, int) else tuple(map(int, input_size))
     if len(sides) != 2 or any(not patch <= s <= _LONGEST or s % patch for s in sides):
         raise BackboneError(
-            f"input_size={input_size} cannot be cut into patches of side {patch}; "
-            f"take multiples of {patch} up to {_LONGEST}"
+            f"input_size={input_size} with patches of side {patch}: expected multiples of {patch} "
+            f"up to {_LONGEST}"
         )
     return sides[0] // patch, sides[1] // patch
 
@@ -145,8 +145,11 @@ def parse_size(
         heads = next(h for h in range(min(size.heads, width), 0, -1) if width % h == 0)
     check_whole(most=width, heads=heads)
     if width % heads:
-        good = next(h for h in range(heads, 0, -1) if width % h == 0)
-        raise BackboneError(f"heads={heads} does not divide width={width}; try {good}")
+        fewer = next(h for h in range(heads, 0, -1) if width % h == 0)
+        more = next(h for h in range(heads, width + 1) if width % h == 0)
+        raise BackboneError(
+            f"heads={heads}: expected a divisor of width={width}, such as {fewer} or {more}"
+        )
     changed = (depth, width, heads) != (size.depth, size.width, size.heads)
     return replace(
         size, name="custom" if changed else size.name, depth=depth, width=width, heads=heads

@@ -21,13 +21,14 @@ densely is `2-8/0.9:none`. Progress is 0 at the first step of a run and below 1 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, get_args
 
-from routing.errors import UserError
+from routing.errors import UserError, require
 from routing.schedule import UNCHANGED, Schedule, ScheduleError, ascends, format_number
 
 DEFAULT_RATE = 0.5  # TREAD, Table 5: the best of 0, 0.25, 0.5 and 0.75
@@ -62,18 +63,20 @@ class Segment:
     rate: float = DEFAULT_RATE
 
     def __post_init__(self) -> None:
-        for value in (self.start, self.end):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise RouteError(f"route end {value!r}: expected a block index; try route=2-8")
-        if isinstance(self.rate, bool) or not isinstance(self.rate, int | float):
-            raise RouteError(f"rate {self.rate!r}: expected a number; try route={self.span}@0.5")
-        if not 0 < self.rate < 1:
-            share = self.rate / 100 if 2 <= self.rate < 100 else 0.5  # meant as per cent
-            raise RouteError(
-                f"route {self.span}@{self.rate:g}: the rate is the fraction of tokens that skip, "
-                f"between 0 and 1; try route={f'{self.span}@{share:g}' if self.rate else 'none'}"
-            )
-        object.__setattr__(self, "rate", float(self.rate))
+        typed = f"route={self.start}-{self.end}"
+        whole = type(self.start) is int and type(self.end) is int
+        require(whole, f"{typed}: expected two block indices; try route=2-8", RouteError)
+        is_number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
+        rate = float(self.rate) if is_number else math.nan
+        share = rate / 100 if 2 <= rate < 100 else 0.5  # meant as per cent
+        better = f"{typed}@{share:g}" if rate != 0 else "route=none"
+        require(
+            0 < rate < 1,
+            f"{typed}@{self.rate}: the rate is the fraction of tokens that skip, between 0 and 1; "
+            f"try {better}",
+            RouteError,
+        )
+        object.__setattr__(self, "rate", rate)
 
     @property
     def span(self) -> str:
@@ -137,12 +140,12 @@ class Route:
         for first, second in pairwise(ordered):
             if second.start <= first.end:
                 raise RouteError(
-                    f"route {self}: {second.span} starts inside {first.span}; "
+                    f"route={self}: {second.span} starts inside {first.span}; "
                     f"try route={_apart(first, second)}"
                 )
         if absolute != ordered:
             better = Route(ordered)
-            raise RouteError(f"route {self}: segments must follow the blocks; try route={better}")
+            raise RouteError(f"route={self}: segments must follow the blocks; try route={better}")
         return Route(absolute)
 
     def with_rate(self, rate: float) -> Route:
@@ -169,7 +172,7 @@ class Route:
             RouteError: If an end still counts from the last block.
         """
         if not self.resolved:
-            raise RouteError(f"route {self}: its blocks are known only after resolve(depth)")
+            raise RouteError(f"route={self}: its blocks are known only after resolve(depth)")
         return tuple(i for s in self.segments for i in range(s.start, s.end + 1))
 
     def ruler(self, depth: int) -> str:
@@ -209,7 +212,7 @@ class RouteSchedule:
         starts = [start for start, _ in self.stages]
         if not starts or starts[0] != 0 or not ascends(starts):
             raise ScheduleError(
-                f"routes {self}: progress must ascend from 0 to at most 1, as in 2-8/0.9:none"
+                f"route={self}: progress must ascend from 0 to at most 1, as in 2-8/0.9:none"
             )
 
     @classmethod
@@ -232,7 +235,7 @@ class RouteSchedule:
                 if isinstance(error, UserError) and colon:
                     raise
                 raise ScheduleError(
-                    f"routes {text}: {stage!r}: expected the fraction of training at which it "
+                    f"route={text}: {stage!r}: expected the fraction of training at which it "
                     f"starts, as in {first}/0.9:none"
                 ) from None
         return cls(tuple(stages))
@@ -273,7 +276,7 @@ def keep_count(n: int, rate: float) -> int:
 
 def _unreadable(whole: object) -> str:
     hint = f"; try route={whole}-{whole}" if re.fullmatch(r"\d+", str(whole).strip()) else ""
-    return f"route {whole}: expected {_FORMS}{hint}"
+    return f"route={whole}: expected {_FORMS}{hint}"
 
 
 def _segment(item: object, whole: object) -> Segment:
@@ -287,7 +290,7 @@ def _segment(item: object, whole: object) -> Segment:
     span, at, rate = item.partition("@")
     span = span.strip()
     if span == "none":
-        raise RouteError(f"route {whole}: none stands alone; try route=none")
+        raise RouteError(f"route={whole}: none stands alone; try route=none")
     match = _RANGE.fullmatch(span)
     if span != "auto" and match is None:
         raise RouteError(_unreadable(whole))
@@ -302,7 +305,7 @@ def _rate(text: str, span: str) -> float:
         percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
         better = f"{span}@{float(percent[1]) / 100:g}" if percent else f"{span}@0.5"
         raise RouteError(
-            f"route {span}@{text}: the rate must be a number; try route={better}"
+            f"route={span}@{text}: the rate must be a number; try route={better}"
         ) from None
 
 
@@ -314,11 +317,11 @@ def _resolve(segment: Segment, depth: int, name: str) -> Segment:
     better = replace(segment, start=low, end=high)
     if not (0 <= start <= last and 0 <= end <= last):
         blocks = f"{depth} block{'s' if depth != 1 else ''}"
-        raise RouteError(f"route {segment}: {name} has {blocks}, 0..{last}; try route={better}")
+        raise RouteError(f"route={segment}: {name} has {blocks}, 0..{last}; try route={better}")
     if start > end:
         resolved = "" if (start, end) == (segment.start, segment.end) else f" ({start}-{end} here)"
         raise RouteError(
-            f"route {segment}{resolved}: start must not exceed end; blocks are 0..{last}; "
+            f"route={segment}{resolved}: start must not exceed end; blocks are 0..{last}; "
             f"try route={better}"
         )
     return replace(segment, start=start, end=end)

@@ -163,7 +163,7 @@ class Routing:
     def require_draws(self, need: str = "`draws` or `ids` to select tokens") -> Draws:
         """Return the random numbers, or refuse a pass that needs them and has none."""
         if self.draws is None:
-            raise RoutingError(f"route {self.route}: pass {need}")
+            raise RoutingError(f"route={self.route}: pass {need}")
         return self.draws
 
     def subset(self, index: int, rate: float, tokens: Tokens) -> Subset:

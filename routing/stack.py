@@ -15,7 +15,7 @@ A block is called `block(x, cond, layout) -> x`. It may have
 
     carries    keys, such as ("v_first",): it is called `block(x, cond, layout, state)` and may
                write them; every tensor in `state` travels with the tokens
-    scans      scan orders that it uses, such as ("zigzag:0", None)
+    scans      scan orders that it uses, such as ("zigzag:0",)
     tables     other tables of the layout that it looks up, such as (("gaps", "zigzag:0"),); both
                are computed before it runs (`Layout.prepare`)
     prepare    a method that gets the layout first, outside of what `block.compile()` compiles
@@ -230,8 +230,7 @@ def prepare(blocks: Sequence[nn.Module], layout: Layout) -> None:
     tables: dict[tuple[str, str], None] = {}
     for block in blocks:
         for scan in getattr(block, "scans", ()):
-            if scan is not None:
-                tables["scan", scan] = None
+            tables["scan", scan] = None
         for table in getattr(block, "tables", ()):
             tables[table] = None
     if tables:

@@ -180,7 +180,7 @@ def check_fused_span(route: Route, ends: Sequence[int], routing: Routing, fuse: 
     spans = [(segment.start, end) for segment, end in zip(route.segments, ends, strict=True)]
     if spans not in ([], [(span.start, span.end)]):
         raise RoutingError(
-            f"route {route}: this model's learned span is {span.span}; try route={span.span}"
+            f"route={route}: this model's learned span is {span.span}; try route={span.span}"
         )
     if routing.reinsert != "identity":
         raise RoutingError(f"reinsert {routing.reinsert}: a learned span has its own; try identity")

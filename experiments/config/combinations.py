@@ -41,6 +41,13 @@ def check_combinations(options: RunOptions) -> None:
     _check_training(options)
     _, height, width = describe(options.data)["shape"]
     patch = parse_size(options.size).patch
+    patches = [side for side in range(1, height + 1) if height % side == width % side == 0]
+    require(
+        patch in patches,
+        f"size={options.size}: its patch of {patch} does not divide {height}x{width} "
+        f"(data={options.data['name']}); expected a patch of {', '.join(map(str, patches))}, as in "
+        f"size={options.size.partition('/')[0]}/{max(p for p in patches if p <= max(patch, 1))}",
+    )
     model = f"{options.backbone['name']}-{options.size}"
     try:
         options.routing.check(options.depth, (height // patch, width // patch), model)

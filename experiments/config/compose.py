@@ -24,6 +24,9 @@ from experiments.options.roles import ConfigError, config_defaults, require
 from experiments.runtime.nested import flatten
 from routing.errors import suggest
 
+#: Keys whose values are groups of keys.
+SECTIONS = frozenset(("routing", "train", "paths"))
+
 
 def load(overrides: Sequence[str] = ()) -> Config:
     """Compose the configuration of one run from `key=value` overrides, and validate it.
@@ -46,13 +49,20 @@ def load(overrides: Sequence[str] = ()) -> Config:
             _check_single(key, value)
             groups.check_name(key, value)
             selections.append(override)
-    valid_keys = _valid_keys(tuple(selections))
+    keys = []
     for override in normalized:
         key, value = override.split("=", 1)
         if key not in GROUPS:
-            _check_key(key, valid_keys)
             _check_single(key, value)
-    config = Config.from_dict(compose(normalized))
+            keys.append(key)
+    if not SECTIONS.isdisjoint(keys):  # Hydra would replace a whole section
+        _check_keys(keys, tuple(selections))
+    try:
+        values = compose(normalized)
+    except ValueError:  # of this module, or Hydra's own where a list gets a key
+        _check_keys(keys, tuple(selections))  # names an unknown key better than Hydra
+        raise
+    config = Config.from_dict(values)
     if config.init:
         # Only where a run is about to start: a saved configuration may outlive its parent.
         parent_digest(config.init)
@@ -158,12 +168,19 @@ def _valid_keys(selections: tuple[str, ...]) -> list[str]:
     return sorted(flatten(compose(selections)))
 
 
-def _check_key(key: str, valid_keys: Sequence[str]) -> None:
-    if key in valid_keys:
-        return
+def _check_keys(keys: Sequence[str], selections: tuple[str, ...]) -> None:
+    """Refuse the first key that a configuration with these groups does not have."""
+    valid_keys = _valid_keys(selections)
+    for key in keys:
+        if key not in valid_keys:
+            raise _unknown_key(key, valid_keys)
+
+
+def _unknown_key(key: str, valid_keys: Sequence[str]) -> ConfigError:
     below = [name for name in valid_keys if name.startswith(f"{key}.")]
     example = "".join(f", such as {name}=" for name in below[:1])
-    require(not below, f"{key} is a group of keys: expected {key}.KEY=VALUE{example}")
+    if below:
+        return ConfigError(f"{key} is a group of keys: expected {key}.KEY=VALUE{example}")
     group, _, option = key.partition(".")
     if group in GROUPS and group not in groups.PRESETS:
         entries = []
@@ -171,9 +188,10 @@ def _check_key(key: str, valid_keys: Sequence[str]) -> None:
             if option in groups.defaults(group, name):
                 entries.append(f"{group}={name}")
         verb = "has" if len(entries) == 1 else "have"
-        require(not entries, f"unknown key {key}: only {' and '.join(entries)} {verb} it")
+        if entries:
+            return ConfigError(f"unknown key {key}: only {' and '.join(entries)} {verb} it")
     closest = suggest(key, [*GROUPS, *valid_keys])
-    raise ConfigError(
+    return ConfigError(
         f"unknown key {key}{closest} (python experiments/run.py --help all lists all keys)"
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from backbones import registry
-from backbones.sizes import parse_size
+from backbones.sizes import BackboneError, parse_size
 from backbones.validation import check_choice, fields_of, validate
 from experiments.data.registry import DATA_SETS
 from experiments.data.registry import parse as parse_data
@@ -95,7 +95,11 @@ def parse_backbone(values: dict[str, Any], size: str) -> None:
         elif key != "name" and value is not None:  # null leaves the choice to the family
             family[key] = value
     common = validate(SharedBackboneOptions, shared, "backbone.")
-    shape = parse_size(size, common.depth, common.width, common.heads)
+    try:
+        shape = parse_size(size, common.depth, common.width, common.heads)
+    except BackboneError as error:
+        is_option = str(error).startswith("heads=")
+        raise BackboneError(f"backbone.{error}" if is_option else str(error)) from None
     registry.find(values["name"]).parse(shape, family, shared_names)
 
 

@@ -432,7 +432,7 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
         ("data=digits guidance=routed guidance.route=2-80", "0.5 on route 2-80: .* has 12 blocks"),
         (
             "data=digits size=T/1 route=2-8@0.75 routing.selection=quad guidance=routed",
-            "guidance.strong=0.5 on route 2-8@0.75: selection quad keeps",
+            "guidance.strong=0.5 on route 2-8@0.75: selection=quad: keeps",
         ),
         ("data=digits backbone.align={{}}", "expected train.encoder to be one of"),
         ("data=digits train.encoder=random backbone.align={{}}", "expected 64, the features of"),
