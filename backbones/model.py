@@ -42,7 +42,8 @@ from backbones.sizes import (
 )
 from backbones.weights import Pretrained
 from routing.layout import Layout, Move
-from routing.stack import Routing, StackOutput
+from routing.segment import Routing
+from routing.stack import StackOutput
 
 
 @dataclass

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from routing.errors import require
 from routing.options import SelectionError
 from routing.route import Route
 
@@ -20,15 +21,19 @@ def check_ids(ids: Tensor, grid: tuple[int, int], batch: int) -> None:
             grid, or one that comes twice.
     """
     integers = isinstance(ids, Tensor) and not ids.is_floating_point()
-    if not integers or ids.dim() not in (1, 2) or not ids.shape[-1]:  # a batch may be empty
-        description = f"{ids.dtype} {(*ids.shape,)}" if isinstance(ids, Tensor) else ids
-        raise SelectionError(f"ids {description}: expected whole numbers (K,), (1, K) or (B, K)")
+    description = f"{ids.dtype} {(*ids.shape,)}" if isinstance(ids, Tensor) else ids
+    require(
+        integers and ids.dim() in (1, 2) and ids.shape[-1],  # a batch may be empty
+        f"ids {description}: expected whole numbers (K,), (1, K) or (B, K)",
+        SelectionError,
+    )
     rows = ids if ids.dim() > 1 else ids[None]
-    if len(rows) not in (1, batch):
-        raise SelectionError(
-            f"{len(rows)} rows of ids for a batch of {batch}; give each sample a row, or all of "
-            "them one"
-        )
+    require(
+        len(rows) in (1, batch),
+        f"{len(rows)} rows of ids for a batch of {batch}; give each sample a row, or all of them "
+        "one",
+        SelectionError,
+    )
     if ids.device.type != "cpu":
         return
     tokens, ascending = grid[0] * grid[1], rows.sort(1).values
@@ -53,9 +58,10 @@ def ids_of_segment(
     if ids is None:
         return None
     by_segment = ids if isinstance(ids, Sequence) else (ids,)
-    if len(by_segment) != len(route.segments):
-        raise SelectionError(
-            f"{len(by_segment)} tensors of ids for the {len(route.segments)} segments of route "
-            f"{route}; give one for each, or None to draw it"
-        )
+    require(
+        len(by_segment) == len(route.segments),
+        f"{len(by_segment)} tensors of ids for the {len(route.segments)} segments of route "
+        f"{route}; give one for each, or None to draw it",
+        SelectionError,
+    )
     return by_segment[index]

@@ -70,9 +70,10 @@ class Segment:
         rate = float(self.rate) if is_number else math.nan
         share = rate / 100 if 2 <= rate < 100 else 0.5  # meant as per cent
         better = f"{typed}@{share:g}" if rate != 0 else "route=none"
+        rate_text = f"{rate:g}" if is_number else self.rate
         require(
             0 < rate < 1,
-            f"{typed}@{self.rate}: the rate is the fraction of tokens that skip, between 0 and 1; "
+            f"{typed}@{rate_text}: expected a number between 0 and 1, the fraction of tokens that skip; "
             f"try {better}",
             RouteError,
         )
@@ -138,14 +139,17 @@ class Route:
         absolute = tuple(_resolve(segment, depth, name) for segment in self.segments)
         ordered = tuple(sorted(absolute, key=lambda segment: segment.start))
         for first, second in pairwise(ordered):
-            if second.start <= first.end:
-                raise RouteError(
-                    f"route={self}: {second.span} starts inside {first.span}; "
-                    f"try route={_apart(first, second)}"
-                )
-        if absolute != ordered:
-            better = Route(ordered)
-            raise RouteError(f"route={self}: segments must follow the blocks; try route={better}")
+            require(
+                first.end < second.start,
+                f"route={self}: {second.span} starts inside {first.span}; "
+                f"try route={_apart(first, second)}",
+                RouteError,
+            )
+        require(
+            absolute == ordered,
+            f"route={self}: segments must follow the blocks; try route={Route(ordered)}",
+            RouteError,
+        )
         return Route(absolute)
 
     def with_rate(self, rate: float) -> Route:
@@ -210,10 +214,11 @@ class RouteSchedule:
 
     def __post_init__(self) -> None:
         starts = [start for start, _ in self.stages]
-        if not starts or starts[0] != 0 or not ascends(starts):
-            raise ScheduleError(
-                f"route={self}: progress must ascend from 0 to at most 1, as in 2-8/0.9:none"
-            )
+        require(
+            starts and starts[0] == 0 and ascends(starts),
+            f"route={self}: progress must ascend from 0 to at most 1, as in 2-8/0.9:none",
+            ScheduleError,
+        )
 
     @classmethod
     def parse(cls, text: str | RouteSchedule) -> RouteSchedule:
@@ -315,15 +320,13 @@ def _resolve(segment: Segment, depth: int, name: str) -> Segment:
     last = depth - 1
     low, high = sorted((min(max(start, 0), last), min(max(end, 0), last)))
     better = replace(segment, start=low, end=high)
+    problem = ""
     if not (0 <= start <= last and 0 <= end <= last):
-        blocks = f"{depth} block{'s' if depth != 1 else ''}"
-        raise RouteError(f"route={segment}: {name} has {blocks}, 0..{last}; try route={better}")
-    if start > end:
+        problem = f": {name} has {depth} block{'s' if depth != 1 else ''}, 0..{last}"
+    elif start > end:
         resolved = "" if (start, end) == (segment.start, segment.end) else f" ({start}-{end} here)"
-        raise RouteError(
-            f"route={segment}{resolved}: start must not exceed end; blocks are 0..{last}; "
-            f"try route={better}"
-        )
+        problem = f"{resolved}: start must not exceed end; blocks are 0..{last}"
+    require(not problem, f"route={segment}{problem}; try route={better}", RouteError)
     return replace(segment, start=start, end=end)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from routing.errors import UserError, suggest
+from routing.errors import UserError, require, suggest
 
 KINDS = ("constant", "linear", "cosine", "steps")
 _FACTORS = "constant, linear:1:0, cosine:1:0:0.5 or steps:1@0+0.5@0.6"
@@ -45,19 +45,19 @@ class Schedule:
     points: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ScheduleError(
-                f"schedule {self.kind}: expected {_FACTORS}{suggest(self.kind, KINDS)}"
-            )
         count = {"constant": 1, "linear": 2, "cosine": 2}.get(self.kind, len(self.points))
         starts = [point[0] for point in self.points]
         factors = [point[1] for point in self.points]
-        if len(starts) != count or not starts or starts[0] != 0:
-            raise ScheduleError(f"schedule {self.kind}: begins at progress 0; expected {_FACTORS}")
-        if not ascends(starts):
-            raise ScheduleError(f"schedule {self}: progress must ascend from 0 to at most 1")
-        if not all(0 <= factor < math.inf for factor in factors):
-            raise ScheduleError(f"schedule {self}: a factor is 0 or more; try linear:1:0")
+        problem = ""
+        if self.kind not in KINDS:
+            problem = f"{self.kind}: expected {_FACTORS}{suggest(self.kind, KINDS)}"
+        elif len(starts) != count or not starts or starts[0] != 0:
+            problem = f"{self.kind}: begins at progress 0; expected {_FACTORS}"
+        elif not ascends(starts):
+            problem = f"{self}: progress must ascend from 0 to at most 1"
+        elif not all(0 <= factor < math.inf for factor in factors):
+            problem = f"{self}: a factor is 0 or more; try linear:1:0"
+        require(not problem, f"schedule={problem}", ScheduleError)
 
     @classmethod
     def parse(cls, text: str | Schedule) -> Schedule:
@@ -77,13 +77,13 @@ class Schedule:
         except ValueError as error:
             if isinstance(error, UserError):
                 raise
-            raise ScheduleError(f"schedule {text}: expected {_FACTORS}") from None
+            raise ScheduleError(f"schedule={text}: expected {_FACTORS}") from None
         if kind in ("linear", "cosine") and len(numbers) in (0, 2, 3):
             first, last, until = (*(numbers or (1.0, 0.0)), 1.0)[:3]
             return cls(kind, ((0.0, first), (until, last)))
         if kind == "constant" and len(numbers) < 2:
             return cls(kind, ((0.0, numbers[0] if numbers else 1.0),))
-        raise ScheduleError(f"schedule {text}: expected {_FACTORS}{suggest(kind, KINDS)}")
+        raise ScheduleError(f"schedule={text}: expected {_FACTORS}{suggest(kind, KINDS)}")
 
     def at(self, progress: float) -> float:
         """Return the factor at `progress`, the fraction of the run that is done (0..1)."""

@@ -22,7 +22,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from routing.errors import one_of
+from routing.errors import one_of, require
 from routing.explicit_ids import check_ids, ids_of_segment
 from routing.grid import tiles
 from routing.layout import Layout, Move
@@ -52,8 +52,9 @@ class Selection:
 
     def __post_init__(self) -> None:
         one_of("selection", self.mode, MODES, SelectionError)
-        if self.block < 1:
-            raise SelectionError(f"block {self.block}: a block has at least 1 token; try block=2")
+        require(
+            self.block >= 1, f"block={self.block}: expected a side of at least 1", SelectionError
+        )
 
     def ids(
         self, draws: Draws, k: int, grid: tuple[int, int], keep: int, present: Tensor | None = None
@@ -77,10 +78,11 @@ class Selection:
         uniform = self._rows(draws, f"route.{k}", n)
         if present is None:
             return select(self.mode, grid, keep, uniform, self.block)
-        if self.mode not in ("random", "unsorted"):
-            raise SelectionError(
-                f"selection {self.mode}: part of the grid is left; try selection=random"
-            )
+        require(
+            self.mode in ("random", "unsorted"),
+            f"selection={self.mode}: part of the grid is left; try selection=random",
+            SelectionError,
+        )
         local = select("random", (1, n), keep, uniform)
         rows = max(local.shape[0], present.shape[0])
         return present.expand(rows, -1).gather(1, local.expand(rows, -1))

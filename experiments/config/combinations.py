@@ -15,6 +15,7 @@ from experiments.options.roles import require
 from experiments.options.training import ENCODERS, SELF_ENCODER
 from experiments.runtime.nested import flatten
 from routing.options import RoutingError
+from routing.schedule import ScheduleError
 
 
 def check_combinations(options: RunOptions) -> None:
@@ -51,8 +52,10 @@ def check_combinations(options: RunOptions) -> None:
     model = f"{options.backbone['name']}-{options.size}"
     try:
         options.routing.check(options.depth, (height // patch, width // patch), model)
-    except RoutingError as error:  # it names the key as in `RoutingOptions`
-        raise RoutingError(f"routing.{error}") from None
+    except (RoutingError, ScheduleError) as error:
+        # It names the key as in `RoutingOptions`; `route` alone is typed at the top level.
+        prefix = "" if str(error).startswith("route=") else "routing."
+        raise type(error)(f"{prefix}{error}") from None
     _check_alignment(options)
 
 

@@ -53,10 +53,10 @@ def load(overrides: Sequence[str] = ()) -> Config:
     for override in normalized:
         key, value = override.split("=", 1)
         if key not in GROUPS:
-            _check_single(key, value)
             keys.append(key)
-    if not SECTIONS.isdisjoint(keys):  # Hydra would replace a whole section
-        _check_keys(keys, tuple(selections))
+            if key in SECTIONS or not _is_single(value):
+                _check_keys(keys, tuple(selections))  # a wrong key comes before its value
+            _check_single(key, value)
     try:
         values = compose(normalized)
     except ValueError:  # of this module, or Hydra's own where a list gets a key
@@ -255,10 +255,14 @@ def quote(override: str) -> str:
     return override
 
 
+def _is_single(value: str) -> bool:
+    """Whether a value is no list of several without brackets."""
+    return "," not in value or bool(set(value) & set("'\"[{(\\"))
+
+
 def _check_single(key: str, value: str) -> None:
-    is_quoted_or_list = set(value) & set("'\"[{(\\")
     require(
-        "," not in value or is_quoted_or_list,
+        _is_single(value),
         f"{key}={value}: expected one value; -m runs each of several, and a list is typed as "
         f"{key}=[{value}]",
     )

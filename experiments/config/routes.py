@@ -15,7 +15,7 @@ from routing.route import Route, keep_count
 
 if TYPE_CHECKING:  # both import torch
     from routing.rng import Draws
-    from routing.stack import Routing
+    from routing.segment import Routing
 
 
 class TrainingRoutes:
@@ -30,7 +30,7 @@ class TrainingRoutes:
     @cached_property
     def step_routing(self) -> Routing:
         """Routing settings shared by all steps."""
-        from routing.stack import Routing
+        from routing.segment import Routing
 
         return Routing.from_options(self.config.routing)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -53,7 +54,7 @@ def expand(time: Tensor, like: Tensor) -> Tensor:
     return time.to(like).reshape(-1, *([1] * (like.ndim - 1)))
 
 
-class Objective:
+class Objective(abc.ABC):
     """Base class of all objectives; see the table in `objectives.py`.
 
     A new objective defines `times`, `model_time`, `schedule`, `target` and `denoised`; where the
@@ -69,9 +70,9 @@ class Objective:
 
     # --- the path --------------------------------------------------------------------------------
 
+    @abc.abstractmethod
     def times(self, draws: Any) -> Tensor:
         """Return a native training time for each image, `(B,)`; `draws` is a `routing.Draws`."""
-        raise NotImplementedError
 
     def alpha(self, time: Tensor) -> Tensor:
         """Return the factor of the clean image; 1 by default."""
@@ -106,12 +107,12 @@ class Objective:
         """Return `u = sigma / s`."""
         return self.sigma(time) / self.scale(time)
 
+    @abc.abstractmethod
     def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
         """Return `steps + 1` native times from pure noise to clean data for a sampler.
 
         A time `shift` above 1 spends more steps on high noise.
         """
-        raise NotImplementedError
 
     def corrupt(self, x0: Tensor, noise: Tensor, time: Tensor) -> Tensor:
         """Return `alpha(time) * x0 + sigma(time) * noise`."""
@@ -119,21 +120,21 @@ class Objective:
 
     # --- the network -----------------------------------------------------------------------------
 
+    @abc.abstractmethod
     def model_time(self, time: Tensor) -> Tensor:
         """Return the network's time input for a native time, `(B,)`."""
-        raise NotImplementedError
 
     def scale_input(self, noisy: Tensor, time: Tensor) -> Tensor:
         """Return the network's image input for a noisy image; by default the image itself."""
         return noisy
 
+    @abc.abstractmethod
     def target(self, x0: Tensor, noise: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
         """Return the regression target, `(B, C, H, W)`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def denoised(self, output: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Convert a network output for `x` at native times `(B,)` into an estimate of `x0`."""
-        raise NotImplementedError
 
     def learned_variance(self, output: Tensor, x: Tensor) -> Tensor | None:
         """Return `Prediction.variance` of a network output; None if the objective learns none."""
@@ -179,10 +180,8 @@ class Objective:
         """
         channels = x.shape[1] * self.out_factor
         if output.shape[1] != channels:
-            raise ValueError(
-                f"objective {self.name} needs {channels} output channels, the network returns "
-                f"{output.shape[1]}; learn_sigma of both must agree"
-            )
+            problem = f"needs {channels} output channels, the network returns {output.shape[1]}"
+            raise ValueError(f"objective {self.name} {problem}; learn_sigma of both must agree")
         dtype = torch.promote_types(torch.promote_types(x.dtype, output.dtype), torch.float32)
         return output.to(dtype)
 

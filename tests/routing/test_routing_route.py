@@ -134,7 +134,7 @@ def test_routes_that_do_not_fit(text, message):
         ("2-8+none", "none stands alone"),
         ([[1, 2, 3, 4]], "expected none, auto"),
         ("2-" + "9" * 5000, "expected none, auto"),
-        ([[2.5, 8]], "expected a block index"),
+        ([[2.5, 8]], "expected two block indices"),
         ([[2, 8, "x"]], "expected a number"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from resuming import assert_resumes_bit_for_bit
 from safetensors.torch import load_file
 from small import overrides, run, small
 from test_train_distributed import losses, torchrun
@@ -133,20 +134,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(family, tmp_path):
         "train.save_every=3",
         "train.micro_batch=4",
     ]
-    straight = make_run(small(tmp_path / "straight", *words))
-    straight.fit()
-    broken = make_run(small(tmp_path / "broken", *words))
-    broken.fit(3)
-    again = make_run(small(tmp_path / "broken", *words))
-    again.state.load(run_folder.step_folder(again.folder, 3), again.config.hashed())
-    again.fit()
-    assert again.state.step == 6
-    for one, other in zip(
-        straight.state.params + straight.state.ema,
-        again.state.params + again.state.ema,
-        strict=True,
-    ):
-        assert torch.equal(one, other)
+    straight = assert_resumes_bit_for_bit(tmp_path, words)
     saved = load_file(run_folder.step_folder(straight.folder, 6) / "state.safetensors")
     assert any(key.startswith("optim.momentum_buffer.stack.blocks.") for key in saved)
 
