@@ -73,8 +73,8 @@ class Segment:
         rate_text = f"{rate:g}" if is_number else self.rate
         require(
             0 < rate < 1,
-            f"{typed}@{rate_text}: expected a number between 0 and 1, the fraction of tokens that skip; "
-            f"try {better}",
+            f"{typed}@{rate_text}: expected a number between 0 and 1, the fraction of tokens that "
+            f"skip; try {better}",
             RouteError,
         )
         object.__setattr__(self, "rate", rate)
