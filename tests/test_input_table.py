@@ -90,7 +90,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("train.lr=0", "expected a number > 0"),
             ("train.lr=fast", "a number"),
             ("train.lr=nan", "expected a finite number > 0"),
-            ("train.lr=inf", "expected a finite number > 0"),
+            ("train.lr=inf", "train.lr=inf: expected a finite number > 0"),
             ("train.clip=0", "expected a number > 0 or null"),
             ("train.warmup=-1", "expected an integer >= 0"),
             ("train.ema=1", "expected a number >= 0 and < 1"),
@@ -120,8 +120,8 @@ TABLE: list[tuple[str, str, str]] = [
             ("init={run}/*", "; expected exactly one"),
             ("experiment=finetune", "name it with init=RUN"),
             # --- routes
-            ("route=8-2", "route=2-8"),
-            ("route=2-40", "route=2-11"),
+            ("route=8-2", "try route=2-8"),
+            ("route=2-40", "try route=2-11"),
             ("route=12-13", "0..11"),
             ("route=2-8@1.5", "between 0 and 1"),
             ("route=2-8@0", "between 0 and 1"),
@@ -130,7 +130,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("route=2", "2-8"),
             ("route=two-eight", "2-8"),
             ("route=2-8,4-9", "joi"),
-            ("route=0-6+4-9", "0-3+4-9"),
+            ("route=0-6+4-9", "try route=0-3+4-9"),
             ("route=4-9+0-2", "0-2+4-9"),
             ("route=-20-3", "blocks"),
             ("route=auto@2", "between 0 and 1"),
@@ -154,7 +154,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("backbone.align={block:3}", "expected train.encoder to be one of"),
             ("backbone.align={block:3,channels:768} train.encoder=random", "expected"),
             ("routing.path_drop=0.1 route=2-8", "learned=fuse"),
-            ("routing.block=0", "block=0: expected an integer >= 1"),
+            ("routing.block=0", "routing.block=0: expected an integer >= 1"),
             # --- sizes and families
             ("size=Q/2", "expected one of T, M, S"),
             ("size=S/0", "S/2"),
@@ -170,7 +170,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("backbone=rwkv backbone.wkv=best", "rank"),
             ("backbone=rwkv backbone.missing=guess", "nearest"),
             ("backbone=mamba backbone.kernel=cuda", "kernel"),
-            ("backbone.decoder={dept: 2}", "depth"),
+            ("backbone.decoder={dept: 2}", "unknown key backbone.decoder.dept; did you mean depth?"),
             ("backbone.decoder={depth: 1} objective=ddpm sampler=ddim", "objective=edm"),
             # --- objectives, samplers, guidance, scores
             ("objective.P_std=0", "P_std"),
@@ -374,7 +374,7 @@ TABLE: list[tuple[str, str, str]] = [
     *[
         (BENCH, words, part)
         for words, part in [
-            ("backbone=mmaba", "mamba"),
+            ("backbone=mmaba", "did you mean mamba"),
             ("tokens=x", "tokens"),
             ("nope=1", "nope"),
             ("tokens", "key=value"),

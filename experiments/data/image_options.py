@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
 from experiments.data.data_options import DataOptions, import_name, require
-
-if TYPE_CHECKING:  # imports numpy
-    from experiments.data.image_sets import LabelledImages
 
 GREY_SHAPE, COLOUR_SHAPE = (1, 32, 32), (3, 32, 32)
 
@@ -29,8 +26,8 @@ class ImageOptions(DataOptions):
     package: ClassVar[str] = ""  # package that contains the files
     mirrored: ClassVar[bool] = False  # mirror half of the training images
 
-    def read(self) -> LabelledImages:
-        """Return the images, which may be smaller than `sample_shape`."""
+    def read(self) -> Any:
+        """Return `image_sets.LabelledImages`, which may be smaller than `sample_shape`."""
         return import_name(self.reader)(self)
 
     def check_files(self) -> None:
