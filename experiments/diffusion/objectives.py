@@ -23,6 +23,8 @@ from experiments.diffusion.objective import EDM, Objective
 from experiments.options.objective import OBJECTIVES as OBJECTIVE_OPTIONS
 from experiments.options.roles import parse_named
 
+__all__ = ["OBJECTIVES", "Objective", "create_objective"]
+
 OBJECTIVES: dict[str, type[Objective]] = {"edm": EDM, "flow": Flow, "ddpm": DDPM}
 
 

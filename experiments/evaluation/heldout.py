@@ -19,8 +19,7 @@ from experiments.components import make_dataset
 from experiments.config.routes import routed_pass
 from experiments.config.schema import Config
 from experiments.diffusion.auxiliary_losses import masked_mean, pixel_mask
-from experiments.diffusion.objective import Objective
-from experiments.diffusion.objectives import create_objective
+from experiments.diffusion.objectives import Objective, create_objective
 from experiments.evaluation.trained_model import load_model
 from routing.rng import Draws
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from experiments.config.routes import check_guided
 from experiments.config.schema import Config
 from experiments.diffusion.guidance import Guidance, create_guidance
-from experiments.diffusion.objective import Objective
-from experiments.diffusion.objectives import create_objective
+from experiments.diffusion.objectives import Objective, create_objective
 from experiments.diffusion.samplers import Sampler, create_sampler
 from experiments.evaluation.cost import SamplingCost, model_cost, sampling_cost
 from experiments.evaluation.generation import generate
