@@ -105,9 +105,9 @@ def plain_values(composed: Any, overrides: Sequence[str]) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise _unreadable(overrides, error) from error
     assert isinstance(values, dict)
-    words = dict(word.split("=", 1) for word in overrides)
-    values["scale"] = words.get("scale", "tiny")
-    values["experiment"] = words.get("experiment")
+    selected = dict(override.split("=", 1) for override in overrides)
+    values["scale"] = selected.get("scale", "tiny")
+    values["experiment"] = selected.get("experiment")
     return {str(key): value for key, value in values.items()}
 
 
@@ -269,7 +269,7 @@ def _check_single(key: str, value: str) -> None:
 
 
 def complete(argv: Sequence[str]) -> None:
-    """Answer a shell that completes a word (query=SHELL), or print what it runs (install=SHELL)."""
+    """Complete a word for a shell (query=SHELL), or print what sets it up (install=SHELL)."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
@@ -277,7 +277,7 @@ def complete(argv: Sequence[str]) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
-        hydra.shell_completion("config", [word for word in argv if not word.startswith("-")])
+        hydra.shell_completion("config", [name for name in argv if not name.startswith("-")])
 
 
 def preset(group: str, name: str) -> Mapping[str, Any]:

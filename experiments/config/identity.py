@@ -22,13 +22,13 @@ from routing.options import OMITTED_AT_DEFAULT, RoutingOptions
 
 def role(key: str) -> str:
     """Return what a dotted key decides (`experiments.options.roles`); `learns` if undeclared."""
-    name, _, rest = key.partition(".")
+    name, _, key_in_group = key.partition(".")
     if name not in {option.name for option in dataclasses.fields(RunOptions)}:
         return LEARNS.name
     declared = role_of(RunOptions, name)
     below = {"train": TrainOptions, "backbone": SharedBackboneOptions}.get(name)
-    if declared is None and below is not None and rest:
-        option = rest.partition(".")[0]
+    if declared is None and below is not None and key_in_group:
+        option = key_in_group.partition(".")[0]
         if option in {field.name for field in dataclasses.fields(below)}:
             declared = role_of(below, option)
     return (declared or LEARNS).name

@@ -66,9 +66,9 @@ def check_guided(config: Config, guidance: GuidanceOptions, model: dict[str, Any
             if keep_count(height * width, share) == height * width:
                 continue  # a dense pass
             # With the run's own route as first stage: a fused span allows no other route.
-            both = f"{config.first_route}/0.5:{route.with_rate(share)}"
-            asked = dataclasses.replace(config.routing, route=both, schedule="constant")
+            stages = f"{config.first_route}/0.5:{route.with_rate(share)}"
+            options = dataclasses.replace(config.routing, route=stages, schedule="constant")
             try:
-                asked.check(config.depth, (height, width))
+                options.check(config.depth, (height, width))
             except UserError as error:
                 raise UserError(f"guidance.{key}={text} on route {route}: {error}") from None
