@@ -18,15 +18,17 @@ import yaml
 from safetensors.numpy import save_file
 from small import command, overrides
 
-from experiments.config import GROUPS, Config, ConfigError
+from experiments.config import GROUPS, Config, ConfigError, compose
 from experiments.config.compose import load
 from experiments.config.groups import names as options_of
 from experiments.config.help import SECTIONS, help_text
+from experiments.config.model import run_cost
 from experiments.data import image_options
 from experiments.run import main
 from experiments.runtime import command as cli
 from experiments.runtime.nested import flatten
 from routing.errors import UserError
+from routing.route import RouteSchedule
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -235,6 +237,10 @@ MISTAKES = [
     # Each names the key as it is typed, nested ones too.
     ("backbone.decoder={width: 32, heads: 5}", "backbone.decoder.heads=5: expected a divisor of width=32, such as 4 or 8"),
     ("train.clip=-1", "train.clip=-1: expected a number > 0 or null"),
+    ("train.betas.x=3", "unknown key train.betas.x; did you mean train.betas?"),
+    ("size=T/3", "size=T/3: its patch of 3 does not divide 32x32 (data=mnist); expected a patch of 1, 2, 4"),
+    ("backbone.heads=5", "backbone.heads=5: expected a divisor of width=64, such as 4 or 8"),
+    ("routing.schedule=quick", "routing.schedule=quick: expected constant, linear"),
     ("backbone.width=17", "backbone.width=17: expected an integer >= 16"),
 ]
 
@@ -246,6 +252,29 @@ def test_mistakes_are_one_sentence_with_what_to_type(override, expected):
     message = str(caught.value)
     assert expected in message
     assert "\n" not in message
+
+
+def test_a_configuration_is_composed_once_and_its_route_is_parsed_once(monkeypatch):
+    calls = []
+    compose_unresolved, parse = compose.compose_unresolved, RouteSchedule.parse
+
+    def counted_compose(overrides):
+        calls.append("compose")
+        return compose_unresolved(overrides)
+
+    def counted_parse(text):
+        calls.append("parse")
+        return parse(text)
+
+    monkeypatch.setattr(compose, "compose_unresolved", counted_compose)
+    monkeypatch.setattr(RouteSchedule, "parse", counted_parse)
+    config = load(["route=2-8", "train.lr=0.001"])
+    assert calls.count("compose") == 1
+    calls.clear()
+    for _ in range(2):  # what a start reads: the name, the banner, the costs
+        assert config.resolved_route == str(config.first_route) == "2-8" and config.name
+        run_cost(config)
+    assert calls.count("parse") <= 1
 
 
 def test_a_value_may_hold_an_equals_sign():
