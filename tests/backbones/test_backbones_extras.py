@@ -209,7 +209,7 @@ def test_wrong_options():
     for attention in (5, 13):
         with pytest.raises(BackboneError, match=f"attention={attention}: expected blocks of 0"):
             build("mamba", attention=attention, depth=4)
-    with pytest.raises(BackboneError, match="decoder: heads=5 does not divide width=32; try 4"):
+    with pytest.raises(BackboneError, match="decoder: heads=5: expected a divisor of width=32, such as 4 or 8"):
         build(decoder={"width": 32, "heads": 5})
     with pytest.raises(BackboneError, match="decoder: heads=null: expected an integer >= 1"):
         build(decoder={"heads": None})
