@@ -181,7 +181,7 @@ def test_cost_of_tokens_that_leave_late_or_for_good():
     gone = cost(**options, reinsert="none")
     assert gone.macs_routed < cost(**options).macs_routed
     for wrong in ({"remove": "later"}, {"remove": "after:²"}, {"reinsert": "never"}):
-        with pytest.raises(UserError, match=f"{next(iter(wrong))} .*expected"):
+        with pytest.raises(UserError, match=f"{next(iter(wrong))}.*expected"):
             cost(**options, **wrong)
 
 

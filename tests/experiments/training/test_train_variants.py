@@ -73,7 +73,7 @@ def test_guidance_that_the_model_cannot_make_is_refused_before_training(words, s
 
 @pytest.mark.parametrize(
     ("word", "said"),
-    [("size=T/3", "patch of 3 does not divide 32x32"), ("backbone.decoder={x:1}", "unknown key")],
+    [("size=T/3", "patch of 3 does not divide 8x8"), ("backbone.decoder={x:1}", "unknown key")],
 )
 def test_a_model_that_cannot_be_made_leaves_no_run_folder(word, said, tmp_path):
     with pytest.raises(UserError, match=said):
