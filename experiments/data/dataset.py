@@ -325,8 +325,10 @@ class SampleOrder:
     """
 
     def __init__(self, seed: int, size: int | None) -> None:
-        if size is not None and not 1 <= size < 1 << 40:
-            raise DataError(f"a data set of {size} samples cannot be shuffled; it needs at least 1")
+        require(
+            size is None or 1 <= size < 1 << 40,
+            f"a data set of {size} samples cannot be shuffled; it needs at least 1",
+        )
         self.seed = int(seed)
         self.size = size
         halves = torch.tensor([self.seed & _WORD, (self.seed >> 32) & _WORD])

@@ -19,7 +19,7 @@ from experiments.runtime import checkpoint_files
 from experiments.runtime.checkpoint_files import CheckpointError
 from experiments.runtime.nested import differing
 from experiments.training.optimizer import create_optimizers, moment_names
-from routing.errors import UserError
+from routing.errors import UserError, require
 from routing.rng import widest
 
 # Attributes in a checkpoint's `state.json`; the number of roll-backs is called `salt` there.
@@ -169,11 +169,12 @@ class TrainingState:
         differences = []
         for key, (saved_value, value) in differing(saved, asked).items():
             differences.append(f"{key} (saved {saved_value!r}, asked {value!r})")
-        if differences:
-            raise CheckpointError(
-                f"{path} was written by another configuration: {'; '.join(differences)}; "
-                "move that folder away or set paths.runs elsewhere"
-            )
+        require(
+            not differences,
+            f"{path} was written by another configuration: {'; '.join(differences)}; "
+            "move that folder away or set paths.runs elsewhere",
+            CheckpointError,
+        )
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         with torch.no_grad():
