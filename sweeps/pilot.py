@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config import Config, role
-from routing.errors import UserError
-from sweeps import SweepError, require
+from routing.errors import UserError, require
+from sweeps import SweepError
 from sweeps.cells import GridCell, UserValues, expand
 from sweeps.composition import MISFITS, load_config
 from sweeps.cost import training_macs
@@ -69,12 +69,17 @@ def comparisons(grid: Grid, scale: str, user: UserValues) -> list[PilotPair]:
             config.train.schedule == "constant",
             f"grid {grid.name}: train.schedule={config.train.schedule}: expected constant, since "
             "the losses on the way of a decayed run are not those of shorter runs",
+            SweepError,
         )
         if config.resolved_route == "none":
             dense_steps[config.name] = config.train.steps
         else:
             routed_cells.setdefault(config.name, (cell, config))
-    require(routed_cells, f"grid {grid.name}: expected a routed run that trains from scratch")
+    require(
+        routed_cells,
+        f"grid {grid.name}: expected a routed run that trains from scratch",
+        SweepError,
+    )
     results = []
     for cell, config in routed_cells.values():
         routed = _without(cell.overrides, _SET_BY_PILOT)

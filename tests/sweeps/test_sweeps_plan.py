@@ -24,7 +24,7 @@ from sweeps import (
     overrides,
     plan,
     resources,
-    sbatch,
+    sbatch_script,
     slurm,
 )  # fmt: skip
 from sweeps import command as sweeps_command
@@ -483,7 +483,7 @@ def test_a_retry_takes_nothing_that_runs_code_from_a_folder_of_runs():
 
 def script(place, runs=4):
     """The script of a batch: its sbatch options, its lines before srun, and srun's."""
-    text = sbatch.script(Sweep(Path("/runs"), "g"), place, runs, Path("/code"))
+    text = sbatch_script.script(Sweep(Path("/runs"), "g"), place, runs, Path("/code"))
     flags = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
     head, _, rest = text.partition("# command\n")
     return flags, head.partition("# setup\n")[2].split("\n")[:-2], rest.split("\n")[1]
@@ -492,7 +492,7 @@ def script(place, runs=4):
 @pytest.mark.parametrize("name", ["100%j", "a\\b"])
 def test_a_folder_whose_name_slurm_would_replace_is_refused(name):
     with pytest.raises(SweepError, match="replaces % and .* paths.runs=FOLDER"):
-        sbatch.script(Sweep(Path("/") / name, "g"), resources.load("slurm"), 1, Path("/code"))
+        sbatch_script.script(Sweep(Path("/") / name, "g"), resources.load("slurm"), 1, Path("/code"))
 
 
 @pytest.mark.parametrize(
