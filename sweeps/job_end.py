@@ -12,7 +12,7 @@ KILLED = "killed by signal 9 (out of memory?)"
 _REASONS = {
     "": "its job is gone",
     "ENDED": "its process is gone",  # of a pool
-    "OUT_OF_MEMORY": "out of memory (cluster.memory_gb= or cluster.retry_memory= asks for more)",
+    "OUT_OF_MEMORY": "out of memory (cluster.memory_gb= asks for more)",
     "TIMEOUT": "its time limit came before it had saved (cluster.time=, cluster.signal_s=)",
     "NODE_FAIL": "its node failed",
     "BOOT_FAIL": "its node did not start",

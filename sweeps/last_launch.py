@@ -9,7 +9,7 @@ from sweeps.folder import Sweep
 from sweeps.planned_run import PlannedRun
 from sweeps.resource_options import Resources
 from sweeps.retry_memory import resources_of_retry
-from sweeps.run_status import RunStatus
+from sweeps.run_status import RunStatus, finite_number
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ def group_by_cluster(
         run_resources, explanation = resources_of_retry(
             rows[run.name],
             resources.by_run(base, [run])[run.name],
+            last_gb=finite_number(batch.resources if batch is not None else {}, "memory_gb"),
             is_typed="memory_gb" in arguments.cluster_keys,
         )
         if explanation:

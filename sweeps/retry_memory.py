@@ -10,13 +10,14 @@ _ALLOCATION_ERRORS = ("out of memory", "allocate memory", "MemoryError", "std::b
 
 
 def resources_of_retry(
-    row: RunStatus, resources: Resources, is_typed: bool
+    row: RunStatus, resources: Resources, last_gb: float | None, is_typed: bool
 ) -> tuple[Resources, str]:
     """Return the resources of a retry, and the line that explains them ("" for no change).
 
     Args:
         row: The status of the run.
-        resources: Those of its last launch.
+        resources: Those of its last launch, or of the cluster that was typed again.
+        last_gb: What it had, None if that is unknown.
         is_typed: Whether `cluster.memory_gb` is typed for the retry, which settles it.
     """
     factor, memory = resources.retry_memory, resources.memory_gb
@@ -30,6 +31,7 @@ def resources_of_retry(
         )
     if not row.memory_ran_out and not is_own_error:
         return resources, ""
+    memory = max(memory, last_gb or 0.0)
     limit = resources.max_memory_gb
     if limit is not None and memory >= limit:
         return resources, (

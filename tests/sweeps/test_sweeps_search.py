@@ -11,8 +11,8 @@ import yaml
 from slurm_lab import COMMANDS, STUB, until, use_stubs, write_grid
 from small import ROOT
 
-from sweeps import command as sweeps_command
 from experiments.runtime.locks import locked
+from sweeps import command as sweeps_command
 from sweeps import grid, pool_gpus
 from sweeps.folder import Sweep
 from sweeps.optuna_study import distributions, import_optuna, study_location, summary
