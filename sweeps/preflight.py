@@ -10,7 +10,7 @@ from routing.errors import require, suggest
 from sweeps import SweepError
 from sweeps.planned_run import PlannedRun
 from sweeps.resource_options import Resources
-from sweeps.resources import for_run
+from sweeps.resources import by_run
 
 
 class Preflight:
@@ -39,7 +39,7 @@ class Preflight:
         if self.exit_code:
             return
         try:
-            resources = for_run(self.resources, run.cluster)
+            resources = by_run(self.resources, [run])[run.name]
             processes = resources.nodes * resources.tasks if self.on_slurm else 1
             check_ready(config, processes, self.on_gpu)
         except Exception as error:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from sweeps.job_end import KILLED
 from sweeps.resource_options import Resources
 from sweeps.run_status import RunStatus
 
@@ -23,7 +24,8 @@ def resources_of_retry(
     factor, memory = resources.retry_memory, resources.memory_gb
     if factor is None or memory is None or resources.kind != "slurm" or is_typed:
         return resources, ""
-    is_own_error = row.state == "failed" and any(text in row.why for text in _ALLOCATION_ERRORS)
+    is_own_error = any(text in row.why for text in _ALLOCATION_ERRORS)
+    is_own_error = is_own_error and row.state == "failed" and not row.why.startswith(KILLED)
     if not row.memory_ran_out and is_own_error and resources.gpu_count:
         return resources, (
             f"{row.run.name} ran out of GPU memory, which cluster.retry_memory does not change: "
@@ -33,13 +35,11 @@ def resources_of_retry(
         return resources, ""
     memory = max(memory, last_gb or 0.0)
     limit = resources.max_memory_gb
-    if limit is not None and memory >= limit:
-        return resources, (
-            f"{row.run.name} ran out of memory at {memory:g} GB, and "
-            f"cluster.max_memory_gb={limit:g} allows no more: it is submitted with as much again"
-        )
     more = memory * factor if limit is None else min(memory * factor, limit)
     fixed = sorted({*resources.fixed, "memory_gb"})  # a grid's `cluster` has the amount before
     larger = dataclasses.replace(resources, memory_gb=more, fixed=fixed)
+    text = f"{row.run.name} ran out of memory at {memory:g} GB"
+    if limit is not None and more <= memory:
+        return larger, f"{text} and gets no more: cluster.max_memory_gb={limit:g}"
     cap = f", the most that cluster.max_memory_gb={limit:g} allows" if more == limit else ""
-    return larger, f"{row.run.name} ran out of memory at {memory:g} GB and gets {more:g} GB{cap}"
+    return larger, f"{text} and gets {more:g} GB{cap}"
