@@ -26,7 +26,7 @@ def print_plan(plan: Plan, resources: Resources, with_arguments: bool) -> None:
     arrays = split_into_arrays(runs, each) if resources.kind == "slurm" else []
     for array in arrays:
         script = sbatch_script.script(
-            sweep, array.resources, array.task_count, sweep.snapshots / "SNAPSHOT"
+            sweep, array.resources, array.task_count, sweep.snapshots / "SNAPSHOT", array.sharing
         )
         scripts.setdefault(repr(array.resources), script)
     lines = estimate(runs, plan.configs, resources.tflops)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class PilotPair:
         routed: Overrides of the routed run.
         full_steps: Steps of a full dense run.
         m: Multiply-adds per step, routed over dense, of the whole schedule of the route.
+        cluster: Keys of the cluster file that the grid changes for the routed cell.
     """
 
     label: str
@@ -41,6 +42,7 @@ class PilotPair:
     routed: Mapping[str, Any]
     full_steps: int
     m: float
+    cluster: Mapping[str, Any] = field(default_factory=dict)
 
     def names(self, seed: int) -> tuple[str, str]:
         """Return the names of the run folders with a seed: dense, routed."""
@@ -92,7 +94,7 @@ def comparisons(grid: Grid, scale: str, user: UserValues) -> list[PilotPair]:
         label = " ".join(format_overrides(_without(cell.varies, _SET_BY_PILOT)))
         full_steps = dense_steps.get(dense_config.name, config.train.steps)
         label = label or f"route={config.resolved_route}"
-        results.append(PilotPair(label, dense, routed, full_steps, m))
+        results.append(PilotPair(label, dense, routed, full_steps, m, cell.cluster))
     return results
 
 
@@ -147,6 +149,8 @@ def pilot_grid(grid: Grid, pairs: Sequence[PilotPair], steps: int, seeds: Sequen
         dense_name, routed_name = pair.names(seeds[0])
         cells[dense_name] = {**pair.dense, "train.steps": every * LOGGED_POINTS}
         cells[routed_name] = {**pair.routed, "train.steps": routed_steps}
+        for name in (dense_name, routed_name):
+            cells[name]["cluster"] = dict(pair.cluster)
     rows = [_without(cell, ("scale",)) for cell in cells.values()]  # the scale is typed
     raw = {"title": f"Pilot of {grid.name}", "cells": rows, "seeds": list(seeds)}
     return Grid(f"{grid.name}_pilot", raw, grid.path, grid.commands)

@@ -118,7 +118,8 @@ class RunResources:
         texts = [gpus if self.gpu_count else "no GPU"]
         if self.memory_gb is not None:
             texts.append(f"{self.memory_gb:g} GB")
-        texts += [f"{self.cpus * self.tasks} CPUs", str(self.time)]
+        cpus = self.cpus * self.tasks
+        texts += [f"{cpus} CPU{'s' if cpus > 1 else ''}", str(self.time)]
         if self.nodes > 1:
             texts = [f"{self.nodes} nodes of {texts[0]}", *texts[1:]]
         if self.partition:

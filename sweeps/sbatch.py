@@ -40,7 +40,8 @@ def submit(
     command = python_command(resources)
     executor = Executor(find_by_name, folder=sweep.logs, max_num_timeout=10_000, python=command)
     code = sweep.snapshots / batch.code
-    options = parameters(resources, batch.name, code, sweep.logs)
+    sharing = max(len(names) for names in batch.tasks())
+    options = parameters(resources, batch.name, code, sweep.logs, sharing)
     extra = options["additional_parameters"]
     shared = [str(extra.get("dependency") or ""), f"afterany:{after}" if after else ""]
     by_task = []

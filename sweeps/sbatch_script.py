@@ -31,7 +31,9 @@ _OVERRIDES_SCRIPT = {
 }  # fmt: skip
 
 
-def parameters(resources: Resources, name: str, code: Path, logs: Path) -> dict[str, Any]:
+def parameters(
+    resources: Resources, name: str, code: Path, logs: Path, sharing: int = 1
+) -> dict[str, Any]:
     """Return submitit's parameters for a batch.
 
     Args:
@@ -39,6 +41,7 @@ def parameters(resources: Resources, name: str, code: Path, logs: Path) -> dict[
         name: Name of the jobs.
         code: The snapshot that they run.
         logs: Folder of their output.
+        sharing: How many runs share a task; each gets what it asks for.
 
     Raises:
         SweepError: Slurm would replace characters in the path of the logs.
@@ -52,9 +55,7 @@ def parameters(resources: Resources, name: str, code: Path, logs: Path) -> dict[
     for option, value in resources.extra.items():
         if value is not None and value is not False:
             extra[option] = value
-    # Each of the runs that share a task gets what it asks for.
-    sharing, memory = resources.runs_per_gpu, resources.memory_gb
-    cpus = resources.cpus * sharing
+    memory, cpus = resources.memory_gb, resources.cpus * sharing
     options: dict[str, Any] = {
         "job_name": name,
         "time": minutes(resources.time),
@@ -95,13 +96,13 @@ def python_command(resources: Resources) -> str:
     return resources.python or shlex.quote(sys.executable)
 
 
-def script(sweep: Sweep, resources: Resources, tasks: int, code: Path) -> str:
+def script(sweep: Sweep, resources: Resources, tasks: int, code: Path, sharing: int = 1) -> str:
     """Return the script that `submit` writes for so many tasks, without Slurm."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     logs = shlex.quote(str(sweep.logs))
     command = f"{python_command(resources)} -u -m submitit.core._submit {logs}"
-    options = parameters(resources, f"{sweep.name}.BATCH", code, sweep.logs)
+    options = parameters(resources, f"{sweep.name}.BATCH", code, sweep.logs, sharing)
     if tasks > 1:
         options["map_count"] = tasks
     return _make_sbatch_string(command=command, folder=sweep.logs, **options)

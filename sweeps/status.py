@@ -1,4 +1,4 @@
-"""Status of every run: from its folder, the jobs' own records, and two Slurm calls."""
+"""Status of every run of a sweep, with jobs of other sweeps and estimates of when they end."""
 
 import functools
 from collections.abc import Iterable

@@ -168,7 +168,7 @@ def test_runs_are_split_by_what_they_wait_for_and_then_by_resources():
 
 def test_a_shared_task_asks_for_one_gpu_and_for_what_all_its_runs_need():
     shared = resources.load("slurm", "tiny", {"gpus": "1", "runs_per_gpu": "3", "throttle": "7"})
-    text = sbatch_script.script(Sweep(Path("/runs"), "g"), shared, 4, Path("/code"))
+    text = sbatch_script.script(Sweep(Path("/runs"), "g"), shared, 4, Path("/code"), sharing=3)
     for line in ("--gpus-per-node=1", "--mem=12288M", "--cpus-per-task=6", "--array=0-3%2"):
         assert f"#SBATCH {line}\n" in text
     assert "--cpus-per-task=6" in text.partition("# command\n")[2]
@@ -196,7 +196,7 @@ def test_a_dry_run_shows_every_array_and_a_script_for_each_kind(shop):
     )  # fmt: skip
     text = shop("launch", "--dry-run", "--throttle", "5")
     assert "array 1: 2 runs: no GPU, 4 GB, 2 CPUs, 1:00:00; at most 5 at once" in text
-    assert "array 2: 2 runs: no GPU, 4 GB, 1 CPUs" in text and "array 3: 2 runs: no GPU, 4 GB, 1 CPUs" in text
+    assert "array 2: 2 runs: no GPU, 4 GB, 1 CPU" in text and "array 3: 2 runs: no GPU, 4 GB, 1 CPU" in text
     assert text.count("#!/bin/bash") == 2
     text = shop("launch", "--dry-run", "cluster=debug")
     assert "cluster=debug ignores cpus=1 of the grid" in text and "array" not in text

@@ -36,12 +36,12 @@ def test_arrays_are_split_by_the_resources_of_cells_and_stages(shop):  # noqa: F
                  "cluster": {"memory_gb": 0.25, "time": "0:10:00"}}],
     )  # fmt: skip
     text = shop("launch", "--throttle", "3", "cluster.memory_gb=0.5", "--dry-run")
-    assert "array 1: 2 runs: no GPU, 0.5 GB, 1 CPUs, 1:00:00; at most 3 at once" in text
+    assert "array 1: 2 runs: no GPU, 0.5 GB, 1 CPU, 1:00:00; at most 3 at once" in text
     # What is typed is more than what the grid says.
     assert "array 2: 2 runs: 1 GPU, 0.5 GB" in text
     text = shop("launch", "--throttle", "3")
     assert (
-        text.count("  job ") == 3 and "1 GPU, 0.75 GB, 1 CPUs, 1:00:00; at most 3 at once" in text
+        text.count("  job ") == 3 and "1 GPU, 0.75 GB, 1 CPU, 1:00:00; at most 3 at once" in text
     )
     rows = {}
     for row in status.statuses(shop.sweep)[0]:
