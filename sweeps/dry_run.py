@@ -22,13 +22,13 @@ def print_plan(plan: Plan, resources: Resources, with_arguments: bool) -> None:
     if plan.grid.search is None:  # the trials of a search are chosen as it runs
         runs, _ = find_missing(sweep, plan.runs, print, need_queue=False)
     each = by_run(resources, runs)  # first, since it refuses what a launch would refuse
-    scripts: dict[str, str] = {}  # by resources: arrays with the same differ in what they wait for
     arrays = split_into_arrays(runs, each) if resources.kind == "slurm" else []
+    scripts = []
     for array in arrays:
-        script = sbatch_script.script(
-            sweep, array.resources, array.task_count, sweep.snapshots / "SNAPSHOT", array.sharing
+        code = sweep.snapshots / "SNAPSHOT"
+        scripts.append(
+            sbatch_script.script(sweep, array.resources, array.task_count, code, array.sharing)
         )
-        scripts.setdefault(repr(array.resources), script)
     lines = estimate(runs, plan.configs, resources.tflops)
     for run in runs if with_arguments else ():
         lines.append(f"{run.entry} {shlex.join(run.args)}")
@@ -39,11 +39,27 @@ def print_plan(plan: Plan, resources: Resources, with_arguments: bool) -> None:
     )
     if len(arrays) > 1 or resources.runs_per_gpu > 1:
         for number, array in enumerate(arrays, 1):
-            lines.append(f"array {number}: {array.describe()}")
+            differences = _differences(scripts[number - 1], scripts[0])
+            text = f" ({differences})" if differences else ""
+            lines.append(f"array {number}: {array.describe()}{text}")
+    if not with_arguments:
+        scripts = scripts[:1]
     lines += filter(None, [ignored_text(resources, runs)])
     if resources.kind == "slurm" and shutil.which("sbatch") is None:
         lines.append("there is no sbatch here: without cluster= a launch trains on this machine")
-    print("\n".join([*lines, *scripts.values()]))
+    print("\n".join([*lines, *scripts]))
+
+
+def _differences(script: str, first_script: str) -> str:
+    """Return the options of a script that the first one lacks: `--mem=80G --gpus-per-node=2`."""
+    # Those that follow from its length.
+    of_length = ("#SBATCH --array", "#SBATCH --error", "#SBATCH --output")
+    options = []
+    for line in script.splitlines():
+        is_option = line.startswith("#SBATCH") and not line.startswith(of_length)
+        if is_option and line not in first_script.splitlines():
+            options.append(line.removeprefix("#SBATCH "))
+    return " ".join(options)
 
 
 def _count_waiting(sweep: Sweep, runs: Sequence[PlannedRun]) -> int:

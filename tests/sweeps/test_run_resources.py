@@ -188,7 +188,7 @@ def test_the_runs_of_a_batch_are_those_of_its_tasks():
         assert batch.tasks() == [["a"], ["b"], ["c"], ["d"], ["e"]]
 
 
-def test_a_dry_run_shows_every_array_and_a_script_for_each_kind(shop):
+def test_a_dry_run_shows_every_array_and_what_differs_in_its_script(shop):
     shop.grid = write_grid(
         shop.folder, seeds=[0, 1],
         stages=[{"name": "score", "of": "train", "command": "score", "args": ["{parent}"], "cluster": {"cpus": 1}},
@@ -197,7 +197,11 @@ def test_a_dry_run_shows_every_array_and_a_script_for_each_kind(shop):
     text = shop("launch", "--dry-run", "--throttle", "5")
     assert "array 1: 2 runs: no GPU, 4 GB, 2 CPUs, 1:00:00; at most 5 at once" in text
     assert "array 2: 2 runs: no GPU, 4 GB, 1 CPU" in text and "array 3: 2 runs: no GPU, 4 GB, 1 CPU" in text
-    assert text.count("#!/bin/bash") == 2
+    assert "at most 5 at once (--cpus-per-task=1)" in text
+    # The script of the first array; those of all with dry=full.
+    assert text.count("#!/bin/bash") == 1 and text.count("#SBATCH --cpus-per-task=2") == 1
+    text = shop("launch", "dry=full")
+    assert text.count("#!/bin/bash") == 3 and text.count("#SBATCH --cpus-per-task=1\n") == 2
     text = shop("launch", "--dry-run", "cluster=debug")
     assert "cluster=debug ignores cpus=1 of the grid" in text and "array" not in text
 
