@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from sweeps import (
     job_end,
     pool_gpus,
     resources,
+    sbatch,
     sbatch_script,
+    sharing,
     slurm,
     status,
 )
@@ -204,6 +207,70 @@ def test_a_dry_run_shows_every_array_and_what_differs_in_its_script(shop):
     assert text.count("#!/bin/bash") == 3 and text.count("#SBATCH --cpus-per-task=1\n") == 2
     text = shop("launch", "--dry-run", "cluster=debug")
     assert "cluster=debug ignores cpus=1 of the grid" in text and "array" not in text
+
+
+def test_more_runs_than_an_array_may_have_tasks_are_several_arrays(shop, monkeypatch):
+    submitted = []
+
+    def submit(_sweep, runs, got, batch, after, _conditions):
+        submitted.append((len(runs), batch.tasks(), after, got.memory_gb))
+        ids = {}
+        for index, names in enumerate(batch.tasks()):
+            ids |= dict.fromkeys(names, f"{len(submitted)}_{index}")
+        return ids
+
+    monkeypatch.setattr(sbatch, "submit", submit)
+    monkeypatch.setattr(slurm, "queue", lambda *_: {})
+    monkeypatch.setattr(slurm, "max_array", lambda *_: 2)
+    shop.grid = write_grid(shop.folder, seeds=[0, 1, 2, 3, 4], cluster={"gpus": 1, "runs_per_gpu": 2})
+    text = shop("launch", "cluster=slurm", "cluster.memory_gb=3")
+    assert [(count, len(tasks), after, gb) for count, tasks, after, gb in submitted] == [
+        (4, 2, "", 3), (1, 1, "1", 3)
+    ]  # fmt: skip
+    assert "submitted 5 runs as job 1, 2, at most 16 at once each" in text
+    assert "job 1: 4 runs in 2 tasks: 1 GPU shared by 2 runs, 3 GB" in text
+    rows = shop.rows()
+    assert rows[0].job == rows[1].job == "1_0" and rows[3].job == "1_1" and rows[4].job == "2_0"
+
+
+def test_a_run_that_has_left_its_task_is_not_live(shop, monkeypatch):
+    monkeypatch.setattr(sbatch, "submit", lambda _sweep, runs, *_: {run.name: "7" for run in runs})
+    monkeypatch.setattr(slurm, "queue", lambda *_: {})
+    monkeypatch.setattr(slurm, "max_array", lambda *_: 1001)
+    monkeypatch.setattr(slurm, "call", lambda words: calls.append(words) or "")
+    calls = []
+    shop("launch", "cluster=slurm", "cluster.gpus=1", "cluster.runs_per_gpu=2")
+    (batch,) = shop.sweep.batches()
+    jobs = {"7": slurm.QueueJob("7", "PENDING", name=batch.name)}
+    monkeypatch.setattr(slurm, "queue", lambda *_: jobs)
+    assert shop.states() == {0: "pending", 1: "pending"}
+    # Before the task starts: it will find the note.
+    assert "cancelled 1 of 1" in shop("cancel", "seed=1") and calls == []
+    assert shop.states() == {0: "pending", 1: "stopped"} and shop.rows()[1].why == "cancelled"
+    folder = shop.sweep.pools / f"{batch.name}.0"
+    assert [path.name for path in folder.iterdir()] == [f"{shop.rows()[1].run.name}.cancel"]
+    assert "cancelled 1 of 1" in shop("cancel", "seed=0") and calls == [["scancel", "7"]]
+    jobs["7"] = slurm.QueueJob("7", "RUNNING", name=batch.name)
+    run = shop.rows()[0].run.name
+    for damaged in ("", "[]", json.dumps({"runs": [run]}), json.dumps({"runs": {run: "RUNNING"}})):
+        (folder / "state.json").write_text(damaged)
+        assert shop.rows()[0].live
+    (folder / "state.json").write_text(json.dumps({"runs": {run: "ENDED"}}))
+    assert not shop.rows()[0].live
+
+
+def test_a_task_that_starts_again_leaves_out_what_had_ended(tmp_path):
+    folder = tmp_path / "runs" / ".sweeps" / "g" / "pools" / "b.0"
+    folder.mkdir(parents=True)
+    jobs = {name: f"{name}.json" for name in "abc"}
+    (folder / "pool.json").write_text(json.dumps({"jobs": jobs, "workers": 3, "logs": str(tmp_path)}))
+    (folder / "state.json").write_text(json.dumps({"runs": {"a": "ENDED", "b": "RUNNING", "c": "PENDING"}}))
+    pool = sharing.TaskPool(folder, signal_s=60)
+    assert pool.queue == ["b", "c"] and pool.ended == {"a"} and pool.sweep.name == "g"
+    # A run that a signal ended before it could save starts again, if the whole task was told to stop.
+    for code, stopping, again in ((75, False, True), (-12, False, False), (-12, True, True), (1, True, False)):
+        pool.request = signal.SIGUSR2 if stopping else None
+        assert pool.wants_requeue(code) is again
 
 
 # --- pools -----------------------------------------------------------------------------------------------------
