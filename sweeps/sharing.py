@@ -60,7 +60,7 @@ class SharedJob:
         write_jobs(folder, self.jobs, workers=len(self.jobs))
         pool = TaskPool(folder, first.signal_s)
         pool.run()
-        if pool.request is not None and pool.queue:
+        if pool.request is not None and (pool.queue or pool.live):
             _leave(first, pool.request)
         if pool.failed:
             raise SweepError(
@@ -85,9 +85,10 @@ class TaskPool(Pool):
         self.request: int | None = None
         self._requested_at = 0.0
         self._forwarded = False
-        for run in [run for run in self.queue if earlier.get(run) == "ENDED"]:
-            self.queue.remove(run)
-            self.ended.add(run)
+        for run in earlier if isinstance(earlier, dict) else ():
+            if earlier[run] == "ENDED" and run in self.queue:
+                self.queue.remove(run)
+                self.ended.add(run)
 
     def run(self) -> None:
         """Work until all runs have ended, or have saved after a signal."""

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -271,6 +272,30 @@ def test_a_task_that_starts_again_leaves_out_what_had_ended(tmp_path):
     for code, stopping, again in ((75, False, True), (-12, False, False), (-12, True, True), (1, True, False)):
         pool.request = signal.SIGUSR2 if stopping else None
         assert pool.wants_requeue(code) is again
+
+
+def test_a_run_that_hears_no_signal_does_not_keep_its_task_from_the_requeue(tmp_path, monkeypatch):
+    """A stuck process, which Slurm ends with the requeue."""
+    run, left = make_run("a"), []
+    batch = JobBatch("b", "slurm", "slurm", ["a"], 1.0, "", {"runs_per_gpu": 2, "signal_s": 5})
+    job = sharing.SharedJob.create(Sweep(tmp_path / "runs", "g"), [run], batch)
+    stuck = SimpleNamespace(poll=lambda: None, send_signal=left.append)
+
+    def start(pool, *_):
+        pool._stop(signal.SIGUSR2, None)
+        pool._requested_at -= 4
+        return stuck
+
+    monkeypatch.setattr(sharing.TaskPool, "_start", start)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sharing, "requeue", lambda *words: left.append(words) or True)
+    monkeypatch.setattr(sharing, "wait_for_end", lambda _: left.append("waits"))
+    monkeypatch.setattr(sharing, "expect_term", lambda: None)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    Path(job.folder).mkdir(parents=True)
+    job()
+    assert left == [signal.SIGUSR2, ("7", tmp_path / "runs" / ".sweeps" / "g" / "logs"), "waits"]
+    assert run_folder.read(Path(job.folder) / "state.json")["runs"] == {"a": "RUNNING"}
 
 
 # --- pools -----------------------------------------------------------------------------------------------------
