@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     Raises:
         UserError: In one sentence.
     """
+    _check_runs_folder(config.paths.runs)
     config.check_processes(processes, on_gpu)
     registry.parse(config.data).check_files()
     info = registry.describe(config.data)
@@ -37,6 +39,17 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     _check_sampling(config, model)
     _check_evaluation(config, info)
     check_tracker(config.log)
+
+
+def _check_runs_folder(runs: str) -> None:
+    """Refuse a file where the folder of runs is, or is to be made."""
+    folder = Path(runs).expanduser().absolute()
+    for path in (folder, *folder.parents):
+        if os.path.exists(path):
+            require(
+                os.path.isdir(path), f"paths.runs={runs}: expected a folder, but {path} is a file"
+            )
+            return
 
 
 def _check_sampling(config: Config, model: dict[str, Any]) -> None:
