@@ -20,8 +20,10 @@ def main(argv: list[str]) -> int:
         print(help_text())
         return 0
     options = parse(argv, BenchOptions)
-    from experiments.benchmark.bench_report import run
+    from experiments.runtime.console import loading
 
+    with loading():
+        from experiments.benchmark.bench_report import run
     run(options)
     return 0
 

@@ -122,8 +122,10 @@ def main(argv: list[str]) -> int:
                 values.append(text)
         if getattr(arguments, flag) is not None:
             setattr(arguments, flag, values)
-    from experiments.evaluation.evaluate_command import evaluate
+    from experiments.runtime.console import loading
 
+    with loading():
+        from experiments.evaluation.evaluate_command import evaluate
     return evaluate(arguments)
 
 

@@ -30,8 +30,10 @@ def run_one(config: Config) -> None:
     if config.dry:
         dry_run(config)
         return
-    from experiments.training.session import train
+    from experiments.runtime.console import loading
 
+    with loading():
+        from experiments.training.session import train
     train(config)
 
 

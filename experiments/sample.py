@@ -63,8 +63,10 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     args = parser().parse_intermixed_args(argv)
-    from experiments.evaluation.sample_command import sample
+    from experiments.runtime.console import loading
 
+    with loading():
+        from experiments.evaluation.sample_command import sample
     return sample(args)
 
 
