@@ -11,7 +11,7 @@ MEANINGS = {
     "fd": "distance of samples to held-out images",
     "sfid": "the same on spatial features",
     "is": "Inception Score",
-    "accuracy": "share of samples classified as the class asked for",
+    "accuracy": "share of samples classified as asked",
     "adherence": "share of samples showing the class or caption",
     "precision": "share of samples close to a real image",
     "recall": "share of real images close to a sample",

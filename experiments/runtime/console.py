@@ -148,6 +148,7 @@ class Progress:
         # slow beginning until the end.
         self._recent: deque[tuple[float, int]] = deque(maxlen=AVERAGED_UPDATES)
         self._worked, self._done = 0.0, done
+        self._count = self._first_count = done  # steps that are shown as finished
         self._first = True
         self._text, self._eta = "", 0.0  # of the last update
         self.part = 0.0  # finished share of the current step, where that is known
@@ -230,10 +231,27 @@ class Progress:
         remaining_steps = max(0, (self.total or done) - done)
         self._eta = self.seconds_per_step(done) * remaining_steps + pending
         self._updated, self._text, self.part = time.monotonic(), text, 0.0
+        self._show_count(done)
+        if (
+            self._task is None
+            and not self.console.live
+            and (self.total == done or self._line_is_due())
+        ):
+            self._print_line()
+
+    def advance(self, done: int) -> None:
+        """Show that `done` steps are finished, between two updates.
+
+        The rate is counted from the end of the first step, which builds and fills caches.
+        """
+        if self._count == self._first_count and not self._recent:
+            self._worked, self._done = time.monotonic() - self.start - self.paused, done
+        self._show_count(done)
+
+    def _show_count(self, done: int) -> None:
+        self._count = done
         if self._task is not None:
             self.bar.update(self._task, completed=done)
-        elif not self.console.live and (self.total == done or self._line_is_due()):
-            self._print_line()
 
     def status(self) -> str:
         """Return the finished steps, the text of the last update, and `[elapsed<remaining]`."""
@@ -242,7 +260,7 @@ class Progress:
         part = f"{self.part:.0%}  " if 0 < self.part < 1 else ""
         if self.total is None:
             return f"{part}[{elapsed}]"
-        count = f"{self._done}/{self.total}"
+        count = f"{self._count}/{self.total}"
         if part:
             return f"{count}  batch {part}[{elapsed}]"
         if self._updated == self.start:  # nothing is known of the rate

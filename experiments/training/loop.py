@@ -70,6 +70,7 @@ class Trainer:
                 state.macs += routes.macs(route) * train.batch
                 state.step += 1
                 state.seconds += time.perf_counter() - start_time
+                progress.advance(state.step)
 
                 stop_reason = self.stop_requested()
                 is_last = state.step == total

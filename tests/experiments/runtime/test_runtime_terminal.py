@@ -86,11 +86,13 @@ def test_a_first_run_is_never_silent_and_fits_eighty_columns(tmp_path):
     assert len(silences) > 50 and max(silences)[0] < 2, max(silences)
     phases = (
         "loading PyTorch", "building the CPU kernels", "preparing data and model", "score networks",
-        "preview", "final samples", "sample 0/60", "held-out loss", "step",
+        "preview", "final samples", "sample", "held-out loss", "step",
     )  # fmt: skip
     for phase in phases:
         assert re.search(rf"^{phase}.*\d+:\d\d|^{phase}.*\d s", plain, re.M), phase
-    assert re.search(r"10/20  loss \d.\d+ .*\[\d:\d\d<\d:\d\d\]", plain)
+    assert re.search(r"^sample .*0/60  batch \d+%", plain, re.M)
+    assert re.search(r"^step .* 10/20  \[", plain, re.M)
+    assert re.search(r"20/20  loss \d.\d+ .*\[\d:\d\d<\d:\d\d\]", plain)
     assert re.search(r"^step 10:  FD .*  held-out loss", plain, re.M)
     table = plain.split("scores at step 20:")[1]
     names = re.findall(r"^ (\S.*?)(?: [↑↓])? +[\d.]+   \w", table, re.M)
@@ -193,6 +195,20 @@ def test_a_display_inside_another_shares_it():
         shown = {task.description: task.completed for task in console._bar.tasks}
         assert shown == {"step": 0, "sample": 2} and inner.bar is outer.bar
     assert console._bar is None
+
+
+def test_the_first_step_does_not_count_for_the_time_left(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("experiments.runtime.console.time.monotonic", lambda: now[0])
+    bar = Console(quiet=True).progress("step", 3000)
+    now[0] = 60.0  # compilation
+    for done in range(1, 51):
+        bar.advance(done)
+        assert bar.status() == f"{done}/3000  [1:{int(now[0]) - 60:02d}]"
+        now[0] += 0.1
+    now[0] -= 0.1
+    bar.update(50, "loss 1")
+    assert bar.status() == "50/3000  loss 1  [1:04<4:55]"  # 2950 steps of 0.1 s
 
 
 def test_times_move_on_between_updates(monkeypatch):
