@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 MOST = 6
 # What each score means in a few words. Of those that a run has, the first `MOST` are printed.
 MEANINGS = {
-    "fd": "distance of samples to held-out images",
+    "fd": "Fréchet distance to held-out images",
     "sfid": "the same on spatial features",
     "is": "Inception Score",
     "accuracy": "share of samples classified as asked",
@@ -42,14 +42,14 @@ def headline(entries: Sequence[Mapping[str, Any]]) -> list[HeadlineScore]:
     for entry in entries:
         features = str(entry.get("features") or first).partition("@")[0]
         if features == first:
-            by_key.setdefault(str(entry.get("key")), entry)
+            by_key[str(entry.get("key"))] = entry
     scores = []
     for key in [key for key in MEANINGS if key in by_key][:MOST]:
         value = float(by_key[key]["value"])
         label = str(by_key[key]["metric"]).partition(" ")[0].rpartition("-")[0]
         short_name = _SHORT_NAMES.get(key, label)
-        arrow, meaning = _ARROWS[str(by_key[key].get("better", "lower"))], MEANINGS[key]
-        name = f"{short_name} {arrow}"
+        arrow, meaning = _ARROWS.get(str(by_key[key].get("better")), ""), MEANINGS[key]
+        name = f"{short_name} {arrow}".strip()
         if key == "memorisation":  # above the ratio of held-out images, more is not better
             name = short_name
             unseen = by_key.get("memorisation_heldout")

@@ -99,7 +99,7 @@ def show_results(console: log.Console, folder: Path) -> None:
     if scores:
         rows = [[score.name, score.value, score.meaning] for score in scores]
         features = features_of(entries)
-        title = f"scores at step {summary['step']}: {entries[0]['n']} samples of the EMA"
+        title = f"scores at step {summary['step']}: {entries[0].get('n')} samples of the EMA"
         for part in (entries[0].get("guidance"), features):
             if part:
                 title += f", {part}"

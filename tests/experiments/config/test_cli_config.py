@@ -590,7 +590,7 @@ def test_a_signal_ends_the_whole_multirun_and_a_failure_only_its_own_run(tmp_pat
     time.sleep(1)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 143 and "type the same command to go on" in errors
+    assert process.returncode == 143 and "run the same command again to resume" in errors
     assert len(list((tmp_path / "runs").glob("*/status.json"))) == 1
     words = overrides(
         tmp_path / "two", "train.steps=3", "train.max_bad_steps=1", "train.log_every=1"
