@@ -268,23 +268,27 @@ def test_the_tutorials_globs_leave_out_the_run_of_make_demo():
 
 
 def follow(command, folder, env):
-    """Run a step through a shell; return its exit code and its output. `press Ctrl-C` is done at the first step."""
-    process = subprocess.Popen(
-        ["bash", "-ec", command],
-        cwd=folder,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    """Run a step through a shell, `press Ctrl-C` at the first step; return exit code and output."""
+    is_interrupted = "press Ctrl-C" in command
     lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if "press Ctrl-C" in command and line.startswith("step "):
-            os.killpg(process.pid, signal.SIGINT)
-            command = command.replace("press Ctrl-C", "pressed Ctrl-C")
-    return process.wait(1800), "".join(lines)
+    with (folder / "stderr.txt").open("w+") as errors:
+        process = subprocess.Popen(
+            ["bash", "-ec", command],
+            cwd=folder,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if is_interrupted else errors,
+            text=True,
+            start_new_session=True,
+        )
+        with process:
+            for line in process.stdout:
+                lines.append(line)
+                if is_interrupted and re.match(r"step [1-9]", line):
+                    os.killpg(process.pid, signal.SIGINT)
+                    is_interrupted = False
+        errors.seek(0)
+        return process.returncode, "".join(lines), errors.read()
 
 
 @pytest.mark.slow
@@ -303,8 +307,8 @@ def test_the_tutorials_commands_print_what_it_shows(tmp_path):
     assert sum(bool(step["shown"]) for step in found) == len(blocks(TUTORIAL, "text"))
     for step in found:
         command, shown = step["command"], step["shown"]
-        code, printed = follow(command, tmp_path, env)
-        assert code == (130 if "press Ctrl-C" in command else 0), f"{command}\n{printed}"
+        code, printed, errors = follow(command, tmp_path, env)
+        assert code == (130 if "press Ctrl-C" in command else 0), f"{command}\n{printed}{errors}"
         if shown and os.environ.get("REGENERATE"):
             text = text.replace(shown, renewed(shown, printed))
         elif shown:
