@@ -9,6 +9,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -293,7 +294,7 @@ def follow(command, folder, env):
 
 @pytest.mark.slow
 def test_the_tutorials_commands_print_what_it_shows(tmp_path):
-    """From a folder like a checkout's, through a shell; REGENERATE=1 writes today's outputs into the page."""
+    """From a folder like a checkout's, through a shell; REGENERATE=1 writes today's outputs and figure into the page."""
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
@@ -318,6 +319,8 @@ def test_the_tutorials_commands_print_what_it_shows(tmp_path):
     assert names and all(list(tmp_path.glob(name)) for name in names), names
     if os.environ.get("REGENERATE"):
         TUTORIAL.write_text(text, encoding="utf-8")
+        figure = tmp_path / "runs" / "figures" / "similarity.png"
+        shutil.copy(figure, DOCS / "img" / "tutorial_similarity.png")
 
 
 # --- pictures -------------------------------------------------------------------------------------

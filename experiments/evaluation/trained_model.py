@@ -69,7 +69,7 @@ def export(
         except IO_ERRORS as error:
             raise CheckpointError(
                 f"could not write {path} ({reason(error)}); every checkpoint is intact: free some "
-                "space and type the same command to go on"
+                "space and run the same command again to resume"
             ) from error
 
 

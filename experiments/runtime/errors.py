@@ -77,7 +77,9 @@ def _missing_package_sentence(error: ModuleNotFoundError) -> str | None:
 def _file_error_sentence(error: OSError) -> str | None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         location = f" under {error.filename}" if error.filename else ""
-        return f"the disk is full{location}; free some space and type the same command to go on"
+        return (
+            f"the disk is full{location}; free some space and run the same command again to resume"
+        )
     if error.filename is None or error.errno is None:
         return None
     # An unusable folder is the user's to fix. A missing file may be a bug of ours, except in these
