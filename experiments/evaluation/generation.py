@@ -93,16 +93,9 @@ def generate(
     seeds = seeds.to(device, torch.int64)
     classes = _classes(model, seeds, labels)
     denoiser = GuidedDenoiser(
-        model,
-        objective,
-        guidance,
-        seeds,
-        sampler.steps,
-        classes,
-        text,
-        weak_model,
-        on_evaluation=on_evaluation,
+        model, objective, guidance, seeds, sampler.steps, classes, text, weak_model
     )
+    denoiser.on_evaluation = on_evaluation
     with torch.no_grad(), evaluating(model, weak_model):
         return _sample_batches(denoiser, sampler, _image_shape(model), batch, progress)
 

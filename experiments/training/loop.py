@@ -16,7 +16,8 @@ from experiments.runtime.errors import Interrupted
 from experiments.training.build import build_step
 from experiments.training.divergence import diverged
 from experiments.training.metrics import MetricsLog
-from experiments.training.run_evaluation import Evaluation, forget_after
+from experiments.training.run_evaluation import Evaluation
+from experiments.training.run_files import forget_after
 
 
 class Trainer:

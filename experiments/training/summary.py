@@ -14,7 +14,7 @@ from experiments.evaluation.headline import features_of, headline
 from experiments.runtime import console as log
 from experiments.runtime import records, run_folder
 from experiments.runtime.files import atomic_write
-from experiments.training.run_evaluation import draw_curve
+from experiments.training.run_files import draw_curve
 from experiments.training.state import TrainingState
 
 # Pictures of a finished run, with a label for each, and its other files.
