@@ -112,8 +112,7 @@ def sample_and_score(
     """
     device, console = torch.device(device), console or Console(quiet=True)
     _check_count(options.samples)  # before networks are trained and references computed
-    labelled = config.task != "none"
-    cache = cache or cache_of(config)
+    labelled, cache = config.task != "none", cache or cache_of(config)
     with console.progress("score networks"):
         meters = create_meters(options, dataset, cache, device, labelled, config.data)
     without_loss = missing_loss(options.metrics, dataset)
@@ -132,10 +131,9 @@ def sample_and_score(
         store = open_store(out, options, settings)
     cost = pipeline.cost()
     record = {**sampling, "seed": options.seed, "step": step, "macs_per_sample": cost.macs}
-    batches: Iterable[ImageBatch] = ()
-    if meters:  # the held-out loss alone needs no samples
-        pipeline.on_evaluation = console.part_of(cost.evaluations)
-        batches = sample_batches(pipeline, dataset, options, device, store)
+    pipeline.on_evaluation = console.part_of(cost.evaluations)
+    # The held-out loss alone needs no samples.
+    batches = sample_batches(pipeline, dataset, options, device, store) if meters else ()
     scores = measure(meters, batches, options.samples, console, "sample", **record)
     if "heldout_loss" in options.metrics and not without_loss:
         heldout = HeldOut(pipeline.model, config, dataset, pipeline.objective, device)
