@@ -75,9 +75,12 @@ class Console:
         self._open: list[Progress] = []  # the displays that are open, the innermost last
         self._printed_once: set[str] = set()
 
-    def say(self, text: str = "") -> None:
-        """Print text above the progress bar; on a terminal no line is wider than it."""
-        if self.live:
+    def say(self, text: str = "", wrap: bool = True) -> None:
+        """Print text above the progress bar; on a terminal no line is wider than it.
+
+        Without `wrap` the terminal breaks long lines, so that a command can be copied.
+        """
+        if self.live and wrap:
             text = "\n".join(fit(line, self.rich.width) for line in text.split("\n"))
         self.rich.print(text, markup=False, soft_wrap=True)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,17 @@ def show_results(console: log.Console, folder: Path) -> None:
     if entries:
         count = len(entries)
         console.say(f"scores      {folder / _SCORES}   (all {count})")
-    in_checkout = Path("experiments/sample.py").exists()
-    command = "python experiments/sample.py" if in_checkout else "tread-sample"
-    console.say(f"next        {command} {folder}")
+    console.say("next        sample from it, or follow docs/tutorial.md:")
+    console.say(f"  {_sample_command()} {folder}", wrap=False)
+
+
+def _sample_command() -> str:
+    """Return how to call the sampling command from the current folder."""
+    if not Path("experiments/sample.py").exists():
+        return "python -m experiments.sample"
+    # After `make demo` no environment is active: its Python is named by its path.
+    python, active = Path(sys.executable), shutil.which("python")
+    is_active = active is not None and Path(active).parent == python.parent
+    if not is_active and python.is_relative_to(Path.cwd()):
+        return f"{python.relative_to(Path.cwd())} experiments/sample.py"
+    return "python experiments/sample.py"
