@@ -102,8 +102,8 @@ def show_results(console: log.Console, folder: Path) -> None:
         rows = [[score.name, score.value, score.meaning] for score in scores]
         features = features_of(entries)
         title = f"scores at step {summary['step']}: {entries[0].get('n')} samples of the EMA"
-        guidance = entries[0].get("guidance")
-        for part in ("unguided" if guidance == "none" else guidance, features):
+        guidance = str(entries[0].get("guidance") or "none")
+        for part in ("unguided" if guidance.startswith("none") else guidance, features):
             if part:
                 title += f", {part}"
         console.table(title, rows, ["score", "value", "meaning"], texts=["meaning"])
