@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 from routing.errors import UserError
@@ -29,8 +31,14 @@ class Interrupted(Exception):
 
 
 def print_error(error: object) -> None:
-    """Print an error as one line."""
-    print(f"error: {error}", file=sys.stderr)
+    """Print an error as one line; on a terminal broken between words, so that paths stay whole."""
+    text = f"error: {error}"
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(
+            text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+    print(text, file=sys.stderr)
 
 
 def sentence(error: Exception) -> str | None:

@@ -7,6 +7,7 @@ import pty
 import re
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import pytest
 from small import command, overrides
 
 from experiments.runtime.console import Console
+from experiments.runtime.errors import print_error
 from sweeps.run_status import STATES
 
 LEGIBLE = {"0", "1", "2", "3", "31", "32", "35"}  # plain, bold, dim, italic, red, green, magenta
@@ -255,3 +257,16 @@ def test_lines_of_a_log_thin_out(monkeypatch, elapsed, interval):
     assert not bar._line_is_due()
     bar.last_line = elapsed - interval - 0.1
     assert bar._line_is_due()
+
+
+def test_an_error_breaks_between_words_on_a_terminal_and_is_one_line_elsewhere(monkeypatch, capsys):
+    text = "train.batch=7 does not fit /a/path/that/is/longer/than/the/terminal: type train.batch=8"
+    print_error(text)
+    assert capsys.readouterr().err == f"error: {text}\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "30")
+    print_error(text)
+    lines = capsys.readouterr().err.splitlines()
+    assert " ".join(line.strip() for line in lines) == f"error: {text}"
+    assert "  /a/path/that/is/longer/than/the/terminal:" in lines
+    assert all(len(line) <= 30 for line in lines if "/a/path" not in line)
