@@ -33,13 +33,13 @@ def _largest_remainders(
     """Share out `total` rows in proportion to `counts`; ties of the last ones are drawn."""
     shares = counts / counts.sum() * total
     rounded = np.floor(shares)
-    left = int(total - rounded.sum())
+    missing = int(total - rounded.sum())
     remainders = shares - rounded
     for value in sorted(set(remainders.tolist()), reverse=True):
-        if left <= 0:
+        if missing <= 0:
             break
         (tied,) = np.where(remainders == value)
-        chosen = random.choice(tied, size=min(len(tied), left), replace=False)
+        chosen = random.choice(tied, size=min(len(tied), missing), replace=False)
         rounded[chosen] += 1
-        left -= len(chosen)
+        missing -= len(chosen)
     return rounded.astype(int)

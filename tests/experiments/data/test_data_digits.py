@@ -47,7 +47,7 @@ def test_split_is_stratified_and_disjoint(digits):
 
 @settings(max_examples=100)
 @given(
-    counts=st.lists(st.integers(3, 40), min_size=2, max_size=8),
+    counts=st.lists(st.integers(10, 40), min_size=2, max_size=8),
     fraction=st.floats(0.2, 0.7),
     seed=st.integers(0, 2**32 - 1),
 )
