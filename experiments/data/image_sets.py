@@ -38,8 +38,9 @@ def read_digits(options: SplitOptions) -> LabelledImages:
     From scikit-learn's file, as `sklearn.datasets.load_digits` does: its import takes 2 s.
     """
     package = importlib.util.find_spec("sklearn")
-    require(package is not None and package.origin, "data=digits: type pip install scikit-learn")
-    path = Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz"
+    if package is None or package.origin is None:
+        raise DataError("data=digits is in scikit-learn; type pip install scikit-learn")
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     table = np.loadtxt(path, delimiter=",")
     return split_by_class(options, table[:, :-1], table[:, -1].astype(int), white=16)
 
