@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le, MultipleOf
 
 from backbones.sizes import BackboneError, Size, attention_blocks, parse_size, patch_grid
+from routing.options import OMITTED_AT_DEFAULT
 
 # Former arguments of every model, with their defaults: weights files of earlier versions have them.
 REMOVED = {"router": None}
@@ -15,11 +16,13 @@ REMOVED = {"router": None}
 
 Condition = Annotated[
     Literal["adaln", "prefix"],
+    OMITTED_AT_DEFAULT,
     "adaln: time and class modulate every block; prefix: they are tokens before the image's, as in "
     "DiS, and modulate the head alone.",
 ]
 Skips = Annotated[
     bool,
+    OMITTED_AT_DEFAULT,
     "Long skip connections (U-ViT): block i of the first half is joined to block depth-1-i by "
     "Linear(concat); they work across a route.",
 ]
@@ -37,6 +40,7 @@ Width = Annotated[
 Heads = Annotated[Annotated[int, Ge(1)] | None, "Attention heads; null: as the size says."]
 Bottleneck = Annotated[
     Annotated[int, Ge(1)] | None,
+    OMITTED_AT_DEFAULT,
     "Channels between the two linear layers of the patch embedding (JiT: 128, for B/16); null: "
     "one layer.",
 ]

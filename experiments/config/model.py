@@ -11,7 +11,7 @@ from backbones.cost import Cost, cost, features_macs
 from backbones.registry import model_config
 from backbones.sizes import parse_size
 from experiments.config.schema import Config
-from experiments.data.data_options import describe
+from experiments.data.registry import describe
 from experiments.options.training import SELF_ENCODER
 from experiments.runtime.console import big
 from routing.errors import require
@@ -23,7 +23,7 @@ def counted_route(config: Config) -> Route:
     if config.routing.off_after == 0:
         # Though the model has what a routed one has: SPRINT's dense fine-tune.
         return Route()
-    route, factor = config.first_route, config.routing.resolve(config.depth).factor
+    route, factor = config.first_route, config.route_schedule.factor
     return route.scaled(factor.largest) if factor.kind == "constant" else route
 
 

@@ -15,7 +15,7 @@ from experiments.diffusion.objective import Objective, Prediction
 from experiments.runtime import signals
 from routing.rng import Draws
 from routing.route import Route, keep_count
-from routing.stack import Routing
+from routing.segment import Routing
 
 #: Images depend on their own seed alone: the run's seed is not used in sampling.
 SAMPLING_SEED = 0

@@ -11,13 +11,13 @@ from torch import Tensor
 from experiments.config.routes import check_guided
 from experiments.config.schema import Config
 from experiments.diffusion.guidance import Guidance, create_guidance
-from experiments.diffusion.objective import Objective, create_objective
+from experiments.diffusion.objectives import Objective, create_objective
 from experiments.diffusion.samplers import Sampler, create_sampler
 from experiments.evaluation.cost import SamplingCost, model_cost, sampling_cost
 from experiments.evaluation.generation import generate
 from experiments.evaluation.sampling_options import describe_options
 from experiments.evaluation.weak_model import load_weak_model
-from routing.selection import Selection
+from routing.segment import Selection
 
 
 @dataclass

@@ -6,7 +6,7 @@ import yaml
 
 from experiments.config.model import banner_lines, model_arguments, run_cost
 from experiments.config.schema import Config
-from experiments.data.data_options import describe, parse
+from experiments.data.registry import describe, parse
 from experiments.preflight import check_ready
 from experiments.runtime.console import Console, big
 from experiments.runtime.memory import check_fits, memory_line, visible_gpus

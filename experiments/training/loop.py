@@ -174,7 +174,7 @@ class Trainer:
         state.load(checkpoint, self.config.hashed())
         state.rollbacks = rollbacks
         # The checkpoint's other counters hold; a streak belongs to the abandoned branch.
-        state.tally[4] = 0
+        state.tally.bad_streak.zero_()
         if self.step.prefetched is not None:
             self.step.start_prefetch()
         if self.accelerator.is_main_process:

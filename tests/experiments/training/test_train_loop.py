@@ -199,12 +199,12 @@ def test_a_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch):
     before = [p.detach().clone() for p in run.state.params]
     run.step.run()
     assert all(torch.equal(a, b) for a, b in zip(before, run.state.params, strict=True))
-    assert run.state.tally[3] == 1 and run.state.tally[4] == 1
+    assert run.state.tally.bad_steps == 1 and run.state.tally.bad_streak == 1
     monkeypatch.setattr(TrainingStep, "loss", honest)
     run.step.run()
     run.step.run()
     assert not all(torch.equal(a, b) for a, b in zip(before, run.state.params, strict=True))
-    assert run.state.tally[3] == 1 and run.state.tally[4] == 0
+    assert run.state.tally.bad_steps == 1 and run.state.tally.bad_streak == 0
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_spike_is_seen_above_the_least_loss_there_is(encoder, losses, spikes, 
     run = make_run(small(tmp_path, f"train.encoder={encoder}", "train.align_weight=2"))
     run.state.step = 1
     for loss in losses:
-        run.state.tally[:3] = torch.tensor([loss, 1.0, 1.0])
+        run.state.tally.values[:3] = torch.tensor([loss, 1.0, 1.0])
         run.report(run.console.progress("step", 9))
     assert run.state.spikes == spikes
 
@@ -499,8 +499,8 @@ def test_routing_can_be_switched_off_after_a_fraction(tmp_path):
     run = make_run(small(tmp_path, "route=1-2", "routing.off_after=0.5"))
     rows = run.step.draws(torch.arange(8))
     assert (
-        str(run.step.routes.every_step.on(run.step.routes.schedule.at(0.49), rows).route) == "1-2"
-        and run.step.routes.every_step.on(run.step.routes.schedule.at(0.5), rows) is None
+        str(run.step.routes.step_routing.on(run.step.routes.schedule.at(0.49), rows).route) == "1-2"
+        and run.step.routes.step_routing.on(run.step.routes.schedule.at(0.5), rows) is None
     )
     assert run.step.routes.macs(run.step.routes.schedule.at(0.9)) == run_cost(run.config).macs_dense
 
