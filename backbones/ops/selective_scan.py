@@ -69,7 +69,7 @@ def selective_scan(
     """
     state = A.shape[1]
     wrong = f"state {state} must not exceed 256" if state > 256 else None
-    name = choose("selective_scan", kernel, u, lambda _: wrong)
+    name = choose("selective_scan", kernel, [u], lambda _: wrong)
     if name == "reference":
         return reference(u, dt, A, B, C, D, decay_gap)
     dtype = work_dtype(u, dt)

@@ -230,12 +230,12 @@ def test_on_a_gpu_without_the_package_the_command_is_named(monkeypatch, requeste
 
 def test_a_kernel_is_taken_when_it_fits_and_torch_when_it_does_not(monkeypatch):
     monkeypatch.setattr(dispatch, "resolve", lambda *a: dispatch.Choice("ssd", "mamba-ssm", "found"))
-    x = torch.zeros(1)
-    assert dispatch.choose("ssd", "auto", x, lambda k: None) == "mamba-ssm"
-    assert dispatch.choose("ssd", "auto", x, lambda k: "wrong") == "torch"
-    assert dispatch.choose("ssd", "auto", x.double(), lambda k: None) == "torch"
+    x = torch.zeros(1, device="meta")
+    assert dispatch.choose("ssd", "auto", [x], lambda k: None) == "mamba-ssm"
+    assert dispatch.choose("ssd", "auto", [x], lambda k: "wrong") == "torch"
+    assert dispatch.choose("ssd", "auto", [x.double()], lambda k: None) == "torch"
     with pytest.raises(KernelError, match="it has no float64"):
-        dispatch.choose("ssd", "mamba-ssm", x.double())
+        dispatch.choose("ssd", "mamba-ssm", [x.double()])
 
 
 def test_a_package_that_fails_without_a_word_is_not_there(monkeypatch, tmp_path):
