@@ -58,7 +58,10 @@ class Choice:
     fallbacks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.op}: {self.name} ({self.why})"
+        text = f"{self.op}: {self.name} ({self.why})"
+        if self.fallbacks:
+            text += f", {' or '.join(self.fallbacks)} for inputs that it does not take"
+        return text
 
 
 # A kernel's function and where it is from; or None and the reason why it is unavailable.
