@@ -81,6 +81,7 @@ class Spec:
             LayerNorms without.
         branches: `branches(options)` is the number of residual branches of a block, each of which
             has a shift, a scale and a gate.
+        carries: Blocks hand per-token tensors on to later ones.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Spec:
     check: Callable[[Size, Any], None] | None = None
     weighted_norms: bool = False
     branches: Callable[[Any], int] = two_branches
+    carries: bool = False
 
     def parse(self, size: Size, given: Mapping[str, Any], known: Collection[str] = ()) -> Any:
         """Build the family's options for a stack of this size.

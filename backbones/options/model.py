@@ -40,6 +40,16 @@ Bottleneck = Annotated[
     "Channels between the two linear layers of the patch embedding (JiT: 128, for B/16); null: "
     "one layer.",
 ]
+ContextTokens = Annotated[
+    int,
+    Ge(0),
+    "Class tokens before the image's, beside the class in adaLN (JiT: 32); a route never removes "
+    "them. 0: none.",
+]
+ContextStart = Annotated[
+    Annotated[int, Ge(0)] | None,
+    "First block that sees the class tokens; null: a third of the depth, as in every size of JiT.",
+]
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,8 @@ class ModelConfig:
     align: Annotated[dict[str, Any] | None, "REPA's projector (`AlignOptions`)."] = None
     condition: Condition = "adaln"
     skips: Skips = False
+    context_tokens: ContextTokens = 0
+    context_start: ContextStart = None
     options: Annotated[dict[str, Any], "The family's own options."] = dataclasses.field(
         default_factory=dict
     )
@@ -90,11 +102,18 @@ class ModelConfig:
 
     @property
     def prefix(self) -> int:
-        """Number of prefix tokens: text, and with `condition=prefix` time and class."""
-        condition = 0
+        """Number of prefix tokens: class tokens, text, with `condition=prefix` time and class."""
+        condition = self.context_tokens
         if self.condition == "prefix":
-            condition = 2 if self.num_classes else 1
+            condition += 2 if self.num_classes else 1
         return (self.text[0] if self.text else 0) + condition
+
+    @property
+    def context_block(self) -> int:
+        """The first block that sees the class tokens (`context_start`); 0 without them."""
+        if not self.context_tokens:
+            return 0
+        return self.shape.depth // 3 if self.context_start is None else self.context_start
 
     @property
     def time_shape(self) -> tuple[int, int]:

@@ -49,4 +49,4 @@ def block_cost(size: Size, options: RWKV7Options, index: int) -> BlockCost:
     )
 
 
-FAMILY = Spec("rwkv7", RWKV7Options, block_cost, "backbones.rwkv7:RWKV7Block")
+FAMILY = Spec("rwkv7", RWKV7Options, block_cost, "backbones.rwkv7:RWKV7Block", carries=True)

@@ -24,6 +24,7 @@ _NEWER_KEYS = (
     ("train", "residual", "fp32"),
     ("train", "teacher_block", None),
     ("train", "teacher_offset", 0.2),
+    ("train", "align_loss", "cosine"),
     ("train", "optimizer", "adamw"),
     ("train", "muon_lr", None),
     ("train", "muon_momentum", 0.95),
@@ -34,6 +35,8 @@ _NEWER_KEYS = (
     ("backbone", "mixers", 2),
     ("backbone", "condition", "adaln"),
     ("backbone", "skips", False),
+    ("backbone", "context_tokens", 0),
+    ("backbone", "context_start", None),
 )
 
 
