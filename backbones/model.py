@@ -253,10 +253,10 @@ class Backbone(nn.Module, Pretrained):
         return Move(ids, self.num_tokens).put(empty, rows)
 
     def _check_taps(self, indices: Sequence[int], least: int = -1) -> None:
-        bad = [i for i in indices if not least <= i < self.depth]
-        if bad:
+        missing = [i for i in indices if not least <= i < self.depth]
+        if missing:
             blocks = f"0..{self.depth - 1}" + (", -1 is their input" if least else "")
-            raise BackboneError(f"there is no block {bad[0]}: blocks are {blocks}")
+            raise BackboneError(f"there is no block {missing[0]}: blocks are {blocks}")
 
     def forward_intermediates(
         self,

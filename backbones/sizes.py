@@ -74,13 +74,13 @@ SIZES: dict[str, Size] = {
 _LONGEST = 4096  # Of an input's sides: a table of positions beyond that is a mistake.
 
 
-def hidden_for(width: int, spent: int, matrices: int, fixed: int = 0) -> int:
+def hidden_for(width: int, mixer_params: int, matrices: int, fixed: int = 0) -> int:
     """Return the hidden width that brings a block to DiT's 12 D^2, in steps of 8.
 
-    The token mixer has `spent` parameters, the channel mixer has `matrices` matrices of `width` x
-    hidden and `fixed` other parameters.
+    The token mixer has `mixer_params` parameters, the channel mixer `matrices` matrices of `width`
+    x hidden and `fixed` other parameters.
     """
-    return max(8, round((12 * width * width - spent - fixed) / (matrices * width) / 8) * 8)
+    return max(8, round((12 * width * width - mixer_params - fixed) / (matrices * width) / 8) * 8)
 
 
 def patch_grid(input_size: int | Sequence[int], patch: int) -> tuple[int, int]:
@@ -108,12 +108,12 @@ def attention_blocks(attention: int | Sequence[int], depth: int) -> set[int]:
     """
     if type(attention) is int and 0 <= attention <= depth:
         return set(range(attention - 1, depth, attention)) if attention else set()
-    several = isinstance(attention, Iterable) and not isinstance(attention, str)
-    indices: list[Any] = [*attention] if several else [attention]  # type: ignore[misc]
-    bad = [i for i in indices if type(i) is not int or not 0 <= i < depth]
-    if bad:
+    is_list = isinstance(attention, Iterable) and not isinstance(attention, str)
+    indices: list[Any] = [*attention] if is_list else [attention]  # type: ignore[misc]
+    missing = [i for i in indices if type(i) is not int or not 0 <= i < depth]
+    if missing:
         raise BackboneError(
-            f"attention={attention}: there is no block {bad[0]}, blocks "
+            f"attention={attention}: there is no block {missing[0]}, blocks "
             f"are 0..{depth - 1}; type 4 for every fourth or [2,5] for these two"
         )
     return set(indices)
@@ -145,8 +145,8 @@ def parse_size(
         heads = next(h for h in range(min(size.heads, width), 0, -1) if width % h == 0)
     check_whole(most=width, heads=heads)
     if width % heads:
-        good = next(h for h in range(heads, 0, -1) if width % h == 0)
-        raise BackboneError(f"heads={heads} does not divide width={width}; try {good}")
+        divisor = next(h for h in range(heads, 0, -1) if width % h == 0)
+        raise BackboneError(f"heads={heads} does not divide width={width}; try {divisor}")
     changed = (depth, width, heads) != (size.depth, size.width, size.heads)
     return replace(
         size, name="custom" if changed else size.name, depth=depth, width=width, heads=heads

@@ -228,7 +228,7 @@ def choose(
         op: One of `registry.KERNELS`.
         requested: As for `resolve`. Where `auto` meets inputs that no kernel takes, torch runs.
         tensors: The inputs, tokens first; kernels have no float64.
-        fits: Returns for a kernel's name what is wrong with the shapes, or None.
+        fits: Returns why a kernel, by name, does not take these shapes, or None.
 
     Raises:
         KernelError: A kernel was asked for by name and the inputs do not fit it.
