@@ -115,8 +115,8 @@ class Pretrained(ModelHubMixin):
             path, is_repository = path / FILE, False
         require(
             path.is_file() or is_repository,
-            f"{name}: expected a weights file, a folder with {FILE} in it, or a repository of the hub, "
-            "such as name/model",
+            f"{name}: expected a weights file, a folder with {FILE} in it, or a repository of the "
+            "hub, such as name/model",
             BackboneError,
         )
         for key in options:
