@@ -8,7 +8,9 @@ from torch import nn
 
 import routing
 from routing import AttachError, Selection
+from routing.attached.kept import KeptTokens
 from routing.attached.protected import force_keep, routable_positions
+from routing.layout import Layout
 
 pytest.importorskip("diffusers")
 pytest.importorskip("timm")
@@ -189,6 +191,15 @@ def test_a_foreign_model_evaluates_as_if_nothing_were_attached(name):
         dense_train = run(model, inputs)
     assert torch.equal(complete, dense_train)
     assert tokens[0] < tokens[1] and not torch.equal(routed, dense_train)
+
+
+def test_a_table_without_rows_for_the_class_token_is_gathered_where_image_tokens_are_protected():
+    """EVA's rotary table has a row for each image token: 0, then 1 to 3 and 4, 9 of the rest stay."""
+    positions = torch.arange(4, 17)[None]
+    kept = KeptTokens.select(Layout((1, 13), prefix=4), torch.tensor([0, 5]), positions, 17, front=1)
+    assert kept.index.tolist() == [[0, 1, 2, 3, 4, 9]]
+    rows = torch.arange(16.0)[None, :, None]
+    assert kept.move_behind_front.take(rows).flatten().tolist() == [0, 1, 2, 3, 8]
 
 
 def seen_by_block_1(model, blocks, inputs):
