@@ -129,7 +129,7 @@ def test_class_tokens_train_routed_and_sample(backbone, tmp_path):
 
 
 def test_class_tokens_without_classes_are_one_sentence(tmp_path):
-    result = run_command(*overrides(tmp_path, "task=uncond", "backbone.context_tokens=4"))
+    result = run_command(*overrides(tmp_path, "task=none", "backbone.context_tokens=4"))
     assert result.returncode == 2
     error = "context_tokens=4: expected 0 in a model without classes"
     assert error in result.stderr and "Traceback" not in result.stderr
