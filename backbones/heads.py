@@ -24,8 +24,7 @@ from backbones.layers import RMSNorm, grid_angles, xavier
 from backbones.ops.native import ACTIVE, modulate
 from backbones.options.dit import DiTOptions
 from backbones.sizes import AlignOptions, DecoderOptions, Size
-from routing.gather import Move
-from routing.layout import Layout
+from routing.layout import Layout, Move
 from routing.rng import widest
 from routing.stack import Stack
 

@@ -259,8 +259,6 @@ class Mamba1(Mixer):
 class MambaBlock(Block):
     """One or two mixers of Mamba-2 or Mamba-1, each under its own part of the modulation."""
 
-    scans: tuple[str, ...]  # type: ignore[assignment]
-
     def __init__(
         self, size: Size, index: int, grid: tuple[int, int], options: MambaOptions
     ) -> None:

@@ -42,9 +42,9 @@ from backbones.sizes import (
     check_whole,
 )
 from backbones.weights import Pretrained
-from routing.gather import Move
-from routing.layout import Layout
-from routing.stack import Routing, StackOutput
+from routing.layout import Layout, Move
+from routing.segment import Routing
+from routing.stack import StackOutput
 
 
 @dataclass
@@ -190,6 +190,24 @@ class Backbone(nn.Module, Pretrained):
         if self.context is not None:
             tokens = torch.cat([self.context(label).to(tokens.dtype), tokens], dim=1)
         return tokens, c
+
+    def conditions(
+        self, y: Tensor | None, text: Tensor | None, drop: Tensor
+    ) -> dict[str, Tensor | None]:
+        """Return labels or captions as `forward` takes them, some dropped (for guidance).
+
+        Args:
+            y: Labels (B,), or None.
+            text: Text states (B, L, E), or None.
+            drop: Samples (B,) that get no class, or the learned null text.
+        """
+        conditions: dict[str, Tensor | None] = {}
+        if y is not None and self.num_classes:
+            # The class after the last one is the null class.
+            conditions["y"] = torch.where(drop, torch.full_like(y, self.num_classes), y)
+        if self.text is not None:
+            conditions.update(text=text, text_drop=drop)
+        return conditions
 
     def layout(self) -> Layout:
         """Return the layout of a dense pass: every grid token, after the prefix."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from backbones import Size, register
 from backbones.layers import Block, SwiGLU, turns
+from backbones.ops.native import ACTIVE
 from backbones.registry import BlockCost, Spec
 from backbones.sizes import hidden_for
 from routing import Layout
@@ -44,18 +45,24 @@ class MinGRU(nn.Module):
 
 
 class MinGRUBlock(Block):
-    """The scan, then SwiGLU; adaLN and gates are around both (`backbones.layers.Block`)."""
-
-    branches = ("mixer", "mlp")
+    """The scan, then SwiGLU, each under adaLN and a gate."""
 
     def __init__(
         self, size: Size, index: int, grid: tuple[int, int], options: MinGRUOptions
     ) -> None:
         super().__init__(index)
-        self.scans = (turns(index), None)  # rows and columns, forward and back, block by block
+        self.scans = (turns(index),)  # rows and columns, forward and back, block by block
         self.mixer = MinGRU(size.width, options.gate)
         spent = sum(p.numel() for p in self.mixer.parameters())
         self.mlp = SwiGLU(size.width, hidden_for(size.width, spent, 3), bias=False)
+
+    def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
+        """Run the block on tokens (B, T, D) under its modulation (B, 6, 1, D)."""
+        ops = ACTIVE.operations[x.device.type]
+        shift1, scale1, gate1, shift2, scale2, gate2 = cond.unbind(1)
+        order = layout.reorder(self.scans[0])  # adaLN sorts into scan order, the sum sorts back
+        x = ops.gated_sum(x, gate1, self.mixer(ops.adaln(x, shift1, scale1, order), layout), order)
+        return ops.gated_sum(x, gate2, self.mlp(ops.adaln(x, shift2, scale2), layout))
 
 
 def block_cost(size: Size, options: MinGRUOptions, index: int) -> BlockCost:

@@ -19,7 +19,8 @@ import pandas as pd
 from analysis.aggregation import Estimate, interval, ratio
 from analysis.errors import AnalysisError
 from analysis.step_penalty import Penalty, paired_penalty
-from sweeps import SweepError, require
+from routing.errors import require
+from sweeps import SweepError
 
 #: Predictions are supported up to this multiple of the last fitted step.
 HORIZON = 2.0
@@ -126,6 +127,7 @@ def fit_penalty(penalties: Mapping[float, Penalty]) -> PenaltyFit:
         len(steps) >= 2,
         f"s is defined for all seeds at {len(steps)} of {len(penalties)} logged steps, expected at "
         "least 2: use a longer pilot (steps=), or one that is logged more often",
+        SweepError,
     )
     positions = np.log(steps)
     intercepts, slopes, m = {}, {}, {}

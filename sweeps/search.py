@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from routing.errors import UserError
-from sweeps import SweepError, require
+from routing.errors import UserError, require
 from sweeps.cancel import cancel
 from sweeps.folder import Sweep
 from sweeps.grid import Grid
-from sweeps.launch import launch, retry
+from sweeps.launch import launch
 from sweeps.optuna_study import (
     format_trial,
     live_trial,
@@ -25,7 +24,8 @@ from sweeps.optuna_study import (
     trial_values,
 )
 from sweeps.planned_run import PlannedRun
-from sweeps.resources import Resources
+from sweeps.resource_options import Resources
+from sweeps.retry import retry
 from sweeps.status import RunStatus, statuses
 
 Print = Callable[[str], None]
@@ -100,8 +100,8 @@ class Search:
         except ValueError as error:
             raise self._other_space(str(error)) from None
 
-    def _other_space(self, reason: str) -> SweepError:
-        return SweepError(
+    def _other_space(self, reason: str) -> UserError:
+        return UserError(
             f"grid {self.grid.name}: its search is another than its study has ({reason}); "
             "copy the file under another name"
         )
@@ -113,7 +113,9 @@ class Search:
             values = trial_values(trial)
             try:
                 require(
-                    values.keys() == self.space.keys(), "it was cut off before it had its values"
+                    values.keys() == self.space.keys(),
+                    "it was cut off before it had its values",
+                    UserError,
                 )
                 (run,) = self.plan_runs(self.grid.at(values))
             except UserError as error:  # a point that cannot be run

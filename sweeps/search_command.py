@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from routing.errors import one_of
-from sweeps import SweepError, require
+from routing.errors import one_of, require
+from sweeps import SweepError
 from sweeps.arguments import Arguments
 from sweeps.folder import Sweep
 from sweeps.grid import Grid
@@ -26,7 +26,7 @@ def prepare_search(
     assert section is not None
     prefix = f"grid {chosen.name}: search"
     count = section.trials if trials is None else trials
-    require(count >= 1, f"--trials {count}: expected a number of at least 1")
+    require(count >= 1, f"--trials {count}: expected a number of at least 1", SweepError)
     space = distributions(section.over)
     typed = sorted(section.over.keys() & arguments.overrides.keys())
     if typed:
@@ -35,6 +35,7 @@ def prepare_search(
     require(
         len(plan.configs) == 1 and len(plan.runs) == 1,
         f"{prefix}: a trial is one run; expected one seed, no axes and no stages",
+        SweepError,
     )
     (config,) = plan.configs.values()
     metrics = tuple(config.eval.get("metrics", ()))

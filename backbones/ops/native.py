@@ -44,7 +44,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from routing.errors import UserError
-from routing.gather import Order, permute, transforming
+from routing.grid import transforming
+from routing.layout import Order, permute
 
 SWITCH = "TREAD_NATIVE"
 KERNELS, OPERATORS = (Path(__file__).with_name(f"native{s}.cpp") for s in ("", "_operators"))

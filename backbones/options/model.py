@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le, MultipleOf
 
 from backbones.sizes import BackboneError, Size, attention_blocks, parse_size, patch_grid
+from routing.options import OMITTED_AT_DEFAULT
 
 # Former arguments of every model, with their defaults: weights files of earlier versions have them.
 REMOVED = {"router": None}
@@ -15,11 +16,13 @@ REMOVED = {"router": None}
 
 Condition = Annotated[
     Literal["adaln", "prefix"],
+    OMITTED_AT_DEFAULT,
     "adaln: time and class modulate every block; prefix: they are tokens before the image's, as in "
     "DiS, and modulate the head alone.",
 ]
 Skips = Annotated[
     bool,
+    OMITTED_AT_DEFAULT,
     "Long skip connections (U-ViT): block i of the first half is joined to block depth-1-i by "
     "Linear(concat); they work across a route.",
 ]
@@ -37,17 +40,20 @@ Width = Annotated[
 Heads = Annotated[Annotated[int, Ge(1)] | None, "Attention heads; null: as the size says."]
 Bottleneck = Annotated[
     Annotated[int, Ge(1)] | None,
+    OMITTED_AT_DEFAULT,
     "Channels between the two linear layers of the patch embedding (JiT: 128, for B/16); null: "
     "one layer.",
 ]
 ContextTokens = Annotated[
     int,
     Ge(0),
+    OMITTED_AT_DEFAULT,
     "Class tokens before the image's, beside the class in adaLN (JiT: 32); a route never removes "
     "them. 0: none.",
 ]
 ContextStart = Annotated[
     Annotated[int, Ge(0)] | None,
+    OMITTED_AT_DEFAULT,
     "First block that sees the class tokens; null: a third of the depth, as in every size of JiT.",
 ]
 

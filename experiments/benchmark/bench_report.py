@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from backbones.ops import native
 from experiments.benchmark import block_times, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions
 from experiments.runtime.environment import processor
@@ -152,6 +153,9 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
         _check_memory(o, device)
     report: dict[str, Any] = {"options": dataclasses.asdict(o), "environment": environment(device)}
     say(_heading(o, report["environment"]))
+    build = native.start_build(say) if device.type == "cpu" else None
+    if build is not None:
+        build.join()  # compilers would slow down what is measured
     for part, (measure, format_rows) in PARTS.items():
         if part not in o.parts:
             continue

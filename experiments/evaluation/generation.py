@@ -51,6 +51,7 @@ def generate(
     progress: Progress | None = None,
     *,
     weak_model: Any = None,
+    on_evaluation: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Generate one image per seed.
 
@@ -70,6 +71,7 @@ def generate(
         device: Where to sample; by default the model's device.
         progress: Called after every batch.
         weak_model: The weaker network of autoguidance or routed guidance.
+        on_evaluation: Called within a batch, with the number of finished evaluations.
 
     Returns:
         Images `(n, C, H, W)` in data space, float32, on `device`.
@@ -93,6 +95,7 @@ def generate(
     denoiser = GuidedDenoiser(
         model, objective, guidance, seeds, sampler.steps, classes, text, weak_model
     )
+    denoiser.on_evaluation = on_evaluation
     with torch.no_grad(), evaluating(model, weak_model):
         return _sample_batches(denoiser, sampler, _image_shape(model), batch, progress)
 

@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from backbones.validation import Choices
 from experiments.options.roles import REPORTS, ROUTES, ConfigError
+from routing.options import OMITTED_AT_DEFAULT
 
 #: Frozen encoders that REPA can align to, and the width of their features.
 ENCODERS = {
@@ -44,15 +45,19 @@ class TrainOptions:
     ] = None
     optimizer: Annotated[
         Literal["adamw", "muon"],
+        OMITTED_AT_DEFAULT,
         "adamw, or muon: Muon for the weights of linear layers in blocks, AdamW for the rest.",
     ] = "adamw"
     lr: Annotated[float, Gt(0), "Learning rate."] = 1e-4
     muon_lr: Annotated[
         Annotated[float, Gt(0)] | None,
+        OMITTED_AT_DEFAULT,
         "Learning rate of Muon, whose updates are as large as AdamW's at the same rate; null: "
         "train.lr.",
     ] = None
-    muon_momentum: Annotated[float, Ge(0), Lt(1), "Muon's (Nesterov) momentum."] = 0.95
+    muon_momentum: Annotated[
+        float, Ge(0), Lt(1), OMITTED_AT_DEFAULT, "Muon's (Nesterov) momentum."
+    ] = 0.95
     warmup: Annotated[int, Ge(0), "Steps of linear warm-up."] = 0
     schedule: Annotated[
         Literal["constant", "cosine"],
@@ -77,6 +82,7 @@ class TrainOptions:
     ] = "fp32"
     residual: Annotated[
         Literal["fp32", "bf16"],
+        OMITTED_AT_DEFAULT,
         "Type of the residual stream in training under bf16 (bf16: less memory traffic).",
     ] = "fp32"
     tf32: Annotated[bool, REPORTS, "Let CUDA matmuls round their fp32 inputs to TF32."] = True
@@ -135,12 +141,14 @@ class TrainOptions:
     align_loss: Annotated[
         Literal["cosine", "smooth_l1"],
         ROUTES,
+        OMITTED_AT_DEFAULT,
         "Distance to the features: cosine: one minus the cosine (REPA; SRA's second form); "
         "smooth_l1: SRA's first, with beta 0.05, whose released weight is 0.2.",
     ] = "cosine"
     teacher_block: Annotated[
         Annotated[int, Ge(0)] | None,
         ROUTES,
+        OMITTED_AT_DEFAULT,
         "Block of the EMA that train.encoder=ema aligns to; null: two thirds of the depth (the "
         "eighth of 12).",
     ] = None
@@ -149,6 +157,7 @@ class TrainOptions:
         Ge(0),
         Lt(1),
         ROUTES,
+        OMITTED_AT_DEFAULT,
         "The EMA sees the image less noisy by up to this much of flow matching's time (SRA: 0.2).",
     ] = 0.2
 

@@ -34,6 +34,7 @@ class SelfAlignment:
 
     Attributes:
         teacher: A copy of the model whose parameters are the EMA's tensors.
+        blocks: The teacher's blocks, to be compiled like the model's.
     """
 
     def __init__(self, config: Config, state: TrainingState, objective: Objective) -> None:
@@ -44,6 +45,7 @@ class SelfAlignment:
             parameter.data = average
         if self.teacher.stack.fuse is None:  # a fused span may end after the block
             self.teacher.stack.blocks = self.teacher.stack.blocks[: self.block + 1]
+        self.blocks = self.teacher.stack.blocks
 
     def __call__(
         self,

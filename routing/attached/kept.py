@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from routing.gather import Move
-from routing.layout import Layout
+from routing.layout import Layout, Move
 
 
 @dataclass

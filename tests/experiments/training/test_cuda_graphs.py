@@ -22,6 +22,7 @@ from experiments.training.cuda_graphs import (
     count_routes,
     reason_against,
 )
+from experiments.training.optimizer import move_rates
 from experiments.training.step import TrainingStep
 from routing.errors import UserError
 
@@ -76,12 +77,12 @@ def test_a_replay_learns_what_the_step_learns(words, stand_in):
     plain, graphed = (built(words, graphs) for graphs in (False, True))
     # The rate of a graph is a float32 on the device and a double otherwise. Muon, which rounds to
     # bfloat16, may turn a difference in the last bit into one as large as a step: so the same rate for both.
-    plain.state.optimizer.move_rates(plain.device)
+    move_rates(plain.state.optimizers, plain.device)
     take_steps(plain, 12), take_steps(graphed, 12)
     assert len(stand_in) == (2 if "routing.off_after=0.5" in words else 1)
     for a, b in zip(plain.state.params + plain.state.ema, graphed.state.params + graphed.state.ema, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(plain.state.tally, graphed.state.tally, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(plain.state.tally.values, graphed.state.tally.values, rtol=1e-4, atol=1e-6)
 
 
 class HostReads(TorchDispatchMode):
@@ -123,7 +124,7 @@ def test_a_graph_goes_on_after_going_back_to_a_checkpoint(tmp_path, stand_in):
     """A graph refers to the tensors it was recorded with: loading a checkpoint must write into them."""
     step = trained(CASES["dense"], 4, True)
     state, graph = step.state, step.graph
-    recorded = [id(moment) for parameter in state.params for moment in state.optimizer.moments(parameter).values()]
+    recorded = [id(moment) for parameter in state.params for moment in state.moments(parameter).values()]
     state.save(tmp_path, step.config)
     trained_once, trained_twice = [], []
     for parameters in (trained_once, trained_twice):
@@ -132,7 +133,7 @@ def test_a_graph_goes_on_after_going_back_to_a_checkpoint(tmp_path, stand_in):
         state.step += 1
         parameters += [parameter.detach().clone() for parameter in state.params]
     assert step.graph is graph and len(stand_in) == 1
-    assert [id(moment) for parameter in state.params for moment in state.optimizer.moments(parameter).values()] == recorded
+    assert [id(moment) for parameter in state.params for moment in state.moments(parameter).values()] == recorded
     for a, b in zip(trained_once, trained_twice, strict=True):
         assert torch.equal(a, b)
 
@@ -141,13 +142,13 @@ def test_moments_that_a_checkpoint_lacks_are_zero_after_loading_it(tmp_path):
     """As before its first gradient: a parameter that a later branch trained starts afresh."""
     step = trained(CASES["dense"], 1, False)
     state, parameter = step.state, step.state.params[0]
-    moments = dict(state.optimizer.moments(parameter))
-    state.optimizer.moments(parameter).clear()
+    moments = dict(state.moments(parameter))
+    state.moments(parameter).clear()
     state.save(tmp_path, step.config)
-    state.optimizer.moments(parameter).update(moments)
+    state.moments(parameter).update(moments)
     assert any(moment.any() for moment in moments.values())
     state.load(run_folder.step_folder(tmp_path, 1), step.config.hashed())
-    assert not any(moment.any() for moment in state.optimizer.moments(parameter).values())
+    assert not any(moment.any() for moment in state.moments(parameter).values())
 
 
 @pytest.mark.gpu
