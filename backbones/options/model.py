@@ -35,7 +35,7 @@ Attention = Annotated[
 Depth = Annotated[Annotated[int, Ge(1), Le(1024)] | None, "Blocks; null: as the size says."]
 Width = Annotated[
     Annotated[int, Ge(16), Le(65536), MultipleOf(16)] | None,
-    "Channels, a multiple of 16; null: as the size says."
+    "Channels, a multiple of 16; null: as the size says.",
 ]
 Heads = Annotated[Annotated[int, Ge(1)] | None, "Attention heads; null: as the size says."]
 Bottleneck = Annotated[
