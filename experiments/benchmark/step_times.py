@@ -214,6 +214,7 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
     for case, step, case_seconds in zip(variants, steps, seconds, strict=True):
         row = _step_row(case, o, case_seconds, peaks)
         row["device"] = device.type
+        row["kernels"] = [] if isinstance(step, PlainStep) else step.model.describe()
         # A replayed graph allocates nothing: its memory was allocated during the recording.
         row["memory_bytes"] = None if o.graphs else step_memory(step, device)
         row["memory_measured"] = device.type == "cuda" and not o.graphs
@@ -255,7 +256,8 @@ def compare(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
     """
     rows = []
     for case in cases(dataclasses.replace(o, plain=False, rate=o.rate[:1]), size, tokens):
-        runs: list[Callable[[], Any]] = [Step(case, o, device)]
+        first = Step(case, o, device)
+        runs: list[Callable[[], Any]] = [first]
         for name in o.variants:
             changes = name.split("+")
             options = dataclasses.replace(
@@ -273,6 +275,7 @@ def compare(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
             {
                 **case.names(o.depth),
                 "seconds": float(np.median(seconds[0])),
+                "kernels": first.model.describe(),
                 "faster": faster,
                 "rounds": seconds.tolist(),
             }
