@@ -74,13 +74,13 @@ SIZES: dict[str, Size] = {
 _LONGEST = 4096  # Of an input's sides: a table of positions beyond that is a mistake.
 
 
-def hidden_for(width: int, spent: int, matrices: int, fixed: int = 0) -> int:
+def hidden_for(width: int, mixer_params: int, matrices: int, fixed: int = 0) -> int:
     """Return the hidden width that brings a block to DiT's 12 D^2, in steps of 8.
 
-    The token mixer has `spent` parameters, the channel mixer has `matrices` matrices of `width` x
-    hidden and `fixed` other parameters.
+    The token mixer has `mixer_params` parameters, the channel mixer `matrices` matrices of `width`
+    x hidden and `fixed` other parameters.
     """
-    return max(8, round((12 * width * width - spent - fixed) / (matrices * width) / 8) * 8)
+    return max(8, round((12 * width * width - mixer_params - fixed) / (matrices * width) / 8) * 8)
 
 
 def patch_grid(input_size: int | Sequence[int], patch: int) -> tuple[int, int]:

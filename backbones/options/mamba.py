@@ -49,7 +49,10 @@ class MambaOptions:
         "parameters; mamba1 16.",
     ] = None
     chunk: Annotated[
-        int, Ge(1), "Tokens of one SSD chunk; larger ones cost more memory for no speed."
+        int,
+        Ge(1),
+        "Tokens of one SSD chunk; larger ones cost more memory for no speed. mamba-ssm's kernel "
+        "takes at least twice the state.",
     ] = 64
     kernel: Annotated[
         str,

@@ -115,6 +115,10 @@ def steps_table(rows: Sequence[dict[str, Any]]) -> str:
         columns[name] = (f"faster.{name}", 1, "{:.2f}x")
     named_rows, lines = [], []
     for row in rows:
+        for kernel in row["kernels"]:
+            line = f"{row['backbone']} {kernel}"
+            if line not in lines:
+                lines.append(line)
         named_rows.append(row | {"step": f"{row['backbone']}-{row['size']}"})
         if "ours_faster_by" in row:
             ratio = row["ours_faster_by"]

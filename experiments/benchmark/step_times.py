@@ -214,6 +214,7 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
     for case, step, case_seconds in zip(variants, steps, seconds, strict=True):
         row = _step_row(case, o, case_seconds, peaks)
         row["device"] = device.type
+        row["kernels"] = [] if isinstance(step, PlainStep) else step.model.describe()
         # A replayed graph allocates nothing: its memory was allocated during the recording.
         row["memory_bytes"] = None if o.graphs else step_memory(step, device)
         row["memory_measured"] = device.type == "cuda" and not o.graphs
@@ -273,7 +274,8 @@ def compare(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
     """
     rows = []
     for case in cases(dataclasses.replace(o, plain=False, rate=o.rate[:1]), size, tokens):
-        runs: list[Callable[[], Any]] = [Step(case, o, device)]
+        first = Step(case, o, device)
+        runs: list[Callable[[], Any]] = [first]
         variants = [name for name in o.variants if case.backbone == "dit" or "plain" not in name]
         for name in variants:
             changes = name.split("+")
@@ -293,6 +295,7 @@ def compare(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
             {
                 **case.names(o.depth),
                 "seconds": float(np.median(seconds[0])),
+                "kernels": first.model.describe(),
                 "faster": faster,
                 "over_plain": _over_plain(seconds_by_variant),
                 "rounds": seconds.tolist(),

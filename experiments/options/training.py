@@ -138,6 +138,13 @@ class TrainOptions:
         "reads scenes, dinov2-vitb14 is REPA's), or ema, a later block of the run's own EMA (SRA).",
     ] = "none"
     align_weight: Annotated[float, Ge(0), ROUTES, "Weight of the alignment loss."] = 0.5
+    align_loss: Annotated[
+        Literal["cosine", "smooth_l1"],
+        ROUTES,
+        OMITTED_AT_DEFAULT,
+        "Distance to the features: cosine: one minus the cosine (REPA; SRA's second form); "
+        "smooth_l1: SRA's first, with beta 0.05, whose released weight is 0.2.",
+    ] = "cosine"
     teacher_block: Annotated[
         Annotated[int, Ge(0)] | None,
         ROUTES,
@@ -158,6 +165,11 @@ class TrainOptions:
         """Refuse options of an optimizer or a teacher that is not used."""
         if self.muon_lr is not None and self.optimizer != "muon":
             raise ConfigError(f"train.muon_lr={self.muon_lr}: expected train.optimizer=muon")
+        if self.align_loss != "cosine" and self.encoder != SELF_ENCODER:
+            raise ConfigError(
+                f"train.align_loss={self.align_loss}: expected cosine, or "
+                f"train.encoder={SELF_ENCODER}, whose features have the scale of the tokens"
+            )
         if self.teacher_block is not None and self.encoder != SELF_ENCODER:
             raise ConfigError(
                 f"train.teacher_block={self.teacher_block}: expected train.encoder={SELF_ENCODER}"

@@ -283,7 +283,7 @@ class Attached:
         per_sample = ids.dim() > 1 and ids.shape[0] > 1
         check_shared_table(not (shared and per_sample))
         outer = Layout(grid, prefix=protected, device=x.device)
-        now.kept[k] = KeptTokens.select(outer, ids, positions, length)
+        now.kept[k] = KeptTokens.select(outer, ids, positions, length, self.prefix)
         self.inner = tuple(kept.layout for kept in now.kept.values())
 
     def _shared(self, call: Call, batch: int, tokens: int, protected: int) -> bool:
@@ -291,7 +291,7 @@ class Attached:
         tables_shared = False
         for table in tree_leaves(call.tables()):
             if batch > 1 and isinstance(table, Tensor):
-                tables_shared |= call.token_dimension(table, tokens, protected)[1]
+                tables_shared |= call.token_dimension(table, tokens, protected, self.prefix)[1]
         check_shared_table(not tables_shared or self.automatic or self.selection.shared)
         return tables_shared or self.selection.shared
 

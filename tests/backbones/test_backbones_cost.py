@@ -24,6 +24,8 @@ VARIANTS = [(name, {}) for name in backbones.names()] + [
     ("mamba", {"mixer": "mamba1", "mixers": 1, "scan": "zigzag"}),
     ("mamba", {"mixers": 1, "scan": "raster", "condition": "prefix", "skips": True}),
     ("rwkv", {"ratio": 4, "wkv": "rank", "skips": True, "num_classes": 0}),
+    ("lightningdit", {"context_tokens": 32, "bottleneck": 128}),
+    ("mamba", {"context_tokens": 8, "context_start": 0}),
 ]
 
 

@@ -360,6 +360,7 @@ def test_a_composed_backbone_has_every_option_with_its_default(name):
     composed = load([f"backbone={name}"]).backbone
     common = {"name": name, "attention": 0, "depth": None, "width": None, "heads": None}
     common |= {"decoder": None, "align": None, "bottleneck": None, "condition": "adaln", "skips": False}
+    common |= {"context_tokens": 0, "context_start": None}
     options = dataclasses.asdict(registry.find(name).options())
     assert composed == {**common, **options}
     # The help explains each of them: an indented comment follows the key.

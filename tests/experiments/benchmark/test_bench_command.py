@@ -249,9 +249,17 @@ def test_the_command_prints_tables_and_writes_the_figures(tmp_path, capsys, monk
         assert row["seconds"] > 0
         assert row["memory_bytes"] > 0
         assert len(row["rounds"]) == 2
+        assert bool(row["kernels"]) == (row["backbone"] != "plain")
         assert ("speedup" in row) == (row["route"] != "none")
     assert [row["tokens"] for row in found["blocks"]] == [16, 64]
     assert found["environment"]["torch"] == torch.__version__
+
+
+def test_the_kernels_that_ran_stand_below_the_steps():
+    row = {"size": "S/2", "tokens": 256, "seconds": 0.1, "kernels": ["ssd: mamba-ssm (mamba-ssm found)"]}
+    rows = [row | {"backbone": "mamba", "route": route} for route in ("none", "2-8")]
+    lines = bench_report.steps_table(rows).splitlines()
+    assert lines[-1] == "mamba ssd: mamba-ssm (mamba-ssm found)" and len(lines) == 4
 
 
 def test_tables_line_up():
