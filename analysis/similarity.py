@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -212,6 +213,33 @@ def _routed(
         for block in range(segment.start, segment.end + 1):
             hidden[block + 1] = entry.scatter(1, ids, hidden[block + 1].to(entry.dtype))
     return hidden, stayed
+
+
+def pairs(runs: pd.DataFrame, protocol: Protocol | None = None) -> list[SimilarityFile]:
+    """Return the similarity of the longest dense and routed run of every backbone.
+
+    Args:
+        runs: What `analysis.load` returned.
+        protocol: How runs without a stored `similarity.npz` are measured.
+
+    Of several seeds the lowest counts, of several routes the most frequent one at rate 0.5. Runs
+    with neither a stored result nor weights are left out.
+    """
+    readable = []
+    for path in map(Path, map(str, runs["path"])):
+        names = ("similarity.npz", "model.safetensors")
+        readable.append(any((path / name).is_file() for name in names))
+    runs = runs[readable]
+    runs = runs[runs["seed"] == runs["seed"].min()]
+    routes = runs.loc[(runs["method"] == "TREAD") & (runs["rate"] == 0.5), "route"]
+    runs = runs[runs["route"].isin(["none", *routes.mode().head(1)])]
+    runs = runs.sort_values(["step", "data"], ascending=False, kind="stable")
+    runs = runs.drop_duplicates(["backbone", "route"]).sort_values(["backbone", "route"])
+    results = []
+    for path in map(Path, map(str, runs["path"])):
+        stored = path / "similarity.npz"
+        results.append(read(stored) if stored.is_file() else measure(path, protocol))
+    return results
 
 
 def command(options: argparse.Namespace) -> int:

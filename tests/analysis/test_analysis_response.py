@@ -194,11 +194,11 @@ def test_findings_say_what_the_tables_show(runs):
     dit, mamba = findings.main(runs)
     assert dit.startswith("**dit-T/1, digits, edm, scale tiny, 2-8 against dense after 400 steps (n=3)**: FD-500 ")
     # Dense 50 + seed, routed 40 + 2 seed: -9 on average over seeds 0 to 2, whose interval is known.
-    assert "FD-500 (digits-classifier) -9.00 [-11.48, -6.52]: better" in dit
-    assert "accuracy-500 (digits-classifier) -9.000 [-11.484, -6.516]: worse" in dit
+    assert "FD-500 (digits-classifier) -9.00 [-11.48, -6.52]: significantly better" in dit
+    assert "accuracy-500 (digits-classifier) -9.000 [-11.484, -6.516]: significantly worse" in dit
     dense, routed = findings.scale(runs)
-    assert "dense: instrumented w_eff against dense +0.000 [+0.000, +0.000]: not told apart (n=3)" in dense
-    assert "routed: instrumented w_eff against dense +8.100 [+8.100, +8.100]: higher (n=3)" in routed
+    assert "dense: instrumented w_eff against dense +0.000 [+0.000, +0.000]: no significant difference (n=3)" in dense
+    assert "routed: instrumented w_eff against dense +8.100 [+8.100, +8.100]: significantly higher (n=3)" in routed
     said = findings.make("response", runs)
     assert said.count("\n") == 1 and "dense 0.98 (CFG 1.25), " in said
     assert "times fewer multiply-adds" in findings.make("cost", runs)
