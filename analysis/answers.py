@@ -16,7 +16,7 @@ from analysis.aggregation import ENOUGH_SEEDS, Estimate, number_range
 from analysis.errors import pick
 from analysis.grouping import short_labels
 from analysis.groups import Group, Variant
-from analysis.pair_penalty import censored_text, pair_penalty
+from analysis.pair_penalty import pair_penalty
 from analysis.results import Results
 from analysis.similarity_file import SimilarityFile
 from analysis.tables import guidance as guidance_table
@@ -98,7 +98,7 @@ def _relative_cost(results: Results, comparison: Comparison, name: str) -> list[
         return []
     estimate = pair.penalty.sm
     if estimate is None or estimate.low is None or estimate.high is None:
-        return [f"{name} {censored_text(pair.penalty)}"]
+        return [f"{name} {pair.penalty.censored_text}"]
     interval = f"[{estimate.low:.2f}, {estimate.high:.2f}]"
     return [f"{name} {estimate.mean:.2f} {interval} at {pair.step:.0f} dense steps"]
 

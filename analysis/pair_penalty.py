@@ -11,11 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.aggregation import Estimate, interval, ratio
-from analysis.errors import AnalysisError
 from analysis.groups import Group, Variant
 from analysis.results import Results
-from analysis.step_penalty import Penalty, curves_by_run, macs_ratio, paired_penalty
+from analysis.step_penalty import Penalty, curves_by_run, macs_ratio, penalties_by_step
 
 LOSS, ROUTED_LOSS = "heldout_loss", "heldout_loss_routed"
 
@@ -67,26 +65,12 @@ def pair_penalties(results: Results) -> list[PairPenalty]:
 def pair_penalty(
     results: Results, group: Group, dense: Variant, routed: Variant
 ) -> PairPenalty | None:
-    """Return the step penalties of a routed variant; None where no losses were logged on the way.
-
-    A target that a routed run meets at its first logged step is left out: when it was met is
-    unknown.
-    """
+    """Return the step penalties of a routed variant; None where no losses were logged."""
     dense_curves, routed_curves = _curves(results, dense), _curves(results, routed)
-    seeds = sorted(dense_curves.keys() & routed_curves.keys())
-    if not seeds:
-        return None
-    dense_curves = {seed: dense_curves[seed] for seed in seeds}
-    routed_curves = {seed: routed_curves[seed] for seed in seeds}
-    by_step = {}
-    steps = set.intersection(*(set(curve["step"]) for curve in dense_curves.values()))
-    for step in sorted(steps):
-        try:
-            by_step[float(step)] = paired_penalty(dense_curves, routed_curves, step)
-        except AnalysisError:
-            continue
+    by_step = penalties_by_step(dense_curves, routed_curves)
     if not by_step:
         return None
+    seeds = sorted(dense_curves.keys() & routed_curves.keys())
     ratios = [macs_ratio(dense_curves[seed], routed_curves[seed]) for seed in seeds]
     last_steps = {seed: float(routed_curves[seed]["step"].iloc[-1]) for seed in seeds}
     return PairPenalty(group, routed, by_step, last_steps, math.exp(np.log(ratios).mean()))
@@ -111,11 +95,6 @@ def _curves(results: Results, variant: Variant) -> dict[int, pd.DataFrame]:
     return curves
 
 
-def censored_text(penalty: Penalty) -> str:
-    """Return how many seeds are censored, `undecided: 1 of 3 seeds censored`."""
-    return f"undecided: {penalty.censored} of {len(penalty.seeds)} seeds censored"
-
-
 def means(pair: PairPenalty) -> pd.DataFrame:
     """Return s and s * m over seeds by N: step, s, s_low, s_high, sm, sm_low, sm_high, n, censored.
 
@@ -125,11 +104,7 @@ def means(pair: PairPenalty) -> pd.DataFrame:
     for step, penalty in pair.by_step.items():
         row: dict[str, float] = {"step": step, "n": len(penalty.seeds)}
         row["censored"] = penalty.censored
-        estimates: dict[str, Estimate | None] = {"s": None, "sm": None}
-        if not penalty.censored:
-            estimates["s"] = interval(list(penalty.seeds["s"]))
-            estimates["sm"] = ratio(list(penalty.seeds["sm"]))
-        for name, estimate in estimates.items():
+        for name, estimate in (("s", penalty.s), ("sm", penalty.sm)):
             for end, field in (("", "mean"), ("_low", "low"), ("_high", "high")):
                 value = getattr(estimate, field, None)
                 row[name + end] = math.nan if value is None else value

@@ -149,7 +149,7 @@ BACKBONES, ROUTES = ("dit", "mamba"), ("none", "2-4", "0-4", "2-4@0.25")
 GUIDES = (
     "none",
     "cfg,scale=1.5",
-    *(f"routed,scale=1.5,strong={s},weak={w}" for s in (0, 0.3) for w in (0.6, 0.9)),
+    *(f"routed,scale=1.5,strong={s},weak={w}" for s in (0, 0.3) for w in (0.5, 0.9)),
 )
 
 
