@@ -36,8 +36,12 @@ def study_location(sweep: Sweep) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def open_study(sweep: Sweep, metric: str) -> Iterator[Any]:
-    """Create or load the study of a sweep; `UserError` if another coordinator has it."""
+def open_study(sweep: Sweep, metric: str, space: Mapping[str, Any]) -> Iterator[Any]:
+    """Create or load the study of a sweep.
+
+    Raises:
+        UserError: Another coordinator has it, or its trials are from another space.
+    """
     optuna = import_optuna()
     with locked(sweep.path / "search"):
         study = optuna.create_study(
@@ -47,6 +51,14 @@ def open_study(sweep: Sweep, metric: str) -> Iterator[Any]:
             load_if_exists=True,
             **study_location(sweep),
         )
+        for trial in study.trials:
+            # A trial that was cut off has the first of its values.
+            has_all = trial.params.keys() == space.keys() or "run" not in trial.user_attrs
+            if not (has_all and trial.distributions.items() <= space.items()):
+                raise SweepError(
+                    f"grid {sweep.name}: its search is another than its study has (trial "
+                    f"{trial.number} has {format_trial(trial)}); copy the file under another name"
+                )
         study.set_user_attr("metric", metric)
         yield study
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from routing.errors import UserError
-from sweeps import SweepError, optuna_study, require
+from sweeps import optuna_study, require
 from sweeps.cancel import cancel
 from sweeps.folder import Sweep
 from sweeps.grid import Grid
@@ -42,7 +42,7 @@ class Search:
             UserError: Another coordinator is at work, or the study has another space.
         """
         slots = {"slurm": resources.throttle, "local": resources.workers}.get(resources.kind, 1)
-        with optuna_study.open_study(self.sweep, self.metric) as study:
+        with optuna_study.open_study(self.sweep, self.metric, self.space) as study:
             running = [trial for trial in study.trials if not trial.state.is_finished()]
             live = self._start(study, running, resources)
             if running:  # their runs may have ended since
@@ -50,7 +50,8 @@ class Search:
                 retry(self.sweep, list(live.values()), resources, _quiet, self.grid)
             while live or len(study.trials) < self.trials:
                 count = min(slots - len(live), self.trials - len(study.trials))
-                live |= self._start(study, self._ask(study, count), resources)
+                asked = [study.ask(self.space) for _ in range(count)]
+                live |= self._start(study, asked, resources)
                 rows, trouble = statuses(self.sweep, list(live.values()))
                 for row in rows if not trouble else ():
                     for number, run in list(live.items()):
@@ -62,30 +63,15 @@ class Search:
             self.say(line)
         return int(all(trial.value is None for trial in study.trials))
 
-    def _ask(self, study: Any, count: int) -> list[Any]:
-        try:
-            return [study.ask(self.space) for _ in range(count)]
-        except ValueError as error:
-            raise self._other_space(str(error)) from None
-
-    def _other_space(self, reason: str) -> SweepError:
-        return SweepError(
-            f"grid {self.grid.name}: its search is another than its study has ({reason}); "
-            "copy the file under another name"
-        )
-
     def _start(
         self, study: Any, trials: Sequence[Any], resources: Resources
     ) -> dict[int, PlannedRun]:
         """Launch the runs of trials, by number; a point that cannot be run is a failed trial."""
         live: dict[int, PlannedRun] = {}
         for trial in trials:
-            names, has_run = trial.params.keys(), "run" in trial.user_attrs
-            # A trial with a run had all its values; one that was cut off had the first of them.
-            if names - self.space.keys() or (has_run and names != self.space.keys()):
-                raise self._other_space(f"trial {trial.number} has {', '.join(names)}")
+            has_values = trial.params.keys() == self.space.keys()
             try:
-                require(names == self.space.keys(), "cut off before it had its values")
+                require(has_values, "the coordinator was stopped before the trial had its values")
                 (run,) = self.plan_runs(self.grid.at(optuna_study.trial_values(trial)))
             except UserError as error:
                 self._tell(study, trial.number, "FAIL", str(error))

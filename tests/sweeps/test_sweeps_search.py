@@ -118,7 +118,7 @@ def test_listed_values_are_exact_and_a_live_trial_of_another_search_stays(tmp_pa
     live.set_user_attr("run", "r")
     words, _ = make(tmp_path, base=BASE | {"route": "none"}, search={"over": {"train.lr": [0.5]}})
     assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 2
-    assert "its search is another than its study has (trial 1 has" in capsys.readouterr().err
+    assert "its search is another than its study has (trial 0 has train.lr=0.00012345" in capsys.readouterr().err
     assert [t[2] for t in trials(sweep)] == ["complete", "running"]
 
 
