@@ -49,17 +49,27 @@ class Variant:
     """Runs of one group that routed their tokens alike, read after one number of steps."""
 
     name: str  # how tokens were routed
-    runs: pd.DataFrame = field(repr=False)  # finished ones
+    all_runs: pd.DataFrame = field(repr=False)  # finished ones, also of other variants
+    rows: Sequence[int] = field(repr=False)  # positions of its own
     metric: str  # of its group
     values: Values = field(repr=False)  # every own score of these runs
     histories: Histories = field(repr=False)  # of all runs
     step: float = float("nan")
 
+    @property
+    def runs(self) -> pd.DataFrame:
+        """Its runs with all columns; `columns` is faster."""
+        return self.all_runs.iloc[list(self.rows)]
+
+    def columns(self, *names: str) -> pd.DataFrame:
+        """Return some columns of its runs: to slice hundreds takes longer than to read them."""
+        return self.all_runs[list(names)].iloc[list(self.rows)]
+
     def first(self, column: str, default: Any = None) -> Any:
         """Return the first known value of a column of its runs."""
-        if column not in self.runs:
+        if column not in self.all_runs:
             return default
-        for value in self.runs[column]:
+        for value in self.all_runs[column].iloc[list(self.rows)]:
             if not pd.isna(value):
                 return value
         return default
@@ -79,9 +89,9 @@ class Variant:
 
         Costs of a forward pass do not depend on the number of steps.
         """
-        if column not in self.runs:
+        if column not in self.all_runs:
             return None
-        runs = self.runs[["seed", "step", column]].dropna(subset=["seed", column])
+        runs = self.columns("seed", "step", column).dropna(subset=["seed", column])
         values = runs.sort_values("step", kind="stable").drop_duplicates("seed", keep="last")
         return float(values[column].mean()) if len(values) else None
 
@@ -94,7 +104,7 @@ class Variant:
         """
         scored = self.by_seed()
         best: dict[int, pd.DataFrame] = {}
-        for seed, path in self.runs[["seed", "path"]].dropna().itertuples(index=False):
+        for seed, path in self.columns("seed", "path").dropna().itertuples(index=False):
             curve = self.histories.get(path, self.metric)
             if curve is None or seed not in scored:
                 continue
@@ -130,14 +140,14 @@ class Variant:
     def _last_steps(self) -> dict[int, float]:
         """Steps of the longest run, by seed."""
         steps: dict[int, float] = {}
-        for seed, step in self.runs[["seed", "step"]].dropna().itertuples(index=False):
+        for seed, step in self.columns("seed", "step").dropna().itertuples(index=False):
             steps[int(seed)] = max(float(step), steps.get(int(seed), 0.0))
         return steps
 
     @functools.cached_property
     def ends(self) -> set[float]:
         """The numbers of steps after which its runs ended."""
-        return set(map(float, self.runs["step"].dropna()))
+        return set(map(float, self.columns("step")["step"].dropna()))
 
     @property
     def other_steps(self) -> list[int]:

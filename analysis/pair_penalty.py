@@ -82,11 +82,11 @@ def _curves(results: Results, variant: Variant) -> dict[int, pd.DataFrame]:
     A run with one scored step shows no way there and has no curve.
     """
     scores = results.own_scores
-    scores = scores[scores["path"].isin(variant.runs["path"])]
+    scores = scores[scores["path"].isin(variant.columns("path")["path"])]
     scores = scores[scores["key"].isin([LOSS, ROUTED_LOSS])].dropna(subset=["step", "macs"])
     curves: dict[int, pd.DataFrame] = {}
     by_run = curves_by_run(scores, "path")
-    for seed, path in variant.runs[["seed", "path"]].dropna().itertuples(index=False):
+    for seed, path in variant.columns("seed", "path").dropna().itertuples(index=False):
         curve = by_run.get(str(path))
         if curve is None or len(curve) < 2:
             continue

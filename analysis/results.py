@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -111,10 +111,16 @@ class Results:
             pick("score", self.metric, self.metrics)
         values, histories = self._values(), self._histories()
         groups = []
-        for label, runs in self.runs.groupby("group", sort=False):
-            metric = self._metric_of(str(label))
+        rows: dict[str, dict[str, list[int]]] = {}  # positions by group and variant
+        for row, (label, name) in enumerate(
+            zip(self.runs["group"], self.runs["variant"], strict=True)
+        ):
+            rows.setdefault(str(label), {}).setdefault(str(name), []).append(row)
+        for label, rows_of_variants in rows.items():
+            metric = self._metric_of(label)
             if metric is not None:
-                groups.append(self._group(str(label), runs, metric, values, histories))
+                group = self._group(label, rows_of_variants, metric, values, histories)
+                groups.append(group)
         # The configuration with the most evidence leads, with all of its backbones.
         evidence: Counter[str] = Counter()
         for group in groups:
@@ -140,15 +146,15 @@ class Results:
     def _group(
         self,
         label: str,
-        runs: pd.DataFrame,
+        rows: Mapping[str, Sequence[int]],
         metric: str,
         values: dict[tuple[str, str], Values],
         histories: Histories,
     ) -> Group:
         variants = []
-        for name, part in runs.groupby("variant", sort=False):
-            name = str(name)
-            variants.append(Variant(name, part, metric, values.get((label, name), {}), histories))
+        for name, positions in rows.items():
+            scores = values.get((label, name), {})
+            variants.append(Variant(name, self.runs, positions, metric, scores, histories))
         variants.sort(key=variant_order)
         baseline = next((v for v in variants if v.first("method") == DENSE), None)
         baselines = [baseline] if baseline else []
@@ -159,7 +165,7 @@ class Results:
         if baseline is not None:
             steps = baseline.ends.union(*(variant.ends for variant in routed))
             baseline = baseline.paired_with(routed, steps)
-        shared_config = str(runs["shared_config"].iloc[0])
+        shared_config = str(self.runs["shared_config"].iloc[next(iter(rows.values()))[0]])
         return Group(label, shared_config, metric, self.metrics, baseline, tuple(routed))
 
     def _values(self) -> dict[tuple[str, str], Values]:

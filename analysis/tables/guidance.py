@@ -67,7 +67,7 @@ def evaluations(
     meaning = group.known_metrics.get(metric, {})
     kind = _text(meaning.get("key")), _text(meaning.get("features"))
     rows: list[int] = []
-    for path in dict.fromkeys(variant.runs["path"]):
+    for path in dict.fromkeys(variant.columns("path")["path"]):
         rows += rows_of.get((path, *kind), [])
     is_accepted = {text: bool(accept(text)) for text in scores["guidance"].unique()}
     guidances = scores["guidance"].to_numpy()
