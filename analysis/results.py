@@ -22,7 +22,7 @@ from analysis import aggregation, filters, loading
 from analysis.aggregation import DENSE
 from analysis.errors import AnalysisError, pick
 from analysis.grouping import assign_groups
-from analysis.groups import Group, Histories, Metrics, Values, Variant, variant_order
+from analysis.groups import Group, Histories, Metrics, RunTable, Values, Variant, variant_order
 
 _HISTORY = ["step", "macs", "value"]
 # Columns of a score that tables need.
@@ -30,6 +30,8 @@ _NARROW = (
     "path", "group", "variant", "seed", "last_step", "metric", "key", "value", "step", "macs",
     "better", "features", "n", "own", "final",
 )  # fmt: skip
+# Columns of a run that stand beside its scores: the hundreds of its configuration are not needed.
+_BESIDE_SCORES = ("run", "path", "backbone", "route", "group", "variant", "seed", "step")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +55,12 @@ class Results:
             return source if metric in (None, source.metric) else replace(source, metric=metric)
         if not isinstance(source, pd.DataFrame):
             folder = loading.read_folder(source)
-            scores = loading.scores(folder.runs)
+            scores = _scores(folder.runs)
             return cls(folder.runs, scores, metric, folder.problems, folder=Path(source))
         frame = loading.runs_of(source)
         if "metric" not in frame:
             runs = assign_groups(frame.reset_index(drop=True))
-            return cls(runs, loading.scores(runs), metric)
+            return cls(runs, _scores(runs), metric)
         columns = [name for name in frame if name not in loading.SCORE]
         run_names = {renamed: name for name, renamed in loading.RENAMED.items()}
         runs = frame[columns].drop_duplicates("path").rename(columns=run_names)
@@ -109,7 +111,7 @@ class Results:
         """The groups, those with the most evidence first."""
         if self.metric is not None:
             pick("score", self.metric, self.metrics)
-        values, histories = self._values(), self._histories()
+        values, histories, table = self._values(), self._histories(), RunTable(self.runs)
         groups = []
         rows: dict[str, dict[str, list[int]]] = {}  # positions by group and variant
         for row, (label, name) in enumerate(
@@ -119,7 +121,7 @@ class Results:
         for label, rows_of_variants in rows.items():
             metric = self._metric_of(label)
             if metric is not None:
-                group = self._group(label, rows_of_variants, metric, values, histories)
+                group = self._group(label, table, rows_of_variants, metric, values, histories)
                 groups.append(group)
         # The configuration with the most evidence leads, with all of its backbones.
         evidence: Counter[str] = Counter()
@@ -146,6 +148,7 @@ class Results:
     def _group(
         self,
         label: str,
+        table: RunTable,
         rows: Mapping[str, Sequence[int]],
         metric: str,
         values: dict[tuple[str, str], Values],
@@ -154,7 +157,7 @@ class Results:
         variants = []
         for name, positions in rows.items():
             scores = values.get((label, name), {})
-            variants.append(Variant(name, self.runs, positions, metric, scores, histories))
+            variants.append(Variant(name, table, positions, metric, scores, histories))
         variants.sort(key=variant_order)
         baseline = next((v for v in variants if v.first("method") == DENSE), None)
         baselines = [baseline] if baseline else []
@@ -165,7 +168,7 @@ class Results:
         if baseline is not None:
             steps = baseline.ends.union(*(variant.ends for variant in routed))
             baseline = baseline.paired_with(routed, steps)
-        shared_config = str(self.runs["shared_config"].iloc[next(iter(rows.values()))[0]])
+        shared_config = str(variants[0].first("shared_config"))
         return Group(label, shared_config, metric, self.metrics, baseline, tuple(routed))
 
     def _values(self) -> dict[tuple[str, str], Values]:
@@ -196,6 +199,10 @@ class Results:
                 yield group, baseline, routed
 
 
+def _scores(runs: pd.DataFrame) -> pd.DataFrame:
+    return loading.scores(runs[runs.columns.intersection(list(_BESIDE_SCORES))])
+
+
 Source = Results | pd.DataFrame | str | os.PathLike[str]
 
 
@@ -216,7 +223,7 @@ def results_for_command(options: argparse.Namespace) -> Results:
     if words and runs.empty:
         asked = " ".join(options.filters)
         raise AnalysisError(f"no finished run below {options.runs} is of {asked}")
-    scores = loading.scores(runs)
+    scores = _scores(runs)
     results = Results(runs, scores, options.metric, folder.problems, every_group=every_group)
     unfinished = 0
     for row in results.problems.to_dict("records"):
