@@ -113,11 +113,16 @@ class Variant:
 
         Costs of a forward pass do not depend on the number of steps.
         """
-        if column not in self.table.frame:
-            return None
-        runs = self.columns("seed", "step", column).dropna(subset=["seed", column])
-        values = runs.sort_values("step", kind="stable").drop_duplicates("seed", keep="last")
-        return float(values[column].mean()) if len(values) else None
+        longest: dict[Any, tuple[float, float]] = {}  # steps and cost by seed
+        columns = (self.table.values(name, self.rows) for name in ("seed", "step", column))
+        for seed, step, value in zip(*columns, strict=False):
+            if pd.isna(seed) or pd.isna(value):
+                continue
+            steps = float("inf") if pd.isna(step) else float(step)
+            if seed not in longest or steps >= longest[seed][0]:
+                longest[seed] = steps, float(value)
+        values = [value for _, value in longest.values()]
+        return sum(values) / len(values) if values else None
 
     @functools.cached_property
     def curves(self) -> dict[int, pd.DataFrame]:

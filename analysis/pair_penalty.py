@@ -5,6 +5,7 @@ target, is the latest that every routed seed reaches within its training. Beyond
 censored: they count, and there is no mean.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -76,16 +77,21 @@ def pair_penalty(
     return PairPenalty(group, routed, by_step, last_steps, math.exp(np.log(ratios).mean()))
 
 
+@functools.lru_cache(maxsize=2)
+def _curves_by_path(results: Results) -> dict[str, pd.DataFrame]:
+    """Return the held-out losses of all runs by folder; the table and the figure both read them."""
+    scores = results.own_scores
+    scores = scores[scores["key"].isin([LOSS, ROUTED_LOSS])].dropna(subset=["step", "macs"])
+    return curves_by_run(scores, "path")
+
+
 def _curves(results: Results, variant: Variant) -> dict[int, pd.DataFrame]:
     """Return the held-out losses of a variant's runs by seed; of one seed the longest run counts.
 
     A run with one scored step shows no way there and has no curve.
     """
-    scores = results.own_scores
-    scores = scores[scores["path"].isin(variant.columns("path")["path"])]
-    scores = scores[scores["key"].isin([LOSS, ROUTED_LOSS])].dropna(subset=["step", "macs"])
     curves: dict[int, pd.DataFrame] = {}
-    by_run = curves_by_run(scores, "path")
+    by_run = _curves_by_path(results)
     for seed, path in variant.columns("seed", "path").dropna().itertuples(index=False):
         curve = by_run.get(str(path))
         if curve is None or len(curve) < 2:
