@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ class Results:
     def groups(self) -> list[Group]:
         """The groups, those with the most evidence first."""
         if self.metric is not None:
-            pick("score", self.metric, self.metrics)
+            self._check_metric(self.metric)
         values, histories, table = self._values(), self._histories(), RunTable(self.runs)
         groups = []
         rows: dict[str, dict[str, list[int]]] = {}  # positions by group and variant
@@ -128,6 +128,15 @@ class Results:
         for group in groups:
             evidence[group.shared_config] += group.evidence
         return sorted(groups, key=lambda group: (-evidence[group.shared_config], group.label))
+
+    def _check_metric(self, name: str) -> None:
+        """Raise `AnalysisError` if no score has that full name."""
+        of_kind = [full for full, meaning in self.metrics.items() if meaning["key"] == name]
+        if name not in self.metrics and of_kind:
+            raise AnalysisError(
+                f"--metric {name}: expected the full name of a score: {', '.join(of_kind)}"
+            )
+        pick("score", name, self.metrics)
 
     def _metric_of(self, group: str) -> str | None:
         """Return the metric that a group is read by: that which most runs have, FDs before others.
@@ -206,10 +215,25 @@ def _scores(runs: pd.DataFrame) -> pd.DataFrame:
 Source = Results | pd.DataFrame | str | os.PathLike[str]
 
 
-def results_for_command(options: argparse.Namespace) -> Results:
-    """Return the results that a command line asks for; say on stderr what is left out."""
+def results_for_command(
+    options: argparse.Namespace, kind: str = "", names: Collection[str] = ()
+) -> Results:
+    """Return the results that a command line asks for; say on stderr what is left out.
+
+    Args:
+        options: The parsed command line.
+        kind: What `--only` selects: table or figure.
+        names: Names that `--only` takes; they are checked before any run is read.
+    """
+    for name in getattr(options, "only", None) or ():
+        pick(kind, name, dict.fromkeys(names))
     words = filters.parse_arguments(options.filters)
-    folder = loading.read_folder(options.runs, words)
+    try:
+        folder = loading.read_folder(options.runs, words)
+    except filters.UnknownGrid as error:
+        if words["grid"] in names:
+            raise AnalysisError(f"{error}; did you mean --only {words['grid']}?") from None
+        raise
     runs = folder.runs
     every_group = options.all or "grid" in words
     trials = filters.exploratory(runs)
@@ -222,7 +246,7 @@ def results_for_command(options: argparse.Namespace) -> Results:
         )
     if words and runs.empty:
         asked = " ".join(options.filters)
-        raise AnalysisError(f"no finished run below {options.runs} is of {asked}")
+        raise AnalysisError(f"no finished run below {options.runs} meets {asked}")
     scores = _scores(runs)
     results = Results(runs, scores, options.metric, folder.problems, every_group=every_group)
     unfinished = 0

@@ -35,11 +35,12 @@ from torch import Tensor
 
 from analysis.errors import AnalysisError
 from analysis.figures.layer_maps import similarity as draw_maps
-from analysis.measured import one_by_one, result_path, with_weights
+from analysis.measured import check_protocol, one_by_one, result_path, with_weights
 from analysis.similarity_file import SimilarityFile, read
 from experiments.evaluation.heldout import HeldOut
 from experiments.runtime.files import atomic_write
 from routing import Draws, Routing, Selection
+from routing.errors import require
 from routing.route import Route
 
 # Noise levels sigma / alpha in units of the data's standard deviation: from almost clean to almost
@@ -63,12 +64,9 @@ class Protocol:
     routed: bool = False  # also the routed pass, tokens on the route apart from those that stayed
 
     def __post_init__(self) -> None:
-        if self.samples < 1 or self.batch < 1:
-            raise AnalysisError("similarity needs at least 1 sample and a batch of at least 1")
-        if not 0 <= self.seed < 2**63:
-            raise AnalysisError(f"similarity seed {self.seed}: a whole number of 0 or more")
-        if not self.levels or not all(0 < level < math.inf for level in self.levels):
-            raise AnalysisError("similarity needs noise levels above 0, such as 0.1 1 10")
+        check_protocol("similarity", self.levels, self.samples, self.batch)
+        text = f"similarity --seed {self.seed}: expected a whole number of 0 or more"
+        require(0 <= self.seed < 2**63, text, AnalysisError)
 
 
 def cosine(hidden: Sequence[Tensor]) -> Tensor:

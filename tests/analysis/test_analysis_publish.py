@@ -163,11 +163,11 @@ def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_p
         )
         == 2
     )
-    assert "no page" in capsys.readouterr().err
+    assert "no.md cannot be read" in capsys.readouterr().err
     (tmp_path / "page.md").write_bytes(b"\xff")
     words = ["publish", str(runs), "--out", str(out), "--pages", str(tmp_path / "page.md")]
     assert command.main(words) == 2
-    assert "page.md is no page; name Markdown files in UTF-8" in capsys.readouterr().err
+    assert "page.md cannot be read; name Markdown files in UTF-8" in capsys.readouterr().err
     (out / "README.md").write_text("<!-- table mian -->\n<!-- end -->")
     assert command.main(["publish", str(runs), "--out", str(out)]) == 2
     assert "did you mean main" in capsys.readouterr().err

@@ -69,7 +69,7 @@ def test_hsic_is_the_unbiased_estimator():
     ("key", "value"), [("samples", 0), ("batch", 0), ("levels", ()), ("levels", (0.0, 1.0))]
 )
 def test_a_protocol_without_samples_or_levels_is_refused(key, value):
-    with pytest.raises(AnalysisError, match="similarity needs"):
+    with pytest.raises(AnalysisError, match=f"similarity --{key} .*: expected"):
         Protocol(**{key: value})
 
 

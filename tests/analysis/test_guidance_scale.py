@@ -220,8 +220,8 @@ def test_no_run_is_its_own_instrument_under_another_path(models: dict[str, Path]
     ("words", "sentence"),
     [
         (("{blind}",), "has no null class"),
-        (("{dense}", "--levels", "nan"), "needs noise levels above 0"),
-        (("{dense}", "--samples", "1"), "at least 2 samples"),
+        (("{dense}", "--levels", "nan"), "--levels nan: expected noise levels above 0"),
+        (("{dense}", "--samples", "1"), "samples 1: expected a number of at least 2"),
         (("{dense}", "--against", "{dense}/none"), "--against .* does not exist"),
         (
             ("{dense}", "--against", "{flow}", "--samples", "20"),
