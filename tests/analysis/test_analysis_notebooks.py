@@ -181,25 +181,20 @@ def real_runs(tmp_path_factory):
     return path
 
 
+def execute(name, folder, *words):
+    """Execute a notebook by the command and write it to a folder."""
+    command = [sys.executable, "-m", "analysis", "notebooks", "--only", name, "--out", str(folder)]
+    environment = {**os.environ, **QUIET}
+    result = subprocess.run([*command, *words], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", notebook_files.names())
 def test_a_notebook_runs_in_a_kernel_on_real_runs(name, real_runs, tmp_path):
     import nbformat
 
-    command = [
-        sys.executable,
-        "-m",
-        "analysis",
-        "notebooks",
-        "--only",
-        name,
-        "--runs",
-        str(real_runs),
-        "--out",
-        str(tmp_path),
-    ]
-    result = subprocess.run(command, env={**os.environ, **QUIET}, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-2000:]
+    execute(name, tmp_path, "--runs", str(real_runs))
     notebook = nbformat.read(tmp_path / f"{name}.ipynb", as_version=4)
     outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
     assert not [
@@ -215,18 +210,8 @@ def test_a_notebook_runs_in_a_kernel_on_real_runs(name, real_runs, tmp_path):
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_notebook_takes_less_than_twenty_cpu_seconds_on_the_records(name, tmp_path):
     """A kernel, all imports, the figure and the paragraph; measured: 5 to 7 CPU seconds."""
-    command = [
-        sys.executable,
-        "-m",
-        "analysis",
-        "notebooks",
-        "--only",
-        name,
-        "--out",
-        str(tmp_path),
-    ]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, env={**os.environ, **QUIET}, check=True, cwd=ROOT)
+    execute(name, tmp_path)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 20
     import nbformat
