@@ -5,6 +5,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -q
 # pip would compile 21,000 modules one after the other, on one core; packages hold a few that no Python compiles.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+# Shows the elapsed time while the command behind it runs: pip is silent for minutes. Ends with the shell.
+define TICK
+( s=0; while sleep 2 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 2)); \
+  if [ -t 1 ]; then printf '\r  %d:%02d ' $$((s / 60)) $$((s % 60)); \
+  elif [ $$((s % 10)) -eq 0 ]; then printf '  %d:%02d\n' $$((s / 60)) $$((s % 60)); fi; done ) & \
+tick=$$!; trap 'kill $$tick 2>/dev/null' EXIT INT TERM;
+endef
 # The versions that were tested together; CONSTRAINTS= takes the newest instead.
 CONSTRAINTS ?= constraints.txt
 PINS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
@@ -23,14 +30,14 @@ $(BIN)/python:
 
 # The stamps are touched last: an install that was cut short is done again.
 $(VENV)/.base: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	@echo "installing (about three minutes and 5 GB the first time; README: how to make it smaller on a laptop)"
-	$(PIP) $(PINS) -e .
+	@echo "installing (about three minutes and 5 GB the first time; docs/install.md: a smaller one without CUDA)"
+	@$(TICK) $(PIP) $(PINS) -e .
 	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(CONSTRAINTS) $(VENV)/.base
 	@echo "installing the test tools"
-	$(PIP) $(PINS) -e ".[test]"
+	@$(TICK) $(PIP) $(PINS) -e ".[test]"
 	@$(COMPILE)
 	@touch $@
 

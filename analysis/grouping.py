@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.config.identity import role
-from experiments.data.data_options import location_keys
+from experiments.data.registry import location_keys
 from routing.options import RoutingOptions
 
 _HEAD = ("backbone", "size", "data", "objective", "scale")

@@ -9,8 +9,8 @@ import pandas as pd
 from analysis import run_files
 from analysis.run_files import Damaged
 from backbones.sizes import BackboneError, parse_size
-from routing.route import RouteError
-from routing.schedule import RouteSchedule, ScheduleError
+from routing.route import RouteError, RouteSchedule
+from routing.schedule import ScheduleError
 
 STATUS = ("step", "steps", "eta_s", "error")
 

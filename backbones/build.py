@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from backbones.context import with_context
 from backbones.cost import block_costs
 from backbones.dit import DiTBlock
 from backbones.long_skips import with_long_skips
@@ -36,6 +37,8 @@ def build_stack(config: ModelConfig) -> Stack:
         blocks.append(block)
     if config.skips:
         blocks = with_long_skips(blocks, shape.width)
+    if config.context_tokens:
+        blocks = with_context(blocks, config.context_tokens, config.context_block)
     for index, (block, cost) in enumerate(zip(blocks, block_costs(config), strict=True)):
         params = sum(parameter.numel() for parameter in block.parameters())
         if abs(params - cost.params) > 0.01 * params:

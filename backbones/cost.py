@@ -110,10 +110,13 @@ def model_cost(
     parts = _around_blocks(config)
     parsed = Route.parse(route).resolve(depth)
     check_words(reinsert, remove, parsed)
+    prefixes = _prefixes(config)
     tokens = []
-    for grid_tokens in _present(parsed, depth, grid, reinsert, remove):
-        tokens.append(config.prefix + grid_tokens)
-    dense = [config.prefix + grid] * depth
+    for prefix, present in zip(
+        prefixes, _present(parsed, depth, grid, reinsert, remove), strict=True
+    ):
+        tokens.append(prefix + present)
+    dense = [prefix + grid for prefix in prefixes]
     predicted = grid if reinsert != "none" or not parsed else tokens[-1] - config.prefix
     per_block = []
     modulation = 0 if config.condition == "prefix" else 3 * branches(config) * width * width
@@ -152,7 +155,14 @@ def features_macs(
     blocks = block_costs(config)
     if not to_the_end:
         blocks = blocks[: block + 1]
-    return _macs(parts, blocks, [config.prefix + grid] * len(blocks), grid, mixing)
+    tokens = [prefix + grid for prefix in _prefixes(config)[: len(blocks)]]
+    return _macs(parts, blocks, tokens, grid, mixing)
+
+
+def _prefixes(config: ModelConfig) -> list[int]:
+    """Return the prefix tokens in each block: class tokens come in at one of them."""
+    before, after = config.context_block, config.shape.depth - config.context_block
+    return [config.prefix - config.context_tokens] * before + [config.prefix] * after
 
 
 def block_costs(config: ModelConfig) -> list[BlockCost]:
@@ -212,6 +222,8 @@ def _around_blocks(config: ModelConfig) -> list[Part]:
         parts.append(Part(weights, weights * grid))
     if config.num_classes:
         parts.append(Part((config.num_classes + 1) * width))
+    if config.context_tokens:
+        parts.append(Part(config.context_tokens * width))
     if config.text:
         length, channels = config.text
         parts += [_layer(channels, width, length), _layer(channels, width), Part(length * channels)]

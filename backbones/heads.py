@@ -1,8 +1,8 @@
-"""What is around the blocks: embedders and modulation before them; head, decoder, projector after.
+"""Everything but the blocks: embedders and modulation before them; head, decoder, projector after.
 
 Shapes: B samples, T present tokens (prefix first), N = H W grid tokens, D channels, C image
 channels, p patch side, c the conditioning vector (B, D). The embedders are DiT's (arXiv 2212.09748,
-section 3.2). The way out:
+section 3.2). On the output side:
 
 * `Head`: DiT's final layer (arXiv 2212.09748).
 * `Decoder`: MaskDiT (arXiv 2306.09305). Tokens that were dropped for good come back as a learned
@@ -24,8 +24,7 @@ from backbones.layers import RMSNorm, grid_angles, xavier
 from backbones.ops.native import ACTIVE, modulate
 from backbones.options.dit import DiTOptions
 from backbones.sizes import AlignOptions, DecoderOptions, Size
-from routing.gather import Move
-from routing.layout import Layout
+from routing.layout import Layout, Move
 from routing.rng import widest
 from routing.stack import Stack
 
@@ -184,7 +183,7 @@ class Decoder(nn.Module):
         self.head.initialise()
 
 
-# --- the way in -----------------------------------------------------------------------------------
+# --- embedders ------------------------------------------------------------------------------------
 
 
 def sincos_2d(width: int, grid: tuple[int, int]) -> Tensor:

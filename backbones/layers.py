@@ -14,51 +14,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.ops.native import ACTIVE, EPS, modulate
+from backbones.ops.native import EPS
 from routing.layout import Layout
 
 
 class Block(nn.Module):
-    """Two residual branches under adaLN-zero; a family names them and builds them.
+    """Base class of a family's block: residual branches under adaLN-zero.
 
-    Called as `block(x, cond, layout)` with tokens (B, T, D) and its modulation (B, 6, 1, D). The
-    families of this package write their `forward` out; one that names its `branches` need not.
+    A family defines `forward(x, cond, layout)`, which takes tokens (B, T, D) and the block's
+    modulation (B, 6, 1, D) and returns tokens; `backbones.dit.DiTBlock` is a short one.
 
     Attributes:
-        branches: The attributes (modules or methods) that are the two branches: `branch(x, layout)`
-            mixes tokens or channels of (B, T, D).
-        scans: The scan order in which each branch gets its tokens and returns them; None is the
-            canonical one, that of the residual stream.
-        operations: The dispatched operations that the branches call: name and the kernel asked for.
-        tables: Tables of the layout that the branches look up, scans included (`Layout.prepare`).
-        norms: Two norms with weights in place of adaLN's own, or None.
+        scans: The scan orders that it uses, as `Layout.reorder` looks them up.
+        operations: The dispatched operations that it calls: name and the kernel asked for.
+        tables: Other tables of the layout that it looks up (`Layout.prepare`).
     """
 
-    branches: tuple[str, str]
-    scans: tuple[str | None, str | None] = (None, None)
+    scans: tuple[str, ...] = ()
 
     def __init__(self, index: int) -> None:
         super().__init__()
         self.index = index
-        self.norms: nn.ModuleList | None = None
         self.operations: list[tuple[str, str]] = []
         self.tables: list[tuple[str, str]] = []
-
-    def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
-        """Run both branches on tokens (B, T, D) under this block's modulation (B, 6, 1, D)."""
-        operations = ACTIVE.operations[x.device.type]
-        modulation = cond.unbind(1)
-        for n, name in enumerate(self.branches):
-            shift, scale, gate = modulation[3 * n : 3 * n + 3]
-            scan = self.scans[n]
-            order = None if scan is None else layout.reorder(scan)
-            if self.norms is None:
-                y = operations.adaln(x, shift, scale, order)
-            else:
-                y = modulate(self.norms[n](x), shift, scale, order)
-            branch = getattr(self, name)
-            x = operations.gated_sum(x, gate, branch(y, layout), order)
-        return x
 
     def initialise(self) -> None:
         """Draw the weights of linear layers; a family adds its own."""

@@ -27,7 +27,6 @@ class LightningDiTBlock(Block):
 
     def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
         """Run the block on tokens (B, T, D) under its modulation (B, 6, 1, D)."""
-        assert self.norms is not None
         ops = ACTIVE.operations[x.device.type]
         shift1, scale1, gate1, shift2, scale2, gate2 = cond.unbind(1)
         y = self.attention(modulate(self.norms[0](x), shift1, scale1), layout)

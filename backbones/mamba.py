@@ -7,6 +7,7 @@ The residual stream stays in raster order; a mixer gets its D-wide input along t
 is put back.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers import Block
-from backbones.ops import native
 from backbones.ops.conv import causal_conv, taps
 from backbones.ops.native import ACTIVE
 from backbones.ops.selective_scan import selective_scan
@@ -70,13 +70,11 @@ class Conv(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout, path: str) -> Tensor:
         """Convolve tokens (B, T, C) that are in scan order."""
-        by_distance = self.mode == "true" and not layout.is_full
-        ops = ACTIVE.operations[x.device.type]
-        if not torch.compiler.is_compiling() and ops.takes([x, self.weight, self.bias]):
-            table = look_up(layout, "taps", path) if by_distance else None
-            return ops.conv(x, self.weight.t().flip(0), self.bias, table, True)
-        position = look_up(layout, "positions", path) if by_distance else None
-        return causal_conv(x, self.weight, self.bias, position, activation="silu")
+        position = table = None
+        if self.mode == "true" and not layout.is_full:
+            position = look_up(layout, "positions", path)
+            table = functools.partial(look_up, layout, "taps", path)
+        return causal_conv(x, self.weight, self.bias, position, activation="silu", table=table)
 
     def initialise(self) -> None:
         """Draw taps and bias as torch's convolutions do."""
@@ -186,22 +184,13 @@ class Mamba2(Mixer):
     def scan(self, layout: Layout, path: str, direction: Direction, *inputs: Tensor) -> Tensor:
         """Convolve and scan; the inputs are tokens u (B, T, D) and x, B and C side by side."""
         u, mixed = inputs
-        options, skip = self.options, direction.skip
+        options, rates = self.options, -torch.exp(direction.log_a)
         dt, decay = _steps(direction.dt_proj(u), direction.dt_bias, options.gap, layout, path)
-        rates = -torch.exp(direction.log_a)
         mixed = F.silu(mixed) if self.conv is None else self.conv(mixed, layout, path)
-        ops = ACTIVE.operations[u.device.type]
-        if (
-            options.kernel in native.REQUESTS
-            and dt.dtype == torch.float32
-            and not torch.compiler.is_compiling()
-            and ops.takes([mixed, dt, skip])
-        ):
-            steps = dt if decay is None else dt * decay.expand(dt.shape[:2])[..., None]
-            y = ops.ssd(mixed, dt, steps * rates, skip, self.headdim)
-        else:
-            chunk, kernel = options.chunk, options.kernel
-            y = ssd_packed(mixed, dt, rates, skip, chunk, kernel, decay, width=self.headdim)
+        y = ssd_packed(
+            mixed, dt, rates, direction.skip, options.chunk, options.kernel, decay,
+            width=self.headdim,
+        )  # fmt: skip
         return y.flatten(-2)
 
     def initialise(self) -> None:
@@ -269,8 +258,6 @@ class Mamba1(Mixer):
 
 class MambaBlock(Block):
     """One or two mixers of Mamba-2 or Mamba-1, each under its own part of the modulation."""
-
-    scans: tuple[str, ...]  # type: ignore[assignment]
 
     def __init__(
         self, size: Size, index: int, grid: tuple[int, int], options: MambaOptions

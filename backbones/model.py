@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.build import build_stack, describe_kernels, kernels
+from backbones.context import ContextTokens
 from backbones.heads import (
     BlockNorms,
     Decoder,
@@ -41,9 +42,9 @@ from backbones.sizes import (
     check_whole,
 )
 from backbones.weights import Pretrained
-from routing.gather import Move
-from routing.layout import Layout
-from routing.stack import Routing, StackOutput
+from routing.layout import Layout, Move
+from routing.segment import Routing
+from routing.stack import StackOutput
 
 
 @dataclass
@@ -84,7 +85,8 @@ class Backbone(nn.Module, Pretrained):
         grid: Patches (H, W).
         num_tokens: H W, without prefix tokens.
         residual: Type of the residual stream in a training pass under autocast; None keeps float32.
-        prefix: Number of prefix tokens: text, and with `condition=prefix` time and class.
+        prefix: Number of prefix tokens: class tokens (`context_tokens`), text, and with
+            `condition=prefix` time and class.
         config: Every argument, json-able; `create(**config)` builds the same model again.
 
     Raises:
@@ -110,6 +112,9 @@ class Backbone(nn.Module, Pretrained):
         self.time = TimeEmbedder(shape.width, *config.time_shape)
         self.labels = LabelEmbedder(config.num_classes, shape.width) if config.num_classes else None
         self.text = TextEmbedder(config.text, shape.width) if config.text else None
+        self.context: ContextTokens | None = None
+        if config.context_tokens:
+            self.context = ContextTokens(config.context_tokens, shape.width)
         self.condition = config.condition
         self.modulate: Modulation | BlockNorms
         if config.condition == "adaln":
@@ -146,7 +151,7 @@ class Backbone(nn.Module, Pretrained):
         blocks: Any = self.stack.blocks
         for block in blocks:
             block.initialise()
-        embedders = (self.time, self.labels, self.text, self.modulate)
+        embedders = (self.time, self.labels, self.text, self.context, self.modulate)
         for module in (*embedders, self.head, self.decoder, self.align):
             if module is not None:
                 module.initialise()
@@ -182,7 +187,27 @@ class Backbone(nn.Module, Pretrained):
         if self.text is not None:
             prefix, pooled = self.text(text, x.shape[0], text_drop)
             tokens, c = torch.cat([prefix.to(tokens.dtype), tokens], dim=1), c + pooled
+        if self.context is not None:
+            tokens = torch.cat([self.context(label).to(tokens.dtype), tokens], dim=1)
         return tokens, c
+
+    def conditions(
+        self, y: Tensor | None, text: Tensor | None, drop: Tensor
+    ) -> dict[str, Tensor | None]:
+        """Return labels or captions as `forward` takes them, some dropped (for guidance).
+
+        Args:
+            y: Labels (B,), or None.
+            text: Text states (B, L, E), or None.
+            drop: Samples (B,) that get no class, or the learned null text.
+        """
+        conditions: dict[str, Tensor | None] = {}
+        if y is not None and self.num_classes:
+            # The class after the last one is the null class.
+            conditions["y"] = torch.where(drop, torch.full_like(y, self.num_classes), y)
+        if self.text is not None:
+            conditions.update(text=text, text_drop=drop)
+        return conditions
 
     def layout(self) -> Layout:
         """Return the layout of a dense pass: every grid token, after the prefix."""
@@ -246,10 +271,10 @@ class Backbone(nn.Module, Pretrained):
         return Move(ids, self.num_tokens).put(empty, rows)
 
     def _check_taps(self, indices: Sequence[int], least: int = -1) -> None:
-        bad = [i for i in indices if not least <= i < self.depth]
-        if bad:
+        missing = [i for i in indices if not least <= i < self.depth]
+        if missing:
             blocks = f"0..{self.depth - 1}" + (", -1 is their input" if least else "")
-            raise BackboneError(f"there is no block {bad[0]}: blocks are {blocks}")
+            raise BackboneError(f"there is no block {missing[0]}: blocks are {blocks}")
 
     def forward_intermediates(
         self,

@@ -39,7 +39,7 @@ def whole(text: object, what: str = "", error: type[UserError] = Malformed) -> i
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite number (a bool is none)."""
+    """Whether a value is a finite number; a bool is not a number here."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     # Not math.isfinite, which fails for an integer of 400 digits.

@@ -135,10 +135,36 @@ def _check_combinations(config: ModelConfig, branches: int) -> None:
         "long skips would join",
         BackboneError,
     )
+    _check_context(config)
     require(
         not config.attention_blocks or branches == 2,
         f"attention={config.attention}: expected 0 for blocks of {branches} branch, since an "
         "attention block has two",
+        BackboneError,
+    )
+
+
+def _check_context(config: ModelConfig) -> None:
+    """Refuse class tokens where they have no class or no way in."""
+    count, start, depth = config.context_tokens, config.context_start, config.shape.depth
+    require(
+        count > 0 or start is None,
+        f"context_start={start}: expected null without context_tokens",
+        BackboneError,
+    )
+    if not count:
+        return
+    reason = ""
+    if not config.num_classes:
+        reason = "in a model without classes"
+    elif config.skips:
+        reason = "with skips=true, which joins blocks before and after they come in"
+    elif find(config.name).carries:
+        reason = f"for {config.name}, whose blocks hand per-token tensors on"
+    require(not reason, f"context_tokens={count}: expected 0 {reason}", BackboneError)
+    require(
+        start is None or start < depth,
+        f"context_start={start}: expected a block, 0 to {depth - 1}, or null",
         BackboneError,
     )
 

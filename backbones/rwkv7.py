@@ -62,8 +62,8 @@ class TimeMix7(nn.Module):
         self.value = nn.Linear(width, width, bias=False)
         self.decay, self.rate = LowRank(width), LowRank(width)
         self.blend = LowRank(width) if index else None
-        # Every block has the same hidden width, the first one, without `blend`, too.
-        self.left_out = 0 if index else 2 * width * low_rank(width) + width
+        # Counted as if block 0 had a `blend`, so that every block gets the same hidden width.
+        self.missing_params = 0 if index else 2 * width * low_rank(width) + width
         self.gate = LowRank(width, bias=False)
         self.key_unit = nn.Parameter(torch.ones(width))
         self.key_rate = nn.Parameter(torch.ones(width))
@@ -122,8 +122,8 @@ class RWKV7Block(Block):
         super().__init__(index)
         self.depth, width = size.depth, size.width
         self.time = TimeMix7(width, index, options)
-        spent = sum(p.numel() for p in self.time.parameters()) + self.time.left_out
-        hidden = hidden_for(width, spent, 2, width * width)
+        mixer_params = sum(p.numel() for p in self.time.parameters()) + self.time.missing_params
+        hidden = hidden_for(width, mixer_params, 2, width * width)
         self.channel = ChannelMix(width, hidden, options.missing)
         self.operations = [("rwkv7", options.kernel), ("shift", "auto")]
         self.tables = [("neighbours", options.missing), ("scan", turns(index))]

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, MultipleOf
 
 from backbones.validation import OptionError, validate
-from routing.errors import UserError, suggest
+from routing.errors import UserError, require, suggest
 
 
 class BackboneError(UserError):
@@ -74,13 +74,13 @@ SIZES: dict[str, Size] = {
 _LONGEST = 4096  # Of an input's sides: a table of positions beyond that is a mistake.
 
 
-def hidden_for(width: int, spent: int, matrices: int, fixed: int = 0) -> int:
+def hidden_for(width: int, mixer_params: int, matrices: int, fixed: int = 0) -> int:
     """Return the hidden width that brings a block to DiT's 12 D^2, in steps of 8.
 
-    The token mixer has `spent` parameters, the channel mixer has `matrices` matrices of `width` x
-    hidden and `fixed` other parameters.
+    The token mixer has `mixer_params` parameters, the channel mixer `matrices` matrices of `width`
+    x hidden and `fixed` other parameters.
     """
-    return max(8, round((12 * width * width - spent - fixed) / (matrices * width) / 8) * 8)
+    return max(8, round((12 * width * width - mixer_params - fixed) / (matrices * width) / 8) * 8)
 
 
 def patch_grid(input_size: int | Sequence[int], patch: int) -> tuple[int, int]:
@@ -90,11 +90,12 @@ def patch_grid(input_size: int | Sequence[int], patch: int) -> tuple[int, int]:
         BackboneError: A side that is no multiple of the patch, or beyond reason.
     """
     sides = (input_size, input_size) if isinstance(input_size, int) else tuple(map(int, input_size))
-    if len(sides) != 2 or any(not patch <= s <= _LONGEST or s % patch for s in sides):
-        raise BackboneError(
-            f"input_size={input_size} cannot be cut into patches of side {patch}; "
-            f"take multiples of {patch} up to {_LONGEST}"
-        )
+    require(
+        len(sides) == 2 and all(patch <= s <= _LONGEST and s % patch == 0 for s in sides),
+        f"input_size={input_size} with patches of side {patch}: expected multiples of {patch} "
+        f"up to {_LONGEST}",
+        BackboneError,
+    )
     return sides[0] // patch, sides[1] // patch
 
 
@@ -111,11 +112,12 @@ def attention_blocks(attention: int | Sequence[int], depth: int) -> set[int]:
     several = isinstance(attention, Iterable) and not isinstance(attention, str)
     indices: list[Any] = [*attention] if several else [attention]  # type: ignore[misc]
     bad = [i for i in indices if type(i) is not int or not 0 <= i < depth]
-    if bad:
-        raise BackboneError(
-            f"attention={attention}: there is no block {bad[0]}, blocks "
-            f"are 0..{depth - 1}; type 4 for every fourth or [2,5] for these two"
-        )
+    require(
+        not bad,
+        f"attention={attention}: expected blocks of 0..{depth - 1}, such as [2,5], or 4 for every "
+        "fourth",
+        BackboneError,
+    )
     return set(indices)
 
 
@@ -145,8 +147,11 @@ def parse_size(
         heads = next(h for h in range(min(size.heads, width), 0, -1) if width % h == 0)
     check_whole(most=width, heads=heads)
     if width % heads:
-        good = next(h for h in range(heads, 0, -1) if width % h == 0)
-        raise BackboneError(f"heads={heads} does not divide width={width}; try {good}")
+        fewer = next(h for h in range(heads, 0, -1) if width % h == 0)
+        more = next(h for h in range(heads, width + 1) if width % h == 0)
+        raise BackboneError(
+            f"heads={heads}: expected a divisor of width={width}, such as {fewer} or {more}"
+        )
     changed = (depth, width, heads) != (size.depth, size.width, size.heads)
     return replace(
         size, name="custom" if changed else size.name, depth=depth, width=width, heads=heads
@@ -156,9 +161,9 @@ def parse_size(
 def _named(text: str) -> Size:
     named = re.fullmatch("([A-Z]+)(/([1-9][0-9]{0,3}))?", text)
     if named is None or named[1] not in SIZES:
+        expected = f"one of {', '.join(SIZES)}, with a patch as in S/2"
         raise BackboneError(
-            f"size {text!r} is not known: sizes are {', '.join(SIZES)}, with a patch as in S/2"
-            + suggest(text.partition("/")[0], SIZES)
+            f"size={text}: expected {expected}{suggest(text.partition('/')[0], SIZES)}"
         )
     return replace(SIZES[named[1]], patch=int(named[3] or 2))
 
@@ -166,12 +171,13 @@ def _named(text: str) -> Size:
 def check_whole(least: int = 1, most: int | None = None, step: int = 1, **values: int) -> None:
     """Raise `BackboneError` unless every value is a whole number in this range, in these steps."""
     for key, value in values.items():
-        if type(value) is not int or value < least or value > (most or value) or value % step:
-            raise BackboneError(
-                f"{key}={value} must be a whole number, "
-                + (f"{least} to {most}" if most else f"{least} or more")
-                + (f", a multiple of {step}" if step > 1 else "")
-            )
+        bounds = f"{least} to {most}" if most else f"{least} or more"
+        multiple = f", a multiple of {step}" if step > 1 else ""
+        require(
+            type(value) is int and least <= value <= (most or value) and value % step == 0,
+            f"{key}={value} must be a whole number, {bounds}{multiple}",
+            BackboneError,
+        )
 
 
 def build_options(

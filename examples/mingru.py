@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones import Size, register
 from backbones.layers import Block, SwiGLU, turns
-from backbones.registry import BlockCost, Spec
-from backbones.sizes import hidden_for
+from backbones.ops.native import ACTIVE
+from backbones.registry import BlockCost, Spec, register
+from backbones.sizes import Size, hidden_for
 from routing import Layout
 
 
 @dataclass(frozen=True)
-class MinGRUOptions:
+class Options:
     """What `backbone.KEY=` sets: types and ranges are checked, comments stand in `--help`."""
 
     gate: Annotated[bool, "Gate the recurrence's output, as Mamba does."] = True
@@ -44,30 +44,33 @@ class MinGRU(nn.Module):
 
 
 class MinGRUBlock(Block):
-    """The scan, then SwiGLU; adaLN and gates are around both (`backbones.layers.Block`)."""
+    """The scan, then SwiGLU, each under adaLN and a gate."""
 
-    branches = ("mixer", "mlp")
-
-    def __init__(
-        self, size: Size, index: int, grid: tuple[int, int], options: MinGRUOptions
-    ) -> None:
+    def __init__(self, size: Size, index: int, grid: tuple[int, int], options: Options) -> None:
         super().__init__(index)
-        self.scans = (turns(index), None)  # rows and columns, forward and back, block by block
+        self.scans = (turns(index),)  # rows and columns, forward and back, block by block
         self.mixer = MinGRU(size.width, options.gate)
         spent = sum(p.numel() for p in self.mixer.parameters())
         self.mlp = SwiGLU(size.width, hidden_for(size.width, spent, 3), bias=False)
 
+    def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
+        """Run the block on tokens (B, T, D) under its modulation (B, 6, 1, D)."""
+        ops = ACTIVE.operations[x.device.type]
+        shift1, scale1, gate1, shift2, scale2, gate2 = cond.unbind(1)
+        order = layout.reorder(self.scans[0])  # adaLN sorts into scan order, the sum sorts back
+        x = ops.gated_sum(x, gate1, self.mixer(ops.adaln(x, shift1, scale1, order), layout), order)
+        return ops.gated_sum(x, gate2, self.mlp(ops.adaln(x, shift2, scale2), layout))
 
-def block_cost(size: Size, options: MinGRUOptions, index: int) -> BlockCost:
+
+def block_cost(size: Size, options: Options, index: int) -> BlockCost:
     """Count 12 D^2 parameters, as in every family, and 2 D products a token in the scan."""
-    d = size.width
-    mixer = (4 if options.gate else 3) * d * d
+    d, mixer = size.width, (4 if options.gate else 3) * size.width**2
     hidden = hidden_for(d, mixer, 3)
     linear = mixer + 3 * d * hidden
     return BlockCost(linear, linear, lambda tokens: 2 * d * tokens, saved=20 * d + 5 * hidden)
 
 
-register(Spec("mingru", MinGRUOptions, block_cost, f"{__name__}:MinGRUBlock"))
+register(Spec("mingru", Options, block_cost, f"{__name__}:MinGRUBlock"))
 
 if __name__ == "__main__":  # python examples/mingru.py: the same command, short
     from experiments.run import start

@@ -10,6 +10,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from experiments.runtime.command import run_command
+from experiments.runtime.console import loading
 
 
 def main(argv: list[str]) -> int:
@@ -20,8 +21,8 @@ def main(argv: list[str]) -> int:
         print(help_text())
         return 0
     options = parse(argv, BenchOptions)
-    from experiments.benchmark.bench_report import run
-
+    with loading():
+        from experiments.benchmark.bench_report import run
     run(options)
     return 0
 

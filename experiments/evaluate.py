@@ -18,6 +18,7 @@ from collections.abc import Callable
 from experiments.options.evaluation import FEATURES, METRICS
 from experiments.runtime.command import home_path as _path
 from experiments.runtime.command import run_command
+from experiments.runtime.console import loading
 from experiments.runtime.parser import Parser
 
 EXAMPLES = """\
@@ -122,8 +123,8 @@ def main(argv: list[str]) -> int:
                 values.append(text)
         if getattr(arguments, flag) is not None:
             setattr(arguments, flag, values)
-    from experiments.evaluation.evaluate_command import evaluate
-
+    with loading():
+        from experiments.evaluation.evaluate_command import evaluate
     return evaluate(arguments)
 
 

@@ -14,7 +14,7 @@ if __name__ == "__main__":
 
     require_packages()
 
-from experiments.data.data_options import location_keys
+from experiments.data.registry import location_keys
 from experiments.options.training import PathsOptions
 from experiments.runtime.command import run_command
 from experiments.runtime.parser import Parser

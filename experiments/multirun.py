@@ -17,6 +17,7 @@ from experiments.config.compose import load, quote, register
 from experiments.config.groups import CONF
 from experiments.config.schema import Config
 from experiments.runtime import run_folder
+from experiments.runtime.console import loading
 from experiments.runtime.errors import EXIT_CODES, Interrupted, print_error, sentence
 from experiments.runtime.process_group import process_group
 from experiments.training.dry_run import dry_run
@@ -30,8 +31,8 @@ def run_one(config: Config) -> None:
     if config.dry:
         dry_run(config)
         return
-    from experiments.training.session import train
-
+    with loading():
+        from experiments.training.session import train
     train(config)
 
 

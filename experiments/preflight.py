@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from experiments.config.model import model_arguments, run_cost
 from experiments.config.parent import check_parent, split
 from experiments.config.routes import check_guided, guided_route
 from experiments.config.schema import Config
-from experiments.data import data_options
+from experiments.data import registry
 from experiments.options.evaluation import options_for, plan_scores
 from experiments.options.roles import require
 from experiments.runtime.trackers import check_tracker
@@ -27,9 +28,10 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     Raises:
         UserError: In one sentence.
     """
+    _check_runs_folder(config.paths.runs)
     config.check_processes(processes, on_gpu)
-    data_options.parse(config.data).check_files()
-    info = data_options.describe(config.data)
+    registry.parse(config.data).check_files()
+    info = registry.describe(config.data)
     model = model_arguments(config, info)
     run_cost(config, model)  # refuses a patch or a decoder that the model cannot have
     if config.init:
@@ -37,6 +39,17 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     _check_sampling(config, model)
     _check_evaluation(config, info)
     check_tracker(config.log)
+
+
+def _check_runs_folder(runs: str) -> None:
+    """Refuse a file where the folder of runs is, or is to be made."""
+    folder = Path(runs).expanduser().absolute()
+    for path in (folder, *folder.parents):
+        if os.path.exists(path):
+            require(
+                os.path.isdir(path), f"paths.runs={runs}: expected a folder, but {path} is a file"
+            )
+            return
 
 
 def _check_sampling(config: Config, model: dict[str, Any]) -> None:

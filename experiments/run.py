@@ -17,9 +17,9 @@ def main(argv: list[str]) -> int:
     # Hydra's shell completion only works with files that contain this text: @hydra.main
     from experiments.config.help import help_text
 
-    argv = ["dry=true" if word == "--dry-run" else word for word in argv]
+    argv = ["dry=true" if argument == "--dry-run" else argument for argument in argv]
     if any(flag in argv for flag in ("-h", "--help", "help")):
-        topics = [word for word in argv if word[:1] != "-" and word != "help"]
+        topics = [name for name in argv if name[:1] != "-" and name != "help"]
         print(help_text(*topics[:1]))
         return 0
     if any(flag in argv for flag in ("-sc", "--shell-completion")):

@@ -16,6 +16,7 @@ if __name__ == "__main__":
 from experiments.options.guidance import GUIDANCE
 from experiments.options.sampler import SAMPLERS
 from experiments.runtime.command import run_command
+from experiments.runtime.console import loading
 from experiments.runtime.parser import Parser
 
 EXAMPLES = """\
@@ -63,8 +64,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     args = parser().parse_intermixed_args(argv)
-    from experiments.evaluation.sample_command import sample
-
+    with loading():
+        from experiments.evaluation.sample_command import sample
     return sample(args)
 
 

@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
 
 from routing.errors import UserError, suggest
-from routing.gather import table
 
 PATHS = ("raster", *(f"zigzag:{k}" for k in range(8)))
 REVERSED = ":reversed"
+MOST_TABLES = 4096  # a run uses dozens; a loop over seeds or image sizes must not fill memory
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def transforming() -> bool:
+    """Return whether a transform of torch.func is active: tensors made in it end with it."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def table(function: _Function) -> _Function:
+    """Compute a table once for each set of (hashable, positional) arguments.
+
+    A plain dictionary rather than `functools.lru_cache`, which `torch.compile` traces through and
+    so recomputes. A table made first under `inference_mode` must still serve a training step.
+    """
+    store: dict[tuple, Any] = {}
+
+    @wraps(function)
+    def cached(*key: Any) -> Any:
+        if key not in store:
+            if transforming():
+                return function(*key)
+            if len(store) >= MOST_TABLES:
+                store.clear()
+            with torch.inference_mode(False):
+                store[key] = function(*key)
+        return store[key]
+
+    return cached  # type: ignore[return-value]
+
+
+@table
+def arange(n: int, device: torch.device) -> Tensor:
+    """Return 0..n-1."""
+    return torch.arange(n, device=device)
 
 
 class LayoutError(UserError):
@@ -63,3 +103,68 @@ def neighbour_ids(grid: tuple[int, int], device: torch.device) -> Tensor:
     neighbours[2, 1:] = ids[:-1]
     neighbours[3, :-1] = ids[1:]
     return neighbours.flatten(1).to(device)
+
+
+def neighbour_slots(
+    grid: tuple[int, int], ids: Tensor, slots: Tensor, nearest: bool
+) -> tuple[Tensor, Tensor]:
+    """Look up the left, right, upper and lower neighbours of the tokens present.
+
+    Args:
+        grid: Rows and columns (H, W), N = H * W.
+        ids: Raster ids of the tokens present, `(B, K)`.
+        slots: Slot of every raster id and, last, of none: -1 where there is no token, `(B, N + 1)`.
+        nearest: Take the next token present on each side instead of the adjacent one.
+
+    Returns:
+        Slots of the neighbours, -1 where there is none, and which are outside the grid, both
+        `(B, 4, K)`.
+    """
+    raster_ids = neighbour_ids(grid, ids.device)[:, ids].transpose(0, 1)
+    outside = raster_ids < 0
+    if nearest:
+        by_position = nearest_present(slots[:, :-1], grid)
+        return by_position.gather(2, ids.unsqueeze(1).expand(-1, 4, -1)), outside
+    columns = torch.where(outside, grid[0] * grid[1], raster_ids).flatten(1)
+    return slots.gather(1, columns).unflatten(1, (4, -1)), outside
+
+
+def nearest_present(slots: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return the slot of the next token present on each side of every position, `(B, 4, N)`.
+
+    Args:
+        slots: Slot of every raster id, -1 where no token is present, `(B, N)`.
+        grid: Rows and columns (H, W).
+    """
+    grid_slots = slots.unflatten(1, grid)
+    sides = []
+    for dim, backwards in ((2, False), (2, True), (1, False), (1, True)):
+        line = grid_slots.flip(dim) if backwards else grid_slots
+        last = _last_present(line, dim)
+        sides.append((last.flip(dim) if backwards else last).flatten(1))
+    return torch.stack(sides, 1)
+
+
+def _last_present(line: Tensor, dim: int) -> Tensor:
+    """Value of the last entry >= 0 strictly before each position along a dimension, or -1."""
+    position = torch.arange(line.shape[dim], device=line.device)
+    position = position.unsqueeze(1) if dim == 1 else position
+    before = torch.where(line >= 0, position, -1).cummax(dim).values.roll(1, dim)
+    before.narrow(dim, 0, 1).fill_(-1)
+    return torch.where(before >= 0, line.gather(dim, before.clamp(min=0)), -1)
+
+
+@table
+def tiles(
+    grid: tuple[int, int], shape: tuple[int, int], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each token's group, its position in the group, and every group's size."""
+    row = torch.arange(grid[0], device="cpu").unsqueeze(1).expand(grid)
+    column = torch.arange(grid[1], device="cpu").expand(grid)
+    across = -(-grid[1] // shape[1])
+    group = (row // shape[0] * across + column // shape[1]).flatten()
+    width = (grid[1] - column // shape[1] * shape[1]).clamp(max=shape[1])
+    position = (row % shape[0] * width + column % shape[1]).flatten()
+    size = torch.zeros(-(-grid[0] // shape[0]) * across, dtype=torch.int64, device="cpu")
+    size.scatter_add_(0, group, torch.ones_like(group))
+    return group.to(device), position.to(device), size.to(device)

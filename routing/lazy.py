@@ -1,6 +1,6 @@
 """Public names of a package, each imported when it is first asked for (PEP 562).
 
-So a typo in a route, a size or a key is said before torch is there.
+So a typo in a route, a size or a key is reported before torch is imported.
 """
 
 import importlib

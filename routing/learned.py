@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from routing.gather import Move
+from routing.layout import Move
 from routing.route import Route, RouteError, Segment
 
 
 def _single(route: Route | str, depth: int) -> Segment:
     segments = Route.parse(route).resolve(depth).segments
     if len(segments) != 1:
-        raise RouteError(f"route {route}: a learned span is a single segment; try route=2--4")
+        raise RouteError(f"route={route}: a learned span is a single segment; try route=2--4")
     return segments[0]
 
 

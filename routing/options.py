@@ -5,15 +5,28 @@ from functools import partial
 from typing import Annotated, Literal, get_args
 
 from routing.errors import UserError, one_of, require
-from routing.route import MODES, Route, Segment, SelectionMode, keep_count
-from routing.schedule import RouteSchedule, Schedule
+from routing.route import MODES, Route, RouteSchedule, Segment, SelectionMode, keep_count
+from routing.schedule import Schedule
 
 Reinsertion = Literal["identity", "sum_input", "none"]
 LearnedPart = Literal["none", "fuse"]
 
 
+class OmittedAtDefault:
+    """The type of `OMITTED_AT_DEFAULT`."""
+
+
+#: Annotates an option that is newer than runs which were published: it enters the hash of a run
+#: only at another value than its default, so that the names of those runs stay valid.
+OMITTED_AT_DEFAULT = OmittedAtDefault()
+
+
 class RoutingError(UserError):
     """Routing options that contradict each other or the stack."""
+
+
+class SelectionError(RoutingError):
+    """A selection that cannot be made on this grid or at this rate."""
 
 
 _require = partial(require, error=RoutingError)
@@ -93,7 +106,7 @@ class RoutingOptions:
                 self._check_segment(segment, routes.factor, depth, grid)
         _require(
             self.selection != "quad" or routes.factor.kind == "constant",
-            "selection quad needs the rate 0.75 throughout; try schedule=constant",
+            "selection=quad: needs the rate 0.75 throughout; try schedule=constant",
         )
         _require(self.block >= 1, f"block={self.block}: expected an integer >= 1")
         for key in ("path_drop", "off_after"):
@@ -101,7 +114,7 @@ class RoutingOptions:
             _require(0 <= share <= 1, f"{key}={share:g}: expected a fraction, 0 to 1")
         _require(
             not self.path_drop or self.learned == "fuse",
-            "path_drop leaves a fused span out; try learned=fuse with it",
+            f"path_drop={self.path_drop}: leaves a fused span out; try learned=fuse with it",
         )
         if self.learned != "none":
             self._check_learned(routes)
@@ -112,13 +125,13 @@ class RoutingOptions:
         """Refuse a segment that drops nothing, or whose rate leaves its range during the run."""
         _require(
             self.reinsert != "none" or segment.drop_before(self.remove) < depth,
-            f"remove {self.remove} with reinsert none drops nothing: block {depth - 1} is the "
-            "last one; try remove=start",
+            f"remove={self.remove} with reinsert=none: drops nothing, since block {depth - 1} is "
+            "the last one; try remove=start",
         )
         rate = segment.rate * factor.largest
         _require(
             rate < 1,
-            f"schedule {self.schedule}: takes the rate of route {segment} to {rate:g}, and it "
+            f"schedule={self.schedule}: takes the rate of route {segment} to {rate:g}, and it "
             "must stay below 1",
         )
         if grid is not None and self.selection == "quad":
@@ -130,23 +143,23 @@ class RoutingOptions:
         first = routes.first.segments
         _require(
             first,
-            f"{learned} needs a span; try route=auto, with off_after=0 for a model that has it "
+            f"{learned}: needs a span; try route=auto, with off_after=0 for a model that has it "
             "and is trained dense",
         )
         for _, route in routes.stages:
             spans = [(segment.start, segment.end) for segment in route.segments]
             _require(
                 spans in ([], [(first[0].start, first[0].end)]),
-                f"{learned} belongs to one span, and route {routes} has {route} too; "
+                f"{learned}: belongs to one span, and route {routes} has {route} too; "
                 f"try route={first[0]}",
             )
         _require(
             not self.random_end,
-            f"{learned} belongs to one span and random_end draws others; try random_end=false",
+            f"{learned}: belongs to one span and random_end draws others; try random_end=false",
         )
         _require(
             self.reinsert == "identity",
-            f"{learned} re-inserts in its own way; try reinsert=identity, not {self.reinsert}",
+            f"{learned}: re-inserts in its own way; try reinsert=identity, not {self.reinsert}",
         )
 
 
@@ -159,24 +172,24 @@ def check_words(reinsert: str, remove: str, route: Route, random_end: bool = Fal
     if reinsert == "none":
         _require(
             len(route.segments) <= 1,
-            "reinsert none drops tokens for good; try a route of a single segment",
+            "reinsert=none: drops tokens for good; try a route of a single segment",
         )
-        _require(not random_end, "reinsert none has no end to draw; try random_end=false")
+        _require(not random_end, "reinsert=none: has no end to draw; try random_end=false")
         _require(
             remove != "never",
-            "reinsert none drops tokens and remove never does not; try remove=start",
+            "reinsert=none: drops tokens and remove=never does not; try remove=start",
         )
     if remove in ("start", "never"):
         return
     prefix, _, block = remove.partition(":")
     _require(
         prefix == "after" and block.isdecimal(),
-        f"remove {remove!r}: expected start, never or after:<block>, as in after:4",
+        f"remove={remove}: expected start, never or after:<block>, as in after:4",
     )
-    _require(not random_end, "remove after a block and random_end contradict; try remove=start")
+    _require(not random_end, f"remove={remove}: contradicts random_end; try remove=start")
     if route and route.resolved and int(block) not in route.sparse_blocks:
         raise RoutingError(
-            f"remove {remove}: block {block} is not in route {route}; "
+            f"remove={remove}: block {block} is not in route {route}; "
             f"try remove=after:{route.sparse_blocks[:2][-1]}"
         )
 
@@ -186,11 +199,11 @@ def check_quad(grid: tuple[int, int], keep: int) -> None:
     height, width = grid
     _require(
         height % 2 == 0 and width % 2 == 0,
-        f"selection quad keeps one of every 2x2, and a grid of {height}x{width} is odd; "
+        f"selection=quad: keeps one of every 2x2, and a grid of {height}x{width} is odd; "
         "try selection=random",
     )
     _require(
         keep * 4 == height * width,
-        f"selection quad keeps one token of every 2x2, {height * width // 4} of {height * width} "
+        f"selection=quad: keeps one token of every 2x2, {height * width // 4} of {height * width} "
         f"and not {keep}; try the rate 0.75 and no schedule: route=2-8@0.75",
     )

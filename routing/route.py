@@ -15,21 +15,24 @@ Grammar, the same on the command line, in YAML and in run names:
     auto, auto@0.75 the paper's guideline, the same as 2--4
     0-4+6-9         one after the other; also 0-4,6-9 and a list
 
-How routes change over a run is in `routing.schedule`.
+A `RouteSchedule` names a route from each given progress on, `2-8/0.5:4-8/0.9:none`; a run that ends
+densely is `2-8/0.9:none`. Progress is 0 at the first step of a run and below 1 at the last.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, get_args
 
-from routing.errors import UserError
+from routing.errors import UserError, require
+from routing.schedule import UNCHANGED, Schedule, ScheduleError, ascends, format_number
 
 DEFAULT_RATE = 0.5  # TREAD, Table 5: the best of 0, 0.25, 0.5 and 0.75
-# How the tokens that stay are chosen (routing.selection); here, so that checking needs no torch.
+# How the tokens that stay are chosen (`routing.segment`); here, so that checking needs no torch.
 SelectionMode = Literal["random", "rows", "columns", "blocks", "stride", "quad", "unsorted"]
 MODES: tuple[str, ...] = get_args(SelectionMode)
 AUTO = (2, -4)  # TREAD, Table 6: absolute placement, start 2 and end depth - 4
@@ -60,18 +63,21 @@ class Segment:
     rate: float = DEFAULT_RATE
 
     def __post_init__(self) -> None:
-        for value in (self.start, self.end):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise RouteError(f"route end {value!r}: expected a block index; try route=2-8")
-        if isinstance(self.rate, bool) or not isinstance(self.rate, int | float):
-            raise RouteError(f"rate {self.rate!r}: expected a number; try route={self.span}@0.5")
-        if not 0 < self.rate < 1:
-            share = self.rate / 100 if 2 <= self.rate < 100 else 0.5  # meant as per cent
-            raise RouteError(
-                f"route {self.span}@{self.rate:g}: the rate is the fraction of tokens that skip, "
-                f"between 0 and 1; try route={f'{self.span}@{share:g}' if self.rate else 'none'}"
-            )
-        object.__setattr__(self, "rate", float(self.rate))
+        typed = f"route={self.start}-{self.end}"
+        are_blocks = type(self.start) is int and type(self.end) is int
+        require(are_blocks, f"{typed}: expected two block indices; try route=2-8", RouteError)
+        is_number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
+        rate = float(self.rate) if is_number else math.nan
+        share = rate / 100 if 2 <= rate < 100 else 0.5  # meant as per cent
+        better = f"{typed}@{share:g}" if rate != 0 else "route=none"
+        rate_text = f"{rate:g}" if is_number else self.rate
+        require(
+            0 < rate < 1,
+            f"{typed}@{rate_text}: expected a number between 0 and 1, the fraction of tokens that "
+            f"skip; try {better}",
+            RouteError,
+        )
+        object.__setattr__(self, "rate", rate)
 
     @property
     def span(self) -> str:
@@ -133,14 +139,17 @@ class Route:
         absolute = tuple(_resolve(segment, depth, name) for segment in self.segments)
         ordered = tuple(sorted(absolute, key=lambda segment: segment.start))
         for first, second in pairwise(ordered):
-            if second.start <= first.end:
-                raise RouteError(
-                    f"route {self}: {second.span} starts inside {first.span}; "
-                    f"try route={_apart(first, second)}"
-                )
-        if absolute != ordered:
-            better = Route(ordered)
-            raise RouteError(f"route {self}: segments must follow the blocks; try route={better}")
+            require(
+                first.end < second.start,
+                f"route={self}: {second.span} starts inside {first.span}; "
+                f"try route={_apart(first, second)}",
+                RouteError,
+            )
+        require(
+            absolute == ordered,
+            f"route={self}: segments must follow the blocks; try route={Route(ordered)}",
+            RouteError,
+        )
         return Route(absolute)
 
     def with_rate(self, rate: float) -> Route:
@@ -167,7 +176,7 @@ class Route:
             RouteError: If an end still counts from the last block.
         """
         if not self.resolved:
-            raise RouteError(f"route {self}: its blocks are known only after resolve(depth)")
+            raise RouteError(f"route={self}: its blocks are known only after resolve(depth)")
         return tuple(i for s in self.segments for i in range(s.start, s.end + 1))
 
     def ruler(self, depth: int) -> str:
@@ -186,6 +195,84 @@ class Route:
         return bool(self.segments)
 
 
+@dataclass(frozen=True)
+class RouteSchedule:
+    """The route at each progress, and the factor of its rate.
+
+    Args:
+        stages: Pairs (progress, route), progress ascending from 0.
+        factor: Multiplies the rates; a route whose rate becomes 0 is `none`.
+        off_after: Progress from which nothing is routed.
+
+    Raises:
+        ScheduleError: If the first stage does not begin at 0, or progress does not ascend.
+    """
+
+    stages: tuple[tuple[float, Route], ...]
+    factor: Schedule = UNCHANGED
+    off_after: float = 1.0
+
+    def __post_init__(self) -> None:
+        starts = [start for start, _ in self.stages]
+        require(
+            starts and starts[0] == 0 and ascends(starts),
+            f"route={self}: progress must ascend from 0 to at most 1, as in 2-8/0.9:none",
+            ScheduleError,
+        )
+
+    @classmethod
+    def parse(cls, text: str | RouteSchedule) -> RouteSchedule:
+        """Read stages such as `2-8/0.5:4-8/0.9:none`; a plain route is a single stage.
+
+        Raises:
+            ScheduleError: If a stage has no progress.
+            RouteError: If a stage is no route.
+        """
+        if isinstance(text, RouteSchedule):
+            return text
+        first, *later = str(text).split("/")
+        stages = [(0.0, Route.parse(first))]
+        for stage in later:
+            start, colon, route = stage.partition(":")
+            try:
+                stages.append((float(start), Route.parse(route)))
+            except ValueError as error:
+                if isinstance(error, UserError) and colon:
+                    raise
+                raise ScheduleError(
+                    f"route={text}: {stage!r}: expected the fraction of training at which it "
+                    f"starts, as in {first}/0.9:none"
+                ) from None
+        return cls(tuple(stages))
+
+    def resolve(self, depth: int, name: str = "the model") -> RouteSchedule:
+        """Return the stages with absolute routes; see `Route.resolve`."""
+        stages = tuple((at, route.resolve(depth, name)) for at, route in self.stages)
+        return replace(self, stages=stages)
+
+    @property
+    def first(self) -> Route:
+        """The first route that is not `none`; `none` if there is no other."""
+        for _, route in self.stages:
+            if route:
+                return route
+        return self.stages[0][1]
+
+    def at(self, progress: float) -> Route:
+        """Return the route at `progress`, the fraction of the run that is done (0..1)."""
+        if self.off_after <= progress and self.off_after < 1:
+            return Route()
+        route = [route for start, route in self.stages if start <= max(progress, 0.0)][-1]
+        return route if self.factor == UNCHANGED else route.scaled(self.factor.at(progress))
+
+    def __str__(self) -> str:
+        first, *later = self.stages
+        text = str(first[1])
+        for start, route in later:
+            text += f"/{format_number(start)}:{route}"
+        return text
+
+
 def keep_count(n: int, rate: float) -> int:
     """Return how many of `n` grid tokens stay at a rate: `n - floor(n * rate)`, and never none."""
     # A rate is meant as a decimal: 100 * 0.29 is 28.999999999999996. Just below 1, one stays.
@@ -194,7 +281,7 @@ def keep_count(n: int, rate: float) -> int:
 
 def _unreadable(whole: object) -> str:
     hint = f"; try route={whole}-{whole}" if re.fullmatch(r"\d+", str(whole).strip()) else ""
-    return f"route {whole}: expected {_FORMS}{hint}"
+    return f"route={whole}: expected {_FORMS}{hint}"
 
 
 def _segment(item: object, whole: object) -> Segment:
@@ -208,7 +295,7 @@ def _segment(item: object, whole: object) -> Segment:
     span, at, rate = item.partition("@")
     span = span.strip()
     if span == "none":
-        raise RouteError(f"route {whole}: none stands alone; try route=none")
+        raise RouteError(f"route={whole}: none stands alone; try route=none")
     match = _RANGE.fullmatch(span)
     if span != "auto" and match is None:
         raise RouteError(_unreadable(whole))
@@ -223,7 +310,7 @@ def _rate(text: str, span: str) -> float:
         percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
         better = f"{span}@{float(percent[1]) / 100:g}" if percent else f"{span}@0.5"
         raise RouteError(
-            f"route {span}@{text}: the rate must be a number; try route={better}"
+            f"route={span}@{text}: the rate must be a number; try route={better}"
         ) from None
 
 
@@ -233,15 +320,13 @@ def _resolve(segment: Segment, depth: int, name: str) -> Segment:
     last = depth - 1
     low, high = sorted((min(max(start, 0), last), min(max(end, 0), last)))
     better = replace(segment, start=low, end=high)
+    problem = ""
     if not (0 <= start <= last and 0 <= end <= last):
-        blocks = f"{depth} block{'s' if depth != 1 else ''}"
-        raise RouteError(f"route {segment}: {name} has {blocks}, 0..{last}; try route={better}")
-    if start > end:
+        problem = f": {name} has {depth} block{'s' if depth != 1 else ''}, 0..{last}"
+    elif start > end:
         resolved = "" if (start, end) == (segment.start, segment.end) else f" ({start}-{end} here)"
-        raise RouteError(
-            f"route {segment}{resolved}: start must not exceed end; blocks are 0..{last}; "
-            f"try route={better}"
-        )
+        problem = f"{resolved}: start must not exceed end; blocks are 0..{last}"
+    require(not problem, f"route={segment}{problem}; try route={better}", RouteError)
     return replace(segment, start=start, end=end)
 
 

@@ -1,6 +1,16 @@
 """One segment of a route: select tokens, gather them, run the blocks, scatter them back.
 
-`Routing` has the options of a forward pass and selects; `RoutedSegment` does the rest.
+`Routing` has the options of a forward pass and `RoutedSegment` the steps. The tokens that stay are
+an exact number of them, in ascending order, chosen in one of these ways (`Selection`):
+
+    random    any tokens (TREAD)                    rows, columns  whole ones
+    unsorted  random, and the scan orders inside    blocks         whole `block` x `block` squares
+              the route are shuffled (a control)    stride         evenly spread, cyclic shift
+                                                    quad           one of every 2x2 (SPRINT)
+
+Whole rows, columns and blocks are drawn at random; the last one is kept in part so that the count
+is exact. Where squares do not fill the grid, the cut ones lie anywhere: the tiling is shifted at
+random, round the edges. Every token stays equally often.
 """
 
 from __future__ import annotations
@@ -9,16 +19,190 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+import torch
 from torch import Tensor
 
-from routing.gather import Move
-from routing.layout import Layout
-from routing.options import RoutingError, RoutingOptions, check_words
+from routing.errors import one_of, require
+from routing.explicit_ids import check_ids, ids_of_segment
+from routing.grid import tiles
+from routing.layout import Layout, Move
+from routing.options import RoutingError, RoutingOptions, SelectionError, check_quad, check_words
 from routing.rng import Draws
-from routing.route import Route, Segment, keep_count
-from routing.selection import Selection, check_ids, ids_of_segment
+from routing.route import MODES, Route, keep_count
 
 SKIP = "skip."  # Keys of carried tensors that are earlier outputs of blocks (long skips)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How the tokens that stay are chosen.
+
+    Args:
+        mode: One of `MODES`.
+        shared: One choice for the whole batch instead of one for each sample.
+        block: Side of the squares of mode `blocks`, in tokens.
+
+    Raises:
+        SelectionError: If the mode is unknown or the block is empty.
+    """
+
+    mode: str = "random"
+    shared: bool = False
+    block: int = 2
+
+    def __post_init__(self) -> None:
+        one_of("selection", self.mode, MODES, SelectionError)
+        require(
+            self.block >= 1, f"block={self.block}: expected a side of at least 1", SelectionError
+        )
+
+    def ids(
+        self, draws: Draws, k: int, grid: tuple[int, int], keep: int, present: Tensor | None = None
+    ) -> Tensor:
+        """Draw the tokens that stay in the k-th route.
+
+        Args:
+            draws: The step's random numbers; the stream is `route.<k>`.
+            k: Which route of the pass, from 0.
+            grid: Rows and columns of tokens.
+            keep: How many stay.
+            present: Ids to choose from, ascending, `(B, K)` or `(1, K)`; None for the full grid.
+
+        Returns:
+            Raster ids, int64 of shape `(B, keep)`, or `(1, keep)` where shared, ascending.
+
+        Raises:
+            SelectionError: If a spatial mode is asked to choose from part of a grid.
+        """
+        n = grid[0] * grid[1] if present is None else present.shape[1]
+        uniform = self._rows(draws, f"route.{k}", n)
+        if present is None:
+            return select(self.mode, grid, keep, uniform, self.block)
+        require(
+            self.mode in ("random", "unsorted"),
+            f"selection={self.mode}: part of the grid is left; try selection=random",
+            SelectionError,
+        )
+        local = select("random", (1, n), keep, uniform)
+        rows = max(local.shape[0], present.shape[0])
+        return present.expand(rows, -1).gather(1, local.expand(rows, -1))
+
+    def shuffle(self, draws: Draws, k: int, keep: int) -> Tensor | None:
+        """Draw the permutation of mode `unsorted`, `(B, keep)` or `(1, keep)`; None otherwise.
+
+        The stream of route k is `order.<k>`; the other arguments are those of `ids`.
+        """
+        if self.mode != "unsorted":
+            return None
+        return self._rows(draws, f"order.{k}", keep).argsort(dim=1, stable=True)
+
+    def _rows(self, draws: Draws, stream: str, n: int) -> Tensor:
+        return draws.shared().uniform(stream, n)[:1] if self.shared else draws.uniform(stream, n)
+
+
+@dataclass
+class Routing:
+    """What one forward pass does about routes.
+
+    Args:
+        route: Which blocks are skipped.
+        selection: How the tokens that stay are chosen.
+        draws: The step's random numbers; may be None where `ids` gives every subset.
+        ids: Explicit raster ids that stay, one entry for each segment (None draws them), in any
+            order; each of shape `(B, K)`, `(1, K)` or `(K,)`.
+        reinsert: What routed tokens become at a segment's end: their state from before it
+            (`identity`); that plus the network's input (`sum_input`: v1's second route; a segment
+            that starts at block 0 has only the input and adds nothing); or nothing: dropped
+            tokens never return (`none`).
+        remove: When tokens leave: at the segment's `start`; `after:<k>`, once block k has seen all
+            of them (delayed removal); or `never`: all blocks see all tokens, and at
+            the end routed tokens still fall back to their state from the start (a control).
+        random_end: Draw every segment's end for each step, from its start up to its end (v1).
+        path_drop: Share of samples whose fused span is left out (SPRINT); 1 skips its blocks.
+
+    Raises:
+        RoutingError: If the options contradict each other or the route.
+    """
+
+    route: Route
+    selection: Selection = field(default_factory=Selection)
+    draws: Draws | None = None
+    ids: Sequence[Tensor | None] | Tensor | None = None
+    reinsert: str = "identity"
+    remove: str = "start"
+    random_end: bool = False
+    path_drop: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.resolve(None)
+
+    @classmethod
+    def from_options(cls, options: RoutingOptions) -> Routing:
+        """Return the settings shared by all steps of a run; `on` adds a step's route and draws."""
+        return cls(
+            Route(),
+            Selection(options.selection, options.shared, options.block),
+            reinsert=options.reinsert,
+            remove=options.remove,
+            random_end=options.random_end,
+            path_drop=options.path_drop,
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is TREAD without variants (`routing.variants`)."""
+        plain = self.reinsert == "identity" and self.remove == "start"
+        return plain and not self.random_end
+
+    def on(self, route: Route, draws: Draws | None) -> Routing | None:
+        """Return these settings with a step's route and random numbers; None if dense."""
+        return replace(self, route=route, draws=draws) if route.segments else None
+
+    def resolve(self, depth: int | None) -> Route:
+        """Return the checked route, with absolute block indices where the depth is known."""
+        return _checked(self.route, depth, self.reinsert, self.remove, self.random_end)
+
+    def require_draws(self, need: str = "`draws` or `ids` to select tokens") -> Draws:
+        """Return the random numbers, or refuse a pass that needs them and has none."""
+        if self.draws is None:
+            raise RoutingError(f"route={self.route}: pass {need}")
+        return self.draws
+
+    def subset(self, index: int, rate: float, tokens: Tokens) -> Subset:
+        """Choose the tokens that stay in a segment.
+
+        Args:
+            index: Number of the segment in the route, from 0.
+            rate: Fraction of the tokens that skips.
+            tokens: The tokens around the segment.
+        """
+        selection, layout, batch = self.selection, tokens.layout, tokens.x.shape[0]
+        ids = None
+        if self.ids is not None:
+            ids = ids_of_segment(self.ids, self.route, index)
+        if ids is not None:
+            check_ids(ids, layout.grid, batch)
+        else:
+            keep = keep_count(layout.tokens, rate)
+            ids = selection.ids(self.require_draws(), index, layout.grid, keep, layout.ids)
+            if ids.shape[0] not in (1, batch):
+                raise SelectionError(
+                    f"draws for {ids.shape[0]} samples: expected {batch}, the batch size"
+                )
+        shuffle = None
+        if selection.mode == "unsorted":
+            shuffle = selection.shuffle(self.require_draws(), index, ids.shape[-1])
+        inner = layout.subset(ids, shuffle)
+        return Subset(inner, layout.move_to(inner))
+
+
+@lru_cache(maxsize=1024)  # once per run, not once per step
+def _checked(
+    route: Route, depth: int | None, reinsert: str, remove: str, random_end: bool
+) -> Route:
+    route = route if depth is None else route.resolve(depth)
+    check_words(reinsert, remove, route, random_end)
+    return route
 
 
 @dataclass
@@ -95,10 +279,12 @@ class RoutedSegment:
     Attributes:
         start: First block that they skip.
         end: Last block that they skip.
+        rate: Fraction of the tokens that skips; 0 in a dense pass, for the fused span alone.
     """
 
     start: int
     end: int
+    rate: float
 
     def process(self, tokens: Tokens, subset: Subset | None, run: RunBlocks) -> Tokens:
         """Gather the kept tokens and run the segment's blocks on them."""
@@ -113,102 +299,61 @@ class RoutedSegment:
         return range(0)
 
 
-@dataclass
-class Routing:
-    """What one forward pass does about routes.
+def select(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: int = 2) -> Tensor:
+    """Choose `keep` tokens of a grid for every row of random numbers.
 
     Args:
-        route: Which blocks are skipped.
-        selection: How the tokens that stay are chosen.
-        draws: The step's random numbers; may be None where `ids` gives every subset.
-        ids: Explicit raster ids that stay, one entry for each segment (None draws them), in any
-            order; each of shape `(B, K)`, `(1, K)` or `(K,)`.
-        reinsert: What routed tokens become at a segment's end: their state from before it
-            (`identity`); that plus the network's input (`sum_input`: v1's second route; a segment
-            that starts at block 0 has only the input and adds nothing); or nothing: dropped
-            tokens never return (`none`).
-        remove: When tokens leave: at the segment's `start`; `after:<k>`, once block k has seen all
-            of them (delayed removal); or `never`: all blocks see all tokens, and at
-            the end routed tokens still fall back to their state from the start (a control).
-        random_end: Draw every segment's end for each step, from its start up to its end (v1).
-        path_drop: Share of samples whose fused span is left out (SPRINT); 1 skips its blocks.
+        mode: One of `MODES`.
+        grid: Rows and columns of tokens, N = rows * columns.
+        keep: How many stay, 1..N.
+        uniform: Numbers in [0, 1), shape `(B, N)`.
+        block: Side of the squares of mode `blocks`.
+
+    Returns:
+        Ids in raster order, int64 of shape `(B, keep)`, ascending.
 
     Raises:
-        RoutingError: If the options contradict each other or the route.
+        SelectionError: If the mode is unknown, or cannot keep that many of that grid.
     """
-
-    route: Route
-    selection: Selection = field(default_factory=Selection)
-    draws: Draws | None = None
-    ids: Sequence[Tensor | None] | Tensor | None = None
-    reinsert: str = "identity"
-    remove: str = "start"
-    random_end: bool = False
-    path_drop: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.resolve(None)
-
-    @classmethod
-    def from_options(cls, options: RoutingOptions) -> Routing:
-        """Return the settings shared by all steps of a run; `on` adds a step's route and draws."""
-        return cls(
-            Route(),
-            Selection(options.selection, options.shared, options.block),
-            reinsert=options.reinsert,
-            remove=options.remove,
-            random_end=options.random_end,
-            path_drop=options.path_drop,
-        )
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether this is TREAD without variants (`routing.variants`)."""
-        plain = self.reinsert == "identity" and self.remove == "start"
-        return plain and not self.random_end
-
-    def on(self, route: Route, draws: Draws | None) -> Routing | None:
-        """Return these settings with a step's route and random numbers; None if dense."""
-        return replace(self, route=route, draws=draws) if route.segments else None
-
-    def resolve(self, depth: int | None) -> Route:
-        """Return the checked route, with absolute block indices where the depth is known."""
-        return _checked(self.route, depth, self.reinsert, self.remove, self.random_end)
-
-    def require_draws(self, need: str = "`draws` or `ids` to select tokens") -> Draws:
-        """Return the random numbers, or refuse a pass that needs them and has none."""
-        if self.draws is None:
-            raise RoutingError(f"route {self.route}: pass {need}")
-        return self.draws
-
-    def select(self, index: int, segment: Segment, layout: Layout, batch: int) -> Layout:
-        """Choose the tokens that stay in a segment.
-
-        Args:
-            index: Number of the segment in the route, from 0.
-            segment: The segment, which has the rate.
-            layout: The tokens around it.
-            batch: Number of samples B.
-
-        Returns:
-            The layout of the kept tokens, with ids `(B, K)` or `(1, K)`.
-        """
-        selection = self.selection
-        ids = ids_of_segment(self.ids, self.route, index)
-        if ids is None:
-            keep = keep_count(layout.tokens, segment.rate)
-            ids = selection.ids(self.require_draws(), index, layout.grid, keep, layout.ids)
-        check_ids(ids, layout.grid, batch)
-        if selection.mode != "unsorted":
-            return layout.subset(ids)
-        shuffle = selection.shuffle(self.require_draws(), index, ids.shape[-1])
-        return layout.subset(ids, shuffle)
+    n = grid[0] * grid[1]
+    if not 1 <= keep <= n:
+        raise SelectionError(f"keep {keep}: a grid of {grid[0]}x{grid[1]} keeps 1..{n} tokens")
+    if mode in ("random", "unsorted"):
+        ids = uniform.argsort(dim=1, stable=True)[:, :keep]
+    elif mode in ("rows", "columns", "blocks"):
+        ids = _whole_groups(mode, grid, keep, uniform, block)
+    elif mode == "stride":
+        base = torch.arange(keep, device=uniform.device) * n // keep
+        ids = (base + (uniform[:, :1] * n).long()) % n
+    else:
+        one_of("selection", mode, MODES, SelectionError)
+        check_quad(grid, keep)
+        rows = torch.arange(0, grid[0], 2, device=uniform.device).unsqueeze(1) * grid[1]
+        corners = (rows + torch.arange(0, grid[1], 2, device=uniform.device)).flatten()
+        choice = (uniform[:, :keep] * 4).long()
+        ids = corners + choice // 2 * grid[1] + choice % 2
+    return ids.sort(1).values
 
 
-@lru_cache(maxsize=1024)  # once per run, not once per step
-def _checked(
-    route: Route, depth: int | None, reinsert: str, remove: str, random_end: bool
-) -> Route:
-    route = route if depth is None else route.resolve(depth)
-    check_words(reinsert, remove, route, random_end)
-    return route
+def _whole_groups(
+    mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: int
+) -> Tensor:
+    """Fill up with whole groups (rows, columns or blocks) in random order, the last one in part."""
+    shape = {"rows": (1, grid[1]), "columns": (grid[0], 1), "blocks": (block, block)}[mode]
+    group, position, size = tiles(grid, shape, uniform.device)
+    count, largest = size.shape[0], shape[0] * shape[1]
+    rank = uniform[:, :count].argsort(dim=1, stable=True).argsort(1)
+    # The last number says how far the tiling is shifted along each side that it does not divide,
+    # and what is left of it where the part that is kept starts in its group (cyclically), so that
+    # no column is favoured. With one token to a group nothing is left to draw, and no number.
+    row_shifts = grid[0] if grid[0] % shape[0] else 1
+    column_shifts = grid[1] if grid[1] % shape[1] else 1
+    shift_number = uniform[:, -1:] * (row_shifts * column_shifts)
+    shift = shift_number.long()
+    token = torch.arange(grid[0] * grid[1], device=uniform.device)
+    row = (token // grid[1] + shift // column_shifts) % grid[0]
+    shifted = row * grid[1] + (token + shift % column_shifts) % grid[1]
+    group, position = group[shifted], position[shifted]
+    start = ((shift_number - shift) * size).long().gather(1, group)
+    key = rank.gather(1, group) * largest + (position + start) % size[group]
+    return key.argsort(1)[:, :keep]

@@ -15,7 +15,7 @@ A block is called `block(x, cond, layout) -> x`. It may have
 
     carries    keys, such as ("v_first",): it is called `block(x, cond, layout, state)` and may
                write them; every tensor in `state` travels with the tokens
-    scans      scan orders that it uses, such as ("zigzag:0", None)
+    scans      scan orders that it uses, such as ("zigzag:0",)
     tables     other tables of the layout that it looks up, such as (("gaps", "zigzag:0"),); both
                are computed before it runs (`Layout.prepare`)
     prepare    a method that gets the layout first, outside of what `block.compile()` compiles
@@ -36,9 +36,9 @@ from torch.utils.checkpoint import checkpoint
 from routing.layout import Layout
 from routing.learned import Fuse
 from routing.options import RoutingError
-from routing.route import Route, Segment
-from routing.segment import RoutedSegment, Routing, Subset, Tokens
-from routing.variants import build_segments, pass_segments
+from routing.route import Route
+from routing.segment import RoutedSegment, Routing, Tokens
+from routing.variants import build_segments
 
 
 @dataclass
@@ -120,29 +120,27 @@ class Stack(nn.Module):
         if x.shape[1] != layout.length:
             raise RoutingError(f"{x.shape[1]} tokens come in, and their layout has {layout.length}")
         routing = Routing(Route()) if routing is None else routing
-        route, is_plain = routing.resolve(self.depth), routing.is_plain
+        route = routing.resolve(self.depth)
         tokens = Tokens(x, layout.to(x.device), dict(state or {}))
-        segments: Sequence[Segment] = route.segments
-        routed_segments = [RoutedSegment(segment.start, segment.end) for segment in segments]
-        if self.fuse is not None or not is_plain:
-            segments = pass_segments(route, routing, self.fuse)
-            routed_segments = build_segments(segments, routing, self.depth, self.fuse, tokens)
-        runner = BlockRunner(self, cond, routed_segments, route, taps)
+        if self.fuse is None and routing.is_plain:
+            segments = [RoutedSegment(s.start, s.end, s.rate) for s in route.segments]
+        else:
+            segments = build_segments(route, routing, self.depth, self.fuse, tokens)
+        runner = BlockRunner(self, cond, segments, taps)
         if -1 in taps:
             runner.record(-1, tokens)
 
         inner_layouts: list[Layout] = []
         next_block = 0
-        for segment, routed in zip(segments, routed_segments, strict=True):
-            tokens = runner.run(tokens, next_block, routed.start)
+        for index, segment in enumerate(segments):
+            tokens = runner.run(tokens, next_block, segment.start)
             subset = None
-            if route.segments:  # the segment of a dense pass is there for its fusion alone
-                inner = routing.select(len(inner_layouts), segment, tokens.layout, x.shape[0])
-                subset = Subset(inner, tokens.layout.move_to(inner))
-                inner_layouts.append(inner)
-            processed = routed.process(tokens, subset, runner.run)
-            tokens = routed.restore(tokens, subset, processed)
-            next_block = routed.end + 1
+            if segment.rate > 0:
+                subset = routing.subset(index, segment.rate, tokens)
+                inner_layouts.append(subset.layout)
+            processed = segment.process(tokens, subset, runner.run)
+            tokens = segment.restore(tokens, subset, processed)
+            next_block = segment.end + 1
         tokens = runner.run(tokens, next_block, self.depth)
 
         return StackOutput(
@@ -163,7 +161,6 @@ class BlockRunner:
         stack: Whose blocks.
         cond: Conditioning of the pass, as for `Stack`.
         segments: The segments of the pass.
-        route: Its route; a dense pass may have a segment without one, for its fusion.
         taps: Block indices whose outputs to record.
 
     Attributes:
@@ -175,12 +172,7 @@ class BlockRunner:
     """
 
     def __init__(
-        self,
-        stack: Stack,
-        cond: Any,
-        segments: Sequence[RoutedSegment],
-        route: Route,
-        taps: Collection[int],
+        self, stack: Stack, cond: Any, segments: Sequence[RoutedSegment], taps: Collection[int]
     ) -> None:
         self.blocks, self.cond, self.requested = list(stack.blocks), cond, taps
         self.taps: dict[int, Tensor] = {}
@@ -190,7 +182,7 @@ class BlockRunner:
         for segment in segments:
             if stack.checkpoint and torch.is_grad_enabled():
                 self.checkpointed.update(range(segment.start, segment.end + 1))
-            if stack.fp32_after and route.segments:
+            if stack.fp32_after and segment.rate > 0:
                 self.in_fp32.add(segment.end + 1)
         for tap in taps:
             if not -1 <= tap < len(self.blocks):
@@ -238,8 +230,7 @@ def prepare(blocks: Sequence[nn.Module], layout: Layout) -> None:
     tables: dict[tuple[str, str], None] = {}
     for block in blocks:
         for scan in getattr(block, "scans", ()):
-            if scan is not None:
-                tables["scan", scan] = None
+            tables["scan", scan] = None
         for table in getattr(block, "tables", ()):
             tables[table] = None
     if tables:

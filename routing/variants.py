@@ -126,72 +126,76 @@ class PathDropped(RoutedSegment):
 
 
 def build_segments(
-    segments: Sequence[Segment], routing: Routing, depth: int, fuse: Fuse | None, tokens: Tokens
+    route: Route, routing: Routing, depth: int, fuse: Fuse | None, tokens: Tokens
 ) -> list[RoutedSegment]:
-    """Return what a pass does at each segment.
+    """Return what a pass does at each segment; for a dense pass its fused span, if it has one.
 
     Args:
-        segments: Segments with their ends (see `pass_segments`).
+        route: The resolved route of the pass.
         routing: The options of the pass.
         depth: Number of blocks.
         fuse: The stack's fusion, if it has one.
         tokens: The tokens before block 0.
     """
+    ends = draw_ends(route.segments, routing)
+    if fuse is not None:
+        check_fused_span(route, ends, routing, fuse)
     routed: list[RoutedSegment] = []
-    for segment in segments:
-        start, end = segment.start, segment.end
+    for segment, end in zip(route.segments, ends, strict=True):
+        start, rate = segment.start, segment.rate
         if routing.reinsert == "none":
             end = depth - 1
-        variant = RoutedSegment(start, end)
-        drop_before = segment.drop_before(routing.remove)
+        variant = RoutedSegment(start, end, rate)
+        drop_before = replace(segment, end=end).drop_before(routing.remove)
         if drop_before > start:
-            variant = DelayedRemoval(start, end, variant, drop_before)
+            variant = DelayedRemoval(start, end, rate, variant, drop_before)
         if fuse is not None:
-            if routing.path_drop >= 1:
-                variant = PathDropped(start, end, fuse)
-            else:
-                variant = Fused(start, end, variant, fuse, samples_without_span(routing))
+            variant = fused_segment(variant, routing, fuse)
         elif routing.reinsert == "sum_input" and start > 0:
-            variant = SumInput(start, end, variant, tokens)
+            variant = SumInput(start, end, rate, variant, tokens)
         elif routing.reinsert == "none":
-            variant = Dropped(start, end, variant)
+            variant = Dropped(start, end, rate, variant)
         routed.append(variant)
+    if fuse is not None and not routed:
+        span = RoutedSegment(fuse.segment.start, fuse.segment.end, rate=0.0)
+        routed.append(fused_segment(span, routing, fuse))
     return routed
 
 
-def pass_segments(route: Route, routing: Routing, fuse: Fuse | None) -> Sequence[Segment]:
-    """Return a pass's segments with their ends drawn, or the fused span of a dense pass.
+def fused_segment(segment: RoutedSegment, routing: Routing, fuse: Fuse) -> RoutedSegment:
+    """Wrap a segment in the stack's fusion."""
+    start, end, rate = segment.start, segment.end, segment.rate
+    if routing.path_drop >= 1:
+        return PathDropped(start, end, rate, fuse)
+    return Fused(start, end, rate, segment, fuse, samples_without_span(routing))
+
+
+def check_fused_span(route: Route, ends: Sequence[int], routing: Routing, fuse: Fuse) -> None:
+    """Refuse a route beside the stack's fused span, or a second way to reinsert tokens.
 
     Raises:
-        RoutingError: If the stack's fused span is another one, or tokens are reinserted in a
-            second way.
+        RoutingError: The message names the span.
     """
-    segments: Sequence[Segment] = route.segments
-    if routing.random_end:
-        segments = draw_ends(segments, routing)
-    if fuse is None:
-        return segments
     span = fuse.segment
-    if segments and [(segment.start, segment.end) for segment in segments] != [
-        (span.start, span.end)
-    ]:
+    spans = [(segment.start, end) for segment, end in zip(route.segments, ends, strict=True)]
+    if spans not in ([], [(span.start, span.end)]):
         raise RoutingError(
-            f"route {route}: this model's learned span is {span.span}; try route={span.span}"
+            f"route={route}: this model's learned span is {span.span}; try route={span.span}"
         )
     if routing.reinsert != "identity":
         raise RoutingError(f"reinsert {routing.reinsert}: a learned span has its own; try identity")
-    return segments or (span,)
 
 
-def draw_ends(segments: Sequence[Segment], routing: Routing) -> list[Segment]:
-    """Draw each segment's end uniformly from its start up to its end (TREAD's first version)."""
+def draw_ends(segments: Sequence[Segment], routing: Routing) -> list[int]:
+    """Return each segment's end, or with `random_end` one drawn uniformly from its start (v1)."""
+    if not routing.random_end:
+        return [segment.end for segment in segments]
     draws = routing.require_draws("`draws` for random_end")
-    shortened = []
+    ends = []
     for index, segment in enumerate(segments):
         length = segment.end - segment.start + 1
-        end = segment.start + int(draws.scalar(f"end.{index}") * length)
-        shortened.append(replace(segment, end=end))
-    return shortened
+        ends.append(segment.start + int(draws.scalar(f"end.{index}") * length))
+    return ends
 
 
 def samples_without_span(routing: Routing) -> Tensor | None:

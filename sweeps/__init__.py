@@ -23,9 +23,3 @@ __all__ = sorted([*_names, "SweepError"])
 
 class SweepError(UserError):
     """An invalid grid, cluster file, override or command, described in one sentence."""
-
-
-def require(condition: object, message: str) -> None:
-    """Raise `SweepError` with a message unless a condition holds."""
-    if not condition:
-        raise SweepError(message)

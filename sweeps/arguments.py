@@ -6,13 +6,13 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from routing.errors import one_of, suggest
-from sweeps import SweepError, overrides, require, resources
+from routing.errors import one_of, require, suggest
+from sweeps import SweepError, overrides, resources
 from sweeps.folder import Sweep, all_sweeps
 from sweeps.grid import check_name
 from sweeps.overrides import Typed, runs_root
 from sweeps.planned_run import PlannedRun
-from sweeps.resources import Resources
+from sweeps.resource_options import Resources
 
 # Keys that belong to some commands only; elsewhere they are refused.
 _COMMANDS_OF = {"cluster": ("launch", "predict", "retry"), "dry": ("launch",)}
@@ -49,6 +49,7 @@ class Arguments:
             require(
                 "throttle" not in self.cluster_keys,
                 "--throttle and cluster.throttle are one setting; type one",
+                SweepError,
             )
             self.cluster_keys["throttle"] = str(throttle)
         self.root = runs_root(self.overrides)
@@ -96,7 +97,7 @@ class Arguments:
             raise SweepError(f"no sweep {name!r} was launched below {self.root}; {launched}")
         sweep = Sweep(self.root, name)
         runs = self.matching_runs(sweep)
-        require(runs, f"sweep {name}: none of its runs has {shown}")
+        require(runs, f"sweep {name}: none of its runs has {shown}", SweepError)
         return sweep, runs
 
 

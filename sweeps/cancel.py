@@ -15,9 +15,14 @@ def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Callable[[str], None] 
     job_ids: dict[str, list[str]] = {}  # by cluster
     with locked(sweep.locked_folder, wait_s=60.0):
         latest = sweep.latest_batches()
-        rows, trouble = statuses(sweep, runs)
+        rows, trouble = statuses(sweep)
         require_queue(trouble)
+        names = {run.name for run in runs}
+        # Runs may share a task of Slurm with others, which go on.
+        shared_with_others = {row.job for row in rows if row.live and row.run.name not in names}
         for row in rows:
+            if row.run.name not in names:
+                continue
             name, batch = row.run.name, latest.get(row.run.name)
             if not row.live:
                 continue
@@ -28,7 +33,9 @@ def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Callable[[str], None] 
             else:
                 sweep.note(name, "cancelled")
                 count += 1
-                if batch.kind == "slurm":
+                if batch.kind == "slurm" and row.job in shared_with_others:
+                    pool.cancel_in_task(sweep, batch, name)
+                elif batch.kind == "slurm":
                     job_ids.setdefault(batch.slurm_cluster, []).append(row.job)
                 else:
                     pool.cancel(sweep, batch.name, name)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backbones.parsing import whole
-from routing.errors import UserError, suggest
-from sweeps import SweepError, require
+from routing.errors import UserError, require, suggest
+from sweeps import SweepError
 from sweeps.grid import MAX_CELLS, Grid, Rows, Stage
 from sweeps.overrides import Typed, format_overrides, format_value, is_any_of
 
@@ -29,12 +29,14 @@ class GridCell:
         overrides: All overrides by key.
         varies: Those that distinguish it from other cells.
         parent: Index of the cell whose run this one starts from.
+        cluster: Keys of the cluster file that its stage and its row of `cells` change.
     """
 
     stage: Stage
     overrides: Mapping[str, Any]
     varies: Mapping[str, Any]
     parent: int | None = None
+    cluster: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -59,7 +61,7 @@ def expand(grid: Grid, scale: str = "tiny", user: UserValues | None = None) -> l
         command_keys = _command_keys(stages)
         for stage in stages:
             _add_cells(cells, _apply_user(stage, user, command_keys), scale, bool(user))
-        require(cells, f"no cell is left at scale {scale} with these overrides")
+        require(cells, f"no cell is left at scale {scale} with these overrides", SweepError)
     except UserError as error:
         raise SweepError(f"grid {grid.name}: {error}") from None
     return cells
@@ -77,11 +79,14 @@ def _add_cells(cells: list[GridCell], stage: Stage, scale: str, has_overrides: b
     """Append a stage's cells, once for each of its parents among `cells`."""
     parents = _parents(cells, stage)
     # A user's overrides may have removed all parents.
-    require(parents or has_overrides, f"stage {stage.name!r} has no parent at scale {scale}")
+    require(
+        parents or has_overrides, f"stage {stage.name!r} has no parent at scale {scale}", SweepError
+    )
     require(
         len(cells) + len(parents) * math.prod(map(len, stage.factors.values())) <= MAX_CELLS,
         f"stage {stage.name!r} makes more than {MAX_CELLS} cells: launch it in parts, with "
         "fewer values of its axes each",
+        SweepError,
     )
     for parent in parents:
         base: dict[str, Any] = {"scale": Typed(scale)} if stage.trains else {}
@@ -93,10 +98,11 @@ def _add_cells(cells: list[GridCell], stage: Stage, scale: str, has_overrides: b
             varies: dict[str, Any] = {}
             for row in rows:
                 varies.update(row)
+            cluster = {**stage.cluster, **(varies.pop("cluster", None) or {})}
             if "seed" in varies:
                 varies["seed"] = varies.pop("seed")  # last in labels
             overrides = {**base, **stage.base, **varies}
-            cells.append(GridCell(stage, overrides, {**inherited, **varies}, parent))
+            cells.append(GridCell(stage, overrides, {**inherited, **varies}, parent, cluster))
 
 
 def _parents(cells: Sequence[GridCell], stage: Stage) -> list[int | None]:

@@ -31,7 +31,10 @@ Many runs, one grid per table or figure of the paper.
 The same launch again submits only what is missing. key=value is an override; a
 comma makes a list: it replaces that axis of the grid, selects rows of it, or
 adds an axis. cluster= names a file in sweeps/resources or a path;
-cluster.KEY=VALUE sets one of its keys.
+cluster.KEY=VALUE sets one of its keys: cluster.gpus=1 cluster.runs_per_gpu=4
+lets four runs share a GPU, cluster.retry_memory=1.5 lets retry ask for more
+memory after it ran out. A grid's cluster: {gpus: 2, memory_gb: 80}, in a stage
+or an entry of cells, is for its runs alone.
 """
 # What each command does.
 COMMANDS = {

@@ -16,7 +16,8 @@ from experiments.config import GROUPS, Config, ConfigError
 from experiments.config import compose as composition
 from experiments.config import names as group_names
 from experiments.config.parent import parent_digest
-from experiments.data.data_options import ShapeError, describe
+from experiments.data.data_options import ShapeError
+from experiments.data.registry import describe
 from experiments.runtime.nested import flatten
 from routing.errors import UserError
 from routing.route import RouteError

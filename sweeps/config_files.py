@@ -10,8 +10,8 @@ from typing import Any
 
 from backbones.parsing import yaml_of
 from experiments.runtime.errors import PACKAGES
-from routing.errors import suggest
-from sweeps import SweepError, require
+from routing.errors import require, suggest
+from sweeps import SweepError
 
 
 def read_yaml(
@@ -41,7 +41,7 @@ def read_yaml(
         raw = yaml_of(path.read_text(encoding="utf-8"), numbers_as_text=numbers_as_text)
     except ValueError as error:  # not UTF-8, or not YAML
         raise SweepError(f"{kind} {path} is not YAML: {error}") from None
-    require(isinstance(raw, dict), f"{kind} {path}: expected a mapping of keys")
+    require(isinstance(raw, dict), f"{kind} {path}: expected a mapping of keys", SweepError)
     return path, raw
 
 
@@ -56,12 +56,13 @@ def read_python(
     Raises:
         SweepError: There is no such file, its name would hide a module, or it raises.
     """
-    require(path.is_file(), f"grid {path}: there is no such file")
+    require(path.is_file(), f"grid {path}: there is no such file", SweepError)
     spec = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
     installed = spec is not None and "site-packages" in str(spec.origin)
     require(
         not installed and path.stem not in {*sys.stdlib_module_names, *PACKAGES},
         f"grid {path}: its jobs could not import {path.stem}, a module; rename it",
+        SweepError,
     )
     print(f"{path} is code: it is executed, and kept with what it submits", file=sys.stderr)
     # Modules beside it are for its commands; a job finds the file itself in the code snapshot.

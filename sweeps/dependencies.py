@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from experiments.runtime import run_folder
-from routing.errors import UserError
-from sweeps import require
+from routing.errors import UserError, require
+from sweeps import SweepError
 from sweeps.folder import Sweep
 from sweeps.planned_run import PARENT, PlannedRun
 from sweeps.records import read_record
@@ -79,25 +79,6 @@ def levels(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     return groups
 
 
-def slurm_dependency(run: PlannedRun, job_ids: Mapping[str, str]) -> str:
-    """Return sbatch's `--dependency` of a run; "" if it waits for none of the live jobs.
-
-    Args:
-        run: The run.
-        job_ids: Job ids of live runs and of those of this launch, by run.
-    """
-    conditions = []
-    if run.parent in job_ids:
-        conditions.append(f"afterok:{job_ids[run.parent]}")
-    arrays: dict[str, None] = {}
-    for name in run.after:
-        if name in job_ids:
-            arrays[job_ids[name].partition("_")[0]] = None
-    if arrays:
-        conditions.append("afterany:" + ":".join(arrays))
-    return ",".join(conditions)
-
-
 def is_parent_done(sweep: Sweep, run: PlannedRun) -> bool:
     """Return whether a run can start as far as its parent is concerned."""
     if not run.parent:
@@ -124,6 +105,7 @@ def resolve(sweep: Sweep, run: PlannedRun, write: bool = True, wait_s: float = 0
     require(
         is_parent_done(sweep, run),
         f"its parent {run.parent} has not finished: {sweep.command('retry')} once it can",
+        SweepError,
     )
     if not run.deferred:
         return run

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from sweeps import SweepError
 from sweeps.overrides import format_value, runs_root
 from sweeps.planned_run import PlannedRun
 from sweeps.records import is_file_name, is_timestamp, read_record
-from sweeps.resources import is_slurm_cluster, untrusted_keys
+from sweeps.resource_options import Resources, is_slurm_cluster, untrusted_keys
 
 
 @dataclass
@@ -57,6 +59,37 @@ class JobBatch:
     resources: dict[str, Any] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)
     slurm_cluster: str = ""
+
+    @classmethod
+    def create(
+        cls, sweep: str, runs: Sequence[PlannedRun], resources: Resources, code: str
+    ) -> JobBatch:
+        """Return a submission of a sweep's runs, with a name of its own."""
+        return cls(
+            name=f"{sweep}.{uuid.uuid4().hex[:8]}",
+            cluster=resources.name,
+            kind=resources.kind,
+            runs=[run.name for run in runs],
+            time=time.time(),
+            code=code,
+            resources=asdict(resources),
+            slurm_cluster=resources.slurm_cluster,
+        )
+
+    @property
+    def runs_per_task(self) -> int:
+        """How many of its runs share a task of its array; 1 outside Slurm."""
+        value = self.resources.get("runs_per_gpu")
+        return value if self.kind == "slurm" and type(value) is int and value > 0 else 1
+
+    def tasks(self) -> list[list[str]]:
+        """Return the names of the runs of each task."""
+        size = self.runs_per_task
+        return [self.runs[start : start + size] for start in range(0, len(self.runs), size)]
+
+    def task_name(self, run: str) -> str:
+        """Return the name of the folder of the task that has a run."""
+        return f"{self.name}.{self.runs.index(run) // self.runs_per_task}"
 
 
 class Sweep:
@@ -86,9 +119,14 @@ class Sweep:
 
     def log(self, batch: JobBatch, run: str, kind: str) -> Path | None:
         """Return the path of a run's log in a batch (`kind` is out or err), None without a job."""
-        if batch.kind == "slurm":
-            return self.logs / f"{batch.ids[run]}_0_log.{kind}" if run in batch.ids else None
-        return self.logs / f"{batch.name}_{run}.{kind}"
+        own_log = self.logs / f"{batch.name}_{run}.{kind}"
+        if batch.kind != "slurm" or (batch.runs_per_task > 1 and own_log.exists()):
+            return own_log
+        return self.task_log(batch, run, kind)
+
+    def task_log(self, batch: JobBatch, run: str, kind: str) -> Path | None:
+        """Return the path of the log of a run's task on Slurm, None without a job."""
+        return self.logs / f"{batch.ids[run]}_0_log.{kind}" if run in batch.ids else None
 
     def runs(self) -> dict[str, PlannedRun]:
         """Return the runs of every launch so far, by name.
@@ -157,6 +195,28 @@ class Sweep:
         line = {"batch": batch.name, **batch.__dict__}
         del line["name"], line["ids"]
         append_jsonl(path, [line])
+
+    @contextlib.contextmanager
+    def undo_if_refused(self) -> Iterator[None]:
+        """Remove what was noted of a submission that is refused; the caller holds the lock.
+
+        Enter it after looking at the queue, which may note ids of an earlier submission.
+        """
+        runs, batches = self.path / "sweep.json", self.path / "batches.jsonl"
+        content = runs.read_bytes() if runs.is_file() else None
+        size = batches.stat().st_size if batches.is_file() else None
+        try:
+            yield
+        except SweepError:
+            if content is None:
+                runs.unlink(missing_ok=True)
+            else:
+                atomic_write(runs, content)
+            if size is None:
+                batches.unlink(missing_ok=True)
+            elif batches.is_file():
+                os.truncate(batches, size)  # only appended to; a new file would lose its mode
+            raise
 
     def submitted(
         self, batch: str, ids: Mapping[str, str], note: str = "", slurm_cluster: str = ""

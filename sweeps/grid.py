@@ -15,11 +15,12 @@ from annotated_types import Ge, Le
 
 from backbones.parsing import whole
 from backbones.validation import validate
-from routing.errors import UserError, one_of
-from sweeps import SweepError, require
+from routing.errors import UserError, one_of, require
+from sweeps import SweepError
 from sweeps.config_files import read_python, read_yaml
 from sweeps.overrides import fill, format_value
 from sweeps.records import is_file_name
+from sweeps.resources import check_cluster
 
 FOLDER = Path(__file__).parent / "grids"
 # Each is composed and checked before the first is submitted, more than fifty a second.
@@ -55,6 +56,7 @@ class StageOptions:
     of: Annotated[str | None, "earlier stage whose runs this one starts from"] = None
     where: Annotated[dict[str, Any] | None, "which runs of that stage"] = None
     after: Annotated[str | None, "earlier stage whose runs have to end, however they end"] = None
+    cluster: Annotated[dict[str, Any] | None, "resources of its runs, as in a cluster file"] = None
     refused: Annotated[str | None, "why a scale is refused"] = None
 
     def check_consistency(self) -> None:
@@ -67,7 +69,10 @@ class StageOptions:
         require(
             self.after is None or (self.of is None and self.command not in (None, "train")),
             f"after={self.after}: expected with a command such as analysis, and without of",
+            SweepError,
         )
+        for section in (self.cluster, *(row.get("cluster") for row in self.cells or ())):
+            check_cluster(section)
         if self.where is not None and self.of is None:
             raise SweepError("where selects runs of an earlier stage: expected its name in of")
 
@@ -97,8 +102,11 @@ class SearchOptions:
                 bounds or (isinstance(space, list) and space),
                 f"search.over.{name}={space}: expected a list of values or {{low: 1, high: 4}} "
                 "with step: or log: true",
+                SweepError,
             )
-        require(self.over, "search.over={}: expected names with lists of values or ranges")
+        require(
+            self.over, "search.over={}: expected names with lists of values or ranges", SweepError
+        )
 
     def corner(self) -> dict[str, Any]:
         """Return the first value or the lower bound of every name."""
@@ -134,6 +142,7 @@ class Stage:
         fits: What leaves out a cell that does not fit, instead of refusing the grid.
         of: Earlier stage whose runs this one starts from; `where` selects among them by override.
         after: Earlier stage whose runs have to end first, however they end.
+        cluster: Keys of the cluster file that its runs change; a row of `cells` may have its own.
         trains: Whether a cell trains a run rather than running another command.
     """
 
@@ -146,6 +155,7 @@ class Stage:
     of: str | None = None
     where: Mapping[str, Any] = field(default_factory=dict)
     after: str | None = None
+    cluster: Mapping[str, Any] = field(default_factory=dict)
     trains: bool = True
 
     def set_keys(self) -> set[str]:
@@ -154,7 +164,7 @@ class Stage:
         for rows in self.factors.values():
             for row in rows:
                 keys.update(row)
-        return keys
+        return keys - {"cluster"}
 
 
 @dataclass(frozen=True)
@@ -209,6 +219,7 @@ class Grid:
             require(
                 stage.name not in stages,
                 f"two stages are named {stage.name!r}: expected different names",
+                SweepError,
             )
             if stage.of is not None:
                 one_of(f"stage {stage.name}: of", stage.of, list(stages), SweepError)
@@ -246,6 +257,7 @@ def check_name(name: str) -> str:
         re.fullmatch("\\w[\\w.-]{0,99}", name, re.ASCII) and name.lower() not in ("code", "lock"),
         f"grid {name!r}: a folder gets the name, so expected letters, digits, _, - and . after "
         "the first, and not code or lock; rename it",
+        SweepError,
     )
     return name
 
@@ -287,7 +299,11 @@ def _resolve_stage(raw: Mapping[str, Any], scale: str, entries: Mapping[str, str
     command = options.command or "train"
     one_of("command", command, list(entries), SweepError)
     name = options.name or command
-    require(is_file_name(name), f"name={name}: expected a file name, since its runs' files have it")
+    require(
+        is_file_name(name),
+        f"name={name}: expected a file name, since its runs' files have it",
+        SweepError,
+    )
     seeds = options.seeds
     if seeds is None and command == "train" and options.of is None:
         seeds = [0]
@@ -302,6 +318,7 @@ def _resolve_stage(raw: Mapping[str, Any], scale: str, entries: Mapping[str, str
         of=options.of,
         where=options.where or {},
         after=options.after,
+        cluster=options.cluster or {},
         trains=command == "train",
     )
 
@@ -310,7 +327,7 @@ def _merge_scale(raw: Mapping[str, Any], scale: str) -> StageOptions:
     """Return a stage with its section for a scale: `base` and `axes` merged, the rest replaced."""
     section = (raw.get("scales") or {}).get(scale) or {}
     merged = {**raw, **section}
-    for key in ("base", "axes"):
+    for key in ("base", "axes", "cluster"):
         values = {**(raw.get(key) or {}), **(section.get(key) or {})}
         merged[key] = {name: value for name, value in values.items() if value is not None}
     options: StageOptions = validate(StageOptions, merged)
@@ -319,6 +336,7 @@ def _merge_scale(raw: Mapping[str, Any], scale: str) -> StageOptions:
     require(
         all([*merged["axes"].values(), *columns.values()]) and len(lengths) <= 1,
         f"axes={merged['axes']}, zip={columns}: expected values, and zip columns of one length",
+        SweepError,
     )
     return options
 
@@ -339,6 +357,11 @@ def _factors(options: StageOptions, seeds: Sequence[Any] | None) -> dict[str, Ro
 def _check_reserved(options: StageOptions, has_seeds: bool) -> None:
     """Refuse keys that are set for every run: `seed` if the stage has seeds, and `paths.runs`."""
     keys = {*(options.base or {}), *(options.axes or {}), *(options.zip or {})}
+    require(
+        "cluster" not in keys,
+        "cluster: expected in a stage or in an entry of cells, not in base, axes or zip",
+        SweepError,
+    )
     for row in options.cells or ():
         keys.update(row)
     reserved = {"seed"} if has_seeds else set()
@@ -348,4 +371,5 @@ def _check_reserved(options: StageOptions, has_seeds: bool) -> None:
         not reserved & keys,
         f"{' and '.join(sorted(reserved & keys))}: expected in none of base, axes, zip and "
         "cells; the list seeds has seeds, and paths.runs=FOLDER is typed with every command",
+        SweepError,
     )

@@ -14,15 +14,10 @@ import contextlib
 import importlib
 import json
 import os
-import random
-import shutil
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,22 +25,19 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from experiments.runtime import run_folder, signals
-from experiments.runtime.command import EXIT_CODES, ROOT, Interrupted, choose_spinning
-from experiments.runtime.files import atomic_write
-from experiments.runtime.process_group import process_group
-from routing.errors import UserError
-from sweeps import SweepError, require
+from experiments.runtime.command import EXIT_CODES, Interrupted, choose_spinning
+from routing.errors import UserError, require
+from sweeps import SweepError
 from sweeps.dependencies import resolve
 from sweeps.folder import JobBatch, Sweep
+from sweeps.interruption import expect_term, requeue, wait_for_end
+from sweeps.job_process import check_code, error_place, host, job_rank
 from sweeps.planned_run import PlannedRun
-from sweeps.snapshot import python_path
 
 MAX_FRUITLESS_STARTS = 3  # attempts from the same step before a run is given up
 # Exit codes of a worker on this machine: it asks to be queued again (EX_TEMPFAIL), ...
 REQUEUE = 75
 STOPPED = 76  # ... or it has saved and stopped as it was asked to
-# The last event of a run that SIGKILL ended, which cannot note it itself.
-KILLED = "killed by signal 9 (out of memory?)"
 
 
 @dataclass(frozen=True)
@@ -61,6 +53,7 @@ class Job:
         batch: Name of its submission.
         kind: slurm, local or debug.
         signal_s: How long before its time limit it gets USR2.
+        shared: Whether it is one of several runs in a task of Slurm, which requeues itself.
     """
 
     run: dict[str, Any]
@@ -71,6 +64,7 @@ class Job:
     batch: str = ""
     kind: str = "slurm"
     signal_s: int = 180
+    shared: bool = False
 
     @classmethod
     def create(cls, sweep: Sweep, run: PlannedRun, batch: JobBatch) -> Job:
@@ -84,6 +78,7 @@ class Job:
             batch=batch.name,
             kind=batch.kind,
             signal_s=batch.resources["signal_s"],
+            shared=batch.runs_per_task > 1,
         )
 
     @property
@@ -126,6 +121,7 @@ class Job:
             steps[-MAX_FRUITLESS_STARTS:] != [step] * MAX_FRUITLESS_STARTS,
             f"given up: {MAX_FRUITLESS_STARTS} attempts started at step {step} and none saved "
             "a later one; see what ends them, then python -m sweeps retry",
+            SweepError,
         )
 
     def __call__(self) -> None:
@@ -135,7 +131,7 @@ class Job:
             SweepError: It returned another code than 0, runs other code than was submitted, or
                 this would be the fourth start from the same step.
         """
-        rank = export_ranks() if self.id else process_group().rank
+        rank = job_rank(on_slurm=self.id is not None)
         with _note_failures(self, rank):
             if self.code is not None:
                 check_code(Path(self.code))
@@ -198,6 +194,7 @@ def _call(run: PlannedRun) -> str | None:
     require(
         not run.trains or run.finished,
         f"{run.entry} returned, but {run.folder} holds no finished run of {run.steps} steps",
+        SweepError,
     )
     return None
 
@@ -240,7 +237,7 @@ def _watchdog(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
             elif time.monotonic() - requested_at > 0.7 * job.signal_s:
                 job.note_end("requeued", signal="USR2, not answered in time")
                 with contextlib.suppress(SweepError):
-                    if not _requeue(job):
+                    if job.shared or not requeue(str(job.id), job.folder.logs):
                         os._exit(REQUEUE)
                 return
 
@@ -254,85 +251,22 @@ def _watchdog(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
 
 def _end_interrupted(job: Job, run: PlannedRun, rank: int, signal_name: str) -> NoReturn:
     """Requeue, or wait for what Slurm has decided; every rank has saved what it can."""
-    step, requeue = run.saved_step, "USR" in signal_name
+    step, requested_requeue = run.saved_step, "USR" in signal_name
     if rank == 0:
         # Give up now rather than after another wait in the queue.
-        if requeue:
+        if requested_requeue:
             with _note_failures(job, rank):
                 job.check_progress(step)
-        job.note_end("requeued" if requeue else "stopped", signal=signal_name)
-    if job.id is None:
-        raise SystemExit(REQUEUE if requeue else STOPPED)
-    terminated = threading.Event()
-    signal.signal(signal.SIGTERM, lambda _number, _frame: terminated.set())
-    if requeue and rank == 0:
+        job.note_end("requeued" if requested_requeue else "stopped", signal=signal_name)
+    if job.id is None or job.shared:
+        raise SystemExit(REQUEUE if requested_requeue else STOPPED)
+    terminated = expect_term()
+    if requested_requeue and rank == 0:
         print(f"saved step {step}; requeueing {job.id}", flush=True)
         with _note_failures(job, rank):
-            if not _requeue(job):
+            if not requeue(job.id, job.folder.logs):
                 raise SystemExit(REQUEUE)
-    terminated.wait(900.0)  # for Slurm's TERM; its KILL would come later
-    raise SystemExit(128 + signal.SIGTERM)
-
-
-def _requeue(job: Job) -> bool:
-    """Requeue the job; False if its script has to, which waits for this process to end."""
-    if shutil.which("scontrol") is None:  # in a container: the script, outside, looks for this file
-        atomic_write(job.folder.logs / f"{job.id}.requeue", "")
-        return False
-    command = ["scontrol", "requeue", str(job.id)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    if process.returncode:
-        reason = " ".join(process.stderr.split())
-        raise SweepError(f"scontrol requeue {job.id}: {reason}; python -m sweeps retry goes on")
-    return True
-
-
-# --- the process: its code, its node, its rank ----------------------------------------------------
-
-
-def check_code(code: Path) -> None:
-    """Make child processes run the snapshot; raise `SweepError` if this process does not."""
-    require(
-        code.resolve() == ROOT,
-        f"the job imported sweeps from {ROOT}, not from its snapshot {code}: "
-        "PYTHONPATH or a .pth file of this environment comes first",
-    )
-    os.environ["PYTHONPATH"] = python_path(code)
-    if str(code) not in sys.path:
-        sys.path.insert(0, str(code))
-
-
-def error_place(error: BaseException) -> str:
-    """Return `file:line` of the innermost frame that is neither in this package nor installed."""
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
-        path = Path(frame.filename)
-        if "site-packages" not in path.parts and not path.is_relative_to(ROOT / "sweeps"):
-            break
-    else:
-        if not frames:
-            return ""
-        frame = frames[-1]
-        path = Path(frame.filename)
-    return f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name}:{frame.lineno}"
-
-
-def host() -> str:
-    """Return the node's name as Slurm has it (several nodes may share a host name)."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def export_ranks() -> int:
-    """Set the variables of torch.distributed in a job of several tasks; return the rank."""
-    if int(os.environ.get("SLURM_NTASKS", 1)) == 1:
-        return 0
-    import submitit
-
-    # Another port after a requeue: the old one may linger.
-    seed = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', 0)}"
-    os.environ["MASTER_PORT"] = str(random.Random(seed).randint(20000, 30000))
-    distributed = submitit.helpers.TorchDistributedEnvironment()
-    return int(distributed.export(set_cuda_visible_devices=False, overwrite=True).rank)
+    wait_for_end(terminated)
 
 
 if __name__ == "__main__":  # `python -m sweeps.job FILE` is what a worker on this machine runs

@@ -5,9 +5,10 @@ import os
 import re
 from pathlib import Path
 
-from sweeps.job import KILLED
 from sweeps.slurm import QueueJob
 
+# The last event of a run that SIGKILL ended, which cannot note it itself.
+KILLED = "killed by signal 9 (out of memory?)"
 _REASONS = {
     "": "its job is gone",
     "ENDED": "its process is gone",  # of a pool
@@ -26,6 +27,8 @@ def end_reason(job: QueueJob, slurm_lines: str) -> str:
     log are such as `srun: error: task 0: Killed`.
     """
     state = job.state
+    if memory_ran_out(job, slurm_lines):
+        return _REASONS["OUT_OF_MEMORY"]
     if state not in ("", "FAILED"):
         return _REASONS.get(state, state)
     code, _, number = job.exit.partition(":")
@@ -39,6 +42,24 @@ def end_reason(job: QueueJob, slurm_lines: str) -> str:
         return causes[-1].strip()
     exit_code = f" with exit code {code}" if code not in ("", "0") else ""
     return f"{_REASONS.get(state, state)}{exit_code}"
+
+
+def memory_ran_out(job: QueueJob, slurm_lines: str) -> bool:
+    """Return whether Slurm or the kernel ended a job since it used more main memory than it had.
+
+    A bare SIGKILL may have other reasons, and a GPU that is full ends in an error of the run.
+    """
+    if job.state == "OUT_OF_MEMORY":
+        return True
+    text = slurm_lines.lower()
+    signs = (
+        "oom_kill",
+        "oom-kill",
+        "out of memory",
+        "exceeded memory limit",
+        "exceeded job memory",
+    )
+    return any(sign in text for sign in signs)
 
 
 def read_from(path: Path, start: int | None = None) -> tuple[str, int | None]:

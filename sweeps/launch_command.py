@@ -6,7 +6,6 @@ import functools
 from sweeps import SweepError, grid
 from sweeps.arguments import Arguments
 from sweeps.dry_run import print_plan
-from sweeps.folder import Sweep
 from sweeps.launch import launch
 from sweeps.plan import make_plan
 from sweeps.preflight import Preflight
@@ -41,5 +40,4 @@ def launch_command(options: argparse.Namespace) -> int:
     if dry != "false":
         print_plan(plan, resources, with_arguments=dry == "full")
         return preflight.exit_code
-    sweep = Sweep(plan.root, chosen.name)
-    return int(bool(launch(sweep, chosen, plan.runs, resources, throttle=throttle)))
+    return int(bool(launch(plan.sweep, chosen, plan.runs, resources, throttle=throttle)))

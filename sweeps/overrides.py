@@ -7,7 +7,8 @@ from typing import Any
 
 from backbones.parsing import check_word
 from experiments.options.training import PathsOptions
-from sweeps import require
+from routing.errors import require
+from sweeps import SweepError
 
 KEY = re.compile(r"[A-Za-z_][\w.]*\Z")
 _UNQUOTED = re.compile(r"[\w+./@:%-]+", re.ASCII)
@@ -32,9 +33,14 @@ def parse(arguments: Iterable[str]) -> dict[str, list[Typed]]:
         require(
             KEY.match(key) and all(split(text)),
             f"{argument!r} is no override; expected key=value or key=A,B, such as backbone=dit",
+            SweepError,
         )
-        require(key != "seeds", f"seeds is a key of grid files; expected seed={text}")
-        require(key not in values, f"{key} is given twice; expected {key}=A,B for several values")
+        require(key != "seeds", f"seeds is a key of grid files; expected seed={text}", SweepError)
+        require(
+            key not in values,
+            f"{key} is given twice; expected {key}=A,B for several values",
+            SweepError,
+        )
         values[key] = [Typed(part) for part in split(text)]
     return values
 
@@ -46,6 +52,7 @@ def only(key: str, values: Sequence[Typed]) -> str:
         len(values) == 1,
         f"{key}={text}: {key} takes one value; launch once for each, or quote a value with a "
         f"comma, {key}=\"'{text}'\"",
+        SweepError,
     )
     return values[0].strip("'\"")
 

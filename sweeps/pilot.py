@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from experiments.config import Config, role
-from routing.errors import UserError
-from sweeps import SweepError, require
+from routing.errors import UserError, require
+from sweeps import SweepError
 from sweeps.cells import GridCell, UserValues, expand
 from sweeps.composition import MISFITS, load_config
 from sweeps.cost import training_macs
@@ -34,6 +34,7 @@ class PilotPair:
         routed: Overrides of the routed run.
         full_steps: Steps of a full dense run.
         m: Multiply-adds per step, routed over dense, of the whole schedule of the route.
+        cluster: Keys of the cluster file that the grid changes for the routed cell.
     """
 
     label: str
@@ -41,6 +42,7 @@ class PilotPair:
     routed: Mapping[str, Any]
     full_steps: int
     m: float
+    cluster: Mapping[str, Any] = field(default_factory=dict)
 
     def names(self, seed: int) -> tuple[str, str]:
         """Return the names of the run folders with a seed: dense, routed."""
@@ -69,12 +71,17 @@ def comparisons(grid: Grid, scale: str, user: UserValues) -> list[PilotPair]:
             config.train.schedule == "constant",
             f"grid {grid.name}: train.schedule={config.train.schedule}: expected constant, since "
             "the losses on the way of a decayed run are not those of shorter runs",
+            SweepError,
         )
         if config.resolved_route == "none":
             dense_steps[config.name] = config.train.steps
         else:
             routed_cells.setdefault(config.name, (cell, config))
-    require(routed_cells, f"grid {grid.name}: expected a routed run that trains from scratch")
+    require(
+        routed_cells,
+        f"grid {grid.name}: expected a routed run that trains from scratch",
+        SweepError,
+    )
     results = []
     for cell, config in routed_cells.values():
         routed = _without(cell.overrides, _SET_BY_PILOT)
@@ -87,7 +94,7 @@ def comparisons(grid: Grid, scale: str, user: UserValues) -> list[PilotPair]:
         label = " ".join(format_overrides(_without(cell.varies, _SET_BY_PILOT)))
         full_steps = dense_steps.get(dense_config.name, config.train.steps)
         label = label or f"route={config.resolved_route}"
-        results.append(PilotPair(label, dense, routed, full_steps, m))
+        results.append(PilotPair(label, dense, routed, full_steps, m, cell.cluster))
     return results
 
 
@@ -142,6 +149,8 @@ def pilot_grid(grid: Grid, pairs: Sequence[PilotPair], steps: int, seeds: Sequen
         dense_name, routed_name = pair.names(seeds[0])
         cells[dense_name] = {**pair.dense, "train.steps": every * LOGGED_POINTS}
         cells[routed_name] = {**pair.routed, "train.steps": routed_steps}
+        for name in (dense_name, routed_name):
+            cells[name]["cluster"] = dict(pair.cluster)
     rows = [_without(cell, ("scale",)) for cell in cells.values()]  # the scale is typed
     raw = {"title": f"Pilot of {grid.name}", "cells": rows, "seeds": list(seeds)}
     return Grid(f"{grid.name}_pilot", raw, grid.path, grid.commands)

@@ -14,6 +14,7 @@ from sweeps import SweepError
 from sweeps.cells import GridCell, expand
 from sweeps.composition import MISFITS, load_config
 from sweeps.cost import COMPARISONS, equal_cost_steps
+from sweeps.folder import Sweep
 from sweeps.grid import Grid
 from sweeps.overrides import Typed, fill, format_overrides, format_value, runs_root
 from sweeps.planned_run import PARENT, PlannedRun
@@ -38,6 +39,11 @@ class Plan:
     waiting: list[tuple[str, str]] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
 
+    @property
+    def sweep(self) -> Sweep:
+        """The folder of the grid in the folder of runs."""
+        return Sweep(self.root, self.grid.name)
+
     def notes(self) -> list[str]:
         """Return a line for each cell that is left out, and each run that waits for another."""
         lines = [f"left out: {label} ({reason})" for label, reason in self.left_out]
@@ -51,7 +57,7 @@ def make_plan(
     scale: str = "tiny",
     user: Mapping[str, Sequence[Typed]] | None = None,
     compare_at: str = "steps",
-    check: Callable[[Config], None] | None = None,
+    check: Callable[[Config, PlannedRun], None] | None = None,
 ) -> Plan:
     """Compose and check every cell of a grid at a scale, with a user's overrides by key.
 
@@ -60,8 +66,8 @@ def make_plan(
         scale: tiny, small or paper.
         user: Values by key, as typed; `paths.runs` is the folder of the run folders.
         compare_at: What each cell gets as much of as its dense run: steps, flops or hours.
-        check: Called with each configuration before the next is composed, so that a large grid
-            fails at its first cell.
+        check: Called with each configuration and its run before the next is composed, so that a
+            large grid fails at its first cell.
 
     Raises:
         SweepError: A cell cannot be composed, or two cells are the same run at this scale.
@@ -88,7 +94,7 @@ def make_plan(
         if parent is not None and waits:
             plan.waiting.append((cell.label, parent.name))
         if check is not None and run.name in plan.configs:
-            check(plan.configs[run.name])
+            check(plan.configs[run.name], run)
         if run.name in cells:
             raise _same_run(plan, run, cells[run.name], cell)
         cells[run.name] = cell
@@ -221,4 +227,5 @@ def _planned_run(
         steps=steps,
         varies={key: format_value(value) for key, value in cell.varies.items()},
         after=earlier,
+        cluster=dict(cell.cluster),
     )

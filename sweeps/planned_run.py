@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from experiments.runtime import run_folder
 from sweeps.overrides import KEY
@@ -30,6 +31,7 @@ class PlannedRun:
         after: Names of runs that have to end before it starts, however they end.
         deferred: Whether its job fills in `{parent}`, and works out the run folder, as it starts.
         alias: Its name from before its parent was done; "" for none.
+        cluster: Keys of the cluster file that its stage or cell of the grid changes.
     """
 
     name: str
@@ -45,6 +47,7 @@ class PlannedRun:
     after: list[str] = field(default_factory=list)
     deferred: bool = False
     alias: str = ""
+    cluster: dict[str, Any] = field(default_factory=dict)
 
     @property
     def needs(self) -> list[str]:

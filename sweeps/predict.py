@@ -17,7 +17,8 @@ import numpy as np
 
 from analysis.aggregation import Estimate, interval, ratio
 from analysis.step_penalty import Penalty
-from sweeps import SweepError, require
+from routing.errors import require
+from sweeps import SweepError
 
 #: Predictions are supported up to this multiple of the last fitted step.
 HORIZON = 2.0
@@ -97,6 +98,7 @@ def fit_penalty(penalties: Mapping[float, Penalty]) -> PenaltyFit:
         len(steps) >= 2,
         f"s is defined for all seeds at {len(steps)} of {len(penalties)} logged steps, expected at "
         "least 2: use a longer pilot (steps=), or one that is logged more often",
+        SweepError,
     )
     positions = np.log(steps)
     intercepts, slopes, m = {}, {}, {}

@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 
 from backbones.parsing import whole
-from sweeps import SweepError, grid, require
+from routing.errors import require
+from sweeps import SweepError, grid
 from sweeps.arguments import Arguments
-from sweeps.folder import Sweep
 from sweeps.launch import launch
 from sweeps.overrides import Typed
 from sweeps.pilot import LOGGED_POINTS, comparisons, logged_on_the_way, pilot_grid, pilot_root
@@ -25,10 +25,14 @@ def predict_command(options: argparse.Namespace) -> int:
     arguments = Arguments(options)
     chosen = grid.load(options.grid)
     user = dict(arguments.overrides)
-    require("seed" not in user, "seed=: expected seeds=0,1,2, the seeds of the pilot")
+    require("seed" not in user, "seed=: expected seeds=0,1,2, the seeds of the pilot", SweepError)
     pairs = comparisons(chosen, arguments.scale, user)
     if options.source is not None:
-        require(not typed_steps, f"steps={typed_steps} with --from: a pilot is not trained then")
+        require(
+            not typed_steps,
+            f"steps={typed_steps} with --from: a pilot is not trained then",
+            SweepError,
+        )
         folder = records_folder(Path(options.source))
     else:
         folder = pilot_root(arguments.root, chosen)
@@ -37,13 +41,13 @@ def predict_command(options: argparse.Namespace) -> int:
         require(
             steps >= LOGGED_POINTS,
             f"steps={steps}: expected at least {LOGGED_POINTS}, as many as losses are logged",
+            SweepError,
         )
         pairs = logged_on_the_way(pairs, steps)
         pilot = pilot_grid(chosen, pairs, steps, seeds)
         user = {"paths.runs": [Typed(str(folder))]}
         plan = make_plan(pilot, arguments.scale, user)
-        sweep = Sweep(plan.root, pilot.name)
-        failed = launch(sweep, pilot, plan.runs, arguments.resources("debug"))
+        failed = launch(plan.sweep, pilot, plan.runs, arguments.resources("debug"))
         if failed:
             return 1
         if not all(run.finished for run in plan.runs):
@@ -56,12 +60,12 @@ def predict_command(options: argparse.Namespace) -> int:
 def _take(overrides: list[str], key: str) -> str:
     """Remove `key=value` from typed arguments and return its value; "" if it is not there."""
     typed = [text for text in overrides if text.startswith(f"{key}=")]
-    require(len(typed) <= 1, f"{key} is given twice")
+    require(len(typed) <= 1, f"{key} is given twice", SweepError)
     if not typed:
         return ""
     overrides.remove(typed[0])
     value = typed[0].partition("=")[2]
-    require(value, f"{key}=: expected a value")
+    require(value, f"{key}=: expected a value", SweepError)
     return value
 
 
@@ -69,5 +73,5 @@ def _seeds(text: str) -> tuple[int, ...]:
     if not text:
         return _SEEDS
     seeds = tuple(whole(seed, "seeds=", SweepError) for seed in text.split(","))
-    require(len(set(seeds)) == len(seeds), f"seeds={text}: expected different seeds")
+    require(len(set(seeds)) == len(seeds), f"seeds={text}: expected different seeds", SweepError)
     return seeds

@@ -9,7 +9,8 @@ import pandas as pd
 import analysis
 from analysis.archives import PUBLISHED, unpack
 from analysis.step_penalty import curves_by_run, penalties_by_step
-from sweeps import SweepError, predict, require
+from routing.errors import require
+from sweeps import SweepError, predict
 from sweeps.pilot import PilotPair
 
 
@@ -42,6 +43,7 @@ def print_predictions(pairs: Sequence[PilotPair], folder: Path, seeds: Sequence[
         f"{folder}: no pair of runs, dense and routed, of this grid with seeds "
         f"{', '.join(map(str, seeds))} and held-out losses logged at two steps; eval.metrics and "
         "eval.every are part of a run: type those that it was trained with",
+        SweepError,
     )
     print("\n".join(lines))
 

@@ -6,9 +6,11 @@ from experiments.config import GROUPS, Config
 from experiments.preflight import check_ready
 from experiments.runtime.errors import print_error, sentence
 from experiments.runtime.memory import visible_gpus
-from routing.errors import suggest
-from sweeps import require
-from sweeps.resources import Resources
+from routing.errors import require, suggest
+from sweeps import SweepError
+from sweeps.planned_run import PlannedRun
+from sweeps.resource_options import Resources
+from sweeps.resources import by_run
 
 
 class Preflight:
@@ -19,23 +21,27 @@ class Preflight:
     """
 
     def __init__(self, resources: Resources, stop: bool) -> None:
-        on_slurm = resources.kind == "slurm"  # which alone knows its nodes
-        self.processes = resources.nodes * resources.tasks if on_slurm else 1
-        self.on_gpu = on_slurm or bool(visible_gpus())
+        self.resources = resources
+        self.on_slurm = resources.kind == "slurm"  # which alone knows its nodes
+        self.on_gpu = self.on_slurm or bool(visible_gpus())
         self.stop, self.exit_code = stop, 0
 
     def check_keys(self, keys: Iterable[str]) -> None:
         """Refuse a misspelt `cluster=`, which no configuration could suggest."""
         for key in keys:
             suggestion = suggest(key, (*GROUPS, "cluster", "seed"))
-            require(not suggestion.endswith(" cluster?"), f"unknown key {key}{suggestion}")
+            require(
+                not suggestion.endswith(" cluster?"), f"unknown key {key}{suggestion}", SweepError
+            )
 
-    def __call__(self, config: Config) -> None:
-        """Check one configuration."""
+    def __call__(self, config: Config, run: PlannedRun) -> None:
+        """Check one configuration at the resources of its run."""
         if self.exit_code:
             return
         try:
-            check_ready(config, self.processes, self.on_gpu)
+            resources = by_run(self.resources, [run])[run.name]
+            processes = resources.nodes * resources.tasks if self.on_slurm else 1
+            check_ready(config, processes, self.on_gpu)
         except Exception as error:
             text = sentence(error)
             if self.stop or text is None:

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from backbones.parsing import is_number
 from backbones.validation import validate
-from sweeps import require
+from routing.errors import require
+from sweeps import SweepError
 
 Record = TypeVar("Record")
 
@@ -19,7 +20,9 @@ def read_record(record_type: type[Record], values: Any) -> Record:
         UserError: A value is missing or has another type.
     """
     require(
-        isinstance(values, Mapping), f"expected a mapping with the fields of {record_type.__name__}"
+        isinstance(values, Mapping),
+        f"expected a mapping with the fields of {record_type.__name__}",
+        SweepError,
     )
     names = {field.name for field in dataclasses.fields(record_type)}  # type: ignore[arg-type]
     return validate(record_type, {key: values[key] for key in values if key in names})

@@ -36,6 +36,7 @@ class RunStatus:
         sweep: Another sweep, if it is a job of that one.
         elapsed: Seconds that its starts have run so far.
         trained: Those of them spent on steps.
+        memory_ran_out: Whether it was ended since it used more main memory than its job has.
     """
 
     run: PlannedRun
@@ -54,6 +55,7 @@ class RunStatus:
     sweep: str = ""
     elapsed: float = 0.0
     trained: float = 0.0
+    memory_ran_out: bool = False
 
     @property
     def live(self) -> bool:

@@ -1,38 +1,19 @@
-"""Submission to Slurm: the options of a job's script, and the call of sbatch through submitit."""
+"""Submission of one array to Slurm, through submitit."""
 
 import contextlib
+import functools
 import io
-import os
-import shlex
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from experiments.runtime.command import environment_of_jobs
 from routing.errors import UserError
-from sweeps import SweepError, require, slurm
+from sweeps import SweepError, slurm
 from sweeps.folder import JobBatch, Sweep
 from sweeps.job import Job
 from sweeps.planned_run import PlannedRun
-from sweeps.resources import SBATCH_OPTIONS, Resources, minutes
-from sweeps.snapshot import python_path
-
-# Options of ours that a site's own options in `extra` replace: asked for twice, sbatch refuses
-# them or adds them up.
-_REPLACED_BY = {
-    "gpus_per_node": {"gres", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"},
-    "mem": {"mem", "mem-per-cpu", "mem-per-gpu"},
-    "cpus_per_task": {"cpus-per-gpu", "cpus-per-task"},
-}
-# Variables that override the script for sbatch: a job of another name would not be found again, one
-# without our PYTHONPATH would not run the snapshot, and with WAIT sbatch does not return.
-_OVERRIDES_SCRIPT = {
-    "SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_ERROR", "SBATCH_EXPORT", "SBATCH_INPUT",
-    "SBATCH_JOB_NAME", "SBATCH_NO_REQUEUE", "SBATCH_OPEN_MODE", "SBATCH_OUTPUT", "SBATCH_REQUEUE",
-    "SBATCH_SIGNAL", "SBATCH_TIMELIMIT", "SBATCH_WAIT",
-}  # fmt: skip
+from sweeps.resource_options import Resources
+from sweeps.sbatch_script import job_environment, parameters, python_command
+from sweeps.sharing import SharedJob
 
 
 def submit(
@@ -41,8 +22,9 @@ def submit(
 ) -> dict[str, str]:  # fmt: skip
     """Submit runs as an array that starts after the job `after`; return job ids by run.
 
-    `dependencies` are what each run waits for, as in sbatch's `--dependency`. Tasks of one array
-    get different ones while it is held. A job whose dependency has failed is removed by Slurm.
+    With `runs_per_gpu` so many runs share a task. `dependencies` are what each run waits for, as in
+    sbatch's `--dependency`. Tasks of one array get different ones while it is held. A job whose
+    dependency has failed is removed by Slurm.
 
     The cluster that sbatch names in its answer is stored in the batch.
 
@@ -54,31 +36,29 @@ def submit(
 
     from sweeps.executor import Executor
 
-    def find_by_name(name: str) -> str | None:
-        with contextlib.suppress(SweepError):
-            for job in slurm.queue(batch.slurm_cluster).values():
-                if job.name == name:
-                    return job.id.partition("_")[0]
-        return None
-
+    find_by_name = functools.partial(_find_by_name, slurm_cluster=batch.slurm_cluster)
     command = python_command(resources)
     executor = Executor(find_by_name, folder=sweep.logs, max_num_timeout=10_000, python=command)
     code = sweep.snapshots / batch.code
-    options = parameters(resources, batch.name, code, sweep.logs)
+    sharing = max(len(names) for names in batch.tasks())
+    options = parameters(resources, batch.name, code, sweep.logs, sharing)
     extra = options["additional_parameters"]
     shared = [str(extra.get("dependency") or ""), f"afterany:{after}" if after else ""]
-    by_run = [(dependencies or {}).get(run.name, "") for run in runs]
-    differ = len(set(by_run)) > 1
-    shared_text = _join([*shared, "" if differ else by_run[0]])
+    by_task = []
+    for names in batch.tasks():
+        conditions = [(dependencies or {}).get(name, "") for name in names]
+        by_task.append(_join(list(dict.fromkeys(conditions))))
+    differ = len(set(by_task)) > 1
+    shared_text = _join([*shared, "" if differ else by_task[0]])
     if shared_text:
         extra["dependency"] = shared_text
-    if any(by_run):
+    if any(by_task):
         extra["kill-on-invalid-dep"] = "yes"
     is_held = bool(extra.get("hold"))
     if differ:
         extra["hold"] = True
     executor.update_parameters(**options)
-    jobs = [Job.create(sweep, run, batch) for run in runs]
+    jobs = _make_jobs(sweep, runs, batch)
     try:
         # submitit prints sbatch's messages, which are in the exception too.
         with job_environment(code), contextlib.redirect_stderr(io.StringIO()), executor.batch():
@@ -87,11 +67,36 @@ def submit(
         reason = " ".join(str(getattr(error, "stderr", None) or error).split())[-400:]
         raise _refusal(reason, len(runs), bool(after)) from None
     batch.slurm_cluster = executor.slurm_cluster or batch.slurm_cluster
-    ids = {run.name: handle.job_id for run, handle in zip(runs, handles, strict=True)}
+    task_ids = [handle.job_id for handle in handles]
+    ids = {}
+    for names, task_id in zip(batch.tasks(), task_ids, strict=True):
+        ids.update(dict.fromkeys(names, task_id))
     if differ:
-        conditions = [_join([*shared, condition]) for condition in by_run]
-        _set_dependencies(list(ids.values()), conditions, batch.slurm_cluster, release=not is_held)
+        conditions = [_join([*shared, condition]) for condition in by_task]
+        _set_dependencies(task_ids, conditions, batch.slurm_cluster, release=not is_held)
     return ids
+
+
+def _find_by_name(name: str, slurm_cluster: str) -> str | None:
+    """Return the id of a job in the queue by its name, None if there is none."""
+    with contextlib.suppress(SweepError):
+        for job in slurm.queue(slurm_cluster).values():
+            if job.name == name:
+                return job.id.partition("_")[0]
+    return None
+
+
+def _make_jobs(
+    sweep: Sweep, runs: Sequence[PlannedRun], batch: JobBatch
+) -> Sequence[Job | SharedJob]:
+    """Return what each task of an array calls."""
+    if batch.runs_per_task == 1:
+        return [Job.create(sweep, run, batch) for run in runs]
+    by_name = {run.name: run for run in runs}
+    jobs = []
+    for names in batch.tasks():
+        jobs.append(SharedJob.create(sweep, [by_name[name] for name in names], batch))
+    return jobs
 
 
 def _join(conditions: Sequence[str]) -> str:
@@ -123,94 +128,3 @@ def _refusal(reason: str, count: int, is_later_array: bool) -> UserError:
             f"sbatch refused {count} of the runs: {reason}; the same launch submits them"
         )
     return SweepError(f"sbatch refused: {reason}")
-
-
-def parameters(resources: Resources, name: str, code: Path, logs: Path) -> dict[str, Any]:
-    """Return submitit's parameters for a batch.
-
-    Args:
-        resources: What each run gets.
-        name: Name of the jobs.
-        code: The snapshot that they run.
-        logs: Folder of their output.
-
-    Raises:
-        SweepError: Slurm would replace characters in the path of the logs.
-    """
-    require(
-        not {"%", "\\"} & set(str(logs)),
-        f"Slurm replaces % and \\ in {logs}; type another paths.runs=FOLDER",
-    )
-    extra: dict[str, Any] = {"requeue": True, "chdir": str(code)}
-    for option, value in resources.extra.items():
-        if value is not None and value is not False:
-            extra[option] = value
-    memory = resources.memory_gb
-    options: dict[str, Any] = {
-        "job_name": name,
-        "time": minutes(resources.time),
-        "nodes": resources.nodes,
-        "ntasks_per_node": resources.tasks,
-        "cpus_per_task": resources.cpus,
-        "signal_delay_s": resources.signal_s,
-        "array_parallelism": resources.throttle,
-        "additional_parameters": extra,
-        # A rank that dies ends the others, which would wait in a collective forever.
-        "srun_args": ["--kill-on-bad-exit=1", *resources.srun],
-        "setup": resources.setup or None,
-        "teardown": [_teardown(logs)],
-        "gpus_per_node": resources.gpus if resources.gpu_count else None,
-        "mem": None if memory is None else f"{round(memory * 1024)}M",
-    }
-    for option in SBATCH_OPTIONS:
-        options[option] = getattr(resources, option)
-    for option, replacements in _REPLACED_BY.items():
-        if replacements & extra.keys():
-            options[option] = None
-    if options["cpus_per_task"] is not None:  # since 22.05 srun does not inherit it from the job
-        options["srun_args"].append(f"--cpus-per-task={resources.cpus}")
-    options = {option: value for option, value in options.items() if value is not None}
-    return {**options, "wckey": None}  # submitit's own is refused where a site keeps such keys
-
-
-def _teardown(logs: Path) -> str:
-    """Return the line that requeues a run in a container without scontrol, which leaves a file."""
-    # The id of one task: the raw id of an array's last one would mean them all.
-    task = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
-    file = f'{shlex.quote(str(logs))}/"$one".requeue'
-    return f'code=$?; one={task}; rm {file} 2>/dev/null && scontrol requeue "$one"; exit $code'
-
-
-def python_command(resources: Resources) -> str:
-    """Return what starts Python in a job: this interpreter unless the resources name another."""
-    return resources.python or shlex.quote(sys.executable)
-
-
-def script(sweep: Sweep, resources: Resources, runs: int, code: Path) -> str:
-    """Return the script that `submit` writes, without Slurm."""
-    from submitit.slurm.slurm import _make_sbatch_string
-
-    logs = shlex.quote(str(sweep.logs))
-    command = f"{python_command(resources)} -u -m submitit.core._submit {logs}"
-    options = parameters(resources, f"{sweep.name}.BATCH", code, sweep.logs)
-    if runs > 1:
-        options["map_count"] = runs
-    return _make_sbatch_string(command=command, folder=sweep.logs, **options)
-
-
-@contextlib.contextmanager
-def job_environment(code: Path) -> Iterator[None]:
-    """Let sbatch pass the snapshot on, but nothing that belongs to this process or its job."""
-    before, inherited = dict(os.environ), environment_of_jobs()
-    for name in before:
-        # In a shell on a node these describe its own job; submitit would take it for the new one.
-        of_job = name.startswith(("SLURM_", "SLURMD_", "SUBMITIT_"))
-        of_job = of_job and name not in ("SLURM_CONF", "SLURM_JWT")
-        if name not in inherited or of_job or name in _OVERRIDES_SCRIPT:
-            del os.environ[name]
-    os.environ["PYTHONPATH"] = python_path(code)
-    try:
-        yield
-    finally:
-        del os.environ["PYTHONPATH"]
-        os.environ.update(before)

@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from routing.errors import UserError
-from sweeps import optuna_study, require
+from routing.errors import UserError, require
+from sweeps import optuna_study
 from sweeps.cancel import cancel
 from sweeps.folder import Sweep
 from sweeps.grid import Grid
-from sweeps.launch import launch, retry
+from sweeps.launch import launch
 from sweeps.planned_run import PlannedRun
-from sweeps.resources import Resources
+from sweeps.resource_options import Resources
+from sweeps.retry import retry
 from sweeps.status import RunStatus, statuses
 
 

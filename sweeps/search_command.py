@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from routing.errors import one_of
-from sweeps import SweepError, require
+from routing.errors import one_of, require
+from sweeps import SweepError
 from sweeps.arguments import Arguments
 from sweeps.folder import Sweep
 from sweeps.grid import Grid
@@ -25,7 +25,7 @@ def prepare_search(
     assert section is not None
     prefix = f"grid {chosen.name}: search"
     count = section.trials if trials is None else trials
-    require(count >= 1, f"--trials {count}: expected a number of at least 1")
+    require(count >= 1, f"--trials {count}: expected a number of at least 1", SweepError)
     space = distributions(section.over)
     for name in sorted(section.over.keys() & arguments.overrides.keys()):
         raise SweepError(f"{prefix}: {name} is searched over; leave the argument out")
@@ -33,6 +33,7 @@ def prepare_search(
     require(
         len(plan.configs) == 1 and len(plan.runs) == 1,
         f"{prefix}: a trial is one run; expected one seed, no axes and no stages",
+        SweepError,
     )
     (config,) = plan.configs.values()
     one_of(f"{prefix}: metric", section.metric, tuple(config.eval.get("metrics", ())), SweepError)

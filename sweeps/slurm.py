@@ -6,7 +6,8 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sweeps import SweepError, require
+from routing.errors import require
+from sweeps import SweepError
 
 RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "SUSPENDED"}
 LIVE = RUNNING | {
@@ -50,6 +51,7 @@ def call(command: Sequence[str]) -> str:
     require(
         not config_file or os.path.exists(config_file),  # Slurm would try it for a minute
         f"SLURM_CONF={config_file}: no such file",
+        SweepError,
     )
     try:
         process = subprocess.run(

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import functools
 import json
 import sys
 
@@ -11,7 +10,7 @@ from sweeps.arguments import Arguments
 from sweeps.folder import all_sweeps
 from sweeps.optuna_study import summary as search_summary
 from sweeps.run_status import RunStatus
-from sweeps.status import slurm_queue, statuses
+from sweeps.status import cached_queue, statuses
 from sweeps.versions import mixed_pairs
 
 
@@ -53,7 +52,7 @@ def status_command(options: argparse.Namespace) -> None:
 def _all_sweeps(options: argparse.Namespace, prefix: str = "") -> None:
     """Print a line about every sweep that has matching runs."""
     arguments = Arguments(options)
-    queue = functools.cache(slurm_queue)
+    queue = cached_queue()
     lines, values, troubles = [], [], set()
     sweeps = all_sweeps(arguments.root)
     for sweep in sweeps:

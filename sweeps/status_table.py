@@ -13,6 +13,7 @@ from sweeps.dependencies import display_name
 from sweeps.folder import Sweep
 from sweeps.job_end import read_from
 from sweeps.planned_run import PlannedRun
+from sweeps.resources import describe_stored
 from sweeps.run_status import STATES, RunStatus
 from sweeps.status import statuses
 from sweeps.versions import mixed_pairs
@@ -81,10 +82,11 @@ def as_json(sweep: Sweep, rows: Sequence[RunStatus], trouble: str) -> dict[str, 
     """Return what the table shows as plain values, times in seconds."""
     live = [row for row in rows if row.live]
     etas = [row.eta for row in live if row.eta is not None]
-    keys = varying_keys(rows)
+    keys, latest = varying_keys(rows), sweep.latest_batches()
     runs = []
     for row in rows:
         values = {**row.__dict__, "label": label(row, keys)}
+        values["resources"] = describe_stored(latest.get(row.run.name), row.run)
         runs.append({**values, "run": row.run.name, "folder": row.run.folder})
     return {
         "sweep": sweep.name,
@@ -127,6 +129,9 @@ def details(sweep: Sweep, run: PlannedRun) -> list[str]:
         if run.name in batch.runs:
             job = batch.ids.get(run.name, "")
             lines.append(f"batch    {_date(batch.time)}  {batch.cluster}  {job}  code {batch.code}")
+            described = describe_stored(batch, run)
+            if described:
+                lines.append(f"gets     {described}")
             log = sweep.log(batch, run.name, "err")
             if log is not None and log.exists():
                 lines.append(f"log      {log}")

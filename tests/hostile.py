@@ -241,7 +241,7 @@ def read_everything(folder):
 
 
 def read_facts(folder):
-    from experiments.data.data_options import describe, fingerprint
+    from experiments.data.registry import describe, fingerprint
 
     options = {"name": "latents", "path": str(folder)}
     assert describe(options)["shape"]

@@ -300,7 +300,7 @@ def run_block(block, x, modulation, present, grid, prefix, **changes):
     y = x
     for n in range(1 if getattr(block, "two", block) is None else 2):
         shift_, scale, gate = (modulation[:, 3 * n + i] for i in range(3))
-        plain = rms_norm(y, block.norms[n].weight) if block.norms is not None else layer_norm(y)
+        plain = rms_norm(y, block.norms[n].weight) if hasattr(block, "norms") else layer_norm(y)
         inside = plain * (1 + scale) + shift_
         y = y + gate * branch(block, n, inside, present, grid, prefix, **changes)
     return torch.where(present[..., None], y, x)

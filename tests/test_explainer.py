@@ -17,7 +17,7 @@ from experiments import config
 from routing.layout import Layout
 from routing.rng import Draws
 from routing.route import Route, keep_count
-from routing.selection import Selection
+from routing.segment import Selection
 
 PAGE = ROOT / "docs" / "explainer.html"
 READY = "document.documentElement.dataset.ready === 'yes'"

@@ -17,9 +17,9 @@ from small import ROOT
 
 LIMITS = {  # figure: (limit today, target)
     "pairs of subpackages that import each other": (0, 0),
-    "own modules imported by the busiest file": (13, 10),
+    "own modules imported by the busiest file": (11, 10),
     "generic names, per cent of assignments": (1.0, 1.0),
-    "raise statements, per cent of code lines": (2.2, 2.0),
+    "raise statements, per cent of code lines": (2.0, 2.0),
     "comprehensions per 100 lines: routing": (3.0, 3.0),
     "comprehensions per 100 lines: backbones": (3.0, 3.0),
     "comprehensions per 100 lines: experiments": (3.0, 3.0),
@@ -31,7 +31,7 @@ LIMITS = {  # figure: (limit today, target)
 }
 # Bounds of what was reached; they are lowered where it gets less.
 IN_FUNCTIONS, FOR_TYPES, COMMANDS = 24, 2, 10
-STEP_FILES, STEP_CHANGES = 20, 65
+STEP_FILES, STEP_CHANGES = 12, 60
 
 
 def figure(name: str) -> tuple[float, object]:

@@ -98,7 +98,7 @@ def test_routes(text, depth):
 @few(150)
 @given(ROUTES.filter(lambda route: isinstance(route, str)), st.integers(1, 64))
 def test_schedules_of_routes(text, depth):
-    from routing.schedule import RouteSchedule
+    from routing.route import RouteSchedule
 
     answers(lambda: RouteSchedule.parse(text).resolve(depth))
 

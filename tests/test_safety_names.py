@@ -245,7 +245,7 @@ def test_values_arrive_verbatim(cluster, tmp_path, monkeypatch):
 )
 def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
     """The script that sbatch gets, run by a real shell with a stand-in for srun."""
-    from sweeps import resources, sbatch
+    from sweeps import resources, sbatch_script
     from sweeps.folder import Sweep
 
     for program in ("srun", "scontrol"):
@@ -253,7 +253,7 @@ def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
         (tmp_path / program).chmod((tmp_path / program).stat().st_mode | stat.S_IXUSR)
     place = resources.load("slurm", "tiny", {"account": "a"})
     sweep = Sweep(tmp_path / name, "g")
-    text = sbatch.script(sweep, place, 2, tmp_path / name / "code")
+    text = sbatch_script.script(sweep, place, 2, tmp_path / name / "code")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(

@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.ops import native
 from backbones.ops.dispatch import KernelError, choose, full_precision, kernel_function, work_dtype
 
 # |w| beyond this would overflow float32 in the factors; e^-60 is no weight at all.
@@ -78,14 +77,7 @@ def biwkv(
         raise KernelError(
             f"biwkv: length {length} is smaller than the {k.shape[1]} tokens; pass the full length"
         )
-    if (
-        kernel in native.REQUESTS
-        and not torch.compiler.is_compiling()
-        and native.ACTIVE.operations[k.device.type].takes([k, v, w, u])
-    ):
-        name = "native"
-    else:
-        name = choose("biwkv", kernel, k)
+    name = choose("biwkv", kernel, [k, v, w, u])
     if name == "reference":
         return reference(k, v, w, u, position, length)
     dtype = work_dtype(k, v)
@@ -93,7 +85,7 @@ def biwkv(
     bonus = torch.exp(u.to(dtype) / length)
     if name == "triton":
         return kernel_function("biwkv", "triton")(k, v, decay, bonus, position, length)
-    if name == "native" and dtype == torch.float32:
+    if name == "native":
         keys, values = (k, v) if k.dtype == v.dtype else (k.float(), v.float())
         mixed = torch.ops.tread.biwkv(keys, values, decay, bonus, position, length)
         return mixed.to(v.dtype)

@@ -10,6 +10,7 @@ transposition to channels-first.
 """
 
 import functools
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +51,7 @@ def causal_conv(
     position: Tensor | None = None,
     kernel: str = "auto",
     activation: str | None = None,
+    table: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """Causal depthwise convolution over the tokens.
 
@@ -61,6 +63,7 @@ def causal_conv(
             distance, dropped tokens count as 0. None: compact, the previous W-1 tokens present.
         kernel: auto | torch | reference | causal-conv1d (compact only) | triton | native.
         activation: None or "silu", applied to the result.
+        table: Returns `taps(position, W)`, where it has been computed before; only native asks.
 
     Returns:
         (B, T, C) in x's dtype.
@@ -72,7 +75,8 @@ def causal_conv(
     fits = functools.partial(
         kernel_misfit, channels=x.shape[2], width=width, compact=position is None
     )
-    name = choose("conv", kernel, x, fits)
+    tensors = [x, weight] if bias is None else [x, weight, bias]
+    name = choose("conv", kernel, tensors, fits)
     if name == "reference":
         return reference(x, weight, bias, position, activation)
     if name == "causal-conv1d":
@@ -85,8 +89,10 @@ def causal_conv(
     if name == "triton":
         return kernel_function("conv", "triton")(x, weight, bias, position, silu)
     if name == "native":
-        table = None if position is None else taps(position, width)
-        return torch.ops.tread.conv(x, weight.t().flip(0), bias, table, silu)
+        neighbours = None
+        if position is not None:
+            neighbours = taps(position, width) if table is None else table()
+        return torch.ops.tread.conv(x, weight.t().flip(0), bias, neighbours, silu)
     rows = weight.to(x.dtype).t().flip(0)  # (W, C), row j for distance j
     y = _shifted(x, rows, None if bias is None else bias.to(x.dtype), position)
     return F.silu(y) if silu else y

@@ -58,7 +58,10 @@ class Choice:
     fallbacks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.op}: {self.name} ({self.why})"
+        text = f"{self.op}: {self.name} ({self.why})"
+        if self.fallbacks:
+            text += f", {' or '.join(self.fallbacks)} for inputs that it does not take"
+        return text
 
 
 # A kernel's function and where it is from; or None and the reason why it is unavailable.
@@ -214,33 +217,54 @@ def _resolve(op: str, requested: str, device: str) -> Choice:
 
 
 def choose(
-    op: str, requested: str, x: torch.Tensor, fits: Callable[[str], str | None] | None = None
+    op: str,
+    requested: str,
+    tensors: list[torch.Tensor],
+    fits: Callable[[str], str | None] | None = None,
 ) -> str:
-    """Resolve for one call: torch also where `auto` meets inputs that no kernel takes.
+    """Return the name of the implementation for one call, by device, installation and inputs.
 
-    Of the input x, device and dtype count (kernels have no float64); `fits` returns for a kernel's
-    name what is wrong with the inputs, or None.
+    Args:
+        op: One of `registry.KERNELS`.
+        requested: As for `resolve`. Where `auto` meets inputs that no kernel takes, torch runs.
+        tensors: The inputs, tokens first; kernels have no float64.
+        fits: Returns why a kernel, by name, does not take these shapes, or None.
 
     Raises:
         KernelError: A kernel was asked for by name and the inputs do not fit it.
     """
-    if requested in native.REQUESTS and x.device.type == "cpu" and native.bypassed():
-        return "torch"
-    choice = resolve(op, requested, x.device.type)
+    device = tensors[0].device.type
+    if requested in native.REQUESTS and device == "cpu":
+        # A compiler fuses torch's operations; counters, transforms of torch.func and the like want
+        # to see them. Asking `takes` first spares every other call the rest of this function.
+        if torch.compiler.is_compiling():
+            return "torch"
+        if "native" in KERNELS[op] and native.ACTIVE.operations[device].takes(tensors):
+            if fits is None or fits("native") is None:
+                return "native"
+        elif native.bypassed():
+            return "torch"
+    choice = resolve(op, requested, device)
     if choice.name in ("torch", "reference"):
         return choice.name
     misfit = None
     for kernel in (choice.name, *choice.fallbacks):
-        if x.dtype == torch.float64 or (kernel == "native" and x.dtype not in native.TYPES):
-            reason: str | None = f"it has no {str(x.dtype).removeprefix('torch.')}"
-        else:
-            reason = fits(kernel) if fits else None
+        reason = _wrong_dtype(kernel, tensors) or (fits(kernel) if fits else None)
         if reason is None:
             return kernel
         misfit = misfit or reason
     if requested == "auto":
         return "torch"
     raise KernelError(f"kernel={choice.name} for {op}: {misfit}; type kernel=auto (torch) instead")
+
+
+def _wrong_dtype(kernel: str, tensors: list[torch.Tensor]) -> str | None:
+    """What keeps a kernel from tensors of these types, or None."""
+    for tensor in tensors:
+        native_lacks = kernel == "native" and tensor.dtype not in native.TYPES
+        if tensor.dtype == torch.float64 or native_lacks:
+            return f"it has no {str(tensor.dtype).removeprefix('torch.')}"
+    return None
 
 
 def full_precision(x: torch.Tensor) -> torch.autocast:

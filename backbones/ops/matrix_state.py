@@ -119,7 +119,7 @@ def rwkv7(
     Raises:
         KernelError: The kernel asked for cannot run.
     """
-    name = choose("rwkv7", kernel, v)
+    name = choose("rwkv7", kernel, [v])
     if name == "reference":
         return reference(r, k, v, g, a=a, b=b)
     if name == "fla":

@@ -68,8 +68,8 @@ def selective_scan(
         KernelError: The kernel asked for cannot run.
     """
     state = A.shape[1]
-    wrong = f"state {state} must not exceed 256" if state > 256 else None
-    name = choose("selective_scan", kernel, u, lambda _: wrong)
+    misfit = f"state {state} must not exceed 256" if state > 256 else None
+    name = choose("selective_scan", kernel, [u], lambda kernel: misfit)
     if name == "reference":
         return reference(u, dt, A, B, C, D, decay_gap)
     dtype = work_dtype(u, dt)

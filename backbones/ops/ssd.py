@@ -11,6 +11,7 @@ Source: Dao and Gu, Transformers are SSMs (2405.21060), section 6.
 """
 
 import functools
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -63,7 +64,7 @@ def ssd_packed(
         dt: (B, T, H) steps after softplus; 0 takes a token out (no decay, no write).
         A: (H,) negative rates.
         D: (H,) skip, or None.
-        chunk: Tokens per chunk; need not divide T.
+        chunk: Tokens per chunk; need not divide T. mamba-ssm's kernel takes at least 2 N.
         kernel: auto | torch | reference | mamba-ssm | fla | native.
         decay_gap: (T,) or (B, T) distances that scale the decay but not the input; None is 1.
         width: P.
@@ -75,61 +76,110 @@ def ssd_packed(
     Raises:
         KernelError: The kernel asked for cannot run.
     """
-    inner = dt.shape[2] * width
-    state = (packed.shape[2] - inner) // 2
+    state = (packed.shape[2] - dt.shape[2] * width) // 2
     fits = functools.partial(kernel_misfit, headdim=width, state=state)
-    name = choose("ssd", kernel, packed, fits)
-    if name == "native" and dt.dtype != torch.float64:
-        return _native(packed, dt, A, D, decay_gap, width)
-    x, B, C = packed.split([inner, state, state], -1)
-    x, B, C = x.unflatten(-1, (-1, width)), B.unsqueeze(2), C.unsqueeze(2)
-    if name == "reference":
-        return reference(x, dt, A, B, C, D, decay_gap)
-    dtype = work_dtype(packed, dt)
-    gap = None if decay_gap is None else decay_gap.to(dtype).expand(dt.shape[:2])[..., None]
+    tensors = [packed, dt] if D is None else [packed, dt, D]
+    implementation = _IMPLEMENTATIONS[choose("ssd", kernel, tensors, fits)]
+    return implementation(_Inputs(packed, dt, A, D, chunk, decay_gap, width))
+
+
+def chunk_length(chunk: int, state: int, tokens: int) -> int:
+    """Return the tokens of a chunk for mamba-ssm's kernel: a power of two, at least 16.
+
+    Between chunks it writes and reads a float32 state of N numbers a channel. With 2 N tokens a
+    chunk that is as much as x in bfloat16, and the products inside a chunk (one multiply-add for
+    each of its tokens) are as many as those with the state; so it takes 2 N where `chunk` is less.
+    """
+    length = min(max(chunk, 2 * state), tokens)
+    return 1 << max(4, (length - 1).bit_length())
+
+
+class _Inputs(NamedTuple):
+    """The arguments of `ssd_packed`."""
+
+    packed: Tensor
+    dt: Tensor
+    A: Tensor
+    D: Tensor | None
+    chunk: int
+    decay_gap: Tensor | None
+    width: int
+
+    def split(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return x (B, T, H, P), B and C (B, T, 1, N)."""
+        inner = self.dt.shape[2] * self.width
+        state = (self.packed.shape[2] - inner) // 2
+        x, keys, queries = self.packed.split([inner, state, state], -1)
+        return x.unflatten(-1, (-1, self.width)), keys.unsqueeze(2), queries.unsqueeze(2)
+
+    def steps(self) -> tuple[Tensor, Tensor]:
+        """Return dt in float32 at least, and dt times the gap before each token: (B, T, H) each."""
+        dt, gap = self.dt.to(work_dtype(self.packed, self.dt)), self.decay_gap
+        return dt, dt if gap is None else dt * gap.to(dt.dtype).expand(dt.shape[:2])[..., None]
+
+    def add_skip(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return y + D x, for kernels that have not added it."""
+        return y if self.D is None else torch.addcmul(y, x, self.D.to(x.dtype)[:, None])
+
+
+def _by_reference(inputs: _Inputs) -> Tensor:
+    x, keys, queries = inputs.split()
+    return reference(x, inputs.dt, inputs.A, keys, queries, inputs.D, inputs.decay_gap)
+
+
+def _by_mamba_ssm(inputs: _Inputs) -> Tensor:
+    """Its Triton kernels; they add D x too, but where gaps have changed the x that they see."""
+    (x, keys, queries), (dt, steps) = inputs.split(), inputs.steps()
+    length = chunk_length(inputs.chunk, keys.shape[3], x.shape[1])
+    scan = kernel_function("ssd", "mamba-ssm")
+    rates, gap, skip = inputs.A.float(), inputs.decay_gap, inputs.D
+    if gap is None:
+        skip = None if skip is None else skip.float()
+        return scan(x, dt, rates, keys, queries, length, D=skip)
+    # The kernel has one dt for decay and input: scale it, and take the scale out of the input.
+    even = x / gap.to(x.dtype).expand(x.shape[:2])[..., None, None]
+    return inputs.add_skip(scan(even, steps, rates, keys, queries, length), x)
+
+
+def _by_fla(inputs: _Inputs) -> Tensor:
+    """Its kernels for gated linear attention, whose chunks have 64 tokens."""
+    (x, keys, queries), (dt, steps) = inputs.split(), inputs.steps()
+    keys, queries = (m.expand(-1, -1, dt.shape[2], -1).contiguous() for m in (keys, queries))
+    values = (x * dt[..., None]).to(x.dtype)
+    log_decay = steps * inputs.A.to(dt.dtype)
+    y, _ = kernel_function("ssd", "fla")(queries, keys, values, log_decay, scale=1.0)
+    return inputs.add_skip(y, x)
+
+
+def _by_native(inputs: _Inputs) -> Tensor:
+    """The CPU kernel of `native.cpp`, in float32 whatever the type of the tokens."""
+    dt, steps = inputs.steps()
+    skip = None if inputs.D is None else inputs.D.float()
+    return torch.ops.tread.ssd(inputs.packed, dt, steps * inputs.A.float(), skip, inputs.width)
+
+
+def _by_torch(inputs: _Inputs) -> Tensor:
+    """Chunks as matrix products, in float32 at least."""
+    packed = inputs.packed
     with full_precision(packed):
-        dt = dt.to(dtype)
-        steps = dt if gap is None else dt * gap
-        log_decay = steps * A.to(dtype)
-    if name in ("torch", "native"):
-        return _torch(packed, dt, log_decay, D, chunk, width)
-    if name == "fla":
-        keys, queries = (m.expand(-1, -1, dt.shape[2], -1).contiguous() for m in (B, C))
-        values = (x * dt[..., None]).to(x.dtype)
-        y, _ = kernel_function("ssd", "fla")(queries, keys, values, log_decay, scale=1.0)
-    else:
-        # The kernel has one dt for decay and input: scale it, and take the scale out of the input.
-        even = x if gap is None else x / gap[..., None].to(x.dtype)
-        size = 1 << max(4, (min(chunk, x.shape[1]) - 1).bit_length())
-        y = kernel_function("ssd", "mamba-ssm")(even, steps, A.float(), B, C, size)
-    return y if D is None else torch.addcmul(y, x, D.to(x.dtype)[:, None])
-
-
-def _native(
-    packed: Tensor, dt: Tensor, A: Tensor, D: Tensor | None, decay_gap: Tensor | None, width: int
-) -> Tensor:
-    """The CPU kernel, in float32; arguments as for `ssd_packed`."""
-    with torch.autocast("cpu", enabled=False):
-        dt = dt.float()
-        steps = dt
-        if decay_gap is not None:
-            steps = dt * decay_gap.float().expand(dt.shape[:2])[..., None]
-        log_decay = steps * A.float()
-        return torch.ops.tread.ssd(packed, dt, log_decay, None if D is None else D.float(), width)
-
-
-def _torch(
-    packed: Tensor, dt: Tensor, log_decay: Tensor, D: Tensor | None, chunk: int, width: int
-) -> Tensor:
-    """The torch path, in the type of dt (B, T, H) and of its log decays; the rest as above."""
-    with full_precision(packed):
-        skip = None if D is None else D.to(dt.dtype)
-        arguments = (packed.to(dt.dtype), dt, log_decay, skip, chunk, width)
+        dt, steps = inputs.steps()
+        skip = None if inputs.D is None else inputs.D.to(dt.dtype)
+        log_decay = steps * inputs.A.to(dt.dtype)
+        arguments = (packed.to(dt.dtype), dt, log_decay, skip, inputs.chunk, inputs.width)
         if native.bypassed():
             return _chunked(*arguments).to(packed.dtype)
         # Computed again on the way back: all that it makes is 1.7 times what a block keeps.
         y = checkpoint(_chunked, *arguments, use_reentrant=False, preserve_rng_state=False)
         return y.to(packed.dtype)
+
+
+_IMPLEMENTATIONS = {
+    "reference": _by_reference,
+    "mamba-ssm": _by_mamba_ssm,
+    "fla": _by_fla,
+    "native": _by_native,
+    "torch": _by_torch,
+}
 
 
 def kernel_misfit(kernel: str, headdim: int, state: int) -> str | None:
@@ -148,7 +198,7 @@ def kernel_misfit(kernel: str, headdim: int, state: int) -> str | None:
 def _chunked(
     packed: Tensor, dt: Tensor, log_decay: Tensor, D: Tensor | None, chunk: int, width: int
 ) -> Tensor:
-    """The torch path: whole chunks as matrix products; shapes as `ssd_packed`.
+    """Whole chunks as matrix products; shapes as `ssd_packed`, log decays as dt.
 
     Exponents are clamped: exp is 300 times slower on a CPU where its result is denormal, and a
     weight of e^-60 is as good as none.

@@ -81,6 +81,7 @@ class Spec:
             LayerNorms without.
         branches: `branches(options)` is the number of residual branches of a block, each of which
             has a shift, a scale and a gate.
+        carries: Blocks hand per-token tensors on to later ones.
     """
 
     name: str
@@ -90,20 +91,25 @@ class Spec:
     check: Callable[[Size, Any], None] | None = None
     weighted_norms: bool = False
     branches: Callable[[Any], int] = two_branches
+    carries: bool = False
 
-    def parse(self, size: Size, given: Mapping[str, Any], known: Collection[str] = ()) -> Any:
+    def parse(
+        self, size: Size, values: Mapping[str, Any], known_elsewhere: Collection[str] = ()
+    ) -> Any:
         """Build the family's options for a stack of this size.
 
         Args:
             size: Shape of the stack.
-            given: Values by option.
-            known: Further names that a mistyped option may have meant.
+            values: Values by option.
+            known_elsewhere: Further names that a mistyped option may have meant.
 
         Raises:
             BackboneError: An unknown option, or a value that the family or the size does not take.
         """
         owner = f"backbone {self.name}"
-        options = build_options(self.options, without_removed(given, owner), owner, known)
+        options = build_options(
+            self.options, without_removed(values, owner), owner, known_elsewhere
+        )
         if self.check is not None:
             self.check(size, options)
         return options

@@ -9,6 +9,7 @@ from annotated_types import Ge, MultipleOf
 from backbones.options.family import BlockCost, Spec, from_yaml, kernel_words
 from backbones.sizes import BackboneError, Size
 from backbones.validation import Choices
+from routing.options import OMITTED_AT_DEFAULT
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class MambaOptions:
     ] = "mamba2"
     mixers: Annotated[
         Literal[1, 2],
+        OMITTED_AT_DEFAULT,
         "Mixers in a block: 2 make a block of DiT's size; 1 is ZigMa's and DiS's, half of it.",
     ] = 2
     state: Annotated[
@@ -47,7 +49,10 @@ class MambaOptions:
         "parameters; mamba1 16.",
     ] = None
     chunk: Annotated[
-        int, Ge(1), "Tokens of one SSD chunk; larger ones cost more memory for no speed."
+        int,
+        Ge(1),
+        "Tokens of one SSD chunk; larger ones cost more memory for no speed. mamba-ssm's kernel "
+        "takes at least twice the state.",
     ] = 64
     kernel: Annotated[
         str,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le, MultipleOf
 
 from backbones.sizes import BackboneError, Size, attention_blocks, parse_size, patch_grid
+from routing.options import OMITTED_AT_DEFAULT
 
 # Former arguments of every model, with their defaults: weights files of earlier versions have them.
 REMOVED = {"router": None}
@@ -15,11 +16,13 @@ REMOVED = {"router": None}
 
 Condition = Annotated[
     Literal["adaln", "prefix"],
+    OMITTED_AT_DEFAULT,
     "adaln: time and class modulate every block; prefix: they are tokens before the image's, as in "
     "DiS, and modulate the head alone.",
 ]
 Skips = Annotated[
     bool,
+    OMITTED_AT_DEFAULT,
     "Long skip connections (U-ViT): block i of the first half is joined to block depth-1-i by "
     "Linear(concat); they work across a route.",
 ]
@@ -32,13 +35,26 @@ Attention = Annotated[
 Depth = Annotated[Annotated[int, Ge(1), Le(1024)] | None, "Blocks; null: as the size says."]
 Width = Annotated[
     Annotated[int, Ge(16), Le(65536), MultipleOf(16)] | None,
-    "Channels, a multiple of 16; null: as the size says."
+    "Channels, a multiple of 16; null: as the size says.",
 ]
 Heads = Annotated[Annotated[int, Ge(1)] | None, "Attention heads; null: as the size says."]
 Bottleneck = Annotated[
     Annotated[int, Ge(1)] | None,
+    OMITTED_AT_DEFAULT,
     "Channels between the two linear layers of the patch embedding (JiT: 128, for B/16); null: "
     "one layer.",
+]
+ContextTokens = Annotated[
+    int,
+    Ge(0),
+    OMITTED_AT_DEFAULT,
+    "Class tokens before the image's, beside the class in adaLN (JiT: 32); a route never removes "
+    "them. 0: none.",
+]
+ContextStart = Annotated[
+    Annotated[int, Ge(0)] | None,
+    OMITTED_AT_DEFAULT,
+    "First block that sees the class tokens; null: a third of the depth, as in every size of JiT.",
 ]
 
 
@@ -74,6 +90,8 @@ class ModelConfig:
     align: Annotated[dict[str, Any] | None, "REPA's projector (`AlignOptions`)."] = None
     condition: Condition = "adaln"
     skips: Skips = False
+    context_tokens: ContextTokens = 0
+    context_start: ContextStart = None
     options: Annotated[dict[str, Any], "The family's own options."] = dataclasses.field(
         default_factory=dict
     )
@@ -90,11 +108,18 @@ class ModelConfig:
 
     @property
     def prefix(self) -> int:
-        """Number of prefix tokens: text, and with `condition=prefix` time and class."""
-        condition = 0
+        """Number of prefix tokens: class tokens, text, with `condition=prefix` time and class."""
+        condition = self.context_tokens
         if self.condition == "prefix":
-            condition = 2 if self.num_classes else 1
+            condition += 2 if self.num_classes else 1
         return (self.text[0] if self.text else 0) + condition
+
+    @property
+    def context_block(self) -> int:
+        """The first block that sees the class tokens (`context_start`); 0 without them."""
+        if not self.context_tokens:
+            return 0
+        return self.shape.depth // 3 if self.context_start is None else self.context_start
 
     @property
     def time_shape(self) -> tuple[int, int]:

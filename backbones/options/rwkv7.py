@@ -39,8 +39,8 @@ def block_cost(size: Size, options: RWKV7Options, index: int) -> BlockCost:
     blend = 2 * width * rank if index else 0
     linear = 4 * width * width + 6 * width * rank + blend
     mixer = linear + (14 if blend else 13) * width
-    spent = 4 * width * width + 8 * width * rank + 14 * width
-    hidden = hidden_for(width, spent, 2, width * width)
+    mixer_params = 4 * width * width + 8 * width * rank + 14 * width
+    hidden = hidden_for(width, mixer_params, 2, width * width)
     return BlockCost(
         params=mixer + width * width + 2 * width * hidden + 2 * width,
         linear=linear + width * width + 2 * width * hidden,
@@ -49,4 +49,4 @@ def block_cost(size: Size, options: RWKV7Options, index: int) -> BlockCost:
     )
 
 
-FAMILY = Spec("rwkv7", RWKV7Options, block_cost, "backbones.rwkv7:RWKV7Block")
+FAMILY = Spec("rwkv7", RWKV7Options, block_cost, "backbones.rwkv7:RWKV7Block", carries=True)

@@ -115,7 +115,7 @@ class Pretrained(ModelHubMixin):
             path, is_repository = path / FILE, False
         require(
             path.is_file() or is_repository,
-            f"{name} is no weights file, no folder with {FILE} in it and no repository of the "
+            f"{name}: expected a weights file, a folder with {FILE} in it, or a repository of the "
             "hub, such as name/model",
             BackboneError,
         )

@@ -255,11 +255,11 @@ def load(
     model = create(**arguments)
     expected = {key: tensor.shape for key, tensor in model.state_dict().items()}
     available = {key: tensor.shape for key, tensor in converted.items()}
-    wrong = []
+    misfits = []
     for key in sorted(expected.keys() | available.keys()):
         if expected.get(key) != available.get(key):
-            wrong.append(key)
-    require(not wrong, f"{source} weights lack, or do not fit, {_listed(wrong)}", BackboneError)
+            misfits.append(key)
+    require(not misfits, f"{source} weights lack, or do not fit, {_listed(misfits)}", BackboneError)
     _check_positions(_plain(state), model, source)
     model.load_state_dict(converted)
     return model.eval()

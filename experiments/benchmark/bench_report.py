@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from backbones.ops import native
 from experiments.benchmark import block_times, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions
 from experiments.runtime.environment import processor
@@ -114,10 +115,16 @@ def steps_table(rows: Sequence[dict[str, Any]]) -> str:
         columns[name] = (f"faster.{name}", 1, "{:.2f}x")
     named_rows, lines = [], []
     for row in rows:
+        for kernel in row["kernels"]:
+            line = f"{row['backbone']} {kernel}"
+            if line not in lines:
+                lines.append(line)
         named_rows.append(row | {"step": f"{row['backbone']}-{row['size']}"})
         if "ours_faster_by" in row:
             ratio = row["ours_faster_by"]
             lines.append(f"ours over plain dit, route {row['route']}: {ratio:.2f}x as fast")
+        for name, ratio in row.get("over_plain", {}).items():
+            lines.append(f"ours over plain dit, route {row['route']}, {name}: {ratio:.2f}x as fast")
     return "\n".join([table(named_rows, columns), *lines])
 
 
@@ -148,6 +155,9 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
         _check_memory(o, device)
     report: dict[str, Any] = {"options": dataclasses.asdict(o), "environment": environment(device)}
     say(_heading(o, report["environment"]))
+    build = native.start_build(say) if device.type == "cpu" else None
+    if build is not None:
+        build.join()  # compilers would slow down what is measured
     for part, (measure, format_rows) in PARTS.items():
         if part not in o.parts:
             continue

@@ -72,7 +72,7 @@ def loop_share(backbone: str, clock: str = "wall", steps: int = LOOP_STEPS) -> d
         for owner, name in (
             (run.model, "forward"),
             (run.step, "backward"),
-            (run.state.optimizer, "step"),
+            (run.state.optimizers[0], "step"),
         ):
             _wrap(owner, name, partial(timed, "work"))
         _wrap(run, "save", partial(timed, "save"))

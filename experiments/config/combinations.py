@@ -10,14 +10,12 @@ from backbones.sizes import AlignOptions, parse_size
 from backbones.validation import validate_value
 from experiments.config import groups
 from experiments.config.run_options import RunOptions
-from experiments.data.data_options import describe
+from experiments.data.registry import describe
 from experiments.options.roles import require
 from experiments.options.training import ENCODERS, SELF_ENCODER
 from experiments.runtime.nested import flatten
 from routing.options import RoutingError
-
-#: Groups that every configuration sets.
-REQUIRED_GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval")
+from routing.schedule import ScheduleError
 
 
 def check_combinations(options: RunOptions) -> None:
@@ -29,7 +27,7 @@ def check_combinations(options: RunOptions) -> None:
     for key, value in flatten(options.to_dict()).items():
         if isinstance(value, int):
             require(abs(value) < 2**63, f"{key}={value}: expected an integer below 2^63")
-    for group in REQUIRED_GROUPS:
+    for group in groups.REQUIRED_GROUPS:
         values = getattr(options, group)
         require("name" in values, f"missing key {group}.name: choose one with {group}=NAME")
         if group == "backbone":
@@ -44,11 +42,20 @@ def check_combinations(options: RunOptions) -> None:
     _check_training(options)
     _, height, width = describe(options.data)["shape"]
     patch = parse_size(options.size).patch
+    patches = [side for side in range(1, height + 1) if height % side == width % side == 0]
+    require(
+        patch in patches,
+        f"size={options.size}: its patch of {patch} does not divide {height}x{width} "
+        f"(data={options.data['name']}); expected a patch of {', '.join(map(str, patches))}, as in "
+        f"size={options.size.partition('/')[0]}/{max(p for p in patches if p <= max(patch, 1))}",
+    )
     model = f"{options.backbone['name']}-{options.size}"
     try:
         options.routing.check(options.depth, (height // patch, width // patch), model)
-    except RoutingError as error:  # it names the key as in `RoutingOptions`
-        raise RoutingError(f"routing.{error}") from None
+    except (RoutingError, ScheduleError) as error:
+        # It names the key as in `RoutingOptions`; `route` alone is typed at the top level.
+        prefix = "" if str(error).startswith("route=") else "routing."
+        raise type(error)(f"{prefix}{error}") from None
     _check_alignment(options)
 
 

@@ -18,11 +18,14 @@ from experiments.config.groups import CONF, GROUPS
 from experiments.config.parent import parent_digest
 from experiments.config.removed_keys import without_removed_words
 from experiments.config.schema import Config
-from experiments.data.data_options import describe, evaluation_preset, options_class
+from experiments.data.registry import describe, evaluation_preset, options_class
 from experiments.options.evaluation import EvalOptions
 from experiments.options.roles import ConfigError, config_defaults, require
 from experiments.runtime.nested import flatten
 from routing.errors import suggest
+
+#: Keys whose values are groups of keys.
+SECTIONS = frozenset(("routing", "train", "paths"))
 
 
 def load(overrides: Sequence[str] = ()) -> Config:
@@ -46,13 +49,20 @@ def load(overrides: Sequence[str] = ()) -> Config:
             _check_single(key, value)
             groups.check_name(key, value)
             selections.append(override)
-    valid_keys = _valid_keys(tuple(selections))
+    keys = []
     for override in normalized:
         key, value = override.split("=", 1)
         if key not in GROUPS:
-            _check_key(key, valid_keys)
+            keys.append(key)
+            if key in SECTIONS or not _is_single(value):
+                _check_keys(keys, tuple(selections))  # a wrong key comes before its value
             _check_single(key, value)
-    config = Config.from_dict(compose(normalized))
+    try:
+        values = compose(normalized)
+    except ValueError:  # of this module, or Hydra's own where a list gets a key
+        _check_keys(keys, tuple(selections))  # names an unknown key better than Hydra
+        raise
+    config = Config.from_dict(values)
     if config.init:
         # Only where a run is about to start: a saved configuration may outlive its parent.
         parent_digest(config.init)
@@ -95,9 +105,9 @@ def plain_values(composed: Any, overrides: Sequence[str]) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise _unreadable(overrides, error) from error
     assert isinstance(values, dict)
-    words = dict(word.split("=", 1) for word in overrides)
-    values["scale"] = words.get("scale", "tiny")
-    values["experiment"] = words.get("experiment")
+    selected = dict(override.split("=", 1) for override in overrides)
+    values["scale"] = selected.get("scale", "tiny")
+    values["experiment"] = selected.get("experiment")
     return {str(key): value for key, value in values.items()}
 
 
@@ -158,12 +168,19 @@ def _valid_keys(selections: tuple[str, ...]) -> list[str]:
     return sorted(flatten(compose(selections)))
 
 
-def _check_key(key: str, valid_keys: Sequence[str]) -> None:
-    if key in valid_keys:
-        return
+def _check_keys(keys: Sequence[str], selections: tuple[str, ...]) -> None:
+    """Refuse the first key that a configuration with these groups does not have."""
+    valid_keys = _valid_keys(selections)
+    for key in keys:
+        if key not in valid_keys:
+            raise _unknown_key(key, valid_keys)
+
+
+def _unknown_key(key: str, valid_keys: Sequence[str]) -> ConfigError:
     below = [name for name in valid_keys if name.startswith(f"{key}.")]
     example = "".join(f", such as {name}=" for name in below[:1])
-    require(not below, f"{key} is a group of keys: expected {key}.KEY=VALUE{example}")
+    if below:
+        return ConfigError(f"{key} is a group of keys: expected {key}.KEY=VALUE{example}")
     group, _, option = key.partition(".")
     if group in GROUPS and group not in groups.PRESETS:
         entries = []
@@ -171,9 +188,10 @@ def _check_key(key: str, valid_keys: Sequence[str]) -> None:
             if option in groups.defaults(group, name):
                 entries.append(f"{group}={name}")
         verb = "has" if len(entries) == 1 else "have"
-        require(not entries, f"unknown key {key}: only {' and '.join(entries)} {verb} it")
+        if entries:
+            return ConfigError(f"unknown key {key}: only {' and '.join(entries)} {verb} it")
     closest = suggest(key, [*GROUPS, *valid_keys])
-    raise ConfigError(
+    return ConfigError(
         f"unknown key {key}{closest} (python experiments/run.py --help all lists all keys)"
     )
 
@@ -237,17 +255,21 @@ def quote(override: str) -> str:
     return override
 
 
+def _is_single(value: str) -> bool:
+    """Whether a value is no list of several without brackets."""
+    return "," not in value or bool(set(value) & set("'\"[{(\\"))
+
+
 def _check_single(key: str, value: str) -> None:
-    is_quoted_or_list = set(value) & set("'\"[{(\\")
     require(
-        "," not in value or is_quoted_or_list,
+        _is_single(value),
         f"{key}={value}: expected one value; -m runs each of several, and a list is typed as "
         f"{key}=[{value}]",
     )
 
 
 def complete(argv: Sequence[str]) -> None:
-    """Answer a shell that completes a word (query=SHELL), or print what it runs (install=SHELL)."""
+    """Complete a word for a shell (query=SHELL), or print what sets it up (install=SHELL)."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
@@ -255,7 +277,7 @@ def complete(argv: Sequence[str]) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
-        hydra.shell_completion("config", [word for word in argv if not word.startswith("-")])
+        hydra.shell_completion("config", [name for name in argv if not name.startswith("-")])
 
 
 def preset(group: str, name: str) -> Mapping[str, Any]:

@@ -6,13 +6,15 @@ from the presets in `conf/` (eval, scale, experiment).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from backbones import registry
-from backbones.sizes import parse_size
+from backbones.sizes import BackboneError, parse_size
 from backbones.validation import check_choice, fields_of, validate
-from experiments.data import data_options
+from experiments.data.registry import DATA_SETS
+from experiments.data.registry import parse as parse_data
 from experiments.options.evaluation import EvalOptions
 from experiments.options.guidance import GUIDANCE
 from experiments.options.model import SharedBackboneOptions
@@ -23,6 +25,8 @@ from experiments.options.sampler import SAMPLERS
 CONF = Path(__file__).resolve().parents[1] / "conf"
 #: In the order in which `--help` lists them.
 GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval", "scale", "experiment")
+#: Groups that every configuration sets.
+REQUIRED_GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval")
 #: Groups whose entries are YAML presets.
 PRESETS = ("eval", "scale", "experiment")
 
@@ -71,7 +75,7 @@ def parse(group: str, values: Any) -> Any:
         UserError: An unknown name or key, or a wrong value.
     """
     if group == "data":
-        return data_options.parse(values)
+        return parse_data(values)
     if group == "eval":
         return validate(EvalOptions, values, "eval.")
     return parse_named(_registry(group), group, values)
@@ -91,13 +95,21 @@ def parse_backbone(values: dict[str, Any], size: str) -> None:
         elif key != "name" and value is not None:  # null leaves the choice to the family
             family[key] = value
     common = validate(SharedBackboneOptions, shared, "backbone.")
-    shape = parse_size(size, common.depth, common.width, common.heads)
+    try:
+        shape = parse_size(size, common.depth, common.width, common.heads)
+    except BackboneError as error:
+        is_option = str(error).startswith("heads=")
+        raise BackboneError(f"backbone.{error}" if is_option else str(error)) from None
     registry.find(values["name"]).parse(shape, family, shared_names)
 
 
-def _registry(group: str) -> dict[str, type]:
+def _registry(group: str) -> Mapping[str, type]:
     if group == "backbone":
         return {name: registry.find(name).options for name in registry.names()}
-    if group == "data":
-        return {name: data_options.options_class(name) for name in data_options.names()}
-    return {"objective": OBJECTIVES, "sampler": SAMPLERS, "guidance": GUIDANCE}[group]  # type: ignore[return-value]
+    registries: dict[str, Mapping[str, type]] = {
+        "data": DATA_SETS,
+        "objective": OBJECTIVES,
+        "sampler": SAMPLERS,
+        "guidance": GUIDANCE,
+    }
+    return registries[group]

@@ -8,44 +8,27 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from backbones.validation import fields_of
+from experiments.config.groups import REQUIRED_GROUPS, option_classes
 from experiments.config.parent import parent_digest
 from experiments.config.removed_keys import insert_removed
 from experiments.config.run_options import RunOptions
-from experiments.data.data_options import fingerprint, location_keys
+from experiments.data.registry import fingerprint, location_keys
 from experiments.options.model import SharedBackboneOptions
 from experiments.options.roles import LEARNS, REPORTS, role_of
 from experiments.options.training import TrainOptions
-
-# Newer keys and their defaults. They are hashed only at other values, so that the names of runs
-# that are older than these keys stay valid.
-_NEWER_KEYS = (
-    ("guidance", "channels", None),
-    ("data", "shape", None),
-    ("train", "residual", "fp32"),
-    ("train", "teacher_block", None),
-    ("train", "teacher_offset", 0.2),
-    ("train", "optimizer", "adamw"),
-    ("train", "muon_lr", None),
-    ("train", "muon_momentum", 0.95),
-    ("objective", "prediction", "v"),
-    ("objective", "noise_scale", 1.0),
-    ("objective", "clamp", 0.05),
-    ("backbone", "bottleneck", None),
-    ("backbone", "mixers", 2),
-    ("backbone", "condition", "adaln"),
-    ("backbone", "skips", False),
-)
+from routing.options import OMITTED_AT_DEFAULT, RoutingOptions
 
 
 def role(key: str) -> str:
     """Return what a dotted key decides (`experiments.options.roles`); `learns` if undeclared."""
-    name, _, rest = key.partition(".")
+    name, _, key_in_group = key.partition(".")
     if name not in {option.name for option in dataclasses.fields(RunOptions)}:
         return LEARNS.name
     declared = role_of(RunOptions, name)
     below = {"train": TrainOptions, "backbone": SharedBackboneOptions}.get(name)
-    if declared is None and below is not None and rest:
-        option = rest.partition(".")[0]
+    if declared is None and below is not None and key_in_group:
+        option = key_in_group.partition(".")[0]
         if option in {field.name for field in dataclasses.fields(below)}:
             declared = role_of(below, option)
     return (declared or LEARNS).name
@@ -63,9 +46,7 @@ def hashed_values(options: RunOptions) -> dict[str, Any]:
     values["train"].update(compile="none", tf32=True)
     if _ends_with_its_schedule(options):
         values["train"]["steps"] = steps
-    for group, key, default in _NEWER_KEYS:
-        if values[group].get(key) == default:
-            values[group].pop(key, None)
+    _omit_defaults(values)
     insert_removed(values)
     for key in location_keys(options.data["name"]):
         values["data"].pop(key, None)
@@ -97,6 +78,20 @@ def _ends_with_its_schedule(options: RunOptions) -> bool:
     routing = options.routing
     scheduled = routing.schedule != "constant" or routing.off_after < 1 or "/" in options.route
     return options.train.schedule != "constant" or (scheduled and options.resolved_route != "none")
+
+
+def _omit_defaults(values: dict[str, Any]) -> None:
+    """Remove the options that are marked `OMITTED_AT_DEFAULT` and have their default."""
+    classes: dict[str, list[type]] = {"train": [TrainOptions], "routing": [RoutingOptions]}
+    for group in REQUIRED_GROUPS:
+        classes[group] = option_classes(group, values[group]["name"])
+    for group, dataclasses_of_group in classes.items():
+        options = values[group]
+        for dataclass_of_options in dataclasses_of_group:
+            for name, field in fields_of(dataclass_of_options).items():
+                is_marked = OMITTED_AT_DEFAULT in field.metadata
+                if is_marked and name in options and options[name] == field.default:
+                    del options[name]
 
 
 def _without_reports(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,7 +11,7 @@ from backbones.cost import Cost, cost, features_macs
 from backbones.registry import model_config
 from backbones.sizes import parse_size
 from experiments.config.schema import Config
-from experiments.data.data_options import describe
+from experiments.data.registry import describe
 from experiments.options.training import SELF_ENCODER
 from experiments.runtime.console import big
 from routing.errors import require
@@ -23,7 +23,7 @@ def counted_route(config: Config) -> Route:
     if config.routing.off_after == 0:
         # Though the model has what a routed one has: SPRINT's dense fine-tune.
         return Route()
-    route, factor = config.first_route, config.routing.resolve(config.depth).factor
+    route, factor = config.first_route, config.route_schedule.factor
     return route.scaled(factor.largest) if factor.kind == "constant" else route
 
 
@@ -126,12 +126,15 @@ def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str
     """Return the lines that describe a model and its route (see the README's picture)."""
     route = counted_route(config)
     name = f"{config.backbone['name']}-{config.size}"
-    flops, tokens = f"{big(cost.macs_dense)} MACs per image", f"tokens {max(cost.tokens)}"
+    flops, tokens = f"{big(cost.macs_dense)} MACs per image", str(max(cost.tokens))
+    blocks = route.ruler(config.depth)
     if route:
         share = 1 - cost.macs_routed / cost.macs_dense
         flops += f" dense -> {big(cost.macs_routed)} routed (-{share:.0%})"
+        blocks += "   (routed in brackets)"
         inside = dict.fromkeys(str(cost.tokens[i]) for i in route.sparse_blocks)
-        tokens += f" -> {' and '.join(inside)} inside, chosen by {config.routing.selection}"
+        tokens += f" -> {' and '.join(inside)} in routed blocks"
+        tokens += f" ({config.routing.selection} selection)"
     kernels = [f"kernel      {line}" for line in kernels]
     if config.train.encoder == SELF_ENCODER:
         kernels.append(
@@ -140,7 +143,9 @@ def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str
     if config.train.loss == "ensemble" and (not route or config.routing.reinsert == "none"):
         kernels.append("loss        plain: no tokens skip and come back, for train.loss=ensemble")
     return [
-        f"{name}   {big(cost.params)} parameters   {flops}   route {config.resolved_route}",
-        f"blocks      {route.ruler(config.depth)}   {tokens}",
+        f"model       {name}, {big(cost.params)} parameters, route {config.resolved_route}",
+        f"cost        {flops}",
+        f"blocks      {blocks}",
+        f"tokens      {tokens}",
         *kernels,
     ]

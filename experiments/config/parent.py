@@ -99,8 +99,8 @@ def _content(handle: Any, path: Path, name: str) -> bytes:
         return handle.get_tensor(name).tobytes()
     import torch
 
-    with safe_open(path, "pt") as other:
-        return other.get_tensor(name).reshape(-1).view(torch.uint8).numpy().tobytes()
+    with safe_open(path, "pt") as torch_handle:
+        return torch_handle.get_tensor(name).reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:

@@ -42,7 +42,7 @@ def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
         options = remaining.get(group)
         if isinstance(options, Mapping) and name in options:
             check_removed(key, options[name])
-            remaining[group] = {other: value for other, value in options.items() if other != name}
+            remaining[group] = {k: value for k, value in options.items() if k != name}
     return remaining
 
 

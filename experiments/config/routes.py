@@ -15,7 +15,7 @@ from routing.route import Route, keep_count
 
 if TYPE_CHECKING:  # both import torch
     from routing.rng import Draws
-    from routing.stack import Routing
+    from routing.segment import Routing
 
 
 class TrainingRoutes:
@@ -23,14 +23,14 @@ class TrainingRoutes:
 
     def __init__(self, config: Config, model: dict[str, Any] | None = None) -> None:
         self.config = config
-        self.schedule = config.routing.resolve(config.depth)
+        self.schedule = config.route_schedule
         # The forward MACs of one image on a route: a mean where an end is drawn.
         self.macs = cache(lambda route: float(run_cost(config, model, route).macs_routed))
 
     @cached_property
-    def every_step(self) -> Routing:
+    def step_routing(self) -> Routing:
         """Routing settings shared by all steps."""
-        from routing.stack import Routing
+        from routing.segment import Routing
 
         return Routing.from_options(self.config.routing)
 
@@ -42,7 +42,7 @@ def routed_pass(config: Config, draws: Draws | None) -> Routing | None:
     """
     if config.routing.off_after == 0:
         return None
-    return TrainingRoutes(config).every_step.on(config.first_route, draws)
+    return TrainingRoutes(config).step_routing.on(config.first_route, draws)
 
 
 def guided_route(config: Config, guidance: GuidanceOptions) -> Route:
@@ -66,9 +66,9 @@ def check_guided(config: Config, guidance: GuidanceOptions, model: dict[str, Any
             if keep_count(height * width, share) == height * width:
                 continue  # a dense pass
             # With the run's own route as first stage: a fused span allows no other route.
-            both = f"{config.first_route}/0.5:{route.with_rate(share)}"
-            asked = dataclasses.replace(config.routing, route=both, schedule="constant")
+            stages = f"{config.first_route}/0.5:{route.with_rate(share)}"
+            options = dataclasses.replace(config.routing, route=stages, schedule="constant")
             try:
-                asked.check(config.depth, (height, width))
+                options.check(config.depth, (height, width))
             except UserError as error:
                 raise UserError(f"guidance.{key}={text} on route {route}: {error}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
@@ -15,8 +16,7 @@ from experiments.data.data_options import TASKS
 from experiments.options.roles import REPORTS, ROUTES, SCORES
 from experiments.options.training import ENCODERS, SELF_ENCODER, PathsOptions, TrainOptions
 from routing.options import RoutingOptions
-from routing.route import Route
-from routing.schedule import RouteSchedule
+from routing.route import Route, RouteSchedule
 
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 
@@ -81,12 +81,17 @@ class RunOptions:
             return int(self.backbone.get("width") or parse_size(self.size).width)
         return ENCODERS[self.train.encoder]
 
+    @cached_property
+    def route_schedule(self) -> RouteSchedule:
+        """The routes with absolute block indices, and the factor of their rates."""
+        return dataclasses.replace(self.routing, route=self.route).resolve(self.depth)
+
     @property
     def first_route(self) -> Route:
         """The first resolved route that is not `none`: that of a fused span and routed guidance."""
-        return RouteSchedule.parse(self.route).resolve(self.depth).first
+        return self.route_schedule.first
 
     @property
     def resolved_route(self) -> str:
         """The route with absolute block indices, as in the run's name."""
-        return str(RouteSchedule.parse(self.route).resolve(self.depth))
+        return str(self.route_schedule)

@@ -9,8 +9,8 @@ from routing.lazy import lazily
 __getattr__, __dir__, __all__ = lazily(
     __name__,
     {
-        "dataset": ("Batch", "Condition", "Dataset", "Prefetch", "Rows", "SampleOrder", "create"),
-        "data_options": ("DataError", "DataOptions", "parse"),
+        "dataset": ("Batch", "Condition", "Dataset", "Rows", "SampleOrder", "create"),
+        "data_options": ("DataError", "DataOptions"),
         "image_options": (
             "DigitsOptions",
             "FashionOptions",
@@ -20,5 +20,7 @@ __getattr__, __dir__, __all__ = lazily(
             "TorchvisionOptions",
         ),
         "latent_options": ("LatentsOptions",),
+        "prefetch": ("Prefetch",),
+        "registry": ("parse",),
     },
 )

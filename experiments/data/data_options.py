@@ -1,25 +1,17 @@
-"""Data sets by name: their options, and their description before any file is read (no torch).
-
-A data set NAME is a class `NameOptions`: those of the suite are in `image_options.py` and
-`latent_options.py`, any other one in a file `experiments/data/NAME.py`.
-"""
+"""Base class of the options of a data set, which describe it before any file is read (no torch)."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt
 
-import experiments.data
-from backbones.validation import validate
 from experiments.options.roles import Default
 from routing import errors
-from routing.errors import UserError, one_of
+from routing.errors import UserError
 
 TASKS = ("class", "text", "none")
 #: Suffixes of the images that `experiments/prepare.py` reads.
@@ -102,81 +94,7 @@ class DataOptions:
         return "embedded"
 
 
-# --- data sets by name ----------------------------------------------------------------------------
-
-
-#: Modules of this package that hold the options of the suite's own data sets.
-_MODULES = {
-    "digits": "image_options",
-    "fashion": "image_options",
-    "icons": "image_options",
-    "latents": "latent_options",
-    "mnist": "image_options",
-    "scenes": "image_options",
-    "torchvision": "image_options",
-}
-_CONF = Path(__file__).parents[1] / "conf"
-
-
-def _class_name(name: str) -> str:
-    return f"{name.capitalize()}Options"
-
-
-def names() -> tuple[str, ...]:
-    """Return the names that `data=` takes: those of the suite, and files NAME.py in this folder."""
-    data_sets = set(_MODULES)
-    for folder in experiments.data.__path__:
-        for path in Path(folder).glob("*.py"):
-            if f"\nclass {_class_name(path.stem)}(" in path.read_text(encoding="utf-8"):
-                data_sets.add(path.stem)
-    return tuple(sorted(data_sets))
-
-
-def options_class(name: str) -> type[DataOptions]:
-    """Return the class of a data set's options."""
-    if name not in _MODULES:
-        one_of("unknown data set", name, names(), DataError)
-    module = importlib.import_module(f"experiments.data.{_MODULES.get(name, name)}")
-    return cast(type[DataOptions], getattr(module, _class_name(name)))
-
-
-def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
-    """Return validated options.
-
-    Args:
-        options: A mapping (dict, DictConfig) with a `name`, or options, which are returned as is.
-
-    Raises:
-        DataError: An unknown data set.
-        OptionError: An unknown key, or a value of another type or range.
-    """
-    if isinstance(options, DataOptions):
-        return options
-    values = {}
-    for key, value in options.items():
-        if isinstance(value, PurePath):
-            value = str(value)
-        elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            value = list(value)  # also OmegaConf's lists
-        values[key] = value
-    return cast(DataOptions, validate(options_class(str(values.get("name", ""))), values, "data."))
-
-
-def describe(options: DataOptions | Mapping[str, Any]) -> dict[str, Any]:
-    """Return a data set's name, shape, number of classes and caption shape without reading it."""
-    return parse(options).describe()
-
-
-def fingerprint(options: DataOptions | Mapping[str, Any]) -> str:
-    """Return the part of a run's hash that follows the data's contents."""
-    return parse(options).fingerprint()
-
-
-def evaluation_preset(name: str) -> str:
-    """Return the preset in conf/eval that scores a data set by default; `none` if it has none."""
-    return name if (_CONF / "eval" / f"{name}.yaml").is_file() else "none"
-
-
-def location_keys(name: str) -> tuple[str, ...]:
-    """Return the options that only locate a data set's files; () for an unknown data set."""
-    return options_class(name).location_keys if name in names() else ()
+def import_name(dotted: str) -> Any:
+    """Return what `package.module.name` names; the module is imported only now."""
+    module, _, name = dotted.rpartition(".")
+    return getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""Base class of data sets, their batches, the order of training samples, and reading ahead.
+"""Data sets and their batches, images in memory, and the order of training samples.
 
 The order is a keyed permutation per epoch, and its only state is the position: a Feistel network
 over the next power of four above the size, iterated until it lands inside (Black and Rogaway,
@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import abc
 import functools
-import importlib
-import itertools
+import hashlib
 import math
-import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.data.data_options import TASKS, DataError, DataOptions, parse, require
+from experiments.data.data_options import TASKS, DataError, DataOptions, import_name, require
+from experiments.data.image_options import ImageOptions
+from experiments.data.registry import parse
 from routing.errors import one_of
 from routing.rng import Draws
 
@@ -184,16 +183,108 @@ class Dataset(abc.ABC):
             raise DataError(f"data={self.name} has no {split} split: expected {expected}")
         if index.numel() and index.device.type == "cpu":
             size, low, high = self.sizes[split], int(index.min()), int(index.max())
-            require(
-                0 <= low <= high < (size or math.inf),
-                f"samples {low} to {high} of the {split} split of data={self.name}, which "
-                f"holds {size or 'endless'} samples, counted from 0",
-            )
+            if not 0 <= low <= high < (size or math.inf):
+                raise DataError(
+                    f"samples {low} to {high} of the {split} split of data={self.name}, which "
+                    f"holds {size or 'endless'} samples, counted from 0"
+                )
 
 
 def to_uint8(x: Tensor) -> Tensor:
     """Round values in 0..255 to uint8: truncation would bias a Frechet distance."""
     return x.round().clamp(0, 255).to(torch.uint8)
+
+
+class PixelSet(Dataset):
+    """Images in memory, shifted and scaled to mean 0 and standard deviation `sigma_data`.
+
+    Mean and standard deviation are those of the training pixels. Images smaller than the options'
+    `sample_shape` are centred on black.
+    """
+
+    options: ImageOptions
+
+    def _open(self) -> None:
+        content = self.options.read()
+        self.class_names, self._white = tuple(content.class_names), content.white
+        digest = hashlib.sha256()
+        self._pixels: dict[str, Tensor] = {}
+        self._labels: dict[str, Tensor] = {}
+        self.sizes = {}
+        for split, (images, label_values) in content.splits.items():
+            labels = np.asarray(label_values)  # may be a list or a tensor
+            self._check_split(split, images, labels)
+            pixels, labels = self._pad(images), labels.astype(np.int64)
+            digest.update(pixels.data)
+            digest.update(labels.data)
+            self._pixels[split] = torch.from_numpy(pixels).to(self.device)
+            self._labels[split] = torch.from_numpy(labels).to(self.device)
+            self.sizes[split] = len(labels)
+        self.fingerprint = content.fingerprint or digest.hexdigest()[:16]
+        self._set_scale()
+
+    def _check_split(self, split: str, images: np.ndarray, labels: np.ndarray) -> None:
+        """Refuse images and labels of another type, shape or range than the options describe."""
+        classes = np.unique(labels).tolist()
+        allowed = range(self.options.class_count)
+        require(
+            images.dtype == np.uint8
+            and images.shape[:-2] == (*labels.shape, self.shape[0])
+            and images.shape[-2] <= self.shape[-2]
+            and images.shape[-1] <= self.shape[-1]
+            and set(classes) <= set(allowed),
+            f"data={self.name}: read() returned as {split} {images.dtype} images of shape "
+            f"{images.shape} with labels {labels.shape}, {classes[:1]} to {classes[-1:]}; "
+            f"expected N of uint8 {self.shape}, or smaller, and N labels below "
+            f"{self.options.class_count}",
+        )
+
+    def _pad(self, images: np.ndarray) -> np.ndarray:
+        """Centre images on black."""
+        margins = [(0, 0), (0, 0)]
+        for axis in (-2, -1):
+            missing = self.shape[axis] - images.shape[axis]
+            margins.append((missing // 2, missing - missing // 2))
+        return np.pad(images, margins)
+
+    def _set_scale(self) -> None:
+        """Compute exact mean and standard deviation of the training pixels by their histogram."""
+        counts = torch.zeros(256, dtype=torch.int64)
+        pixels = self._pixels.get("train", torch.empty(0, dtype=torch.uint8)).cpu()
+        for part in pixels.split(4096):
+            counts += part.flatten().bincount(minlength=256)
+        share, values = counts.double() / counts.sum(), torch.arange(256, dtype=torch.float64)
+        self._mean = float((share * values).sum())
+        self._std = float((share * (values - self._mean) ** 2).sum().sqrt())
+        require(
+            self._std > 0,
+            f"data={self.name}: read() returned no images as train, or all pixels are alike; "
+            "expected images that differ, to train on",
+        )
+        scaled = (values - self._mean) * (self.sigma_data / self._std)
+        self._scaled = scaled.float().to(self.device)  # model-space value of each pixel value
+
+    def batch(self, index: Tensor, draws: Draws | None = None, split: str = "train") -> Batch:
+        """Return images and their labels; with `draws`, half of the training images are mirrored.
+
+        Only data sets with `mirrored` in their options are mirrored.
+        """
+        self._check(index, split)
+        index = index.to(self.device, non_blocking=True)
+        x = self._scaled[self._pixels[split][index].long()]
+        if draws is not None and self.options.mirrored and split == "train":
+            flip = draws.uniform("flip", 1).to(self.device).view(-1, 1, 1, 1) < 0.5
+            x = torch.where(flip, x.flip(-1), x)
+        return Batch(x, self._labels[split][index] if self.task == "class" else None)
+
+    def describe(self) -> dict[str, str]:
+        """Return the source of the images if the options name it."""
+        return {"source": self.options.source} if self.options.source else {}
+
+    def to_pixels(self, x: Tensor) -> Tensor:
+        """Decode (B, C, H, W) to uint8 RGB (B, 3, H, W); grey has three equal channels."""
+        values = x.float() * (self._std / self.sigma_data) + self._mean
+        return to_uint8(values * (255 / self._white)).expand(-1, 3, -1, -1).contiguous()
 
 
 def create(
@@ -206,8 +297,7 @@ def create(
         DataError: Missing or damaged files, or a task that the data set does not support.
     """
     parsed = parse(options)
-    module, _, name = parsed.dataset.rpartition(".")
-    return getattr(importlib.import_module(module), name)(parsed, task, device)
+    return import_name(parsed.dataset)(parsed, task, device)
 
 
 # --- the order of samples -----------------------------------------------------------------------
@@ -235,8 +325,10 @@ class SampleOrder:
     """
 
     def __init__(self, seed: int, size: int | None) -> None:
-        if size is not None and not 1 <= size < 1 << 40:
-            raise DataError(f"a data set of {size} samples cannot be shuffled; it needs at least 1")
+        require(
+            size is None or 1 <= size < 1 << 40,
+            f"a data set of {size} samples cannot be shuffled; it needs at least 1",
+        )
         self.seed = int(seed)
         self.size = size
         halves = torch.tensor([self.seed & _WORD, (self.seed >> 32) & _WORD])
@@ -282,41 +374,3 @@ class SampleOrder:
             key = _mix((key + 0x6A09E667 + step) & _WORD)
             high, low = low, high ^ (_mix((low + key) & _WORD) & mask)
         return (high << self._half) | low
-
-
-# --- reading ahead -------------------------------------------------------------------------------
-
-_AHEAD = 3  # batches that are read before they are needed
-
-
-@dataclass
-class Prefetch:
-    """Iterates over the batches of steps `start..stop-1`, each a function of its step alone.
-
-    A thread reads ahead from disk. Its errors are raised when their batch is due. Leaving the loop
-    ends the thread. `plan` returns a step's sample indices (on the CPU) and random numbers. A
-    `stop` of None is endless.
-    """
-
-    dataset: Dataset
-    plan: Callable[[int], tuple[Tensor, Draws]]
-    start: int = 0
-    stop: int | None = None
-
-    def __iter__(self) -> Iterator[Batch]:
-        steps = range(self.start, sys.maxsize if self.stop is None else self.stop)
-        # If the loop is never closed (an error, a signal), the pool's thread is joined at exit.
-        pool = ThreadPoolExecutor(1)
-        ahead = iter(steps)
-        waiting: deque[Future[Rows]] = deque()
-        try:
-            for step in steps:
-                for read in itertools.islice(ahead, _AHEAD + 1 - len(waiting)):
-                    waiting.append(pool.submit(self._read, read))
-                yield self.dataset.assemble(waiting.popleft().result(), *self.plan(step), "train")
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    def _read(self, step: int) -> Rows:
-        rows = self.dataset.rows(*self.plan(step))
-        return rows.pin() if self.dataset.device.type == "cuda" else rows

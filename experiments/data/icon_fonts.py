@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from backbones.parsing import json_of
 from experiments.data.data_options import DataError
 from experiments.data.image_options import IconsOptions
-from experiments.data.labelled_images import LabelledImages, Split
+from experiments.data.image_sets import LabelledImages, Split
 
 _SIDE = 28
 # Rendered at twice the size and averaged.

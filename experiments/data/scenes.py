@@ -32,7 +32,7 @@ from experiments.data.data_options import DataError, require
 from experiments.data.dataset import Batch, Condition, Dataset, to_uint8
 from experiments.data.image_options import ScenesOptions
 from routing.errors import suggest
-from routing.layout import table
+from routing.grid import table
 from routing.rng import Draws, widest
 
 SHAPES = ("circle", "square", "triangle", "ring", "cross")

@@ -28,7 +28,7 @@ from experiments.data.image_options import (
     FashionOptions,
     TorchvisionOptions,
 )
-from experiments.data.labelled_images import LabelledImages, Split
+from experiments.data.image_sets import LabelledImages, Split
 from experiments.runtime.files import atomic_write, default_cache
 
 #: SHA-256 of Fashion-MNIST's unpacked files: Debian compresses the same bytes anew.

@@ -11,7 +11,8 @@ from routing.lazy import lazily
 __getattr__, __dir__, __all__ = lazily(
     __name__,
     {
-        "objective": ("Objective", "Prediction", "create_objective"),
+        "objective": ("Objective", "Prediction"),
+        "objectives": ("create_objective",),
         "samplers": ("Sampler", "create_sampler"),
         "guidance": ("Guidance", "create_guidance"),
     },

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from backbones.heads import patchify
+
+SMOOTH_L1_BETA = 0.05  # Of SRA: where its loss turns from a square to a line.
 
 
 def pixel_mask(dropped: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
@@ -74,15 +77,22 @@ def ensemble_loss(
     return torch.stack(terms).mean()
 
 
-def alignment_loss(projected: Tensor, features: Tensor, ids: Tensor | None = None) -> Tensor:
-    """Return REPA's loss (Yu et al. 2025, Equation 8): minus the mean cosine to a frozen encoder.
+def alignment_loss(
+    projected: Tensor, features: Tensor, ids: Tensor | None = None, form: str = "cosine"
+) -> Tensor:
+    """Return the distance of a block's tokens to the features that they are aligned with.
+
+    `cosine` is minus the mean cosine (REPA, Yu et al. 2025, Equation 8). `smooth_l1` is SRA's first
+    form (arXiv 2505.02831, released code): the mean over all entries of d^2 / (2 b) where the
+    difference d is less than b = 0.05, and |d| - b / 2 beyond.
 
     Args:
         projected: A block's tokens after the projector, `(B, K, E)`.
-        features: The encoder's tokens of the clean image, `(B, N, E)`.
+        features: The encoder's tokens of the clean image, or the EMA's, `(B, N, E)`.
         ids: Ids of the K tokens among the N, `(B, K)`, or `(1, K)` if the batch shares them; None
             if K = N. Inside a route only the tokens that stayed are aligned, as the TREAD authors
             do.
+        form: `cosine` or `smooth_l1`.
     """
     if ids is not None:
         ids = ids.expand(len(features), -1)
@@ -90,4 +100,7 @@ def alignment_loss(projected: Tensor, features: Tensor, ids: Tensor | None = Non
     if projected.shape != features.shape:
         # Other shapes could broadcast, silently.
         raise ValueError(f"tokens {tuple(projected.shape)}, features {tuple(features.shape)}")
-    return -torch.nn.functional.cosine_similarity(projected, features.detach(), dim=-1).mean()
+    features = features.detach()
+    if form == "smooth_l1":
+        return F.smooth_l1_loss(projected, features, beta=SMOOTH_L1_BETA)
+    return -F.cosine_similarity(projected, features, dim=-1).mean()

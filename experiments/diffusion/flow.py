@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.diffusion.objective_base import Objective, TrainingPair, expand
+from experiments.diffusion.objective import Objective, TrainingPair, expand
 from experiments.options.objective import FlowOptions
 
 

@@ -1,44 +1,189 @@
-"""Diffusion objectives: noise levels, network inputs, regression targets and estimates of `x0`.
+"""The base class of objectives (noising path, training pair, estimate of `x0`), and EDM.
 
-All share the Gaussian path `x_t = alpha(time) x0 + sigma(time) noise`; they differ in how times are
-sampled and in what the network predicts. Native time, noise level and the network's time input:
-
-| objective | native time | alpha      | sigma          | scale s | u = sigma / s | network time  |
-|-----------|-------------|------------|----------------|---------|---------------|---------------|
-| edm       | sigma       | 1          | sigma          | 1       | sigma         | ln(sigma) / 4 |
-| flow      | t in [0, 1] | 1 - t      | t noise_scale  | 1       | sigma         | 1000 t        |
-| ddpm      | step 0..T-1 | sqrt(abar) | sqrt(1 - abar) | alpha   | sigma / alpha | step          |
-
-In `z = x / s` and `u` the probability-flow ODE is `dz/du = (z - D) / u` for all three, so a sampler
-is written once. `level = sigma / alpha` is the noise level on which guidance intervals are given.
+`experiments.diffusion.objectives` compares them in a table.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from experiments.diffusion.ddpm_chain import DDPMChain
-from experiments.diffusion.flow import Flow, shifted
-from experiments.diffusion.objective_base import Objective, Prediction, TrainingPair, expand
-from experiments.options.objective import OBJECTIVES as OBJECTIVE_OPTIONS
-from experiments.options.objective import DDPMOptions, EDMOptions
-from experiments.options.roles import parse_named
+from experiments.options.objective import EDMOptions
 
-__all__ = [
-    "DDPM",
-    "EDM",
-    "OBJECTIVES",
-    "Flow",
-    "Objective",
-    "Prediction",
-    "TrainingPair",
-    "create_objective",
-    "expand",
-    "shifted",
-]
+Net = Callable[..., Tensor]
+
+
+class Prediction(NamedTuple):
+    """Estimate of the clean image from one evaluation of the network."""
+
+    x0: Tensor  # estimate of the clean image, (B, C, H, W)
+    # The learned log-variance as a fraction between its bounds, (B, C, H, W); None without one
+    variance: Tensor | None = None
+
+
+@dataclass
+class TrainingPair:
+    """Inputs and target of one training step.
+
+    Attributes:
+        inputs: Network input, `(B, C, H, W)`.
+        time: Network time input, `(B,)`.
+        target: Regression target of the network output, `(B, C, H, W)`.
+        x0: Clean images, `(B, C, H, W)`.
+        noisy: Noisy images `x_t`, before any scaling of the input, `(B, C, H, W)`.
+        native_time: The objective's own time, `(B,)`.
+        weight: Weight of the squared error, broadcastable to `target`.
+    """
+
+    inputs: Tensor
+    time: Tensor
+    target: Tensor
+    x0: Tensor
+    noisy: Tensor
+    native_time: Tensor
+    weight: Tensor | float = 1.0
+
+
+def expand(time: Tensor, like: Tensor) -> Tensor:
+    """Reshape `(B,)` to `(B, 1, ..., 1)` with the dtype and device of `like`."""
+    return time.to(like).reshape(-1, *([1] * (like.ndim - 1)))
+
+
+class Objective(abc.ABC):
+    """Base class of all objectives; see the table in `objectives.py`.
+
+    A new objective defines `times`, `model_time`, `schedule`, `target` and `denoised`; where the
+    path is not `x0 + time * noise` also `alpha`, `sigma` and `from_level`.
+    """
+
+    out_factor: int = 1  # output channels over input channels (2 with learned variance)
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.name: str = options.name
+        self.sigma_data: float = options.sigma_data
+
+    # --- the path --------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def times(self, draws: Any) -> Tensor:
+        """Return a native training time for each image, `(B,)`; `draws` is a `routing.Draws`."""
+
+    def alpha(self, time: Tensor) -> Tensor:
+        """Return the factor of the clean image; 1 by default."""
+        return torch.ones_like(time)
+
+    def sigma(self, time: Tensor) -> Tensor:
+        """Return the factor of the noise; by default the native time."""
+        return time
+
+    def scale(self, time: Tensor) -> Tensor:
+        """Return `s`, the scale in which the sampling ODE is `dz/du = (z - D) / u`."""
+        return torch.ones_like(time)
+
+    def level(self, time: Tensor) -> Tensor:
+        """Return sigma / alpha, infinite at pure noise of flow matching."""
+        return self.sigma(time) / self.alpha(time)
+
+    def from_level(self, level: Tensor) -> Tensor:
+        """Return the native time at which sigma / alpha is `level` (the inverse of `level`)."""
+        return level
+
+    def less_noisy(self, time: Tensor, offset: Tensor) -> Tensor:
+        """Return native times `(B,)` whose flow-matching time is smaller by `offset`, 0 at least.
+
+        Flow matching's time of a noise level is level / (1 + level).
+        """
+        level = self.level(time)
+        flow_time = (level / (1 + level) - offset).clamp(min=0)
+        return self.from_level(flow_time / (1 - flow_time))
+
+    def coordinate(self, time: Tensor) -> Tensor:
+        """Return `u = sigma / s`."""
+        return self.sigma(time) / self.scale(time)
+
+    @abc.abstractmethod
+    def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
+        """Return `steps + 1` native times from pure noise to clean data for a sampler.
+
+        A time `shift` above 1 spends more steps on high noise.
+        """
+
+    def corrupt(self, x0: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        """Return `alpha(time) * x0 + sigma(time) * noise`."""
+        return expand(self.alpha(time), x0) * x0 + expand(self.sigma(time), x0) * noise
+
+    # --- the network -----------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def model_time(self, time: Tensor) -> Tensor:
+        """Return the network's time input for a native time, `(B,)`."""
+
+    def scale_input(self, noisy: Tensor, time: Tensor) -> Tensor:
+        """Return the network's image input for a noisy image; by default the image itself."""
+        return noisy
+
+    @abc.abstractmethod
+    def target(self, x0: Tensor, noise: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
+        """Return the regression target, `(B, C, H, W)`."""
+
+    @abc.abstractmethod
+    def denoised(self, output: Tensor, x: Tensor, time: Tensor) -> Tensor:
+        """Convert a network output for `x` at native times `(B,)` into an estimate of `x0`."""
+
+    def learned_variance(self, output: Tensor, x: Tensor) -> Tensor | None:
+        """Return `Prediction.variance` of a network output; None if the objective learns none."""
+        return None
+
+    def training_pair(self, x0: Tensor, noise: Tensor, time: Tensor) -> TrainingPair:
+        """Corrupt `x0` at native times `(B,)`; return the network's inputs and its target."""
+        noisy = self.corrupt(x0, noise, time)
+        target = self.target(x0, noise, noisy, time)
+        inputs, network_time = self.scale_input(noisy, time), self.model_time(time)
+        return TrainingPair(inputs, network_time, target, x0, noisy, native_time=time)
+
+    def loss_map(self, output: Tensor, pair: TrainingPair) -> Tensor:
+        """Return the weighted squared error of every element, `(B, C, H, W)`."""
+        output = self.check_output(output, pair.noisy)
+        return pair.weight * (output - pair.target) ** 2
+
+    def predict(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Prediction:
+        """Evaluate the network once on noisy images `x` at native times `(B,)`.
+
+        Samplers keep their state in float64, networks compute in their `dtype` (default: float32).
+        Times stay in float32 at least: bfloat16 has too few digits for steps 0..999.
+
+        Args:
+            net: Called as `net(x, t, **cond)`; returns `(B, C * out_factor, H, W)`.
+            x: Noisy images, `(B, C, H, W)`.
+            time: Native times, `(B,)`.
+            **cond: Passed on: `y`, `text`, `routing`, ...
+        """
+        dtype = getattr(net, "dtype", None)
+        dtype = dtype if isinstance(dtype, torch.dtype) else torch.float32
+        time_dtype = torch.promote_types(dtype, torch.float32)
+        network_time = self.model_time(time).to(device=x.device, dtype=time_dtype)
+        output = net(self.scale_input(x, time).to(dtype), network_time, **cond)
+        output = self.check_output(output, x)
+        return Prediction(self.denoised(output, x, time), self.learned_variance(output, x))
+
+    def check_output(self, output: Tensor, x: Tensor) -> Tensor:
+        """Return a network output in the precision of `x`, or its own if that is higher.
+
+        Raises:
+            ValueError: The network returns another number of channels than the objective needs.
+        """
+        channels = x.shape[1] * self.out_factor
+        if output.shape[1] != channels:
+            problem = f"needs {channels} output channels, the network returns {output.shape[1]}"
+            raise ValueError(f"objective {self.name} {problem}; learn_sigma of both must agree")
+        dtype = torch.promote_types(torch.promote_types(x.dtype, output.dtype), torch.float32)
+        return output.to(dtype)
 
 
 class EDM(Objective):
@@ -92,94 +237,3 @@ class EDM(Objective):
         """Return `D(x, sigma) = c_skip x + c_out F` (Equation 7)."""
         c_skip, c_out, _ = self.preconditioning(time, x)
         return c_skip * x + c_out * output
-
-
-class DDPM(Objective):
-    """DDPM as DiT trains it: linear betas, epsilon prediction, optionally a learned variance.
-
-    The process and the learned variance are those of `ddpm_chain`; the native time is the step
-    0..T-1, and -1 means clean data.
-    """
-
-    options: DDPMOptions
-
-    def __init__(self, options: DDPMOptions) -> None:
-        super().__init__(options)
-        self.out_factor = 2 if options.learn_sigma else 1
-        self.chain = DDPMChain(options.beta_start, options.beta_end, options.steps)
-
-    def times(self, draws: Any) -> Tensor:
-        """Return uniform steps 0..T-1 as floats, `(B,)`."""
-        uniform = draws.uniform("sigma", 1)[:, 0]
-        return (uniform * self.options.steps).floor().clamp(max=self.options.steps - 1)
-
-    def level(self, time: Tensor) -> Tensor:
-        """Return sigma / alpha; 0 for clean data (a negative step)."""
-        return self.chain.level(time)
-
-    def alpha(self, time: Tensor) -> Tensor:
-        """Return sqrt(abar)."""
-        return 1 / (1 + self.level(time) ** 2).sqrt()
-
-    def sigma(self, time: Tensor) -> Tensor:
-        """Return sqrt(1 - abar)."""
-        level = self.level(time)
-        return level / (1 + level**2).sqrt()
-
-    def scale(self, time: Tensor) -> Tensor:
-        """Return alpha: x / alpha is the variance-exploding image."""
-        return self.alpha(time)
-
-    def model_time(self, time: Tensor) -> Tensor:
-        """Return the step itself."""
-        return time
-
-    def from_level(self, level: Tensor) -> Tensor:
-        """Return the fractional step of a noise level, clamped to 0..T-1."""
-        return self.chain.from_level(level)
-
-    def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
-        """Return `steps` evenly spaced steps from T-1 to 0 (DiT's respacing), then -1."""
-        self.options.check_times(steps, shift)
-        even = torch.linspace(self.options.steps - 1, 0, steps, dtype=torch.float64).round()
-        return [*even.tolist(), -1.0]
-
-    def target(self, x0: Tensor, noise: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
-        """Return the noise (epsilon)."""
-        return noise
-
-    def denoised(self, output: Tensor, x: Tensor, time: Tensor) -> Tensor:
-        """Return (x - sigma epsilon) / alpha; `output` may contain the learned variance."""
-        epsilon = output[:, : x.shape[1]]
-        return (x - expand(self.sigma(time), x) * epsilon) / expand(self.alpha(time), x)
-
-    def learned_variance(self, output: Tensor, x: Tensor) -> Tensor | None:
-        """Return the fraction between the bounds of the log-variance, from -1..1 to 0..1."""
-        return (output[:, x.shape[1] :] + 1) / 2 if self.options.learn_sigma else None
-
-    def loss_map(self, output: Tensor, pair: TrainingPair) -> Tensor:
-        """Return (epsilon_net - noise)^2 (Ho et al., Equation 14), plus the weighted bound L_vlb.
-
-        L_hybrid = L_simple + vlb L_vlb (improved DDPM, Equation 16). The bound trains only the
-        learned variance: it sees the mean without gradient. L_vlb is the term of one step, in bits,
-        which improved DDPM weights by T / 1000: 1 for its 1000 steps.
-        """
-        output, noisy, time = self.check_output(output, pair.noisy), pair.noisy, pair.native_time
-        loss = (output[:, : noisy.shape[1]] - pair.target) ** 2
-        fraction = self.learned_variance(output, noisy)
-        if fraction is not None and self.options.vlb:
-            clean = self.denoised(output, noisy, time).detach()
-            loss = loss + self.options.vlb * self.chain.bound(pair.x0, noisy, clean, fraction, time)
-        return loss
-
-
-OBJECTIVES: dict[str, type[Objective]] = {"edm": EDM, "flow": Flow, "ddpm": DDPM}
-
-
-def create_objective(options: Any = None) -> Objective:
-    """Return the objective that `options` names.
-
-    `options` is a name, or a mapping or dataclass with the keys of `objective.`.
-    """
-    resolved = parse_named(OBJECTIVE_OPTIONS, "objective", options)
-    return OBJECTIVES[resolved.name](resolved)

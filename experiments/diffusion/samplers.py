@@ -1,11 +1,12 @@
 """Samplers: from noise to data with nothing but a denoiser.
 
-All work in `z = x / s`, `u = sigma / s` (objective.py), where the probability-flow ODE of every
+All work in `z = x / s`, `u = sigma / s` (objectives.py), where the probability-flow ODE of every
 objective is `dz/du = (z - D) / u`. A sampler integrates it on the objective's own grid of times.
 """
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable
 from functools import cache
@@ -33,7 +34,7 @@ CountedDenoise = Callable[[Tensor, float, int, int], Prediction]
 Noise = Callable[[int, Tensor], Tensor]
 
 
-class Sampler:
+class Sampler(abc.ABC):
     """Base of all samplers; each follows the path of an objective."""
 
     def __init__(self, options: SamplerOptions, objective: Objective) -> None:
@@ -80,9 +81,9 @@ class Sampler:
             x = self.step(counted, x, step, noise)
         return x
 
+    @abc.abstractmethod
     def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
         """Go from time `i` to the next one."""
-        raise NotImplementedError
 
     def _slope(self, x: Tensor, x0: Tensor, time: float) -> Tensor:
         """Return dz/du at `time`."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.data.data_options import parse
 from experiments.data.dataset import create
 from experiments.data.latent_options import LatentsOptions
 from experiments.data.latent_space import LatentSpace
+from experiments.data.registry import parse
 from experiments.evaluation.trained_model import TrainedModel
 from experiments.options.roles import ConfigError
 from routing.errors import require

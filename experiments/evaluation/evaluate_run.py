@@ -49,7 +49,7 @@ def evaluate_run(
     for choice in args.guidance or [""]:
         guided_overrides = [*overrides, *group_overrides("guidance", choice)]
         guidance_changes.append(parse_overrides(guided_overrides)["guidance"])
-    loaded = load_model(source, args.step, args.weights or "ema", device)
+    loaded = load_model(source, args.step, args.weights or "ema", device, report=console.say)
     _check_split(loaded.config.data, changes["data"])
     config = dataclasses.replace(loaded.config, data={**loaded.config.data, **changes["data"]})
     dataset = make_dataset(config, device)

@@ -326,7 +326,7 @@ def _own_network(name: str, labelled: bool, cache: Path, dataset: Any, device: D
     """
     kind, settings, recipe, build, size = own_network_plan(labelled, dataset)
     network = load_shipped(f"{dataset.name}-{kind}", settings, recipe, build)
-    origin = f"comes with the package, {network and network.path.name}"
+    origin = "comes with the package"
     if network is None:
         splits = partial(whole_split, dataset)
         folder = cache / f"{kind}s"
@@ -343,6 +343,6 @@ def _own_network(name: str, labelled: bool, cache: Path, dataset: Any, device: D
         )
         return model(images)
 
-    quality = "accuracy" if labelled else "of the variance explained"
-    note = f"{name}: {network.quality:.1%} {quality} on held-out images, {origin}"
+    quality = "accuracy on held-out images" if labelled else "of held-out variance explained"
+    note = f"{name}: {network.quality:.1%} {quality} ({origin})"
     return Features(name, model.dim, checksum(model), measure, device, note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -14,7 +15,7 @@ from experiments.diffusion.objective import Objective, Prediction
 from experiments.runtime import signals
 from routing.rng import Draws
 from routing.route import Route, keep_count
-from routing.stack import Routing
+from routing.segment import Routing
 
 #: Images depend on their own seed alone: the run's seed is not used in sampling.
 SAMPLING_SEED = 0
@@ -36,6 +37,8 @@ class GuidedDenoiser:
     weak_model: Any = None  # the weaker network of autoguidance or routed guidance
     # State of the guidance between evaluations (the momentum of APG)
     memory: dict[str, Tensor] = field(default_factory=dict)
+    # Called with the number of finished evaluations of the trajectory
+    on_evaluation: Callable[[int], None] | None = None
 
     def __call__(self, x: Tensor, time: float, step: int, evaluation: int) -> Prediction:
         """Return the guided estimate of the clean images.
@@ -67,7 +70,10 @@ class GuidedDenoiser:
             if not images and prediction.variance is not None:
                 variance = prediction.variance[: len(x)]
             images += prediction.x0.chunk(copies)
-        return Prediction(self.guidance.combine(images, self.memory), variance)
+        combined = self.guidance.combine(images, self.memory)
+        if self.on_evaluation is not None:
+            self.on_evaluation(evaluation + 1)
+        return Prediction(combined, variance)
 
     def select(self, rows: Tensor) -> GuidedDenoiser:
         """Return the denoiser of the images at `rows` `(b,)`, with a new memory."""

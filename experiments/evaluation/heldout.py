@@ -19,8 +19,7 @@ from experiments.components import make_dataset
 from experiments.config.routes import routed_pass
 from experiments.config.schema import Config
 from experiments.diffusion.auxiliary_losses import masked_mean, pixel_mask
-from experiments.diffusion.conditioning import make_conditions
-from experiments.diffusion.objective import Objective, create_objective
+from experiments.diffusion.objectives import Objective, create_objective
 from experiments.evaluation.trained_model import load_model
 from routing.rng import Draws
 
@@ -72,8 +71,9 @@ class HeldOut:
         draws = Draws(seed, draw, index, device=self.device)
         batch = self.dataset.batch(index, draws, split="test")
         noise = draws.normal(stream, tuple(batch.x.shape[1:])).to(batch.x)
-        condition = make_conditions(self.model, batch, draws, drop_fraction=0.0)
-        null = make_conditions(self.model, batch, draws, drop_fraction=1.0)
+        drop = torch.ones(len(batch.x), dtype=torch.bool, device=self.device)
+        condition = self.model.conditions(batch.y, batch.text, ~drop)
+        null = self.model.conditions(batch.y, batch.text, drop)
         return Sample(batch.x, noise, condition, null, draws)
 
     def noisy(self, sample: Sample, level: float) -> tuple[Tensor, Tensor]:

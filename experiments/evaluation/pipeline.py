@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +11,13 @@ from torch import Tensor
 from experiments.config.routes import check_guided
 from experiments.config.schema import Config
 from experiments.diffusion.guidance import Guidance, create_guidance
-from experiments.diffusion.objective import Objective, create_objective
+from experiments.diffusion.objectives import Objective, create_objective
 from experiments.diffusion.samplers import Sampler, create_sampler
 from experiments.evaluation.cost import SamplingCost, model_cost, sampling_cost
 from experiments.evaluation.generation import generate
 from experiments.evaluation.sampling_options import describe_options
 from experiments.evaluation.weak_model import load_weak_model
-from routing.selection import Selection
+from routing.segment import Selection
 
 
 @dataclass
@@ -28,6 +29,8 @@ class SamplingPipeline:
     sampler: Sampler
     guidance: Guidance
     weak: Any = None  # the weaker model, if the guidance needs one
+    # Called within a batch with the number of finished evaluations, for a progress display
+    on_evaluation: Callable[[int], None] | None = None
 
     @classmethod
     def make(
@@ -82,6 +85,7 @@ class SamplingPipeline:
             text,
             **options,
             weak_model=self.weak,
+            on_evaluation=self.on_evaluation,
         )
 
     def cost(self, attention: bool = True) -> SamplingCost:
@@ -101,11 +105,11 @@ class SamplingPipeline:
         # With skipped blocks the linear layers alone cannot be counted (see `model_cost`).
         if not any(item.drop for item in self.guidance.guided(0.0)):
             gmacs = self.cost(attention=False).gmacs_per_evaluation
-            linear = f" ({gmacs:.4g} counting linear layers only)"
+            linear = f" (linear layers {gmacs:.4g})"
         return [
             f"sampler   {self.sampler.options.name}, {self.sampler.steps} steps, "
             f"{cost.evaluations} evaluations of objective {self.objective.name}",
             f"guidance  {guidance}: {cost.passes} passes in {cost.batches} batches",
-            f"cost      {cost.macs / 1e9:.4g} GMACs an image, "
-            f"{cost.gmacs_per_evaluation:.4g} an evaluation{linear}",
+            f"cost      {cost.macs / 1e9:.4g} GMACs per image, "
+            f"{cost.gmacs_per_evaluation:.4g} per evaluation{linear}",
         ]

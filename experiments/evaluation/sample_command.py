@@ -35,7 +35,9 @@ def sample(args: argparse.Namespace) -> int:
         if "name" in changes[kind]:  # refuse wrong options before loading the model
             chosen_options(kind, {}, changes[kind])
     device = join(args.device)
-    loaded = load_model(args.source, step=args.step, weights=args.weights, device=device)
+    rank, _ = world()
+    console = Console(quiet=bool(rank))
+    loaded = load_model(args.source, args.step, args.weights, device, report=console.say)
     request = _request(loaded, seeds, args.classes, captions)
     config = loaded.config
     pipeline = SamplingPipeline.make(
@@ -45,11 +47,9 @@ def sample(args: argparse.Namespace) -> int:
         chosen_options("guidance", config.guidance, changes["guidance"]),
     )
     decoder = create_decoder(loaded, changes["data"], next(loaded.model.parameters()).device)
-    rank, _ = world()
-    console = Console(quiet=bool(rank))
-    if not rank:
-        console.say(f"model     {loaded.source} (step {loaded.step}, {args.weights})")
-        console.say("\n".join(pipeline.lines()))
+    console.say(f"model     {loaded.source} (step {loaded.step}, {args.weights})")
+    console.say("\n".join(pipeline.lines()))
+    pipeline.on_evaluation = console.part_of(pipeline.cost().evaluations)
     sample_to_folder(
         Path(args.out),
         pipeline,

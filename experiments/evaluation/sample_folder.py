@@ -117,7 +117,8 @@ def write_pictures(
     for shard in (out / "shards").glob("shard-*.npz"):  # an earlier call may have been killed here
         shard.unlink()
     if not grid.exists() or _png_count(out) < min(pngs, count):
-        _write_pngs_and_grid(out, request, pngs)
+        with console.progress("pictures"):
+            _write_pngs_and_grid(out, request, pngs)
     console.say(f"grid      {grid}")
     png_count = _png_count(out)
     if png_count:

@@ -112,9 +112,9 @@ def sample_and_score(
     """
     device, console = torch.device(device), console or Console(quiet=True)
     _check_count(options.samples)  # before networks are trained and references computed
-    labelled = config.task != "none"
-    cache = cache or cache_of(config)
-    meters = create_meters(options, dataset, cache, device, labelled, config.data)
+    labelled, cache = config.task != "none", cache or cache_of(config)
+    with console.progress("score networks"):
+        meters = create_meters(options, dataset, cache, device, labelled, config.data)
     without_loss = missing_loss(options.metrics, dataset)
     for note in [*(meter.note for meter in meters), without_loss]:
         if note:
@@ -129,15 +129,16 @@ def sample_and_score(
         settings["objective"] = dict(config.objective)
         settings["data"] = dataset.pixels_fingerprint
         store = open_store(out, options, settings)
-    macs = pipeline.cost().macs
-    record = {**sampling, "seed": options.seed, "step": step, "macs_per_sample": macs}
-    batches: Iterable[ImageBatch] = ()
-    if meters:  # the held-out loss alone needs no samples
-        batches = sample_batches(pipeline, dataset, options, device, store)
+    cost = pipeline.cost()
+    record = {**sampling, "seed": options.seed, "step": step, "macs_per_sample": cost.macs}
+    pipeline.on_evaluation = console.part_of(cost.evaluations)
+    # The held-out loss alone needs no samples.
+    batches = sample_batches(pipeline, dataset, options, device, store) if meters else ()
     scores = measure(meters, batches, options.samples, console, "sample", **record)
     if "heldout_loss" in options.metrics and not without_loss:
         heldout = HeldOut(pipeline.model, config, dataset, pipeline.objective, device)
-        scores += heldout_scores(heldout, options.batch, **record)
+        with console.progress("held-out loss"):
+            scores += heldout_scores(heldout, options.batch, **record)
     return scores, store
 
 
@@ -173,8 +174,9 @@ def measure(
             bar.update(min(total, done * processes))
     all_labels = gather_rows(torch.cat(labels)) if labels else None
     scores = []
-    for meter in meters:
-        scores += meter.results(all_labels, **record)
+    with console.progress("distances"):
+        for meter in meters:
+            scores += meter.results(all_labels, **record)
     return scores
 
 

@@ -101,7 +101,7 @@ def load_or_make(
         images = splits("train")
         if images[0].numel() > _QUICK:
             print(
-                f"Training a feature network for {name} (once per machine, minutes on a CPU)",
+                f"training the {name} network for scores (once for this machine, about a minute)",
                 file=sys.stderr,
                 flush=True,
             )

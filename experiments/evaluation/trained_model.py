@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from backbones import Backbone
+from backbones.ops import native
 from backbones.parsing import json_of
 from backbones.sizes import BackboneError
 from backbones.weights.files import read_safetensors, save_tensors
@@ -68,7 +69,7 @@ def export(
         except IO_ERRORS as error:
             raise CheckpointError(
                 f"could not write {path} ({reason(error)}); every checkpoint is intact: free some "
-                "space and type the same command to go on"
+                "space and run the same command again to resume"
             ) from error
 
 
@@ -77,6 +78,7 @@ def load_model(
     step: int | None = None,
     weights: str = "ema",
     device: str | torch.device | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> TrainedModel:
     """Load a model from a run folder, one of its checkpoints or an exported file.
 
@@ -85,6 +87,7 @@ def load_model(
         step: A checkpoint's step; None takes the exported weights, or the newest checkpoint.
         weights: `ema` or `raw` (the optimizer's own; checkpoints only).
         device: Where to put the model; None: CUDA where there is one, else the CPU.
+        report: Gets lines about the build of the CPU kernels, which begins here if need be.
 
     Raises:
         CheckpointError: No such path or step (existing steps are listed), or another format.
@@ -96,6 +99,9 @@ def load_model(
         f"{path} does not exist: give a run folder (runs/...) or a model.safetensors file",
         CheckpointError,
     )
+    on_cpu = device is None and not torch.cuda.is_available() or str(device) == "cpu"
+    if report is not None and on_cpu:
+        native.start_build(report)  # while the weights are read
     wants_export = step is None and weights == "ema"
     if path.is_dir():
         exported_path = path / "model.safetensors"

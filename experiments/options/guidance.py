@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Gt, Lt
 
 from experiments.options.roles import ConfigError, Default, require
+from routing.options import OMITTED_AT_DEFAULT
 from routing.schedule import Schedule, ScheduleError
 
 SCALE = "Guidance scale; 1 is no guidance."
@@ -104,6 +105,7 @@ class CFGOptions(GuidanceOptions):
     channels: Annotated[
         int | None,
         Ge(1),
+        OMITTED_AT_DEFAULT,
         "Guide only the first channels: 3 in the published sampling of DiT, SiT and LightningDiT; "
         "null guides all.",
     ] = None

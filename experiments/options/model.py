@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from backbones.options.model import Attention, Bottleneck, Condition, Depth, Heads, Skips, Width
+from backbones.options.model import (
+    Attention,
+    Bottleneck,
+    Condition,
+    ContextStart,
+    ContextTokens,
+    Depth,
+    Heads,
+    Skips,
+    Width,
+)
 from backbones.sizes import AlignOptions, DecoderOptions
 from experiments.options.roles import ROUTES
 
@@ -21,6 +31,8 @@ class SharedBackboneOptions:
     condition: Condition = "adaln"
     skips: Skips = False
     bottleneck: Bottleneck = None
+    context_tokens: ContextTokens = 0
+    context_start: ContextStart = None
     decoder: Annotated[
         DecoderOptions | None,
         ROUTES,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from experiments.options.roles import Default, parse_named, require
+from routing.options import OMITTED_AT_DEFAULT
 
 SIGMA_DATA = "Standard deviation to which the data are scaled."
 
@@ -87,16 +88,21 @@ class FlowOptions(ObjectiveOptions):
     ] = False
     prediction: Annotated[
         Literal["v", "x", "eps"],
+        OMITTED_AT_DEFAULT,
         "What the network predicts: the velocity, the clean image (JiT) or the noise; the loss is "
         "on the velocity for all three.",
     ] = "v"
     noise_scale: Annotated[
-        float, Gt(0), "Standard deviation of the noise (JiT: 1 at 256 pixels, 2 at 512)."
+        float,
+        Gt(0),
+        OMITTED_AT_DEFAULT,
+        "Standard deviation of the noise (JiT: 1 at 256 pixels, 2 at 512).",
     ] = 1.0
     clamp: Annotated[
         float,
         Gt(0),
         Lt(1),
+        OMITTED_AT_DEFAULT,
         "Smallest divisor where a predicted image or noise becomes a velocity (JiT's t_eps).",
     ] = 0.05
 

@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from backbones.validation import Choices
 from experiments.options.roles import REPORTS, ROUTES, ConfigError
+from routing.options import OMITTED_AT_DEFAULT
 
 #: Frozen encoders that REPA can align to, and the width of their features.
 ENCODERS = {
@@ -44,15 +45,19 @@ class TrainOptions:
     ] = None
     optimizer: Annotated[
         Literal["adamw", "muon"],
+        OMITTED_AT_DEFAULT,
         "adamw, or muon: Muon for the weights of linear layers in blocks, AdamW for the rest.",
     ] = "adamw"
     lr: Annotated[float, Gt(0), "Learning rate."] = 1e-4
     muon_lr: Annotated[
         Annotated[float, Gt(0)] | None,
+        OMITTED_AT_DEFAULT,
         "Learning rate of Muon, whose updates are as large as AdamW's at the same rate; null: "
         "train.lr.",
     ] = None
-    muon_momentum: Annotated[float, Ge(0), Lt(1), "Muon's (Nesterov) momentum."] = 0.95
+    muon_momentum: Annotated[
+        float, Ge(0), Lt(1), OMITTED_AT_DEFAULT, "Muon's (Nesterov) momentum."
+    ] = 0.95
     warmup: Annotated[int, Ge(0), "Steps of linear warm-up."] = 0
     schedule: Annotated[
         Literal["constant", "cosine"],
@@ -77,6 +82,7 @@ class TrainOptions:
     ] = "fp32"
     residual: Annotated[
         Literal["fp32", "bf16"],
+        OMITTED_AT_DEFAULT,
         "Type of the residual stream in training under bf16 (bf16: less memory traffic).",
     ] = "fp32"
     tf32: Annotated[bool, REPORTS, "Let CUDA matmuls round their fp32 inputs to TF32."] = True
@@ -132,9 +138,17 @@ class TrainOptions:
         "reads scenes, dinov2-vitb14 is REPA's), or ema, a later block of the run's own EMA (SRA).",
     ] = "none"
     align_weight: Annotated[float, Ge(0), ROUTES, "Weight of the alignment loss."] = 0.5
+    align_loss: Annotated[
+        Literal["cosine", "smooth_l1"],
+        ROUTES,
+        OMITTED_AT_DEFAULT,
+        "Distance to the features: cosine: one minus the cosine (REPA; SRA's second form); "
+        "smooth_l1: SRA's first, with beta 0.05, whose released weight is 0.2.",
+    ] = "cosine"
     teacher_block: Annotated[
         Annotated[int, Ge(0)] | None,
         ROUTES,
+        OMITTED_AT_DEFAULT,
         "Block of the EMA that train.encoder=ema aligns to; null: two thirds of the depth (the "
         "eighth of 12).",
     ] = None
@@ -143,6 +157,7 @@ class TrainOptions:
         Ge(0),
         Lt(1),
         ROUTES,
+        OMITTED_AT_DEFAULT,
         "The EMA sees the image less noisy by up to this much of flow matching's time (SRA: 0.2).",
     ] = 0.2
 
@@ -150,6 +165,11 @@ class TrainOptions:
         """Refuse options of an optimizer or a teacher that is not used."""
         if self.muon_lr is not None and self.optimizer != "muon":
             raise ConfigError(f"train.muon_lr={self.muon_lr}: expected train.optimizer=muon")
+        if self.align_loss != "cosine" and self.encoder != SELF_ENCODER:
+            raise ConfigError(
+                f"train.align_loss={self.align_loss}: expected cosine, or "
+                f"train.encoder={SELF_ENCODER}, whose features have the scale of the tokens"
+            )
         if self.teacher_block is not None and self.encoder != SELF_ENCODER:
             raise ConfigError(
                 f"train.teacher_block={self.teacher_block}: expected train.encoder={SELF_ENCODER}"

@@ -82,7 +82,7 @@ def write(
             intact = f"the checkpoint of step {earlier[-1][0]} is intact"
         raise CheckpointError(
             f"could not write the checkpoint of step {step} to {target.parent} "
-            f"({reason(error)}); {intact}: free some space and type the same command to go on"
+            f"({reason(error)}); {intact}: free some space and run the same command again to resume"
         ) from error
     _delete_old(folder, step - streak, keep, keep_every)
     return target
@@ -166,9 +166,8 @@ def verify(path: Path) -> str | None:
 def unreadable(path: Path, error: OSError) -> CheckpointError:
     """Return the error for a file that cannot be read; its contents may be intact."""
     return CheckpointError(
-        f"{error.filename or path} cannot be read or moved ({reason(error)}); this is not taken "
-        "for damage and nothing was changed: get access to it or mend the file system, then type "
-        "the command again"
+        f"{error.filename or path} cannot be read or moved ({reason(error)}); it may be intact, so "
+        "nothing was changed: restore access or repair the file system, then run the command again"
     )
 
 

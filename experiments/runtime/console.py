@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-# Seconds between lines of progress without a terminal.
-PLAIN_EVERY_S = 10.0
+from experiments.runtime.process_group import process_group
+
+# Seconds between lines of progress without a terminal: a tenth of the elapsed time, in this range.
+# The log of a short run moves, that of a long one stays short.
+PLAIN_EVERY_S = (2.0, 10.0)
+# Seconds between the checks whether such a line is due.
+_PLAIN_CHECK_S = 0.5
 # The ETA follows the mean rate of this many updates.
 AVERAGED_UPDATES = 20
 # Columns of output without a terminal.
@@ -38,6 +46,21 @@ def big(number: float) -> str:
     return f"{number:g}"
 
 
+def fit(line: str, width: int) -> str:
+    """Break a line between words at `width` columns, continued below its second column.
+
+    A word stays whole, so that a path can be copied.
+    """
+    if len(line) <= width:
+        return line
+    label = re.match(r"\S.{0,10}?\s{2,}(?=\S)", line)
+    indent = len(label.group()) if label and len(label.group()) < width // 2 else 2
+    lines = textwrap.wrap(
+        line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines)
+
+
 class Console:
     """The console of one process; all ranks but the first are quiet."""
 
@@ -49,10 +72,16 @@ class Console:
         width = None if self.live else _PLAIN_WIDTH
         self.rich = RichConsole(quiet=quiet, stderr=stderr, highlight=False, width=width)
         self._bar: Any = None
+        self._open: list[Progress] = []  # the displays that are open, the innermost last
         self._printed_once: set[str] = set()
 
-    def say(self, text: str = "") -> None:
-        """Print text above the progress bar. Lines are never wrapped."""
+    def say(self, text: str = "", wrap: bool = True) -> None:
+        """Print text above the progress bar; on a terminal no line is wider than it.
+
+        Without `wrap` the terminal breaks long lines, so that a command can be copied.
+        """
+        if self.live and wrap:
+            text = "\n".join(fit(line, self.rich.width) for line in text.split("\n"))
         self.rich.print(text, markup=False, soft_wrap=True)
 
     def once(self, text: str) -> None:
@@ -61,8 +90,14 @@ class Console:
             self._printed_once.add(text)
             self.say(text)
 
-    def table(self, title: str, rows: Iterable[Iterable[str]], head: Iterable[str]) -> None:
-        """Print a table, as wide as its contents."""
+    def table(
+        self,
+        title: str,
+        rows: Iterable[Iterable[str]],
+        head: Iterable[str],
+        texts: Collection[str] = (),
+    ) -> None:
+        """Print a table, as wide as its contents; the first column and `texts` are left-aligned."""
         from rich import box
         from rich.table import Table
 
@@ -70,64 +105,102 @@ class Console:
         self.say(title)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for position, name in enumerate(head):
-            table.add_column(name, justify="left" if position == 0 else "right", overflow="fold")
+            is_text = position == 0 or name in texts
+            table.add_column(name, justify="left" if is_text else "right", overflow="fold")
         for row in rows:
             table.add_row(*row)
         unlimited = self.rich.options.update(max_width=10_000)
         table.width = self.rich.measure(table, options=unlimited).maximum
         self.rich.print(table, crop=False)
 
-    def progress(self, what: str, total: int, done: int = 0) -> Progress:
-        """Open a progress display for `total` steps, of which `done` are finished."""
+    def progress(self, what: str, total: int | None = None, done: int = 0) -> Progress:
+        """Open a progress display for `total` steps, of which `done` are finished.
+
+        Without `total`, it shows the elapsed time alone.
+        """
         return Progress(self, what, total, done)
+
+    def part_of(self, count: int) -> Callable[[int], None]:
+        """Return a function that shows how many of `count` parts of the current step are done."""
+
+        def show(finished: int) -> None:
+            if self._open:
+                self._open[-1].part = finished / max(1, count)
+
+        return show
+
+
+def loading() -> Progress:
+    """Return the display of a command that imports PyTorch, which takes seconds."""
+    return Console(quiet=process_group().rank != 0).progress("loading PyTorch")
 
 
 class Progress:
-    """A bar on a terminal, otherwise a line every ten seconds; both with rate and ETA.
+    """A bar on a terminal, otherwise a line every few seconds; both with elapsed time and ETA.
 
     Used as a context manager; `update` is called after each step. A nested one adds a line to the
-    outer display while it is open.
+    outer display while it is open. The time moves on between updates, so that a long step does not
+    look like a process that hangs.
     """
 
-    def __init__(self, console: Console, what: str, total: int, done: int) -> None:
+    def __init__(self, console: Console, what: str, total: int | None, done: int) -> None:
         self.console, self.what, self.total = console, what, total
-        self.start = self.last_line = time.monotonic()
+        self.start = self.last_line = self._updated = time.monotonic()
         self.paused = 0.0  # seconds of sampling and scoring, which do not count for the rate
         # Seconds and steps between the last updates: an average since the start would include a
         # slow beginning until the end.
         self._recent: deque[tuple[float, int]] = deque(maxlen=AVERAGED_UPDATES)
         self._worked, self._done = 0.0, done
+        self._count = self._first_count = done  # steps that are shown as finished
         self._first = True
+        self._text, self._eta = "", 0.0  # of the last update
+        self.part = 0.0  # finished share of the current step, where that is known
         self._task: Any = None
         self._owns_bar = False
+        self._closed = threading.Event()
 
     def __enter__(self) -> Progress:
+        self.console._open.append(self)
         if self.console.live:
             self._owns_bar = self.console._bar is None
             if self._owns_bar:
                 self.console._bar = self._open_bar()
             self.bar = self.console._bar
             self._task = self.bar.add_task(
-                self.what, total=self.total, completed=self._done, text=""
+                self.what, total=self.total or 1, completed=self._done, display=self
             )
+        elif not self.console.quiet:
+            threading.Thread(target=self._print_regularly, name=self.what, daemon=True).start()
         return self
 
     def _open_bar(self) -> Any:
-        from rich.progress import BarColumn, TextColumn
+        from rich.progress import BarColumn, ProgressColumn, TextColumn
         from rich.progress import Progress as RichProgress
+        from rich.table import Column
+        from rich.text import Text
+
+        class Status(ProgressColumn):
+            """Count, text and times as they are when the bar is drawn."""
+
+            def render(self, task: Any) -> Text:
+                return Text(task.fields["display"].status())
 
         bar = RichProgress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             # The colours of the terminal's own theme are legible on dark and on light.
             BarColumn(None, style="dim", complete_style="green", finished_style="green"),
-            TextColumn("{task.fields[text]}"),
+            Status(Column(no_wrap=True, overflow="ellipsis")),
             console=self.console.rich,
             expand=True,
+            transient=self.total is None,
         )
         bar.start()
         return bar
 
     def __exit__(self, *error: object) -> None:
+        self._closed.set()
+        if self in self.console._open:
+            self.console._open.remove(self)
         if self._task is None:
             return
         if self._owns_bar:
@@ -158,12 +231,56 @@ class Progress:
 
     def update(self, done: int, text: str = "", pending: float = 0.0) -> None:
         """Show that `done` steps are finished, with `pending` seconds of other work to come."""
-        now = time.monotonic()
-        eta = self.seconds_per_step(done) * (self.total - done) + pending
-        status = f"{done}/{self.total}  {text}  [{clock(now - self.start)}<{clock(eta)}]"
-        due = done >= self.total or now - self.last_line >= PLAIN_EVERY_S
+        remaining_steps = max(0, (self.total or done) - done)
+        self._eta = self.seconds_per_step(done) * remaining_steps + pending
+        self._updated, self._text, self.part = time.monotonic(), text, 0.0
+        self._show_count(done)
+        if (
+            self._task is None
+            and not self.console.live
+            and (self.total == done or self._line_is_due())
+        ):
+            self._print_line()
+
+    def advance(self, done: int) -> None:
+        """Show that `done` steps are finished, between two updates.
+
+        The rate is counted from the end of the first step, which builds and fills caches.
+        """
+        if self._count == self._first_count and not self._recent:
+            self._worked, self._done = time.monotonic() - self.start - self.paused, done
+        self._show_count(done)
+
+    def _show_count(self, done: int) -> None:
+        self._count = done
         if self._task is not None:
-            self.bar.update(self._task, completed=done, text=status.replace("[", r"\["))
-        elif due and not (self.console.quiet or self.console.live):
-            self.last_line = now
-            self.console.say(f"{self.what} {status}")
+            self.bar.update(self._task, completed=done)
+
+    def status(self) -> str:
+        """Return the finished steps, the text of the last update, and `[elapsed<remaining]`."""
+        now = time.monotonic()
+        elapsed, eta = clock(now - self.start), self._eta - (now - self._updated)
+        part = f"{self.part:.0%}  " if 0 < self.part < 1 else ""
+        if self.total is None:
+            return f"{part}[{elapsed}]"
+        count = f"{self._count}/{self.total}"
+        if part:
+            return f"{count}  batch {part}[{elapsed}]"
+        if self._updated == self.start:  # nothing is known of the rate
+            return f"{count}  [{elapsed}]"
+        return f"{count}  {self._text}  [{elapsed}<{clock(eta)}]"
+
+    def _print_regularly(self) -> None:
+        """Print a line when one is due, while no other display is open inside this one."""
+        while not self._closed.wait(_PLAIN_CHECK_S):
+            if self.console._open[-1:] == [self] and self._line_is_due():
+                self._print_line()
+
+    def _line_is_due(self) -> bool:
+        now = time.monotonic()
+        least, most = PLAIN_EVERY_S
+        return now - self.last_line >= min(most, max(least, (now - self.start) / 10))
+
+    def _print_line(self) -> None:
+        self.last_line = time.monotonic()
+        self.console.say(f"{self.what} {self.status()}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 from routing.errors import UserError
@@ -29,8 +31,14 @@ class Interrupted(Exception):
 
 
 def print_error(error: object) -> None:
-    """Print an error as one line."""
-    print(f"error: {error}", file=sys.stderr)
+    """Print an error as one line; on a terminal broken between words, so that paths stay whole."""
+    text = f"error: {error}"
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(
+            text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+    print(text, file=sys.stderr)
 
 
 def sentence(error: Exception) -> str | None:
@@ -77,7 +85,9 @@ def _missing_package_sentence(error: ModuleNotFoundError) -> str | None:
 def _file_error_sentence(error: OSError) -> str | None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         location = f" under {error.filename}" if error.filename else ""
-        return f"the disk is full{location}; free some space and type the same command to go on"
+        return (
+            f"the disk is full{location}; free some space and run the same command again to resume"
+        )
     if error.filename is None or error.errno is None:
         return None
     # An unusable folder is the user's to fix. A missing file may be a bug of ours, except in these

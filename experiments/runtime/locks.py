@@ -51,8 +51,8 @@ def locked(folder: Path, wait_s: float = 0.5) -> Iterator[None]:
             raise  # the file itself cannot be opened, which the error says
         reason = getattr(error, "strerror", None) or error
         raise LockedError(
-            f"{folder} cannot be locked ({reason}), so nothing would keep two processes apart: put "
-            "it on a file system with flock"
+            f"{folder} cannot be locked ({reason}), so two processes could write to it at once: "
+            "put it on a file system with flock"
         ) from error
     try:
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}

@@ -1,1 +1,1 @@
-"""One training run: its loop, state, loss, checkpoints and what it reports."""
+"""One training run: its loop, step, state, loss and metrics."""

@@ -13,7 +13,6 @@ from experiments.runtime.processes import gather
 from experiments.training.cuda_graphs import create_step
 from experiments.training.micro_batch import choose_micro_batch_size
 from experiments.training.precision import resolve_precision
-from experiments.training.sra import SelfAlignment
 from experiments.training.state import TrainingState
 from experiments.training.step import TrainingStep
 
@@ -43,8 +42,8 @@ def build_step(
     step = create_step(config, accelerator, dataset, state, precision, say=say)
     if config.train.compile == "blocks":
         components.compile_blocks(model.stack.blocks)
-        if isinstance(step.alignment, SelfAlignment):
-            components.compile_blocks(step.alignment.teacher.stack.blocks)
+        if step.alignment is not None and step.alignment.blocks is not None:
+            components.compile_blocks(step.alignment.blocks)
     cost = run_cost(config, model.config)
     step.micro_batch_size = choose_micro_batch_size(config, step, cost)
     return step

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from experiments.config.schema import Config
 from experiments.data.dataset import Batch
+from experiments.training.optimizer import move_rates
 from experiments.training.step import TrainingStep
 from routing import Draws, Route, RouteSchedule, Routing
 
@@ -206,7 +207,7 @@ class GraphedTrainingStep(TrainingStep):
         self.say = say
         self.graph: RouteGraph | None = None
         self.recordable = True
-        self.state.optimizer.move_rates(self.device)
+        move_rates(self.state.optimizers, self.device)
 
     def train_on(self, batch: Batch | None) -> None:
         """Replay the graph of this step's route, or prepare it."""
@@ -235,7 +236,8 @@ class GraphedTrainingStep(TrainingStep):
             self.say(f"CUDA graphs off: this step cannot be recorded ({error})")
             self.recordable = False
             self.release()
-            self.state.optimizer.zero_grad()  # gradients of the recording hold no numbers
+            for optimizer in self.state.optimizers:
+                optimizer.zero_grad(set_to_none=True)  # those of the recording hold no numbers
             super().train_on(batch)
 
     def release(self) -> None:

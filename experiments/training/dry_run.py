@@ -6,9 +6,9 @@ import yaml
 
 from experiments.config.model import banner_lines, model_arguments, run_cost
 from experiments.config.schema import Config
-from experiments.data.data_options import describe, parse
+from experiments.data.registry import describe, parse
 from experiments.preflight import check_ready
-from experiments.runtime.console import big
+from experiments.runtime.console import Console, big
 from experiments.runtime.memory import check_fits, memory_line, visible_gpus
 from experiments.runtime.process_group import process_group
 
@@ -34,8 +34,8 @@ def dry_run(config: Config) -> None:
     lines = [
         *banner_lines(config, cost, model.describe() if model else []),
         f"trains      {train.steps} steps of {train.batch} on {info['name']} ({shape}, "
-        f"task {config.task}), {config.objective['name']}, lr {train.lr:g}, {train.precision}; "
-        f"scored by eval={config.eval['name']}",
+        f"task {config.task}), {config.objective['name']}, lr {train.lr:g}, {train.precision}",
+        f"scores      eval={config.eval['name']}",
         memory_line(cost, samples),
     ]
     if model is not None:
@@ -47,11 +47,12 @@ def dry_run(config: Config) -> None:
     lines.append(f"run         {config.folder}   ({state}; nothing was trained)")
     if model is not None:
         lines += ["", yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip()]
-    print("\n".join(lines))
+    console = Console()
+    console.say("\n".join(lines))
     on_gpu = bool(visible_gpus())
     check_ready(config, process_group().world_size, on_gpu)
     parse(config.data).check_contents(config.task)
     least = 1 if train.micro_batch == "auto" else samples
     check_fits(cost, 0 if on_gpu else least)
     if model is None:
-        print("dry=full adds the whole configuration, the kernels and a timed step")
+        console.say("dry=full adds the whole configuration, the kernels and a timed step")

@@ -16,7 +16,8 @@ from experiments.runtime.errors import Interrupted
 from experiments.training.build import build_step
 from experiments.training.divergence import diverged
 from experiments.training.metrics import MetricsLog
-from experiments.training.run_evaluation import Evaluation, forget_after
+from experiments.training.run_evaluation import Evaluation
+from experiments.training.run_files import forget_after
 
 
 class Trainer:
@@ -70,6 +71,7 @@ class Trainer:
                 state.macs += routes.macs(route) * train.batch
                 state.step += 1
                 state.seconds += time.perf_counter() - start_time
+                progress.advance(state.step)
 
                 stop_reason = self.stop_requested()
                 is_last = state.step == total
@@ -172,7 +174,7 @@ class Trainer:
         state.load(checkpoint, self.config.hashed())
         state.rollbacks = rollbacks
         # The checkpoint's other counters hold; a streak belongs to the abandoned branch.
-        state.tally[4] = 0
+        state.tally.bad_streak.zero_()
         if self.step.prefetched is not None:
             self.step.start_prefetch()
         if self.accelerator.is_main_process:

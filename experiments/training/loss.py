@@ -1,4 +1,4 @@
-"""The loss where tokens are dropped for good, or where each route has a loss of its own."""
+"""Reduce a loss map where tokens are dropped for good, or with one loss for each route."""
 
 from __future__ import annotations
 

@@ -41,8 +41,9 @@ class MetricsLog:
 
     def take_averages(self) -> Averages:
         """Read the tally of the steps since the last call, and reset their sums."""
-        loss, grad_norm, count, skipped, bad_streak = self.state.tally.tolist()
-        self.state.tally[:3] = 0
+        tally = self.state.tally
+        loss, grad_norm, count, skipped, bad_streak = tally.values.tolist()
+        tally.reset_sums()
         if not count:
             return Averages(None, None, int(skipped), int(bad_streak))
         return Averages(loss / count, grad_norm / count, int(skipped), int(bad_streak))
@@ -68,7 +69,7 @@ class MetricsLog:
         entry = {
             "step": state.step,
             "loss": averages.loss,
-            "lr": float(state.optimizer.param_groups[0]["lr"]),
+            "lr": float(state.optimizers[0].param_groups[0]["lr"]),
             "grad_norm": averages.grad_norm,
             "images_per_s": round(images_per_s, 2),
             "time": round(state.seconds, 3),
@@ -112,7 +113,7 @@ class MetricsLog:
         loss = math.nan if averages.loss is None else averages.loss
         grad_norm = math.nan if averages.grad_norm is None else averages.grad_norm
         text = f"loss {loss:.4f}  grad {grad_norm:.2f}  {images_per_s:.0f} img/s"
-        if self.state.tally.is_cuda:
+        if self.state.tally.values.is_cuda:
             text += f"  {torch.cuda.max_memory_allocated() / 2**30:.1f} GB"
         if averages.skipped:
             text += f"  skipped {averages.skipped}"

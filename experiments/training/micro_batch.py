@@ -46,7 +46,8 @@ def fits(step: TrainingStep, cost: Cost, size: int) -> bool:
     except memory.MemoryLimit:
         succeeded = False
     del moments
-    step.state.optimizer.zero_grad()
+    for optimizer in step.state.optimizers:
+        optimizer.zero_grad(set_to_none=True)
     gc.collect()
     torch.cuda.empty_cache()
     return succeeded

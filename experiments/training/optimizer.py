@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -76,88 +77,65 @@ class Muon(torch.optim.Muon):
             self.param_groups = groups
 
 
-class Optimizer:
-    """What a run optimises with: AdamW, and Muon for the matrices of the blocks if asked for.
+class AdamW(torch.optim.AdamW):
+    """`torch.optim.AdamW` without its guards against compilers, which import torch's: 2 s."""
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+def create_optimizers(model: nn.Module, train: TrainOptions) -> list[torch.optim.Optimizer]:
+    """Return AdamW and, with `train.optimizer=muon`, Muon for the matrices of the blocks.
+
+    Each group has its `peak_lr`, of which the schedule makes the rate of a step.
 
     Args:
         model: The network, on its device.
         train: `optimizer`, rates, betas, weight decay.
     """
-
-    def __init__(self, model: nn.Module, train: TrainOptions) -> None:
-        matrices = muon_parameters(model) if train.optimizer == "muon" else set()
-        rest: list[nn.Parameter] = []
-        muon: list[nn.Parameter] = []
-        for parameter in model.parameters():
-            (muon if id(parameter) in matrices else rest).append(parameter)
-        # Fused AdamW skips a step by `found_inf` on the device: the weights are safe without a
-        # sync.
-        adamw = torch.optim.AdamW(
-            rest,
-            lr=train.lr,
-            betas=(train.betas[0], train.betas[1]),
-            eps=train.eps,
+    matrices = muon_parameters(model) if train.optimizer == "muon" else set()
+    muon_params: list[nn.Parameter] = []
+    adamw_params: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        (muon_params if id(parameter) in matrices else adamw_params).append(parameter)
+    # Fused AdamW skips a step by `found_inf` on the device: the weights are safe without a sync.
+    adamw = AdamW(
+        adamw_params,
+        lr=train.lr,
+        betas=(train.betas[0], train.betas[1]),
+        eps=train.eps,
+        weight_decay=train.weight_decay,
+        fused=True,
+    )
+    optimizers: list[torch.optim.Optimizer] = [adamw]
+    if muon_params:
+        # Updates as large as AdamW's (Moonshot's 0.2 sqrt(max(rows, columns))): the same rate is a
+        # sensible start for both.
+        muon = Muon(
+            muon_params,
+            lr=train.lr if train.muon_lr is None else train.muon_lr,
+            momentum=train.muon_momentum,
             weight_decay=train.weight_decay,
-            fused=True,
+            adjust_lr_fn="match_rms_adamw",
         )
-        self.parts: list[torch.optim.Optimizer] = [adamw]
-        adamw.param_groups[0]["peak_lr"] = train.lr
-        if muon:
-            rate = train.lr if train.muon_lr is None else train.muon_lr
-            # Updates as large as AdamW's (Moonshot's 0.2 sqrt(max(rows, columns))): the same rate
-            # is a sensible start for both.
-            self.parts.append(
-                Muon(
-                    muon,
-                    lr=rate,
-                    momentum=train.muon_momentum,
-                    weight_decay=train.weight_decay,
-                    adjust_lr_fn="match_rms_adamw",
-                )
-            )
-            self.parts[1].param_groups[0]["peak_lr"] = rate
-        self._owners: dict[Tensor, torch.optim.Optimizer] = {}
-        for part in self.parts:
-            for group in part.param_groups:
-                self._owners.update((parameter, part) for parameter in group["params"])
+        optimizers.append(muon)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimizers
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all parts: AdamW's first."""
-        return [group for part in self.parts for group in part.param_groups]
 
-    def moments(self, parameter: Tensor) -> dict[str, Any]:
-        """Return the state of one parameter by name, to be read and written in place."""
-        return self._owners[parameter].state[parameter]
+def moment_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """Return the names of the tensors that an optimizer keeps for each parameter."""
+    if isinstance(optimizer, Muon):
+        return ("momentum_buffer",)
+    return ("step", "exp_avg", "exp_avg_sq")
 
-    def names(self, parameter: Tensor) -> tuple[str, ...]:
-        """Return the names of one parameter's state tensors."""
-        if isinstance(self._owners[parameter], Muon):
-            return ("momentum_buffer",)
-        return ("step", "exp_avg", "exp_avg_sq")
 
-    def set_rates(self, schedule: Callable[[float], float]) -> None:
-        """Set the learning rate of every group to what the schedule makes of its peak."""
-        for group in self.param_groups:
-            rate = schedule(group["peak_lr"])
-            if isinstance(group["lr"], Tensor):  # where a CUDA graph reads it
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-
-    def move_rates(self, device: torch.device) -> None:
-        """Keep the learning rates on the device, where a CUDA graph reads them."""
-        for group in self.param_groups:
+def move_rates(optimizers: list[torch.optim.Optimizer], device: torch.device) -> None:
+    """Keep the learning rates on the device, where a CUDA graph reads them."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
             group["capturable"] = device.type == "cuda"
             group["lr"] = torch.as_tensor(group["lr"], device=device)
-
-    def step(self, bad: Tensor) -> None:
-        """Apply the gradients, unless `bad` (a boolean on the device) is true."""
-        for part in self.parts:
-            part.found_inf = bad.float()  # type: ignore[attr-defined]
-            part.step()
-
-    def zero_grad(self) -> None:
-        """Drop all gradients."""
-        for part in self.parts:
-            part.zero_grad(set_to_none=True)

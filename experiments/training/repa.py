@@ -34,6 +34,8 @@ class FeatureAlignment:
         device: Where the encoder runs.
     """
 
+    blocks = None  # the encoder has no blocks like the model's
+
     def __init__(
         self, config: Config, dataset: Dataset, grid: tuple[int, int], device: torch.device
     ) -> None:

@@ -24,7 +24,7 @@ def record_end(folder: Path, steps: int) -> Iterator[None]:
     except Interrupted as stop:
         status = "stopped" if stop.reason == "SIGINT" else "preempted"
         write_end(folder, status, step=stop.step, steps=steps, error=stop.reason)
-        text = f"{stop.reason}: saved step {stop.step}; type the same command to go on"
+        text = f"{stop.reason}: saved step {stop.step}; run the same command again to resume"
         raise Interrupted(stop.reason, stop.step, text) from None
     except KeyboardInterrupt:
         write_end(folder, "stopped", steps=steps, error="SIGINT")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Callable
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +13,20 @@ import torch
 
 from experiments.config.schema import Config
 from experiments.data.dataset import Dataset
+from experiments.evaluation.headline import one_line
+from experiments.evaluation.heldout_loss import NOISY_INPUTS
 from experiments.evaluation.pictures import image_grid, save_gif, save_png
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.scoring import score
 from experiments.runtime import console, records
-from experiments.runtime.files import atomic_path
-from experiments.runtime.run_folder import listed
 from experiments.training.state import TrainingState
 
 COLUMNS = 8
 # Previews show that a run learns: half of each row, by Euler's method in few steps.
 PREVIEW_COLUMNS, PREVIEW_STEPS = 4, 8
 PICTURES, SCORES = "pictures", "scores"
+# What an evaluation of pictures consists of: a preview, and after the last step a final picture.
+PREVIEW, FINAL = "preview", "final samples"
 
 
 class Evaluation:
@@ -60,8 +60,8 @@ class Evaluation:
             self.intervals[SCORES] = config.eval["every"]
         # An evaluation is due at multiples of this only (0: at none), and after the last step.
         self.interval = math.gcd(*self.intervals.values())
-        # Durations of each kind in this process, where there was something to do.
-        self.seconds: dict[str, list[float]] = {PICTURES: [], SCORES: []}
+        # Durations in this process, where there was something to do.
+        self.seconds: dict[str, list[float]] = {PREVIEW: [], FINAL: [], SCORES: []}
 
     def due(self) -> list[str]:
         """Return the kinds of evaluation that belong to the current step.
@@ -81,10 +81,12 @@ class Evaluation:
     def run_due(self) -> None:
         """Do the evaluations of the current step that are not on disk yet, and time them."""
         for kind in self.due():
+            if kind == PICTURES:
+                self._pictures()
+                continue
             start_time = time.monotonic()
-            was_missing = self._pictures() if kind == PICTURES else self._scores()
-            if was_missing:
-                self.seconds[kind].append(time.monotonic() - start_time)
+            if self._scores():
+                self.seconds[SCORES].append(time.monotonic() - start_time)
 
     def seconds_left(self, seconds_per_mac: float) -> float:
         """Return how long the evaluations from this step on will take, this step's included.
@@ -97,23 +99,40 @@ class Evaluation:
             count = 1  # after the last step
             if interval and 0 < step <= last_step:
                 count += last_step // interval - (step - 1) // interval
-            durations = self.seconds[kind]
-            if durations:
-                total += count * sum(durations) / len(durations)
-            else:
-                total += count * self._images(kind) * self._image_macs * seconds_per_mac / 3
+            if kind == PICTURES:
+                total += self._mean_seconds(FINAL, seconds_per_mac)
+            part = PREVIEW if kind == PICTURES else SCORES
+            total += count * self._mean_seconds(part, seconds_per_mac)
         return total
 
-    def _images(self, kind: str) -> int:
-        """Return how many images an evaluation samples."""
-        if kind == SCORES:
-            return int(self.config.eval.get("samples", 0))
-        return COLUMNS * self._picture_rows if self.dataset.can_decode else 0
+    def _mean_seconds(self, part: str, seconds_per_mac: float) -> float:
+        """Return the mean duration of this part of an evaluation so far, or its prediction."""
+        durations = self.seconds[part]
+        if durations:
+            return sum(durations) / len(durations)
+        return self._macs[part] * seconds_per_mac / 3
 
     @cached_property
-    def _image_macs(self) -> float:
-        """Multiply-accumulates of one sample, under the run's own sampler and guidance."""
-        return SamplingPipeline.make(self.state.model, self.config).cost().macs
+    def _macs(self) -> dict[str, float]:
+        """Multiply-accumulates of each part of an evaluation, all of them dense passes."""
+        model, config = self.state.model, self.config
+        own = SamplingPipeline.make(model, config).cost()
+        preview = SamplingPipeline.make(model, config, self._preview_sampler).cost()
+        rows = self._picture_rows if self.dataset.can_decode else 0
+        scores = int(config.eval.get("samples", 0)) * own.macs
+        if "heldout_loss" in config.eval.get("metrics", ()):
+            # A dense and a routed pass of each image, about as expensive.
+            scores += 2 * NOISY_INPUTS * own.macs / max(1, own.passes)
+        return {
+            PREVIEW: PREVIEW_COLUMNS * rows * preview.macs,
+            FINAL: COLUMNS * rows * own.macs,
+            SCORES: scores,
+        }
+
+    @property
+    def _preview_sampler(self) -> dict[str, Any]:
+        steps = min(PREVIEW_STEPS, self.config.sampler.get("steps", PREVIEW_STEPS))
+        return {"name": "euler", "steps": steps}
 
     def _pictures(self) -> bool:
         """Write the preview `samples/step-*.png`; at the end `samples/final.png`, `progress.gif`.
@@ -132,9 +151,8 @@ class Evaluation:
             if is_last:
                 self.console.say(f"no sample pictures: {self.dataset.cannot_decode}")
             return False
-        steps = min(PREVIEW_STEPS, self.config.sampler.get("steps", PREVIEW_STEPS))
-        preview = self._samples(PREVIEW_COLUMNS, {"name": "euler", "steps": steps})
-        final = self._samples(COLUMNS) if is_last else None
+        preview = self._samples(PREVIEW, PREVIEW_COLUMNS, self._preview_sampler)
+        final = self._samples(FINAL, COLUMNS) if is_last else None
         if not self.accelerator.is_main_process:
             return True
         self.check_folder()
@@ -154,17 +172,24 @@ class Evaluation:
         classes = self.state.model.num_classes
         return min(classes, 10) if classes else 4
 
-    def _samples(self, columns: int, sampler: Any = None) -> torch.Tensor:
-        """Return pictures of fixed seeds from the EMA, one row per class: uint8 (n, 3, H, W)."""
+    def _samples(self, part: str, columns: int, sampler: Any = None) -> torch.Tensor:
+        """Return pictures of fixed seeds from the EMA, one row per class: uint8 (n, 3, H, W).
+
+        The time that this takes counts for `part`, which is also what the progress display says.
+        """
+        start_time = time.monotonic()
         model, device = self.state.model, self.accelerator.device
         rows = self._picture_rows
         seeds = torch.arange(rows * COLUMNS).view(rows, COLUMNS)[:, :columns].flatten()
         labels = torch.arange(rows).repeat_interleave(columns) if model.num_classes else None
         text = self.dataset.prompts(seeds).text if model.text is not None else None
-        with self.state.ema_weights():
+        with self.state.ema_weights(), self.console.progress(part):
             pipeline = SamplingPipeline.make(model, self.config, sampler)
+            pipeline.on_evaluation = self.console.part_of(pipeline.cost().evaluations)
             samples = pipeline.generate(seeds, labels, text, batch=len(seeds), device=device)
-        return self.dataset.to_pixels(samples.to(device)).cpu()
+            pictures = self.dataset.to_pixels(samples.to(device)).cpu()
+        self.seconds[part].append(time.monotonic() - start_time)
+        return pictures
 
     def _scores(self) -> bool:
         """Append this step's scores to `scores.jsonl`; return False if all are there already."""
@@ -188,46 +213,5 @@ class Evaluation:
         if self.config.log != "none":
             values = {entry["metric"]: entry["value"] for entry in scores}
             self.accelerator.log(values, step=step)
-        text = "  ".join(f"{entry['metric']} {entry['value']:.4g}" for entry in scores)
-        self.console.say(f"step {step}: {text}")
-
-
-def forget_after(folder: Path, step: int) -> None:
-    """Delete checkpoints, metrics, scores and pictures of steps after `step` (roll-back)."""
-    for checkpoint_step, path in listed(folder):
-        if checkpoint_step > step:
-            shutil.rmtree(path, ignore_errors=True)
-    records.cut_records(folder, step)
-    for picture in (folder / "samples").glob("step-*.png"):
-        if int(picture.stem.removeprefix("step-")) > step:
-            picture.unlink()
-
-
-def draw_curve(folder: Path) -> str | None:
-    """Draw `loss.png` from `metrics.jsonl`; return its name."""
-    from matplotlib.figure import Figure
-
-    steps, losses = [], []
-    for entry in records.read_metrics(folder):
-        if entry.get("loss") is not None:
-            steps.append(entry["step"])
-            losses.append(entry["loss"])
-    if not steps:
-        return None
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
-    axes = figure.subplots()
-    if len(steps) < 20:  # a moving average of so few points lags behind them
-        axes.plot(steps, losses, "o-", linewidth=0.8, clip_on=False, label="logged")
-    else:
-        axes.plot(steps, losses, linewidth=0.8, color="#bbbbbb", label="logged")
-        smooth = list(accumulate(losses, lambda mean, loss: 0.7 * mean + 0.3 * loss))
-        axes.plot(steps, smooth, linewidth=1.6, label="moving average", color="#0072b2")
-    if min(losses) > 0 and max(losses) / min(losses) > 5:
-        axes.set_yscale("log")
-    axes.set(xlabel="step", ylabel="training loss", xlim=(0, max(steps)))
-    axes.set_title(folder.name, fontsize=8)
-    axes.legend(frameon=False, fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    with atomic_path(folder / "loss.png") as temporary:
-        figure.savefig(temporary, dpi=150)
-    return "loss.png"
+        if step < self.config.train.steps:  # those of the last step are shown as a table
+            self.console.say(f"step {step}:  {one_line(scores)}")

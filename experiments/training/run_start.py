@@ -22,7 +22,7 @@ def print_start(trainer: Trainer, resumed: bool) -> None:
     config, console, step = trainer.config, trainer.console, trainer.step
     status = f"resumed at step {trainer.state.step}"
     if not resumed:
-        status = "new; the same command resumes it"
+        status = "new; rerun to resume"
         if config.init:
             status += f"; weights from {config.init}"
     console.say(f"run         {trainer.folder}   ({status})")
@@ -61,7 +61,9 @@ def check_evaluation(trainer: Trainer) -> None:
     if not dataset.can_decode:  # there is still a model to train, and to score elsewhere
         console.say(f"no pictures and no scores in this run: {dataset.cannot_decode}")
         return
-    for note in scoring.check(config, dataset, trainer.step.device):
+    with console.progress("score networks"):
+        notes = scoring.check(config, dataset, trainer.step.device)
+    for note in notes:
         console.once(note)
 
 

@@ -30,8 +30,8 @@ def train(config: Config, *, quiet: bool = False) -> Path:
     if summary is not None and summary["step"] >= config.train.steps:
         done_steps = summary["step"]
         console.say(
-            f"done already: {folder} has {done_steps} steps; train.steps={2 * done_steps} would "
-            "go on from there"
+            f"done already: {folder} has {done_steps} steps; train.steps={2 * done_steps} "
+            "continues from there"
         )
         show_results(console, folder)
         return folder

@@ -2,8 +2,9 @@
 
 The student's block m sees the image at time t, the teacher's block n > m the same image and noise
 at t' = clamp(t - u, 0, 1) with u ~ U(0, 0.2): less noisy. Labels and their drop are shared. The
-loss is 1 - cosine between the student's tokens, projected, and the teacher's. The teacher runs
-dense; inside a route the student's tokens are those that stayed, and only they are compared.
+loss is the distance between the student's tokens, projected, and the teacher's: 1 - cosine or
+smooth L1, the two forms of the released code (`train.align_loss`). The teacher runs dense; inside a
+route the student's tokens are those that stayed, and only they are compared.
 """
 
 from __future__ import annotations
@@ -33,16 +34,18 @@ class SelfAlignment:
 
     Attributes:
         teacher: A copy of the model whose parameters are the EMA's tensors.
+        blocks: The teacher's blocks, to be compiled like the model's.
     """
 
     def __init__(self, config: Config, state: TrainingState, objective: Objective) -> None:
         self.block, self.offset = teacher_block(config), config.train.teacher_offset
-        self.objective = objective
+        self.objective, self.form = objective, config.train.align_loss
         self.teacher = copy.deepcopy(state.model).eval().requires_grad_(False)
         for parameter, average in zip(self.teacher.parameters(), state.ema, strict=True):
             parameter.data = average
         if self.teacher.stack.fuse is None:  # a fused span may end after the block
             self.teacher.stack.blocks = self.teacher.stack.blocks[: self.block + 1]
+        self.blocks = self.teacher.stack.blocks
 
     def __call__(
         self,
@@ -67,7 +70,8 @@ class SelfAlignment:
         offset = self.offset * draws.uniform("teacher", 1)[:, 0]
         features = self.features(x0, noise, self.objective.less_noisy(time, offset), conditions)
         ids = output.aligned_layout.ids
-        return 1 + alignment_loss(output.aligned.float(), features.float(), ids)
+        distance = alignment_loss(output.aligned.float(), features.float(), ids, self.form)
+        return 1 + distance if self.form == "cosine" else distance
 
     @torch.no_grad()
     def features(

@@ -18,9 +18,10 @@ def start(config: Config, accelerator: Any, console: Console) -> None:
     """Train to the last step in the run folder, which the first process has locked."""
     start_time = time.monotonic()
     is_main = accelerator.is_main_process
-    trainer = Trainer(config, accelerator, console, owns_folder=is_main)
-    state, folder = trainer.state, trainer.folder
-    resumed = trainer.resume()
+    with console.progress("preparing data and model"):
+        trainer = Trainer(config, accelerator, console, owns_folder=is_main)
+        state, folder = trainer.state, trainer.folder
+        resumed = trainer.resume()
     if not resumed and config.init:
         state.start_from(config, console.say)
     if is_main:
@@ -36,7 +37,8 @@ def start(config: Config, accelerator: Any, console: Console) -> None:
     if is_main:
         trainer.check_folder()
         seconds = time.monotonic() - start_time
-        finish(config, state, cost, seconds, trainer.step.precision)
+        with console.progress("weights and loss curve"):
+            finish(config, state, cost, seconds, trainer.step.precision)
     accelerator.wait_for_everyone()
     for tracker in accelerator.trackers:  # not `end_training`, which ends the process group too
         tracker.finish()

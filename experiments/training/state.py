@@ -18,8 +18,8 @@ from experiments.options.training import TrainOptions
 from experiments.runtime import checkpoint_files
 from experiments.runtime.checkpoint_files import CheckpointError
 from experiments.runtime.nested import differing
-from experiments.training.optimizer import Optimizer
-from routing.errors import UserError
+from experiments.training.optimizer import create_optimizers, moment_names
+from routing.errors import UserError, require
 from routing.rng import widest
 
 # Attributes in a checkpoint's `state.json`; the number of roll-backs is called `salt` there.
@@ -30,6 +30,28 @@ _COUNTERS = {
     "mean_loss": "mean_loss",
     "spikes": "spikes",
 }
+
+
+class Tally:
+    """Sums of steps since the last line of metrics, and counts of non-finite ones; on the device.
+
+    Attributes:
+        values: All five, float64 `(5,)`, as a checkpoint holds them; the others are views of it.
+        loss: Sum of the finite losses since the last line.
+        grad_norm: Sum of their gradient norms.
+        finite_steps: How many they are.
+        bad_steps: Non-finite steps of the whole run.
+        bad_streak: Non-finite steps in a row, up to the last one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.values = torch.zeros(5, dtype=widest(device), device=device)
+        self.loss, self.grad_norm, self.finite_steps = self.values[:3].unbind()
+        self.bad_steps, self.bad_streak = self.values[3:].unbind()
+
+    def reset_sums(self) -> None:
+        """Start the sums of the next line of metrics."""
+        self.values[:3] = 0
 
 
 class TrainingState:
@@ -43,15 +65,14 @@ class TrainingState:
     Attributes:
         params: The model's parameters; `names` are theirs.
         ema: Exponential moving average of each parameter.
-        optimizer: AdamW, with Muon for the blocks' matrices where `train.optimizer=muon`.
+        optimizers: AdamW, then Muon for the blocks' matrices where `train.optimizer=muon`.
         step: Optimizer steps done.
         rollbacks: Returns to a checkpoint after non-finite steps; each has other random numbers.
         seconds: Training time, without evaluations.
         macs: Multiply-accumulates of all forward passes.
         mean_loss: Running mean of the loss, against which spikes are detected.
         spikes: Loss spikes so far.
-        tally: On the device: sums since the last log of loss, gradient norm and finite steps;
-            non-finite steps in all; non-finite steps in a row.
+        tally: Losses and non-finite steps, summed on the device.
     """
 
     def __init__(self, model: Backbone, train: TrainOptions, info: dict[str, Any]) -> None:
@@ -63,15 +84,22 @@ class TrainingState:
             self.names.append(name)
             self.params.append(parameter)
             self.ema.append(parameter.detach().clone())
-        self.optimizer = Optimizer(model, train)
+        self.optimizers = create_optimizers(model, train)
+        self._optimizer_of: dict[Tensor, torch.optim.Optimizer] = {}
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                self._optimizer_of.update((parameter, optimizer) for parameter in group["params"])
         self.step = 0
         self.rollbacks = 0
         self.seconds = 0.0
         self.macs = 0.0
         self.mean_loss: float | None = None
         self.spikes = 0
-        device = self.params[0].device
-        self.tally = torch.zeros(5, dtype=widest(device), device=device)
+        self.tally = Tally(self.params[0].device)
+
+    def moments(self, parameter: Tensor) -> dict[str, Any]:
+        """Return the optimizer's tensors of one parameter by name, to read and write in place."""
+        return self._optimizer_of[parameter].state[parameter]
 
     @contextlib.contextmanager
     def ema_weights(self) -> Iterator[Backbone]:
@@ -95,11 +123,11 @@ class TrainingState:
 
     def save(self, folder: Path, config: Config) -> None:
         """Write the checkpoint of this step into the run folder."""
-        tensors: dict[str, Tensor] = {"tally": self.tally, "rng": torch.get_rng_state()}
+        tensors: dict[str, Tensor] = {"tally": self.tally.values, "rng": torch.get_rng_state()}
         for name, parameter, average in zip(self.names, self.params, self.ema, strict=True):
             tensors[f"model.{name}"] = parameter
             tensors[f"ema.{name}"] = average
-            for key, moment in self.optimizer.moments(parameter).items():
+            for key, moment in self.moments(parameter).items():
                 tensors[f"optim.{key}.{name}"] = moment
         state: dict[str, Any] = {
             "step": self.step,
@@ -117,7 +145,7 @@ class TrainingState:
             state,
             keep=config.train.keep,
             keep_every=config.train.keep_every,
-            streak=int(self.tally[4]),
+            streak=int(self.tally.bad_streak),
         )
 
     def load(self, path: Path, hashed: dict[str, Any]) -> None:
@@ -141,11 +169,12 @@ class TrainingState:
         differences = []
         for key, (saved_value, value) in differing(saved, asked).items():
             differences.append(f"{key} (saved {saved_value!r}, asked {value!r})")
-        if differences:
-            raise CheckpointError(
-                f"{path} was written by another configuration: {'; '.join(differences)}; "
-                "move that folder away or set paths.runs elsewhere"
-            )
+        require(
+            not differences,
+            f"{path} was written by another configuration: {'; '.join(differences)}; "
+            "move that folder away or set paths.runs elsewhere",
+            CheckpointError,
+        )
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         with torch.no_grad():
@@ -153,7 +182,7 @@ class TrainingState:
                 parameter.copy_(tensors[f"model.{name}"])
                 average.copy_(tensors[f"ema.{name}"])
                 self._restore_moments(name, parameter, tensors)
-        self.tally.copy_(tensors["tally"])
+        self.tally.values.copy_(tensors["tally"])
         torch.set_rng_state(tensors["rng"])
         self.step = int(state["step"])
         for key, attribute in _COUNTERS.items():
@@ -161,8 +190,8 @@ class TrainingState:
 
     def _restore_moments(self, name: str, parameter: Tensor, tensors: dict[str, Tensor]) -> None:
         """Load the optimizer's state of one parameter; in place: CUDA graphs refer to it."""
-        moments = self.optimizer.moments(parameter)
-        for key in self.optimizer.names(parameter):
+        moments = self.moments(parameter)
+        for key in moment_names(self._optimizer_of[parameter]):
             saved = tensors.get(f"optim.{key}.{name}")
             if key not in moments and saved is not None:
                 moments[key] = saved.to(parameter.device)

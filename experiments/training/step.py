@@ -19,9 +19,9 @@ from torch import Tensor
 
 from experiments.config.routes import TrainingRoutes
 from experiments.config.schema import Config
-from experiments.data.dataset import Batch, Dataset, Prefetch, SampleOrder
-from experiments.diffusion.conditioning import make_conditions
-from experiments.diffusion.objective import create_objective
+from experiments.data.dataset import Batch, Dataset, SampleOrder
+from experiments.data.prefetch import Prefetch
+from experiments.diffusion.objectives import create_objective
 from experiments.runtime import memory
 from experiments.training.alignment import create_alignment
 from experiments.training.loss import reduce_loss
@@ -114,7 +114,7 @@ class TrainingStep:
         if batch is None:
             batch = self.dataset.batch(self.samples(step, rows), draws)
         route = self.routes.schedule.at(step / self.config.train.steps)
-        return batch, draws, self.routes.every_step.on(route, draws)
+        return batch, draws, self.routes.step_routing.on(route, draws)
 
     def batch_loss(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:
         """Return the mean loss of a batch under these random numbers and routes.
@@ -124,7 +124,8 @@ class TrainingStep:
         """
         train, model = self.config.train, self.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            conditions = make_conditions(model, batch, draws, train.label_drop)
+            dropped = draws.uniform("drop", 1)[:, 0] < train.label_drop
+            conditions = model.conditions(batch.y, batch.text, dropped)
             time = self.objective.times(draws)
             noise = draws.normal("noise", tuple(batch.x.shape[1:]))
             pair = self.objective.training_pair(batch.x, noise, time)
@@ -157,15 +158,17 @@ class TrainingStep:
         if self.distributed:
             loss = self.accelerator.reduce(loss, "mean")
         bad = ~(torch.isfinite(loss) & torch.isfinite(grad_norm))
-        state.optimizer.step(bad)
-        state.optimizer.zero_grad()
+        for optimizer in state.optimizers:
+            optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+            optimizer.step()  # changes nothing where `found_inf` is 1
+            optimizer.zero_grad(set_to_none=True)
         self.update_ema()
-        good = (~bad).to(state.tally)
-        finite_loss = torch.where(bad, 0.0, loss).to(state.tally.dtype)
-        finite_norm = torch.where(bad, 0.0, grad_norm).to(state.tally.dtype)
-        state.tally[:3] += torch.stack([finite_loss, finite_norm, good])
-        state.tally[3] += 1 - good
-        state.tally[4] = (state.tally[4] + 1) * (1 - good)
+        tally = state.tally
+        tally.loss += torch.where(bad, 0.0, loss)
+        tally.grad_norm += torch.where(bad, 0.0, grad_norm)
+        tally.finite_steps += ~bad
+        tally.bad_steps += bad
+        tally.bad_streak.add_(1).mul_(bad)
 
     @torch.no_grad()
     def update_ema(self) -> None:
@@ -175,7 +178,13 @@ class TrainingStep:
 
     def set_learning_rate(self) -> None:
         """Set the learning rate for this step."""
-        self.state.optimizer.set_rates(self.learning_rate)
+        for optimizer in self.state.optimizers:
+            for group in optimizer.param_groups:
+                rate = self.learning_rate(group["peak_lr"])
+                if isinstance(group["lr"], Tensor):  # where a CUDA graph reads it
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
 
     def learning_rate(self, peak: float) -> float:
         """Return the learning rate for this step of a group with this peak."""

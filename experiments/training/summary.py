@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +12,16 @@ from backbones import Cost
 from backbones.parsing import is_number
 from experiments.config.schema import Config
 from experiments.evaluation import trained_model
+from experiments.evaluation.headline import features_of, headline
 from experiments.runtime import console as log
 from experiments.runtime import records, run_folder
 from experiments.runtime.files import atomic_write
-from experiments.training.run_evaluation import draw_curve
+from experiments.training.run_files import draw_curve
 from experiments.training.state import TrainingState
 
-# Files that a finished run may have, with a label for each.
-_RESULTS = {
-    "samples": "samples/final.png",
-    "progress": "progress.gif",
-    "loss curve": "loss.png",
-    "weights": "model.safetensors",
-    "scores": "scores.jsonl",
-}
+# Pictures of a finished run, with a label for each, and its other files.
+_PICTURES = {"samples": "samples/final.png", "progress": "progress.gif", "loss curve": "loss.png"}
+_SCORES, _WEIGHTS = "scores.jsonl", "model.safetensors"
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
@@ -94,16 +92,47 @@ def show_results(console: log.Console, folder: Path) -> None:
     """Print the scores of a finished run and the paths of its results."""
     summary = read_summary(folder)
     assert summary is not None, "a finished run"
-    values = summary["scores"] | {
-        "loss": summary.get("loss"),
-        "training time": log.clock(summary["wall_s"]),
-        "images per second": summary.get("images_per_s"),
-    }
-    rows = []
-    for name, value in values.items():
-        rows.append([name, f"{value:.4g}" if is_number(value) else str(value).lower()])
     console.say()
-    console.table(f"{summary['name']}, step {summary['step']}", rows, ["score", "value"])
-    for label, name in _RESULTS.items():
+    entries = []
+    for entry in filter(records.is_score, records.read_jsonl(folder / _SCORES)):
+        if entry.get("step") == summary["step"]:
+            entries.append(entry)
+    scores = headline(entries)
+    if scores:
+        rows = [[score.name, score.value, score.meaning] for score in scores]
+        features = features_of(entries)
+        title = f"scores at step {summary['step']}: {entries[0].get('n')} samples of the EMA"
+        guidance = str(entries[0].get("guidance") or "none")
+        for part in ("unguided" if guidance.startswith("none") else guidance, features):
+            if part:
+                title += f", {part}"
+        console.table(title, rows, ["score", "value", "meaning"], texts=["meaning"])
+    loss, images_per_s = summary.get("loss"), summary.get("images_per_s")
+    training = f"{log.clock(summary['wall_s'])} for {summary['step']} steps"
+    if images_per_s is not None:
+        training += f", {images_per_s:.4g} images/s"
+    if loss is not None:
+        training += f", last training loss {loss:.4g}"
+    console.say(f"training    {training}")
+    for label, name in _PICTURES.items():
         if (folder / name).exists():
             console.say(f"{label:<12}{folder / name}")
+    if (folder / _WEIGHTS).exists():
+        console.say(f"weights     {folder / _WEIGHTS}")
+    if entries:
+        count = len(entries)
+        console.say(f"scores      {folder / _SCORES}   (all {count})")
+    console.say("next        sample from it, or follow docs/tutorial.md:")
+    console.say(f"  {_sample_command()} {folder}", wrap=False)
+
+
+def _sample_command() -> str:
+    """Return how to call the sampling command from the current folder."""
+    if not Path("experiments/sample.py").exists():
+        return "python -m experiments.sample"
+    # After `make demo` no environment is active: its Python is named by its path.
+    python, active = Path(sys.executable), shutil.which("python")
+    is_active = active is not None and Path(active).parent == python.parent
+    if not is_active and python.is_relative_to(Path.cwd()):
+        return f"{python.relative_to(Path.cwd())} experiments/sample.py"
+    return "python experiments/sample.py"

@@ -10,7 +10,7 @@ import torch
 import backbones
 from experiments.config.routes import TrainingRoutes
 from experiments.config.schema import Config
-from experiments.data.data_options import describe
+from experiments.data.registry import describe
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.runtime.console import clock
 from experiments.runtime.memory import out_of_memory
@@ -34,7 +34,7 @@ def time_line(config: Config, model: backbones.Backbone) -> str:
     t = torch.rand(samples, device=device)
     draws = Draws(config.seed, 0, torch.arange(samples), device=device)
     training_routes = TrainingRoutes(config)
-    routing = training_routes.every_step.on(training_routes.schedule.at(0.0), draws)
+    routing = training_routes.step_routing.on(training_routes.schedule.at(0.0), draws)
 
     def step() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=train.precision == "bf16"):

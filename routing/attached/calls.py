@@ -125,7 +125,9 @@ class Call:
                 tables[name] = table
         return tables
 
-    def token_dimension(self, table: Tensor, tokens: int, prefix: int) -> tuple[int | None, bool]:
+    def token_dimension(
+        self, table: Tensor, tokens: int, prefix: int, front: int = 0
+    ) -> tuple[int | None, bool]:
         """Return which dimension of a table counts tokens, and whether the batch may share it.
 
         It is 1 or 2 in `(B, T, ...)` and `(B, 1, T, ...)`; the batch shares `(T, ...)` and
@@ -135,13 +137,17 @@ class Call:
         Args:
             table: A per-token table.
             tokens: Grid tokens; behind a prefix, text or both they are the last of T.
-            prefix: Tokens before them in the block's sequence.
+            prefix: Other tokens of the block's sequence, which never skip.
+            front: How many of them are class or register tokens in front, which a table may lack.
 
         Raises:
             AttachError: If no dimension has one of these lengths, or several do.
         """
         batch, joint = self.tokens.shape[0], self.joint_text
-        lengths = {tokens + front for front in (0, prefix, joint, prefix + joint)}
+        behind_front = prefix - front
+        lengths = {
+            tokens + more + text for more in (0, prefix, behind_front) for text in (0, joint)
+        }
         is_flags = table.dim() == 2 and not (table.is_floating_point() or table.is_complex())
         if is_flags and table.shape[0] == batch and table.shape[1] in lengths:
             return 1, False  # `(B, T)`, which has no features
@@ -169,16 +175,20 @@ class Call:
         """
         layout, length = kept.layout, kept.length
         n = layout.grid[0] * layout.grid[1]
-        dimension, shared = self.token_dimension(table, n, layout.prefix)
+        dimension, shared = self.token_dimension(table, n, layout.prefix, kept.front)
         if dimension is None:
             return table
         check_shared_table(not shared or kept.move.shared)
         full = table.unsqueeze(0) if dimension == 0 else table.movedim(dimension, 1)
-        # It has rows for the whole sequence, protected tokens included, or only for the others.
-        whole = full.shape[1] - length in (0, self.joint_text)
-        move = kept.move if whole else kept.routable_move
-        front = full.shape[1] - (length if whole else n)
-        gathered = torch.cat((full[:, :front], move.take(full[:, front:])), 1)
+        # It has rows for the whole sequence, protected tokens included, for all but the class and
+        # register tokens in front, or only for the tokens that may skip.
+        covered, move = n, kept.routable_move
+        if full.shape[1] - length in (0, self.joint_text):
+            covered, move = length, kept.move
+        elif full.shape[1] - (length - kept.front) in (0, self.joint_text):
+            covered, move = length - kept.front, kept.move_behind_front
+        text = full.shape[1] - covered
+        gathered = torch.cat((full[:, :text], move.take(full[:, text:])), 1)
         return gathered[0] if dimension == 0 else gathered.movedim(1, dimension)
 
     @property

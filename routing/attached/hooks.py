@@ -43,10 +43,10 @@ from routing.attached.kept import KeptTokens
 from routing.attached.passes import ForwardPass, Passes
 from routing.attached.protected import force_keep, parse_protect, routable_positions
 from routing.attached.supported import geometry, refuse_prefix, refuse_unknown_prefix
+from routing.explicit_ids import check_ids, ids_of_segment
 from routing.layout import Layout
-from routing.rng import Draws
 from routing.route import Route, keep_count
-from routing.selection import Selection, check_ids, ids_of_segment
+from routing.segment import Selection
 
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
 
@@ -272,9 +272,8 @@ class Attached:
         shared = self._shared(call, batch, tokens, protected)
         ids = ids_of_segment(self.ids, self.route, k)
         if ids is None:
-            index = torch.arange(batch, device=x.device) + _rank() * batch
             keep = keep_count(tokens, self.route.segments[k].rate)
-            draws = Draws(self.seed, now.step, index)
+            draws = now.draws(self.seed, batch, x.device)
             ids = replace(self.selection, shared=shared).ids(draws, k, grid, keep)
             if self.keep is not None:
                 ids = force_keep(ids, self.keep, draws.uniform(f"keep.{k}", tokens))
@@ -284,7 +283,7 @@ class Attached:
         per_sample = ids.dim() > 1 and ids.shape[0] > 1
         check_shared_table(not (shared and per_sample))
         outer = Layout(grid, prefix=protected, device=x.device)
-        now.kept[k] = KeptTokens.select(outer, ids, positions, length)
+        now.kept[k] = KeptTokens.select(outer, ids, positions, length, self.prefix)
         self.inner = tuple(kept.layout for kept in now.kept.values())
 
     def _shared(self, call: Call, batch: int, tokens: int, protected: int) -> bool:
@@ -292,7 +291,7 @@ class Attached:
         tables_shared = False
         for table in tree_leaves(call.tables()):
             if batch > 1 and isinstance(table, Tensor):
-                tables_shared |= call.token_dimension(table, tokens, protected)[1]
+                tables_shared |= call.token_dimension(table, tokens, protected, self.prefix)[1]
         check_shared_table(not tables_shared or self.automatic or self.selection.shared)
         return tables_shared or self.selection.shared
 
@@ -307,8 +306,3 @@ class Attached:
 
 
 attach = Attached  # the public name, a verb
-
-
-def _rank() -> int:
-    group = torch.distributed
-    return group.get_rank() if group.is_available() and group.is_initialized() else 0

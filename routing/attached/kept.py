@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from routing.gather import Move
-from routing.layout import Layout
+from routing.layout import Layout, Move
 
 
 @dataclass
@@ -20,15 +19,26 @@ class KeptTokens:
         move: Their gather from the whole sequence of a block, `(B, T, D)`.
         routable_move: Their gather from the tokens that may skip, `(B, N, ...)`.
         length: Length T of the whole sequence.
+        front: Class and register tokens at its beginning, all of them protected.
+        index: Positions of the tokens that stay, in ascending order, `(1, K)` or `(B, K)`.
     """
 
     layout: Layout
     move: Move
     routable_move: Move
     length: int
+    front: int
+    index: Tensor
+
+    @property
+    def move_behind_front(self) -> Move:
+        """Their gather from the sequence without the tokens in front, `(B, T - front, ...)`."""
+        return Move(self.index[:, self.front :] - self.front, self.length - self.front)
 
     @classmethod
-    def select(cls, outer: Layout, ids: Tensor, positions: Tensor, length: int) -> KeptTokens:
+    def select(
+        cls, outer: Layout, ids: Tensor, positions: Tensor, length: int, front: int
+    ) -> KeptTokens:
         """Return the tokens that stay, by their ids among those that may skip.
 
         Args:
@@ -36,6 +46,7 @@ class KeptTokens:
             ids: Ids `(K,)`, `(1, K)` or `(B, K)`.
             positions: Where the tokens that may skip are in the sequence, `(1, N)` or `(B, N)`.
             length: Length T of the sequence.
+            front: Class and register tokens at its beginning, none of which may skip.
         """
         layout = outer.subset(ids)
         assert layout.ids is not None
@@ -48,4 +59,5 @@ class KeptTokens:
         protected = may_skip.int().argsort(dim=1, stable=True)[:, :protected_count]
         image = positions.expand(rows, -1).gather(1, kept_ids)
         index = torch.cat((protected, image), 1).sort(1).values
-        return cls(layout, Move(index, length), Move(layout.ids, positions.shape[1]), length)
+        routable_move = Move(layout.ids, positions.shape[1])
+        return cls(layout, Move(index, length), routable_move, length, front, index)

@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from routing.attached.calls import AttachError
 from routing.attached.kept import KeptTokens
+from routing.rng import Draws
 
 _REMEMBERED = 4096  # block inputs; an entry is a weak reference and at most two passes
 _WAITING = 8  # passes without gradients yet; more than one is already ambiguous
@@ -78,6 +79,10 @@ class ForwardPass:
     next_block: dict[int, int] = field(default_factory=dict)
     late_ends: dict[int, int] = field(default_factory=dict)
     tables: dict[tuple, tuple[Any, Any]] = field(default_factory=dict)
+
+    def draws(self, seed: int, batch: int, device: torch.device) -> Draws:
+        """Return the pass's random numbers for this process's samples."""
+        return Draws(seed, self.step, torch.arange(batch, device=device) + _rank() * batch)
 
     def close(self, tokens: Tensor) -> Tensor:
         """End the open segment: put its tokens `(B, K, D)` back among the others, `(B, T, D)`.
@@ -221,3 +226,8 @@ def _address(x: Tensor) -> tuple[_Address, StorageWeakRef]:
 def recomputing() -> bool:
     """Whether this runs inside a backward pass."""
     return torch._C._current_graph_task_id() != -1
+
+
+def _rank() -> int:
+    group = torch.distributed
+    return group.get_rank() if group.is_available() and group.is_initialized() else 0

@@ -26,7 +26,7 @@ TORCH_FREE = {
     "experiments.config.removed_keys",
     "experiments.config.schema",
     "experiments.options.evaluation",
-    "experiments.data.data_options",
+    "experiments.data.registry",
 }
 # They read models.
 MODELS = {"similarity.py", "guidance_scale.py", "guidance_scale_command.py", "suggest_route.py"}

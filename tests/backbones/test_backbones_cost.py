@@ -24,6 +24,8 @@ VARIANTS = [(name, {}) for name in backbones.names()] + [
     ("mamba", {"mixer": "mamba1", "mixers": 1, "scan": "zigzag"}),
     ("mamba", {"mixers": 1, "scan": "raster", "condition": "prefix", "skips": True}),
     ("rwkv", {"ratio": 4, "wkv": "rank", "skips": True, "num_classes": 0}),
+    ("lightningdit", {"context_tokens": 32, "bottleneck": 128}),
+    ("mamba", {"context_tokens": 8, "context_start": 0}),
 ]
 
 
@@ -104,7 +106,7 @@ def test_dit_agrees_with_torch(options):
 
 def test_routed_dit_agrees_with_torch():
     from routing.route import Route
-    from routing.stack import Routing
+    from routing.segment import Routing
 
     model = backbones.create("dit", "T/2", in_channels=2, input_size=16, num_classes=3)
     plan = Routing(Route.parse("2-8@0.5"), ids=torch.arange(32))
@@ -183,7 +185,7 @@ def test_activations_are_what_autograd_saves(name, route, monkeypatch):
     """
     from backbones.ops import native
     from routing.route import Route
-    from routing.stack import Routing
+    from routing.segment import Routing
 
     model = backbones.create(name, "S/2", depth=4, input_size=32)
     with torch.no_grad():

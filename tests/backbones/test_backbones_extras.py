@@ -9,7 +9,7 @@ from backbones.sizes import BackboneError
 from routing.errors import UserError
 from routing.options import RoutingError
 from routing.route import Route
-from routing.stack import Routing
+from routing.segment import Routing
 
 torch.set_num_threads(1)
 SHAPE = {"in_channels": 2, "input_size": 8, "num_classes": 3, "depth": 4, "width": 32, "heads": 2}
@@ -181,7 +181,7 @@ def test_cost_of_tokens_that_leave_late_or_for_good():
     gone = cost(**options, reinsert="none")
     assert gone.macs_routed < cost(**options).macs_routed
     for wrong in ({"remove": "later"}, {"remove": "after:²"}, {"reinsert": "never"}):
-        with pytest.raises(UserError, match=f"{next(iter(wrong))} .*expected"):
+        with pytest.raises(UserError, match=f"{next(iter(wrong))}.*expected"):
             cost(**options, **wrong)
 
 
@@ -207,9 +207,9 @@ def test_wrong_options():
     with pytest.raises(BackboneError, match="attention=1.5: expected an integer or a list"):
         build("mamba", attention=1.5, depth=4)
     for attention in (5, 13):
-        with pytest.raises(BackboneError, match=f"attention={attention}: there is no block"):
+        with pytest.raises(BackboneError, match=f"attention={attention}: expected blocks of 0"):
             build("mamba", attention=attention, depth=4)
-    with pytest.raises(BackboneError, match="decoder: heads=5 does not divide width=32; try 4"):
+    with pytest.raises(BackboneError, match="decoder: heads=5: expected a divisor of width=32, such as 4 or 8"):
         build(decoder={"width": 32, "heads": 5})
     with pytest.raises(BackboneError, match="decoder: heads=null: expected an integer >= 1"):
         build(decoder={"heads": None})

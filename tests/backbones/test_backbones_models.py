@@ -12,7 +12,7 @@ import backbones
 from backbones import registry
 from backbones.sizes import SIZES, BackboneError, parse_size
 from routing.route import Route
-from routing.stack import Routing
+from routing.segment import Routing
 
 torch.set_num_threads(1)
 TINY = {"in_channels": 1, "input_size": 4, "num_classes": 3, "depth": 4, "width": 32, "heads": 2}
@@ -225,7 +225,7 @@ def test_a_model_in_bf16_runs(name):
 def test_checkpointing_changes_nothing(name):
     """Activations recomputed inside a route: the same loss, the same gradients."""
     from routing.route import Route
-    from routing.stack import Routing
+    from routing.segment import Routing
 
     grads = []
     model = stir(tiny(name))
@@ -331,7 +331,7 @@ def test_hybrid_stacks(name):
     assert kinds[1] == kinds[3] == "DiTBlock" and kinds[0] == kinds[2] != "DiTBlock"
     kinds = [type(b).__name__ for b in tiny(name, attention=[0]).stack.blocks]
     assert kinds.count("DiTBlock") == 1 and kinds[0] == "DiTBlock"
-    with pytest.raises(BackboneError, match="no block 9"):
+    with pytest.raises(BackboneError, match="expected blocks of 0..3"):
         tiny(name, attention=[9])
 
 
@@ -360,6 +360,7 @@ def test_a_composed_backbone_has_every_option_with_its_default(name):
     composed = load([f"backbone={name}"]).backbone
     common = {"name": name, "attention": 0, "depth": None, "width": None, "heads": None}
     common |= {"decoder": None, "align": None, "bottleneck": None, "condition": "adaln", "skips": False}
+    common |= {"context_tokens": 0, "context_start": None}
     options = dataclasses.asdict(registry.find(name).options())
     assert composed == {**common, **options}
     # The help explains each of them: an indented comment follows the key.

@@ -12,9 +12,8 @@ import torch
 import backbones
 from routing.layout import Layout, Order
 from routing.rng import Draws
-from routing.route import Route
-from routing.selection import MODES, Selection
-from routing.stack import Routing
+from routing.route import MODES, Route
+from routing.segment import Routing, Selection
 
 torch.set_num_threads(1)
 GRID, BATCH, WIDTH, DEPTH = (4, 6), 2, 32, 4

@@ -40,7 +40,8 @@ def test_a_registered_family_is_composed_from_its_options_defaults(tmp_path):
     )
     said = python(code, TREAD_BACKBONES=str(tmp_path / "mine.py"))
     shared = "'attention': 0, 'depth': None, 'width': None, 'heads': None"
-    more = "'condition': 'adaln', 'skips': False, 'bottleneck': None, 'decoder': None, 'align': None"
+    more = "'condition': 'adaln', 'skips': False, 'bottleneck': None, 'context_tokens': 0, 'context_start': None, "
+    more += "'decoder': None, 'align': None"
     assert said == f"{{'name': 'mine', 'taps': 5, {shared}, {more}}} False"
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import backbones
 from routing.layout import Layout
 from routing.route import Route
-from routing.stack import Routing
+from routing.segment import Routing
 
 torch.set_num_threads(1)
 FAMILIES = st.one_of(

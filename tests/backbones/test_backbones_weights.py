@@ -383,7 +383,7 @@ def test_damaged_and_foreign_files(tmp_path):
 
 def test_what_is_no_file_is_not_asked_of_a_hub(tmp_path):
     for name in (tmp_path, tmp_path / "none", "runs/a/b", "results/models/none.safetensors", "none.safetensors"):
-        with pytest.raises(BackboneError, match="no weights file, no folder with model.safetensors"):
+        with pytest.raises(BackboneError, match="expected a weights file, a folder with model.safetensors"):
             Backbone.from_pretrained(name)
 
 

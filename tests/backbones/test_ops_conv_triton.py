@@ -125,7 +125,7 @@ def test_where_one_kernel_does_not_fit_the_next_is_taken(monkeypatch):
     for compact, width in itertools.product((True, False), (4, 5)):
         fits = lambda kernel: conv.kernel_misfit(kernel, 8, width, compact)  # noqa: B023, E731
         expected = "causal-conv1d" if compact and width == 4 else "triton"
-        assert dispatch.choose("conv", "auto", x, fits) == expected
+        assert dispatch.choose("conv", "auto", [x], fits) == expected
     assert dispatch.resolve("conv", "causal-conv1d", "cuda").fallbacks == ()
     # Nor is fla-core, which takes seconds to import and has mamba-ssm's limits, looked for behind it.
     assert dispatch.resolve("ssd", "auto", "cuda").fallbacks == ()

@@ -230,12 +230,12 @@ def test_on_a_gpu_without_the_package_the_command_is_named(monkeypatch, requeste
 
 def test_a_kernel_is_taken_when_it_fits_and_torch_when_it_does_not(monkeypatch):
     monkeypatch.setattr(dispatch, "resolve", lambda *a: dispatch.Choice("ssd", "mamba-ssm", "found"))
-    x = torch.zeros(1)
-    assert dispatch.choose("ssd", "auto", x, lambda k: None) == "mamba-ssm"
-    assert dispatch.choose("ssd", "auto", x, lambda k: "wrong") == "torch"
-    assert dispatch.choose("ssd", "auto", x.double(), lambda k: None) == "torch"
+    x = torch.zeros(1, device="meta")
+    assert dispatch.choose("ssd", "auto", [x], lambda k: None) == "mamba-ssm"
+    assert dispatch.choose("ssd", "auto", [x], lambda k: "wrong") == "torch"
+    assert dispatch.choose("ssd", "auto", [x.double()], lambda k: None) == "torch"
     with pytest.raises(KernelError, match="it has no float64"):
-        dispatch.choose("ssd", "mamba-ssm", x.double())
+        dispatch.choose("ssd", "mamba-ssm", [x.double()])
 
 
 def test_a_package_that_fails_without_a_word_is_not_there(monkeypatch, tmp_path):
@@ -245,8 +245,9 @@ def test_a_package_that_fails_without_a_word_is_not_there(monkeypatch, tmp_path)
     assert found == (None, "causal-conv1d does not load: AssertionError")
 
 
-def test_the_ssd_of_mamba_ssm_loads_without_the_cuda_part(monkeypatch, tmp_path):
-    """The package's __init__ raises, its Triton file does not: only the latter is wanted."""
+@pytest.fixture
+def fake_mamba_ssm(monkeypatch, tmp_path):
+    """A package of that name as one built without CUDA: its __init__ raises, its Triton file loads."""
     import sys
 
     folder = tmp_path / "mamba_ssm" / "ops" / "triton"
@@ -257,9 +258,47 @@ def test_the_ssd_of_mamba_ssm_loads_without_the_cuda_part(monkeypatch, tmp_path)
     (folder / "ssd_combined.py").write_text("def mamba_chunk_scan_combined():\n    return 'ran'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(native.ACTIVE, "kernels", {})
+    monkeypatch.setattr(native.ACTIVE, "choices", {})
     before = {k for k in sys.modules if k.split(".")[0] == "mamba_ssm"}
-    try:
-        assert dispatch.kernel_function("ssd", "mamba-ssm")() == "ran"
-    finally:
-        for key in {k for k in sys.modules if k.split(".")[0] == "mamba_ssm"} - before:
-            del sys.modules[key]
+    yield
+    for key in {k for k in sys.modules if k.split(".")[0] == "mamba_ssm"} - before:
+        del sys.modules[key]
+
+
+def test_the_ssd_of_mamba_ssm_loads_without_the_cuda_part(fake_mamba_ssm):
+    assert dispatch.kernel_function("ssd", "mamba-ssm")() == "ran"
+
+
+def scan_line(device, **options):
+    """The line on the scan that the banner and the benchmark show for a Mamba model on a device."""
+    import backbones
+    from backbones.build import describe_kernels
+
+    model = backbones.create("mamba", "T/2", input_size=8, depth=1, num_classes=0, **options)
+    (line,) = [line for line in describe_kernels(model.stack.blocks, device) if line.startswith("ssd")]
+    return line
+
+
+def test_the_banner_names_mamba_ssm_on_a_gpu_where_it_is_installed(fake_mamba_ssm):
+    assert scan_line("cuda") == "ssd: mamba-ssm (mamba-ssm found)"
+    assert scan_line("cuda", kernel="torch") == "ssd: torch (asked for)"
+
+
+def test_the_banner_says_why_mamba_ssm_does_not_run(monkeypatch):
+    monkeypatch.setattr(native.ACTIVE, "kernels", {})
+    monkeypatch.setattr(native.ACTIVE, "choices", {})
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: None)
+    assert scan_line("cuda").startswith("ssd: torch (mamba-ssm is not installed: pip install")
+
+
+def test_the_banner_names_the_cpu_kernel_and_torch_without_it():
+    if native.library()[0]:
+        assert scan_line("cpu").startswith("ssd: native (built by")
+    with dispatch.without_native():
+        assert scan_line("cpu") == "ssd: torch (switched off)"
+
+
+def test_a_kernel_that_steps_in_is_named_too():
+    choice = dispatch.Choice("conv", "causal-conv1d", "causal-conv1d found", ("triton",))
+    expected = "conv: causal-conv1d (causal-conv1d found), triton for inputs that it does not take"
+    assert str(choice) == expected

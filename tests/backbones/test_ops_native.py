@@ -611,7 +611,7 @@ def test_no_kernel_hides_from_a_mode_that_counts(requested):
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False):
-        assert dispatch.choose("biwkv", requested, torch.ones(1, 4, 8)) == "torch"
+        assert dispatch.choose("biwkv", requested, [torch.ones(1, 4, 8)]) == "torch"
 
 
 @pytest.mark.parametrize("value", ["off", "false", "2"])

@@ -320,11 +320,14 @@ def test_what_is_saved_grows_with_the_tokens_not_their_square(op):
 @pytest.mark.parametrize("gap", [False, True])
 @pytest.mark.parametrize("kernel", ["mamba-ssm", "fla"])
 def test_the_ssd_kernels_are_fed_what_they_document(monkeypatch, kernel, gap):
+    skips = []
+
     def mamba(x, dt, A, B, C, chunk_size, D=None):
         assert dt.dtype == A.dtype == torch.float32
         assert x.dtype == B.dtype == C.dtype
         assert chunk_size & (chunk_size - 1) == 0
         assert chunk_size >= 16
+        skips.append(D)
         return dual.reference(x, dt, A, B, C, D)
 
     def fla(q, k, v, g, scale=None):
@@ -340,6 +343,24 @@ def test_the_ssd_kernels_are_fed_what_they_document(monkeypatch, kernel, gap):
     values = ssd_inputs(2, 24, 4, 8, 8, torch.float32)
     gaps = torch.randint(1, 5, (2, 24), generator=generator(2)) if gap else None
     assert relative(ssd(*values, decay_gap=gaps), dual.reference(*values, gaps)) < 1e-5
+    # mamba-ssm adds the skip in the same pass over x, where x has not been scaled.
+    assert [skip is not None for skip in skips] == ([] if kernel == "fla" else [not gap])
+
+
+@pytest.mark.parametrize(
+    ("chunk", "state", "tokens", "length"),
+    [
+        (64, 16, 256, 64),  # at least `chunk`
+        (64, 64, 256, 128),  # the state of S/2: twice the state
+        (64, 128, 1024, 256),  # mamba-ssm's own default, for its own default state
+        (64, 64, 100, 128),  # no longer than the tokens need
+        (64, 64, 40, 64),
+        (64, 64, 3, 16),  # its tiles begin at 16
+        (100, 8, 256, 128),  # a power of two
+    ],
+)
+def test_chunks_grow_with_the_state(chunk, state, tokens, length):
+    assert dual.chunk_length(chunk, state, tokens) == length
 
 
 @pytest.mark.parametrize("gap", [False, True])

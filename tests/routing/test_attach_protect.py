@@ -8,7 +8,9 @@ from torch import nn
 
 import routing
 from routing import AttachError, Selection
+from routing.attached.kept import KeptTokens
 from routing.attached.protected import force_keep, routable_positions
+from routing.layout import Layout
 
 pytest.importorskip("diffusers")
 pytest.importorskip("timm")
@@ -189,6 +191,63 @@ def test_a_foreign_model_evaluates_as_if_nothing_were_attached(name):
         dense_train = run(model, inputs)
     assert torch.equal(complete, dense_train)
     assert tokens[0] < tokens[1] and not torch.equal(routed, dense_train)
+
+
+def test_a_table_without_rows_for_the_class_token_is_gathered_where_image_tokens_are_protected():
+    """EVA's rotary table has a row for each image token: 0, then 1 to 3 and 4, 9 of the rest stay."""
+    positions = torch.arange(4, 17)[None]
+    kept = KeptTokens.select(Layout((1, 13), prefix=4), torch.tensor([0, 5]), positions, 17, front=1)
+    assert kept.index.tolist() == [[0, 1, 2, 3, 4, 9]]
+    rows = torch.arange(16.0)[None, :, None]
+    assert kept.move_behind_front.take(rows).flatten().tolist() == [0, 1, 2, 3, 8]
+
+
+def seen_by_block_1(model, blocks, inputs):
+    """The tokens (B, T, D) that come into block 1 in a training pass."""
+    inputs_of_block = []
+    hook = block_list(model, blocks)[1].register_forward_hook(
+        lambda m, a, k, o: inputs_of_block.append(k.get("hidden_states", a[0] if a else None).detach().clone()),
+        with_kwargs=True,
+    )  # fmt: skip
+    with torch.no_grad():
+        run(model.train(), inputs)
+    hook.remove()
+    return inputs_of_block[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_protected_and_kept_tokens_reach_the_blocks_of_every_model(name):
+    model, blocks, inputs, options = build_model(name)
+    dense = seen_by_block_1(model, blocks, inputs)
+    batch, total = dense.shape[:2]
+    with routing.attach(blocks, "1-2@0.5", **options) as attached:
+        seen_by_block_1(model, blocks, inputs)
+        layout = attached.inner[0]
+        routable = layout.full_length - layout.prefix
+    front = options.get("prefix", 0) or (total - routable if "protect" not in options else 0)
+    places = range(total)
+    protected = [front + 1, front + 2]
+    more = [slice(front + 1, front + 3)]
+    if "protect" in options:
+        given = options["protect"]
+        given = given if isinstance(given, list) else [given]
+        free = [p for p in places if not any(p in places[part] for part in given)]
+        protected, more = free[1:3], [*given, slice(free[1], free[2] + 1)]
+    for seed in range(3):
+        with routing.attach(blocks, "1-2@0.75", **(options | {"protect": more, "seed": seed})):
+            routed = seen_by_block_1(model, blocks, inputs)
+        assert routed.shape[1] < total
+        for sample in range(batch):
+            for place in protected:
+                assert (routed[sample] == dense[sample, place]).all(-1).any(), (place, seed)
+    keep = torch.zeros(batch, routable, dtype=torch.bool)
+    for sample in range(batch):
+        keep[sample, [sample, routable - 1 - sample]] = True
+    with routing.attach(blocks, "1-2@0.75", **(options | {"keep": keep})) as attached:
+        seen_by_block_1(model, blocks, inputs)
+        ids = attached.inner[0].ids.expand(batch, -1)
+    for sample in range(batch):
+        assert set(keep[sample].nonzero()[:, 0].tolist()) <= set(ids[sample].tolist())
 
 
 @pytest.mark.parametrize("name", ["Z-Image", "Z-Image omni"])

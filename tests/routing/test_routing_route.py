@@ -102,13 +102,13 @@ def test_auto_is_the_guideline():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("8-2", "route 8-2: start must not exceed end; blocks are 0..11; try route=2-8"),
-        ("2-30", "route 2-30: mamba-S has 12 blocks, 0..11; try route=2-11"),
-        ("2--20", "route 2--20: mamba-S has 12 blocks, 0..11; try route=0-2"),
-        ("-2--4", "route -2--4 (10-8 here): start must not exceed end; blocks are 0..11; try route=8-10"),
-        ("0-6+4-9", "route 0-6+4-9: 4-9 starts inside 0-6; try route=0-3+4-9"),
-        ("2-8+2-8", "route 2-8+2-8: 2-8 starts inside 2-8; try route=2-8"),
-        ("6-9+0-4", "route 6-9+0-4: segments must follow the blocks; try route=0-4+6-9"),
+        ("8-2", "route=8-2: start must not exceed end; blocks are 0..11; try route=2-8"),
+        ("2-30", "route=2-30: mamba-S has 12 blocks, 0..11; try route=2-11"),
+        ("2--20", "route=2--20: mamba-S has 12 blocks, 0..11; try route=0-2"),
+        ("-2--4", "route=-2--4 (10-8 here): start must not exceed end; blocks are 0..11; try route=8-10"),
+        ("0-6+4-9", "route=0-6+4-9: 4-9 starts inside 0-6; try route=0-3+4-9"),
+        ("2-8+2-8", "route=2-8+2-8: 2-8 starts inside 2-8; try route=2-8"),
+        ("6-9+0-4", "route=6-9+0-4: segments must follow the blocks; try route=0-4+6-9"),
     ],
 )
 def test_routes_that_do_not_fit(text, message):
@@ -134,7 +134,7 @@ def test_routes_that_do_not_fit(text, message):
         ("2-8+none", "none stands alone"),
         ([[1, 2, 3, 4]], "expected none, auto"),
         ("2-" + "9" * 5000, "expected none, auto"),
-        ([[2.5, 8]], "expected a block index"),
+        ([[2.5, 8]], "expected two block indices"),
         ([[2, 8, "x"]], "expected a number"),
     ],
 )

@@ -82,7 +82,7 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
     import backbones
     from experiments.config.compose import load
     from experiments.config.model import model_arguments
-    from experiments.data.data_options import describe
+    from experiments.data.registry import describe
 
     for words in cells(name):
         config = load(words)

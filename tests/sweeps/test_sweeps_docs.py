@@ -49,5 +49,5 @@ def test_example_clusters_make_the_script_that_they_say(part, tmp_path, monkeypa
 def test_the_tables_list_every_key():
     named = set(spans(CLUSTERS))
     keys = {field.name for field in dataclasses.fields(resources.Resources)}
-    assert keys - {"name", "scales"} <= named and "scales:" in named
+    assert keys - {"name", "scales", "fixed"} <= named and "scales:" in named
     assert set(grid.GRID_KEYS) <= {span.partition(":")[0] for span in spans(GRIDS)}

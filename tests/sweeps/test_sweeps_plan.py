@@ -23,12 +23,14 @@ from sweeps import (
     grid,
     overrides,
     plan,
+    resource_options,
     resources,
-    sbatch,
+    sbatch_script,
     slurm,
 )  # fmt: skip
 from sweeps import command as sweeps_command
 from sweeps.folder import Sweep
+from sweeps.live_jobs import LiveJobs
 from sweeps.planned_run import PlannedRun
 
 
@@ -219,10 +221,13 @@ def test_dependencies_of_slurm_are_one_task_for_weights_and_whole_arrays_for_tab
     train, tune, _ = planned(tmp_path, **chain()).runs
     table = dataclasses.replace(train, name="table", after=[train.name, "other", "gone"])
     ids = {train.name: "7_3", "other": "7_1"}
-    assert dependencies.slurm_dependency(train, ids) == ""
-    assert dependencies.slurm_dependency(tune, ids) == "afterok:7_3"
-    assert dependencies.slurm_dependency(tune, {}) == ""  # its parent is done
-    assert dependencies.slurm_dependency(table, ids) == "afterany:7"
+    assert LiveJobs(ids).condition(train) == ""
+    assert LiveJobs(ids).condition(tune) == "afterok:7_3"
+    assert LiveJobs({}).condition(tune) == ""  # its parent is done
+    # How a task that runs share ends says nothing about one of them.
+    for shared in ({train.name}, {tune.name}):
+        assert LiveJobs(ids, shared).condition(tune) == "afterany:7_3"
+    assert LiveJobs(ids).condition(table) == "afterany:7"
     runs = [train, tune, table]
     assert dependencies.levels(runs) == [[train], [tune, table]]
     states = {train.name: "failed", tune.name: "stopped", "table": "new"}
@@ -331,7 +336,7 @@ def test_tokens_that_stay_longer_cost_more(tmp_path):
     ],
 )
 def test_times_as_slurm_reads_them(text, minutes):
-    assert resources.minutes(text) == minutes
+    assert resource_options.minutes(text) == minutes
 
 
 def test_accounting_is_asked_for_numbers_alone(monkeypatch):
@@ -352,7 +357,7 @@ def test_a_time_needs_no_quotes(text, tmp_path):
     """YAML 1.1 would read a bare 4:30:00 as a number of base sixty."""
 
     def limit(scale="tiny"):
-        return resources.minutes(resources.load(str(path), scale).time)
+        return resource_options.minutes(resources.load(str(path), scale).time)
 
     path = tmp_path / "r.yaml"
     path.write_text(f"kind: slurm\n{text}\n")
@@ -366,8 +371,8 @@ def test_a_time_needs_no_quotes(text, tmp_path):
     ("values", "said"),
     [
         ({"kind": "pbs"}, "kind=pbs: expected one of slurm, local, debug"),
-        ({"gpu": 1}, "unknown key gpu; did you mean gpus"),
-        ({"gpu": None}, "unknown key gpu; did you mean gpus"),
+        ({"gpu": 1}, "unknown key cluster.gpu; did you mean gpus"),
+        ({"gpu": None}, "unknown key cluster.gpu; did you mean gpus"),
         ({"nodes": 0}, "nodes=0: expected an integer >= 1"),
         ({"nodes": True}, "nodes=true: expected an integer"),
         ({"cpus": "many"}, "cpus=many: expected an integer"),
@@ -411,7 +416,7 @@ def test_wrong_resources(tmp_path, values, said):
 def test_resources_have_sections_and_overrides():
     assert resources.load("slurm", "paper").gpus == 4 and resources.load("slurm", "tiny").gpus == 0
     place = resources.load("slurm", "paper", {"gpus": "2", "partition": "007", "time": "30"})
-    assert (place.gpus, place.partition, resources.minutes(place.time)) == (2, "007", 30)
+    assert (place.gpus, place.partition, resource_options.minutes(place.time)) == (2, "007", 30)
     with pytest.raises(SweepError, match="did you mean slurm"):
         resources.load("slrum")
 
@@ -453,7 +458,7 @@ def test_numbers_are_read_by_the_keys_that_want_them(tmp_path):
     path.write_text("kind: slurm\nnodes: 2\ngpus: 4\nmemory_gb: 1.5\ntflops: 1e2\ntime: 010\n")
     place = resources.load(str(path))
     assert (place.nodes, place.gpus, place.memory_gb, place.tflops) == (2, 4, 1.5, 100.0)
-    assert resources.minutes(place.time) == 10
+    assert resource_options.minutes(place.time) == 10
 
 
 def test_numbers_are_as_good_as_texts_for_sbatch(tmp_path):
@@ -477,13 +482,13 @@ def test_a_retry_takes_nothing_that_runs_code_from_a_folder_of_runs():
     for option in ("export", "export-file", "get-user-env", "container", "task-prolog", "bbf", "uid", "mail-user"):
         with pytest.raises(SweepError, match=f"cluster.extra={{{option}: .*type cluster= again"):
             resources.resume({**noted, "extra": {**kept, option: "x"}}, {})
-    with pytest.raises(SweepError, match="missing key kind: expected one of slurm"):
+    with pytest.raises(SweepError, match="missing key cluster.kind: expected one of slurm"):
         resources.resume({}, {})  # of a damaged record
 
 
 def script(place, runs=4):
     """The script of a batch: its sbatch options, its lines before srun, and srun's."""
-    text = sbatch.script(Sweep(Path("/runs"), "g"), place, runs, Path("/code"))
+    text = sbatch_script.script(Sweep(Path("/runs"), "g"), place, runs, Path("/code"))
     flags = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
     head, _, rest = text.partition("# command\n")
     return flags, head.partition("# setup\n")[2].split("\n")[:-2], rest.split("\n")[1]
@@ -492,7 +497,7 @@ def script(place, runs=4):
 @pytest.mark.parametrize("name", ["100%j", "a\\b"])
 def test_a_folder_whose_name_slurm_would_replace_is_refused(name):
     with pytest.raises(SweepError, match="replaces % and .* paths.runs=FOLDER"):
-        sbatch.script(Sweep(Path("/") / name, "g"), resources.load("slurm"), 1, Path("/code"))
+        sbatch_script.script(Sweep(Path("/") / name, "g"), resources.load("slurm"), 1, Path("/code"))
 
 
 @pytest.mark.parametrize(

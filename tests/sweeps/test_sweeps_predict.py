@@ -14,6 +14,7 @@ from analysis.step_penalty import Penalty, paired_penalty, penalties_by_step
 from experiments.config.model import run_cost
 from sweeps import SweepError, grid, predict
 from sweeps import command as sweeps_command
+from sweeps.cells import expand
 from sweeps.composition import load_config
 from sweeps.overrides import format_overrides
 from sweeps.pilot import comparisons, logged_on_the_way, pilot_grid
@@ -166,6 +167,11 @@ def test_a_pilot_has_every_dense_run_once_and_routed_ones_of_a_quarter_more_macs
         steps = row["train.steps"]
         assert steps % 5 == 0 and 0 <= steps - 1.25 * 50 / pair.m < 5
         assert row["eval.every"] == 5 and row["eval.metrics"] == ["heldout_loss"]
+    # The pilot of a cell with resources of its own gets these, and so does its dense run.
+    path.write_text(f"{GRID}\ncluster: {{memory_gb: 8}}\n")
+    chosen = grid.load(str(path))
+    pilot = pilot_grid(chosen, logged_on_the_way(comparisons(chosen, "tiny", {}), 50), 50, [3])
+    assert [cell.cluster for cell in expand(pilot)] == [{"memory_gb": 8}] * 2
 
 
 def test_published_pairs_are_predicted_without_training(tmp_path, monkeypatch, capsys):

@@ -31,8 +31,11 @@ from sweeps import (
     launch,
     pool,
     pool_gpus,
+    pool_process,
     resources,
     sbatch,
+    sbatch_script,
+    scheduler,
     slurm,
     snapshot,
     status,
@@ -221,7 +224,7 @@ def test_jobs_choose_for_themselves_how_long_threads_spin_and_are_not_the_job_th
     for name in ("SLURM_ARRAY_JOB_ID", "SLURM_MEM_PER_CPU", "SLURMD_NODENAME", "SLURM_CONF"):
         monkeypatch.setenv(name, "7")  # of the shell's own job, but for the last
     before = dict(os.environ)
-    with sbatch.job_environment(Path("code")):
+    with sbatch_script.job_environment(Path("code")):
         assert [name for name in os.environ if name.startswith("SLURM")] == ["SLURM_CONF"]
         assert "GOMP_SPINCOUNT" not in os.environ and os.environ["KMP_BLOCKTIME"] == "3"
         assert os.environ["PYTHONPATH"] == "code"
@@ -318,13 +321,13 @@ def test_a_pool_outlives_a_full_disk(tmp_path, monkeypatch):
         started.append(words[-1])
         return Done()
 
-    honest, refusals, started, tries = pool.atomic_write, [], [], []
-    values = {"jobs": {"a": "a.json", "b": "b.json"}, "workers": [None], "logs": str(tmp_path)}
+    honest, refusals, started, tries = pool_process.atomic_write, [], [], []
+    values = {"jobs": {"a": "a.json", "b": "b.json"}, "workers": 1, "logs": str(tmp_path)}
     (tmp_path / "pool.json").write_text(json.dumps(values))
-    monkeypatch.setattr(pool, "atomic_write", refused)
-    monkeypatch.setattr(pool.subprocess, "Popen", popen)
-    monkeypatch.setattr(pool.signal, "signal", lambda *_: None)
-    pool.Pool(tmp_path).run()
+    monkeypatch.setattr(pool_process, "atomic_write", refused)
+    monkeypatch.setattr(pool_process.subprocess, "Popen", popen)
+    monkeypatch.setattr(pool_process.signal, "signal", lambda *_: None)
+    pool_process.Pool(tmp_path).run()
     assert started == ["a.json", "b.json"] and refusals[:4] == [0, 0, 0, 0]
     assert run_folder.read(tmp_path / "state.json")["runs"] == {"a": "ENDED", "b": "ENDED"}
 
@@ -335,11 +338,11 @@ def test_a_pool_ends_on_a_disk_that_stays_full(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     tries = []
-    (tmp_path / "pool.json").write_text(json.dumps({"jobs": {}, "workers": [None], "logs": ""}))
-    monkeypatch.setattr(pool, "atomic_write", refused)
-    monkeypatch.setattr(pool.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(pool.time, "sleep", lambda _: None)
-    pool.Pool(tmp_path).run()
+    (tmp_path / "pool.json").write_text(json.dumps({"jobs": {}, "workers": 1, "logs": ""}))
+    monkeypatch.setattr(pool_process, "atomic_write", refused)
+    monkeypatch.setattr(pool_process.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(pool_process.time, "sleep", lambda _: None)
+    pool_process.Pool(tmp_path).run()
     assert len(tries) == 100
 
 
@@ -505,7 +508,7 @@ def test_a_pool_gives_each_worker_gpus_of_its_own(shop, monkeypatch):
     assert "needs 3 GPUs, 2 are visible; try cluster.workers=2" in text
     shop("launch", "cluster=local", "cluster.workers=2", "cluster.gpus=1")
     (folder,) = (shop.sweep.path / "pools").iterdir()
-    assert run_folder.read(folder / "pool.json")["workers"] == [["3"], ["5"]]
+    assert run_folder.read(folder / "pool.json")["gpus"] == ["3", "5"]
     until(lambda: shop.states() == {0: "done", 1: "done"}, what="both")
     text = shop("launch", "cluster=local", "cluster.tasks=2", "seed=9", code=2)
     assert "cluster=slurm" in text and "torchrun" in text
@@ -639,7 +642,7 @@ def test_tasks_of_a_cut_off_submission_are_told_by_their_numbers(tmp_path):
     sweep = Sweep(tmp_path, "g")
     sweep.intend(JobBatch("g.b", "slurm", "slurm", ["r0", "r1", "r2"], 1.0, "c"))
     queued = {i: slurm.QueueJob(i, "RUNNING", name="g.b") for i in ("18_2", "18_1")}
-    status.adopt(sweep, sweep.batches(), queued)  # the first has ended, and left the queue
+    scheduler.adopt(sweep, sweep.batches(), queued)  # the first has ended, and left the queue
     assert sweep.batches()[0].ids == {"r1": "18_1", "r2": "18_2"}
 
 
@@ -773,7 +776,7 @@ def test_the_script_asks_for_what_the_resources_say(tmp_path):
         "gpus": "4",
     }
     place = resources.load("slurm", "paper", {**keys, "extra": "{mail-type: END}", "throttle": "3"})
-    text = sbatch.script(Sweep(tmp_path / "a b", "g"), place, 5, tmp_path / "code")
+    text = sbatch_script.script(Sweep(tmp_path / "a b", "g"), place, 5, tmp_path / "code")
     for line in (
         "--partition=gpu", "--account=me", "--qos=long", "--constraint=h100", "--nodes=2", "--ntasks-per-node=4",
         "--gpus-per-node=4", "--array=0-4%3", "--time=2880", "--signal=USR2@300", "--requeue", "--mail-type=END",

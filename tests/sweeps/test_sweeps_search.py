@@ -11,8 +11,9 @@ import yaml
 from slurm_lab import COMMANDS, STUB, until, use_stubs, write_grid
 from small import ROOT
 
+from experiments.runtime.locks import locked
 from sweeps import command as sweeps_command
-from sweeps import grid, pool, pool_gpus
+from sweeps import grid, pool_gpus
 from sweeps.folder import Sweep
 from sweeps.optuna_study import distributions, import_optuna, study_location, summary
 
@@ -244,5 +245,5 @@ def test_pools_of_one_sweep_take_gpus_that_are_free(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "state.json").write_text(json.dumps({"runs": {}, "gpus": ["0", "2"]}))
     assert pool_gpus._busy_gpus(sweep) == set()
-    with pool.locked(folder):
+    with locked(folder):
         assert pool_gpus._busy_gpus(sweep) == {"0", "2"}

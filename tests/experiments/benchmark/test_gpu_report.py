@@ -172,7 +172,7 @@ def test_a_listed_device_gets_its_page(tmp_path, monkeypatch, capsys):
     plain, broken = steps[:2], steps[2:]
     assert [row["backbone"] for part in plain for row in part["rows"]] == ["dit", "dit", "rwkv", "rwkv"]
     assert "of allowed" in page and "rwkv-T/2" in page
-    assert all(part["rc"] == 2 and "route 9-9" in part["output"][-1] for part in broken)
+    assert all(part["rc"] == 2 and "route=9-9" in part["output"][-1] for part in broken)
     assert "failed (exit code 2)" in page
     assert len(training) == 4
     assert all(part["rc"] == 0 and "images per second" in "".join(part["output"]) for part in training)

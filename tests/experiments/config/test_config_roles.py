@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from small import ROOT
 
 from experiments.config import Config, role
-from experiments.config.compose import compose
+from experiments.config.compose import compose, load
 from experiments.runtime.nested import flatten
 
 BASE = sorted(flatten(compose([])))
@@ -83,3 +83,21 @@ def test_published_runs_keep_their_names():
                     assert folder in (name, f"{name}-{values['train']['steps']}")
                     seen += 1
     assert seen >= 30  # the published runs, made by commands of many versions
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("train.optimizer=muon", "optimizer"),
+        ("backbone=mamba backbone.mixers=1", "mixers"),
+        ("backbone.skips=true", "skips"),
+        ("objective=flow objective.clamp=0.1", "clamp"),
+        ("guidance.channels=1", "channels"),
+    ],
+)
+def test_a_newer_option_is_hashed_only_at_other_values_than_its_default(word, key):
+    words = word.split()
+    group = words[-1].partition(".")[0]
+    others = words[:-1]
+    assert key in load(others).to_dict()[group] and key not in load(others).hashed()[group]
+    assert key in load(words).hashed()[group]

@@ -9,7 +9,7 @@ import torch
 from data_tools import right
 
 from experiments.components import describe_data
-from experiments.data import DataError, MnistOptions, create, image_options, image_sets
+from experiments.data import DataError, MnistOptions, create, image_options
 from experiments.evaluation import create_features
 from experiments.runtime.files import default_cache
 
@@ -108,7 +108,7 @@ def test_a_damaged_file_is_one_sentence(tmp_path, monkeypatch, content):
         create({"name": "mnist"})
     assert "\n" not in str(error.value)
     path.write_bytes(gzip.compress(table(3, label=9)))
-    images, labels = image_sets.read(MnistOptions()).splits["train"]
+    images, labels = MnistOptions().read().splits["train"]
     assert labels.tolist() == [9, 9] and np.array_equal(images, np.zeros((2, 1, 32, 32)))
 
 

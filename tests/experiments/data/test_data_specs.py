@@ -1,12 +1,16 @@
+import importlib
+
 import numpy as np
 import pytest
 import torch
 from data_tools import latents, write_lightning, write_store, write_tars
 
 from experiments.config import load, names
-from experiments.data import create, data_options, image_options
-from experiments.data.data_options import DataError, ShapeError, describe, fingerprint
-from experiments.data.image_sets import LabelledImages, PixelSet, split_by_class
+from experiments.data import create, image_options, registry
+from experiments.data.data_options import DataError, ShapeError
+from experiments.data.dataset import PixelSet
+from experiments.data.image_sets import LabelledImages, split_by_class
+from experiments.data.registry import describe, fingerprint
 from routing.errors import UserError
 
 LABELS = [k % 4 for k in range(8)]
@@ -36,10 +40,10 @@ def test_the_patch_of_scale_tiny_follows_the_data():
 
 
 def test_a_data_set_names_what_scores_it():
-    for name in data_options.names():
-        assert data_options.evaluation_preset(name) in names("eval")
+    for name in registry.DATA_SETS:
+        assert registry.evaluation_preset(name) in names("eval")
         assert load([f"data={name}"]).eval == load([f"data={name}", f"eval={name}"]).eval
-    assert data_options.evaluation_preset("blobs") == "none"
+    assert registry.evaluation_preset("blobs") == "none"
 
 
 @pytest.mark.parametrize("layout", ["store", "tars", "moments", "lightning"])
@@ -88,7 +92,7 @@ def test_what_is_not_there_is_described(tmp_path):
 
 
 def test_a_data_set_of_ones_own_is_one_file(tmp_path, monkeypatch):
-    """What CONTRIBUTING says, done: blobs.py is found by its name, described without torch, and read."""
+    """What CONTRIBUTING says, done: a file and its entry in DATA_SETS, which is described and read."""
     (tmp_path / "blobs.py").write_text(
         "from dataclasses import dataclass\n"
         "from experiments.data.image_options import ImageOptions\n"
@@ -103,12 +107,11 @@ def test_a_data_set_of_ones_own_is_one_file(tmp_path, monkeypatch):
         "        split = images, np.array([0, 1, 0, 1])\n"
         "        return LabelledImages({'train': split, 'test': split}, ['round', 'square'])\n"
     )
-    import experiments.data
-
-    monkeypatch.setattr(experiments.data, "__path__", [*experiments.data.__path__, str(tmp_path)])
-    assert "blobs" in data_options.names()
-    assert data_options.describe({"name": "blobs"})["shape"] == [1, 8, 8]
-    batch = experiments.data.create({"name": "blobs"}, task="class").batch(torch.arange(4), None)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = importlib.import_module("blobs").BlobsOptions
+    monkeypatch.setitem(registry.DATA_SETS, "blobs", options)
+    assert registry.describe({"name": "blobs"})["shape"] == [1, 8, 8]
+    batch = create({"name": "blobs"}, task="class").batch(torch.arange(4), None)
     assert batch.x.shape == (4, 1, 8, 8) and batch.y.tolist() == [0, 1, 0, 1]
 
 

@@ -215,7 +215,7 @@ def test_a_wrong_name_and_a_dry_run():
     with pytest.raises(UserError, match=r"data\.flip=mirrored: expected one of auto, mirror, none"):
         load(["data=torchvision", "data.flip=mirrored"])
     code = (
-        "import sys; from experiments.config import load; from experiments.data.data_options import describe\n"
+        "import sys; from experiments.config import load; from experiments.data.registry import describe\n"
         "config = load(['data=torchvision', 'data.set=CIFAR100', 'data.root=/nowhere'])\n"
         "print(describe(config.data), 'torch' in sys.modules or 'torchvision' in sys.modules)"
     )

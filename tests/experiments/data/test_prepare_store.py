@@ -343,7 +343,7 @@ def test_a_full_disk_loses_nothing(folder, tmp_path, vae, small_disk, capsys):
     more = ("--size", 256, "--shard", 2, "--no-flips")
     assert run(folder, whole, vae, *more) == 0
     out = disk / "out"
-    fails(capsys, run(folder, out, vae, *more), "the disk is full", "type the same command to go on")
+    fails(capsys, run(folder, out, vae, *more), "the disk is full", "run the same command again to resume")
     assert not list(out.glob(".*")) and not (out / "manifest.json").exists()
     enlarge()
     assert run(folder, out, vae, *more) == 0

@@ -223,7 +223,7 @@ def test_ddpm_bound_is_the_divergence_of_two_gaussians(step, fraction):
 
 
 def test_ddpm_bound_at_step_0_is_a_likelihood_of_8_bit_values():
-    from experiments.diffusion.ddpm_chain import discretised_nll
+    from experiments.diffusion.ddpm import discretised_nll
 
     levels = (torch.arange(256, dtype=torch.float64) / 127.5) - 1
     mean, log_std = torch.tensor(0.1, dtype=torch.float64), torch.tensor(-1.0, dtype=torch.float64)

@@ -246,10 +246,10 @@ def test_what_a_run_will_need_can_be_checked_at_its_start(case: Case, tmp_path: 
 
 
 def test_progress_is_reported(case: Case) -> None:
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[int, int | None]] = []
 
     class Watched(Console):
-        def progress(self, what: str, total: int, done: int = 0) -> Any:
+        def progress(self, what: str, total: int | None = None, done: int = 0) -> Any:
             bar = super().progress(what, total, done)
             bar.update = lambda done, text="": seen.append((done, total))  # type: ignore[method-assign]
             return bar

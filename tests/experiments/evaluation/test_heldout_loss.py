@@ -10,7 +10,7 @@ import torch
 from small import small
 
 from experiments import components as build
-from experiments.diffusion.objective import create_objective
+from experiments.diffusion.objectives import create_objective
 from experiments.evaluate import parser
 from experiments.evaluation import heldout_loss
 from experiments.evaluation.evaluate_command import evaluate

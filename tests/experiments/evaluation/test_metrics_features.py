@@ -70,7 +70,7 @@ def autoencoder(digits: object) -> object:
 
 
 def test_the_autoencoder_draws_held_out_digits_again(digits: object, autoencoder: object) -> None:
-    (quality,) = re.findall(r"(\S+)% of the variance explained on held-out images", autoencoder.note)
+    (quality,) = re.findall(r"(\S+)% of held-out variance explained", autoencoder.note)
     assert float(quality) > 90
     codes = autoencoder(whole_split(digits, "train")[0])["features"]
     # A code half as long as the image; no number of it outweighs the others, none is dead.

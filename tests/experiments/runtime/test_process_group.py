@@ -80,11 +80,23 @@ def test_consistent_environments(monkeypatch, environment, group):
             "MASTER_PORT='x' .expected a whole number, 1 to 65535",
         ),
         (
-            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", **TORCHRUN, "MASTER_ADDR": "nohost.invalid"},
+            {
+                "RANK": "1",
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": "1",
+                **TORCHRUN,
+                "MASTER_ADDR": "nohost.invalid",
+            },
             "MASTER_ADDR='nohost.invalid' .expected the name or address of a host",
         ),
         (
-            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", **TORCHRUN, "MASTER_ADDR": "x" * 70},
+            {
+                "RANK": "1",
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": "1",
+                **TORCHRUN,
+                "MASTER_ADDR": "x" * 70,
+            },
             "MASTER_ADDR='xxx",
         ),
         ({"LOCAL_WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE=2 with WORLD_SIZE not set"),

@@ -7,7 +7,10 @@ import pty
 import re
 import struct
 import subprocess
+import sys
 import termios
+import time
+from collections.abc import Callable
 from fcntl import ioctl
 from pathlib import Path
 
@@ -15,13 +18,19 @@ import pytest
 from small import command, overrides
 
 from experiments.runtime.console import Console
+from experiments.runtime.errors import print_error
 from sweeps.run_status import STATES
 
 LEGIBLE = {"0", "1", "2", "3", "31", "32", "35"}  # plain, bold, dim, italic, red, green, magenta
 
 
-def shown(words: list[str], cwd: Path, **environment: str) -> str:
-    """Return what a command writes to a terminal of 80 columns."""
+def shown(
+    words: list[str],
+    cwd: Path,
+    watch: Callable[[subprocess.Popen[bytes], bytes], None] | None = None,
+    **environment: str,
+) -> str:
+    """Return what a command writes to a terminal of 80 columns; `watch` gets each piece."""
     ours, theirs = pty.openpty()
     ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")} | {
@@ -40,9 +49,59 @@ def shown(words: list[str], cwd: Path, **environment: str) -> str:
         if not piece:
             break
         found += piece
+        if watch is not None:
+            watch(process, piece)
     os.close(ours)
     assert process.wait(60) == 0, found.decode()
     return found.decode()
+
+
+def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
+    """Return the CPU time of a process, without that of compilers that it starts."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads CPU times from /proc")
+def test_a_first_run_is_never_silent_and_fits_eighty_columns(tmp_path):
+    """With empty caches: the longest silence in CPU seconds of the run, which load leaves alone."""
+    words = command(
+        "backbone=mamba", "data=digits", "route=2-8", "train.steps=20", "train.sample_every=10",
+        "eval.every=10", "eval.samples=60", "train.threads=1", "paths.runs=runs",
+    )  # fmt: skip
+    silences: list[tuple[float, bytes]] = []
+    last = 0.0
+
+    def watch(process: subprocess.Popen[bytes], piece: bytes) -> None:
+        nonlocal last
+        if process.poll() is None:
+            now = cpu_seconds(process)
+            silences.append((now - last, piece))
+            last = now
+
+    text = shown(words, tmp_path, watch=watch, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    lines = re.split(r"[\r\n]+", plain)
+    plain = "\n".join(lines)
+    assert max(map(len, lines)) <= 80, max(lines, key=len)
+    assert len(silences) > 50 and max(silences)[0] < 2, max(silences)
+    phases = (
+        "loading PyTorch", "building the CPU kernels", "preparing data and model", "score networks",
+        "preview", "final samples", "sample", "held-out loss", "step",
+    )  # fmt: skip
+    for phase in phases:
+        assert re.search(rf"^{phase}.*\d+:\d\d|^{phase}.*\d s", plain, re.M), phase
+    assert re.search(r"^sample .*0/60  batch \d+%", plain, re.M)
+    assert re.search(r"^step .* 10/20  \[", plain, re.M)
+    assert re.search(r"20/20  loss \d.\d+ .*\[\d:\d\d<\d:\d\d\]", plain)
+    assert re.search(r"^step 10:  FD .*  held-out loss", plain, re.M)
+    table = plain.split("scores at step 20:")[1]
+    names = re.findall(r"^ (\S.*?)(?: [↑↓])? +[\d.]+   \w", table, re.M)
+    assert names == ["FD", "accuracy", "precision", "recall", "held-out loss", "memorisation"]
+    assert re.search(r"^training +\d+:\d\d for 20 steps", table, re.M)
+    assert re.search(r"^samples +runs/.*final.png$", table, re.M)
+    assert re.search(r"^next .*\n  python \S+sample\S* runs/mamba", table, re.M)
 
 
 @pytest.mark.slow
@@ -66,15 +125,30 @@ def test_the_status_of_a_sweep_is_legible_too():
     assert set(" ".join(STATES.values()).split()) <= {"green", "red", "magenta", "bold", "dim"}
 
 
-def test_lines_and_tables_are_never_wrapped(capsys):
+def test_lines_break_between_words_on_a_terminal_and_nowhere_else(capsys):
     console = Console()
-    console.live, console.rich.width = True, 24
-    line = "one two three four five six /a/path/that/no/line/of/so/few/columns/holds and more"
+    line = "kernel  one two three four /a/path/that/no/line/of/so/few/columns/holds and more"
     console.say(line)
     console.table("title", [[line, "1"]], ["name", "value"])
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == line
-    assert sum(line in row for row in printed) == 2
+    assert printed[0] == line and sum(line in row for row in printed) == 2
+    console.live, console.rich.width = True, 24
+    console.say(line)
+    console.say("short")
+    assert capsys.readouterr().out.splitlines() == [
+        "kernel  one two three",
+        "        four",
+        "        /a/path/that/no/line/of/so/few/columns/holds",
+        "        and more",
+        "short",
+    ]
+
+
+def test_a_table_has_texts_on_the_left_and_numbers_on_the_right(capsys):
+    rows = [["FD", "1.5", "a distance"], ["accuracy", "0.25", "a share"]]
+    Console().table("title", rows, ["score", "value", "meaning"], texts=["meaning"])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert " FD           1.5   a distance" in lines and " accuracy    0.25   a share" in lines
 
 
 def test_a_slow_start_does_not_stay_in_the_time_left(monkeypatch, capsys):
@@ -123,3 +197,76 @@ def test_a_display_inside_another_shares_it():
         shown = {task.description: task.completed for task in console._bar.tasks}
         assert shown == {"step": 0, "sample": 2} and inner.bar is outer.bar
     assert console._bar is None
+
+
+def test_the_first_step_does_not_count_for_the_time_left(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("experiments.runtime.console.time.monotonic", lambda: now[0])
+    bar = Console(quiet=True).progress("step", 3000)
+    now[0] = 60.0  # compilation
+    for done in range(1, 51):
+        bar.advance(done)
+        assert bar.status() == f"{done}/3000  [1:{int(now[0]) - 60:02d}]"
+        now[0] += 0.1
+    now[0] -= 0.1
+    bar.update(50, "loss 1")
+    assert bar.status() == "50/3000  loss 1  [1:04<4:55]"  # 2950 steps of 0.1 s
+
+
+def test_times_move_on_between_updates(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("experiments.runtime.console.time.monotonic", lambda: now[0])
+    console = Console(quiet=True)
+    with console.progress("step", 100) as outer, console.progress("preview") as inner:
+        assert (outer.status(), inner.status()) == ("0/100  [0:00]", "[0:00]")
+        for done in (10, 20):
+            now[0] += 10.0
+            outer.update(done, "loss 1", pending=20.0)
+        assert outer.status() == "20/100  loss 1  [0:20<1:40]"
+        now[0] += 5.0
+        assert outer.status() == "20/100  loss 1  [0:25<1:35]"
+        show = console.part_of(4)  # of the innermost display
+        show(1)
+        assert inner.status() == "25%  [0:25]" and outer.part == 0
+        show(4)
+        assert inner.status() == "[0:25]"
+
+
+def test_without_a_terminal_a_line_comes_without_updates_from_the_innermost_display(
+    monkeypatch, capsys
+):
+    monkeypatch.setattr("experiments.runtime.console._PLAIN_CHECK_S", 0.01)
+    monkeypatch.setattr("experiments.runtime.console.PLAIN_EVERY_S", (0.05, 0.05))
+    console = Console()
+    with console.progress("step", 10), console.progress("preview") as inner:
+        deadline = time.monotonic() + 60
+        printed = ""
+        while printed.count("preview") < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+            printed += capsys.readouterr().out
+    assert printed.count("preview [0:0") >= 2 and "step" not in printed and inner._closed.is_set()
+
+
+@pytest.mark.parametrize(("elapsed", "interval"), [(5, 2), (50, 5), (5000, 10)])
+def test_lines_of_a_log_thin_out(monkeypatch, elapsed, interval):
+    now = [0.0]
+    monkeypatch.setattr("experiments.runtime.console.time.monotonic", lambda: now[0])
+    bar = Console(quiet=True).progress("step", 10)
+    bar.last_line = elapsed - interval + 0.1
+    now[0] = float(elapsed)
+    assert not bar._line_is_due()
+    bar.last_line = elapsed - interval - 0.1
+    assert bar._line_is_due()
+
+
+def test_an_error_breaks_between_words_on_a_terminal_and_is_one_line_elsewhere(monkeypatch, capsys):
+    text = "train.batch=7 does not fit /a/path/that/is/longer/than/the/terminal: type train.batch=8"
+    print_error(text)
+    assert capsys.readouterr().err == f"error: {text}\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "30")
+    print_error(text)
+    lines = capsys.readouterr().err.splitlines()
+    assert " ".join(line.strip() for line in lines) == f"error: {text}"
+    assert "  /a/path/that/is/longer/than/the/terminal:" in lines
+    assert all(len(line) <= 30 for line in lines if "/a/path" not in line)

@@ -115,6 +115,26 @@ def test_jit_trains_routed_and_samples(tmp_path):
     sample(config, run, ["guidance=cfg"])
 
 
+CLASS_TOKENS = ("route=1-2", "backbone.context_tokens=4", "train.encoder=ema", "train.align_loss=smooth_l1")
+
+
+@pytest.mark.parametrize("backbone", ["lightningdit", "mamba", "rwkv"])
+def test_class_tokens_train_routed_and_sample(backbone, tmp_path):
+    """With SRA's other loss, micro-batches and bf16; guidance drops the class in them too."""
+    words = ["experiment=jit", f"backbone={backbone}", *CLASS_TOKENS]
+    config, run = two_steps(tmp_path, *words, "train.precision=bf16", "train.micro_batch=4")
+    model = load_model(run).model
+    assert model.prefix == 4 and model.context.positions.shape == (4, model.width)
+    sample(config, run, ["guidance=cfg"])
+
+
+def test_class_tokens_without_classes_are_one_sentence(tmp_path):
+    result = run_command(*overrides(tmp_path, "task=none", "backbone.context_tokens=4"))
+    assert result.returncode == 2
+    error = "context_tokens=4: expected 0 in a model without classes"
+    assert error in result.stderr and "Traceback" not in result.stderr
+
+
 @pytest.mark.slow
 def test_two_ranks_learn_what_one_learns_with_x_prediction(tmp_path):
     words = ("experiment=jit", "route=1-2", "sampler.steps=2")

@@ -129,7 +129,7 @@ def test_sigint_saves_says_how_to_go_on_and_exits_130(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "saved step" in errors and "type the same command to go on" in errors
+    assert "saved step" in errors and "run the same command again to resume" in errors
     status = json.loads((folder_of(tmp_path) / "status.json").read_text())
     assert status["status"] == "stopped" and status["step"] > 0
     assert (

@@ -20,6 +20,7 @@ from small import small
 from experiments import components as build
 from experiments.config.model import run_cost
 from experiments.evaluation.pictures import save_png
+from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.trained_model import load_model
 from experiments.runtime import console, memory, records, signals
 from experiments.runtime.errors import Interrupted
@@ -90,7 +91,9 @@ def test_fewer_steps_than_are_saved_end_with_pictures_and_scores_of_the_step_the
     assert (config.folder / "samples" / "final.png").is_file()
 
 
-def test_pictures_of_fewer_steps_are_made_anew_after_a_kill_between_two_of_more(tmp_path, monkeypatch):
+def test_pictures_of_fewer_steps_are_made_anew_after_a_kill_between_two_of_more(
+    tmp_path, monkeypatch
+):
     folder = train(small(tmp_path), quiet=True)
     names = ("samples/final.png", "progress.gif")
     before = [(folder / name).read_bytes() for name in names]
@@ -139,7 +142,9 @@ def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, m
     monkeypatch.setattr(memory, "available_memory", lambda: int(cost.training_bytes(3) / 0.8))
     assert make_run(config).step.micro_batch_size == 2
     train(config)
-    assert "micro-batch 2: the largest that fits; 8 samples are accumulated" in capsys.readouterr().out
+    assert (
+        "micro-batch 2: the largest that fits; 8 samples are accumulated" in capsys.readouterr().out
+    )
 
 
 def test_what_a_model_too_large_is_advised_is_taken(tmp_path, monkeypatch):
@@ -194,12 +199,12 @@ def test_a_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch):
     before = [p.detach().clone() for p in run.state.params]
     run.step.run()
     assert all(torch.equal(a, b) for a, b in zip(before, run.state.params, strict=True))
-    assert run.state.tally[3] == 1 and run.state.tally[4] == 1
+    assert run.state.tally.bad_steps == 1 and run.state.tally.bad_streak == 1
     monkeypatch.setattr(TrainingStep, "loss", honest)
     run.step.run()
     run.step.run()
     assert not all(torch.equal(a, b) for a, b in zip(before, run.state.params, strict=True))
-    assert run.state.tally[3] == 1 and run.state.tally[4] == 0
+    assert run.state.tally.bad_steps == 1 and run.state.tally.bad_streak == 0
 
 
 @pytest.mark.parametrize(
@@ -214,9 +219,31 @@ def test_a_spike_is_seen_above_the_least_loss_there_is(encoder, losses, spikes, 
     run = make_run(small(tmp_path, f"train.encoder={encoder}", "train.align_weight=2"))
     run.state.step = 1
     for loss in losses:
-        run.state.tally[:3] = torch.tensor([loss, 1.0, 1.0])
+        run.state.tally.values[:3] = torch.tensor([loss, 1.0, 1.0])
         run.report(run.console.progress("step", 9))
     assert run.state.spikes == spikes
+
+
+def test_the_time_left_counts_previews_a_final_picture_and_scores(tmp_path):
+    """By hand: 10 classes, 4 previews a class by 5 Euler steps, 8 final pictures a class, 40 scored samples."""
+    run = make_run(
+        small(tmp_path, "train.steps=30", "train.sample_every=10", "eval=digits", "eval.every=15",
+              "eval.samples=40", "eval.metrics=[fd,heldout_loss]", "sampler=heun", "sampler.steps=5",
+              "guidance=none", "backbone=mamba", "route=1-2")
+    )  # fmt: skip
+    evaluation, run.state.step = run.evaluation, 1
+    macs = SamplingPipeline.make(run.model, run.config).cost().macs / 9  # of a dense pass
+    preview, final = 40 * 5 * macs, 80 * 9 * macs
+    scores = 40 * 9 * macs + 2 * 1000 * macs
+    # Previews and scores at steps 10 and 20, and 15; all after the last step. A third of a training step's time.
+    expected = (3 * preview + final + 2 * scores) * 3e-9 / 3
+    assert evaluation.seconds_left(3e-9) == pytest.approx(expected)
+    evaluation.seconds["preview"] += [1.0, 3.0]
+    expected = 3 * 2.0 + (final + 2 * scores) * 1e-9
+    assert evaluation.seconds_left(3e-9) == pytest.approx(expected)
+    evaluation.seconds["scores"] += [5.0]
+    run.state.step = 30
+    assert evaluation.seconds_left(3e-9) == pytest.approx(2.0 + 5.0 + final * 1e-9)
 
 
 def test_a_run_that_diverges_stops_and_says_where(tmp_path, monkeypatch):
@@ -250,7 +277,9 @@ def test_roll_back_goes_on_with_other_numbers(tmp_path, monkeypatch):
     honest = TrainingStep.loss
 
     def poison(self, rows, batch=None):
-        return honest(self, rows) * (float("nan") if self.state.rollbacks == 0 and self.state.step >= 4 else 1.0)
+        return honest(self, rows) * (
+            float("nan") if self.state.rollbacks == 0 and self.state.step >= 4 else 1.0
+        )
 
     monkeypatch.setattr(TrainingStep, "loss", poison)
     config = small(
@@ -273,7 +302,9 @@ def test_roll_back_goes_to_before_the_first_bad_step(keep, tmp_path, monkeypatch
 
     def poison(self, rows, batch=None):
         went.append((self.state.rollbacks, self.state.step))
-        return honest(self, rows) * (float("nan") if self.state.rollbacks == 0 and self.state.step >= 3 else 1.0)
+        return honest(self, rows) * (
+            float("nan") if self.state.rollbacks == 0 and self.state.step >= 3 else 1.0
+        )
 
     monkeypatch.setattr(TrainingStep, "loss", poison)
     config = small(
@@ -408,7 +439,9 @@ def test_a_block_of_handlers_inside_another_forgets_no_signal():
     assert [signal.getsignal(getattr(signal, name)) for name in signals.NAMES] == before
 
 
-def test_a_run_that_diverged_looks_for_a_checkpoint_in_the_first_process_first(tmp_path, monkeypatch):
+def test_a_run_that_diverged_looks_for_a_checkpoint_in_the_first_process_first(
+    tmp_path, monkeypatch
+):
     """Two processes would set the same damaged checkpoint aside at once."""
     run, first = make_run(small(tmp_path)), []
 
@@ -454,7 +487,8 @@ def test_init_loads_the_parents_ema_and_is_another_run(tmp_path):
     run.state.start_from(child, print)
     expected = weights(parent)
     assert all(
-        torch.equal(p.detach(), expected[n]) for n, p in zip(run.state.names, run.state.params, strict=True)
+        torch.equal(p.detach(), expected[n])
+        for n, p in zip(run.state.names, run.state.params, strict=True)
     )
     wrong = small(tmp_path, f"init={parent}", "backbone.width=48")
     with pytest.raises(ValueError, match="does not fit"):
@@ -465,8 +499,8 @@ def test_routing_can_be_switched_off_after_a_fraction(tmp_path):
     run = make_run(small(tmp_path, "route=1-2", "routing.off_after=0.5"))
     rows = run.step.draws(torch.arange(8))
     assert (
-        str(run.step.routes.every_step.on(run.step.routes.schedule.at(0.49), rows).route) == "1-2"
-        and run.step.routes.every_step.on(run.step.routes.schedule.at(0.5), rows) is None
+        str(run.step.routes.step_routing.on(run.step.routes.schedule.at(0.49), rows).route) == "1-2"
+        and run.step.routes.step_routing.on(run.step.routes.schedule.at(0.5), rows) is None
     )
     assert run.step.routes.macs(run.step.routes.schedule.at(0.9)) == run_cost(run.config).macs_dense
 
@@ -491,4 +525,4 @@ def test_a_damaged_line_does_not_keep_a_run_from_its_end(name, line, tmp_path, c
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["step"], summary["scores"]) == ("done", 6, {})
     assert (summary["loss"] is None) == (line is None)
-    assert "images per second" in capsys.readouterr().out
+    assert re.search(r"^training +\d+:\d\d for 6 steps", capsys.readouterr().out, re.M)

@@ -12,7 +12,7 @@ from test_train_loop import make_run
 from experiments.config.compose import load
 from experiments.config.model import model_arguments, run_cost
 from experiments.config.routes import check_guided
-from experiments.data.data_options import describe
+from experiments.data.registry import describe
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.options.guidance import GUIDANCE
 from experiments.options.roles import parse_named
@@ -60,8 +60,8 @@ def test_every_variant_trains_samples_and_ends(name, tmp_path):
     [
         ("route=1-2 guidance.route=2-80", "guidance.strong=0.5 on route 2-80: .* try route=2-3"),
         ("route=1-2 routing.remove=after:1 guidance.route=2-3", "block 1 is not in route 2-3"),
-        ("route=1-2 routing.learned=fuse guidance.route=0-1", "fuse belongs to one span"),
-        ("route=1-2@0.75 routing.selection=quad guidance.strong=0", "guidance.weak=0.9 on .* quad"),
+        ("route=1-2 routing.learned=fuse guidance.route=0-1", "fuse: belongs to one span"),
+        ("route=1-2@0.75 routing.selection=quad guidance.strong=0", "guidance.weak=0.9 on .* selection=quad"),
     ],
 )
 def test_guidance_that_the_model_cannot_make_is_refused_before_training(words, said, tmp_path):
@@ -73,7 +73,7 @@ def test_guidance_that_the_model_cannot_make_is_refused_before_training(words, s
 
 @pytest.mark.parametrize(
     ("word", "said"),
-    [("size=T/3", "cut into patches of side 3"), ("backbone.decoder={x:1}", "unknown key")],
+    [("size=T/3", "patch of 3 does not divide 8x8"), ("backbone.decoder={x:1}", "unknown key")],
 )
 def test_a_model_that_cannot_be_made_leaves_no_run_folder(word, said, tmp_path):
     with pytest.raises(UserError, match=said):

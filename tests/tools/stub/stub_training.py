@@ -1,7 +1,7 @@
 """A training that only counts: the files, signals and exit of a real run, in milliseconds a step.
 
 It reads `stub.json` in the folder of runs: {"*": {...}, "3": {...}} by seed, with `sleep` (seconds a step),
-`fail` (step at which it raises), `save_every`, `stuck` (never saves), `weights` (written at the end).
+`fail` (step at which it raises), `save_every`, `memory_mb` (that it holds), `stuck` (never saves), `weights` (written at the end).
 """
 
 import json
@@ -67,6 +67,7 @@ def work(config, folder, options, write):
             (folder / "checkpoints" / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
 
     tell("running", images_per_s=10.0, eta_s=5)
+    ballast = np.ones(int(options.get("memory_mb", 0) * 2**17))  # 8 bytes each
     while step < steps:
         time.sleep(options["sleep"])
         step += 1
@@ -97,7 +98,8 @@ def work(config, folder, options, write):
             "world": world,
         }
         summary |= {"master": os.environ.get("MASTER_ADDR", "")}
-        summary |= {"threads": os.environ.get("OMP_NUM_THREADS")}
+        summary |= {"threads": os.environ.get("OMP_NUM_THREADS"), "ballast": len(ballast)}
+        summary |= {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
         if options.get("weights"):  # that a run of a later stage starts from
             values = np.full(3, config.seed + step, np.float32)
             save_file({"ema.w": values}, folder / "model.safetensors")

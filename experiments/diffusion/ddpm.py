@@ -1,4 +1,4 @@
-"""The Markov chain of DDPM: its noise levels, its reverse steps and their variational bound.
+"""DDPM as DiT trains it, and its Markov chain: noise levels, reverse steps, variational bound.
 
 Ho et al. 2020 for the process; Nichol & Dhariwal 2021 ("improved DDPM") for the learned variance
 (Equation 15) and the bound that trains it. Steps are 0..T-1; -1 means clean data.
@@ -7,11 +7,93 @@ Ho et al. 2020 for the process; Nichol & Dhariwal 2021 ("improved DDPM") for the
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from experiments.diffusion.objective import Objective, TrainingPair, expand
+from experiments.options.objective import DDPMOptions
 from routing.rng import widest
+
+
+class DDPM(Objective):
+    """DDPM as DiT trains it: linear betas, epsilon prediction, optionally a learned variance.
+
+    The process and the learned variance are those of `DDPMChain`; the native time is the step
+    0..T-1, and -1 means clean data.
+    """
+
+    options: DDPMOptions
+
+    def __init__(self, options: DDPMOptions) -> None:
+        super().__init__(options)
+        self.out_factor = 2 if options.learn_sigma else 1
+        self.chain = DDPMChain(options.beta_start, options.beta_end, options.steps)
+
+    def times(self, draws: Any) -> Tensor:
+        """Return uniform steps 0..T-1 as floats, `(B,)`."""
+        uniform = draws.uniform("sigma", 1)[:, 0]
+        return (uniform * self.options.steps).floor().clamp(max=self.options.steps - 1)
+
+    def level(self, time: Tensor) -> Tensor:
+        """Return sigma / alpha; 0 for clean data (a negative step)."""
+        return self.chain.level(time)
+
+    def alpha(self, time: Tensor) -> Tensor:
+        """Return sqrt(abar)."""
+        return 1 / (1 + self.level(time) ** 2).sqrt()
+
+    def sigma(self, time: Tensor) -> Tensor:
+        """Return sqrt(1 - abar)."""
+        level = self.level(time)
+        return level / (1 + level**2).sqrt()
+
+    def scale(self, time: Tensor) -> Tensor:
+        """Return alpha: x / alpha is the variance-exploding image."""
+        return self.alpha(time)
+
+    def model_time(self, time: Tensor) -> Tensor:
+        """Return the step itself."""
+        return time
+
+    def from_level(self, level: Tensor) -> Tensor:
+        """Return the fractional step of a noise level, clamped to 0..T-1."""
+        return self.chain.from_level(level)
+
+    def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
+        """Return `steps` evenly spaced steps from T-1 to 0 (DiT's respacing), then -1."""
+        self.options.check_times(steps, shift)
+        even = torch.linspace(self.options.steps - 1, 0, steps, dtype=torch.float64).round()
+        return [*even.tolist(), -1.0]
+
+    def target(self, x0: Tensor, noise: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
+        """Return the noise (epsilon)."""
+        return noise
+
+    def denoised(self, output: Tensor, x: Tensor, time: Tensor) -> Tensor:
+        """Return (x - sigma epsilon) / alpha; `output` may contain the learned variance."""
+        epsilon = output[:, : x.shape[1]]
+        return (x - expand(self.sigma(time), x) * epsilon) / expand(self.alpha(time), x)
+
+    def learned_variance(self, output: Tensor, x: Tensor) -> Tensor | None:
+        """Return the fraction between the bounds of the log-variance, from -1..1 to 0..1."""
+        return (output[:, x.shape[1] :] + 1) / 2 if self.options.learn_sigma else None
+
+    def loss_map(self, output: Tensor, pair: TrainingPair) -> Tensor:
+        """Return (epsilon_net - noise)^2 (Ho et al., Equation 14), plus the weighted bound L_vlb.
+
+        L_hybrid = L_simple + vlb L_vlb (improved DDPM, Equation 16). The bound trains only the
+        learned variance: it sees the mean without gradient. L_vlb is the term of one step, in bits,
+        which improved DDPM weights by T / 1000: 1 for its 1000 steps.
+        """
+        output, noisy, time = self.check_output(output, pair.noisy), pair.noisy, pair.native_time
+        loss = (output[:, : noisy.shape[1]] - pair.target) ** 2
+        fraction = self.learned_variance(output, noisy)
+        if fraction is not None and self.options.vlb:
+            clean = self.denoised(output, noisy, time).detach()
+            loss = loss + self.options.vlb * self.chain.bound(pair.x0, noisy, clean, fraction, time)
+        return loss
 
 
 class DDPMChain:
@@ -66,8 +148,8 @@ class DDPMChain:
         low = self.table("log_posterior_variance", device)[steps]
         from_x0 = beta * previous_abar.sqrt() / (1 - abar)
         from_x = (1 - beta).sqrt() * (1 - previous_abar) / (1 - abar)
-        mean = per_image(from_x0, x) * x0 + per_image(from_x, x) * x
-        return mean, per_image(low, x), per_image(beta.log(), x)
+        mean = expand(from_x0, x) * x0 + expand(from_x, x) * x
+        return mean, expand(low, x), expand(beta.log(), x)
 
     def bound(self, x0: Tensor, x: Tensor, clean: Tensor, fraction: Tensor, time: Tensor) -> Tensor:
         """Return one term of the variational bound in bits per element, `(B, C, H, W)`.
@@ -86,7 +168,7 @@ class DDPMChain:
         divergence = 0.5 * (log_variance - low - 1 + torch.exp(low - log_variance) + gap)
         # The last step has no posterior to match: the likelihood of an 8-bit value, as in Ho et al.
         likelihood = discretised_nll(x0, predicted_mean, 0.5 * log_variance)
-        return torch.where(per_image(time, x) == 0, likelihood, divergence) / math.log(2)
+        return torch.where(expand(time, x) == 0, likelihood, divergence) / math.log(2)
 
     def table(self, name: str, device: torch.device) -> Tensor:
         """Return a table on a device, copied once: a copy in every step would stall a GPU."""
@@ -94,11 +176,6 @@ class DDPMChain:
         if key not in self._device_tables:
             self._device_tables[key] = getattr(self, name).to(device=device, dtype=widest(device))
         return self._device_tables[key]
-
-
-def per_image(values: Tensor, x: Tensor) -> Tensor:
-    """Reshape `(B,)` to `(B, 1, 1, 1)` with the dtype and device of `x`."""
-    return values.to(x)[:, None, None, None]
 
 
 def discretised_nll(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:

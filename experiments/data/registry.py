@@ -1,0 +1,82 @@
+"""The data sets by name, and their description before any file is read (no torch here).
+
+A data set is a dataclass of options derived from `DataOptions`, and an entry in `DATA_SETS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any, cast
+
+from backbones.validation import validate
+from experiments.data.data_options import DataError, DataOptions
+from experiments.data.image_options import (
+    DigitsOptions,
+    FashionOptions,
+    IconsOptions,
+    MnistOptions,
+    ScenesOptions,
+    TorchvisionOptions,
+)
+from experiments.data.latent_options import LatentsOptions
+from routing.errors import one_of
+
+DATA_SETS: dict[str, type[DataOptions]] = {
+    "digits": DigitsOptions,
+    "fashion": FashionOptions,
+    "icons": IconsOptions,
+    "latents": LatentsOptions,
+    "mnist": MnistOptions,
+    "scenes": ScenesOptions,
+    "torchvision": TorchvisionOptions,
+}
+_CONF = Path(__file__).parents[1] / "conf"
+
+
+def options_class(name: str) -> type[DataOptions]:
+    """Return the class of a data set's options."""
+    one_of("unknown data set", name, tuple(DATA_SETS), DataError)
+    return DATA_SETS[name]
+
+
+def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
+    """Return validated options.
+
+    Args:
+        options: A mapping (dict, DictConfig) with a `name`, or options, which are returned as is.
+
+    Raises:
+        DataError: An unknown data set.
+        OptionError: An unknown key, or a value of another type or range.
+    """
+    if isinstance(options, DataOptions):
+        return options
+    values = {}
+    for key, value in options.items():
+        if isinstance(value, PurePath):
+            value = str(value)
+        elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            value = list(value)  # also OmegaConf's lists
+        values[key] = value
+    return cast(DataOptions, validate(options_class(str(values.get("name", ""))), values, "data."))
+
+
+def describe(options: DataOptions | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a data set's name, shape, number of classes and caption shape without reading it."""
+    return parse(options).describe()
+
+
+def fingerprint(options: DataOptions | Mapping[str, Any]) -> str:
+    """Return the part of a run's hash that follows the data's contents."""
+    return parse(options).fingerprint()
+
+
+def evaluation_preset(name: str) -> str:
+    """Return the preset in conf/eval that scores a data set by default; `none` if it has none."""
+    return name if (_CONF / "eval" / f"{name}.yaml").is_file() else "none"
+
+
+def location_keys(name: str) -> tuple[str, ...]:
+    """Return the options that only locate a data set's files; () for an unknown data set."""
+    return DATA_SETS[name].location_keys if name in DATA_SETS else ()

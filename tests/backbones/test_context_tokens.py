@@ -1,0 +1,141 @@
+"""In-context class tokens (JiT): against their definition on every family, in and across routes; counts; refusals."""
+
+import pytest
+import reference
+import test_backbones_oracle as oracle
+import torch
+
+import backbones
+from backbones import BackboneError
+from backbones.cost import cost, features_macs
+from backbones.registry import model_config
+from routing.layout import Layout
+
+torch.set_num_threads(1)
+COUNT = 3
+# Of 4 blocks; null is a third of the depth, block 1.
+STARTS = [(0, 0), (2, 2), (3, 3), (None, 1)]
+MAIN = [*oracle.MAIN, ("lightningdit", {})]
+
+
+def by_definition(blocks, x, cond, start, segments):
+    """Blocks before `start` see the image alone; the class tokens are put in front of it there."""
+    context, image = x[:, :COUNT], x[:, COUNT:]
+    for index, block in enumerate(blocks):
+        block = getattr(block, "block", block)
+        present = torch.ones(image.shape[:2], dtype=torch.bool)
+        for first, last, kept in segments:
+            if first <= index <= last:
+                present = kept
+        if index < start:
+            image = reference.run_block(block, image, cond[index], present, oracle.GRID, 0)
+            continue
+        everywhere = torch.cat([torch.ones(context.shape[:2], dtype=torch.bool), present], dim=1)
+        joint = torch.cat([context, image], dim=1)
+        joint = reference.run_block(block, joint, cond[index], everywhere, oracle.GRID, COUNT)
+        context, image = joint[:, :COUNT], joint[:, COUNT:]
+    return torch.cat([context, image], dim=1)
+
+
+@pytest.mark.parametrize("route", ["none", "0-1", "1-2", "2-3", "0-0@0.25+2-3@0.75"])
+@pytest.mark.parametrize(("option", "start"), STARTS)
+@pytest.mark.parametrize(("name", "options"), MAIN, ids=oracle.label)
+def test_the_blocks_are_those_of_the_definition(name, options, option, start, route):
+    options = options | {"context_tokens": COUNT, "context_start": option, "num_classes": 5}
+    model = oracle.build(name, options)
+    x, cond, probe = oracle.drawn(COUNT)
+    for leaf in (x, *cond):
+        leaf.requires_grad_()
+    plan = oracle.routing(route=route)
+    out = model.stack(x, tuple(cond), Layout(oracle.GRID, prefix=COUNT), plan)
+    segments = [
+        (segment.start, segment.end, layout.mask().expand(oracle.BATCH, -1))
+        for segment, layout in zip(plan.route.segments, out.inner, strict=True)
+    ]
+    expected = by_definition(model.stack.blocks, x, cond, start, segments)
+    torch.testing.assert_close(out.x, expected, rtol=1e-9, atol=1e-9)
+    ours, theirs = (oracle.gradients(y, probe, model, x, cond) for y in (out.x, expected))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
+
+
+def test_the_tokens_are_the_class_embedding_plus_a_position():
+    torch.manual_seed(0)
+    model = backbones.create("dit", "T/4", depth=3, in_channels=1, input_size=8, num_classes=5, context_tokens=4)
+    x, t, y = torch.randn(2, 1, 8, 8), torch.rand(2), torch.tensor([2, 5])  # 5 is no class
+    tokens, _ = model.embed(x, t, y)
+    assert tokens.shape[1] == 4 + model.num_tokens
+    for sample, label in enumerate((2, 5)):
+        for place in range(4):
+            expected = model.labels.table.weight[label] + model.context.positions[place]
+            torch.testing.assert_close(tokens[sample, place], expected, rtol=0, atol=0)
+    assert 0.015 < model.context.positions.std() < 0.025
+    unlabelled, _ = model.embed(x, t, None)
+    torch.testing.assert_close(unlabelled[0, :4], tokens[1, :4], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["dit", "mamba", "rwkv", "lightningdit"])
+def test_without_them_a_model_is_what_it_was_and_with_them_every_parameter_learns(name):
+    from routing import Draws, Route, Routing
+
+    shape = {"depth": 3, "in_channels": 1, "input_size": 8, "num_classes": 5}
+    names = {key for key, _ in backbones.create(name, "T/2", **shape).named_parameters()}
+    model = backbones.create(name, "T/2", **shape, context_tokens=4)
+    more = {key.replace("stack.blocks.0.block.", "stack.blocks.0.") for key, _ in model.named_parameters()} - names
+    assert more == {"context.positions"}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    routing = Routing(Route.parse("0-1"), draws=Draws(0, 0, torch.arange(2)))
+    model(torch.randn(2, 1, 8, 8), torch.rand(2), torch.tensor([0, 3]), routing=routing).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize(("size", "depth", "millions"), [("B/16", 12, 131), ("L/16", 24, 459)])
+def test_parameters_are_those_of_jit(size, depth, millions):
+    """PAPER (arXiv 2511.13720, Table 9): with 32 tokens from block 4 of B and 8 of L on, bottleneck 128."""
+    words = {"in_channels": 3, "input_size": 256, "bottleneck": 128, "num_classes": 1000}
+    with_tokens = cost("lightningdit", size, **words, context_tokens=32).params
+    assert with_tokens / 1e6 == pytest.approx(millions, rel=0.01)
+    config = model_config("lightningdit", size, **words, context_tokens=32)
+    assert config.context_block == depth // 3 == {12: 4, 24: 8}[depth]
+    assert with_tokens - cost("lightningdit", size, **words).params == 32 * config.shape.width
+    with torch.device("meta"):
+        model = backbones.create("lightningdit", size, **words, context_tokens=32)
+    assert sum(p.numel() for p in model.parameters()) == with_tokens
+
+
+def test_macs_count_the_tokens_from_their_block_on():
+    words = {"depth": 6, "num_classes": 5, "input_size": 16}
+    plain = cost("dit", "S/2", **words, route="1-4")
+    tokens = cost("dit", "S/2", **words, route="1-4", context_tokens=8, context_start=3)
+    assert plain.tokens == (64, 32, 32, 32, 32, 64)
+    assert tokens.tokens == (64, 32, 32, 40, 40, 72)
+    # Linear layers: 12 D^2 a token and block, three blocks of eight more tokens.
+    extra = tokens.macs_dense_no_attention - plain.macs_dense_no_attention
+    assert extra == 3 * 8 * 12 * 384**2
+    config = model_config("dit", "S/2", **words, context_tokens=8, context_start=3)
+    without = model_config("dit", "S/2", **words)
+    for block, blocks_with_tokens in ((2, 0), (4, 2)):
+        more = features_macs(config, block, mixing=False) - features_macs(without, block, mixing=False)
+        assert more == blocks_with_tokens * 8 * 12 * 384**2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_classes": 0}, "context_tokens=4: expected 0 in a model without classes"),
+        ({"skips": True}, "context_tokens=4: expected 0 with skips=true"),
+        ({"context_start": 12}, "context_start=12: expected a block, 0 to 11, or null"),
+        ({"context_tokens": 0, "context_start": 2}, "context_start=2: expected null without context_tokens"),
+        ({"context_tokens": -1}, "context_tokens=-1"),
+    ],
+)
+def test_refusals(options, message):
+    with pytest.raises(BackboneError, match=message):
+        model_config("dit", "S/2", **{"context_tokens": 4, **options})
+
+
+def test_refused_where_blocks_hand_tensors_on():
+    with pytest.raises(BackboneError, match="context_tokens=4: expected 0 for rwkv7"):
+        model_config("rwkv7", "S/2", context_tokens=4)

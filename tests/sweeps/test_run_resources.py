@@ -1,0 +1,441 @@
+"""Resources of single runs: in a grid's stages and cells, in pools, shared GPUs, and after memory ran out."""
+
+import dataclasses
+import json
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from slurm_lab import STUB, Launcher, until, use_stubs, write_grid
+
+from experiments.runtime import run_folder
+from routing.errors import UserError
+from sweeps import (
+    SweepError,
+    arrays,
+    cells,
+    grid,
+    job_end,
+    pool_gpus,
+    resources,
+    sbatch,
+    sbatch_script,
+    sharing,
+    slurm,
+    status,
+)
+from sweeps import command as sweeps_command
+from sweeps.folder import JobBatch, Sweep
+from sweeps.planned_run import PlannedRun
+from sweeps.retry_memory import resources_of_retry
+from sweeps.run_status import RunStatus
+
+
+@pytest.fixture(autouse=True)
+def stubs(monkeypatch):
+    monkeypatch.syspath_prepend(str(STUB))
+    use_stubs(monkeypatch)
+
+
+@pytest.fixture
+def shop(tmp_path, capsys):
+    return Launcher(tmp_path, capsys)
+
+
+def load(folder, **raw):
+    path = folder / "g.yaml"
+    path.write_text(yaml.safe_dump({"base": {"backbone": "dit"}, **raw}, sort_keys=False))
+    return grid.load(str(path))
+
+
+def make_run(name="r", **changes):
+    return PlannedRun(name, "train", name, "e:m", [], True, f"/runs/{name}", 10, **changes)
+
+
+# --- in a grid -------------------------------------------------------------------------------------------------
+
+
+def test_a_row_of_cells_changes_its_stage_and_the_scale_changes_both(tmp_path):
+    chosen = load(
+        tmp_path,
+        cluster={"memory_gb": 8, "cpus": 4},
+        cells=[{"route": "none"}, {"route": "2-8", "cluster": {"memory_gb": 16, "gpus": 2}}],
+        scales={"small": {"cluster": {"memory_gb": 32, "cpus": None}}},
+        stages=[{"name": "t", "after": "train", "command": "analysis", "cluster": {"gpus": 0}}],
+    )
+    dense, routed, table = cells.expand(chosen)
+    assert dense.cluster == {"memory_gb": 8, "cpus": 4} and table.cluster == {"gpus": 0}
+    assert routed.cluster == {"memory_gb": 16, "cpus": 4, "gpus": 2}
+    # It is no override of the run: neither its name nor its label has it.
+    assert "cluster" not in {**routed.overrides, **routed.varies} and "cluster" not in routed.label
+    dense, routed, _ = cells.expand(chosen, "small")
+    assert dense.cluster == {"memory_gb": 32} and routed.cluster == {"memory_gb": 16, "gpus": 2}
+    # Rows are selected as before.
+    (only, _) = cells.expand(chosen, "tiny", {"route": ["2-8"]})
+    assert only.cluster == routed.cluster | {"cpus": 4}
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"memry_gb": 8}, "cluster.memry_gb=8: expected one of .*; did you mean memory_gb"),
+        ({"memory_gb": "x"}, "cluster.memory_gb=x: expected a number > 0 or null"),
+        ({"gpus": "x"}, "cluster.gpus=x: expected a whole number or TYPE:NUMBER"),
+        ({"time": "soon"}, "cluster.time=soon: expected minutes"),
+        ({"partition": "a; rm -rf /"}, "cluster.partition=a; rm -rf /: expected no characters"),
+        ({"setup": ["rm x"]}, "cluster.setup=.*belongs to the cluster file: expected one of partition"),
+        ({"python": "rm x"}, "cluster.python=rm x, which belongs to the cluster file"),
+        ({"extra": {"wrap": "x"}}, "cluster.extra=.*belongs to the cluster file"),
+        ({"kind": "debug"}, "cluster.kind=debug, which belongs to the cluster file"),
+        ({"fixed": ["gpus"]}, "cluster.fixed=.*belongs to the cluster file"),
+        ("slurm", "cluster=slurm: expected (a mapping|resources)"),
+    ],
+)
+def test_what_is_no_resource_is_refused_before_anything_is_planned(tmp_path, section, message):
+    for raw in (
+        {"cluster": section},
+        {"cells": [{"route": "none", "cluster": section}]},
+        {"scales": {"paper": {"cluster": section}}},
+        {"stages": [{"name": "t", "of": "train", "cluster": section}]},
+    ):
+        with pytest.raises(UserError, match=message):
+            load(tmp_path, **raw)
+
+
+@pytest.mark.parametrize("key", ["base", "axes", "zip"])
+def test_a_cluster_elsewhere_in_a_grid_is_refused(tmp_path, key):
+    section = {"cluster": [{"gpus": 1}]} if key != "base" else {"cluster": {"gpus": 1}}
+    with pytest.raises(UserError, match="cluster: expected in a stage or in an entry of cells"):
+        cells.expand(load(tmp_path, **{key: section}))
+
+
+def test_a_launch_refuses_resources_that_do_not_fit_each_other_and_names_the_run(shop):
+    shop.grid = write_grid(
+        shop.folder, seeds=[0], cells=[{"route": "none"}, {"route": "2-8", "cluster": {"signal_s": 7200}}]
+    )  # fmt: skip
+    text = shop("launch", "cluster=slurm", code=2)
+    assert "error: route=2-8 seed=0: cluster.signal_s=7200: expected less than time=1:00:00" in text
+    assert "Traceback" not in text and not shop.sweep.path.exists()
+    shop.grid = write_grid(shop.folder, seeds=[0], cluster={"gpu": 1})
+    assert "grid count: cluster.gpu=1: expected one of" in shop("launch", "cluster=slurm", code=2)
+    shop.grid = write_grid(shop.folder, seeds=[0])
+    text = shop("launch", "cluster=slurm", "cluster.gpus=x", code=2)
+    assert "error: cluster.gpus=x: expected a whole number or TYPE:NUMBER, such as a100:2 (cluster=slurm)" in text
+
+
+@pytest.mark.parametrize("folder", ["afile", "afile/below"])
+def test_a_file_in_place_of_the_folder_of_runs_is_refused_by_a_dry_run(shop, folder):
+    (shop.folder / "afile").write_text("")
+    shop.runs = shop.folder / folder
+    for words in (["--dry-run"], ["cluster=debug"]):
+        text = shop("launch", *words, code=2)
+        assert f"paths.runs={shop.runs}: expected a folder, but {shop.folder / 'afile'} is a file" in text
+
+
+# --- arrays ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_typed_counts_more_than_the_grid(tmp_path):
+    base = resources.load("slurm", "tiny", {"memory_gb": "2"})
+    run = resources.for_run(base, {"memory_gb": 80, "gpus": 2, "partition": 7, "cpus": None})
+    assert (run.memory_gb, run.gpus, run.partition, run.cpus) == (2, 2, "7", base.cpus)
+    # It is remembered with the launch: a retry does not return to the grid's value.
+    again = resources.resume(dataclasses.asdict(run), {"time": "90"})
+    assert resources.for_run(again, {"memory_gb": 80, "time": "9:00:00"}).memory_gb == 2
+    assert resources.for_run(again, {"time": "9:00:00"}).time == "90"
+    for garbage in (3, [3], "gpus", None):
+        noted = {**dataclasses.asdict(run), "fixed": garbage}
+        try:
+            assert resources.resume(noted, {}).gpus == 2
+        except SweepError as error:
+            assert "cluster.fixed=" in str(error)
+    (tmp_path / "r.yaml").write_text("kind: slurm\nfixed: [gpus]\n")
+    with pytest.raises(SweepError, match="unknown key cluster.fixed"):
+        resources.load(str(tmp_path / "r.yaml"))
+
+
+def test_runs_are_split_by_what_they_wait_for_and_then_by_resources():
+    base = resources.load("slurm", "tiny")
+    a, c = make_run("a"), make_run("c")
+    b = make_run("b", cluster={"gpus": 1, "runs_per_gpu": 2})
+    d, e = (make_run(name, cluster={"gpus": 1, "runs_per_gpu": 2}) for name in "de")
+    late = make_run("late", parent="a")
+    runs = [a, b, c, d, e, late]
+    split = arrays.split_into_arrays(runs, resources.by_run(base, runs))
+    assert [[run.name for run in array.runs] for array in split] == [["a", "c"], ["b", "d", "e"], ["late"]]
+    assert [array.task_count for array in split] == [2, 2, 1]
+    assert split[1].describe() == (
+        "3 runs in 2 tasks: 1 GPU shared by 2 runs, 4 GB, 2 CPUs, 1:00:00; at most 16 at once"
+    )
+
+
+def test_a_shared_task_asks_for_one_gpu_and_for_what_all_its_runs_need():
+    shared = resources.load("slurm", "tiny", {"gpus": "1", "runs_per_gpu": "3", "throttle": "7"})
+    text = sbatch_script.script(Sweep(Path("/runs"), "g"), shared, 4, Path("/code"), sharing=3)
+    for line in ("--gpus-per-node=1", "--mem=12288M", "--cpus-per-task=6", "--array=0-3%2"):
+        assert f"#SBATCH {line}\n" in text
+    assert "--cpus-per-task=6" in text.partition("# command\n")[2]
+    # A run without a GPU of its own, or with several, shares none.
+    for gpus in (0, 2, "a100:2"):
+        assert resources.for_run(dataclasses.replace(shared, fixed=[]), {"gpus": gpus}).runs_per_gpu == 1
+    for keys in ({"gpus": "0"}, {"gpus": "2"}, {"gpus": "1", "tasks": "2"}, {"gpus": "1", "nodes": "2"}):
+        with pytest.raises(SweepError, match="cluster.runs_per_gpu=2 with .*expected gpus=1, nodes=1"):
+            resources.load("slurm", "tiny", {"runs_per_gpu": "2", **keys})
+
+
+def test_the_runs_of_a_batch_are_those_of_its_tasks():
+    batch = JobBatch("b", "slurm", "slurm", list("abcde"), 1.0, "c", {"runs_per_gpu": 2})
+    assert batch.tasks() == [["a", "b"], ["c", "d"], ["e"]] and batch.task_name("d") == "b.1"
+    for damaged in ({}, {"runs_per_gpu": 0}, {"runs_per_gpu": "2"}, {"runs_per_gpu": True}):
+        batch.resources = damaged
+        assert batch.tasks() == [["a"], ["b"], ["c"], ["d"], ["e"]]
+
+
+def test_a_dry_run_shows_every_array_and_what_differs_in_its_script(shop):
+    shop.grid = write_grid(
+        shop.folder, seeds=[0, 1],
+        stages=[{"name": "score", "of": "train", "command": "score", "args": ["{parent}"], "cluster": {"cpus": 1}},
+                {"name": "more", "of": "score", "command": "score", "args": ["{parent}"], "cluster": {"cpus": 1}}],
+    )  # fmt: skip
+    text = shop("launch", "--dry-run", "--throttle", "5")
+    assert "array 1: 2 runs: no GPU, 4 GB, 2 CPUs, 1:00:00; at most 5 at once" in text
+    assert "array 2: 2 runs: no GPU, 4 GB, 1 CPU" in text and "array 3: 2 runs: no GPU, 4 GB, 1 CPU" in text
+    assert "at most 5 at once (--cpus-per-task=1)" in text
+    # The script of the first array; those of all with dry=full.
+    assert text.count("#!/bin/bash") == 1 and text.count("#SBATCH --cpus-per-task=2") == 1
+    text = shop("launch", "dry=full")
+    assert text.count("#!/bin/bash") == 3 and text.count("#SBATCH --cpus-per-task=1\n") == 2
+    text = shop("launch", "--dry-run", "cluster=debug")
+    assert "cluster=debug ignores cpus=1 of the grid" in text and "array" not in text
+
+
+def test_more_runs_than_an_array_may_have_tasks_are_several_arrays(shop, monkeypatch):
+    submitted = []
+
+    def submit(_sweep, runs, got, batch, after, _conditions):
+        submitted.append((len(runs), batch.tasks(), after, got.memory_gb))
+        ids = {}
+        for index, names in enumerate(batch.tasks()):
+            ids |= dict.fromkeys(names, f"{len(submitted)}_{index}")
+        return ids
+
+    monkeypatch.setattr(sbatch, "submit", submit)
+    monkeypatch.setattr(slurm, "queue", lambda *_: {})
+    monkeypatch.setattr(slurm, "max_array", lambda *_: 2)
+    shop.grid = write_grid(shop.folder, seeds=[0, 1, 2, 3, 4], cluster={"gpus": 1, "runs_per_gpu": 2})
+    text = shop("launch", "cluster=slurm", "cluster.memory_gb=3")
+    assert [(count, len(tasks), after, gb) for count, tasks, after, gb in submitted] == [
+        (4, 2, "", 3), (1, 1, "1", 3)
+    ]  # fmt: skip
+    assert "submitted 5 runs as job 1, 2, at most 16 at once each" in text
+    assert "job 1: 4 runs in 2 tasks: 1 GPU shared by 2 runs, 3 GB" in text
+    rows = shop.rows()
+    assert rows[0].job == rows[1].job == "1_0" and rows[3].job == "1_1" and rows[4].job == "2_0"
+
+
+def test_a_run_that_has_left_its_task_is_not_live(shop, monkeypatch):
+    monkeypatch.setattr(sbatch, "submit", lambda _sweep, runs, *_: {run.name: "7" for run in runs})
+    monkeypatch.setattr(slurm, "queue", lambda *_: {})
+    monkeypatch.setattr(slurm, "max_array", lambda *_: 1001)
+    monkeypatch.setattr(slurm, "call", lambda words: calls.append(words) or "")
+    calls = []
+    shop("launch", "cluster=slurm", "cluster.gpus=1", "cluster.runs_per_gpu=2")
+    (batch,) = shop.sweep.batches()
+    jobs = {"7": slurm.QueueJob("7", "PENDING", name=batch.name)}
+    monkeypatch.setattr(slurm, "queue", lambda *_: jobs)
+    assert shop.states() == {0: "pending", 1: "pending"}
+    # Before the task starts: it will find the note.
+    assert "cancelled 1 of 1" in shop("cancel", "seed=1") and calls == []
+    assert shop.states() == {0: "pending", 1: "stopped"} and shop.rows()[1].why == "cancelled"
+    folder = shop.sweep.pools / f"{batch.name}.0"
+    assert [path.name for path in folder.iterdir()] == [f"{shop.rows()[1].run.name}.cancel"]
+    assert "cancelled 1 of 1" in shop("cancel", "seed=0") and calls == [["scancel", "7"]]
+    jobs["7"] = slurm.QueueJob("7", "RUNNING", name=batch.name)
+    run = shop.rows()[0].run.name
+    for damaged in ("", "[]", json.dumps({"runs": [run]}), json.dumps({"runs": {run: "RUNNING"}})):
+        (folder / "state.json").write_text(damaged)
+        assert shop.rows()[0].live
+    (folder / "state.json").write_text(json.dumps({"runs": {run: "ENDED"}}))
+    assert not shop.rows()[0].live
+
+
+def test_a_task_that_starts_again_leaves_out_what_had_ended(tmp_path):
+    folder = tmp_path / "runs" / ".sweeps" / "g" / "pools" / "b.0"
+    folder.mkdir(parents=True)
+    jobs = {name: f"{name}.json" for name in "abc"}
+    (folder / "pool.json").write_text(json.dumps({"jobs": jobs, "workers": 3, "logs": str(tmp_path)}))
+    (folder / "state.json").write_text(json.dumps({"runs": {"a": "ENDED", "b": "RUNNING", "c": "PENDING"}}))
+    pool = sharing.TaskPool(folder, signal_s=60)
+    assert pool.queue == ["b", "c"] and pool.ended == {"a"} and pool.sweep.name == "g"
+    # A run that a signal ended before it could save starts again, if the whole task was told to stop.
+    for code, stopping, again in ((75, False, True), (-12, False, False), (-12, True, True), (1, True, False)):
+        pool.request = signal.SIGUSR2 if stopping else None
+        assert pool.wants_requeue(code) is again
+
+
+def test_a_run_that_hears_no_signal_does_not_keep_its_task_from_the_requeue(tmp_path, monkeypatch):
+    """A stuck process, which Slurm ends with the requeue."""
+    run, left = make_run("a"), []
+    batch = JobBatch("b", "slurm", "slurm", ["a"], 1.0, "", {"runs_per_gpu": 2, "signal_s": 5})
+    job = sharing.SharedJob.create(Sweep(tmp_path / "runs", "g"), [run], batch)
+    stuck = SimpleNamespace(poll=lambda: None, send_signal=left.append)
+
+    def start(pool, *_):
+        pool._stop(signal.SIGUSR2, None)
+        pool._requested_at -= 4
+        return stuck
+
+    monkeypatch.setattr(sharing.TaskPool, "_start", start)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sharing, "requeue", lambda *words: left.append(words) or True)
+    monkeypatch.setattr(sharing, "wait_for_end", lambda _: left.append("waits"))
+    monkeypatch.setattr(sharing, "expect_term", lambda: None)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    Path(job.folder).mkdir(parents=True)
+    job()
+    assert left == [signal.SIGUSR2, ("7", tmp_path / "runs" / ".sweeps" / "g" / "logs"), "waits"]
+    assert run_folder.read(Path(job.folder) / "state.json")["runs"] == {"a": "RUNNING"}
+
+
+# --- pools -----------------------------------------------------------------------------------------------------
+
+
+def test_slots_of_gpus():
+    slots = pool_gpus.GpuSlots(["3", "5"])
+    assert slots.choose(0, 1) == [] and slots.choose(3, 1) is None
+    for expected in ("3", "5", "3"):  # the emptiest first
+        (gpu,) = slots.choose(1, 2)
+        assert gpu == expected
+        slots.take([gpu], 2)
+    assert slots.choose(1, 1) is None and slots.choose(2, 2) is None and slots.choose(1, 2) == ["5"]
+    slots.release(["5"], 2)
+    assert slots.choose(1, 1) == ["5"]
+
+
+def test_a_pool_has_runs_per_gpu_workers_on_each_visible_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    for typed, workers in (({}, 6), ({"workers": "4"}, 4), ({"throttle": "5"}, 5)):
+        loaded = resources.load("local", "tiny", {"gpus": "1", "runs_per_gpu": "3", **typed})
+        assert loaded.workers == workers
+    assert resources.load("local").workers == 1
+
+
+def test_a_pool_needs_gpus_for_all_workers_unless_runs_differ(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    sweep = Sweep(tmp_path, "g")
+    one = resources.load("local", "tiny", {"gpus": "1"})
+    two, shared = dataclasses.replace(one, gpus=2), dataclasses.replace(one, runs_per_gpu=2)
+    assert pool_gpus.choose_gpus(sweep, 1, [one, one]) == ["3"]
+    assert pool_gpus.choose_gpus(sweep, 3, [shared]) == ["3", "5"]
+    assert pool_gpus.choose_gpus(sweep, 3, [one, two]) == ["3", "5"]  # they wait for each other
+    monkeypatch.chdir(tmp_path)
+    words = ["launch", "selection_rate", "cluster=local", "cluster.gpus=3", "--dry-run"]
+    assert sweeps_command.main(words) == 2
+    message = "cluster.workers=5 with cluster.gpus=1 and cluster.runs_per_gpu=2 needs 3 GPUs, 2 are visible"
+    with pytest.raises(SweepError, match=f"{message}; try cluster.workers=4"):
+        pool_gpus.choose_gpus(sweep, 5, [shared])
+    with pytest.raises(SweepError, match="cluster.gpus=3 needs 3 GPUs, 2 are visible"):
+        pool_gpus.choose_gpus(sweep, 1, [one, dataclasses.replace(one, gpus=3)])
+
+
+@pytest.mark.slow
+def test_runs_of_a_pool_share_gpus(shop, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    shop.grid = write_grid(shop.folder, seeds=[0, 1, 2, 3])
+    shop.stub({"sleep": 0.1})
+    text = shop("launch", "cluster=local", "cluster.gpus=1", "cluster.runs_per_gpu=2")
+    assert "as a pool of 4 on this machine" in text
+    until(lambda: set(shop.states().values()) == {"running"}, what="all four at once")
+    until(lambda: set(shop.states().values()) == {"done"}, what="all four")
+    gpus = [json.loads((Path(r.run.folder) / "summary.json").read_text())["gpus"] for r in shop.rows().values()]
+    assert sorted(gpus) == ["3", "3", "5", "5"]
+
+
+@pytest.mark.slow
+def test_a_pool_gives_a_run_the_gpus_of_its_cell_and_says_what_it_ignores(shop, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    shop.grid = write_grid(
+        shop.folder, seeds=[0],
+        cells=[{"route": "none", "cluster": {"gpus": 1}},
+               {"route": "2-8", "cluster": {"gpus": 2, "memory_gb": 80, "tasks": 2}}],
+    )  # fmt: skip
+    text = shop("launch", "cluster=local", "cluster.workers=2")
+    assert "cluster=local ignores memory_gb=80, tasks=2 of the grid" in text
+    until(lambda: all(row.state == "done" for row in status.statuses(shop.sweep)[0]), what="both")
+    gpus = {}
+    for row in status.statuses(shop.sweep)[0]:
+        summary = run_folder.read(Path(row.run.folder) / "summary.json")
+        gpus[row.run.varies["route"]] = summary["gpus"]
+    assert gpus["2-8"] == "3,5" and gpus["none"] in ("3", "5")
+
+
+# --- memory ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "lines", "expected"),
+    [
+        ("OUT_OF_MEMORY", "", True),
+        ("FAILED", "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the", True),
+        ("FAILED", "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.batch.", True),
+        ("FAILED", "srun: error: n1: task 0: Out Of Memory", True),
+        ("FAILED", "slurmstepd: error: StepId=7.0 exceeded memory limit (9 > 4), being killed", True),
+        ("FAILED", "srun: error: n1: task 0: Killed", False),
+        ("TIMEOUT", "", False),
+    ],
+)
+def test_how_slurm_says_that_memory_ran_out(state, lines, expected):
+    job = slurm.QueueJob("7", state, exit="0:9")
+    assert job_end.memory_ran_out(job, lines) is expected
+    assert job_end.end_reason(job, lines).startswith("out of memory") is expected
+
+
+def test_more_memory_is_asked_for_after_it_ran_out_and_only_then():
+    asked = {"memory_gb": "10", "retry_memory": "1.5", "max_memory_gb": "20", "gpus": "1"}
+    base = resources.load("slurm", "tiny", asked)
+    row = RunStatus(make_run(), "failed", why="out of memory", memory_ran_out=True)
+
+    def retried(row, base, last_gb=None, is_typed=False):
+        larger, text = resources_of_retry(row, base, last_gb, is_typed)
+        return larger.memory_gb, text
+
+    assert retried(row, base) == (15, "r ran out of memory at 10 GB and gets 15 GB")
+    # Where cluster= is typed again, what it had last counts.
+    memory, text = retried(row, base, last_gb=15)
+    assert memory == 20 and text.endswith("gets 20 GB, the most that cluster.max_memory_gb=20 allows")
+    memory, text = retried(row, dataclasses.replace(base, memory_gb=20))
+    assert memory == 20 and text == "r ran out of memory at 20 GB and gets no more: cluster.max_memory_gb=20"
+    # The grid's own value does not take it back.
+    larger, _ = resources_of_retry(row, base, None, False)
+    assert resources.for_run(larger, {"memory_gb": 10}).memory_gb == 15
+    for unchanged in (
+        (row, dataclasses.replace(base, retry_memory=None)),
+        (RunStatus(make_run(), "failed", why="killed by signal 9 (out of memory?)"), base),
+        (RunStatus(make_run(), "failed", why="the loss is not a number"), base),
+        (RunStatus(make_run(), "stopped", why="cancelled"), base),
+    ):
+        assert retried(*unchanged) == (10, "")
+    assert retried(row, base, is_typed=True) == (10, "")
+
+
+def test_the_memory_of_a_gpu_is_another():
+    base = resources.load("slurm", "tiny", {"retry_memory": "2", "gpus": "1"})
+    why = "out of memory with 64 samples at once: type train.micro_batch=32"
+    row = RunStatus(make_run(), "failed", why=why)
+    same, text = resources_of_retry(row, base, None, False)
+    assert same == base and text == (
+        "r ran out of GPU memory, which cluster.retry_memory does not change: type a smaller train.micro_batch="
+    )
+    # Without a GPU an allocation that fails is one of main memory.
+    larger, text = resources_of_retry(row, dataclasses.replace(base, gpus=0), None, False)
+    assert larger.memory_gb == 8 and "ran out of memory at 4 GB and gets 8 GB" in text
+
+
+def test_more_memory_needs_an_amount():
+    for keys in ({"memory_gb": "null"}, {"extra": "{mem-per-gpu: 8G}"}):
+        with pytest.raises(SweepError, match="cluster.retry_memory=2 with .*: expected memory_gb"):
+            resources.load("debug", "tiny", {"retry_memory": "2", **keys})
+    with pytest.raises(SweepError, match="cluster.max_memory_gb=2: expected at least memory_gb=4"):
+        resources.load("slurm", "tiny", {"max_memory_gb": "2"})
