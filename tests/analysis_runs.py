@@ -194,7 +194,13 @@ def picture(seed, route):
 
 def compile_latex(folder):
     """Compile `tables.tex` in a folder, as a user without shell escapes does; return what LaTeX prints."""
-    words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "tables.tex"]
+    words = [
+        "pdflatex",
+        "-interaction=nonstopmode",
+        "-halt-on-error",
+        "-no-shell-escape",
+        "tables.tex",
+    ]
     result = subprocess.run(words, cwd=folder, capture_output=True, text=True, errors="replace")
     assert result.returncode == 0, result.stdout[-2000:]
     return result.stdout

@@ -143,7 +143,10 @@ def test_no_more_samples_than_are_held_out(exported, tmp_path, monkeypatch):
     with Image.open("model.similarity.png") as image:
         assert image.format == "PNG" and np.asarray(image.convert("L")).std() > 10
     stored = read(tmp_path / "model.similarity.npz")
-    assert stored.protocol["samples"] == 360 and (stored.arrays["cosine"] == found.arrays["cosine"]).all()
+    assert (
+        stored.protocol["samples"] == 360
+        and (stored.arrays["cosine"] == found.arrays["cosine"]).all()
+    )
 
 
 def test_two_exported_files_of_one_name_overwrite_nothing(exported, tmp_path, monkeypatch, capsys):
