@@ -11,16 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones import Size, register
 from backbones.layers import Block, SwiGLU, turns
 from backbones.ops.native import ACTIVE
-from backbones.registry import BlockCost, Spec
-from backbones.sizes import hidden_for
+from backbones.registry import BlockCost, Spec, register
+from backbones.sizes import Size, hidden_for
 from routing import Layout
 
 
 @dataclass(frozen=True)
-class MinGRUOptions:
+class Options:
     """What `backbone.KEY=` sets: types and ranges are checked, comments stand in `--help`."""
 
     gate: Annotated[bool, "Gate the recurrence's output, as Mamba does."] = True
@@ -47,9 +46,7 @@ class MinGRU(nn.Module):
 class MinGRUBlock(Block):
     """The scan, then SwiGLU, each under adaLN and a gate."""
 
-    def __init__(
-        self, size: Size, index: int, grid: tuple[int, int], options: MinGRUOptions
-    ) -> None:
+    def __init__(self, size: Size, index: int, grid: tuple[int, int], options: Options) -> None:
         super().__init__(index)
         self.scans = (turns(index),)  # rows and columns, forward and back, block by block
         self.mixer = MinGRU(size.width, options.gate)
@@ -65,16 +62,15 @@ class MinGRUBlock(Block):
         return ops.gated_sum(x, gate2, self.mlp(ops.adaln(x, shift2, scale2), layout))
 
 
-def block_cost(size: Size, options: MinGRUOptions, index: int) -> BlockCost:
+def block_cost(size: Size, options: Options, index: int) -> BlockCost:
     """Count 12 D^2 parameters, as in every family, and 2 D products a token in the scan."""
-    d = size.width
-    mixer = (4 if options.gate else 3) * d * d
+    d, mixer = size.width, (4 if options.gate else 3) * size.width**2
     hidden = hidden_for(d, mixer, 3)
     linear = mixer + 3 * d * hidden
     return BlockCost(linear, linear, lambda tokens: 2 * d * tokens, saved=20 * d + 5 * hidden)
 
 
-register(Spec("mingru", MinGRUOptions, block_cost, f"{__name__}:MinGRUBlock"))
+register(Spec("mingru", Options, block_cost, f"{__name__}:MinGRUBlock"))
 
 if __name__ == "__main__":  # python examples/mingru.py: the same command, short
     from experiments.run import start

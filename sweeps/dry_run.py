@@ -8,20 +8,22 @@ from sweeps import sbatch_script
 from sweeps.arrays import split_into_arrays
 from sweeps.cost import estimate
 from sweeps.dependencies import is_parent_done
-from sweeps.folder import Sweep
 from sweeps.missing import find_missing
 from sweeps.plan import Plan
 from sweeps.planned_run import PlannedRun
+from sweeps.pool_gpus import choose_gpus
 from sweeps.resource_options import Resources
 from sweeps.resources import by_run, ignored_text
 
 
 def print_plan(plan: Plan, resources: Resources, with_arguments: bool) -> None:
     """Print what a launch would submit now: without runs that are finished or live."""
-    sweep, runs = Sweep(plan.root, plan.grid.name), plan.runs
+    sweep, runs = plan.sweep, plan.runs
     if plan.grid.search is None:  # the trials of a search are chosen as it runs
         runs, _ = find_missing(sweep, plan.runs, print, need_queue=False)
     each = by_run(resources, runs)  # first, since it refuses what a launch would refuse
+    if resources.kind == "local":
+        choose_gpus(sweep, resources.workers, list(each.values()))
     arrays = split_into_arrays(runs, each) if resources.kind == "slurm" else []
     scripts = []
     for array in arrays:
@@ -34,7 +36,7 @@ def print_plan(plan: Plan, resources: Resources, with_arguments: bool) -> None:
         lines.append(f"{run.entry} {shlex.join(run.args)}")
     hint = "" if with_arguments else " (dry=full adds the arguments of every run)"
     lines.append(
-        f"{len(runs)} runs on cluster={resources.name}, {_count_waiting(sweep, runs)} of them "
+        f"{len(runs)} runs on cluster={resources.name}, {_count_waiting(plan, runs)} of them "
         f"after others; nothing was submitted{hint}"
     )
     if len(arrays) > 1 or resources.runs_per_gpu > 1:
@@ -62,11 +64,11 @@ def _differences(script: str, first_script: str) -> str:
     return " ".join(options)
 
 
-def _count_waiting(sweep: Sweep, runs: Sequence[PlannedRun]) -> int:
+def _count_waiting(plan: Plan, runs: Sequence[PlannedRun]) -> int:
     """Return how many of the runs wait for another one."""
     names = {run.name for run in runs}
     count = 0
     for run in runs:
-        waits = not names.isdisjoint(run.needs) or not is_parent_done(sweep, run)
+        waits = not names.isdisjoint(run.needs) or not is_parent_done(plan.sweep, run)
         count += int(waits)
     return count

@@ -96,7 +96,8 @@ class RunResources:
         require(not problem, problem, SweepError)
 
     def _problems(self) -> Iterator[str]:
-        for name, option in fields_of(type(self)).items():
+        options: type = type(self)
+        for name, option in fields_of(options).items():
             value = getattr(self, name)
             for constraint in option.metadata:
                 if value is None or not isinstance(constraint, Characters):

@@ -12,18 +12,17 @@ from sweeps.planned_run import PlannedRun
 def code_of(sweep: Sweep, run: PlannedRun) -> list[str]:
     """Return the hashes of the copies of the code that a run used, one for each in turn.
 
-    A run that another sweep trained has its hash in the `env.json` of its folder. Runs of a
-    checkout, as with `cluster=debug`, have none.
+    A run that another sweep trained, or went on with, has the last hash in the `env.json` of its
+    folder. Runs of a checkout, as with `cluster=debug`, have none.
     """
     hashes: dict[str, None] = {}
     for event in sweep.events(run.name):
         code = event.get("code")
         if event["event"] == "start" and isinstance(code, str):
             hashes[code] = None
-    if not hashes:
-        snapshot = run_folder.read(Path(run.folder) / "env.json").get("snapshot")
-        if isinstance(snapshot, str):
-            hashes[snapshot] = None
+    snapshot = run_folder.read(Path(run.folder) / "env.json").get("snapshot")
+    if isinstance(snapshot, str):
+        hashes[snapshot] = None
     return list(hashes)
 
 

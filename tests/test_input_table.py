@@ -339,6 +339,8 @@ TABLE: list[tuple[str, str, str]] = [
             (f"launch route_placement cluster.cpus={NINES} --dry-run", "at most 100 digits"),
             ("launch route_placement cluster.workers=1000000000 --dry-run", "expected an integer >= 1 and <= 99,999"),
             (f"launch route_placement cluster.time={'9' * 50} --dry-run", "days-hours"),
+            ("launch route_placement cluster.gpus=x --dry-run", "cluster.gpus=x: expected a whole number"),
+            ("launch route_placement cluster.runs_per_gpu=2 --dry-run", "expected gpus=1, nodes=1 and tasks=1"),
             ("launch route_placement seed=x --dry-run", "seed=x: expected a whole number"),
             ("launch {bad}/fits.yaml --dry-run", "fits=[rout]: expected a list"),
             ("launch {bad}/where.yaml --dry-run", "expected its name in of"),

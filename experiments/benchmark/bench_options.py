@@ -19,7 +19,7 @@ from experiments.options.training import MOST_THREADS
 from routing.errors import UserError, suggest
 from routing.route import Route, SelectionMode
 
-Variant = Literal["torch", "bf16", "compiled", "bf16+compiled"]
+Variant = Literal["torch", "bf16", "compiled", "bf16+compiled", "plain", "plain+compiled"]
 VARIANTS: tuple[Variant, ...] = typing.get_args(Variant)
 Tokens = Annotated[int, Ge(1), Le(4096**2)]
 
@@ -58,8 +58,9 @@ class BenchOptions:
     ] = ("steps", "blocks", "loop")
     variants: Annotated[
         tuple[Variant, ...],
-        "Of the part variants: torch (without the native CPU operations), bf16, compiled and "
-        "bf16+compiled, each against the step as the other keys have it.",
+        "Of the part variants: torch (without the native CPU operations), bf16, compiled, "
+        "bf16+compiled, and for dit the plain reimplementation, plain and plain+compiled, each "
+        "against the step as the other keys have it.",
     ] = VARIANTS
     block_tokens: Annotated[tuple[Tokens, ...], "Tokens of the part blocks."] = (
         64,
@@ -68,7 +69,8 @@ class BenchOptions:
         4096,
     )
     plain: Annotated[
-        bool, "Also time a plain reimplementation of the official structure of DiT with TREAD."
+        bool,
+        "Also time a plain reimplementation of the official structure of DiT with TREAD in steps.",
     ] = True
     device: Annotated[Literal["auto", "cpu", "cuda"], "Where to run."] = "auto"
     precision: Annotated[Literal["fp32", "bf16"], "fp32 or bf16 (autocast)."] = "fp32"

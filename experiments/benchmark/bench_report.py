@@ -123,6 +123,8 @@ def steps_table(rows: Sequence[dict[str, Any]]) -> str:
         if "ours_faster_by" in row:
             ratio = row["ours_faster_by"]
             lines.append(f"ours over plain dit, route {row['route']}: {ratio:.2f}x as fast")
+        for name, ratio in row.get("over_plain", {}).items():
+            lines.append(f"ours over plain dit, route {row['route']}, {name}: {ratio:.2f}x as fast")
     return "\n".join([table(named_rows, columns), *lines])
 
 

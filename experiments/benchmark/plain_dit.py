@@ -4,7 +4,7 @@ It follows a description of the official code's structure, not its text: each bl
 modulation, time and label embedders are separate, and a route draws one permutation per sample,
 keeps its head unsorted, gathers with an expanded index, keeps a clone of all tokens and scatters
 into another clone. Optimizer and EMA are torch's defaults, parameter by parameter. `compile=blocks`
-compiles its blocks as it does ours: the official code uses torch.compile on their forward pass.
+compiles its blocks and its head: the official code uses torch.compile on their forward passes.
 """
 
 from __future__ import annotations
@@ -50,6 +50,21 @@ class PlainBlock(nn.Module):
         return x + gate2.unsqueeze(1) * self.mlp(_modulated(self.norm2(x), shift2, scale2))
 
 
+class PlainHead(nn.Module):
+    """The final norm with its own modulation, and the projection to patches."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+        self.out = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        """Project tokens (B, T, D) under c (B, D)."""
+        shift, scale = self.modulation(c).chunk(2, dim=1)
+        return self.out(_modulated(self.norm(x), shift, scale))
+
+
 class PlainDiT(nn.Module):
     """DiT for square inputs of 4 channels, with a route or none."""
 
@@ -63,9 +78,7 @@ class PlainDiT(nn.Module):
         self.time = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
         self.labels = nn.Embedding(CLASSES + 1, width)
         self.blocks = nn.ModuleList(PlainBlock(width, shape.heads) for _ in range(shape.depth))
-        self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
-        self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
-        self.out = nn.Linear(width, patch * patch * channels)
+        self.head = PlainHead(width, patch * patch * channels)
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
         """Predict from images (B, C, H, W), times (B,) and labels (B,)."""
@@ -88,8 +101,7 @@ class PlainDiT(nn.Module):
             x = block(x, c)
             if i in ends:
                 x = saved.clone().scatter_(1, index, x.to(saved.dtype))
-        shift, scale = self.modulation(c).chunk(2, dim=1)
-        return unpatchify(self.out(_modulated(self.norm(x), shift, scale)), self.grid, self.patch)
+        return unpatchify(self.head(x, c), self.grid, self.patch)
 
 
 class PlainStep:
@@ -102,7 +114,7 @@ class PlainStep:
         torch.manual_seed(0)
         self.model = PlainDiT(parse_size(size, o.depth), side, route).to(device)
         if o.compile == "blocks":
-            compile_blocks(self.model.blocks)
+            compile_blocks(nn.ModuleList([*self.model.blocks, self.model.head]))
         open_gates(self.model)
         self.x, self.y, self.half, self.count = data.x, data.y, o.precision == "bf16", 0
         self.rows, self.objective = torch.arange(o.batch, device=device), create_objective("flow")

@@ -249,34 +249,55 @@ def _step_row(case: Case, o: BenchOptions, seconds: Any, peaks: Any) -> dict[str
     }
 
 
+# Comparisons with the plain reimplementation: our variant and its, by their names in `compare`.
+OVER_PLAIN = {
+    "eager": ("ours", "plain"),
+    "eager, theirs compiled": ("ours", "plain+compiled"),
+    "both compiled": ("compiled", "plain+compiled"),
+}
+
+
+def _over_plain(seconds_by_variant: dict[str, Any]) -> dict[str, float]:
+    """Return how many times as fast as the plain reimplementation our step is, where both ran."""
+    ratios = {}
+    for name, (ours, theirs) in OVER_PLAIN.items():
+        if ours in seconds_by_variant and theirs in seconds_by_variant:
+            ratios[name] = ratio(seconds_by_variant[theirs], seconds_by_variant[ours])
+    return ratios
+
+
 def compare(o: BenchOptions, size: str, tokens: int, device: torch.device) -> list[dict[str, Any]]:
     """Time steps against their `o.variants`; return a row for each step.
 
-    `faster` has by variant how many times as fast as the step itself it is.
+    `faster` has by variant how many times as fast as the step itself it is, `over_plain` how many
+    times as fast as the plain reimplementation ours is, by `OVER_PLAIN`.
     """
     rows = []
     for case in cases(dataclasses.replace(o, plain=False, rate=o.rate[:1]), size, tokens):
         first = Step(case, o, device)
         runs: list[Callable[[], Any]] = [first]
-        for name in o.variants:
+        variants = [name for name in o.variants if case.backbone == "dit" or "plain" not in name]
+        for name in variants:
             changes = name.split("+")
             options = dataclasses.replace(
                 o,
                 precision="bf16" if "bf16" in changes else o.precision,
                 compile="blocks" if "compiled" in changes else o.compile,
             )
-            step = Step(case, options, device)
+            is_plain = "plain" in changes
+            timed_case = dataclasses.replace(case, backbone="plain") if is_plain else case
+            step = make_step(timed_case, options, device)
             runs.append(without_native()(step) if "torch" in changes else step)
         seconds, _ = interleave(runs, o, device)
-        faster = {}
-        for name, variant_seconds in zip(o.variants, seconds[1:], strict=True):
-            faster[name] = ratio(seconds[0], variant_seconds)
+        seconds_by_variant = dict(zip(["ours", *variants], seconds, strict=True))
+        faster = {name: ratio(seconds[0], seconds_by_variant[name]) for name in variants}
         rows.append(
             {
                 **case.names(o.depth),
                 "seconds": float(np.median(seconds[0])),
                 "kernels": first.model.describe(),
                 "faster": faster,
+                "over_plain": _over_plain(seconds_by_variant),
                 "rounds": seconds.tolist(),
             }
         )

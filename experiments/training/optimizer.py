@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,14 @@ class Muon(torch.optim.Muon):
             self.param_groups = groups
 
 
+class AdamW(torch.optim.AdamW):
+    """`torch.optim.AdamW` without its guards against compilers, which import torch's: 2 s."""
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
 def create_optimizers(model: nn.Module, train: TrainOptions) -> list[torch.optim.Optimizer]:
     """Return AdamW and, with `train.optimizer=muon`, Muon for the matrices of the blocks.
 
@@ -91,7 +100,7 @@ def create_optimizers(model: nn.Module, train: TrainOptions) -> list[torch.optim
     for parameter in model.parameters():
         (muon_params if id(parameter) in matrices else adamw_params).append(parameter)
     # Fused AdamW skips a step by `found_inf` on the device: the weights are safe without a sync.
-    adamw = torch.optim.AdamW(
+    adamw = AdamW(
         adamw_params,
         lr=train.lr,
         betas=(train.betas[0], train.betas[1]),

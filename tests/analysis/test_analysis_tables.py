@@ -768,6 +768,20 @@ def test_benchmark_compares_with_the_plain_step_of_the_same_shape(tmp_path):
     assert shown == [2.0, 3.0]
 
 
+def test_benchmark_compares_with_the_compiled_plain_step_where_it_was_timed(tmp_path):
+    variant = {"backbone": "dit", "size": "T/2", "tokens": 16, "route": "none", "seconds": 1.0}
+    variant |= {"faster": {"compiled": 1.1}, "over_plain": {"eager": 1.4, "both compiled": 1.2}}
+    options = {"batch": 2, "precision": "fp32", "compile": "none", "depth": None, "clock": "cpu"}
+    machine = {"device_name": "a CPU", "threads": 1, "torch": "2"}
+    write(tmp_path)
+    record = {"options": options, "environment": machine, "variants": [variant]}
+    (tmp_path / "bench.json").write_text(json.dumps(record))
+    shown = find(make("benchmark", tmp_path), "batch 2", "dit-T/2, 16 tokens, dense")
+    assert shown["Over plain DiT"].value == 1.4 and shown["Both compiled"].value == 1.2
+    # No benchmark timed ours eager beside theirs compiled: no column.
+    assert "Over compiled plain DiT" not in shown
+
+
 def test_the_speedup_that_multiply_adds_allow_is_dense_over_routed(tmp_path):
     for route in ("none", "2-8"):
         write(tmp_path, route=route)

@@ -131,7 +131,7 @@ def test_choosing_among_some():
     ("make", "part"),
     [
         (lambda: Selection("row"), "did you mean rows"),
-        (lambda: Selection(block=0), "try block=2"),
+        (lambda: Selection(block=0), "block=0: expected a side of at least 1"),
         (lambda: select("quad", (8, 8), 32, torch.rand(1, 64)), "2-8@0.75"),
         (lambda: select("quad", (7, 8), 14, torch.rand(1, 56)), "7x8 is odd"),
         (lambda: select("quad", (4, 4), 5, torch.rand(1, 16)), "not 5"),

@@ -26,6 +26,7 @@ from sweeps import (
     slurm,
     status,
 )
+from sweeps import command as sweeps_command
 from sweeps.folder import JobBatch, Sweep
 from sweeps.planned_run import PlannedRun
 from sweeps.retry_memory import resources_of_retry
@@ -329,6 +330,9 @@ def test_a_pool_needs_gpus_for_all_workers_unless_runs_differ(tmp_path, monkeypa
     assert pool_gpus.choose_gpus(sweep, 1, [one, one]) == ["3"]
     assert pool_gpus.choose_gpus(sweep, 3, [shared]) == ["3", "5"]
     assert pool_gpus.choose_gpus(sweep, 3, [one, two]) == ["3", "5"]  # they wait for each other
+    monkeypatch.chdir(tmp_path)
+    words = ["launch", "selection_rate", "cluster=local", "cluster.gpus=3", "--dry-run"]
+    assert sweeps_command.main(words) == 2
     message = "cluster.workers=5 with cluster.gpus=1 and cluster.runs_per_gpu=2 needs 3 GPUs, 2 are visible"
     with pytest.raises(SweepError, match=f"{message}; try cluster.workers=4"):
         pool_gpus.choose_gpus(sweep, 5, [shared])

@@ -198,6 +198,9 @@ def test_the_hash_of_the_code_is_read_from_the_run_where_another_sweep_trained_i
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "env.json").write_text('{"snapshot": "c"}')
     assert "none-0 used c, 2-8-0 used b" in versions.mixed_pairs(sweep, runs)[0]
+    # Another sweep went on with it, with newer code.
+    sweep.note("none-0", "start", code="b")
+    assert "none-0 used b, c, 2-8-0 used b" in versions.mixed_pairs(sweep, runs)[0]
 
 
 def test_a_run_records_the_hash_of_the_copy_that_it_runs_from(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The benchmark: its keys, its arithmetic, and one small run of all of it. No assertion about time."""
 
+import dataclasses
 import functools
 import json
 import subprocess
@@ -188,6 +189,50 @@ def test_a_step_moves_every_weight_and_the_average(name, route):
     # An average of 1e-4 of a step of 1e-4 is below float32's grain where weights are near 1.
     changed = sum(not torch.equal(a, b) for a, b in zip(step.ema, before, strict=True))
     assert changed > len(before) / 2
+
+
+def test_the_plain_step_is_a_variant_of_dit_alone_and_compared_within_rounds(monkeypatch):
+    seconds = np.array([[2.0, 4.0], [1.0, 2.0], [3.0, 12.0], [4.0, 8.0]])
+    made = []
+
+    def make(case, o, device):
+        made.append((case.backbone, o.compile))
+        return lambda: None
+
+    monkeypatch.setattr(step_times, "Step", make)
+    monkeypatch.setattr(step_times, "make_step", make)
+    monkeypatch.setattr(step_times, "interleave", lambda runs, o, device: (seconds[: len(runs)], None))
+    o = BenchOptions(
+        backbone=("dit", "mamba"), size=("T/2",), depth=4, route="none", variants=("compiled", "plain", "plain+compiled")
+    )
+    dit, mamba = step_times.compare(o, "T/2", 16, CPU)
+    assert made == [
+        ("dit", "none"), ("dit", "blocks"), ("plain", "none"), ("plain", "blocks"),
+        ("mamba", "none"), ("mamba", "blocks"),
+    ]  # fmt: skip
+    assert mamba["faster"] == {"compiled": 2.0} and mamba["over_plain"] == {}
+    # Theirs over ours in each round: 3/2 and 12/4, 4/2 and 8/4, 4/1 and 8/2.
+    assert dit["over_plain"] == {"eager": 2.25, "eager, theirs compiled": 2.0, "both compiled": 4.0}
+    text = bench_report.steps_table([dit])
+    assert "ours over plain dit, route none, both compiled: 4.00x as fast" in text
+
+
+@pytest.mark.slow
+def test_compiling_the_plain_step_compiles_its_blocks_and_its_head_and_changes_no_number():
+    case, o = Case("plain", "T/2", 16, Route.parse("1-2@0.5"), 0.5), BenchOptions(depth=4, batch=2)
+    steps = [make_step(case, dataclasses.replace(o, compile=word), CPU) for word in ("none", "blocks")]
+    # Fresh graphs, so that every frame below is one of these.
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    losses = []
+    for step in steps:
+        torch.manual_seed(3)  # of the tokens that are kept
+        losses.append(float(step.loss().detach()))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    # 4 blocks on 16 and on 8 tokens share two graphs or one for any length; the head has one.
+    assert 2 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
+    for module in [*steps[1].model.blocks, steps[1].model.head]:
+        assert module._compiled_call_impl is not None
 
 
 # --- a small run of everything

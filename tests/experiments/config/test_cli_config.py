@@ -487,6 +487,7 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
             "expected data of 32x32 pixels .* data=digits has 8x8",
         ),
         ("data=digits sampler.reuse=2-8", "sampler.reuse was removed; only .* sampler.reuse=null"),
+        ("data=digits paths.runs={tmp}/store/manifest.json/runs", "expected a folder, but {tmp}/store/manifest.json is a file"),
         ("data=digits init={tmp}/w/foreign.safetensors", "does not say which model it belongs to"),
         (
             "data=digits init={tmp}/w/other.safetensors objective=flow",

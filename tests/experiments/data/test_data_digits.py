@@ -3,6 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from backbones.validation import fields_of
 from experiments.data import DataError, SampleOrder, create, parse
 from experiments.data.registry import DATA_SETS
+from experiments.data.stratified_split import stratified_rows
 from routing.errors import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -41,6 +43,20 @@ def test_split_is_stratified_and_disjoint(digits):
     # both.
     rows = {tuple(r.flatten().tolist()) for r in train.x}
     assert not any(tuple(r.flatten().tolist()) in rows for r in test.x)
+
+
+@settings(max_examples=100)
+@given(
+    counts=st.lists(st.integers(10, 40), min_size=2, max_size=8),
+    fraction=st.floats(0.2, 0.7),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_held_out_rows_are_those_of_scikit_learn(counts, fraction, seed):
+    from sklearn.model_selection import train_test_split
+
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
+    expected = train_test_split(range(len(labels)), test_size=fraction, random_state=seed, stratify=labels)
+    assert stratified_rows(labels, fraction, seed) == tuple(map(sorted, expected))
 
 
 def test_to_pixels_inverts_the_scaling(digits):

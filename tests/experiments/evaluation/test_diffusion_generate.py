@@ -20,6 +20,7 @@ from experiments.evaluation import (
     SamplingPipeline,
     generate,
     generate_shards,
+    generation,
     labels_from_seeds,
     read_shards,
     sample_store,
@@ -101,6 +102,34 @@ def test_the_last_batch_is_filled_up():
     model.register_forward_hook(lambda m, args, out: sizes.append(len(args[0])))
     generate(model, *parts("euler", "none"), torch.arange(7), batch=3)
     assert set(sizes) == {3}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("guidance", ["none", "cfg", "apg"])
+def test_a_batch_is_sampled_in_parts_that_fit_into_the_cache(family, guidance, monkeypatch):
+    model, rest, sizes = tiny(family), parts(guidance=guidance), []
+    seeds = torch.arange(50, 61)
+    whole = generate(model, *rest, seeds, batch=11)
+    model.register_forward_hook(lambda m, args, out: sizes.append(len(args[0])))
+    # 16 tokens of width 32; guidance doubles a pass, so that it holds half as many images.
+    monkeypatch.setattr(generation, "_CACHED_VALUES", 8 * 16 * 32)
+    monkeypatch.setattr(generation, "_FEWEST_IMAGES", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    again = generate(model, *rest, seeds, batch=11)
+    # 11 images in 2 parts of 6, or in 3 of 4: the last part is filled up.
+    assert max(sizes) == (6 if guidance == "none" else 8)
+    assert len(sizes) % (2 if guidance == "none" else 3) == 0
+    assert (again - whole).abs().max() <= 1e-4 * whole.abs().max()
+    # An image still belongs to its seed, bit for bit.
+    assert torch.equal(generate(model, *rest, seeds.flip(0), batch=11), again.flip(0))
+
+
+def test_a_pass_is_never_smaller_than_the_fewest_images_worth_one(monkeypatch):
+    model, sizes = tiny(), []
+    model.register_forward_hook(lambda m, args, out: sizes.append(len(args[0])))
+    monkeypatch.setattr(generation, "_CACHED_VALUES", 1)
+    generate(model, *parts("euler", "none"), torch.arange(10), batch=10)
+    assert set(sizes) == {4}
 
 
 def test_labels_from_seeds():

@@ -245,8 +245,7 @@ def test_which_runs_use_graphs(device, processes, words, is_graphed, line, monke
     monkeypatch.setattr(TrainingStep, "__init__", lambda self, config, accelerator, *args: vars(self).update(args[0]))
     config = load([*TINY, "train.steps=1000", *words])
     accelerator = SimpleNamespace(device=torch.device(device), num_processes=processes)
-    optimizer = SimpleNamespace(move_rates=lambda device: None)
-    values = {"state": SimpleNamespace(optimizer=optimizer), "device": accelerator.device}
+    values = {"state": SimpleNamespace(optimizers=[]), "device": accelerator.device}
     lines = []
     step = cuda_graphs.create_step(config, accelerator, values, say=lines.append)
     assert isinstance(step, GraphedTrainingStep) == is_graphed

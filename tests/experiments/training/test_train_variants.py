@@ -61,7 +61,7 @@ def test_every_variant_trains_samples_and_ends(name, tmp_path):
         ("route=1-2 guidance.route=2-80", "guidance.strong=0.5 on route 2-80: .* try route=2-3"),
         ("route=1-2 routing.remove=after:1 guidance.route=2-3", "block 1 is not in route 2-3"),
         ("route=1-2 routing.learned=fuse guidance.route=0-1", "fuse: belongs to one span"),
-        ("route=1-2@0.75 routing.selection=quad guidance.strong=0", "guidance.weak=0.9 on .* quad"),
+        ("route=1-2@0.75 routing.selection=quad guidance.strong=0", "guidance.weak=0.9 on .* selection=quad"),
     ],
 )
 def test_guidance_that_the_model_cannot_make_is_refused_before_training(words, said, tmp_path):
