@@ -1,7 +1,6 @@
 """What differs between runs: two of them side by side, or any number by the keys that vary."""
 
 import argparse
-import math
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,20 +109,15 @@ def _penalty_line(first: str | Path, second: str | Path) -> str:
     same_seed = first_run["seed"] == second_run["seed"]
     if len(curves) != 2 or not (same_data and same_seed) or min(map(len, curves)) < 2:
         return ""
-    penalties = {}
-    for step in curves[0]["step"]:
-        try:
-            penalties[step] = step_penalty.step_penalty(curves[0], curves[1], step)
-        except AnalysisError:  # met before the first logged step, which is unknown
-            continue
-    reached = [step for step, s in penalties.items() if not math.isnan(s)]
+    penalties = step_penalty.penalties_by_step({0: curves[0]}, {0: curves[1]})
+    reached = [step for step, penalty in penalties.items() if not penalty.censored]
     if not penalties:
         return ""
-    m = step_penalty.macs_ratio(curves[0], curves[1])
     if not reached:
         return "step penalty of B over A: censored, B reaches no loss of A"
-    s, step = penalties[max(reached)], max(reached)
-    text = f"step penalty of B over A (one seed): s {s:.3g}, s*m {s * m:.3g} at N = {step:.0f}"
+    step = max(reached)
+    s, sm = penalties[step].seeds.loc[0, ["s", "sm"]]
+    text = f"step penalty of B over A (one seed): s {s:.3g}, s*m {sm:.3g} at N = {step:.0f}"
     censored = [f"{step:.0f}" for step in penalties if step > max(reached)]
     return text + (f"; censored at N = {', '.join(censored)}" if censored else "")
 

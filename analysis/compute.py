@@ -148,7 +148,7 @@ def penalty_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
             continue
         penalty = paired_penalty(table[baseline], pairs, steps)
         if penalty.sm is None:
-            verdict = f"undecided: {penalty.censored} of {len(penalty.seeds)} seeds censored"
+            verdict = penalty.censored_text
         else:
             verdict = _interval_text(penalty.sm, ".2f") + f" (n = {len(penalty.seeds)})"
         s_texts, sm_texts = [], []

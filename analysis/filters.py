@@ -18,6 +18,11 @@ from analysis import run_files
 from analysis.errors import AnalysisError
 from routing.errors import suggest
 
+
+class UnknownGrid(AnalysisError):
+    """A word of the command line names no grid that was launched into the runs."""
+
+
 _OPERATORS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -169,14 +174,29 @@ def _comparison(
         mirrored = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
         left, right = right, left
         comparison = mirrored.get(type(comparison), type(comparison))()
-    key, value = _key(left), ast.literal_eval(right)
+    key = _key(left)
+    value = _constant(key, right)
     column = runs[_column(runs, key)]
     if isinstance(comparison, ast.In | ast.NotIn):
+        if not isinstance(value, list | tuple | set):
+            raise AnalysisError(f'{key} in {value!r}: expected a list, such as {key} in ["a", "b"]')
         chosen = _is_one_of(key, column, list(value))
         return ~chosen if isinstance(comparison, ast.NotIn) else chosen
     if value is None:
         return column.isna() if isinstance(comparison, ast.Eq | ast.Is) else column.notna()
     return _compare(key, column, _OPERATORS[type(comparison)], value)
+
+
+def _constant(key: str, node: ast.expr) -> Any:
+    """Return the constant that a key is compared with."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        text = ast.unparse(node)
+        raise AnalysisError(
+            f"where: {key} is compared with {text}; expected a number, a text in quotes "
+            f'({key} == "{text}") or a list'
+        ) from None
 
 
 def _key(node: ast.expr) -> str:
@@ -204,7 +224,7 @@ def _grid_runs(runs: pd.DataFrame, grid: str) -> set[str]:
     launched = sweeps(runs)
     if grid not in launched:
         names = ", ".join(launched) or "none"
-        raise AnalysisError(
+        raise UnknownGrid(
             f"no grid called {grid!r} was launched into these runs; there are {names}"
             f"{suggest(grid, launched)}"
         )

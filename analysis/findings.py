@@ -19,18 +19,20 @@ from analysis.tables.entries import gap, metric_better, metric_decimals, metric_
 from analysis.tables.main import score_set
 from routing.route import Route
 
+NOT_SIGNIFICANT = "no significant difference"
+
 
 def verdict(difference: Estimate, better: str | None) -> str:
-    """Return better, worse, higher, lower, or why it can't be told."""
+    """Return whether a difference is significant and in which direction, or that seeds are few."""
     low, high = difference.low, difference.high
     if difference.n < ENOUGH_SEEDS or low is None or high is None:
         return f"too few seeds to tell (n={difference.n})"
     if low <= 0 <= high:
-        return "not told apart"
+        return NOT_SIGNIFICANT
     end = "higher" if difference.mean > 0 else "lower"
     if better is None:
-        return end
-    return "better" if better == end else "worse"
+        return f"significantly {end}"
+    return "significantly better" if better == end else "significantly worse"
 
 
 def change(difference: Estimate, decimals: int) -> str:
@@ -160,29 +162,38 @@ def _placement_sentence(group: Group, ranked: list[tuple[float, str]], seeds: in
         f"the other {sum(blocks[-half:]) / half:.1f}."
     )
     if seeds < ENOUGH_SEEDS:
-        text += f" With n={seeds} the order of routes is not told."
+        text += f" With n={seeds} the order of routes is not significant."
     return text
+
+
+def rate_differences(results: Results) -> list[tuple[Group, Variant, Estimate]]:
+    """Return the differences to dense of every route that was run at two or more rates."""
+    differences = []
+    for group in results.groups:
+        rates: dict[str, dict[float, tuple[Group, Variant, Estimate]]] = {}
+        for variant in group.tread:
+            span = str(variant.first("span"))
+            difference = gap(variant, group.baseline, group.metric)
+            if "+" not in span and difference is not None:
+                share = float(variant.first("rate"))
+                rates.setdefault(span, {})[share] = group, variant, difference
+        for by_rate in rates.values():
+            if len(by_rate) > 1:
+                differences += [by_rate[share] for share in sorted(by_rate)]
+    return differences
 
 
 def rate(results: Results) -> list[str]:
     """Say how the score differs from dense by the share of tokens that skips, for each route."""
+    texts: dict[str, list[str]] = {}
+    for group, variant, difference in rate_differences(results):
+        subject = f"**{group.label}, route {variant.first('span')}**, {metric_label(group.metric)}"
+        text = change(difference, metric_decimals(group.metric))
+        text = f"{variant.first('rate'):g} {text}: {verdict(difference, group.better)}"
+        texts.setdefault(subject, []).append(text)
     sentences = []
-    for group in results.groups:
-        rates: dict[str, dict[float, Variant]] = {}
-        for variant in group.tread:
-            span = str(variant.first("span"))
-            if "+" not in span:
-                rates.setdefault(span, {})[float(variant.first("rate"))] = variant
-        for span, variants in rates.items():
-            texts = []
-            for share, variant in sorted(variants.items()):
-                difference = gap(variant, group.baseline, group.metric)
-                if difference:
-                    text = change(difference, metric_decimals(group.metric))
-                    texts.append(f"{share:g} {text}: {verdict(difference, group.better)}")
-            if len(texts) > 1:
-                name = f"**{group.label}, route {span}**, {metric_label(group.metric)}"
-                sentences.append(f"{name} against dense by rate: {'; '.join(texts)}.")
+    for subject, by_rate in texts.items():
+        sentences.append(f"{subject} against dense by rate: {'; '.join(by_rate)}.")
     return sentences
 
 

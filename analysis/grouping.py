@@ -50,21 +50,23 @@ def assign_groups(runs: pd.DataFrame) -> pd.DataFrame:
     if runs.empty:
         return runs.assign(group=pd.Series(dtype="string"), variant="", shared_config="")
     frame = _comparable(runs)
-    frame = _fill_unknown_keys(frame, [part for _, part in frame.groupby("backbone")])
-    columns = [*_HEAD, *_PROTOCOL, *_learned_columns(frame)]
-    frame, networks = _with_networks(frame, _keys(frame, columns))
-    columns += networks
-    frame["key"] = _keys(frame, columns)
+    rows = pd.Series(frame.index, frame.index)
+    backbones = [part.index for _, part in rows.groupby(frame["backbone"])]
+    frame = _fill_unknown_keys(frame, backbones)
+    texts = _varying_texts(frame, [*_HEAD, *_PROTOCOL, *_learned_columns(frame)])
+    frame, networks = _with_networks(frame, _keys(texts, len(frame)))
+    texts |= _varying_texts(frame, networks)
+    frame["key"] = _keys(texts, len(frame))
     variants = _variants(frame)
-    distinguishing = [*_PROTOCOL, *networks]
-    shared = []
-    for column in columns:
+    distinguishing, shared = [*_PROTOCOL, *networks], []
+    for column in texts:
         if not column.startswith(("backbone", "config.backbone.")):
             shared.append(column)
         if column not in (*_HEAD, *_HEAD_KEYS, *distinguishing):
             distinguishing.append(column)
-    labels = _labels(frame, distinguishing)
-    shared_config = pd.Series(_keys(_fill_unknown_keys(frame, [frame]), shared), frame.index)
+    labels = _labels(frame, [column for column in distinguishing if column in texts])
+    shared_texts = _varying_texts(_fill_unknown_keys(frame, [frame.index]), shared)
+    shared_config = pd.Series(_keys(shared_texts, len(frame)), frame.index)
     return runs.assign(
         group=frame["key"].map(labels).astype("string"),
         variant=variants.astype("string"),
@@ -88,14 +90,21 @@ def _comparable(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _variants(frame: pd.DataFrame) -> pd.Series:
     """Return the variant of every run; runs of one group and variant differ in no routing key."""
-    variants = pd.Series([variant_of(row) for row in frame.to_dict("records")], frame.index)
-    for (_, name), part in frame.groupby(["key", variants.copy()], sort=False):
+    routing = [column for column in map(str, frame) if column.startswith("config.routing.")]
+    needed = frame.columns.intersection(["method", "route", "config.init", *routing])
+    names = [variant_of(row) for row in frame[needed].to_dict("records")]
+    variants = pd.Series(names, frame.index)
+    # Grouping the names alone: a slice of all columns per variant takes longer than the rest.
+    for (_, name), part in variants.copy().groupby([frame["key"], variants.copy()], sort=False):
         prefixes: tuple[str, ...] = ()
         for pattern, keys in _FURTHER_KEYS.items():
             if pattern in str(name):
                 prefixes += tuple(f"config.{key}" for key in keys)
+        if not prefixes:
+            continue
         columns = [column for column in map(str, frame) if column.startswith(prefixes)]
-        details = _keys(part, columns if prefixes else [])
+        texts = _varying_texts(frame.loc[part.index, columns], columns)
+        details = _keys(texts, len(part))
         for index, detail in zip(part.index, details, strict=True):
             if detail:
                 variants[index] = f"{name}, {detail}".replace("config.", "")
@@ -161,8 +170,10 @@ def _learned_columns(frame: pd.DataFrame) -> list[str]:
     return columns
 
 
-def _fill_unknown_keys(frame: pd.DataFrame, parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def _fill_unknown_keys(frame: pd.DataFrame, parts: Sequence[pd.Index]) -> pd.DataFrame:
     """Give runs of an older version the value that all newer runs of their part share.
+
+    `parts` are the indices of rows that may fill each other.
 
     A key that was added later and never used must not separate older runs from newer ones; one
     that newer runs set to several values still does.
@@ -170,32 +181,39 @@ def _fill_unknown_keys(frame: pd.DataFrame, parts: Sequence[pd.DataFrame]) -> pd
     versions = {text: set(text.split(",")) for text in frame["config_keys"].unique()}
     if len(versions) < 2:
         return frame
+    known = [versions[text] for text in frame["config_keys"]]
+    positions = [frame.index.get_indexer(part).tolist() for part in parts]
     filled = {}
     for column in _learned_columns(frame):
-        has_column = {text: column in keys for text, keys in versions.items()}
-        has_key = frame["config_keys"].astype(object).map(has_column).astype(bool)
-        if has_key.all():
+        has_key = [column in keys for keys in known]
+        if all(has_key):
             continue
-        values = frame[column].astype(object)
-        for part in parts:
-            present = values[part.index][has_key[part.index]]
-            if present.map(str).nunique() == 1:
-                values[part.index[~has_key[part.index]]] = present.iloc[0]
-        filled[column] = values
+        values = frame[column].astype(object).tolist()
+        for rows in positions:
+            present = [values[row] for row in rows if has_key[row]]
+            if len(set(map(str, present))) == 1:
+                for row in rows:
+                    values[row] = present[0]
+        filled[column] = pd.Series(values, frame.index, dtype=object)
     return frame.assign(**filled)
 
 
-def _keys(frame: pd.DataFrame, columns: Iterable[str]) -> list[str]:
-    """Return `column=value; ...` of every row, over the columns that vary."""
-    keys = [""] * len(frame)
+def _varying_texts(frame: pd.DataFrame, columns: Iterable[str]) -> dict[str, list[str]]:
+    """Return the values of the columns that vary, as text."""
+    texts = {}
     for column in columns:
-        if column not in frame:
-            continue
-        texts = frame[column].map(str)
-        if texts.nunique() > 1:
-            for index, text in enumerate(texts):
-                separator = "; " if keys[index] else ""
-                keys[index] += f"{separator}{column}={text}"
+        if column in frame:
+            values = frame[column].map(str).tolist()
+            if len(set(values)) > 1:
+                texts[column] = values
+    return texts
+
+
+def _keys(texts: Mapping[str, Sequence[str]], count: int) -> list[str]:
+    """Return `column=value; ...` of each of `count` rows."""
+    keys = []
+    for row in range(count):
+        keys.append("; ".join([f"{column}={values[row]}" for column, values in texts.items()]))
     return keys
 
 
@@ -204,11 +222,11 @@ def _keys(frame: pd.DataFrame, columns: Iterable[str]) -> list[str]:
 
 def _labels(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, str]:
     """Return the label of every value of the column `key`; `columns` distinguish equal heads."""
-    groups = frame.drop_duplicates("key").set_index("key")
+    frame = frame[frame.columns.intersection([*_HEAD, "key", "config.experiment", *columns])]
     heads: dict[str, str] = {}
-    for key, row in groups.iterrows():
+    for row in frame[[*_HEAD, "key"]].drop_duplicates("key").to_dict("records"):
         model = f"{row['backbone']}-{row['size']}"
-        heads[str(key)] = f"{model}, {row['data']}, {row['objective']}, scale {row['scale']}"
+        heads[row["key"]] = f"{model}, {row['data']}, {row['objective']}, scale {row['scale']}"
     labels = {}
     for head, count in Counter(heads.values()).items():
         same_head = frame[frame["key"].map(heads) == head]
@@ -236,10 +254,7 @@ def _experiments(frame: pd.DataFrame) -> dict[str, str]:
 
 def _differences(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, str]:
     """Return by key the values of the columns that vary; unset values are not named."""
-    varying = []
-    for column in columns:
-        if column in frame and frame[column].map(str).nunique() > 1:
-            varying.append(column)
+    varying = _varying_texts(frame, columns)
     texts = {}
     for row in frame.drop_duplicates("key").to_dict("records"):
         parts = []

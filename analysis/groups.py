@@ -44,25 +44,59 @@ class Histories:
         return self.frames.get(key)
 
 
+class RunTable:
+    """All runs; columns are kept as lists: slicing hundreds of them per variant is slow."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        """Take what `analysis.load` returned."""
+        self.frame = frame
+        self._lists: dict[str, list[Any]] = {}
+
+    def values(self, column: str, rows: Sequence[int]) -> list[Any]:
+        """Return the values of a column at some positions; none where the column is missing."""
+        if column not in self._lists:
+            exists = column in self.frame
+            self._lists[column] = self.frame[column].tolist() if exists else []
+        values = self._lists[column]
+        return [values[row] for row in rows] if values else []
+
+
 @dataclass(frozen=True, eq=False)
 class Variant:
     """Runs of one group that routed their tokens alike, read after one number of steps."""
 
     name: str  # how tokens were routed
-    runs: pd.DataFrame = field(repr=False)  # finished ones
+    table: RunTable = field(repr=False)  # all finished runs
+    rows: Sequence[int] = field(repr=False)  # positions of its own
     metric: str  # of its group
     values: Values = field(repr=False)  # every own score of these runs
     histories: Histories = field(repr=False)  # of all runs
     step: float = float("nan")
 
+    @property
+    def runs(self) -> pd.DataFrame:
+        """Its runs with all columns; `columns` and `first` are faster."""
+        return self.table.frame.iloc[list(self.rows)]
+
+    def columns(self, *names: str) -> pd.DataFrame:
+        """Return some columns of its runs."""
+        return self.table.frame[list(names)].iloc[list(self.rows)]
+
     def first(self, column: str, default: Any = None) -> Any:
         """Return the first known value of a column of its runs."""
-        if column not in self.runs:
-            return default
-        for value in self.runs[column]:
+        for value in self.table.values(column, self.rows):
             if not pd.isna(value):
                 return value
         return default
+
+    def _pairs_of(self, first: str, second: str) -> list[tuple[Any, Any]]:
+        """Return the values of two columns, by run, where both are known."""
+        pairs = []
+        columns = (self.table.values(name, self.rows) for name in (first, second))
+        for pair in zip(*columns, strict=True):
+            if not (pd.isna(pair[0]) or pd.isna(pair[1])):
+                pairs.append(pair)
+        return pairs
 
     def by_seed(self, metric: str | None = None, step: float | None = None) -> dict[int, float]:
         """Return seed to score after `step` steps (by default its own metric and step)."""
@@ -79,11 +113,16 @@ class Variant:
 
         Costs of a forward pass do not depend on the number of steps.
         """
-        if column not in self.runs:
-            return None
-        runs = self.runs[["seed", "step", column]].dropna(subset=["seed", column])
-        values = runs.sort_values("step", kind="stable").drop_duplicates("seed", keep="last")
-        return float(values[column].mean()) if len(values) else None
+        longest: dict[Any, tuple[float, float]] = {}  # steps and cost by seed
+        columns = (self.table.values(name, self.rows) for name in ("seed", "step", column))
+        for seed, step, value in zip(*columns, strict=False):
+            if pd.isna(seed) or pd.isna(value):
+                continue
+            steps = float("inf") if pd.isna(step) else float(step)
+            if seed not in longest or steps >= longest[seed][0]:
+                longest[seed] = steps, float(value)
+        values = [value for _, value in longest.values()]
+        return sum(values) / len(values) if values else None
 
     @functools.cached_property
     def curves(self) -> dict[int, pd.DataFrame]:
@@ -94,7 +133,7 @@ class Variant:
         """
         scored = self.by_seed()
         best: dict[int, pd.DataFrame] = {}
-        for seed, path in self.runs[["seed", "path"]].dropna().itertuples(index=False):
+        for seed, path in self._pairs_of("seed", "path"):
             curve = self.histories.get(path, self.metric)
             if curve is None or seed not in scored:
                 continue
@@ -130,14 +169,14 @@ class Variant:
     def _last_steps(self) -> dict[int, float]:
         """Steps of the longest run, by seed."""
         steps: dict[int, float] = {}
-        for seed, step in self.runs[["seed", "step"]].dropna().itertuples(index=False):
+        for seed, step in self._pairs_of("seed", "step"):
             steps[int(seed)] = max(float(step), steps.get(int(seed), 0.0))
         return steps
 
     @functools.cached_property
     def ends(self) -> set[float]:
         """The numbers of steps after which its runs ended."""
-        return set(map(float, self.runs["step"].dropna()))
+        return {float(step) for step, _ in self._pairs_of("step", "path")}
 
     @property
     def other_steps(self) -> list[int]:

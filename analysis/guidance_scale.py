@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from analysis.errors import AnalysisError
+from analysis.measured import check_protocol
 from analysis.tables.guidance_scale import FORMAT, LEVELS
 from experiments.config.routes import routed_pass
 from experiments.config.schema import Config
@@ -153,10 +154,7 @@ class Measurement:
         self, runs: Sequence[Path], levels: Sequence[float] = LEVELS,
         samples: int = 2000, batch: int = 64, device: str | None = None,
     ) -> None:  # fmt: skip
-        if not levels or min(levels) <= 0 or not all(map(math.isfinite, levels)):
-            raise AnalysisError("guidance-scale needs noise levels above 0, such as 1.5 4 19")
-        if samples < 2 or batch < 1:
-            raise AnalysisError("guidance-scale needs at least 2 samples and a batch of at least 1")
+        check_protocol("guidance-scale", levels, samples, batch, least=2)
         self.levels, self.samples, self.batch = sorted(levels), samples, batch
         self.open = functools.lru_cache(2)(functools.partial(HeldOut.open, device=device))
         # Those of an instrument serve several runs in a row.

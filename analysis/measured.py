@@ -1,5 +1,6 @@
 """Results that are measured on trained models and stored beside their runs."""
 
+import math
 import sys
 import warnings
 from collections import Counter
@@ -11,7 +12,29 @@ from analysis import run_files
 from analysis.errors import AnalysisError
 from analysis.loading import find
 from analysis.run_files import Damaged, shown
-from routing.errors import UserError
+from routing.errors import UserError, require
+
+
+def check_protocol(
+    command: str, levels: Sequence[float], samples: int, batch: int, least: int = 1
+) -> None:
+    """Raise `AnalysisError` unless noise levels are above 0 and there are `least` samples or more.
+
+    Args:
+        command: Name of the command that measures, for the message.
+        levels: Noise levels sigma / alpha over the data's standard deviation.
+        samples: Held-out samples.
+        batch: Samples per pass.
+        least: Fewest samples that the measurement can be made on.
+    """
+    text = " ".join(map(str, levels)) or "(none)"
+    is_valid = levels and all(0 < level < math.inf for level in levels)
+    for condition, message in (
+        (is_valid, f"levels {text}: expected noise levels above 0, such as 0.1 1 10"),
+        (samples >= least, f"samples {samples}: expected a number of at least {least}"),
+        (batch >= 1, f"batch {batch}: expected a number of at least 1"),
+    ):
+        require(condition, f"{command} --{message}", AnalysisError)
 
 
 def with_weights(paths: Sequence[Path]) -> list[Path]:

@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from experiments.runtime.errors import ROOT
 from experiments.runtime.files import atomic_write
 
 FOLDER = Path(__file__).with_name("notebooks")
-VARIABLE = "ANALYSIS_RUNS"
-RECORDS = ROOT / "results"
+# The line that a notebook's user changes; `--runs DIR` replaces it.
+_RUNS = re.compile(r'^RUNS = "[^"]*"', re.MULTILINE)
 _SECONDS = 1200  # that a cell may take
 
 
@@ -24,8 +25,13 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
-def source(name: str) -> Any:
-    """Return the notebook of a percent script, without outputs; `AnalysisError` if it is none."""
+def source(name: str, runs: Path | None = None) -> Any:
+    """Return the notebook of a percent script, without outputs.
+
+    Args:
+        name: One of `names()`; `AnalysisError` for another.
+        runs: Replaces the value of its variable `RUNS`.
+    """
     path = pick("notebook", name, {name: FOLDER / f"{name}.py" for name in names()})
     import jupytext
 
@@ -34,16 +40,19 @@ def source(name: str) -> Any:
         # Random ids would make every export a change.
         cell["id"] = f"{name}-{index}"
         cell["metadata"] = {}
+        if runs is not None:
+            line = f"RUNS = {str(runs)!r}"
+            cell["source"] = _RUNS.sub(lambda _: line, cell["source"])  # noqa: B023
     return notebook
 
 
-def execute(name: str) -> Any:
+def execute(name: str, runs: Path | None = None) -> Any:
     """Run a notebook in a kernel of this Python; `AnalysisError` says what a cell of it raised."""
     from jupyter_client import KernelManager
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
-    notebook = source(name)
+    notebook = source(name, runs)
     python = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook.metadata["kernelspec"] = python
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -68,8 +77,10 @@ def execute(name: str) -> Any:
     return notebook
 
 
-def build(chosen: list[str] | None = None, out: str | Path = FOLDER) -> list[Path]:
-    """Execute notebooks and write them as `<name>.ipynb`; return the paths."""
+def build(
+    chosen: list[str] | None = None, out: str | Path = FOLDER, runs: Path | None = None
+) -> list[Path]:
+    """Execute notebooks, on `runs` if given, and write them as `<name>.ipynb`; return the paths."""
     for package in ("nbformat", "jupytext", "nbclient", "ipykernel"):
         if importlib.util.find_spec(package) is None:
             raise AnalysisError(f"notebooks need {package}: pip install -e '.[notebooks]'")
@@ -79,32 +90,33 @@ def build(chosen: list[str] | None = None, out: str | Path = FOLDER) -> list[Pat
     for name in paths:
         source(name)  # before the first is run
     for name, path in paths.items():
-        atomic_write(path, nbformat.writes(execute(name)) + "\n")
+        atomic_write(path, nbformat.writes(execute(name, runs)) + "\n")
     return list(paths.values())
 
 
-def runs_folder(folder: Path | None = None, records: str = "runs") -> Path:
-    """Return the folder with the runs that the notebooks read: `folder`, or `ANALYSIS_RUNS=DIR`.
+def runs_folder(source: str | Path) -> Path:
+    """Return the folder of runs of a notebook's `RUNS`: a folder, or an archive of records.
 
-    Without either, the published records `results/<records>.tar.gz` are unpacked below
-    `runs/.published`. `AnalysisError` if it holds no runs.
+    An archive is unpacked once below `runs/.published`. A relative path starts at the current
+    folder or, where nothing is there, at the checkout: Jupyter starts a notebook in its own folder.
+    `AnalysisError` if it holds no runs.
     """
-    chosen = folder or os.environ.get(VARIABLE)
-    if not chosen:
-        return unpack(RECORDS / f"{records}.tar.gz", ROOT / PUBLISHED)
-    path = Path(chosen).expanduser()
+    path = Path(source).expanduser()
+    if not path.exists():
+        path = ROOT / path
+    if path.suffix == ".gz":
+        return unpack(path, ROOT / PUBLISHED)
     if not (path.is_dir() and find(path)):
         raise AnalysisError(
-            f"{path} holds no runs; give a folder of them, or leave {VARIABLE} and --runs out for "
-            "those of results/"
+            f"{source} holds no runs; give a folder of them, or an archive such as "
+            "results/runs.tar.gz"
         )
     return path
 
 
 def command(options: argparse.Namespace) -> int:
-    """Execute notebooks on the runs given."""
-    if options.runs is not None:
-        os.environ[VARIABLE] = str(runs_folder(options.runs).resolve())
-    for path in build(options.only, options.out or FOLDER):
+    """Execute notebooks, on the runs given or on the records that they name."""
+    runs = None if options.runs is None else runs_folder(options.runs).resolve()
+    for path in build(options.only, options.out or FOLDER, runs):
         print(path)
     return 0

@@ -32,7 +32,7 @@ def read_pages(folder: Path, more: Sequence[Path]) -> dict[Path, str]:
         try:
             texts[page] = page.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
-            raise AnalysisError(f"{page} is no page; name Markdown files in UTF-8") from None
+            raise AnalysisError(f"{page} cannot be read; name Markdown files in UTF-8") from None
     return texts
 
 

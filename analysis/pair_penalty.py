@@ -5,17 +5,16 @@ target, is the latest that every routed seed reaches within its training. Beyond
 censored: they count, and there is no mean.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from analysis.aggregation import Estimate, interval, ratio
-from analysis.errors import AnalysisError
 from analysis.groups import Group, Variant
 from analysis.results import Results
-from analysis.step_penalty import Penalty, curves_by_run, macs_ratio, paired_penalty
+from analysis.step_penalty import Penalty, curves_by_run, macs_ratio, penalties_by_step
 
 LOSS, ROUTED_LOSS = "heldout_loss", "heldout_loss_routed"
 
@@ -67,29 +66,23 @@ def pair_penalties(results: Results) -> list[PairPenalty]:
 def pair_penalty(
     results: Results, group: Group, dense: Variant, routed: Variant
 ) -> PairPenalty | None:
-    """Return the step penalties of a routed variant; None where no losses were logged on the way.
-
-    A target that a routed run meets at its first logged step is left out: when it was met is
-    unknown.
-    """
+    """Return the step penalties of a routed variant; None where no losses were logged."""
     dense_curves, routed_curves = _curves(results, dense), _curves(results, routed)
-    seeds = sorted(dense_curves.keys() & routed_curves.keys())
-    if not seeds:
-        return None
-    dense_curves = {seed: dense_curves[seed] for seed in seeds}
-    routed_curves = {seed: routed_curves[seed] for seed in seeds}
-    by_step = {}
-    steps = set.intersection(*(set(curve["step"]) for curve in dense_curves.values()))
-    for step in sorted(steps):
-        try:
-            by_step[float(step)] = paired_penalty(dense_curves, routed_curves, step)
-        except AnalysisError:
-            continue
+    by_step = penalties_by_step(dense_curves, routed_curves)
     if not by_step:
         return None
+    seeds = sorted(dense_curves.keys() & routed_curves.keys())
     ratios = [macs_ratio(dense_curves[seed], routed_curves[seed]) for seed in seeds]
     last_steps = {seed: float(routed_curves[seed]["step"].iloc[-1]) for seed in seeds}
     return PairPenalty(group, routed, by_step, last_steps, math.exp(np.log(ratios).mean()))
+
+
+@functools.lru_cache(maxsize=2)
+def _curves_by_path(results: Results) -> dict[str, pd.DataFrame]:
+    """Return the held-out losses of all runs by folder; the table and the figure both read them."""
+    scores = results.own_scores
+    scores = scores[scores["key"].isin([LOSS, ROUTED_LOSS])].dropna(subset=["step", "macs"])
+    return curves_by_run(scores, "path")
 
 
 def _curves(results: Results, variant: Variant) -> dict[int, pd.DataFrame]:
@@ -97,23 +90,15 @@ def _curves(results: Results, variant: Variant) -> dict[int, pd.DataFrame]:
 
     A run with one scored step shows no way there and has no curve.
     """
-    scores = results.own_scores
-    scores = scores[scores["path"].isin(variant.runs["path"])]
-    scores = scores[scores["key"].isin([LOSS, ROUTED_LOSS])].dropna(subset=["step", "macs"])
     curves: dict[int, pd.DataFrame] = {}
-    by_run = curves_by_run(scores, "path")
-    for seed, path in variant.runs[["seed", "path"]].dropna().itertuples(index=False):
+    by_run = _curves_by_path(results)
+    for seed, path in variant.columns("seed", "path").dropna().itertuples(index=False):
         curve = by_run.get(str(path))
         if curve is None or len(curve) < 2:
             continue
         if seed not in curves or curve["step"].iloc[-1] > curves[seed]["step"].iloc[-1]:
             curves[int(seed)] = curve
     return curves
-
-
-def censored_text(penalty: Penalty) -> str:
-    """Return how many seeds are censored, `undecided: 1 of 3 seeds censored`."""
-    return f"undecided: {penalty.censored} of {len(penalty.seeds)} seeds censored"
 
 
 def means(pair: PairPenalty) -> pd.DataFrame:
@@ -125,11 +110,7 @@ def means(pair: PairPenalty) -> pd.DataFrame:
     for step, penalty in pair.by_step.items():
         row: dict[str, float] = {"step": step, "n": len(penalty.seeds)}
         row["censored"] = penalty.censored
-        estimates: dict[str, Estimate | None] = {"s": None, "sm": None}
-        if not penalty.censored:
-            estimates["s"] = interval(list(penalty.seeds["s"]))
-            estimates["sm"] = ratio(list(penalty.seeds["sm"]))
-        for name, estimate in estimates.items():
+        for name, estimate in (("s", penalty.s), ("sm", penalty.sm)):
             for end, field in (("", "mean"), ("_low", "low"), ("_high", "high")):
                 value = getattr(estimate, field, None)
                 row[name + end] = math.nan if value is None else value

@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from analysis import aggregation, filters, loading
 from analysis.aggregation import DENSE
 from analysis.errors import AnalysisError, pick
 from analysis.grouping import assign_groups
-from analysis.groups import Group, Histories, Metrics, Values, Variant, variant_order
+from analysis.groups import Group, Histories, Metrics, RunTable, Values, Variant, variant_order
 
 _HISTORY = ["step", "macs", "value"]
 # Columns of a score that tables need.
@@ -30,6 +30,8 @@ _NARROW = (
     "path", "group", "variant", "seed", "last_step", "metric", "key", "value", "step", "macs",
     "better", "features", "n", "own", "final",
 )  # fmt: skip
+# Columns of a run that stand beside its scores: the hundreds of its configuration are not needed.
+_BESIDE_SCORES = ("run", "path", "backbone", "route", "group", "variant", "seed", "step")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +55,12 @@ class Results:
             return source if metric in (None, source.metric) else replace(source, metric=metric)
         if not isinstance(source, pd.DataFrame):
             folder = loading.read_folder(source)
-            scores = loading.scores(folder.runs)
+            scores = _scores(folder.runs)
             return cls(folder.runs, scores, metric, folder.problems, folder=Path(source))
         frame = loading.runs_of(source)
         if "metric" not in frame:
             runs = assign_groups(frame.reset_index(drop=True))
-            return cls(runs, loading.scores(runs), metric)
+            return cls(runs, _scores(runs), metric)
         columns = [name for name in frame if name not in loading.SCORE]
         run_names = {renamed: name for name, renamed in loading.RENAMED.items()}
         runs = frame[columns].drop_duplicates("path").rename(columns=run_names)
@@ -108,18 +110,33 @@ class Results:
     def groups(self) -> list[Group]:
         """The groups, those with the most evidence first."""
         if self.metric is not None:
-            pick("score", self.metric, self.metrics)
-        values, histories = self._values(), self._histories()
+            self._check_metric(self.metric)
+        values, histories, table = self._values(), self._histories(), RunTable(self.runs)
         groups = []
-        for label, runs in self.runs.groupby("group", sort=False):
-            metric = self._metric_of(str(label))
+        rows: dict[str, dict[str, list[int]]] = {}  # positions by group and variant
+        for row, (label, name) in enumerate(
+            zip(self.runs["group"], self.runs["variant"], strict=True)
+        ):
+            rows.setdefault(str(label), {}).setdefault(str(name), []).append(row)
+        for label, rows_of_variants in rows.items():
+            metric = self._metric_of(label)
             if metric is not None:
-                groups.append(self._group(str(label), runs, metric, values, histories))
+                group = self._group(label, table, rows_of_variants, metric, values, histories)
+                groups.append(group)
         # The configuration with the most evidence leads, with all of its backbones.
         evidence: Counter[str] = Counter()
         for group in groups:
             evidence[group.shared_config] += group.evidence
         return sorted(groups, key=lambda group: (-evidence[group.shared_config], group.label))
+
+    def _check_metric(self, name: str) -> None:
+        """Raise `AnalysisError` if no score has that full name."""
+        of_kind = [full for full, meaning in self.metrics.items() if meaning["key"] == name]
+        if name not in self.metrics and of_kind:
+            raise AnalysisError(
+                f"--metric {name}: expected the full name of a score: {', '.join(of_kind)}"
+            )
+        pick("score", name, self.metrics)
 
     def _metric_of(self, group: str) -> str | None:
         """Return the metric that a group is read by: that which most runs have, FDs before others.
@@ -140,15 +157,16 @@ class Results:
     def _group(
         self,
         label: str,
-        runs: pd.DataFrame,
+        table: RunTable,
+        rows: Mapping[str, Sequence[int]],
         metric: str,
         values: dict[tuple[str, str], Values],
         histories: Histories,
     ) -> Group:
         variants = []
-        for name, part in runs.groupby("variant", sort=False):
-            name = str(name)
-            variants.append(Variant(name, part, metric, values.get((label, name), {}), histories))
+        for name, positions in rows.items():
+            scores = values.get((label, name), {})
+            variants.append(Variant(name, table, positions, metric, scores, histories))
         variants.sort(key=variant_order)
         baseline = next((v for v in variants if v.first("method") == DENSE), None)
         baselines = [baseline] if baseline else []
@@ -159,7 +177,7 @@ class Results:
         if baseline is not None:
             steps = baseline.ends.union(*(variant.ends for variant in routed))
             baseline = baseline.paired_with(routed, steps)
-        shared_config = str(runs["shared_config"].iloc[0])
+        shared_config = str(variants[0].first("shared_config"))
         return Group(label, shared_config, metric, self.metrics, baseline, tuple(routed))
 
     def _values(self) -> dict[tuple[str, str], Values]:
@@ -190,13 +208,32 @@ class Results:
                 yield group, baseline, routed
 
 
+def _scores(runs: pd.DataFrame) -> pd.DataFrame:
+    return loading.scores(runs[runs.columns.intersection(list(_BESIDE_SCORES))])
+
+
 Source = Results | pd.DataFrame | str | os.PathLike[str]
 
 
-def results_for_command(options: argparse.Namespace) -> Results:
-    """Return the results that a command line asks for; say on stderr what is left out."""
+def results_for_command(
+    options: argparse.Namespace, kind: str = "", names: Collection[str] = ()
+) -> Results:
+    """Return the results that a command line asks for; say on stderr what is left out.
+
+    Args:
+        options: The parsed command line.
+        kind: What `--only` selects: table or figure.
+        names: Names that `--only` takes; they are checked before any run is read.
+    """
+    for name in getattr(options, "only", None) or ():
+        pick(kind, name, dict.fromkeys(names))
     words = filters.parse_arguments(options.filters)
-    folder = loading.read_folder(options.runs, words)
+    try:
+        folder = loading.read_folder(options.runs, words)
+    except filters.UnknownGrid as error:
+        if words["grid"] in names:
+            raise AnalysisError(f"{error}; did you mean --only {words['grid']}?") from None
+        raise
     runs = folder.runs
     every_group = options.all or "grid" in words
     trials = filters.exploratory(runs)
@@ -209,8 +246,8 @@ def results_for_command(options: argparse.Namespace) -> Results:
         )
     if words and runs.empty:
         asked = " ".join(options.filters)
-        raise AnalysisError(f"no finished run below {options.runs} is of {asked}")
-    scores = loading.scores(runs)
+        raise AnalysisError(f"no finished run below {options.runs} meets {asked}")
+    scores = _scores(runs)
     results = Results(runs, scores, options.metric, folder.problems, every_group=every_group)
     unfinished = 0
     for row in results.problems.to_dict("records"):

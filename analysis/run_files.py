@@ -192,7 +192,20 @@ def is_score(line: Mapping[str, Any]) -> bool:
 
 
 def read_scores(path: Path) -> list[dict[str, Any]]:
-    """Return the valid lines of a `scores.jsonl`; none where the file is missing."""
+    """Return the valid lines of a `scores.jsonl`; none where the file is missing.
+
+    The lines are shared between callers, which must not change them.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return []
+    return _scores_of_version(path, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=4096)
+def _scores_of_version(path: Path, modified: int, size: int) -> list[dict[str, Any]]:
+    """Return the scores of one version of a file: a run's row and its scores both read them."""
     return list(filter(is_score, read_lines(path)))
 
 

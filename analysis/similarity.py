@@ -29,16 +29,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from analysis.errors import AnalysisError
 from analysis.figures.layer_maps import similarity as draw_maps
-from analysis.measured import one_by_one, result_path, with_weights
+from analysis.measured import check_protocol, one_by_one, result_path, with_weights
 from analysis.similarity_file import SimilarityFile, read
 from experiments.evaluation.heldout import HeldOut
 from experiments.runtime.files import atomic_write
 from routing import Draws, Routing, Selection
+from routing.errors import require
 from routing.route import Route
 
 # Noise levels sigma / alpha in units of the data's standard deviation: from almost clean to almost
@@ -62,12 +64,9 @@ class Protocol:
     routed: bool = False  # also the routed pass, tokens on the route apart from those that stayed
 
     def __post_init__(self) -> None:
-        if self.samples < 1 or self.batch < 1:
-            raise AnalysisError("similarity needs at least 1 sample and a batch of at least 1")
-        if not 0 <= self.seed < 2**63:
-            raise AnalysisError(f"similarity seed {self.seed}: a whole number of 0 or more")
-        if not self.levels or not all(0 < level < math.inf for level in self.levels):
-            raise AnalysisError("similarity needs noise levels above 0, such as 0.1 1 10")
+        check_protocol("similarity", self.levels, self.samples, self.batch)
+        text = f"similarity --seed {self.seed}: expected a whole number of 0 or more"
+        require(0 <= self.seed < 2**63, text, AnalysisError)
 
 
 def cosine(hidden: Sequence[Tensor]) -> Tensor:
@@ -212,6 +211,33 @@ def _routed(
         for block in range(segment.start, segment.end + 1):
             hidden[block + 1] = entry.scatter(1, ids, hidden[block + 1].to(entry.dtype))
     return hidden, stayed
+
+
+def pairs(runs: pd.DataFrame, protocol: Protocol | None = None) -> list[SimilarityFile]:
+    """Return the similarity of the longest dense and routed run of every backbone.
+
+    Args:
+        runs: What `analysis.load` returned.
+        protocol: How runs without a stored `similarity.npz` are measured.
+
+    Of several seeds the lowest counts, of several routes the most frequent one at rate 0.5. Runs
+    with neither a stored result nor weights are left out.
+    """
+    readable = []
+    for path in map(Path, map(str, runs["path"])):
+        names = ("similarity.npz", "model.safetensors")
+        readable.append(any((path / name).is_file() for name in names))
+    runs = runs[readable]
+    runs = runs[runs["seed"] == runs["seed"].min()]
+    routes = runs.loc[(runs["method"] == "TREAD") & (runs["rate"] == 0.5), "route"]
+    runs = runs[runs["route"].isin(["none", *routes.mode().head(1)])]
+    runs = runs.sort_values(["step", "data"], ascending=False, kind="stable")
+    runs = runs.drop_duplicates(["backbone", "route"]).sort_values(["backbone", "route"])
+    results = []
+    for path in map(Path, map(str, runs["path"])):
+        stored = path / "similarity.npz"
+        results.append(read(stored) if stored.is_file() else measure(path, protocol))
+    return results
 
 
 def command(options: argparse.Namespace) -> int:

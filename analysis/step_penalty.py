@@ -152,6 +152,11 @@ class Penalty:
         """Number of seeds whose variant did not reach the target."""
         return int(self.seeds["censored"].sum())
 
+    @property
+    def censored_text(self) -> str:
+        """How many seeds are censored, `undecided: 1 of 3 seeds censored`."""
+        return f"undecided: {self.censored} of {len(self.seeds)} seeds censored"
+
     def __str__(self) -> str:
         """Return the result in one line."""
         count = f"n = {len(self.seeds)}"
@@ -187,6 +192,31 @@ def paired_penalty(
     if frame["censored"].any():
         return Penalty(frame, None, None)
     return Penalty(frame, interval(list(frame["s"])), ratio(list(frame["sm"])))
+
+
+def penalties_by_step(
+    baselines: Mapping[Any, pd.DataFrame], variants: Mapping[Any, pd.DataFrame]
+) -> dict[float, Penalty]:
+    """Return the step penalty at every step N that the baselines of all paired seeds logged.
+
+    A target that a variant meets at its first logged step is left out: when it was met is unknown.
+
+    Args:
+        baselines: Curves of the baselines by seed.
+        variants: Curves of the variants by seed; seeds that only one side has are ignored.
+    """
+    seeds = sorted(baselines.keys() & variants.keys())
+    if not seeds:
+        return {}
+    paired_baselines = {seed: baselines[seed] for seed in seeds}
+    common = set.intersection(*(set(curve["step"]) for curve in paired_baselines.values()))
+    penalties = {}
+    for step in sorted(common):
+        try:
+            penalties[float(step)] = paired_penalty(paired_baselines, variants, step)
+        except AnalysisError:
+            continue
+    return penalties
 
 
 def log_ratio_at_equal_macs(

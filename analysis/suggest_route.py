@@ -68,26 +68,30 @@ def probe(run: Path, step: int | None = None, samples: int = 1000) -> RouteProbe
     if missing:
         raise AnalysisError(missing)
     batches = split_indices(data.dataset, "test", samples).split(_BATCH)
-    losses, macs, dense = {}, {}, 0.0
+    (dense,) = _mean_losses(data, batches, dense=True)
+    losses, macs = {}, {}
     for route in candidate_routes(config.depth):
         options = dataclasses.replace(config.routing, route=route)
         routed = dataclasses.replace(config, route=route, routing=options)
         model = dataclasses.replace(data, config=routed)
-        dense, losses[route] = _mean_losses(model, batches)
+        (losses[route],) = _mean_losses(model, batches, dense=False)
         cost = run_cost(routed, route=Route.parse(route))
         macs[route] = cost.macs_routed / cost.macs_dense
     return RouteProbe(config.backbone["name"], dense, losses, macs)
 
 
 @torch.inference_mode()
-def _mean_losses(data: HeldOut, batches: tuple[torch.Tensor, ...]) -> tuple[float, float]:
-    """Return the mean loss of the dense and of the routed pass over all samples."""
-    totals, count = [0.0, 0.0], 0
+def _mean_losses(data: HeldOut, batches: tuple[torch.Tensor, ...], dense: bool) -> list[float]:
+    """Return the mean loss over all samples of each pass of `HeldOut.losses`."""
+    totals: list[float] = []
+    count = 0
     for index in batches:
-        for position, loss in enumerate(data.losses(index)):
+        losses = data.losses(index, dense=dense)
+        totals = totals or [0.0] * len(losses)
+        for position, loss in enumerate(losses):
             totals[position] += float(loss) * len(index)
         count += len(index)
-    return totals[0] / count, totals[1] / count
+    return [total / count for total in totals]
 
 
 def undominated(losses: Mapping[str, float], macs: Mapping[str, float]) -> set[str]:

@@ -72,7 +72,9 @@ class Conv(nn.Module):
         """Convolve tokens (B, T, C) that are in scan order."""
         position = table = None
         if self.mode == "true" and not layout.is_full:
-            position = look_up(layout, "positions", path)
+            position = layout.tables.get(("positions", path))
+            if position is None:
+                position = look_up(layout, "positions", path)
             table = functools.partial(look_up, layout, "taps", path)
         return causal_conv(x, self.weight, self.bias, position, activation="silu", table=table)
 

@@ -35,10 +35,37 @@ def study_location(sweep: Sweep) -> dict[str, Any]:
     return {"study_name": sweep.name, "storage": storages.JournalStorage(file)}
 
 
+@contextlib.contextmanager
+def open_study(sweep: Sweep, metric: str, space: Mapping[str, Any]) -> Iterator[Any]:
+    """Create or load the study of a sweep.
+
+    Raises:
+        UserError: Another coordinator has it, or its trials are from another space.
+    """
+    optuna = import_optuna()
+    with locked(sweep.path / "search"):
+        study = optuna.create_study(
+            direction={"lower": "minimize", "higher": "maximize"}[METRICS[metric].better],
+            sampler=optuna.samplers.TPESampler(constant_liar=True),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS),
+            load_if_exists=True,
+            **study_location(sweep),
+        )
+        for trial in study.trials:
+            # A trial that was cut off has the first of its values.
+            has_all = trial.params.keys() == space.keys() or "run" not in trial.user_attrs
+            if not (has_all and trial.distributions.items() <= space.items()):
+                raise SweepError(
+                    f"grid {sweep.name}: its search is another than its study has (trial "
+                    f"{trial.number} has {format_trial(trial)}); copy the file under another name"
+                )
+        study.set_user_attr("metric", metric)
+        yield study
+
+
 def distributions(over: Mapping[str, Any]) -> dict[str, Any]:
     """Return optuna's distributions of the `over` section of a search."""
-    optuna = import_optuna().distributions
-    space = {}
+    optuna, space = import_optuna().distributions, {}
     for name, values in over.items():
         try:
             if isinstance(values, list):
@@ -50,36 +77,6 @@ def distributions(over: Mapping[str, Any]) -> dict[str, Any]:
         except (ValueError, TypeError) as error:
             raise SweepError(f"search.over.{name}={values}: not a range ({error})") from None
     return space
-
-
-@contextlib.contextmanager
-def open_study(sweep: Sweep, metric: str) -> Iterator[Any]:
-    """Create the study of a sweep, or load it, for one coordinator at a time.
-
-    Raises:
-        UserError: Another coordinator has it.
-    """
-    optuna = import_optuna()
-    with locked(sweep.path / "search"):
-        study = optuna.create_study(
-            direction={"lower": "minimize", "higher": "maximize"}[METRICS[metric].better],
-            sampler=optuna.samplers.TPESampler(constant_liar=True),
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS),
-            load_if_exists=True,
-            **study_location(sweep),
-        )
-        study.set_user_attr("metric", metric)
-        yield study
-
-
-def live_trial(study: Any, frozen_trial: Any) -> Any:
-    """Return an unfinished trial of a study, which can be told about again."""
-    return import_optuna().trial.Trial(study, frozen_trial._trial_id)
-
-
-def trial_state(name: str) -> Any:
-    """Return optuna's state of a name: COMPLETE, FAIL, PRUNED."""
-    return import_optuna().trial.TrialState[name]
 
 
 def read_scores(folder: str, metric: str) -> dict[int, float]:
@@ -94,12 +91,11 @@ def read_scores(folder: str, metric: str) -> dict[int, float]:
 
 def trial_values(trial: Any) -> dict[str, Any]:
     """Return a trial's values: three digits of a continuous range, all digits of others."""
-    values = {}
-    for name, value in trial.params.items():
+    values = dict(trial.params)
+    for name, value in values.items():
         if isinstance(value, float):
             continuous = getattr(trial.distributions[name], "step", 0) is None
-            value = float(f"{value:.{3 if continuous else 15}g}")
-        values[name] = value
+            values[name] = float(f"{value:.{3 if continuous else 15}g}")
     return values
 
 
@@ -116,13 +112,11 @@ def summary(sweep: Sweep) -> list[str]:
         study = import_optuna().load_study(**study_location(sweep))
     except KeyError:  # cut off before there was one
         return []
-    lines, states = [], Counter[str]()
+    lines, states = [], Counter(trial.state.name.lower() for trial in study.trials)
     for trial in study.trials:
-        state = trial.state.name.lower()
-        states[state] += 1
         value = "" if trial.value is None else f"{trial.value:.4g}"
-        run = trial.user_attrs.get("run", "")
-        lines.append(f"trial {trial.number}  {state:<9}{value:<9}{format_trial(trial)}  {run}")
+        text = f"{trial.state.name.lower():<9}{value:<9}{format_trial(trial)}"
+        lines.append(f"trial {trial.number}  {text}  {trial.user_attrs.get('run', '')}")
     lines.append("search: " + ", ".join(f"{count} {state}" for state, count in states.items()))
     if states["complete"]:
         metric = study.user_attrs.get("metric", "score")

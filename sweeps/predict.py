@@ -14,11 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from analysis.aggregation import Estimate, interval, ratio
-from analysis.errors import AnalysisError
-from analysis.step_penalty import Penalty, paired_penalty
+from analysis.step_penalty import Penalty
 from routing.errors import require
 from sweeps import SweepError
 
@@ -28,7 +26,6 @@ HORIZON = 2.0
 #: the most on steps that were not fitted (docs/grids.md). An interval that contains 1 when it is
 #: widened by this is undecided.
 MODEL_ERROR = 0.2
-Curves = Mapping[int, pd.DataFrame]  # held-out losses of runs, by seed
 
 
 @dataclass(frozen=True)
@@ -82,32 +79,6 @@ class PenaltyFit:
 def _estimate(estimate: Estimate | None) -> Estimate:
     assert estimate is not None  # there is at least one seed, and no s is censored
     return estimate
-
-
-def penalties_by_step(dense: Curves, routed: Curves) -> dict[float, Penalty]:
-    """Return the step penalty at every step N that all dense runs logged.
-
-    A target that a routed run meets at its first logged step is left out: when it was met is
-    unknown.
-
-    Args:
-        dense: Curves of the dense runs by seed.
-        routed: Curves of the routed runs by seed; seeds that only one side has are ignored.
-    """
-    seeds = sorted(dense.keys() & routed.keys())
-    if not seeds:
-        return {}
-    paired_dense, paired_routed = {}, {}
-    for seed in seeds:
-        paired_dense[seed], paired_routed[seed] = dense[seed], routed[seed]
-    common = set.intersection(*(set(curve["step"]) for curve in paired_dense.values()))
-    penalties = {}
-    for step in sorted(common):
-        try:
-            penalties[float(step)] = paired_penalty(paired_dense, paired_routed, step)
-        except AnalysisError:
-            continue
-    return penalties
 
 
 def fit_penalty(penalties: Mapping[float, Penalty]) -> PenaltyFit:

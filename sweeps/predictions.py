@@ -8,7 +8,7 @@ import pandas as pd
 
 import analysis
 from analysis.archives import PUBLISHED, unpack
-from analysis.step_penalty import curves_by_run
+from analysis.step_penalty import curves_by_run, penalties_by_step
 from routing.errors import require
 from sweeps import SweepError, predict
 from sweeps.pilot import PilotPair
@@ -53,7 +53,7 @@ def _predict(
 ) -> list[str]:
     if not dense:
         return ["no pair of runs with losses that were logged on the way"]
-    penalties = predict.penalties_by_step(dense, routed)
+    penalties = penalties_by_step(dense, routed)
     try:
         fit = predict.fit_penalty(penalties)
     except SweepError as error:

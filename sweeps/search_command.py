@@ -9,7 +9,6 @@ from sweeps.folder import Sweep
 from sweeps.grid import Grid
 from sweeps.optuna_study import distributions
 from sweeps.plan import Plan
-from sweeps.planned_run import PlannedRun
 from sweeps.search import Search
 
 
@@ -28,9 +27,8 @@ def prepare_search(
     count = section.trials if trials is None else trials
     require(count >= 1, f"--trials {count}: expected a number of at least 1", SweepError)
     space = distributions(section.over)
-    typed = sorted(section.over.keys() & arguments.overrides.keys())
-    if typed:
-        raise SweepError(f"{prefix}: {typed[0]} is searched over; leave the argument out")
+    for name in sorted(section.over.keys() & arguments.overrides.keys()):
+        raise SweepError(f"{prefix}: {name} is searched over; leave the argument out")
     plan = planner(chosen)
     require(
         len(plan.configs) == 1 and len(plan.runs) == 1,
@@ -38,11 +36,6 @@ def prepare_search(
         SweepError,
     )
     (config,) = plan.configs.values()
-    metrics = tuple(config.eval.get("metrics", ()))
-    one_of(f"{prefix}: metric", section.metric, metrics, SweepError)
+    one_of(f"{prefix}: metric", section.metric, tuple(config.eval.get("metrics", ())), SweepError)
     sweep = Sweep(plan.root, chosen.name)
-
-    def plan_runs(point: Grid) -> list[PlannedRun]:
-        return planner(point).runs
-
-    return Search(chosen, plan_runs, space, section.metric, count, sweep)
+    return Search(chosen, lambda point: planner(point).runs, space, section.metric, count, sweep)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import random
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +190,20 @@ def picture(seed, route):
     shift = sum(map(ord, route)) % 40
     image = generator.integers(0, 200, size=(128, 128, 3), dtype=np.uint8) + np.uint8(shift)
     return Image.fromarray(image)
+
+
+def compile_latex(folder):
+    """Compile `tables.tex` in a folder, as a user without shell escapes does; return what LaTeX prints."""
+    words = [
+        "pdflatex",
+        "-interaction=nonstopmode",
+        "-halt-on-error",
+        "-no-shell-escape",
+        "tables.tex",
+    ]
+    result = subprocess.run(words, cwd=folder, capture_output=True, text=True, errors="replace")
+    assert result.returncode == 0, result.stdout[-2000:]
+    return result.stdout
 
 
 def study(root, seeds=3, backbones=("dit", "mamba", "rwkv")):

@@ -115,7 +115,7 @@ def test_the_file_of_a_backbone_of_ones_own_trains_it(tmp_path):
     copy = shutil.copy(ROOT / "examples" / "mingru.py", tmp_path)
     more = (*SMALL, "route=1-2", "train.steps=4", "train.batch=4", "train.log_every=2")
     said = outside(tmp_path, sys.executable, copy, *more)
-    assert said.startswith("mingru-") and "route 1-2" in said
+    assert "mingru-T/1" in said and "route 1-2" in said
     assert len(re.findall(r"step \d/4 +loss \d", said)) >= 1, said
 
 

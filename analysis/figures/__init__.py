@@ -69,7 +69,7 @@ def save(plots: list[Plot], folder: str | Path) -> list[Path]:
 
 def command(options: argparse.Namespace) -> int:
     """Write the figures that runs give."""
-    results = results_for_command(options)
+    results = results_for_command(options, "figure", FIGURES)
     plots, not_given = [], []
     for name in options.only or FIGURES:
         plot = make(name, results)

@@ -93,7 +93,7 @@ def _means(scores: dict[int, pd.DataFrame], seeds: Sequence[int]) -> pd.DataFram
 def _scores_by_seed(group: Group, variant: Variant) -> dict[int, pd.DataFrame]:
     """Return every seed's `step`, `macs` and `value`, of all runs of that seed."""
     curves: dict[int, list[pd.DataFrame]] = {}
-    runs = variant.runs.sort_values("step")[["seed", "path"]].dropna()
+    runs = variant.columns("seed", "path", "step").sort_values("step")[["seed", "path"]].dropna()
     for seed, path in runs.itertuples(index=False):
         curve = variant.histories.get(path, group.metric)
         if curve is not None:

@@ -73,8 +73,10 @@ def comparable_grids(group: Group) -> list[SampleGrid]:
         return []
     runs_by_key = []
     for variant in variants:
-        runs = variant.runs.dropna(subset=["seed", "step"]).to_dict("records")
-        runs_by_key.append({(run["step"], run["seed"]): run for run in runs})
+        score = [f"score.{group.metric}"] if f"score.{group.metric}" in variant.table.frame else []
+        runs = variant.columns("run", "path", "seed", "step", *score)
+        records = runs.dropna(subset=["seed", "step"]).to_dict("records")
+        runs_by_key.append({(run["step"], run["seed"]): run for run in records})
     common = set.intersection(*map(set, runs_by_key))
     own_step = variants[-1].step
     for key in sorted(common, key=lambda key: (key[0] != own_step, -key[0], key[1])):

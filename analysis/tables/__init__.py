@@ -129,7 +129,7 @@ def save(tables: list[Table], folder: str | Path, width: float = PAGE_WIDTH) -> 
 
 def command(options: argparse.Namespace) -> int:
     """Write the tables that runs give, or print them."""
-    results = results_for_command(options)
+    results = results_for_command(options, "table", TABLES)
     tables, not_covered = [], []
     for name in options.only or TABLES:
         table = make(name, results)

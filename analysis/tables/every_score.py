@@ -17,18 +17,9 @@ def all_scores(results: Results) -> Table:
     for metric in _metrics(results):
         better = entries.metric_better(results.metrics[metric])
         columns.append(Column(entries.metric_label(metric), better=better))
-    estimates = _pivot(aggregate(results.own_scores))
-    rows: list[RowValues] = []
-    for group in results.groups:
-        for variant in group.variants:
-            values = _first_columns(variant)
-            for metric in _metrics(results):
-                estimate = estimates.get((group.label, variant.name, variant.step), {}).get(metric)
-                # The table shows the spread of the seeds.
-                if estimate:
-                    estimate = Estimate(estimate.mean, estimate.n, estimate.std)
-                values.append(_entry(estimate, metric, signed=False))
-            rows.append((_heading(group), values))
+    # The table shows the spread of the seeds.
+    estimates = _pivot(aggregate(results.own_scores).assign(low=None, high=None))
+    rows = _rows(results, estimates, signed=False)
     columns = [*Column.each("Tokens", "Steps", numeric=False), *columns]
     notes = entries.nn_ratio_notes(results)
     return build("all_scores", "Every score", columns, rows, notes)
@@ -44,16 +35,24 @@ def differences(results: Results) -> Table:
         if group.baseline is not None:
             baselines[group.label] = group.baseline.name
     estimates = _pivot(paired_difference(results.own_scores, baselines))
-    rows: list[RowValues] = []
-    for group in results.groups:
-        for variant in group.routed:
-            values = _first_columns(variant)
-            for metric in _metrics(results):
-                estimate = estimates.get((group.label, variant.name, variant.step), {}).get(metric)
-                values.append(_entry(estimate, metric, signed=True))
-            rows.append((_heading(group), values))
+    rows = _rows(results, estimates, signed=True)
     title = "Differences to dense, paired by seed and step"
     return build("differences", title, columns, rows, (PAIRED,))
+
+
+def _rows(
+    results: Results, estimates: dict[tuple[str, str, float], dict[str, Estimate]], signed: bool
+) -> list[RowValues]:
+    """Return a row per variant with its estimate by every metric; signed ones are differences."""
+    rows: list[RowValues] = []
+    for group in results.groups:
+        for variant in group.routed if signed else group.variants:
+            by_metric = estimates.get((group.label, variant.name, variant.step), {})
+            values = _first_columns(variant)
+            for metric in _metrics(results):
+                values.append(_entry(by_metric.get(metric), metric, signed))
+            rows.append((_heading(group), values))
+    return rows
 
 
 def _metrics(results: Results) -> list[str]:

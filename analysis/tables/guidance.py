@@ -5,6 +5,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -63,22 +64,19 @@ def evaluations(
     of most runs were scored.
     """
     metric = metric or group.metric
-    scores, rows_of = _readable_scores(results)
+    readable = _readable_scores(results)
     meaning = group.known_metrics.get(metric, {})
     kind = _text(meaning.get("key")), _text(meaning.get("features"))
     rows: list[int] = []
-    for path in dict.fromkeys(variant.runs["path"]):
-        rows += rows_of.get((path, *kind), [])
-    is_accepted = {text: bool(accept(text)) for text in scores["guidance"].unique()}
-    guidances = scores["guidance"].to_numpy()
-    rows = [row for row in sorted(rows) if is_accepted[guidances[row]]]
-    part = scores.iloc[rows]
-    if part.empty:
-        return part
-    protocols = list(part[list(_PROTOCOL)].itertuples(index=False, name=None))
+    for path in dict.fromkeys(variant.columns("path")["path"]):
+        rows += readable.rows.get((path, *kind), [])
+    is_accepted = {text: bool(accept(text)) for text in set(readable.guidances)}
+    rows = [row for row in sorted(rows) if is_accepted[readable.guidances[row]]]
+    if not rows:
+        return readable.scores.iloc[rows]
     guidances_of: dict[tuple[str, ...], set[str]] = {}
-    for protocol, text in zip(protocols, part["guidance"], strict=True):
-        guidances_of.setdefault(protocol, set()).add(text)
+    for row in rows:
+        guidances_of.setdefault(readable.protocols[row], set()).add(readable.guidances[row])
     sampler, reference = _text(variant.first("sampler")), _text(variant.first("reference"))
     usual = metric, sampler, reference, "ema"
 
@@ -86,17 +84,29 @@ def evaluations(
         return len(guidances_of[protocol]), sum(map(operator.eq, protocol, usual))
 
     chosen = max(guidances_of, key=rank)
-    part = part[[protocol == chosen for protocol in protocols]]
+    rows = [row for row in rows if readable.protocols[row] == chosen]
     # A run that was trained further, for another sweep, is read at the step that was compared.
-    steps = Counter(part.drop_duplicates(["path", "step", "guidance"])["step"])
-    return part[part["step"] == max(steps, key=lambda step: (steps[step], step))]
+    paths, step_of, guidances = readable.paths, readable.steps, readable.guidances
+    steps = Counter(step for _, step, _ in {(paths[i], step_of[i], guidances[i]) for i in rows})
+    usual_step = max(steps, key=lambda step: (steps[step], step))
+    return readable.scores.iloc[[row for row in rows if step_of[row] == usual_step]]
+
+
+@dataclass(frozen=True, eq=False)
+class _ReadableScores:
+    """The scores that have a seed and a step; columns that choose among them are lists."""
+
+    scores: pd.DataFrame
+    rows: dict[tuple[str, str, str], list[int]]  # positions by run, kind and features
+    paths: list[str]
+    steps: list[float]
+    guidances: list[str]
+    protocols: list[tuple[str, ...]]
 
 
 @functools.lru_cache(maxsize=2)
-def _readable_scores(
-    results: Results,
-) -> tuple[pd.DataFrame, dict[tuple[str, str, str], list[int]]]:
-    """Return the scores that have a seed and a step, and their rows by run, kind and features.
+def _readable_scores(results: Results) -> _ReadableScores:
+    """Return the scores that have a seed and a step.
 
     Cached: each metric of each variant reads them, and they are most of what a run folder holds.
     """
@@ -110,11 +120,13 @@ def _readable_scores(
     scores["guidance"] = guidance.str.replace(
         r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1", regex=True
     )
-    rows_of: dict[tuple[str, str, str], list[int]] = {}
+    rows: dict[tuple[str, str, str], list[int]] = {}
     names = zip(scores["path"], scores["key"], scores["features"], strict=True)
     for row, (path, key, features) in enumerate(names):
-        rows_of.setdefault((str(path), key, features), []).append(row)
-    return scores, rows_of
+        rows.setdefault((str(path), key, features), []).append(row)
+    protocols = list(scores[list(_PROTOCOL)].itertuples(index=False, name=None))
+    lists = (scores[name].tolist() for name in ("path", "step", "guidance"))
+    return _ReadableScores(scores, rows, *lists, protocols)
 
 
 def _text(value: object) -> str:

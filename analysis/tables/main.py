@@ -6,7 +6,7 @@ from typing import Any
 
 from analysis.aggregation import ENOUGH_SEEDS
 from analysis.groups import Group, Variant
-from analysis.pair_penalty import PairPenalty, censored_text, pair_penalty
+from analysis.pair_penalty import PairPenalty, pair_penalty
 from analysis.results import Results
 from analysis.tables import entries, paper
 from analysis.tables.table import (
@@ -103,7 +103,7 @@ def _penalty_entries(pair: PairPenalty | None) -> list[Entry]:
     if pair is None:
         return [Entry(), Entry()]
     if pair.penalty.censored:
-        return [Entry(censored_text(pair.penalty)), Entry(censored_text(pair.penalty))]
+        return [Entry(pair.penalty.censored_text), Entry(pair.penalty.censored_text)]
     estimates = measured(pair.penalty.s), measured(pair.penalty.sm)
     text = f"at N={pair.step:.0f}"
     return [replace(entry, text=text) for entry in estimates]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from analysis.tables.table import Column, Entry, Row, Table, head, markdown, plain
+from analysis.tables.table import Entry, Row, Table, head, markdown, plain
 from experiments.runtime.files import atomic_write
 
 _LATEX = {
@@ -34,8 +34,9 @@ MOST_COLUMNS = 8  # of one LaTeX table: others go on in further ones
 NARROW = 3  # columns that fit one column of a page of two
 ONE_COLUMN = 3.5  # inches of a line up to which tables fit one column of a page of two
 ROWS_OF_A_COLUMN = 28  # of a float in one column, whose first entries may take two lines
-_HEADING_CHARACTERS = 9  # of a line of a heading
+_HEADING_CHARACTERS, _LONGEST_HEADING = 9, 18  # of a line of a heading: at least, at most
 _FIRST_CHARACTERS = 22  # of the first column before it wraps, in one column of a page
+_LONGEST_FIRST = 30  # characters of the first column of a `longtable` that count for its width
 _COLUMN_CHARACTERS = 62  # of a line in one column of a page, at the size of `_COMPACT`
 _COMPACT = r"\scriptsize\setlength{\tabcolsep}{3pt}"
 _SMALL = r"\footnotesize\setlength{\tabcolsep}{4pt}"
@@ -49,7 +50,8 @@ def latex_escape(text: str) -> str:
     for character in " ".join(text.split()):
         printable = character.isascii() and character.isprintable()
         escaped += _LATEX.get(character, character if printable else "?")
-    return escaped
+    # An arrow stays in the line of the word before it.
+    return re.sub(r" (\$\\(?:up|down)arrow\$)", r"~\1", escaped)
 
 
 def latex(table: Table, width: float = PAGE_WIDTH) -> str:
@@ -104,11 +106,12 @@ def _column_parts(table: Table, compact: bool) -> list[list[int]]:
 
 def _longest(table: Table, index: int) -> int:
     """Return the characters of a column's longest entry or line of its heading."""
-    lengths = [len(line) for line in _heading_lines(table.columns[index])]
-    for row in table.rows:
-        # The seeds are written smaller than the number.
-        lengths.append(len(plain(row.entries[index])))
-    return max(lengths, default=0)
+    lines = _heading_lines(table, index)
+    return max(_longest_entry(table, index), *map(len, lines), 0)
+
+
+def _longest_entry(table: Table, index: int) -> int:
+    return max((len(plain(row.entries[index])) for row in table.rows), default=0)
 
 
 def _row_parts(table: Table) -> list[Table]:
@@ -153,7 +156,7 @@ def _latex_part(table: Table, continued: bool, compact: bool = False) -> str:
             lines.append([_group_heading(group, count), *[""] * (count - 1)])
         for row in rows:
             lines.append(list(map(_latex_entry, row.entries)))
-    heads = list(map(_latex_heading, table.columns))
+    heads = [_latex_heading(table, index) for index in range(count)]
     styler = pd.DataFrame(lines, columns=heads, dtype=object).style.hide(axis="index")
     fits_column = compact or count <= NARROW
     environment = "longtable" if long else ("table" if fits_column else "table*")
@@ -180,17 +183,21 @@ def _latex_part(table: Table, continued: bool, compact: bool = False) -> str:
     return text.strip() + "\n"
 
 
-def _heading_lines(column: Column) -> list[str]:
-    """Return the lines of a column's heading; `heldout_loss` may break after the underscore."""
-    words = head(column).replace("_", "_ ")
-    lines = textwrap.wrap(words, _HEADING_CHARACTERS, break_long_words=False)
+def _heading_lines(table: Table, index: int) -> list[str]:
+    """Return the lines of a column's heading, hardly longer than its entries.
+
+    `heldout_loss` may break after the underscore.
+    """
+    words = head(table.columns[index]).replace("_", "_ ")
+    longest = min(_longest_entry(table, index), _LONGEST_HEADING)
+    width = max(_HEADING_CHARACTERS, longest)
+    lines = textwrap.wrap(words, width, break_long_words=False)
     return [line.replace("_ ", "_") for line in lines]
 
 
-def _latex_heading(column: Column) -> str:
-    """Return a column's heading, in lines that are hardly longer than a number."""
-    text = r"\\".join(map(latex_escape, _heading_lines(column)))
-    return rf"\shortstack[{'r' if column.numeric else 'l'}]{{{text}}}"
+def _latex_heading(table: Table, index: int) -> str:
+    text = r"\\".join(map(latex_escape, _heading_lines(table, index)))
+    return rf"\shortstack[{'r' if table.columns[index].numeric else 'l'}]{{{text}}}"
 
 
 def _group_heading(group: str, count: int) -> str:
@@ -199,14 +206,16 @@ def _group_heading(group: str, count: int) -> str:
 
 
 def _column_formats(table: Table, long: bool, compact: bool) -> list[str]:
-    """Return the kind of each column; those of a `longtable` share the line, two for the first."""
+    """Return the kind of each column; those of a `longtable` share the line by their entries."""
     formats = []
+    lengths = [_longest(table, index) for index in range(len(table.columns))]
+    lengths[0] = min(lengths[0], _LONGEST_FIRST)
     for index, column in enumerate(table.columns):
-        longest = max((len(plain(row.entries[index])) for row in table.rows), default=0)
+        longest = _longest_entry(table, index)
         side = "left" if column.numeric else "right"
         if long:
-            shares = f"{2 if index == 0 else 1}/{len(table.columns) + 1}"
-            width = rf"\dimexpr\linewidth*{shares}-2\tabcolsep\relax"
+            share = lengths[index] / sum(lengths)
+            width = rf"\dimexpr{share:.4f}\linewidth-2\tabcolsep\relax"
             formats.append(rf">{{\ragged{side}\arraybackslash}}p{{{width}}}")
         elif compact and longest > _FIRST_CHARACTERS and not column.numeric:
             formats.append(r">{\raggedright\arraybackslash}p{1.05in}")

@@ -38,14 +38,15 @@ def reach(group: Group, dense: Variant, routed: Variant) -> pd.DataFrame:
     rows = {}
     for seed in sorted(dense.curves.keys() & routed.curves):
         dense_curve, routed_curve = dense.curves[seed], routed.curves[seed]
-        best = dense_curve.iloc[(sign * dense_curve["value"]).argmin()]
-        as_good = routed_curve[sign * routed_curve["value"] <= sign * best["value"]]
-        row = {"target": best["value"], "reached": len(as_good) > 0}
+        best = int((sign * dense_curve["value"].to_numpy()).argmin())
+        target = dense_curve["value"].to_numpy()[best]
+        (as_good,) = np.nonzero(sign * routed_curve["value"].to_numpy() <= sign * target)
+        row = {"target": target, "reached": len(as_good) > 0}
         for cost in COSTS:
-            spent = as_good[cost].iloc[0] if len(as_good) else float("nan")
-            row[f"dense_{cost}"] = best[cost]
+            spent = routed_curve[cost].to_numpy()[as_good[0]] if len(as_good) else float("nan")
+            row[f"dense_{cost}"] = dense_curve[cost].to_numpy()[best]
             row[f"routed_{cost}"] = spent
-            row[cost] = best[cost] / spent if spent > 0 else float("nan")
+            row[cost] = row[f"dense_{cost}"] / spent if spent > 0 else float("nan")
         rows[seed] = row
     columns = ["target", "reached"]
     for cost in COSTS:

@@ -76,7 +76,8 @@ def causal_conv(
         kernel_misfit, channels=x.shape[2], width=width, compact=position is None
     )
     tensors = [x, weight] if bias is None else [x, weight, bias]
-    name = choose("conv", kernel, tensors, fits)
+    native_fits = width <= native.TAPS
+    name = choose("conv", kernel, tensors, fits, native_fits)
     if name == "reference":
         return reference(x, weight, bias, position, activation)
     if name == "causal-conv1d":

@@ -85,20 +85,21 @@ class HeldOut:
         time = self.objective.from_level(torch.full((len(sample.x),), level, device=self.device))
         return self.objective.corrupt(sample.x, sample.noise, time), time
 
-    def losses(self, index: Tensor, draw: int = 0) -> list[Tensor]:
+    def losses(self, index: Tensor, draw: int = 0, dense: bool = True) -> list[Tensor]:
         """Return the mean loss of the dense pass, and of the routed one where there is a route.
 
-        It is the objective's own loss, with its weights and without auxiliary terms, at noise
-        levels spread evenly over those of training. A routed pass that drops tokens for good is
-        measured on those that it keeps.
+        Without `dense` only the routed pass is measured. The loss is the objective's own, with its
+        weights and without auxiliary terms, at noise levels spread evenly over those of training. A
+        routed pass that drops tokens for good is measured on those that it keeps.
         """
         x, noise, cond, _, draws = self.sample(index, draw)
         time = self.objective.times(_EvenNoiseLevels(index, draw)).to(self.device)
         pair = self.objective.training_pair(x, noise, time)
         inputs = pair.inputs.to(self.model.dtype)
         routed = routed_pass(self.config, draws)
+        routings = ([None] if dense else []) + ([routed] if routed else [])
         losses = []
-        for routing in (None, routed) if routed else (None,):
+        for routing in routings:
             output = self.model(inputs, pair.time, **cond, routing=routing, return_output=True)
             loss_map = self.objective.loss_map(output.sample, pair).float()
             if output.kept is None:

@@ -1,6 +1,7 @@
 """`python -m analysis`: what it prints, what it writes, and how it refuses."""
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -193,3 +194,34 @@ def test_a_file_that_is_left_out_is_one_line_without_code(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("warning: ") and "is not a tread-suite-guidance-scale/1 file" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("tables {runs} main", "no grid called 'main' was launched into these runs; there are none; did you mean --only main?"),
+        ("figures {runs} route_placement", "did you mean --only route_placement?"),
+        ("similarity {runs} --samples 0", "similarity --samples 0: expected a number of at least 1"),
+        ("similarity {runs} --batch 0", "similarity --batch 0: expected a number of at least 1"),
+        ("guidance-scale {runs} --samples 1", "guidance-scale --samples 1: expected a number of at least 2"),
+        ("tables {runs} where='lr < banana'", "lr is compared with banana; expected a number, a text in quotes"),
+        ("tables {runs} where='backbone == dit'", "backbone is compared with dit; expected a number, a text in quotes (backbone == \"dit\")"),
+        ("tables {runs} where='lr in 3'", 'lr in 3: expected a list, such as lr in ["a", "b"]'),
+        ("tables {runs} --metric fd", f"--metric fd: expected the full name of a score: {METRIC}"),
+        ("tables {runs} backbone=dot", "meets backbone=dot"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_met_is_one_sentence_that_says_what_to_type(words, text, runs, capsys):
+    typed = [word.format(runs=runs) for word in shlex.split(words)]
+    assert main(typed) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and text in lines[0]
+
+
+def test_a_wrong_name_is_refused_before_any_run_is_read(runs, capsys):
+    (runs / "broken").mkdir()
+    (runs / "broken" / "summary.json").write_text("{")
+    for command in ("tables", "figures"):
+        assert main([command, str(runs), "--only", "nope"]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1 and "called 'nope'" in lines[0]

@@ -29,7 +29,9 @@ Words stay.
 """
 
 
-@pytest.mark.parametrize("text", [PAGE.replace("old\n<!-- end -->", "old"), PAGE[: PAGE.rindex("<!-- end")]])
+@pytest.mark.parametrize(
+    "text", [PAGE.replace("old\n<!-- end -->", "old"), PAGE[: PAGE.rindex("<!-- end")]]
+)
 def test_a_block_without_an_end_is_refused(text, runs):
     with pytest.raises(AnalysisError, match="opens 3 blocks and ends 2; put <!-- end -->"):
         publish.fill(text, Results.of(runs))
@@ -54,16 +56,17 @@ def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, cap
         "guidance ours", "main columns=0,3", "main group=mamba", "main having=rwkv", "summary flat columns=0,3",
     )  # fmt: skip
     other.write_text("".join(f"<!-- table {words} -->\n<!-- end -->\n" for words in blocks))
-    assert (
-        command.main(["publish", str(runs), "--out", str(out), "--pages", str(other)]) == 0
-    )
+    assert command.main(["publish", str(runs), "--out", str(out), "--pages", str(other)]) == 0
     assert "main" in capsys.readouterr().out
     page = (out / "README.md").read_text()
     assert "old" not in page and "Words stay." in page and "4 finished runs" in page
     assert "dit-T/1" in page and "Paper, FID-50K" in page
     assert "times fewer multiply-adds" in page.partition("<!-- finding cost -->")[2]
     assert "| Metric | \u0394 |" in other.read_text()
-    assert "| dit-T/1 | " in other.read_text() and "\n- digits, edm, scale tiny: route 2-8" in other.read_text()
+    assert (
+        "| dit-T/1 | " in other.read_text()
+        and "\n- digits, edm, scale tiny: route 2-8" in other.read_text()
+    )
     assert other.read_text().count("dit-T/1") > page.count("dit-T/1") > 0
     assert (out / "figures" / "samples.png").is_file() and (out / "tables" / "main.csv").is_file()
     assert len((out / "runs.csv").read_text().splitlines()) == 5
@@ -93,9 +96,16 @@ def test_the_archive_holds_every_run_and_benchmark(tmp_path):
         path.write_text("{}")
     study = Results.of(tmp_path)
     names = publish.records(study)
-    held = {name.removeprefix("runs/").removesuffix("/summary.json") for name in names if "summary" in name}
+    held = {
+        name.removeprefix("runs/").removesuffix("/summary.json")
+        for name in names
+        if "summary" in name
+    }
     assert held == {f"a/{folder.name}", f"b/{folder.name}", alone.name}
-    assert {name for name in names if "bench" in name} == {"runs/bench.json", f"runs/{timed.relative_to(tmp_path)}"}
+    assert {name for name in names if "bench" in name} == {
+        "runs/bench.json",
+        f"runs/{timed.relative_to(tmp_path)}",
+    }
     # Whatever an environment file holds.
     assert "torch: not recorded" in machine_lines(study.runs)
 
@@ -122,8 +132,13 @@ def test_a_block_may_take_other_records(runs, tmp_path, monkeypatch):
 
 def test_a_damaged_archive_is_refused_whole(runs, tmp_path):
     study = Results.of(runs)
-    whole = publish.archive({name: path.read_bytes() for name, path in publish.records(study).items()})
-    flipped = [bytes(b ^ (0xFF if place == at else 0) for place, b in enumerate(whole)) for at in (2000, len(whole) - 6)]
+    whole = publish.archive(
+        {name: path.read_bytes() for name, path in publish.records(study).items()}
+    )
+    flipped = [
+        bytes(b ^ (0xFF if place == at else 0) for place, b in enumerate(whole))
+        for at in (2000, len(whole) - 6)
+    ]
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as nameless:
         nameless.addfile(tarfile.TarInfo(""))
@@ -158,16 +173,13 @@ def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_p
     assert command.main(["publish", str(tmp_path / "empty"), "--out", str(out)]) == 2
     assert "no finished run" in capsys.readouterr().err
     assert (
-        command.main(
-            ["publish", str(runs), "--out", str(out), "--pages", str(out / "no.md")]
-        )
-        == 2
+        command.main(["publish", str(runs), "--out", str(out), "--pages", str(out / "no.md")]) == 2
     )
-    assert "no page" in capsys.readouterr().err
+    assert "no.md cannot be read" in capsys.readouterr().err
     (tmp_path / "page.md").write_bytes(b"\xff")
     words = ["publish", str(runs), "--out", str(out), "--pages", str(tmp_path / "page.md")]
     assert command.main(words) == 2
-    assert "page.md is no page; name Markdown files in UTF-8" in capsys.readouterr().err
+    assert "page.md cannot be read; name Markdown files in UTF-8" in capsys.readouterr().err
     (out / "README.md").write_text("<!-- table mian -->\n<!-- end -->")
     assert command.main(["publish", str(runs), "--out", str(out)]) == 2
     assert "did you mean main" in capsys.readouterr().err
@@ -214,4 +226,7 @@ def test_an_archive_without_runs_names_no_folder_of_this_machine(tmp_path):
     _packed(tmp_path / "other.tar.gz", [("elsewhere/a.json", 3, tarfile.REGTYPE)])
     with pytest.raises(AnalysisError) as error:
         unpack(tmp_path / "other.tar.gz", tmp_path / "out")
-    assert str(error.value) == f"{tmp_path}/other.tar.gz holds no records of runs: no folder runs/ in it"
+    assert (
+        str(error.value)
+        == f"{tmp_path}/other.tar.gz holds no records of runs: no folder runs/ in it"
+    )

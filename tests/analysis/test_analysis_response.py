@@ -192,13 +192,21 @@ def test_without_three_settings_there_is_no_curve(tmp_path):
 
 def test_findings_say_what_the_tables_show(runs):
     dit, mamba = findings.main(runs)
-    assert dit.startswith("**dit-T/1, digits, edm, scale tiny, 2-8 against dense after 400 steps (n=3)**: FD-500 ")
+    assert dit.startswith(
+        "**dit-T/1, digits, edm, scale tiny, 2-8 against dense after 400 steps (n=3)**: FD-500 "
+    )
     # Dense 50 + seed, routed 40 + 2 seed: -9 on average over seeds 0 to 2, whose interval is known.
-    assert "FD-500 (digits-classifier) -9.00 [-11.48, -6.52]: better" in dit
-    assert "accuracy-500 (digits-classifier) -9.000 [-11.484, -6.516]: worse" in dit
+    assert "FD-500 (digits-classifier) -9.00 [-11.48, -6.52]: significantly better" in dit
+    assert "accuracy-500 (digits-classifier) -9.000 [-11.484, -6.516]: significantly worse" in dit
     dense, routed = findings.scale(runs)
-    assert "dense: instrumented w_eff against dense +0.000 [+0.000, +0.000]: not told apart (n=3)" in dense
-    assert "routed: instrumented w_eff against dense +8.100 [+8.100, +8.100]: higher (n=3)" in routed
+    assert (
+        "dense: instrumented w_eff against dense +0.000 [+0.000, +0.000]: no significant difference (n=3)"
+        in dense
+    )
+    assert (
+        "routed: instrumented w_eff against dense +8.100 [+8.100, +8.100]: significantly higher (n=3)"
+        in routed
+    )
     said = findings.make("response", runs)
     assert said.count("\n") == 1 and "dense 0.98 (CFG 1.25), " in said
     assert "times fewer multiply-adds" in findings.make("cost", runs)
@@ -214,7 +222,13 @@ def test_what_is_said_of_scales_mixes_no_routes_and_no_lengths(tmp_path):
         for seed in range(3):
             folder = write(tmp_path, route=route, seed=seed, train__steps=steps, **over)
             about = dict.fromkeys(("backbone", "size", "data", "run"), "x")
-            about |= {"format": scale_table.FORMAT, "route": route, "seed": seed, "step": steps, "notes": []}
+            about |= {
+                "format": scale_table.FORMAT,
+                "route": route,
+                "seed": seed,
+                "step": steps,
+                "notes": [],
+            }
             rows = [{"pair": "dense", "level": None, "instrumented": value}]
             (folder / "guidance_scale.json").write_text(json.dumps(about | {"rows": rows}))
 
@@ -225,10 +239,14 @@ def test_what_is_said_of_scales_mixes_no_routes_and_no_lengths(tmp_path):
     assert ["+3.000" in said[0], "+1.000" in said[1]] == [True, True]
     scale("2-8", 400, 7.0, routing__selection="rows")
     more = findings.scale(Results.of(tmp_path))
-    assert {*said} < {*more} and any(", route 2-8, selection=rows**" in line and "+6.000" in line for line in more)
+    assert {*said} < {*more} and any(
+        ", route 2-8, selection=rows**" in line and "+6.000" in line for line in more
+    )
     said = more
     scale("none", 800, 9.0)
-    assert findings.scale(Results.of(tmp_path)) == [line.replace("x-x, x,", "x-x, x, after 400 steps,") for line in said]
+    assert findings.scale(Results.of(tmp_path)) == [
+        line.replace("x-x, x,", "x-x, x, after 400 steps,") for line in said
+    ]
 
 
 def test_a_run_that_cost_nothing_is_no_division_by_it(tmp_path):
@@ -245,7 +263,9 @@ def test_unequal_steps_and_seeds_without_a_pair_are_no_part_of_a_sentence(tmp_pa
         write(tmp_path, route="2-8", seed=seed, evaluations=1)
     # Multiply-adds of a step do not depend on how many were taken; no time is compared.
     said = findings.make("cost", Results.of(tmp_path))
-    assert said.endswith("1.40 times fewer multiply-adds an image than dense.") and "clock" not in said
+    assert (
+        said.endswith("1.40 times fewer multiply-adds an image than dense.") and "clock" not in said
+    )
     write(tmp_path, route="none", seed=0)
     assert "after 400 steps (n=1)**" in findings.make("main", Results.of(tmp_path))
 

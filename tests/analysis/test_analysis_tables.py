@@ -7,14 +7,13 @@ import json
 import math
 import re
 import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from analysis_runs import ACCURACY, METRIC, score, study, write
+from analysis_runs import ACCURACY, METRIC, compile_latex, score, study, write
 
 import analysis
 from analysis import aggregation, findings
@@ -107,7 +106,9 @@ def test_summary_has_a_row_per_backbone_with_differences_over_the_seeds_of_both(
 
 def test_every_treatment_is_a_row_of_scores_beside_the_dense_one(runs):
     table = make("treatments", runs)
-    names = [row.entries[0].text for row in table.rows if row.group.startswith("dit-T/1, digits, edm")]
+    names = [
+        row.entries[0].text for row in table.rows if row.group.startswith("dit-T/1, digits, edm")
+    ]
     assert names[0] == "dense" and {"2-8", "2-8@0.25", "0-4+6-9"} <= {*names}
     rows = {name: find(table, "dit-T/1, digits, edm", name) for name in ("dense", "2-8")}
     gap = find(make("differences", runs), "dit-T/1, digits, edm", "2-8")[f"\u0394 {METRIC}"]
@@ -126,8 +127,12 @@ def test_tails_stand_beside_the_runs_that_they_grew_from(tmp_path):
             write(tmp_path, route=route, seed=seed, train__steps=400)
         tail = {"route": "none", "seed": seed, "train__lr": 1e-5, "train__steps": 40}
         write(tmp_path, **tail, init=init.format(seed, "@400"))
-        write(tmp_path, **tail, init=init.format(seed, "@200"))  # of a checkpoint on the way: no tail of these
-        write(tmp_path, "mamba", **tail, init="/somewhere/mamba-T1-digits_4-6_s0-0123abcd")  # of runs that are not here
+        write(
+            tmp_path, **tail, init=init.format(seed, "@200")
+        )  # of a checkpoint on the way: no tail of these
+        write(
+            tmp_path, "mamba", **tail, init="/somewhere/mamba-T1-digits_4-6_s0-0123abcd"
+        )  # of runs that are not here
     (group,) = {row.group for row in make("tails", tmp_path).rows}
     assert group.endswith("route 2-8, after 400 steps, and 40 of tail: 0.81x dense's MACs")
     row = find(make("tails", tmp_path), "dit-T/1", f"{METRIC} \u2193")
@@ -161,7 +166,11 @@ def test_a_tail_is_held_against_runs_that_went_on_as_they_were(tmp_path):
     frame = analysis.load(tmp_path)
     frame = frame[frame["config.init"].notna()].set_index("seed")
     kinds = zip(frame["config.init"].str.contains("none"), frame["route"], strict=True)
-    names = {(True, "none"): "Dense + same", (False, "2-8"): "Routed + same", (False, "none"): "+ tail"}
+    names = {
+        (True, "none"): "Dense + same",
+        (False, "2-8"): "Routed + same",
+        (False, "none"): "+ tail",
+    }
     scores = frame[f"score.{METRIC}"].groupby([names[kind] for kind in kinds])
     values = {name: part for name, part in scores}
     for name, part in values.items():
@@ -169,7 +178,6 @@ def test_a_tail_is_held_against_runs_that_went_on_as_they_were(tmp_path):
     for name in ("Dense + same", "Routed + same"):
         known = aggregation.interval(list((values["+ tail"] - values[name]).sort_index()))
         assert row[f"\u0394 tail, {name.lower()}"].low == pytest.approx(known.low)
-
 
     # Controls of another learning rate or length are none.
     for path in [*tmp_path.glob("*_none_*/config.yaml")]:
@@ -185,7 +193,11 @@ def test_steps_pairs_equal_steps_and_equal_multiply_adds(tmp_path):
         # A routed step costs 0.714 of a dense one: after 140 steps it has cost what 100 dense ones do.
         write(tmp_path, route="2-8", seed=seed, evaluations=5, train__steps=700)
     folder = next(path for path in tmp_path.iterdir() if "none_s0" in path.name)
-    scale = {"rows": [{"pair": "dense", "level": None, "instrumented": 0.75}], "step": 200, "samples": 9}
+    scale = {
+        "rows": [{"pair": "dense", "level": None, "instrumented": 0.75}],
+        "step": 200,
+        "samples": 9,
+    }
     (folder / "guidance_scale.json").write_text(json.dumps(scale))
     found = Results.of(tmp_path)
     rows = {row.entries[0].text: row.entries for row in make("steps", found).rows}
@@ -194,7 +206,10 @@ def test_steps_pairs_equal_steps_and_equal_multiply_adds(tmp_path):
     (base,) = found.groups
     for steps, entries in rows.items():
         one, two = map(int, steps.split(" \u2192 "))
-        dense, routed = base.baseline.by_seed(base.metric, one), base.routed[0].by_seed(base.metric, two)
+        dense, routed = (
+            base.baseline.by_seed(base.metric, one),
+            base.routed[0].by_seed(base.metric, two),
+        )
         mean = aggregation.interval([routed[seed] - dense[seed] for seed in (0, 1, 2)]).mean
         assert f"({mean:+.2f}" in entries[3].text and entries[1].value == 3
         assert entries[2].value == pytest.approx(1.0, abs=0.001)
@@ -292,7 +307,9 @@ def test_headline_counts_first_scored_step_that_is_as_good(tmp_path):
 
 def test_a_cost_that_nobody_logged_is_missing_and_not_out_of_reach():
     reached = pd.DataFrame({"reached": [True, True], "step": 2.0, "macs": math.nan})
-    assert speedup(reached, "step").value == pytest.approx(2) and speedup(reached, "macs").is_missing
+    assert (
+        speedup(reached, "step").value == pytest.approx(2) and speedup(reached, "macs").is_missing
+    )
     assert speedup(reached.assign(reached=False), "macs").text == "not reached"
 
 
@@ -442,19 +459,11 @@ def test_tables_are_written_in_four_formats(tmp_path, runs):
 @pytest.mark.parametrize("width", [6.8, 5.5, 3.3])
 def test_all_tables_compile_in_latex(tmp_path, runs, width):
     save([*(make(name, runs) for name in TABLES), nasty()], tmp_path, width)
-    command = [
-        "pdflatex",
-        "-interaction=nonstopmode",
-        "-halt-on-error",
-        "-no-shell-escape",
-        "tables.tex",
-    ]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
-    assert result.returncode == 0, result.stdout[-2000:]
+    printed = compile_latex(tmp_path)
     assert (tmp_path / "tables.pdf").stat().st_size > 10_000
-    assert "Missing character" not in result.stdout
+    assert "Missing character" not in printed
     # A number does not wrap: the columns of a `longtable` in one column of a page may be narrower.
-    assert width < 5 or "Overfull" not in result.stdout
+    assert width < 5 or "Overfull" not in printed
 
 
 def test_a_wide_table_goes_on_below_with_its_first_column(runs):
@@ -522,9 +531,7 @@ def test_fine_tunes_of_several_seeds_share_a_cell(tmp_path):
             train__lr=1e-5,
         )
     (base,) = Results.of(tmp_path).groups
-    assert (
-        base.baseline.name == "dense fine-tune (F)" and len(base.baseline.by_seed()) == 3
-    )
+    assert base.baseline.name == "dense fine-tune (F)" and len(base.baseline.by_seed()) == 3
 
 
 def test_a_fine_tune_beside_runs_from_scratch_is_told_apart_in_words(tmp_path):
@@ -733,7 +740,13 @@ def test_benchmark_shows_the_steps_that_the_benchmark_and_its_sweep_timed(tmp_pa
     from experiments.benchmark.bench_options import BenchOptions
     from experiments.benchmark.bench_report import run
 
-    small = {"size": ("T/2",), "tokens": (16,), "batch": 2, "rounds": 1, "parts": ("steps", "variants")}
+    small = {
+        "size": ("T/2",),
+        "tokens": (16,),
+        "batch": 2,
+        "rounds": 1,
+        "parts": ("steps", "variants"),
+    }
     where = tmp_path / ".sweeps" / "bench" / "outputs"
     where.mkdir(parents=True)
     options = BenchOptions(**small, backbone=("dit",), depth=8, variants=("torch", "bf16"))
@@ -743,7 +756,9 @@ def test_benchmark_shows_the_steps_that_the_benchmark_and_its_sweep_timed(tmp_pa
     table = make("benchmark", tmp_path)
     assert table.covered and any("bench.json" in note for note in table.notes)
     assert not make("throughput", tmp_path).covered
-    plain = {row["route"]: row["ours_faster_by"] for row in found["steps"] if row["backbone"] == "plain"}
+    plain = {
+        row["route"]: row["ours_faster_by"] for row in found["steps"] if row["backbone"] == "plain"
+    }
     for row, same in zip(found["steps"], found["variants"], strict=False):
         name = "dense" if row["route"] == "none" else row["route"]
         shown = find(table, "batch 2, fp32, 8 blocks, wall clock", f"dit-T/2, 16 tokens, {name}")
@@ -756,15 +771,32 @@ def test_benchmark_shows_the_steps_that_the_benchmark_and_its_sweep_timed(tmp_pa
 
 def test_benchmark_compares_with_the_plain_step_of_the_same_shape(tmp_path):
     def row(backbone, tokens, **more):
-        return {"backbone": backbone, "size": "T/2", "tokens": tokens, "route": "none", "seconds": 1.0, **more}
+        return {
+            "backbone": backbone,
+            "size": "T/2",
+            "tokens": tokens,
+            "route": "none",
+            "seconds": 1.0,
+            **more,
+        }
 
-    steps = [row("dit", 16), row("dit", 64), row("plain", 16, ours_faster_by=2.0), row("plain", 64, ours_faster_by=3.0)]
+    steps = [
+        row("dit", 16),
+        row("dit", 64),
+        row("plain", 16, ours_faster_by=2.0),
+        row("plain", 64, ours_faster_by=3.0),
+    ]
     options = {"batch": 2, "precision": "fp32", "compile": "none", "depth": None, "clock": "cpu"}
     machine = {"device_name": "a CPU", "threads": 1, "torch": "2"}
     write(tmp_path)
-    (tmp_path / "bench.json").write_text(json.dumps({"options": options, "environment": machine, "steps": steps}))
+    (tmp_path / "bench.json").write_text(
+        json.dumps({"options": options, "environment": machine, "steps": steps})
+    )
     table = make("benchmark", tmp_path)
-    shown = [find(table, "batch 2", f"dit-T/2, {n} tokens, dense")["Over plain DiT"].value for n in (16, 64)]
+    shown = [
+        find(table, "batch 2", f"dit-T/2, {n} tokens, dense")["Over plain DiT"].value
+        for n in (16, 64)
+    ]
     assert shown == [2.0, 3.0]
 
 
@@ -804,7 +836,9 @@ def test_guidance_takes_the_metric_measured_under_most_guidances(tmp_path):
     assert "FD-50K" in table.groups[0] and len(table.rows) == 2
 
 
-@pytest.mark.parametrize("other", [{"sampler": "euler steps=4"}, {"reference": "mine.npz@0"}, {"weights": "raw"}])
+@pytest.mark.parametrize(
+    "other", [{"sampler": "euler steps=4"}, {"reference": "mine.npz@0"}, {"weights": "raw"}]
+)
 def test_guidance_averages_no_two_ways_of_measuring(tmp_path, other):
     folder = write(tmp_path, route="2-8")
     (folder / "evaluations").mkdir()
@@ -944,7 +978,10 @@ def test_a_route_with_several_rates_stands_after_those_with_one(tmp_path):
 
 
 def test_a_study_is_read_by_the_metric_that_is_asked_for(runs):
-    values = [make("route_placement", runs, metric).rows[0].entries[1].value for metric in (None, METRIC, ACCURACY)]
+    values = [
+        make("route_placement", runs, metric).rows[0].entries[1].value
+        for metric in (None, METRIC, ACCURACY)
+    ]
     assert values[0] == values[1] > 1 > values[2]
     assert Results.of(runs, METRIC).runs is runs.runs and Results.of(runs) is runs
 
@@ -959,7 +996,9 @@ def test_the_state_of_the_art_has_each_score_in_its_own_column(tmp_path):
     distance = analysis.load(tmp_path)[f"score.{METRIC}"].mean()
     for metric in (None, ACCURACY):
         row = find(make("sota", tmp_path, metric), "Ours", "dit-T/1, dense")
-        assert [row[name].value for name in ("FID", "sFID", "IS")] == pytest.approx([distance, 9.5, 77.0])
+        assert [row[name].value for name in ("FID", "sFID", "IS")] == pytest.approx(
+            [distance, 9.5, 77.0]
+        )
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -87,27 +87,48 @@ def test_recipes_are_told_apart_and_no_seed_counts_twice(tmp_path: Path) -> None
         for seed in (0, 1, 2):
             for route in ("none", "2-8"):
                 folder = write(tmp_path, route=route, seed=seed, train__lr=rate)
-                value = values[rate, route, seed] = 0.9 + place + (0.01 + seed / 1e3) * (route != "none")
+                value = values[rate, route, seed] = (
+                    0.9 + place + (0.01 + seed / 1e3) * (route != "none")
+                )
                 row = {"pair": "dense", "plain": 1.0, "instrumented": value}
                 levels: list[dict[str, Any]] = [row | {"level": level} for level in (1.0, None)]
-                about = {"format": guidance_table.FORMAT, "run": folder.name, "backbone": "dit", "size": "T/1"}
-                about |= {"data": "digits", "route": route, "step": 400, "seed": seed, "notes": [], "rows": levels}
+                about = {
+                    "format": guidance_table.FORMAT,
+                    "run": folder.name,
+                    "backbone": "dit",
+                    "size": "T/1",
+                }
+                about |= {
+                    "data": "digits",
+                    "route": route,
+                    "step": 400,
+                    "seed": seed,
+                    "notes": [],
+                    "rows": levels,
+                }
                 (folder / guidance_table.FILE).write_text(json.dumps(about))
     study = Results.of(tmp_path)
     found = guidance_table.scale_table(guidance_table.stored_scales(study)).rows
     assert len(found) == 4 and all(row.entries[3].n == 3 for row in found)
-    assert {row.group.partition(" (")[2].partition(")")[0] for row in found} == {"train.lr=0.001", "train.lr=0.0001"}
+    assert {row.group.partition(" (")[2].partition(")")[0] for row in found} == {
+        "train.lr=0.001",
+        "train.lr=0.0001",
+    }
     said = findings.scale(study)
     assert len(said) == 2 and all("+0.011 [" in line and "(n=3)" in line for line in said)
     plot = draw(guidance_table.stored_scales(study))
-    assert plot is not None and len(plot.figure.axes) == 4  # per recipe the scale and paired differences
+    assert (
+        plot is not None and len(plot.figure.axes) == 4
+    )  # per recipe the scale and paired differences
     titles = {ax.get_title("left").replace("\n", " ") for ax in plot.figure.axes[::2]}
     # The seeds' own scales lie apart, what the route changes does not: pairs have no band.
     assert not any(ax.collections for ax in plot.figure.axes[::2])
     assert all(ax.get_title("left") == "paired by seed (n=3)" for ax in plot.figure.axes[1::2])
     bars = plot.figure.axes[1].containers[0]
     assert bars[0].get_ydata() == pytest.approx(0.011, abs=1e-9)
-    assert titles == {f"dit-T/1, digits (train.lr={rate}), after 400 steps" for rate in (0.001, 0.0001)}
+    assert titles == {
+        f"dit-T/1, digits (train.lr={rate}), after 400 steps" for rate in (0.001, 0.0001)
+    }
     # Two of one setting and seed, whatever tells them apart: a row and a line each.
     same = [{**guidance_table.stored_scales(study)[0], "apart": "", "run": name} for name in "ab"]
     twice = guidance_table.scale_table(same).rows
@@ -220,8 +241,8 @@ def test_no_run_is_its_own_instrument_under_another_path(models: dict[str, Path]
     ("words", "sentence"),
     [
         (("{blind}",), "has no null class"),
-        (("{dense}", "--levels", "nan"), "needs noise levels above 0"),
-        (("{dense}", "--samples", "1"), "at least 2 samples"),
+        (("{dense}", "--levels", "nan"), "--levels nan: expected noise levels above 0"),
+        (("{dense}", "--samples", "1"), "samples 1: expected a number of at least 2"),
         (("{dense}", "--against", "{dense}/none"), "--against .* does not exist"),
         (
             ("{dense}", "--against", "{flow}", "--samples", "20"),
@@ -262,7 +283,14 @@ def test_what_could_be_measured_is_written_beside_one_that_could_not(
 )  # fmt: skip
 def test_another_file_is_refused(tmp_path: Path, change: Any) -> None:
     about = {key: "x" for key in ("run", "backbone", "size", "data", "route")}
-    whole = {"format": guidance_table.FORMAT, **about, "step": 1, "seed": 0, "notes": [], "rows": []}
+    whole = {
+        "format": guidance_table.FORMAT,
+        **about,
+        "step": 1,
+        "seed": 0,
+        "notes": [],
+        "rows": [],
+    }
     path = tmp_path / "scale.json"
     path.write_text(json.dumps(whole))
     assert guidance_table.read_scales(path) == whole

@@ -3,12 +3,14 @@
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
-from analysis_runs import write
+from analysis_runs import compile_latex, write
 
 from analysis.command import main
 from analysis.tables import make, render
+from analysis.tables.table import plain
 
 COLUMN = 3.3  # inches
 NAMES = (
@@ -70,16 +72,8 @@ def test_a_two_column_paper_compiles_and_no_word_leaves_its_column(runs, tmp_pat
         )
         == 0
     )
-    command = [
-        "pdflatex",
-        "-interaction=nonstopmode",
-        "-halt-on-error",
-        "-no-shell-escape",
-        "tables.tex",
-    ]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
-    assert result.returncode == 0, result.stdout[-2000:]
-    assert "Overfull" not in result.stdout
+    printed = compile_latex(tmp_path)
+    assert "Overfull" not in printed
     subprocess.run(["pdftotext", "-bbox", "tables.pdf", "words.html"], cwd=tmp_path, check=True)
     text = (tmp_path / "words.html").read_text()
     # A4 is 595 points wide: the text is two columns of 3.3 inches, 0.2 apart, in the middle.
@@ -96,3 +90,23 @@ def test_a_two_column_paper_compiles_and_no_word_leaves_its_column(runs, tmp_pat
         inside = any(start - 2 <= float(low) and float(high) <= end + 2 for start, end in columns)
         is_page_number = float(bottom) > 770 and word.isdigit()
         assert inside or is_page_number, (word, low, high)
+
+
+def test_an_interval_of_a_long_table_has_room_for_one_line(runs):
+    """Columns share the line by their longest entries: an interval is longer than a score."""
+    table = make("all_scores", runs)
+    long = replace(table, rows=table.rows * 5)
+    text = render.latex(long)
+    assert "longtable" in text
+    shares = [float(share) for share in re.findall(r"dimexpr([\d.]+)\\linewidth", text)]
+    lengths = []
+    for index in range(len(table.columns)):
+        lengths.append(max(len(plain(row.entries[index])) for row in table.rows))
+    assert sum(shares) == pytest.approx(1, abs=1e-3) and len(shares) == len(table.columns)
+    widest = lengths.index(max(lengths[1:]))
+    assert shares[widest] == max(shares)
+
+
+def test_an_arrow_stays_beside_its_word():
+    assert render.latex_escape("FD (autoencoder) \u2193") == r"FD (autoencoder)~$\downarrow$"
+    assert render.latex_escape("a \u2192 b") == r"a $\rightarrow$ b"

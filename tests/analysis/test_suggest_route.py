@@ -1,10 +1,15 @@
 """Suggesting a route from a dense model: candidates, choice and comparison by hand, then a model."""
 
+import dataclasses
+
 import pytest
+import torch
 from suite import RESULTS
 
 from analysis import suggest_route
 from analysis.tables import paper
+from experiments.evaluation.heldout import HeldOut
+from experiments.evaluation.images import split_indices
 
 
 def test_candidates_are_the_sixteen_routes_of_the_paper():
@@ -34,6 +39,28 @@ def test_a_comparison_by_hand():
 def test_a_routed_model_is_refused(capsys):
     assert suggest_route.main([str(RESULTS / "models" / "dit_2-8.safetensors")]) == 2
     assert "expected a dense run" in capsys.readouterr().err
+
+
+def test_the_dense_pass_is_measured_once_and_no_loss_changes(monkeypatch):
+    model = RESULTS / "models" / "dit_none.safetensors"
+    data, passes = HeldOut.open(model), []
+    forward = type(data.model).forward
+
+    def count(self, *args, **options):
+        passes.append(options["routing"] is not None)
+        return forward(self, *args, **options)
+
+    monkeypatch.setattr(suggest_route, "candidate_routes", lambda depth: ["2-8", "7-8"])
+    monkeypatch.setattr(type(data.model), "forward", count)
+    probe = suggest_route.probe(model, samples=20)
+    assert passes == [False, True, True]
+    index = split_indices(data.dataset, "test", 20)
+    for route, loss in probe.losses.items():
+        options = dataclasses.replace(data.config.routing, route=route)
+        config = dataclasses.replace(data.config, route=route, routing=options)
+        with torch.inference_mode():
+            both = dataclasses.replace(data, config=config).losses(index)
+        assert (probe.dense, loss) == pytest.approx(tuple(map(float, both)), rel=1e-6)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from small import ROOT
 from suite import RESULTS
 
-from analysis.step_penalty import Penalty, paired_penalty
+from analysis.step_penalty import Penalty, paired_penalty, penalties_by_step
 from experiments.config.model import run_cost
 from sweeps import SweepError, grid, predict
 from sweeps import command as sweeps_command
@@ -96,7 +96,7 @@ def test_penalties_are_those_of_the_curves_at_steps_that_all_dense_runs_logged()
     dense = {0: curve({100: 0.8, 200: 0.5, 400: 0.3}), 1: curve({100: 0.8, 200: 0.5, 300: 0.4})}
     losses = {100: 0.9, 150: 0.8, 300: 0.5, 700: 0.3}
     routed = {0: curve(losses, 7.0), 1: curve(losses, 7.0), 9: curve(losses)}
-    penalties = predict.penalties_by_step(dense, routed)
+    penalties = penalties_by_step(dense, routed)
     assert list(penalties) == [100, 200]
     assert list(penalties[200].seeds["s"]) == pytest.approx([1.5, 1.5])
     assert list(penalties[200].seeds["sm"]) == pytest.approx([1.05, 1.05])
@@ -105,8 +105,8 @@ def test_penalties_are_those_of_the_curves_at_steps_that_all_dense_runs_logged()
     )
     # A target that is met at the first logged step is no penalty; nor is there a pair of seed 9.
     early = {0: curve({100: 0.6, 300: 0.2}, 7.0), 1: curve({100: 0.6, 300: 0.2}, 7.0)}
-    assert list(predict.penalties_by_step(dense, early)) == [200]
-    assert predict.penalties_by_step(dense, {9: routed[9]}) == {}
+    assert list(penalties_by_step(dense, early)) == [200]
+    assert penalties_by_step(dense, {9: routed[9]}) == {}
 
 
 def test_the_second_half_checks_a_fit_of_the_first():

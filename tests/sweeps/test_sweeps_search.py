@@ -35,7 +35,11 @@ def make(folder, name="seek", steps=4, trials=3, sleep=0.0, **changes):
     runs = folder / "runs"
     runs.mkdir(exist_ok=True)
     (runs / "stub.json").write_text(json.dumps({"*": {"sleep": sleep}}))
-    values = {"base": BASE | {"train.steps": steps}, "seeds": [0], "search": {"trials": trials, "over": OVER}}
+    values = {
+        "base": BASE | {"train.steps": steps},
+        "seeds": [0],
+        "search": {"trials": trials, "over": OVER},
+    }
     return [write_grid(folder, name, **values | changes), f"paths.runs={runs}"], Sweep(runs, name)
 
 
@@ -68,7 +72,9 @@ def test_a_killed_coordinator_goes_on_and_bad_trials_are_pruned(tmp_path):
     call = [sys.executable, "-m", "sweeps", "launch", *words, "cluster=local", "cluster.workers=2"]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
     for seen in (2, 5):
-        with subprocess.Popen(call, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as coordinator:
+        with subprocess.Popen(
+            call, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL
+        ) as coordinator:
             until(lambda n=seen: len(trials(sweep)) > n and trials(sweep)[n][-1].startswith("dit"))
             coordinator.send_signal(signal.SIGKILL)
     done = subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500)
@@ -119,7 +125,10 @@ def test_listed_values_are_exact_and_a_live_trial_of_another_search_stays(tmp_pa
     live.set_user_attr("run", "r")
     words, _ = make(tmp_path, base=BASE | {"route": "none"}, search={"over": {"train.lr": [0.5]}})
     assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 2
-    assert "its search is another than its study has (trial 1 has" in capsys.readouterr().err
+    assert (
+        "its search is another than its study has (trial 0 has train.lr=0.00012345"
+        in capsys.readouterr().err
+    )
     assert [t[2] for t in trials(sweep)] == ["complete", "running"]
 
 
@@ -209,7 +218,10 @@ def test_a_python_grid_yields_overrides_runs_its_own_command_and_is_kept(tmp_pat
     ("text", "said"),
     [
         ("import nothing_there", "ModuleNotFoundError"),
-        ("commands = {'tell': lambda words: print(words)}", "needs a function with a name in this file"),
+        (
+            "commands = {'tell': lambda words: print(words)}",
+            "needs a function with a name in this file",
+        ),
         ("def cells():\n    yield 3", "TypeError"),
         ("axes = {'seed': 1}", "axes.seed=1: expected a list of values"),
         ("cells = [{'rout': 'none'}]", "did you mean route"),

@@ -1,0 +1,18 @@
+# %% [markdown]
+# # Does routing improve the score, and what does it save?
+
+# %%
+RUNS = "results/runs.tar.gz"  # or the folder of your own runs, such as "runs"
+
+# %%
+from IPython.display import Markdown
+
+import analysis
+from analysis import answers, notebook_files
+from analysis.results import Results
+
+results = Results.of(notebook_files.runs_folder(RUNS))
+analysis.figures.make("overview", results) or analysis.figures.make("convergence", results)
+
+# %%
+Markdown(answers.make("main", results))
