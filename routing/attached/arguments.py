@@ -48,6 +48,20 @@ def check_routed_blocks(members: Sequence[nn.Module], route: Route) -> None:
         )
 
 
+def refuse_long_skips(signatures: Sequence[Signature]) -> None:
+    """Refuse blocks that also take the output of an earlier block, in an argument `skip`.
+
+    A route would hand them the tokens of another subset, or of another number.
+    """
+    for i, signature in enumerate(signatures):
+        require(
+            "skip" not in signature.positions,
+            f"block {i} ({signature.name}) takes a long skip connection (its argument skip), whose "
+            "tokens would be others than those of the route; attach to blocks without one",
+            AttachError,
+        )
+
+
 def parse_grid(grid: Any) -> tuple[int, int] | None:
     """Return a grid of tokens as plain integers; None is unknown."""
     if grid is None:

@@ -37,6 +37,7 @@ from routing.attached.arguments import (
     check_when,
     parse_grid,
     parse_prefix,
+    refuse_long_skips,
 )
 from routing.attached.calls import AttachError, Call, Signature, check_shared_table, replace_image
 from routing.attached.kept import KeptTokens
@@ -84,9 +85,10 @@ class Attached:
         inner: Layouts of the latest routed pass, one for each segment: `.ids` stayed.
 
     Raises:
-        AttachError: If the blocks mix tokens by position, have a route already or repeat, if they
-            have no argument of a name in `extra`, if grid or prefix are needed and unknown, or if
-            `prefix` is given to blocks whose text is not in front of the image (Z-Image).
+        AttachError: If the blocks mix tokens by position, take long skip connections, have a route
+            already or repeat, if they have no argument of a name in `extra`, if grid or prefix are
+            needed and unknown, or if `prefix` is given to blocks whose text is not in front of the
+            image (Z-Image).
         RouteError: If the route does not fit the blocks.
     """
 
@@ -116,6 +118,7 @@ class Attached:
         self._route = Route.parse(route).resolve(len(members), "the list")
         check_routed_blocks(members, self._route)
         self._signatures = [Signature(block, extra) for block in members]
+        refuse_long_skips(self._signatures)
         check_extra_names(extra, [self._signatures[i] for i in self._route.sparse_blocks])
         self.grid = parse_grid(grid)
         self.prefix = parse_prefix(prefix, self._signatures, self._is_model)

@@ -331,6 +331,20 @@ def test_blocks_in_evaluation_before_a_route_leave_it_alone():
         assert attached.step == 1
 
 
+@pytest.mark.parametrize("route", ["0-2@0.5+4-5@0.5", "1-2@0.5", "0-5@0.5"])
+def test_long_skip_connections_are_refused(route):
+    """A late block gets the tokens of an early one, which a route has replaced by a subset."""
+    model = diffusers.HunyuanDiT2DModel(
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, patch_size=2, sample_size=16,
+        hidden_size=32, num_layers=6, mlp_ratio=2, cross_attention_dim=32,
+        cross_attention_dim_t5=32, pooled_projection_dim=16, text_len=7, text_len_t5=7,
+    )  # fmt: skip
+    for blocks in (model, model.blocks):
+        with pytest.raises(AttachError, match=r"block 0 \(HunyuanDiTBlock\) takes a long skip"):
+            routing.attach(blocks, route, prefix=0)
+    assert not hooks(model)
+
+
 def test_several_segments():
     model, blocks, inputs, n = dit()
     with routing.attach(blocks, "0-1+3-4@0.75") as attached:
