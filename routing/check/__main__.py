@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -51,6 +52,9 @@ def main(words: Sequence[str] | None = None) -> int:
         report = check(function, arguments.seed)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Exception:  # of the model or its description: exit code 1 is a finding
+        traceback.print_exc()
         return 2
     print(report)
     return 0 if report.ok else 1

@@ -69,6 +69,11 @@ class ObservedPass:
         """Number of tokens T of the complete sequence."""
         return self.marked.tokens
 
+    @property
+    def batch(self) -> int:
+        """Number of samples B."""
+        return self.marked.batch
+
 
 def observe(marked: MarkedPass, depth: int) -> ObservedPass:
     """Return what routing did in a pass of a model with that many blocks.

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from routing.attached.calls import TEXT
+from routing.attached.calls import TEXT, Call, Signature
+from routing.check.marks import BlockInput
 from routing.check.observed import Arrival, ObservedPass, ObservedSegment
 from routing.check.report import FAIL, NOT_APPLICABLE, PASS, Finding
 from routing.check.subject import RoutedModel
@@ -76,28 +77,42 @@ def rate(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
     name, route = "rate", model.intended_route()
     if not any(each.segments for each in passes):
         return Finding(name, NOT_APPLICABLE, NO_ROUTE)
-    routable = passes[0].tokens - len(model.protect)
-    descriptions, result = [], PASS
+    protected = model.protected(passes[0].batch, passes[0].tokens)
+    routable = passes[0].tokens - int(protected[0].sum())
+    descriptions, results = [], set()
     for number, segment in enumerate(passes[0].segments):
         counts = (~segment.present).sum(1)
         skipped = int(counts[0])
-        text = f"{skipped} of {routable} tokens skip ({skipped / routable:.3g})"
+        text = f"{skipped} of {routable} tokens skip ({skipped / max(routable, 1):.3g})"
         if len(set(counts.tolist())) > 1:
             result, text = FAIL, f"samples differ: {counts.tolist()} of {routable} tokens skip"
         elif route is not None and number < len(route.segments):
-            stated = route.segments[number].rate
-            counts_skipped = abs(skipped - stated * routable) < 1
-            counts_kept = abs(skipped - (1 - stated) * routable) < 1
-            if counts_skipped and counts_kept:
-                text += f": at {stated:g} this cannot tell skipped from kept; try another rate"
-            elif counts_skipped:
-                text += f": {stated:g} counts the tokens that skip, as in TREAD"
-            else:
-                result = FAIL
-                other = "counts the tokens that are KEPT" if counts_kept else "is neither share"
-                text += f": {stated:g} {other}; TREAD counts those that skip"
+            result, meaning = _meaning_of_rate(skipped, routable, route.segments[number].rate)
+            text += f": {meaning}"
+        else:
+            result = PASS
+        results.add(result)
         descriptions.append(text)
+    result = next(each for each in (FAIL, PASS, NOT_APPLICABLE) if each in results)
     return Finding(name, result, "; ".join(descriptions))
+
+
+def _meaning_of_rate(skipped: int, routable: int, stated: float) -> tuple[str, str]:
+    """Return whether the stated rate counts the tokens that skip, and a description.
+
+    Either share may be off by less than one token, as implementations round differently.
+    """
+    counts_skipped = abs(skipped - stated * routable) < 1
+    counts_kept = abs(skipped - (1 - stated) * routable) < 1
+    if counts_skipped and counts_kept:
+        return NOT_APPLICABLE, (
+            f"{stated:g} of {routable} is as many skipped as kept, to one token; check at a rate "
+            "such as 0.75 to tell which of them it counts"
+        )
+    if counts_skipped:
+        return PASS, f"{stated:g} counts the tokens that skip, as in TREAD"
+    other = "counts the tokens that are KEPT" if counts_kept else "is neither share"
+    return FAIL, f"{stated:g} {other}; TREAD counts those that skip"
 
 
 def arrives_bit_for_bit(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
@@ -127,8 +142,14 @@ def arrives_bit_for_bit(model: RoutedModel, passes: Sequence[ObservedPass]) -> F
     return Finding(name, FAIL, evidence)
 
 
-def order_preserved(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
-    """Whether blocks see the tokens that stay in ascending order."""
+def order_preserved(
+    model: RoutedModel, passes: Sequence[ObservedPass], positions: Finding
+) -> Finding:
+    """Whether blocks see the tokens that stay in ascending order.
+
+    `positions` is the finding about the blocks' positional tables; where they go with their tokens,
+    attention does not depend on the order.
+    """
     name = "order"
     if not any(each.segments for each in passes):
         return Finding(name, NOT_APPLICABLE, NO_ROUTE)
@@ -149,37 +170,56 @@ def order_preserved(model: RoutedModel, passes: Sequence[ObservedPass]) -> Findi
         return Finding(
             name, NOT_APPLICABLE, f"{evidence}; ordered=False: no matter to these blocks"
         )
-    return Finding(
-        name, FAIL, f"{evidence}: wrong for scans, convolutions and positions by index; if the "
-        "blocks are plain attention, state ordered=False",
-    )  # fmt: skip
+    if positions.result == PASS:
+        advice = (
+            "wrong for scans and convolutions; the positions pass, so if the blocks are attention, "
+            "state ordered=False"
+        )
+    else:
+        advice = (
+            "wrong for scans, convolutions and positions by index; if the blocks are plain "
+            "attention, state ordered=False"
+        )
+    return Finding(name, FAIL, f"{evidence}: {advice}")
 
 
 def protected_tokens(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
     """Whether tokens that must not skip were seen by all blocks."""
     name = "protected tokens"
-    positions = list(model.protect)
-    missing: set[int] = set()
+    protected = model.protected(passes[0].batch, passes[0].tokens)
+    missing = torch.zeros_like(protected[0])
     text_lengths: set[int] = set()
     for observed in passes:
         for rows in observed.marked.rows:
-            text = rows.kwargs.get(TEXT)
+            if rows.block == model.depth:
+                continue  # what follows the last block
+            text = argument_of(model, rows, TEXT)
             if isinstance(text, Tensor) and text.dim() == 3:
                 text_lengths.add(text.shape[1])
-            if rows.block < model.depth:
-                present = rows.present(observed.tokens).all(0)
-                missing.update(p for p in positions if not present[p])
-    if missing:
-        return Finding(name, FAIL, f"positions {_shortened(sorted(missing))} skipped blocks")
+            missing |= (protected & ~rows.present(observed.tokens)).any(0)
+    if bool(missing.any()):
+        return Finding(name, FAIL, f"positions {_shortened(_indices(missing))} skipped blocks")
     if len(text_lengths) > 1:
         lengths = " and ".join(map(str, sorted(text_lengths)))
         return Finding(name, FAIL, f"blocks got {lengths} rows of {TEXT}: text is routed too")
+    reached = []
+    positions = _indices(protected.any(0))
+    if positions:
+        reached.append(f"positions {_shortened(positions)}")
     if text_lengths:
-        rows_of_text = f"all {text_lengths.pop()} rows of {TEXT} reached every block"
-        return Finding(name, PASS, rows_of_text)
-    if not positions:
-        return Finding(name, NOT_APPLICABLE, "none stated (protect=), no text argument")
-    return Finding(name, PASS, f"positions {_shortened(positions)} reached every block")
+        reached.append(f"all {text_lengths.pop()} rows of {TEXT}")
+    if not reached:
+        return Finding(name, NOT_APPLICABLE, f"none stated (protect=), no argument {TEXT}")
+    return Finding(name, PASS, f"{' and '.join(reached)} reached every block")
+
+
+def argument_of(model: RoutedModel, rows: BlockInput, name: str) -> Any:
+    """Return an argument of a block's call by its name, however it was passed; None if absent."""
+    return Call(Signature(model.blocks[rows.block]), rows.args, rows.kwargs).get(name)
+
+
+def _indices(mask: Tensor) -> list[int]:
+    return mask.nonzero().flatten().tolist()
 
 
 def _shortened(positions: Sequence[int]) -> str:
@@ -260,8 +300,8 @@ def restart_repeats(
     evidence = f"{repeated} of {len(passes)} passes repeat their subsets after a restart"
     if repeated < len(passes):
         return Finding(
-            name, FAIL, f"{evidence} with the same seed: they depend on something that the seed "
-            "does not determine",
+            name, FAIL, f"{evidence} with the same seed, while other code draws from torch's "
+            "global generator: they depend on something that the seed does not determine",
         )  # fmt: skip
     if other_seed is None:
         return Finding(name, PASS, evidence)

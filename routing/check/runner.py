@@ -23,8 +23,9 @@ def check(build: Callable[..., RoutedModel], seed: int = 0) -> Report:
     """Check an implementation of token routing; `routing.check(build)` is the same.
 
     The model is built three times: twice with one seed, which stands for a restart, and once with
-    another one. Torch's global random numbers differ each time, as they do after a restart of a
-    script that does not seed them; they are put back at the end.
+    another one. Torch's global random numbers differ each time: other code draws from them in the
+    restarted model, before each pass, so that seeding them in `build` does not repeat a subset.
+    They are put back at the end.
 
     Args:
         build: Returns a `RoutedModel`; called as `build(seed=...)`, or `build()` if it takes no
@@ -42,6 +43,7 @@ def check(build: Callable[..., RoutedModel], seed: int = 0) -> Report:
     with torch.random.fork_rng():
         model = _build(build, seed, restart=0)
         passes = _training_passes(model)
+        model.protected(passes[0].batch, passes[0].tokens)  # refuses wrong positions early
         evaluation = None
         outputs: tuple[Any, Any, Any] | None = None
         if model.evaluate is not None:
@@ -49,7 +51,8 @@ def check(build: Callable[..., RoutedModel], seed: int = 0) -> Report:
             if model.dense is not None:
                 outputs = model.evaluate(), model.evaluate(), model.dense()
         gradient = properties.gradient_reaches_bypass(model, passes)
-        again = _training_passes(_build(build, seed, restart=1))
+        again = _training_passes(_build(build, seed, restart=1), draw_others=True)
+        positions = positions_gathered(model, passes, evaluation)
         other_seed = None
         if _takes_seed(build):
             other_seed = _training_passes(_build(build, seed + 1, restart=2))
@@ -58,8 +61,8 @@ def check(build: Callable[..., RoutedModel], seed: int = 0) -> Report:
             properties.routed_blocks(model, passes),
             properties.rate(model, passes),
             properties.arrives_bit_for_bit(model, passes),
-            properties.order_preserved(model, passes),
-            positions_gathered(model, passes, evaluation),
+            properties.order_preserved(model, passes, positions),
+            positions,
             properties.protected_tokens(model, passes),
             gradient,
             properties.evaluation_dense(model, evaluation),
@@ -86,10 +89,17 @@ def _build(build: Callable[..., RoutedModel], seed: int, restart: int) -> Routed
     return model
 
 
-def _training_passes(model: RoutedModel) -> list[ObservedPass]:
-    """Run some passes of training with marked tokens."""
+def _training_passes(model: RoutedModel, draw_others: bool = False) -> list[ObservedPass]:
+    """Run some passes of training with marked tokens.
+
+    With `draw_others`, something else draws from torch's global generators before each pass, as
+    data loading, dropout or a log of samples does in training.
+    """
+    devices = {parameter.device for block in model.blocks for parameter in block.parameters()}
     passes = []
     for _ in range(PASSES):
+        for device in (devices | {torch.device("cpu")}) if draw_others else ():
+            torch.rand(7, device=device)
         with torch.enable_grad():
             passes.append(observe(run_marked(model, model.train), model.depth))
     return passes

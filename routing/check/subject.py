@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from routing.errors import require
 from routing.options import RoutingError
@@ -32,7 +34,8 @@ class RoutedModel:
         dense: Returns the output of the same model without routing, for the input of `evaluate`.
         route: What the route is meant to be, for example `2-8@0.5`: first and last block skipped
             (both included) and the share of tokens that skip. None accepts what is seen.
-        protect: Positions in the sequence, 0 first, that must never skip.
+        protect: Tokens that must never skip: positions in the sequence, 0 first, or as `attach`
+            takes them, a slice, several in a list, or a bool mask `(T,)` or `(B, T)`.
         shared: The batch is meant to share one subset.
         ordered: The order of tokens means something to the blocks (scans, convolutions, positions
             by index). False for plain attention.
@@ -48,7 +51,7 @@ class RoutedModel:
     evaluate: Callable[[], Any] | None = None
     dense: Callable[[], Any] | None = None
     route: str | Route | None = None
-    protect: Sequence[int] = ()
+    protect: Sequence[int] | slice | Sequence[slice] | Tensor = ()
     shared: bool = False
     ordered: bool = True
     tables: Sequence[str] = ()
@@ -67,6 +70,39 @@ class RoutedModel:
             "blocks: a block is in the list twice, and its calls cannot be told apart",
             CheckError,
         )
+
+    def protected(self, batch: int, tokens: int) -> Tensor:
+        """Return which tokens must never skip, bool `(1, T)` or `(B, T)`.
+
+        Raises:
+            CheckError: If `protect` is of another form, or beyond a sequence of that many tokens.
+        """
+        protect: Any = self.protect
+        if isinstance(protect, Tensor) and protect.dtype == torch.bool:
+            mask = protect.cpu() if protect.dim() > 1 else protect.cpu().unsqueeze(0)
+            require(
+                mask.shape in ((1, tokens), (batch, tokens)),
+                f"protect of shape {tuple(protect.shape)}: expected ({tokens},) or ({batch}, "
+                f"{tokens}), one value for each token of the sequence",
+                CheckError,
+            )
+            return mask
+        if isinstance(protect, Tensor):
+            protect = protect.tolist()
+        items = [protect] if isinstance(protect, slice) else protect
+        items = list(items) if isinstance(items, Iterable) else [None]
+        mask = torch.zeros(1, tokens, dtype=torch.bool)
+        for item in items:
+            position = item.item() if isinstance(item, Tensor) and item.dim() == 0 else item
+            is_integer = isinstance(position, Integral) and not isinstance(position, bool)
+            require(
+                isinstance(position, slice) or (is_integer and -tokens <= position < tokens),
+                f"protect={protect!r}: expected positions below {tokens} in a list, a slice such "
+                "as slice(64, None), several in a list, or a bool mask (T,) or (B, T)",
+                CheckError,
+            )
+            mask[:, position] = True
+        return mask
 
     @property
     def depth(self) -> int:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from routing.attached.calls import TEXT, Call, Signature
+from routing.attached.calls import TEXT, Signature
 from routing.check.marks import BlockInput
 from routing.check.observed import ObservedPass
-from routing.check.properties import NO_ROUTE, segments_of
+from routing.check.properties import NO_ROUTE, argument_of, segments_of
 from routing.check.report import FAIL, NOT_APPLICABLE, PASS, Finding
 from routing.check.subject import RoutedModel
 from routing.layout import Layout
@@ -33,12 +33,16 @@ def positions_gathered(
                 complete = _complete_call(rows.block, observed, evaluation)
                 problem = _layout_problem(rows)
                 for table_name in _table_names(model, rows.block):
-                    routed = _argument(model, rows, table_name)
-                    full = None if complete is None else _argument(model, complete, table_name)
+                    routed = argument_of(model, rows, table_name)
+                    full = None if complete is None else argument_of(model, complete, table_name)
                     if routed is None or full is None or complete is None:
                         continue
                     compared.add(table_name)
-                    problem = problem or _table_problem(table_name, routed, full, rows, complete)
+                    text = argument_of(model, complete, TEXT)
+                    joint = text.shape[1] if isinstance(text, Tensor) and text.dim() == 3 else 0
+                    problem = problem or _table_problem(
+                        table_name, routed, full, rows, complete, joint
+                    )
                 if problem:
                     return Finding(name, FAIL, f"block {rows.block}: {problem}")
     if not compared:
@@ -52,11 +56,6 @@ def positions_gathered(
 def _table_names(model: RoutedModel, block: int) -> list[str]:
     signature = Signature(model.blocks[block], model.tables)
     return list(signature.tables)
-
-
-def _argument(model: RoutedModel, rows: BlockInput, name: str) -> Any:
-    """Return an argument of a block's call by its name; None if it has none."""
-    return Call(Signature(model.blocks[rows.block]), rows.args, rows.kwargs).get(name)
 
 
 def _complete_call(
@@ -94,9 +93,12 @@ def _layout_problem(rows: BlockInput) -> str:
 
 
 def _table_problem(
-    name: str, routed: Any, full: Any, rows: BlockInput, complete: BlockInput
+    name: str, routed: Any, full: Any, rows: BlockInput, complete: BlockInput, joint_text: int
 ) -> str:
-    """Compare the tables of a routed call with those of a complete one; an empty text if right."""
+    """Compare the tables of a routed call with those of a complete one; an empty text if right.
+
+    Tables may also have `joint_text` rows, of text in an argument of its own.
+    """
     pairs = list(zip(tree_leaves(routed), tree_leaves(full), strict=False))
     problems, gathered = [], 0
     for few, all_rows in pairs:
@@ -110,7 +112,7 @@ def _table_problem(
             gathered += 1
             if not _rows_match(few, all_rows, dimension, rows, complete):
                 problems.append(f"{name} holds rows of other tokens than those in the route")
-        elif _spans_all(few, all_rows, complete):
+        elif _spans_all(few, all_rows, complete, joint_text):
             problems.append(
                 f"{name} has shape {tuple(few.shape)}, not gathered, for {rows.x.shape[1]} tokens"
             )
@@ -139,12 +141,10 @@ def _token_dimension(
     return None
 
 
-def _spans_all(few: Tensor, all_rows: Tensor, complete: BlockInput) -> bool:
+def _spans_all(few: Tensor, all_rows: Tensor, complete: BlockInput, joint_text: int) -> bool:
     """Whether a table that lost no rows has one for each token of the complete sequence."""
-    text = complete.kwargs.get(TEXT)
-    joint = text.shape[1] if isinstance(text, Tensor) and text.dim() == 3 else 0
     length = complete.x.shape[1]
-    return few.shape == all_rows.shape and bool({length, length + joint} & set(few.shape))
+    return few.shape == all_rows.shape and bool({length, length + joint_text} & set(few.shape))
 
 
 def _rows_match(

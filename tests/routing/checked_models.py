@@ -51,7 +51,7 @@ class Plain(nn.Module):
         skipping = int((TOKENS - 1) * self.rate)
         count = skipping if fault == "rate counts kept" else TOKENS - 1 - skipping
         rows = 1 if fault == "one subset for the batch" else batch
-        generator = None if fault == "global random numbers" else self.generator
+        generator = None if fault.startswith("global random numbers") else self.generator
         if fault == "one subset for ever":
             generator = torch.Generator().manual_seed(1)
         first = 0 if fault == "protected tokens routed" else 1
@@ -77,9 +77,12 @@ class Plain(nn.Module):
                 index = ids.unsqueeze(-1).expand(-1, -1, WIDTH)
                 full, x = x, x.gather(1, index)
                 table = self.gather_table(ids)
-                if fault == "text routed":
+                if fault.startswith("text routed"):
                     kept_text = text[:, ::2]
-            x = block(x, table, encoder_hidden_states=kept_text)
+            if fault == "text routed, positional":
+                x = block(x, table, kept_text)
+            else:
+                x = block(x, table, encoder_hidden_states=kept_text)
             if routed and i == end:
                 x = self.put_back(full, x, index, embedded)
                 table, kept_text = self.table, text
@@ -120,6 +123,8 @@ def plain(fault="", rate=0.75, ordered=True):
     """Return a function that builds a plain model with a fault."""
 
     def build(seed=0):
+        if fault == "global random numbers, seeded":
+            torch.manual_seed(seed)
         model = Plain(seed, rate, fault)
         images, text = torch.randn(BATCH, TOKENS, 4), torch.randn(BATCH, 6, WIDTH)
         ignores_route = Plain(seed, rate)
@@ -160,6 +165,8 @@ FAULTS = {
     "one subset for the batch": ("samples differ", ()),
     "one subset for ever": ("steps differ", ("restart",)),
     "global random numbers": ("restart", ()),
+    "global random numbers, seeded": ("restart", ()),
+    "text routed, positional": ("protected tokens", ()),
     "seed unused": ("restart", ()),
 }
 

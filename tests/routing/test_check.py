@@ -18,8 +18,9 @@ PROPERTIES = [
 def test_a_correct_implementation_passes_every_property(rate):
     report = routing.check(plain(rate=rate), seed=int(rate * 100))
     assert [finding.name for finding in report.findings] == PROPERTIES
-    assert {finding.result for finding in report.findings} == {"pass"}, str(report)
-    assert report.ok
+    absent = ["rate"] if rate == 0.5 else []  # where as many skip as stay
+    assert [finding.name for finding in report.findings if finding.result == "n/a"] == absent
+    assert report.ok, str(report)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -127,7 +127,69 @@ def test_plain_attention_may_take_its_tokens_in_any_order():
 
 def test_a_rate_of_one_half_cannot_tell_and_says_so():
     report = routing.check(plain("rate counts kept", rate=0.5))
-    assert report["rate"].result == "pass" and "try another rate" in report["rate"].evidence
+    assert report["rate"].result == "n/a" and "check at a rate such as 0.75" in report["rate"].evidence
+    assert report["rate"].evidence.startswith("8 of 15 tokens skip (0.533): 0.5 of 15 is as many")
+
+
+def test_unsorted_tokens_whose_positions_pass_get_the_advice_for_attention():
+    report = routing.check(plain("unsorted"))
+    assert report.failed == ("order",) and report["positions"].result == "pass"
+    assert "the positions pass, so if the blocks are attention, state ordered=False" in report["order"].evidence
+
+
+FIRST = torch.arange(16) == 0
+
+
+@pytest.mark.parametrize(
+    "protect",
+    [slice(0, 1), [slice(0, 1)], FIRST, FIRST[None], FIRST.expand(3, 16), torch.tensor([0]), range(1), (0,),
+     list(torch.tensor([0])), [-16]],
+)  # fmt: skip
+def test_protected_tokens_may_be_given_as_attach_takes_them(protect):
+    evidence = "positions 0 and all 6 rows of encoder_hidden_states reached every block"
+    report = routing.check(described(protect=protect))
+    assert report["protected tokens"].evidence == evidence
+    assert "of 15 tokens skip" in report["rate"].evidence
+
+
+def test_protected_tokens_that_skipped_are_printed_as_numbers():
+    for protect in (slice(0, 3), torch.arange(3), list(torch.arange(3))):
+        evidence = routing.check(described(protect=protect))["protected tokens"].evidence
+        assert evidence == "positions 1, 2 skipped blocks"
+
+
+@pytest.mark.parametrize(
+    ("protect", "part"),
+    [
+        (3, "protect=3: expected positions below 16"),
+        ("text", "protect='text': expected positions"),
+        ([16], r"protect=\[16\]: expected positions below 16"),
+        ([0.5], "expected positions"),
+        (None, "protect=None: expected positions"),
+        (torch.zeros(7, dtype=torch.bool), r"protect of shape \(7,\): expected \(16,\) or \(3, 16\)"),
+    ],
+)
+def test_wrong_protected_tokens_get_one_sentence(protect, part):
+    with pytest.raises(CheckError, match=part):
+        routing.check(described(protect=protect))
+
+
+def wrong_protect(seed=0):
+    return described(protect=3)(seed)
+
+
+def broken_builder(seed=0):
+    raise TypeError("of the user's own code")
+
+
+@pytest.mark.parametrize(
+    ("function", "part"),
+    [("wrong_protect", "error: protect=3: expected"), ("broken_builder", "TypeError: of the user's own code")],
+)
+def test_wrong_input_is_not_a_finding(function, part, capsys):
+    assert main([f"{__file__}:{function}"]) == 2
+    printed = capsys.readouterr()
+    assert part in printed.err and not printed.out
 
 
 def test_a_subset_that_the_batch_shares_may_be_meant():
