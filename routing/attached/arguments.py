@@ -119,6 +119,14 @@ def check_grid_of_call(selection: Selection, grid: tuple[int, int] | None, token
     )
 
 
+def refuse_wrong_count(grid: tuple[int, int] | None, tokens: int) -> None:
+    """Refuse a stated prefix that leaves another number of tokens than the stated grid has."""
+    raise AttachError(
+        f"{tokens} tokens may skip where grid={grid} has another number; let prefix= and protect= "
+        "cover everything but the image, or pass this input's grid"
+    )
+
+
 def check_when(when: str) -> None:
     """Refuse another word than `training`, `always` and `never`."""
     one_of("when", when, WHEN, AttachError)

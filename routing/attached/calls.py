@@ -110,11 +110,19 @@ class Call:
                 continue  # the mask only repeats `is_causal`
             if isinstance(mask, Tensor) and tokens in mask.shape:
                 masks.append(name)
-        if masks:
-            raise AttachError(
-                f"{masks[0]} spans all {tokens} tokens, and only some are in the route; leave it "
-                "out"
-            )
+        if not masks:
+            return
+        shape = getattr(self.get(masks[0]), "shape", None)
+        require(
+            shape is None or tokens in shape,
+            f"{masks[0]} of shape {tuple(shape or ())} spans text and the {tokens} tokens of the "
+            "block, and attention masks over both are not supported in a route; leave it out, with "
+            "prompts of equal length in a batch",
+            AttachError,
+        )
+        raise AttachError(
+            f"{masks[0]} spans all {tokens} tokens, and only some are in the route; leave it out"
+        )
 
     def tables(self) -> dict[str, Any]:
         """Return the per-token tables that were given, tensors or tuples of them, by name."""

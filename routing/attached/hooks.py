@@ -16,6 +16,7 @@ hooks themselves are never compiled: `torch.compile` breaks its graph there.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,12 +39,13 @@ from routing.attached.arguments import (
     parse_grid,
     parse_prefix,
     refuse_long_skips,
+    refuse_wrong_count,
 )
 from routing.attached.calls import AttachError, Call, Signature, check_shared_table, replace_image
 from routing.attached.kept import KeptTokens
 from routing.attached.passes import ForwardPass, Passes
-from routing.attached.protected import force_keep, parse_protect, routable_positions
-from routing.attached.supported import geometry, refuse_prefix, refuse_unknown_prefix
+from routing.attached.protected import count_forced, force_keep, parse_protect, routable_positions
+from routing.attached.supported import JoinedText, geometry, refuse_prefix, refuse_unknown_prefix
 from routing.explicit_ids import check_ids, ids_of_segment
 from routing.layout import Layout
 from routing.route import Route, keep_count
@@ -71,7 +73,8 @@ class Attached:
             tokens of each sample to the route, best on the CPU, which avoids a synchronisation.
         keep: Tokens that are forced to stay, among those that may skip: bool `(N,)` or `(B, N)`.
             Others are drawn until as many stay as the route says; if more are forced, more stay in
-            every sample. If the batch shares a subset, a token stays if any sample forces it.
+            every sample. If the batch shares a subset, a token stays if any sample forces it, and
+            a warning says once if this leaves fewer tokens to skip than the rate.
         seed: Seed, number of the pass and index of the sample determine a subset.
         when: `training` follows routes whose first block is in training mode, `always` all routes,
             `never` none.
@@ -106,6 +109,7 @@ class Attached:
         when: str = "training",
         extra: Sequence[str] = (),
     ) -> None:
+        self._grid_stated = grid is not None
         self._is_model = isinstance(blocks, nn.Module) and not isinstance(
             blocks, nn.ModuleList | nn.Sequential
         )
@@ -130,6 +134,7 @@ class Attached:
         self.automatic = isinstance(selection, str)
         self.selection = selection if isinstance(selection, Selection) else Selection(selection)
         check_selection(self.selection, self.grid)
+        self._joined_text, self._warned = JoinedText(), False
         self.ids: Sequence[Tensor | None] | Tensor | None = None
         self.inner: tuple[Layout, ...] = ()
         self._starts: dict[int, int] = {}  # segment by its first block
@@ -196,6 +201,19 @@ class Attached:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
+    def __repr__(self) -> str:
+        parts = [f"route {self._route} of {len(self._signatures)} blocks"]
+        if self.prefix:
+            parts.append(f"prefix {self.prefix}")
+        if len(self._protect):
+            mask = isinstance(self._protect, Tensor)
+            parts.append(f"protect {'mask' if mask else ', '.join(map(str, self._protect))}")
+        parts.append(f"when {self.when}")
+        for layout in self.inner:
+            total = layout.full_length - layout.prefix
+            parts.append(f"{layout.tokens} of {total} tokens stayed")
+        return f"<routing.attach: {', '.join(parts)}>"
+
     def __deepcopy__(self, _: dict) -> Attached:
         # A copy of the model (an EMA) shares the attachment: it is dense in evaluation, and
         # removing the attachment silences the copy's hooks too.
@@ -215,6 +233,8 @@ class Attached:
     ) -> tuple[tuple, dict[str, Any]] | None:
         """Hook before block `i`: gather where a route starts, and tables inside it."""
         call = Call(self._signatures[i], args, kwargs)
+        if i not in self._inside or i in self._starts:
+            self._joined_text.note(call)
         on = self.when == "always" or (self.when == "training" and block.training)
         routed = on and i in self._starts
         now = self._passes.enter(i, call.get(call.signature.tokens), routed)
@@ -267,9 +287,12 @@ class Attached:
                 f"{cause}: {length} tokens come into block "
                 f"{self.route.segments[k].start}, and none of them is the image's"
             )
+        self._joined_text.check(call, k, tokens, self.prefix)
         if not self._prefix_known:
             refuse_unknown_prefix(call, grid, self._is_model)
         if grid is None or grid[0] * grid[1] != tokens:
+            if self._grid_stated and not self._is_model and protected:
+                refuse_wrong_count(grid, tokens)
             check_grid_of_call(self.selection, grid, tokens)
             grid = (1, tokens)
         shared = self._shared(call, batch, tokens, protected)
@@ -280,6 +303,7 @@ class Attached:
             ids = replace(self.selection, shared=shared).ids(draws, k, grid, keep)
             if self.keep is not None:
                 ids = force_keep(ids, self.keep, draws.uniform(f"keep.{k}", tokens))
+                self._warn_of_united_masks(shared, keep, ids.shape[1], tokens)
         elif self.keep is not None:
             raise AttachError("keep and ids are both set, and ids already are the tokens that stay")
         check_ids(ids, grid, batch)
@@ -288,6 +312,21 @@ class Attached:
         outer = Layout(grid, prefix=protected, device=x.device)
         now.kept[k] = KeptTokens.select(outer, ids, positions, length, self.prefix)
         self.inner = tuple(kept.layout for kept in now.kept.values())
+
+    def _warn_of_united_masks(self, shared: bool, rate_keeps: int, stay: int, tokens: int) -> None:
+        """Warn once if fewer tokens skip because samples with different `keep` share a subset."""
+        if self._warned or not shared or stay <= rate_keeps:
+            return
+        of_one, of_any = count_forced(self.keep)
+        if of_any <= of_one:
+            return
+        self._warned = True
+        warnings.warn(
+            f"keep= forces up to {of_one} tokens of a sample, but the samples share one subset, so "
+            f"the {of_any} tokens that any of them forces stay in all: {stay} of {tokens} stay "
+            f"where the rate leaves {rate_keeps}; use a mask (N,) that the batch shares",
+            stacklevel=2,
+        )
 
     def _shared(self, call: Call, batch: int, tokens: int, protected: int) -> bool:
         """Whether samples must keep the same tokens, as they do where they share tables."""

@@ -83,6 +83,12 @@ def routable_positions(
     return positions.to(x.device), counts[0]
 
 
+def count_forced(keep: Tensor) -> tuple[int, int]:
+    """Return how many tokens a mask `(N,)` or `(B, N)` forces in one sample, and in any of them."""
+    rows = keep if keep.dim() > 1 else keep.unsqueeze(0)
+    return int(rows.sum(1).max()), int(rows.any(0).sum())
+
+
 def force_keep(ids: Tensor, keep: Any, noise: Tensor) -> Tensor:
     """Return ids with which all tokens of a mask stay; the ids drawn fill up to their number.
 

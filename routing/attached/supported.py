@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from routing.attached.calls import TEXT, AttachError, Call, inner
 from routing.errors import require
 
-_COUNTED = ("transformer_blocks", "single_transformer_blocks")
+_COUNTED = ("joint_transformer_blocks", "transformer_blocks", "single_transformer_blocks")
 # Blocks behind all others, for a class token that joins the sequence only there.
 _CLASS_ONLY = ("blocks_token_only", "cls_attn_blocks")
 _EMBEDDINGS = ("patch_embed", "pos_embed", "x_embedder")
@@ -99,8 +99,8 @@ def _is_positive(value: Any) -> bool:
 def geometry(model: nn.Module) -> tuple[list[nn.Module], tuple[int, int] | None, int | None]:
     """Return a model's blocks, its grid of tokens and its number of prefix tokens, None if unknown.
 
-    Supported are transformers of diffusers (`transformer_blocks`, then `single_transformer_blocks`)
-    and of timm (`blocks`).
+    Supported are transformers of diffusers (`transformer_blocks` or `joint_transformer_blocks`,
+    then `single_transformer_blocks`) and of timm (`blocks`).
 
     Raises:
         AttachError: If it has no list of blocks by those names, or further ones.
@@ -202,3 +202,53 @@ def refuse_unknown_prefix(call: Call, grid: tuple[int, int] | None, whole: bool)
         f"pass {_PREFIX_ADVICE}",
         AttachError,
     )
+
+
+class JoinedText:
+    """Notes the text of blocks that get it in an argument, to recognise where it joins the image.
+
+    Text in front may be longer than the prompt: AuraFlow puts 8 register tokens before it.
+    """
+
+    def __init__(self) -> None:
+        self._image, self._text = 0, 0  # tokens of the latest block with text apart
+        self._segments: dict[int, bool] = {}  # whether each segment has its text apart
+
+    def note(self, call: Call) -> None:
+        """Note how many tokens of image and text come into a block, outside of routes."""
+        text, image = call.get(TEXT), call.get(call.signature.tokens)
+        sequences = [x for x in (text, image) if isinstance(x, Tensor) and x.dim() == 3]
+        if len(sequences) == 2:
+            self._text, self._image = (x.shape[1] for x in sequences)
+
+    def check(self, call: Call, segment: int, routable: int, prefix: int) -> None:
+        """Refuse a route over text that has joined the image, or one prefix for both forms.
+
+        Args:
+            call: That of the first block of the route's segment.
+            segment: Number of the segment.
+            routable: Tokens that may skip.
+            prefix: The stated number of tokens in front.
+
+        Raises:
+            AttachError: If more tokens may skip than the image has, or if a prefix is stated for
+                segments of which some have their text apart and some do not.
+        """
+        apart = isinstance(call.get(TEXT), Tensor)
+        self._segments[segment] = apart
+        length, name = call.tokens.shape[1], call.signature.name
+        joined = not apart and self._text > 0 and length == self._image + self._text
+        require(
+            not joined or routable <= self._image,
+            f"{length} tokens come into {name}, {self._text} of text (registers included) and "
+            f"{self._image} of the image, and prefix={prefix} routes some of the text; pass "
+            f"prefix={self._text} if it comes first, protect=slice({self._image}, None) if last",
+            AttachError,
+        )
+        require(
+            not prefix or len(set(self._segments.values())) == 1,
+            f"prefix={prefix} is counted in blocks such as {name} and in others, and only some of "
+            "them get text and image in one sequence; attach twice, once to each list of blocks, "
+            "with the prefix of each",
+            AttachError,
+        )

@@ -230,7 +230,7 @@ def test_single_stream_blocks_need_the_length_of_their_text():
     model, inputs = flux2()
     dense = run(model, inputs)
     for blocks, route in ((model, "2-3"), (model.single_transformer_blocks, "1-2")):
-        with routing.attach(blocks, route, when="always"), pytest.raises(AttachError, match="pass prefix=N"):
+        with routing.attach(blocks, route, when="always"), pytest.raises(AttachError, match="pass prefix=[N6]"):
             run(model, inputs)
     with routing.attach(model, "0-2", when="always"), pytest.raises(AttachError, match="end it before"):
         run(model, inputs)
@@ -257,8 +257,10 @@ def test_lists_of_blocks_without_an_argument_for_text_need_its_length_too():
 
 def test_block_lists_that_are_not_counted_are_refused():
     model, inputs = auraflow()
-    with pytest.raises(AttachError, match="joint_transformer_blocks beside single_transformer_blocks"):
+    model.other_blocks = nn.ModuleList([nn.Identity()])
+    with pytest.raises(AttachError, match="other_blocks beside joint_transformer_blocks and single"):
         routing.attach(model, "0-1")
+    del model.other_blocks
     single = model.single_transformer_blocks
     with (
         routing.attach(single, "0-1", grid=(4, 4), when="always"),
@@ -275,6 +277,77 @@ def test_block_lists_that_are_not_counted_are_refused():
     with routing.attach(single, "0-1", prefix=seen[0] - IMAGE, grid=(4, 4), when="always") as attached:
         attached.ids = [torch.arange(IMAGE)]
         assert torch.equal(run(model, inputs), dense)
+
+
+def test_a_prefix_shorter_than_text_and_registers_is_refused():
+    """AuraFlow puts 8 register tokens before the text: a prefix of the text's length routes some."""
+    model, inputs = auraflow()
+    text = inputs["encoder_hidden_states"].shape[1]
+    joint, single = len(model.joint_transformer_blocks), len(model.single_transformer_blocks)
+    route, message = f"{joint}-{joint + single - 1}@0.5", f"pass prefix={8 + text} if it comes first"
+    for prefix in (None, 0, text):
+        with (
+            routing.attach(model, route, prefix=prefix, when="always"),
+            pytest.raises(AttachError, match=message),
+        ):
+            run(model, inputs)
+    with routing.attach(model, route, prefix=8 + text, when="always") as attached:
+        run(model, inputs)
+        assert attached.inner[0].tokens == IMAGE // 2
+        assert repr(attached) == (
+            f"<routing.attach: route {joint}-{joint + single - 1} of {joint + single} blocks, "
+            f"prefix {8 + text}, when always, 8 of 16 tokens stayed>"
+        )
+        attached.ids = torch.arange(IMAGE)
+        complete = run(model, inputs)
+    assert torch.equal(complete, run(model, inputs))
+    with (
+        routing.attach(model.single_transformer_blocks, "0-0", prefix=text, grid=(4, 4), when="always"),
+        pytest.raises(AttachError, match=r"24 tokens may skip where grid=\(4, 4\)"),
+    ):
+        run(model, inputs)
+
+
+def test_one_prefix_cannot_serve_blocks_with_and_without_text_in_their_sequence():
+    model, inputs = flux2()
+    for prefix, message in ((6, "attach twice, once to each list"), (0, "pass prefix=6")):
+        with (
+            routing.attach(model, "0-0+1-2@0.5", prefix=prefix, when="always"),
+            pytest.raises(AttachError, match=message),
+        ):
+            run(model, inputs)
+    with (
+        routing.attach(model.transformer_blocks, "0-0@0.5", prefix=0, when="always") as double,
+        routing.attach(model.single_transformer_blocks, "0-1@0.5", prefix=6, when="always") as one,
+    ):
+        run(model, inputs)
+    assert double.inner[0].tokens == one.inner[0].tokens == IMAGE // 2
+
+
+def test_masks_of_a_shared_subset_that_leave_nothing_to_skip_are_warned_about_once():
+    model, inputs = flux2()
+    keep = torch.zeros(BATCH, IMAGE, dtype=torch.bool)
+    keep[0, :7], keep[1, 9:] = True, True
+    with routing.attach(model, "0-0@0.5", keep=keep, when="always") as attached:
+        with pytest.warns(UserWarning, match="the 14 tokens .* 14 of 16 stay where the rate leaves 8"):
+            run(model, inputs)
+        run(model, inputs)  # warnings are errors here
+        assert attached.inner[0].tokens == 14
+    with routing.attach(model, "0-0@0.5", keep=keep[0], when="always") as attached:
+        run(model, inputs)
+        assert attached.inner[0].tokens == 8
+
+
+def test_a_mask_over_text_and_image_is_named_as_what_it_is():
+    class Joint(nn.Module):
+        def forward(self, hidden_states, encoder_hidden_states, attention_mask=None):
+            return encoder_hidden_states, hidden_states
+
+    x, y = torch.randn(BATCH, IMAGE, 4), torch.randn(BATCH, 7, 4)
+    block = Joint()
+    message = r"attention_mask of shape \(\d, 23\) spans text and the 16 tokens .* not supported"
+    with routing.attach([block], "0-0"), pytest.raises(AttachError, match=message):
+        block(x, y, attention_mask=torch.ones(BATCH, 23))
 
 
 def test_a_model_that_says_neither_grid_nor_prefix_is_refused():
