@@ -91,6 +91,21 @@ def lumina2():
     return model, model.layers, inputs, {"prefix": TEXT}
 
 
+def auraflow():
+    """Single blocks get 8 registers, the text and the image in one sequence."""
+    model = diffusers.AuraFlowTransformer2DModel(
+        sample_size=8, patch_size=2, in_channels=4, num_mmdit_layers=1, num_single_dit_layers=DEPTH,
+        attention_head_dim=8, num_attention_heads=2, joint_attention_dim=16,
+        caption_projection_dim=16, out_channels=4, pos_embed_max_size=16,
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": torch.randn(BATCH, 4, 8, 8),
+        "encoder_hidden_states": text(16),
+        "timestep": torch.rand(BATCH),
+    }
+    return model, model.single_transformer_blocks, inputs, {"prefix": 8 + TEXT}
+
+
 def z_image_model():
     return diffusers.ZImageTransformer2DModel(
         in_channels=4, dim=48, n_layers=DEPTH, n_refiner_layers=1, n_heads=2, n_kv_heads=2,
@@ -135,7 +150,7 @@ def known(make):
 # As the table of docs/attach.md names them.
 MODELS = {
     "DiT": known(dit), "SD3": known(sd3), "Flux": known(flux), "PRX": prx, "Wan": wan,
-    "QwenImage": qwen, "LTX": ltx, "Lumina 2": lumina2, "Z-Image": z_image,
+    "QwenImage": qwen, "LTX": ltx, "AuraFlow": auraflow, "Lumina 2": lumina2, "Z-Image": z_image,
     "Z-Image omni": z_image_omni, "ViT": known(vit), "EVA": known(eva),
 }  # fmt: skip
 SHARES_A_TABLE = ("Flux", "Wan", "QwenImage", "EVA")
