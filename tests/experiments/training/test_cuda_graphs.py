@@ -3,6 +3,7 @@
 Off the GPU "replaying" runs the recorded body again: on the same buffers, with the same route.
 """
 
+import contextlib
 import traceback
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from experiments.training import cuda_graphs
 from experiments.training.build import build_step
 from experiments.training.cuda_graphs import (
     EAGER,
+    EAGER_WITH_DDP,
     GraphedTrainingStep,
     count_routes,
     reason_against,
@@ -26,7 +28,14 @@ from experiments.training.optimizer import move_rates
 from experiments.training.step import TrainingStep
 from routing.errors import UserError
 
-TINY = ["data=digits", "backbone.depth=4", "train.batch=8", "train.steps=12", "train.warmup=3", "train.schedule=cosine"]
+TINY = [
+    "data=digits",
+    "backbone.depth=4",
+    "train.batch=8",
+    "train.steps=12",
+    "train.warmup=3",
+    "train.schedule=cosine",
+]
 
 
 def built(words, graphs, say=print):
@@ -52,8 +61,9 @@ def trained(words, steps, graphs):
 def stand_in(monkeypatch):
     """Off the GPU a replay runs the recorded body again; returns the bodies that were recorded."""
     recorded = []
-    monkeypatch.setattr(cuda_graphs, "record", lambda body: recorded.append(body) or body)
-    monkeypatch.setattr(cuda_graphs, "run_on_side_stream", lambda body: body())
+    monkeypatch.setattr(cuda_graphs, "record", lambda body, stream: recorded.append(body) or body)
+    monkeypatch.setattr(cuda_graphs, "create_side_stream", lambda: None)
+    monkeypatch.setattr(cuda_graphs, "on_side_stream", contextlib.nullcontext)
     return recorded
 
 
@@ -62,12 +72,28 @@ CASES = {
     "routed, then dense": ["backbone=dit", "route=1-2", "routing.off_after=0.5"],
     "mamba, unsorted": ["backbone=mamba", "route=1-2", "routing.selection=unsorted"],
     "muon": ["backbone=rwkv", "route=1-2", "train.optimizer=muon", "train.weight_decay=0.1"],
-    "x-prediction and SRA": ["experiment=jit", "backbone=mamba", "route=1-2", "train.encoder=ema", "train.ema=0.9"],
-    "class tokens and SRA's smooth L1": [
-        "experiment=jit", "route=1-2", "train.encoder=ema", "train.ema=0.9", "train.align_loss=smooth_l1",
-        "backbone.context_tokens=4", "backbone.context_start=2",
+    "x-prediction and SRA": [
+        "experiment=jit",
+        "backbone=mamba",
+        "route=1-2",
+        "train.encoder=ema",
+        "train.ema=0.9",
     ],
-    "three micro-batches": ["backbone=dit", "route=1-2", "train.micro_batch=3", "routing.shared=true"],
+    "class tokens and SRA's smooth L1": [
+        "experiment=jit",
+        "route=1-2",
+        "train.encoder=ema",
+        "train.ema=0.9",
+        "train.align_loss=smooth_l1",
+        "backbone.context_tokens=4",
+        "backbone.context_start=2",
+    ],
+    "three micro-batches": [
+        "backbone=dit",
+        "route=1-2",
+        "train.micro_batch=3",
+        "routing.shared=true",
+    ],
     "rwkv, shared": ["backbone=rwkv", "route=1-2", "routing.shared=true"],
 }
 
@@ -80,9 +106,13 @@ def test_a_replay_learns_what_the_step_learns(words, stand_in):
     move_rates(plain.state.optimizers, plain.device)
     take_steps(plain, 12), take_steps(graphed, 12)
     assert len(stand_in) == (2 if "routing.off_after=0.5" in words else 1)
-    for a, b in zip(plain.state.params + plain.state.ema, graphed.state.params + graphed.state.ema, strict=True):
+    for a, b in zip(
+        plain.state.params + plain.state.ema, graphed.state.params + graphed.state.ema, strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(plain.state.tally.values, graphed.state.tally.values, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        plain.state.tally.values, graphed.state.tally.values, rtol=1e-4, atol=1e-6
+    )
 
 
 class HostReads(TorchDispatchMode):
@@ -91,7 +121,9 @@ class HostReads(TorchDispatchMode):
     Those of `check_ids` do not count: it looks at the values of ids on a CPU only.
     """
 
-    NAMES = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "bincount"})
+    NAMES = frozenset(
+        {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "bincount"}
+    )
 
     def __init__(self):
         super().__init__()
@@ -101,7 +133,9 @@ class HostReads(TorchDispatchMode):
         name = function.overloadpacket.__name__
         # A value read by index with a mask looks for the places where it is true.
         masked = name == "index" and any(m is not None and m.dtype == torch.bool for m in args[1])
-        if (name in self.NAMES or masked) and "check_ids" not in {f.name for f in traceback.extract_stack()}:
+        if (name in self.NAMES or masked) and "check_ids" not in {
+            f.name for f in traceback.extract_stack()
+        }:
             self.operations.append(name)
         return function(*args, **(kwargs or {}))
 
@@ -124,7 +158,9 @@ def test_a_graph_goes_on_after_going_back_to_a_checkpoint(tmp_path, stand_in):
     """A graph refers to the tensors it was recorded with: loading a checkpoint must write into them."""
     step = trained(CASES["dense"], 4, True)
     state, graph = step.state, step.graph
-    recorded = [id(moment) for parameter in state.params for moment in state.moments(parameter).values()]
+    recorded = [
+        id(moment) for parameter in state.params for moment in state.moments(parameter).values()
+    ]
     state.save(tmp_path, step.config)
     trained_once, trained_twice = [], []
     for parameters in (trained_once, trained_twice):
@@ -133,7 +169,9 @@ def test_a_graph_goes_on_after_going_back_to_a_checkpoint(tmp_path, stand_in):
         state.step += 1
         parameters += [parameter.detach().clone() for parameter in state.params]
     assert step.graph is graph and len(stand_in) == 1
-    assert [id(moment) for parameter in state.params for moment in state.moments(parameter).values()] == recorded
+    assert [
+        id(moment) for parameter in state.params for moment in state.moments(parameter).values()
+    ] == recorded
     for a, b in zip(trained_once, trained_twice, strict=True):
         assert torch.equal(a, b)
 
@@ -165,7 +203,7 @@ def test_what_has_no_graph_is_refused():
     with pytest.raises(ConfigError, match="train.graphs=maybe: expected"):
         load([*TINY, "train.graphs=maybe"])
     if not torch.cuda.is_available():
-        with pytest.raises(UserError, match="train.graphs=true: expected one process on a GPU"):
+        with pytest.raises(UserError, match="train.graphs=true: expected a CUDA GPU"):
             make_accelerator(load([*TINY, "train.graphs=true"]))
 
 
@@ -199,17 +237,35 @@ def test_a_step_that_cannot_be_recorded_runs_without_and_says_so_once(monkeypatc
     lines = []
     plain, graphed = built(CASES["dense"], False), built(CASES["dense"], True, lines.append)
 
-    def fail(body):
+    def fail(body, stream):
         for parameter in graphed.state.params:  # a recording leaves gradients without numbers
             parameter.grad = torch.full_like(parameter, 1e3)
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(cuda_graphs, "record", fail)
     take_steps(plain, EAGER + 5), take_steps(graphed, EAGER + 5)
-    assert lines == ["CUDA graphs off: this step cannot be recorded (operation not permitted when stream is capturing more)"]
+    assert lines == [
+        "CUDA graphs off: this step cannot be recorded (operation not permitted when stream is capturing more)"
+    ]
     assert graphed.graph is None and not graphed.recordable
     for a, b in zip(plain.state.params, graphed.state.params, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_recording_that_fails_with_several_processes_is_one_sentence(monkeypatch, stand_in):
+    """DDP cannot go on after it: it would wait for the gradients of the recording."""
+    lines = []
+    step = built(CASES["dense"], True, lines.append)
+    step.distributed = True
+
+    def fail(body, stream):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(cuda_graphs, "record", fail)
+    take_steps(step, EAGER_WITH_DDP)
+    with pytest.raises(UserError, match=r"cannot be recorded \(operation not permitted .*more\); type train.graphs=false"):
+        step.run()
+    assert lines == []
 
 
 def test_the_error_of_a_step_itself_is_not_taken_for_a_failed_recording(monkeypatch, stand_in):
@@ -235,14 +291,25 @@ def test_the_error_of_a_step_itself_is_not_taken_for_a_failed_recording(monkeypa
         ("cuda", 1, ["route=1-2/0.5:none"], True, None),
         ("cuda", 1, ["train.graphs=false"], False, None),
         ("cuda", 2, [], False, "2 processes"),
+        ("cuda", 2, ["train.graphs=true"], True, "not been tested on several GPUs"),
         ("cuda", 2, ["train.graphs=false"], False, None),
         ("cuda", 1, ["route=1-2", "routing.random_end=true"], False, "routing.random_end=true"),
         ("cuda", 1, ["route=1-2", "routing.schedule=linear:1:0"], False, "more than 8 routes"),
-        ("cuda", 1, ["route=1-2", "routing.schedule=linear:1:0", "train.graphs=true"], False, "more than 8 routes"),
+        (
+            "cuda",
+            1,
+            ["route=1-2", "routing.schedule=linear:1:0", "train.graphs=true"],
+            False,
+            "more than 8 routes",
+        ),
     ],
 )
-def test_which_runs_use_graphs(device, processes, words, is_graphed, line, monkeypatch):
-    monkeypatch.setattr(TrainingStep, "__init__", lambda self, config, accelerator, *args: vars(self).update(args[0]))
+def test_which_runs_use_graphs(device, processes, words, is_graphed, line, monkeypatch, stand_in):
+    monkeypatch.setattr(
+        TrainingStep,
+        "__init__",
+        lambda self, config, accelerator, *args: vars(self).update(args[0]),
+    )
     config = load([*TINY, "train.steps=1000", *words])
     accelerator = SimpleNamespace(device=torch.device(device), num_processes=processes)
     values = {"state": SimpleNamespace(optimizers=[]), "device": accelerator.device}
@@ -260,7 +327,9 @@ def test_routes_of_a_schedule_are_counted():
     assert routes("route=none") == routes("route=1-2") == 1
     assert routes("route=1-2/0.25:0-2/0.5:none") == 3
     assert routes("route=1-2", "routing.off_after=0.5") == 2
-    assert routes("route=1-2", "routing.schedule=steps:1@0+0.5@0.3+1@0.6", "train.steps=400000") == 2
+    assert (
+        routes("route=1-2", "routing.schedule=steps:1@0+0.5@0.3+1@0.6", "train.steps=400000") == 2
+    )
     # 0.5 (1 - i/4) at the steps i = 0..3
     assert routes("route=1-2", "routing.schedule=linear:1:0", "train.steps=4") == 4
     assert routes("route=1-2", "routing.schedule=linear:1:0", "train.steps=400000") >= 1000
@@ -271,4 +340,6 @@ def test_graphs_are_automatic_at_every_scale_and_not_hashed():
     for words in ([], ["scale=small"], ["scale=paper"]):
         config = load(words)
         assert config.train.graphs == "auto"
-        assert {load([*words, f"train.graphs={value}"]).hash for value in ("true", "false", "auto")} == {config.hash}
+        assert {
+            load([*words, f"train.graphs={value}"]).hash for value in ("true", "false", "auto")
+        } == {config.hash}
