@@ -237,7 +237,7 @@ class GraphedTrainingStep(TrainingStep):
         move_rates(self.state.optimizers, self.device)
 
     def wrap_model(self) -> Any:
-        """Return the model; with several processes in DDP, whose gradients are on the side stream."""
+        """Return the model, with several processes in DDP that is built on the side stream."""
         if not self.distributed:
             return self.model
         with on_side_stream(self.side_stream):
@@ -276,7 +276,7 @@ class GraphedTrainingStep(TrainingStep):
         except RecordingError as error:
             if self.distributed:  # DDP waits for the gradients of the recording for good
                 raise UserError(
-                    f"train.graphs=true: this step of several processes cannot be recorded "
+                    "train.graphs=true: this step of several processes cannot be recorded "
                     f"({error}); type train.graphs=false, which resumes the run without graphs"
                 ) from error
             self.say(f"CUDA graphs off: this step cannot be recorded ({error})")

@@ -28,14 +28,7 @@ from experiments.training.optimizer import move_rates
 from experiments.training.step import TrainingStep
 from routing.errors import UserError
 
-TINY = [
-    "data=digits",
-    "backbone.depth=4",
-    "train.batch=8",
-    "train.steps=12",
-    "train.warmup=3",
-    "train.schedule=cosine",
-]
+TINY = ["data=digits", "backbone.depth=4", "train.batch=8", "train.steps=12", "train.warmup=3", "train.schedule=cosine"]
 
 
 def built(words, graphs, say=print):
@@ -72,28 +65,12 @@ CASES = {
     "routed, then dense": ["backbone=dit", "route=1-2", "routing.off_after=0.5"],
     "mamba, unsorted": ["backbone=mamba", "route=1-2", "routing.selection=unsorted"],
     "muon": ["backbone=rwkv", "route=1-2", "train.optimizer=muon", "train.weight_decay=0.1"],
-    "x-prediction and SRA": [
-        "experiment=jit",
-        "backbone=mamba",
-        "route=1-2",
-        "train.encoder=ema",
-        "train.ema=0.9",
-    ],
+    "x-prediction and SRA": ["experiment=jit", "backbone=mamba", "route=1-2", "train.encoder=ema", "train.ema=0.9"],
     "class tokens and SRA's smooth L1": [
-        "experiment=jit",
-        "route=1-2",
-        "train.encoder=ema",
-        "train.ema=0.9",
-        "train.align_loss=smooth_l1",
-        "backbone.context_tokens=4",
-        "backbone.context_start=2",
+        "experiment=jit", "route=1-2", "train.encoder=ema", "train.ema=0.9", "train.align_loss=smooth_l1",
+        "backbone.context_tokens=4", "backbone.context_start=2",
     ],
-    "three micro-batches": [
-        "backbone=dit",
-        "route=1-2",
-        "train.micro_batch=3",
-        "routing.shared=true",
-    ],
+    "three micro-batches": ["backbone=dit", "route=1-2", "train.micro_batch=3", "routing.shared=true"],
     "rwkv, shared": ["backbone=rwkv", "route=1-2", "routing.shared=true"],
 }
 
@@ -106,13 +83,9 @@ def test_a_replay_learns_what_the_step_learns(words, stand_in):
     move_rates(plain.state.optimizers, plain.device)
     take_steps(plain, 12), take_steps(graphed, 12)
     assert len(stand_in) == (2 if "routing.off_after=0.5" in words else 1)
-    for a, b in zip(
-        plain.state.params + plain.state.ema, graphed.state.params + graphed.state.ema, strict=True
-    ):
+    for a, b in zip(plain.state.params + plain.state.ema, graphed.state.params + graphed.state.ema, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(
-        plain.state.tally.values, graphed.state.tally.values, rtol=1e-4, atol=1e-6
-    )
+    torch.testing.assert_close(plain.state.tally.values, graphed.state.tally.values, rtol=1e-4, atol=1e-6)
 
 
 class HostReads(TorchDispatchMode):
@@ -121,9 +94,7 @@ class HostReads(TorchDispatchMode):
     Those of `check_ids` do not count: it looks at the values of ids on a CPU only.
     """
 
-    NAMES = frozenset(
-        {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "bincount"}
-    )
+    NAMES = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "bincount"})
 
     def __init__(self):
         super().__init__()
@@ -133,9 +104,7 @@ class HostReads(TorchDispatchMode):
         name = function.overloadpacket.__name__
         # A value read by index with a mask looks for the places where it is true.
         masked = name == "index" and any(m is not None and m.dtype == torch.bool for m in args[1])
-        if (name in self.NAMES or masked) and "check_ids" not in {
-            f.name for f in traceback.extract_stack()
-        }:
+        if (name in self.NAMES or masked) and "check_ids" not in {f.name for f in traceback.extract_stack()}:
             self.operations.append(name)
         return function(*args, **(kwargs or {}))
 
@@ -158,9 +127,7 @@ def test_a_graph_goes_on_after_going_back_to_a_checkpoint(tmp_path, stand_in):
     """A graph refers to the tensors it was recorded with: loading a checkpoint must write into them."""
     step = trained(CASES["dense"], 4, True)
     state, graph = step.state, step.graph
-    recorded = [
-        id(moment) for parameter in state.params for moment in state.moments(parameter).values()
-    ]
+    recorded = [id(moment) for parameter in state.params for moment in state.moments(parameter).values()]
     state.save(tmp_path, step.config)
     trained_once, trained_twice = [], []
     for parameters in (trained_once, trained_twice):
@@ -169,9 +136,7 @@ def test_a_graph_goes_on_after_going_back_to_a_checkpoint(tmp_path, stand_in):
         state.step += 1
         parameters += [parameter.detach().clone() for parameter in state.params]
     assert step.graph is graph and len(stand_in) == 1
-    assert [
-        id(moment) for parameter in state.params for moment in state.moments(parameter).values()
-    ] == recorded
+    assert [id(moment) for parameter in state.params for moment in state.moments(parameter).values()] == recorded
     for a, b in zip(trained_once, trained_twice, strict=True):
         assert torch.equal(a, b)
 
@@ -244,9 +209,7 @@ def test_a_step_that_cannot_be_recorded_runs_without_and_says_so_once(monkeypatc
 
     monkeypatch.setattr(cuda_graphs, "record", fail)
     take_steps(plain, EAGER + 5), take_steps(graphed, EAGER + 5)
-    assert lines == [
-        "CUDA graphs off: this step cannot be recorded (operation not permitted when stream is capturing more)"
-    ]
+    assert lines == ["CUDA graphs off: this step cannot be recorded (operation not permitted when stream is capturing more)"]
     assert graphed.graph is None and not graphed.recordable
     for a, b in zip(plain.state.params, graphed.state.params, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
@@ -295,21 +258,11 @@ def test_the_error_of_a_step_itself_is_not_taken_for_a_failed_recording(monkeypa
         ("cuda", 2, ["train.graphs=false"], False, None),
         ("cuda", 1, ["route=1-2", "routing.random_end=true"], False, "routing.random_end=true"),
         ("cuda", 1, ["route=1-2", "routing.schedule=linear:1:0"], False, "more than 8 routes"),
-        (
-            "cuda",
-            1,
-            ["route=1-2", "routing.schedule=linear:1:0", "train.graphs=true"],
-            False,
-            "more than 8 routes",
-        ),
+        ("cuda", 1, ["route=1-2", "routing.schedule=linear:1:0", "train.graphs=true"], False, "more than 8 routes"),
     ],
 )
 def test_which_runs_use_graphs(device, processes, words, is_graphed, line, monkeypatch, stand_in):
-    monkeypatch.setattr(
-        TrainingStep,
-        "__init__",
-        lambda self, config, accelerator, *args: vars(self).update(args[0]),
-    )
+    monkeypatch.setattr(TrainingStep, "__init__", lambda self, config, accelerator, *args: vars(self).update(args[0]))
     config = load([*TINY, "train.steps=1000", *words])
     accelerator = SimpleNamespace(device=torch.device(device), num_processes=processes)
     values = {"state": SimpleNamespace(optimizers=[]), "device": accelerator.device}
@@ -327,9 +280,7 @@ def test_routes_of_a_schedule_are_counted():
     assert routes("route=none") == routes("route=1-2") == 1
     assert routes("route=1-2/0.25:0-2/0.5:none") == 3
     assert routes("route=1-2", "routing.off_after=0.5") == 2
-    assert (
-        routes("route=1-2", "routing.schedule=steps:1@0+0.5@0.3+1@0.6", "train.steps=400000") == 2
-    )
+    assert routes("route=1-2", "routing.schedule=steps:1@0+0.5@0.3+1@0.6", "train.steps=400000") == 2
     # 0.5 (1 - i/4) at the steps i = 0..3
     assert routes("route=1-2", "routing.schedule=linear:1:0", "train.steps=4") == 4
     assert routes("route=1-2", "routing.schedule=linear:1:0", "train.steps=400000") >= 1000
@@ -340,6 +291,4 @@ def test_graphs_are_automatic_at_every_scale_and_not_hashed():
     for words in ([], ["scale=small"], ["scale=paper"]):
         config = load(words)
         assert config.train.graphs == "auto"
-        assert {
-            load([*words, f"train.graphs={value}"]).hash for value in ("true", "false", "auto")
-        } == {config.hash}
+        assert {load([*words, f"train.graphs={value}"]).hash for value in ("true", "false", "auto")} == {config.hash}
