@@ -83,7 +83,7 @@ def test_the_fixture_holds_every_published_run(runs):
     assert sources == {p.name for p in RESULTS.glob("*.tar.gz")} | {
         p.name for p in (RESULTS / "models").glob("*.safetensors")
     }
-    assert len(runs) == 328
+    assert len(runs) == 334
     assert sum("recomputed" in run for run in runs) == 36
 
 
