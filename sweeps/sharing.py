@@ -25,7 +25,7 @@ from sweeps.planned_run import PlannedRun
 from sweeps.pool import write_jobs
 from sweeps.pool_process import Pool
 
-# What Slurm sends before it stops a task. Windows has no USR2, and no Slurm: there nothing sends it.
+# What Slurm sends before it stops a task. Windows has no USR2, and no Slurm that could send it.
 _SAVE_AND_STOP = getattr(signal, "SIGUSR2", signal.SIGTERM)
 
 

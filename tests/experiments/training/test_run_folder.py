@@ -76,7 +76,8 @@ def test_the_time_left_covers_the_evaluations_before_the_first_and_after_it(tmp_
         honest(folder, state, **fields)
 
     def slow(self):
-        return time.sleep(0.6) or True
+        time.sleep(0.6)
+        self.seconds[evaluation.PREVIEW].append(0.6)
 
     monkeypatch.setattr(records, "write_status", status)
     monkeypatch.setattr("experiments.training.run_evaluation.Evaluation._pictures", slow)
