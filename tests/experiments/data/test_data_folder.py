@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import tarfile
 
 import numpy as np
 import pytest
 import torch
+from data_tools import add
 from PIL import Image
-from small import command
+from small import ROOT
 
 from experiments.config import load
 from experiments.data import DataError, create, picture_folder
@@ -36,6 +38,12 @@ def class_folders(root, count=10, names=tuple(COLOURS)):
 
 def options(root, **more):
     return {"name": "folder", "path": str(root), "size": SIDE, **more}
+
+
+def command(name, *words):
+    """Run a command of experiments/ as a user does."""
+    path = str(ROOT / "experiments" / f"{name}.py")
+    return subprocess.run([sys.executable, path, *words], capture_output=True, text=True)
 
 
 def pixels_of(data, split):
@@ -78,7 +86,7 @@ def test_split_folders_are_the_split_and_classes_match_by_name(tmp_path, test):
     pixels, labels = pixels_of(data, "test")
     assert labels.tolist() == [1, 1, 2, 2]
     assert pixels[2, :, 3, 5].tolist() == list(COLOURS["fish"])
-    class_folders(tmp_path / "train", 1, ()), picture(tmp_path / test / "zebra/0.png")
+    picture(tmp_path / test / "zebra/0.png")
     with pytest.raises(DataError, match="the class zebra, unlike"):
         create(options(tmp_path))
 
@@ -190,7 +198,8 @@ def test_other_layouts_are_one_sentence(tmp_path, files, message):
 
 
 def test_archives_are_for_prepare(tmp_path):
-    (tmp_path / "0.tar").write_bytes(b"\0" * 10240)
+    with tarfile.open(tmp_path / "0.tar", "w") as archive:
+        add(archive, "0.png", b"encoded")
     with pytest.raises(DataError, match=r"holds archives or tables.*prepare\.py"):
         parse(options(tmp_path)).check_files()
 
@@ -241,19 +250,16 @@ def test_from_a_folder_to_samples_of_a_class_by_its_name(tmp_path):
     root = class_folders(tmp_path / "pictures")
     words = ["data=folder", f"data.path={root}", "data.size=8", "size=T/2", "route=2-8"]
     words += ["train.steps=4", "train.batch=4", f"paths.runs={tmp_path / 'runs'}"]
-    train = subprocess.run(command("run", *words), capture_output=True, text=True)
-    assert train.returncode == 0, train.stderr
-    assert "held-out loss" in train.stdout
+    train = command("run", *words)
+    assert train.returncode == 0 and "held-out loss" in train.stdout, train.stderr
     [run] = (tmp_path / "runs").glob("dit-T2-folder_2-8_s0-*")
-    again = subprocess.run(command("run", *words), capture_output=True, text=True)
+    again = command("run", *words)
     assert again.returncode == 0 and run.name in again.stdout
     assert len(list((tmp_path / "runs").glob("dit-*"))) == 1
 
     where = ["--out", str(tmp_path / "samples"), "--seeds", "0-1"]
-    sample = command("sample", str(run), "--classes", "dog,fish", *where)
-    sampled = subprocess.run(sample, capture_output=True, text=True)
+    sampled = command("sample", str(run), "--classes", "dog,fish", *where)
     assert sampled.returncode == 0, sampled.stderr
     assert len(list((tmp_path / "samples").glob("png/**/*.png"))) == 4
-    wrong = command("sample", str(run), "--classes", "horse", *where)
-    refused = subprocess.run(wrong, capture_output=True, text=True)
+    refused = command("sample", str(run), "--classes", "horse", *where)
     assert refused.returncode == 2 and "there are cat, dog, fish" in refused.stderr
