@@ -133,8 +133,12 @@ def _baseline(arm: Arm, table: Mapping[Arm, Curves]) -> Arm | None:
 
 
 def penalty_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
-    """Return the step penalty of routed arms at N = `steps` dense steps, a row per backbone."""
-    rows = [["Backbone", "Route", "m", "s by seed", "s*m by seed", "s*m (95 % interval)"]]
+    """Return the step penalty of routed arms at N = `steps` dense steps, a row per arm.
+
+    The column of learning rates is left out where all arms have the same one.
+    """
+    head = ["Backbone", "Route", "Learning rate", "m", "s by seed", "s*m by seed"]
+    rows = [[*head, "s*m (95 % interval)"]]
     for arm, curves in table.items():
         baseline = _baseline(arm, table)
         if arm.route == "none" or baseline is None:
@@ -156,13 +160,16 @@ def penalty_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
             s_texts.append("not reached" if row["censored"] else f"{row['s']:.2f}")
             sm_texts.append("not reached" if row["censored"] else f"{row['sm']:.2f}")
         m = f"{penalty.seeds['m'].mean():.2f}"
-        rows.append([arm.backbone, arm.route, m, ", ".join(s_texts), ", ".join(sm_texts), verdict])
+        texts = [f"{arm.lr:g}", m, ", ".join(s_texts), ", ".join(sm_texts), verdict]
+        rows.append([arm.backbone, arm.route, *texts])
+    if len({row[2] for row in rows[1:]}) <= 1:
+        rows = [[*row[:2], *row[3:]] for row in rows]
     return rows
 
 
 def arms_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
     """Return every arm's held-out loss at its end, with its multiply-adds and its gap."""
-    rows = [["Backbone", "Arm", "Learning rate", "Steps", "MACs", "n", "Held-out loss", "Gap"]]
+    rows = [["Backbone", "Arm", "Learning rate", "Steps", "MACs", "Seeds", "Held-out loss", "Gap"]]
     for arm, curves in table.items():
         # The length that all seeds have, should some have been continued.
         step = min(curve["step"].max() for curve in curves.values())
@@ -182,9 +189,8 @@ def arms_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
         name = arm.label + (f", {arm.objective}" if arm.objective != "edm" else "")
         name += f", width {arm.width}" if arm.width else ""
         cost = f"{macs / 1e12:.2f}T"
-        rows.append(
-            [arm.backbone, name, f"{arm.lr:g}", f"{step:.0f}", cost, str(loss.n), text, gap]
-        )
+        seeds = ", ".join(str(seed) for seed in curves)
+        rows.append([arm.backbone, name, f"{arm.lr:g}", f"{step:.0f}", cost, seeds, text, gap])
     return rows
 
 

@@ -1,5 +1,6 @@
 """Blocks of the results pages: arms, step penalties and endpoints, against numbers by hand."""
 
+import dataclasses
 import math
 
 import pandas as pd
@@ -48,7 +49,19 @@ def test_records_of_a_continued_run_are_one_curve():
 def test_arms_are_read_at_the_length_that_all_seeds_have():
     curves = {0: curve([0.4, 0.3, 0.2], 1e9), 1: curve([0.5, 0.3], 1e9)}
     (row,) = compute.arms_table({DENSE: curves})[1:]
-    assert row == ["dit", "dense", "0.002", "1000", "1.00T", "2", "0.3000 \u00b1 0.0000", ""]
+    assert row == ["dit", "dense", "0.002", "1000", "1.00T", "0, 1", "0.3000 \u00b1 0.0000", ""]
+
+
+def test_penalties_at_several_learning_rates_name_them():
+    other = dataclasses.replace(DENSE, lr=4e-3), dataclasses.replace(ROUTED, lr=4e-3)
+    dense = {0: curve([0.4, 0.3, 0.2], 2e9)}
+    routed = {0: curve([0.5, 0.4, 0.3, 0.2], 1e9)}
+    one_rate = compute.penalty_table({DENSE: dense, ROUTED: routed}, 1500)
+    table = {DENSE: dense, ROUTED: routed, other[0]: dense, other[1]: routed}
+    two_rates = compute.penalty_table(table, 1500)
+    assert "Learning rate" not in one_rate[0] and two_rates[0][2] == "Learning rate"
+    assert [row[2] for row in two_rates[1:]] == ["0.002", "0.004"]
+    assert [row[:2] + row[3:] for row in two_rates[1:]] == [one_rate[1]] * 2
 
 
 def test_endpoints_are_log_ratios_at_equal_macs_with_holm():

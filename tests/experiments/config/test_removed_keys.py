@@ -60,7 +60,7 @@ def test_every_published_run_keeps_its_name():
                 folder = Path(member.name).parent.name
                 assert folder.startswith(Config.from_dict(values).name)
                 count += 1
-    assert count == 292
+    assert count == 298
 
 
 @pytest.mark.parametrize(
