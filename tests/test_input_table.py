@@ -56,7 +56,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("backbone", "key=value"),
             ("=mamba", "key=value"),
             ("data=digit", "did you mean digits?"),
-            ("data=imagenet", "expected one of digits, fashion, icons,"),
+            ("data=imagenet", "expected one of digits, fashion, folder, icons,"),
             ("objective=emd", "did you mean edm?"),
             ("sampler=huen", "did you mean heun?"),
             ("guidance=rooted", "did you mean routed?"),
