@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
 from experiments.data.data_options import import_name, require
 from experiments.data.image_options import SplitOptions
-
-if TYPE_CHECKING:
-    from experiments.data.picture_folder import FolderSplits
 
 _MODULE = "experiments.data.picture_folder"
 
@@ -50,8 +47,8 @@ class FolderOptions(SplitOptions):
         object.__setattr__(self, "sample_shape", (self.channels, self.size, self.size))
         object.__setattr__(self, "mirrored", self.flip == "mirror")
 
-    def open_splits(self) -> FolderSplits:
-        """List the pictures and their classes.
+    def open_splits(self) -> Any:
+        """Return `picture_folder.FolderSplits`: the pictures and their classes.
 
         Raises:
             DataError: The folder is missing, or is laid out otherwise.
@@ -60,8 +57,7 @@ class FolderOptions(SplitOptions):
             bool(self.path and self.path.strip()),
             "data=folder needs your pictures: data.path=DIR with one subfolder for each class",
         )
-        splits: FolderSplits = import_name(f"{_MODULE}.open_splits")(self.path)
-        return splits
+        return import_name(f"{_MODULE}.open_splits")(self.path)
 
     def read(self) -> Any:
         """Return `image_sets.LabelledImages`: all pictures, cropped and resized."""
