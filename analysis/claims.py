@@ -125,7 +125,7 @@ def read_ledger(path: Path = LEDGER) -> Ledger:
 
 
 class _NoDuplicates(yaml.SafeLoader):
-    """Refuse a key that stands twice: the first entry would be lost without a word."""
+    """Refuse a key that appears twice: the first entry would be lost without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = set()
@@ -133,7 +133,7 @@ class _NoDuplicates(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if key in keys:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key} stands twice", key_node.start_mark
+                    None, None, f"the key {key} appears twice", key_node.start_mark
                 )
             keys.add(key)
         return super().construct_mapping(node, deep)

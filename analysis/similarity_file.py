@@ -44,6 +44,21 @@ class SimilarityFile:
         text = "dense" if self.route == "none" else f"route {self.route}"
         return f"{self.model}, {text}"
 
+    def cosine_inside(self, route: str) -> float:
+        """Return the mean cosine of every two outputs of the blocks that a route skips."""
+        values = self.arrays["cosine"]
+        blocks = Route.parse(route).resolve(len(values) - 1).sparse_blocks
+        pairs = []
+        for first in blocks:
+            for second in blocks:
+                if first < second:
+                    pairs.append(float(values[first + 1, second + 1]))  # index 0 is the input
+        return sum(pairs) / len(pairs) if pairs else 1.0
+
+    def neighbour_cosine(self) -> float:
+        """Return the mean cosine of the outputs of neighbouring blocks, the input included."""
+        return float(self.arrays["cosine"].diagonal(1).mean())
+
     def protocol_line(self) -> str:
         """Return the protocol in one sentence."""
         levels = ", ".join(f"{v:.3g}" for v in self.protocol["levels"])

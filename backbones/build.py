@@ -7,14 +7,13 @@ from typing import Any
 from torch import nn
 
 from backbones.context import with_context
-from backbones.cost import block_costs
+from backbones.cost import check_block_params
 from backbones.dit import DiTBlock
 from backbones.long_skips import with_long_skips
 from backbones.ops.dispatch import Choice, resolve
 from backbones.options import ModelConfig
 from backbones.options.dit import DiTOptions
 from backbones.registry import find
-from backbones.sizes import BackboneError
 from routing.learned import Fuse
 from routing.stack import Stack
 
@@ -39,13 +38,10 @@ def build_stack(config: ModelConfig) -> Stack:
         blocks = with_long_skips(blocks, shape.width)
     if config.context_tokens:
         blocks = with_context(blocks, config.context_tokens, config.context_block)
-    for index, (block, cost) in enumerate(zip(blocks, block_costs(config), strict=True)):
-        params = sum(parameter.numel() for parameter in block.parameters())
-        if abs(params - cost.params) > 0.01 * params:
-            raise BackboneError(
-                f"block {index} of {config.name} has {params} parameters where its block_cost "
-                f"counts {cost.params}; correct the count, which banners, budgets and tables use"
-            )
+    params = []
+    for block in blocks:
+        params.append(sum(parameter.numel() for parameter in block.parameters()))
+    check_block_params(config, params)
     fuse = Fuse(shape.width, config.fuse, shape.depth) if config.fuse else None
     return Stack(blocks, fuse=fuse)
 

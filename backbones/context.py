@@ -1,9 +1,9 @@
 """In-context class tokens (JiT, Li and He, arXiv 2511.13720): the class as tokens, from a block on.
 
-The tokens stand in front of all others from block `start` on, each the class embedding plus a
-learned position, and leave before the head. JiT has 32 of them, from a third of the depth on (block
-4 of 12 in B, 8 of 24 in L; 10 of 32 in H), beside the class in adaLN. Its rotary positions leave
-them alone, as ours leave every prefix token.
+The tokens (`backbones.heads.ContextTokens`) stand in front of all others from block `start` on and
+leave before the head. JiT has 32 of them, from a third of the depth on (block 4 of 12 in B, 8 of 24
+in L; 10 of 32 in H), beside the class in adaLN. Its rotary positions leave them alone, as ours
+leave every prefix token.
 
 Here they are in the sequence from the beginning, and the blocks before `start` run without them:
 for a route they are prefix tokens, which it never removes, wherever it begins and ends.
@@ -17,22 +17,6 @@ from torch import Tensor, nn
 from backbones.sizes import BackboneError
 from routing.layout import Layout
 from routing.stack import prepare
-
-
-class ContextTokens(nn.Module):
-    """Class embeddings (B, D) -> class tokens (B, count, D)."""
-
-    def __init__(self, count: int, width: int) -> None:
-        super().__init__()
-        self.positions = nn.Parameter(torch.empty(count, width))
-
-    def forward(self, label: Tensor) -> Tensor:
-        """Repeat each class embedding, and add the positions."""
-        return label[:, None] + self.positions
-
-    def initialise(self) -> None:
-        """Draw the positions as JiT does."""
-        nn.init.normal_(self.positions, std=0.02)
 
 
 class WithoutContext(nn.Module):

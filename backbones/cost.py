@@ -16,7 +16,7 @@ from typing import Any
 
 from backbones.options import BlockCost, ModelConfig, dit
 from backbones.registry import branches, find, model_config
-from backbones.sizes import AlignOptions, DecoderOptions, Size, build_options
+from backbones.sizes import AlignOptions, BackboneError, DecoderOptions, Size, build_options
 from routing.options import check_words
 from routing.route import Route, keep_count
 
@@ -178,6 +178,20 @@ def block_costs(config: ModelConfig) -> list[BlockCost]:
             block = _with_long_skip(block, shape.width)
         costs.append(block)
     return costs
+
+
+def check_block_params(config: ModelConfig, params: Sequence[int]) -> None:
+    """Compare the parameters of each block that was built with what its family counts.
+
+    Raises:
+        BackboneError: They differ by more than 1 %.
+    """
+    for index, (built, block) in enumerate(zip(params, block_costs(config), strict=True)):
+        if abs(built - block.params) > 0.01 * built:
+            raise BackboneError(
+                f"block {index} of {config.name} has {built} parameters where its block_cost "
+                f"counts {block.params}; correct the count, which banners, budgets and tables use"
+            )
 
 
 def _with_long_skip(block: BlockCost, width: int) -> BlockCost:

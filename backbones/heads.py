@@ -265,6 +265,25 @@ class TextEmbedder(nn.Module):
         xavier(self.project, self.pool)
 
 
+class ContextTokens(nn.Module):
+    """Class embeddings (B, D) -> class tokens (B, count, D): JiT's (`backbones.context`).
+
+    Each token is the class embedding plus a learned position.
+    """
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.empty(count, width))
+
+    def forward(self, label: Tensor) -> Tensor:
+        """Repeat each class embedding, and add the positions."""
+        return label[:, None] + self.positions
+
+    def initialise(self) -> None:
+        """Draw the positions as JiT does."""
+        nn.init.normal_(self.positions, std=0.02)
+
+
 class PatchEmbed(nn.Module):
     """Images (B, C, H p, W p) -> tokens (B, H W, D), raster order.
 

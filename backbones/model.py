@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from backbones.build import build_stack, describe_kernels, kernels
-from backbones.context import ContextTokens
 from backbones.heads import (
     BlockNorms,
+    ContextTokens,
     Decoder,
     Head,
     LabelEmbedder,

@@ -140,7 +140,7 @@ def _check_events(events: Iterable[Any]) -> None:
             keys = set()
             for key in entries[::2]:
                 if key is not None and key in keys:
-                    raise ValueError(f"{key!r} stands twice in a mapping")
+                    raise ValueError(f"{key!r} appears twice in a mapping")
                 keys.add(key)
         elif isinstance(event, yaml.NodeEvent):
             if open_collections and open_collections[-1] is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ def make_accelerator(config: Config) -> Any:
         options.update(log_with=config.log, project_dir=str(config.folder))
     check_accelerate_device()
     leave_at_exit()
+    if config.train.graphs is True and torch.cuda.is_available() and process_group().world_size > 1:
+        # As PyTorch documents for DDP in a CUDA graph; read when the process group is created.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     accelerator = Accelerator(**options)
     config.check_processes(accelerator.num_processes, accelerator.device.type == "cuda")
     if config.train.tf32 and torch.cuda.is_available():

@@ -17,23 +17,12 @@ from experiments.config.compose import load, quote, register
 from experiments.config.groups import CONF
 from experiments.config.schema import Config
 from experiments.runtime import run_folder
-from experiments.runtime.console import loading
 from experiments.runtime.errors import EXIT_CODES, Interrupted, print_error, sentence
 from experiments.runtime.process_group import process_group
-from experiments.training.dry_run import dry_run
+from experiments.training.run_one import run_one
 from routing.errors import UserError, require
 
 _MOST = 10_000  # runs one after another; each is composed and checked before the first
-
-
-def run_one(config: Config) -> None:
-    """Train one run, or print it (dry=true)."""
-    if config.dry:
-        dry_run(config)
-        return
-    with loading():
-        from experiments.training.session import train
-    train(config)
 
 
 def job(cfg: object) -> None:

@@ -28,7 +28,8 @@ def main(argv: list[str]) -> int:
         complete(argv)
         return 0
     from experiments.config.compose import load
-    from experiments.multirun import multirun, run_one
+    from experiments.multirun import multirun
+    from experiments.training.run_one import run_one
 
     if any(flag in argv for flag in ("-m", "--multirun")):
         return multirun(argv)

@@ -1,4 +1,4 @@
-"""Errors that a user can cause and mend: one sentence each, never a traceback (no torch here)."""
+"""Errors that a user can cause and fix: one sentence each, never a traceback (no torch here)."""
 
 import difflib
 from collections.abc import Iterable, Sequence

@@ -293,7 +293,9 @@ class Layout:
         rows = inner.ids.shape[0] if slots.shape[0] == 1 else slots.shape[0]
         local = slots.expand(rows, -1).gather(1, inner.ids.expand(rows, -1))
         if not self.is_full and self.device.type == "cpu" and bool((local < 0).any()):
-            raise LayoutError("ids that are to stay have left already; choose from those present")
+            raise LayoutError(
+                "some ids to keep have skipped already; choose from the tokens present"
+            )
         return Move(self._behind_prefix(local), self.length)
 
     def _behind_prefix(self, indices: Tensor) -> Tensor:

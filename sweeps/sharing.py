@@ -25,6 +25,9 @@ from sweeps.planned_run import PlannedRun
 from sweeps.pool import write_jobs
 from sweeps.pool_process import Pool
 
+# What Slurm sends before it stops a task. Windows has no USR2, and no Slurm that could send it.
+_SAVE_AND_STOP = getattr(signal, "SIGUSR2", signal.SIGTERM)
+
 
 @dataclass(frozen=True)
 class SharedJob:
@@ -92,7 +95,7 @@ class TaskPool(Pool):
 
     def run(self) -> None:
         """Work until all runs have ended, or have saved after a signal."""
-        signal.signal(signal.SIGUSR2, self._stop)
+        signal.signal(_SAVE_AND_STOP, self._stop)
         super().run()
 
     def busy(self) -> bool:
@@ -103,7 +106,7 @@ class TaskPool(Pool):
 
     def wants_requeue(self, return_code: int) -> bool:
         """Return whether a run starts again with the task: it has saved, or had no handler yet."""
-        signals = (-signal.SIGUSR2, -signal.SIGTERM)
+        signals = (-_SAVE_AND_STOP, -signal.SIGTERM)
         interrupted = self.request is not None and return_code in (*signals, STOPPED)
         return interrupted or super().wants_requeue(return_code)
 
@@ -124,7 +127,7 @@ class TaskPool(Pool):
 def _leave(job: Job, request: int) -> None:
     """Requeue the task if USR2 has come, and wait until Slurm ends it."""
     terminated = expect_term()
-    if request == signal.SIGUSR2:
+    if request == _SAVE_AND_STOP:
         print(f"the runs have saved; requeueing {job.id}", flush=True)
         if not requeue(str(job.id), job.folder.logs):
             raise SystemExit(REQUEUE)

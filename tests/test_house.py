@@ -17,7 +17,7 @@ from small import ROOT
 
 LIMITS = {  # figure: (limit today, target)
     "pairs of subpackages that import each other": (0, 0),
-    "own modules imported by the busiest file": (11, 10),
+    "own modules imported by the busiest file": (10, 10),
     "generic names, per cent of assignments": (1.0, 1.0),
     "raise statements, per cent of code lines": (2.0, 2.0),
     "comprehensions per 100 lines: routing": (3.0, 3.0),

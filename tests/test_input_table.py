@@ -56,7 +56,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("backbone", "key=value"),
             ("=mamba", "key=value"),
             ("data=digit", "did you mean digits?"),
-            ("data=imagenet", "expected one of digits, fashion, icons,"),
+            ("data=imagenet", "expected one of digits, fashion, folder, icons,"),
             ("objective=emd", "did you mean edm?"),
             ("sampler=huen", "did you mean heun?"),
             ("guidance=rooted", "did you mean routed?"),
@@ -344,7 +344,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("launch route_placement seed=x --dry-run", "seed=x: expected a whole number"),
             ("launch {bad}/fits.yaml --dry-run", "fits=[rout]: expected a list"),
             ("launch {bad}/where.yaml --dry-run", "expected its name in of"),
-            ("launch {bad}/twice.yaml --dry-run", "'seeds' stands twice"),
+            ("launch {bad}/twice.yaml --dry-run", "'seeds' appears twice"),
             ("launch route_placement cluster.extra={array: 0-5} --dry-run", "options that the sweep does not set"),
         ]
     ],

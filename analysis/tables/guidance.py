@@ -124,9 +124,14 @@ def _readable_scores(results: Results) -> _ReadableScores:
     names = zip(scores["path"], scores["key"], scores["features"], strict=True)
     for row, (path, key, features) in enumerate(names):
         rows.setdefault((str(path), key, features), []).append(row)
-    protocols = list(scores[list(_PROTOCOL)].itertuples(index=False, name=None))
-    lists = (scores[name].tolist() for name in ("path", "step", "guidance"))
-    return _ReadableScores(scores, rows, *lists, protocols)
+    return _ReadableScores(
+        scores,
+        rows,
+        paths=scores["path"].tolist(),
+        steps=scores["step"].tolist(),
+        guidances=scores["guidance"].tolist(),
+        protocols=list(scores[list(_PROTOCOL)].itertuples(index=False, name=None)),
+    )
 
 
 def _text(value: object) -> str:

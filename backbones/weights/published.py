@@ -118,7 +118,7 @@ def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
         "with routing.attach (examples/diffusers_dit.py)",
         BackboneError,
     )
-    require(not unknown, f"{source} weights have no place for: {_listed(unknown)}", BackboneError)
+    require(not unknown, f"unexpected {source} weights: {_listed(unknown)}", BackboneError)
     for part, rows in joined.items():
         shapes = {row.shape for row in rows.values()}
         if len(shapes) == 1 and sorted(rows) == list(range(len(rows))):

@@ -18,7 +18,7 @@ from experiments.config.groups import CONF, GROUPS
 from experiments.config.parent import parent_digest
 from experiments.config.removed_keys import without_removed_words
 from experiments.config.schema import Config
-from experiments.data.registry import describe, evaluation_preset, options_class
+from experiments.data.registry import OWN_PICTURES, describe, evaluation_preset, options_class
 from experiments.options.evaluation import EvalOptions
 from experiments.options.roles import ConfigError, config_defaults, require
 from experiments.runtime.nested import flatten
@@ -189,7 +189,8 @@ def _unknown_key(key: str, valid_keys: Sequence[str]) -> ConfigError:
                 entries.append(f"{group}={name}")
         verb = "has" if len(entries) == 1 else "have"
         if entries:
-            return ConfigError(f"unknown key {key}: only {' and '.join(entries)} {verb} it")
+            hint = f"; {OWN_PICTURES}" if key == "data.path" else ""
+            return ConfigError(f"unknown key {key}: only {' and '.join(entries)} {verb} it{hint}")
     closest = suggest(key, [*GROUPS, *valid_keys])
     return ConfigError(
         f"unknown key {key}{closest} (python experiments/run.py --help all lists all keys)"

@@ -12,8 +12,8 @@ from typing import Any
 
 from backbones import registry
 from backbones.sizes import BackboneError, parse_size
-from backbones.validation import check_choice, fields_of, validate
-from experiments.data.registry import DATA_SETS
+from backbones.validation import OptionError, check_choice, fields_of, validate
+from experiments.data.registry import DATA_SETS, OWN_PICTURES
 from experiments.data.registry import parse as parse_data
 from experiments.options.evaluation import EvalOptions
 from experiments.options.guidance import GUIDANCE
@@ -44,7 +44,12 @@ def check_name(group: str, name: str) -> None:
     Raises:
         OptionError: The message suggests the closest name.
     """
-    check_choice(name, names(group), group)
+    try:
+        check_choice(name, names(group), group)
+    except OptionError as error:
+        if group == "data" and "did you mean" not in str(error):
+            raise OptionError(f"{error}; {OWN_PICTURES}") from None
+        raise
 
 
 def option_classes(group: str, name: str) -> list[type]:

@@ -48,10 +48,9 @@ class Config(RunOptions):
             self.train.batch % count == 0,
             f"train.batch={self.train.batch}: expected a multiple of the {count} processes",
         )
-        device = "a GPU" if on_gpu else "a CPU"
         require(
-            self.train.graphs is not True or (on_gpu and count == 1),
-            f"train.graphs=true: expected one process on a GPU, there are {count} on {device}",
+            self.train.graphs is not True or on_gpu,
+            "train.graphs=true: expected a CUDA GPU, there is none here",
         )
 
     def hashed(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ __getattr__, __dir__, __all__ = lazily(
     {
         "dataset": ("Batch", "Condition", "Dataset", "Rows", "SampleOrder", "create"),
         "data_options": ("DataError", "DataOptions"),
+        "folder_options": ("FolderOptions",),
         "image_options": (
             "DigitsOptions",
             "FashionOptions",

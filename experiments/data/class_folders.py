@@ -86,7 +86,7 @@ def _refuse_splits(root: Path, names: Sequence[str]) -> None:
         if splits == folders or (training and len(splits) > 1):
             example = parent / (training or splits)[0]
             raise DataError(
-                f"{parent} holds the splits {', '.join(splits)}, which are not classes; prepare "
+                f"{parent} holds the splits {', '.join(splits)}, which are not classes; use "
                 f"each split by itself, such as {example}"
             )
         if len(folders) > 1:

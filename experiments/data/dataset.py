@@ -205,6 +205,12 @@ class PixelSet(Dataset):
     options: ImageOptions
 
     def _open(self) -> None:
+        class_count = self.options.describe()["num_classes"]
+        require(
+            class_count or self.task != "class",
+            f"data={self.name} has no classes here; use task=none guidance=none",
+        )
+        self.num_classes = class_count if self.task == "class" else 0
         content = self.options.read()
         self.class_names, self._white = tuple(content.class_names), content.white
         digest = hashlib.sha256()
@@ -213,7 +219,8 @@ class PixelSet(Dataset):
         self.sizes = {}
         for split, (images, label_values) in content.splits.items():
             labels = np.asarray(label_values)  # may be a list or a tensor
-            self._check_split(split, images, labels)
+            # Unlabelled images have the label 0, which no batch contains.
+            self._check_split(split, images, labels, max(1, class_count))
             pixels, labels = self._pad(images), labels.astype(np.int64)
             digest.update(pixels.data)
             digest.update(labels.data)
@@ -223,10 +230,12 @@ class PixelSet(Dataset):
         self.fingerprint = content.fingerprint or digest.hexdigest()[:16]
         self._set_scale()
 
-    def _check_split(self, split: str, images: np.ndarray, labels: np.ndarray) -> None:
+    def _check_split(
+        self, split: str, images: np.ndarray, labels: np.ndarray, class_count: int
+    ) -> None:
         """Refuse images and labels of another type, shape or range than the options describe."""
         classes = np.unique(labels).tolist()
-        allowed = range(self.options.class_count)
+        allowed = range(class_count)
         require(
             images.dtype == np.uint8
             and images.shape[:-2] == (*labels.shape, self.shape[0])
@@ -235,8 +244,7 @@ class PixelSet(Dataset):
             and set(classes) <= set(allowed),
             f"data={self.name}: read() returned as {split} {images.dtype} images of shape "
             f"{images.shape} with labels {labels.shape}, {classes[:1]} to {classes[-1:]}; "
-            f"expected N of uint8 {self.shape}, or smaller, and N labels below "
-            f"{self.options.class_count}",
+            f"expected N of uint8 {self.shape}, or smaller, and N labels below {class_count}",
         )
 
     def _pad(self, images: np.ndarray) -> np.ndarray:

@@ -104,7 +104,7 @@ IDX_FILES = {
 FASHION_HELP = (
     "give data.path=FOLDER with the four IDX files of data=fashion, packed or not (Debian's "
     "package dataset-fashion-mnist is such a folder, /usr/share/datasets/fashion-mnist); "
-    "leave data.path out to download them"
+    "leave data.path out to download them; pictures of your own: data=folder data.path=DIR"
 )
 
 

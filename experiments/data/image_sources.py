@@ -68,6 +68,11 @@ class FolderSource(ImageSource):
             content.append([self.classes, self._labels])
         self.fingerprint = digest_of(content)
 
+    @property
+    def labels(self) -> Sequence[int | None]:
+        """The class of each image; None without one."""
+        return self._labels
+
     def _assign_captions(self, path: Path) -> None:
         self.captioned = True
         captions_by_name = _read_captions(path)

@@ -163,7 +163,8 @@ def store_layout(folder: Path) -> Literal["prepared", "tars", "shards"]:
     raise DataError(
         f"{folder}: no latents found; expected manifest.json (from prepare), *.tar (latent.npy and "
         f"cls) or *.safetensors (latents, labels); found {listed or 'nothing'}; from images, "
-        f"python experiments/prepare.py {folder} OUT makes latents"
+        f"python experiments/prepare.py {folder} OUT makes latents, and data=folder "
+        f"data.path={folder} trains on small pictures without a VAE"
     )
 
 

@@ -105,7 +105,7 @@ class Latents(LatentSpace):
             advice = "use task=none, or store a label (cls) with every latent"
             raise DataError(f"{lacks} labels; {advice}")
         low, high = int(store.labels.min()), int(store.labels.max())
-        require(high < _MAX_CLASSES, f"{path} has label {high}, which is damage; mend the store")
+        require(high < _MAX_CLASSES, f"{path} has label {high}, which is damage; repair the store")
         class_names = self._stores["train"].classes
         if _needs_mapping(store.classes, class_names) and 0 <= low <= high < len(store.classes):
             store.labels = self._map_labels(store.labels, store.classes, class_names, path)
@@ -117,7 +117,7 @@ class Latents(LatentSpace):
         require(
             0 <= low <= high < self.num_classes,
             f"{path} has label {invalid}, outside 0..{self.num_classes - 1}; set "
-            f"data.num_classes={high + 1}, or mend the store",
+            f"data.num_classes={high + 1}, or repair the store",
         )
         if low > 0 and store is self._stores["train"]:
             warnings.warn(low_label_warning(f"{path}: its", low), stacklevel=2)

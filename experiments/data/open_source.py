@@ -31,7 +31,7 @@ def open_source(
         columns: Names of the `image`, `label` and `caption` columns of tables.
     """
     require(path.exists(), f"{path} does not exist; expected a folder of images, tars or tables")
-    all_files = [path] if path.is_file() else sorted(_list_files(path, files))
+    all_files = [path] if path.is_file() else sorted(list_files(path, files))
     by_kind: dict[str, list[Path]] = {}
     ignored_files: list[Path] = []
     for file in all_files:
@@ -71,7 +71,7 @@ def _mixed_kinds_message(path: Path, files: list[Path], by_kind: dict[str, list[
     )
 
 
-def _list_files(top: Path, pattern: str) -> Iterator[Path]:
+def list_files(top: Path, pattern: str) -> Iterator[Path]:
     """Yield the files at any depth whose names match, also behind links to folders.
 
     Files of the system or an editor, such as `._1.png` or `.ipynb_checkpoints`, are ignored.

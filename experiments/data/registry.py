@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, cast
 
-from backbones.validation import validate
+from backbones.validation import OptionError, validate
 from experiments.data.data_options import DataError, DataOptions
+from experiments.data.folder_options import FolderOptions
 from experiments.data.image_options import (
     DigitsOptions,
     FashionOptions,
@@ -25,12 +26,15 @@ from routing.errors import one_of
 DATA_SETS: dict[str, type[DataOptions]] = {
     "digits": DigitsOptions,
     "fashion": FashionOptions,
+    "folder": FolderOptions,
     "icons": IconsOptions,
     "latents": LatentsOptions,
     "mnist": MnistOptions,
     "scenes": ScenesOptions,
     "torchvision": TorchvisionOptions,
 }
+#: What an error about another data set says to a user who has pictures.
+OWN_PICTURES = "for pictures of your own, type data=folder data.path=DIR"
 _CONF = Path(__file__).parents[1] / "conf"
 
 
@@ -59,7 +63,13 @@ def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
         elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
             value = list(value)  # also OmegaConf's lists
         values[key] = value
-    return cast(DataOptions, validate(options_class(str(values.get("name", ""))), values, "data."))
+    options_of_set = options_class(str(values.get("name", "")))
+    try:
+        return cast(DataOptions, validate(options_of_set, values, "data."))
+    except OptionError as error:
+        if str(error).startswith("data.set="):  # torchvision's ImageFolder, or a folder
+            raise OptionError(f"{error}; {OWN_PICTURES}") from None
+        raise
 
 
 def describe(options: DataOptions | Mapping[str, Any]) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class TrainOptions:
         bool | Literal["auto"],
         REPORTS,
         "Replay each step as a CUDA graph, recorded once per route; auto: on a GPU with one "
-        "process.",
+        "process; true: with several as well, which has not been tested on several GPUs.",
     ] = "auto"
     log_every: Annotated[int, Ge(1), REPORTS, "Steps between lines of metrics."] = 10
     save_every: Annotated[int, Ge(1), REPORTS, "Steps between checkpoints."] = 200

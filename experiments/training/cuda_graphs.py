@@ -7,12 +7,17 @@ fixed buffers.
 A graph keeps the memory of its step, so there is at most one: the stages of a schedule follow each
 other, and each records its own. It is dropped for an evaluation, which needs the memory, and
 recorded again afterwards.
+
+With several processes the graph contains DDP's all-reduces. PyTorch asks for three things ("CUDA
+semantics", usage with DistributedDataParallel): no asynchronous error handling in NCCL (see
+`make_accelerator`), DDP built on a side stream, and eleven steps before a recording.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,9 +28,14 @@ from experiments.data.dataset import Batch
 from experiments.training.optimizer import move_rates
 from experiments.training.step import TrainingStep
 from routing import Draws, Route, RouteSchedule, Routing
+from routing.errors import UserError
 
 # Steps of a route before it is recorded: kernels are chosen and compiled, moments are allocated.
 EAGER = 3
+# With DDP, which times its first ten iterations with events that the host waits for.
+EAGER_WITH_DDP = 11
+# Afterwards DDP times one iteration in so many: none of a run, since it might be a recorded one.
+_NEVER = 2**31 - 1
 # A schedule with more routes spends too many of its steps on recording.
 MOST_ROUTES = 8
 # Points of a run at which its routes are counted.
@@ -40,8 +50,11 @@ def count_routes(schedule: RouteSchedule, steps: int) -> int:
 
 def reason_against(config: Config, processes: int) -> str | None:
     """Return why the steps of a run cannot be CUDA graphs, None if nothing is known against it."""
-    if processes > 1:
-        return f"there are {processes} processes, with which graphs have not been tested"
+    if processes > 1 and config.train.graphs == "auto":
+        return (
+            f"there are {processes} processes, and graphs have not been tested on several GPUs "
+            "(train.graphs=true uses them nevertheless)"
+        )
     if config.routing.random_end:
         return "routing.random_end=true draws another route for each step"
     routes = count_routes(config.routing.resolve(config.depth), config.train.steps)
@@ -55,8 +68,8 @@ def create_step(
 ) -> TrainingStep:
     """Return the training step that `train.graphs` asks for; `args` are those of `TrainingStep`.
 
-    `auto` means graphs on CUDA. Where graphs are asked for and cannot be recorded, `say` gets one
-    line with the reason, and the steps run without.
+    `auto` means graphs on CUDA with one process. Where graphs are asked for and cannot be recorded,
+    `say` gets one line with the reason, and the steps run without.
     """
     option = config.train.graphs
     if option is False or (option == "auto" and accelerator.device.type != "cuda"):
@@ -65,6 +78,8 @@ def create_step(
     if reason is not None:
         say(f"CUDA graphs off: {reason}")
         return TrainingStep(config, accelerator, *args)
+    if accelerator.num_processes > 1:
+        say("train.graphs=true with several processes has not been tested on several GPUs")
     return GraphedTrainingStep(config, accelerator, *args, say=say)
 
 
@@ -103,25 +118,30 @@ class BufferedDraws:
             self.shared_draws.renew(draws.shared())
 
 
-def record(body: Callable[[], None]) -> Callable[[], None]:
+def record(body: Callable[[], None], stream: torch.cuda.Stream) -> Callable[[], None]:
     """Record the kernels that `body` launches, without running them; return their replay."""
     graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.current_stream()
+    current_stream = torch.cuda.current_stream()
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=stream):
             body()
     finally:  # torch leaves its own stream set where a recording fails
-        torch.cuda.set_stream(stream)
+        torch.cuda.set_stream(current_stream)
     return graph.replay
 
 
-def run_on_side_stream(body: Callable[[], None]) -> None:
-    """Run `body` as a recording does: not on the default stream."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        body()
-    torch.cuda.current_stream().wait_stream(side)
+def create_side_stream() -> torch.cuda.Stream:
+    """Return a stream for what must not run on the default one: recordings and steps before."""
+    return torch.cuda.Stream()
+
+
+@contextlib.contextmanager
+def on_side_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Run the block on `stream`: after the current stream's work, and before what follows on it."""
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 class MicroBatch:
@@ -160,19 +180,23 @@ class RouteGraph:
     """The step under one route: all micro-batches, then clipping, update and EMA."""
 
     def __init__(
-        self, step: TrainingStep, route: Route | None, micro_batches: list[MicroBatch]
+        self, step: GraphedTrainingStep, route: Route | None, micro_batches: list[MicroBatch]
     ) -> None:
         self.step, self.route, self.micro_batches = step, route, micro_batches
-        self.eager_steps_left = EAGER
+        self.eager_steps_left = EAGER_WITH_DDP if step.distributed else EAGER
         self.replay: Callable[[], None] | None = None
 
     def body(self) -> None:
         """Run what the graph records."""
         total_loss = torch.zeros((), device=self.step.device)
         for micro_batch in self.micro_batches:
-            loss = self.step.batch_loss(micro_batch.batch, micro_batch.draws, micro_batch.routing)
-            loss = loss * micro_batch.share
-            self.step.backward(loss)
+            is_last = micro_batch is self.micro_batches[-1]
+            with contextlib.nullcontext() if is_last else self.step.no_sync():
+                loss = self.step.batch_loss(
+                    micro_batch.batch, micro_batch.draws, micro_batch.routing
+                )
+                loss = loss * micro_batch.share
+                self.step.backward(loss)
             total_loss += loss.detach()
         self.step.update(total_loss)
 
@@ -184,11 +208,12 @@ class RouteGraph:
         """
         if self.eager_steps_left:
             self.eager_steps_left -= 1
-            run_on_side_stream(self.body)
+            with on_side_stream(self.step.side_stream):
+                self.body()
             return
         if self.replay is None:
             try:
-                self.replay = record(self.body)
+                self.replay = record(self.body, self.step.side_stream)
             except RuntimeError as error:
                 raise RecordingError(" ".join(str(error).split())[:200]) from error
         self.replay()
@@ -199,25 +224,41 @@ class GraphedTrainingStep(TrainingStep):
 
     Attributes:
         graph: The graph of the latest route.
+        side_stream: The stream of recordings and of the steps before them; DDP is built on it.
         recordable: False after a recording failed: the steps then run without graphs.
     """
 
     def __init__(self, *args: Any, say: Callable[[str], None] = print) -> None:
+        self.side_stream = create_side_stream()
         super().__init__(*args)
         self.say = say
         self.graph: RouteGraph | None = None
         self.recordable = True
         move_rates(self.state.optimizers, self.device)
 
+    def wrap_model(self) -> Any:
+        """Return the model, with several processes in DDP that is built on the side stream."""
+        if not self.distributed:
+            return self.model
+        with on_side_stream(self.side_stream):
+            net = super().wrap_model()
+        net._set_ddp_runtime_logging_sample_rate(_NEVER)
+        return net
+
     def train_on(self, batch: Batch | None) -> None:
-        """Replay the graph of this step's route, or prepare it."""
+        """Replay the graph of this step's route, or prepare it.
+
+        Raises:
+            UserError: It cannot be recorded, with several processes.
+        """
         if not self.recordable:
             super().train_on(batch)
             return
         inputs = []
         for start, end in self.micro_batch_ranges():
             part = None if batch is None else batch.rows(start, end)
-            inputs.append(self.make_batch(torch.arange(start, end), part))
+            rows = torch.arange(self.first_row + start, self.first_row + end)
+            inputs.append(self.make_batch(rows, part))
         routing = inputs[0][2]
         route = None if routing is None else routing.route
         if self.graph is None or self.graph.route != route:
@@ -233,6 +274,11 @@ class GraphedTrainingStep(TrainingStep):
         try:
             self.graph.run()
         except RecordingError as error:
+            if self.distributed:  # DDP waits for the gradients of the recording for good
+                raise UserError(
+                    "train.graphs=true: this step of several processes cannot be recorded "
+                    f"({error}); type train.graphs=false, which resumes the run without graphs"
+                ) from error
             self.say(f"CUDA graphs off: this step cannot be recorded ({error})")
             self.recordable = False
             self.release()

@@ -1,4 +1,4 @@
-"""What is known about a run whose loss or gradient is not finite."""
+"""A run whose loss or gradient is not finite: back to a checkpoint, or a detailed error."""
 
 from __future__ import annotations
 
@@ -6,12 +6,36 @@ from pathlib import Path
 
 import torch
 
+from experiments.training.run_files import forget_after
 from experiments.training.step import TrainingStep
 from routing.errors import UserError
 
 
 class Diverged(UserError):
     """Too many steps in a row with a non-finite loss or gradient."""
+
+
+def roll_back(step: TrainingStep, bad_streak: int, checkpoint: Path | None) -> None:
+    """Return to the checkpoint before the last `bad_streak` steps, which were not finite.
+
+    Later files of the run are deleted. Every process calls this; all of them wait for the first.
+
+    Raises:
+        Diverged: No roll-back is left (`train.rollback`), or there is no checkpoint.
+    """
+    config, state = step.config, step.state
+    rollbacks = state.rollbacks + 1
+    if rollbacks > config.train.rollback or checkpoint is None:
+        raise diverged(step, bad_streak, checkpoint)
+    state.load(checkpoint, config.hashed())
+    state.rollbacks = rollbacks
+    # The checkpoint's other counters hold; a streak belongs to the abandoned branch.
+    state.tally.bad_streak.zero_()
+    if step.prefetched is not None:
+        step.start_prefetch()
+    if step.accelerator.is_main_process:
+        forget_after(config.folder, state.step)
+    step.accelerator.wait_for_everyone()
 
 
 def diverged(step: TrainingStep, bad_streak: int, checkpoint: Path | None) -> Diverged:

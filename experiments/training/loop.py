@@ -13,11 +13,10 @@ from experiments.runtime import run_folder, signals
 from experiments.runtime.checkpoint_files import newest
 from experiments.runtime.console import Console, Progress
 from experiments.runtime.errors import Interrupted
+from experiments.training import divergence
 from experiments.training.build import build_step
-from experiments.training.divergence import diverged
 from experiments.training.metrics import MetricsLog
 from experiments.training.run_evaluation import Evaluation
-from experiments.training.run_files import forget_after
 
 
 class Trainer:
@@ -164,24 +163,13 @@ class Trainer:
         Raises:
             Diverged: No roll-back is left (`train.rollback`), or no checkpoint.
         """
-        state = self.state
         self.accelerator.wait_for_everyone()
-        rollbacks, bad_step = state.rollbacks + 1, state.step
+        bad_step = self.state.step
         # Bad steps change no weights, but the steps before them may have caused them.
         checkpoint = self.newest_checkpoint(bad_step - bad_streak)
-        if rollbacks > self.config.train.rollback or checkpoint is None:
-            raise diverged(self.step, bad_streak, checkpoint)
-        state.load(checkpoint, self.config.hashed())
-        state.rollbacks = rollbacks
-        # The checkpoint's other counters hold; a streak belongs to the abandoned branch.
-        state.tally.bad_streak.zero_()
-        if self.step.prefetched is not None:
-            self.step.start_prefetch()
-        if self.accelerator.is_main_process:
-            forget_after(self.folder, state.step)
-        self.accelerator.wait_for_everyone()
+        divergence.roll_back(self.step, bad_streak, checkpoint)
         self.console.say(
-            f"{bad_streak} non-finite steps up to {bad_step}: back to step {state.step} with "
+            f"{bad_streak} non-finite steps up to {bad_step}: back to step {self.state.step} with "
             "other random numbers"
         )
 

@@ -9,9 +9,10 @@ from experiments.config.model import banner_lines, run_cost
 from experiments.config.schema import Config
 from experiments.runtime import records, trackers
 from experiments.runtime.console import Console
+from experiments.training.finish import finish
 from experiments.training.loop import Trainer
 from experiments.training.run_start import check_evaluation, print_start, write_start
-from experiments.training.summary import finish, show_results
+from experiments.training.summary import show_results
 
 
 def start(config: Config, accelerator: Any, console: Console) -> None:

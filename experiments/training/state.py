@@ -36,7 +36,7 @@ class Tally:
     """Sums of steps since the last line of metrics, and counts of non-finite ones; on the device.
 
     Attributes:
-        values: All five, float64 `(5,)`, as a checkpoint holds them; the others are views of it.
+        values: All five, `(5,)`, as a checkpoint holds them; the others are views of it.
         loss: Sum of the finite losses since the last line.
         grad_norm: Sum of their gradient norms.
         finite_steps: How many they are.

@@ -57,7 +57,7 @@ class TrainingStep:
         # REPA or SRA
         self.alignment = create_alignment(config, dataset, state, self.objective)
         self.distributed = accelerator.num_processes > 1
-        self.net: Any = accelerator.prepare_model(self.model) if self.distributed else self.model
+        self.net: Any = self.wrap_model()
         self.local_batch = config.train.batch // accelerator.num_processes
         self.first_row = self.local_batch * accelerator.process_index
         self.micro_batch_size = self.local_batch
@@ -195,6 +195,10 @@ class TrainingStep:
         return rate
 
     # --- randomness, data, processes -------------------------------------------------------------
+
+    def wrap_model(self) -> Any:
+        """Return the model, with several processes in DDP."""
+        return self.accelerator.prepare_model(self.model) if self.distributed else self.model
 
     def draws(self, rows: Tensor, step: int | None = None) -> Draws:
         """Return the random numbers of a step (default: this one) for rows of the global batch."""

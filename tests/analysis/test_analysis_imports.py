@@ -29,7 +29,7 @@ TORCH_FREE = {
     "experiments.data.registry",
 }
 # They read models.
-MODELS = {"similarity.py", "guidance_scale.py", "guidance_scale_command.py", "suggest_route.py"}
+MODELS = {"similarity.py", "guidance_scale.py", "guidance_scale_command.py", "route_probe.py"}
 
 
 def imported(path):

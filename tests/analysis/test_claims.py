@@ -127,7 +127,7 @@ claims:
     [
         ("metric: m", "metrics: m", "claims.a.metrics"),
         ("    metric: m\n", "", "missing key claims.a.metric"),
-        ("    setting: s\n", "    setting: s\n    setting: s\n", "the key setting stands twice"),
+        ("    setting: s\n", "    setting: s\n    setting: s\n", "the key setting appears twice"),
         ("values: {dense: 1}", "values: {dense: one}", "claims.a.values="),
         ("commands: [python -m sweeps list]", "commands: []", "claims.a.commands=[]"),
         ("paper: p\n", "paper: q\n", "claims.a.paper=q"),

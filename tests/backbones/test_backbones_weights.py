@@ -263,7 +263,7 @@ def test_weights_kept_in_half_precision(source, dtype):
 
 def test_wrong_weights_say_what_is_wrong():
     state = published("dit")
-    with pytest.raises(BackboneError, match=r"no place for: blocks\.0\.extra, odd\.weight"):
+    with pytest.raises(BackboneError, match=r"unexpected dit weights: blocks\.0\.extra, odd\.weight"):
         import_weights.load(
             {**state, "odd.weight": torch.zeros(1), "blocks.0.extra": torch.zeros(1)}, "dit"
         )

@@ -443,7 +443,7 @@ def test_options_that_contradict():
         with pytest.raises(RoutingError, match=r"ids .*: expected whole numbers \(K,\)"):
             model(x, cond, layout, routing("2-5", ids=ids))
     part = Layout(GRID, torch.arange(4).expand(BATCH, -1), PREFIX)
-    with pytest.raises(UserError, match="left already; choose from those present"):
+    with pytest.raises(UserError, match="skipped already; choose from the tokens present"):
         model(x[:, : PREFIX + 4], cond, part, routing("2-5", ids=torch.tensor([3, 9])))
     for count, route in ((1, "1-2+4-5"), (2, "2-5")):
         with pytest.raises(RoutingError, match=f"{count} tensors of ids for the {3 - count} segments"):

@@ -73,7 +73,12 @@ def test_each_part_has_its_commands(fake, tmp_path):
     for seed in range(5):
         routes = [word for words in study if f"seed={seed}" in words for word in words if word.startswith("route=")]
         assert routes == ["route=none", "route=2-8"]
-    assert missing.strip() == "- CUDA graphs with several processes: the trainer refuses them."
+    assert missing.strip() == "- CUDA graphs with several processes: the tests need two GPUs"
+
+
+def test_nothing_is_left_on_two_gpus(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_report, "devices", lambda: FAKE * 2)
+    assert call(tmp_path)[2].strip() == ""
 
 
 def test_one_call_runs_all_parts(fake, tmp_path):

@@ -443,7 +443,7 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
         ("log=trackio", "not installed"),
         ("data=digits eval.reference={tmp}/none.npz", "no such file"),
         ("data=digits train.batch=1000000000", "GB of memory"),
-        ("train.graphs=true", "expected one process on a GPU, there are 1 on a CPU"),
+        ("train.graphs=true", "expected a CUDA GPU, there is none here"),
         (
             "data=fashion data.path={tmp}",
             "no train-images-idx3-ubyte or .* in {tmp}; give data.path",

@@ -3,6 +3,7 @@
 Off the GPU "replaying" runs the recorded body again: on the same buffers, with the same route.
 """
 
+import contextlib
 import traceback
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from experiments.training import cuda_graphs
 from experiments.training.build import build_step
 from experiments.training.cuda_graphs import (
     EAGER,
+    EAGER_WITH_DDP,
     GraphedTrainingStep,
     count_routes,
     reason_against,
@@ -52,8 +54,9 @@ def trained(words, steps, graphs):
 def stand_in(monkeypatch):
     """Off the GPU a replay runs the recorded body again; returns the bodies that were recorded."""
     recorded = []
-    monkeypatch.setattr(cuda_graphs, "record", lambda body: recorded.append(body) or body)
-    monkeypatch.setattr(cuda_graphs, "run_on_side_stream", lambda body: body())
+    monkeypatch.setattr(cuda_graphs, "record", lambda body, stream: recorded.append(body) or body)
+    monkeypatch.setattr(cuda_graphs, "create_side_stream", lambda: None)
+    monkeypatch.setattr(cuda_graphs, "on_side_stream", contextlib.nullcontext)
     return recorded
 
 
@@ -165,7 +168,7 @@ def test_what_has_no_graph_is_refused():
     with pytest.raises(ConfigError, match="train.graphs=maybe: expected"):
         load([*TINY, "train.graphs=maybe"])
     if not torch.cuda.is_available():
-        with pytest.raises(UserError, match="train.graphs=true: expected one process on a GPU"):
+        with pytest.raises(UserError, match="train.graphs=true: expected a CUDA GPU"):
             make_accelerator(load([*TINY, "train.graphs=true"]))
 
 
@@ -199,7 +202,7 @@ def test_a_step_that_cannot_be_recorded_runs_without_and_says_so_once(monkeypatc
     lines = []
     plain, graphed = built(CASES["dense"], False), built(CASES["dense"], True, lines.append)
 
-    def fail(body):
+    def fail(body, stream):
         for parameter in graphed.state.params:  # a recording leaves gradients without numbers
             parameter.grad = torch.full_like(parameter, 1e3)
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
@@ -210,6 +213,22 @@ def test_a_step_that_cannot_be_recorded_runs_without_and_says_so_once(monkeypatc
     assert graphed.graph is None and not graphed.recordable
     for a, b in zip(plain.state.params, graphed.state.params, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_recording_that_fails_with_several_processes_is_one_sentence(monkeypatch, stand_in):
+    """DDP cannot go on after it: it would wait for the gradients of the recording."""
+    lines = []
+    step = built(CASES["dense"], True, lines.append)
+    step.distributed = True
+
+    def fail(body, stream):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(cuda_graphs, "record", fail)
+    take_steps(step, EAGER_WITH_DDP)
+    with pytest.raises(UserError, match=r"cannot be recorded \(operation not permitted .*more\); type train.graphs=false"):
+        step.run()
+    assert lines == []
 
 
 def test_the_error_of_a_step_itself_is_not_taken_for_a_failed_recording(monkeypatch, stand_in):
@@ -235,13 +254,14 @@ def test_the_error_of_a_step_itself_is_not_taken_for_a_failed_recording(monkeypa
         ("cuda", 1, ["route=1-2/0.5:none"], True, None),
         ("cuda", 1, ["train.graphs=false"], False, None),
         ("cuda", 2, [], False, "2 processes"),
+        ("cuda", 2, ["train.graphs=true"], True, "not been tested on several GPUs"),
         ("cuda", 2, ["train.graphs=false"], False, None),
         ("cuda", 1, ["route=1-2", "routing.random_end=true"], False, "routing.random_end=true"),
         ("cuda", 1, ["route=1-2", "routing.schedule=linear:1:0"], False, "more than 8 routes"),
         ("cuda", 1, ["route=1-2", "routing.schedule=linear:1:0", "train.graphs=true"], False, "more than 8 routes"),
     ],
 )
-def test_which_runs_use_graphs(device, processes, words, is_graphed, line, monkeypatch):
+def test_which_runs_use_graphs(device, processes, words, is_graphed, line, monkeypatch, stand_in):
     monkeypatch.setattr(TrainingStep, "__init__", lambda self, config, accelerator, *args: vars(self).update(args[0]))
     config = load([*TINY, "train.steps=1000", *words])
     accelerator = SimpleNamespace(device=torch.device(device), num_processes=processes)

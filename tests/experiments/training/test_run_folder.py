@@ -67,7 +67,7 @@ def test_a_run_folder_that_is_gone_ends_the_run_with_an_error_and_is_not_made_ag
 
 
 def test_the_time_left_covers_the_evaluations_before_the_first_and_after_it(tmp_path, monkeypatch):
-    config = small(tmp_path, "train.sample_every=2", "train.log_every=1", "train.steps=6")
+    config = small(tmp_path, "train.sample_every=3", "train.log_every=1", "train.steps=9")
     seen, honest = {}, records.write_status
 
     def status(folder, state, **fields):
@@ -76,12 +76,14 @@ def test_the_time_left_covers_the_evaluations_before_the_first_and_after_it(tmp_
         honest(folder, state, **fields)
 
     def slow(self):
-        return time.sleep(0.6) or True
+        time.sleep(0.6)
+        self.seconds[evaluation.PREVIEW].append(0.6)
 
     monkeypatch.setattr(records, "write_status", status)
     monkeypatch.setattr("experiments.training.run_evaluation.Evaluation._pictures", slow)
-    monkeypatch.setattr("experiments.training.run_evaluation.Evaluation._image_macs", 1e15)
+    costs = {evaluation.PREVIEW: 1e17, evaluation.FINAL: 0, evaluation.SCORES: 0}
+    monkeypatch.setattr("experiments.training.run_evaluation.Evaluation._macs", costs)
     train(config, quiet=True)
-    assert seen[1] > 100, "predicted from the multiply-accumulates"
-    # At steps 4 and 6, where the one of this step is still to come: 0.6 s each.
-    assert 1 <= seen[4] <= 4 and 1 <= seen[6] <= 2
+    assert seen[2] > 100, "predicted from the multiply-accumulates"
+    # At steps 6 and 9, where the one of this step is still to come: 0.6 s each.
+    assert 1 <= seen[6] <= 4 and 1 <= seen[9] <= 2

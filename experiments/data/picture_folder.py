@@ -1,0 +1,193 @@
+"""Pictures of data=folder: found in class folders, cropped to one size as 8-bit pixels (no torch).
+
+Folders, splits, links and damaged files are treated as `experiments/prepare.py` treats them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from experiments.data.class_folders import LABEL_FILE
+from experiments.data.data_options import PICTURES, DataError, require
+from experiments.data.folder_options import FolderOptions
+from experiments.data.image_sets import LabelledImages, Split
+from experiments.data.image_sources import FolderSource
+from experiments.data.open_source import list_files, open_source
+from experiments.data.raw_images import crop_ahead
+from experiments.data.stratified_split import stratified_rows
+
+#: Pixels of more bytes are refused: a run holds them in memory, and two copies while it starts.
+MAX_BYTES = 4 * 10**9
+_TRAIN_FOLDERS = ("train", "training")
+_TEST_FOLDERS = ("test", "testing", "val", "valid", "validation")
+# Encoded pictures that wait to be decoded; photographs may have tens of megabytes each.
+_READ_AHEAD = 16
+
+
+class FolderSplits(NamedTuple):
+    """The pictures of a folder, listed but not decoded."""
+
+    train: FolderSource  # all pictures if there is no `test`
+    test: FolderSource | None
+    class_names: tuple[str, ...]  # () for unlabelled pictures
+
+
+def listing_fingerprint(path: str) -> str:
+    """Return a checksum of the names and sizes of the pictures; `absent` without a folder."""
+    root = Path(path).expanduser()
+    if not root.is_dir():
+        return "absent"
+    digest = hashlib.sha256()
+    for file in sorted(list_files(root, "*")):
+        if file.suffix.lower() in PICTURES or file.name == LABEL_FILE:
+            size = file.stat().st_size if file.exists() else -1  # a broken link
+            digest.update(f"{file.relative_to(root).as_posix()} {size}\n".encode(errors="replace"))
+    return digest.hexdigest()[:16]
+
+
+def open_splits(path: str) -> FolderSplits:
+    """List the pictures of a folder and their classes.
+
+    Raises:
+        DataError: There is no such folder, or it holds no pictures or is laid out otherwise.
+    """
+    return _open_splits(path, listing_fingerprint(path))
+
+
+@functools.lru_cache(maxsize=8)
+def _open_splits(path: str, fingerprint: str) -> FolderSplits:
+    """As `open_splits`; a start of a run asks several times, and classes cost a decoded picture."""
+    root = Path(path).expanduser()
+    require(
+        fingerprint != "absent",
+        f"data.path={path} is no folder; expected one with a subfolder of pictures for each class",
+    )
+    train_folder, test_folder = _split_folders(root)
+    train = _open_pictures(train_folder)
+    class_names = _class_names(train)
+    if test_folder is None:
+        return FolderSplits(train, None, class_names)
+    test = _open_pictures(test_folder)
+    missing = sorted(set(_class_names(test)) - set(class_names))
+    require(
+        test.labelled == train.labelled and not missing,
+        f"{test_folder} holds {'the class ' + missing[0] if missing else 'no classes'}, unlike "
+        f"{train_folder}; expected the same class folders in both",
+    )
+    return FolderSplits(train, test, class_names)
+
+
+def _split_folders(root: Path) -> tuple[Path, Path | None]:
+    """Return the folder of the training pictures, and that of the held-out ones if there is one."""
+    folders = {entry.name.lower(): entry for entry in sorted(root.iterdir()) if entry.is_dir()}
+    train = [folders[name] for name in _TRAIN_FOLDERS if name in folders]
+    test = [folders[name] for name in _TEST_FOLDERS if name in folders]
+    if train and test:
+        return train[0], test[0]
+    if train and len(folders) == 1:
+        return train[0], None
+    return root, None  # a class may be called train
+
+
+def _open_pictures(folder: Path) -> FolderSource:
+    """Return the pictures below a folder; archives and tables are for `prepare.py`."""
+    source = open_source(folder)
+    if not isinstance(source, FolderSource):
+        raise DataError(
+            f"{folder} holds archives or tables; data=folder reads pictures "
+            f"({' '.join(PICTURES)}): unpack them, or make latents with experiments/prepare.py"
+        )
+    return source
+
+
+def _class_names(source: FolderSource) -> tuple[str, ...]:
+    """Return the names of the classes; those of EDM's dataset.json are numbers."""
+    if source.classes or not source.labelled:
+        return source.classes
+    highest = max(label or 0 for label in source.labels)
+    return tuple(map(str, range(highest + 1)))
+
+
+def check_memory(options: FolderOptions, splits: FolderSplits) -> None:
+    """Refuse more pixels than `MAX_BYTES`, and a single picture."""
+    count = splits.train.count + (splits.test.count if splits.test else 0)
+    size = count * options.channels * options.size**2
+    require(
+        size <= MAX_BYTES,
+        f"data.size={options.size}: {count:,} pictures of {options.path} are "
+        f"{size / 1e9:.1f} GB as pixels; expected at most {MAX_BYTES / 1e9:g} GB, as data=folder "
+        "holds them in memory: choose a smaller data.size, or train on latents (python "
+        f"experiments/prepare.py {options.path} OUT, then data=latents data.path=OUT)",
+    )
+    require(count > 1, f"{options.path} holds one picture; expected more, as some are held out")
+
+
+def read_splits(options: FolderOptions, splits: FolderSplits) -> LabelledImages:
+    """Decode all pictures, as uint8 (N, C, size, size) and labels (N,) of each split."""
+    check_memory(options, splits)
+    train = _read_pictures(options, splits.train, splits.class_names)
+    if splits.test is not None:
+        test = _read_pictures(options, splits.test, splits.class_names)
+    else:
+        images, labels = train
+        require(
+            len(labels) > 1,
+            f"{options.path} holds {len(labels)} readable pictures; expected more, as some are "
+            "held out",
+        )
+        train_rows, test_rows = stratified_rows(labels, options.test_fraction, options.split_seed)
+        train = images[train_rows], labels[train_rows]
+        test = images[test_rows], labels[test_rows]
+    for split, (_, labels) in (("train", train), ("test", test)):
+        require(
+            len(labels) > 0,
+            f"{options.path} leaves no readable pictures to {split} on "
+            f"(data.test_fraction={options.test_fraction:g}); expected some in each split",
+        )
+    return LabelledImages({"train": train, "test": test}, splits.class_names)
+
+
+def _read_pictures(
+    options: FolderOptions, source: FolderSource, class_names: tuple[str, ...]
+) -> Split:
+    """Decode the pictures of one split; unreadable ones are skipped with a warning."""
+    numbers = {name: number for number, name in enumerate(class_names)}
+    pixels = np.empty((source.count, *options.sample_shape), np.uint8)
+    labels = np.zeros(source.count, np.int64)
+    count = 0
+    skipped = []
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        raws = source.read(0, source.count)
+        for image in crop_ahead(pool, raws, options.size, _READ_AHEAD):
+            if image.pixels is None:
+                skipped.append(f"{image.raw.name} ({image.reason})")
+                continue
+            pixels[count] = _channels(image.pixels, options.channels)
+            label = image.raw.label
+            if label is not None:
+                # A held-out class is the training class of the same name.
+                labels[count] = numbers[source.classes[label]] if source.classes else label
+            count += 1
+    if skipped:
+        warnings.warn(
+            f"data=folder: skipped {len(skipped)} of {source.count} pictures of {options.path} "
+            f"that cannot be read, such as {skipped[0]}",
+            stacklevel=2,
+        )
+    return pixels[:count], labels[:count]
+
+
+def _channels(pixels: np.ndarray, channels: int) -> np.ndarray:
+    """Return RGB (size, size, 3) as (3, size, size), or as its luminance (1, size, size)."""
+    if channels == 1:
+        return np.asarray(Image.fromarray(pixels).convert("L"))[None]
+    return pixels.transpose(2, 0, 1)

@@ -1,0 +1,265 @@
+"""data=folder: a user's own pictures, from files on disk to a trained and sampled model."""
+
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from data_tools import add
+from PIL import Image
+from small import ROOT
+
+from experiments.config import load
+from experiments.data import DataError, create, picture_folder
+from experiments.data.registry import describe, fingerprint, parse
+from routing.errors import UserError
+from routing.rng import Draws
+
+SIDE = 8
+COLOURS = {"cat": (250, 10, 20), "dog": (30, 240, 60), "fish": (5, 80, 200)}
+
+
+def picture(path, colour=(90, 90, 90), width=SIDE, height=SIDE):
+    """Write a picture of one colour whose left column is darker, so that mirroring it shows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.full((height, width, 3), colour, np.uint8)
+    pixels[:, 0] //= 2
+    Image.fromarray(pixels).save(path)
+
+
+def class_folders(root, count=10, names=tuple(COLOURS)):
+    for name in names:
+        for number in range(count):
+            picture(root / name / f"{number}.png", COLOURS[name])
+    return root
+
+
+def options(root, **more):
+    return {"name": "folder", "path": str(root), "size": SIDE, **more}
+
+
+def command(name, *words):
+    """Run a command of experiments/ as a user does."""
+    path = str(ROOT / "experiments" / f"{name}.py")
+    return subprocess.run([sys.executable, path, *words], capture_output=True, text=True)
+
+
+def pixels_of(data, split):
+    """Pixels and labels of a split."""
+    batch = data.batch(torch.arange(data.sizes[split]), None, split)
+    return data.to_pixels(batch.x).numpy(), batch.y
+
+
+def test_class_folders_are_classes_with_a_share_of_each_held_out(tmp_path):
+    data = create(options(class_folders(tmp_path), test_fraction=0.3))
+    assert data.class_names == ("cat", "dog", "fish") and data.num_classes == 3
+    assert data.shape == (3, SIDE, SIDE) and data.sizes == {"train": 21, "test": 9}
+    for split, each in (("train", 7), ("test", 3)):
+        pixels, labels = pixels_of(data, split)
+        assert labels.bincount().tolist() == [each] * 3
+        for image, label in zip(pixels, labels.tolist(), strict=True):
+            assert image[:, 3, 5].tolist() == list(COLOURS[data.class_names[label]])
+            assert image[:, 3, 0].tolist() == [value // 2 for value in image[:, 3, 5].tolist()]
+    assert describe(options(tmp_path))["num_classes"] == 3
+
+
+def test_the_split_follows_its_seed_alone(tmp_path):
+    for number in range(20):
+        picture(tmp_path / "cat" / f"{number:02}.png", (10 * number, 0, 0))
+
+    def held_out(**more):
+        return sorted(pixels_of(create(options(tmp_path, **more)), "test")[0][:, 0, 3, 5].tolist())
+
+    assert held_out() == held_out() != held_out(split_seed=1)
+    assert len(held_out(test_fraction=0.25)) == 5
+
+
+@pytest.mark.parametrize("test", ["test", "val", "Validation"])
+def test_split_folders_are_the_split_and_classes_match_by_name(tmp_path, test):
+    class_folders(tmp_path / "train", 4)
+    class_folders(tmp_path / test, 2, ("dog", "fish"))
+    data = create(options(tmp_path))
+    assert data.class_names == ("cat", "dog", "fish")
+    assert data.sizes == {"train": 12, "test": 4}
+    pixels, labels = pixels_of(data, "test")
+    assert labels.tolist() == [1, 1, 2, 2]
+    assert pixels[2, :, 3, 5].tolist() == list(COLOURS["fish"])
+    picture(tmp_path / test / "zebra/0.png")
+    with pytest.raises(DataError, match="the class zebra, unlike"):
+        create(options(tmp_path))
+
+
+def test_a_lone_train_folder_is_split_and_a_class_may_be_called_train(tmp_path):
+    class_folders(tmp_path / "a/train")
+    assert create(options(tmp_path / "a")).sizes == {"train": 24, "test": 6}
+    for name in ("train", "bus"):
+        picture(tmp_path / "b" / name / "0.png")
+        picture(tmp_path / "b" / name / "1.png")
+    assert create(options(tmp_path / "b")).class_names == ("bus", "train")
+
+
+def test_pictures_without_classes_train_without_a_condition(tmp_path):
+    for number in range(10):
+        picture(tmp_path / f"{number}.png", (20 * number, 0, 0))
+    data = create(options(tmp_path), task="none")
+    assert data.num_classes == 0 and data.class_names == ()
+    assert data.sizes == {"train": 8, "test": 2}
+    assert data.batch(torch.arange(3)).y is None
+    with pytest.raises(DataError, match="use task=none guidance=none"):
+        create(options(tmp_path))
+    assert describe(options(tmp_path))["num_classes"] == 0
+
+
+def test_centre_crop_grey_and_mirror(tmp_path):
+    # Three stripes, each as wide as the picture is high: the crop is the green one.
+    for number in range(4):
+        stripes = np.zeros((SIDE, 3 * SIDE, 3), np.uint8)
+        stripes[:, SIDE : 2 * SIDE, 1] = 200 + number
+        path = tmp_path / "a/cat" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(stripes).save(path)
+    pixels, _ = pixels_of(create(options(tmp_path / "a")), "train")
+    assert pixels.shape == (3, 3, SIDE, SIDE)
+    assert (pixels[:, 1] >= 200).all() and not pixels[:, 0].any()
+    grey = create(options(tmp_path / "a", channels=1))
+    assert grey.shape == (1, SIDE, SIDE)
+    # ITU-R 601-2: 0.587 of green.
+    assert set(pixels_of(grey, "train")[0].flatten().tolist()) <= {117, 118, 119}
+
+    class_folders(tmp_path / "b", 20)
+    index = torch.arange(48)
+    data = create(options(tmp_path / "b", flip="mirror"))
+    plain, drawn = data.batch(index).x, data.batch(index, Draws(0, 3, index)).x
+    mirrored = (drawn == plain.flip(-1)).flatten(1).all(1)
+    assert (mirrored | (drawn == plain).flatten(1).all(1)).all() and 10 < mirrored.sum() < 38
+
+
+def test_hidden_files_links_and_damaged_pictures_are_treated_as_prepare_does(tmp_path):
+    root = class_folders(tmp_path / "pictures")
+    picture(tmp_path / "elsewhere/0.png", (200, 200, 0))
+    picture(tmp_path / "elsewhere/1.png", (200, 200, 0))
+    (root / "linked").symlink_to(tmp_path / "elsewhere")
+    (root / "cat/gone.png").symlink_to(tmp_path / "nowhere.png")
+    (root / "cat/loop").symlink_to(root)
+    (root / "dog/notes.txt").write_text("x")
+    (root / "dog/a.png").write_bytes(b"no picture")
+    picture(root / ".cache/0.png")
+    picture(root / "cat/._0.png")
+    with pytest.warns(UserWarning, match=r"skipped 2 of 34 .* such as cat/gone.png \(No such file"):
+        data = create(options(root))
+    assert data.class_names == ("cat", "dog", "fish", "linked")
+    assert sum(data.sizes.values()) == 32
+
+
+def test_the_fingerprint_follows_names_and_contents(tmp_path):
+    root = class_folders(tmp_path / "a")
+    name, contents = load([f"data.path={root}", "data=folder"]).name, create(options(root))
+    before = fingerprint(options(root))
+    (root / "notes.txt").write_text("not a picture")
+    assert fingerprint(options(root)) == before
+    copy = create(options(class_folders(tmp_path / "b")))
+    assert copy.fingerprint == contents.fingerprint
+    assert fingerprint(options(tmp_path / "b")) == before
+    picture(root / "cat/99.png")
+    assert fingerprint(options(root)) != before
+    assert load([f"data.path={root}", "data=folder"]).name != name
+    assert create(options(root)).fingerprint != contents.fingerprint
+    assert fingerprint(options(tmp_path / "nowhere")) == "absent"
+
+
+def test_more_pixels_than_memory_should_hold_are_refused_unread(tmp_path, monkeypatch):
+    root = class_folders(tmp_path)
+    monkeypatch.setattr(picture_folder, "MAX_BYTES", 30 * 3 * SIDE * SIDE)
+    parse(options(root)).check_files()
+    picture(root / "cat/one_more.png")
+    with pytest.raises(DataError, match=r"31 pictures .*expected at most .* GB.*prepare\.py"):
+        parse(options(root)).check_files()
+    parse(options(root, channels=1)).check_files()
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], "holds no images"),
+        (["cat/0.png"], "holds one picture"),
+        (["0.png", "cat/0.png"], "lies beside class folders"),
+        (["data/train/cat/0.png", "data/val/cat/0.png"], "train, val, which are not classes"),
+        (["train/cat/0.png", "test/0.png"], "holds no classes, unlike"),
+    ],
+)
+def test_other_layouts_are_one_sentence(tmp_path, files, message):
+    for name in files:
+        picture(tmp_path / name)
+    with pytest.raises(DataError, match=message) as error:
+        parse(options(tmp_path)).check_files()
+    assert "\n" not in str(error.value)
+
+
+def test_archives_are_for_prepare(tmp_path):
+    with tarfile.open(tmp_path / "0.tar", "w") as archive:
+        add(archive, "0.png", b"encoded")
+    with pytest.raises(DataError, match=r"holds archives or tables.*prepare\.py"):
+        parse(options(tmp_path)).check_files()
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["data=pictures"], "data=folder data.path=DIR"),
+        (["data=ImageFolder"], "did you mean folder"),
+        (["data=torchvision", "data.set=ImageFolder"], "data=folder data.path=DIR"),
+        (["data=mnist", "data.path=pictures"], "data=folder data.path=DIR"),
+        (["data=folder", "data.channels=4"], "data.channels=4: expected one of 3, 1"),
+        (["data=folder", "data.size=33"], "patch of 4 does not divide 33x33"),
+    ],
+)
+def test_wrong_words_lead_to_the_folder(words, hint):
+    with pytest.raises(UserError, match=hint):
+        load(words)
+
+
+@pytest.mark.parametrize("name", ["latents", "fashion"])
+def test_a_folder_of_pictures_for_another_data_set_leads_here(tmp_path, name):
+    class_folders(tmp_path, 2)
+    with pytest.raises(DataError, match="data=folder data.path="):
+        parse({"name": name, "path": str(tmp_path)}).check_files()
+
+
+def test_a_missing_folder_is_one_sentence(tmp_path):
+    with pytest.raises(DataError, match=r"needs your pictures: data\.path=DIR"):
+        parse({"name": "folder"}).check_files()
+    with pytest.raises(DataError, match="is no folder"):
+        parse(options(tmp_path / "nowhere")).check_files()
+
+
+def test_naming_a_run_needs_no_torch(tmp_path):
+    root = class_folders(tmp_path, 2)
+    code = (
+        "import sys; from experiments.config import load\n"
+        f"load(['data=folder', 'data.path={root}']).name\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.slow
+def test_from_a_folder_to_samples_of_a_class_by_its_name(tmp_path):
+    root = class_folders(tmp_path / "pictures")
+    words = ["data=folder", f"data.path={root}", "data.size=8", "size=T/2", "route=2-8"]
+    words += ["train.steps=4", "train.batch=4", f"paths.runs={tmp_path / 'runs'}"]
+    train = command("run", *words)
+    assert train.returncode == 0 and "held-out loss" in train.stdout, train.stderr
+    [run] = (tmp_path / "runs").glob("dit-T2-folder_2-8_s0-*")
+    again = command("run", *words)
+    assert again.returncode == 0 and run.name in again.stdout
+    assert len(list((tmp_path / "runs").glob("dit-*"))) == 1
+
+    where = ["--out", str(tmp_path / "samples"), "--seeds", "0-1"]
+    sampled = command("sample", str(run), "--classes", "dog,fish", *where)
+    assert sampled.returncode == 0, sampled.stderr
+    assert len(list((tmp_path / "samples").glob("png/**/*.png"))) == 4
+    refused = command("sample", str(run), "--classes", "horse", *where)
+    assert refused.returncode == 2 and "there are cat, dog, fish" in refused.stderr
