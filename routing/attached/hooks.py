@@ -315,7 +315,7 @@ class Attached:
 
     def _warn_of_united_masks(self, shared: bool, rate_keeps: int, stay: int, tokens: int) -> None:
         """Warn once if fewer tokens skip because samples with different `keep` share a subset."""
-        if self._warned or not shared or stay <= rate_keeps:
+        if self._warned or self.keep is None or not shared or stay <= rate_keeps:
             return
         of_one, of_any = count_forced(self.keep)
         if of_any <= of_one:

@@ -93,7 +93,7 @@ class RoutedModel:
         items = list(items) if isinstance(items, Iterable) else [None]
         mask = torch.zeros(1, tokens, dtype=torch.bool)
         for item in items:
-            position = item.item() if isinstance(item, Tensor) and item.dim() == 0 else item
+            position: Any = item.item() if isinstance(item, Tensor) and item.dim() == 0 else item
             is_integer = isinstance(position, Integral) and not isinstance(position, bool)
             require(
                 isinstance(position, slice) or (is_integer and -tokens <= position < tokens),
