@@ -36,6 +36,7 @@ ONE_COLUMN = 3.5  # inches of a line up to which tables fit one column of a page
 ROWS_OF_A_COLUMN = 28  # of a float in one column, whose first entries may take two lines
 _HEADING_CHARACTERS, _LONGEST_HEADING = 9, 18  # of a line of a heading: at least, at most
 _FIRST_CHARACTERS = 22  # of the first column before it wraps, in one column of a page
+_CHARACTER_POINTS = 4.6  # mean width of a character of \\footnotesize, on the safe side
 _LONGEST_FIRST = 30  # characters of the first column of a `longtable` that count for its width
 _COLUMN_CHARACTERS = 62  # of a line in one column of a page, at the size of `_COMPACT`
 _COMPACT = r"\scriptsize\setlength{\tabcolsep}{3pt}"
@@ -70,9 +71,9 @@ def latex(table: Table, width: float = PAGE_WIDTH) -> str:
         narrow = table.only([0, *columns])
         if compact:
             for row_part in _row_parts(narrow):
-                parts.append(_latex_part(row_part, continued=bool(parts), compact=True))
+                parts.append(_latex_part(row_part, width, continued=bool(parts), compact=True))
         else:
-            parts.append(_latex_part(narrow, continued=start > 0))
+            parts.append(_latex_part(narrow, width, continued=start > 0))
     return "% Needs the packages of preamble.tex; tables.tex compiles it.\n" + "\n".join(parts)
 
 
@@ -143,7 +144,7 @@ def _without_usual_n(table: Table) -> Table:
     return replace(table, rows=tuple(rows), notes=(f"n = {usual} seeds unless said.", *table.notes))
 
 
-def _latex_part(table: Table, continued: bool, compact: bool = False) -> str:
+def _latex_part(table: Table, width: float, continued: bool, compact: bool = False) -> str:
     """Return a `longtable` where the table is long, else a float.
 
     A float that is wider than its line is scaled down to it; the columns of a `longtable` share the
@@ -162,7 +163,7 @@ def _latex_part(table: Table, continued: bool, compact: bool = False) -> str:
     environment = "longtable" if long else ("table" if fits_column else "table*")
     text = styler.to_latex(
         environment=environment,
-        column_format="@{}" + "".join(_column_formats(table, long, compact)) + "@{}",
+        column_format="@{}" + "".join(_column_formats(table, long, compact, width)) + "@{}",
         caption=latex_escape(f"{table.title} (continued)" if continued else table.title),
         label=None if continued else f"tab:{table.name.replace('_', '-')}",
         hrules=True,
@@ -205,18 +206,40 @@ def _group_heading(group: str, count: int) -> str:
     return rf"\multicolumn{{{count}}}{{@{{}}{box}@{{}}}}{{\emph{{{latex_escape(group)}}}}}"
 
 
-def _column_formats(table: Table, long: bool, compact: bool) -> list[str]:
+def _shares(table: Table, width: float) -> list[float]:
+    """Return each column's share of a line of so many inches, in a `longtable`.
+
+    Every column gets its longest word, as words do not break; the rest goes to those whose entries
+    are longer than a word.
+    """
+    least, wanted = [], []
+    for index in range(len(table.columns)):
+        words = _heading_lines(table, index)
+        for row in table.rows:
+            words.extend(plain(row.entries[index]).split())
+        # The space between columns takes about two characters from each.
+        least.append(max(map(len, words), default=0) + 2)
+        wanted.append(max(_longest(table, index) + 2, least[-1]))
+    wanted[0] = max(min(wanted[0], _LONGEST_FIRST), least[0])
+    spare = max(0.0, width * 72 / _CHARACTER_POINTS - sum(least))
+    missing = sum(wanted) - sum(least)
+    portion = min(1.0, spare / missing) if missing else 0.0
+    lengths = []
+    for length, longer in zip(least, wanted, strict=True):
+        lengths.append(length + portion * (longer - length))
+    return [length / sum(lengths) for length in lengths]
+
+
+def _column_formats(table: Table, long: bool, compact: bool, width: float) -> list[str]:
     """Return the kind of each column; those of a `longtable` share the line by their entries."""
     formats = []
-    lengths = [_longest(table, index) for index in range(len(table.columns))]
-    lengths[0] = min(lengths[0], _LONGEST_FIRST)
+    shares = _shares(table, width)
     for index, column in enumerate(table.columns):
         longest = _longest_entry(table, index)
         side = "left" if column.numeric else "right"
         if long:
-            share = lengths[index] / sum(lengths)
-            width = rf"\dimexpr{share:.4f}\linewidth-2\tabcolsep\relax"
-            formats.append(rf">{{\ragged{side}\arraybackslash}}p{{{width}}}")
+            box = rf"\dimexpr{shares[index]:.4f}\linewidth-2\tabcolsep\relax"
+            formats.append(rf">{{\ragged{side}\arraybackslash}}p{{{box}}}")
         elif compact and longest > _FIRST_CHARACTERS and not column.numeric:
             formats.append(r">{\raggedright\arraybackslash}p{1.05in}")
         elif longest > 26 and not column.numeric:

@@ -180,7 +180,7 @@ def test_a_listed_device_gets_its_page(tmp_path, monkeypatch, capsys):
     assert all(part["rc"] == 2 and "route=9-9" in part["output"][-1] for part in broken)
     assert "failed (exit code 2)" in page
     assert len(training) == 4
-    assert all(part["rc"] == 0 and "images per second" in "".join(part["output"]) for part in training)
+    assert all(part["rc"] == 0 and "images/s" in "".join(part["output"]) for part in training)
 
 
 def test_the_batch_is_halved_until_it_fits(monkeypatch, tmp_path):
