@@ -21,9 +21,9 @@ class MemoryLimit(UserError):
     """The model does not fit; the message names the value to type."""
 
 
-#: Memory of a training process on a CPU besides the tensors of a step (measured: 0.90 GB for T/4
-#: and S/2, with torch 2.15). Scoring adds its networks and features.
-PROCESS_BYTES = 2**30
+#: Memory of a training process on a CPU besides the tensors of a step (measured: 0.66 GB for T/4,
+#: with torch 2.15). Scoring adds its networks and features.
+PROCESS_BYTES = 3 * 2**28
 
 # For a single sample, which cannot be split.
 ONE = "out of memory with one sample: take a smaller size= or routing.checkpoint=true"
