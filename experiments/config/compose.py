@@ -190,7 +190,8 @@ def _unknown_key(key: str, valid_keys: Sequence[str]) -> ConfigError:
         verb = "has" if len(entries) == 1 else "have"
         if entries:
             hint = f"; {OWN_PICTURES}" if key == "data.path" else ""
-            return ConfigError(f"unknown key {key}: only {' and '.join(entries)} {verb} it{hint}")
+            owners = " and ".join(filter(None, [", ".join(entries[:-1]), entries[-1]]))
+            return ConfigError(f"unknown key {key}: only {owners} {verb} it{hint}")
     closest = suggest(key, [*GROUPS, *valid_keys])
     return ConfigError(
         f"unknown key {key}{closest} (python experiments/run.py --help all lists all keys)"

@@ -130,9 +130,10 @@ def test_dry_true_is_dry_run_and_full_adds_the_words(tmp_path, capsys, monkeypat
     # On Slurm the run's own nodes count, not this machine: they may have GPUs, as many as asked for.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert sweeps_command.main([*words, "dry=true", "train.graphs=true"]) == 0
-    for asked, said in (("train.batch=64", "expected a multiple of the 3 processes"), ("train.batch=66", "here are 3 on")):
-        more = ["dry=true", "train.graphs=true", "cluster.tasks=3", asked]
-        assert sweeps_command.main([*words, *more]) == 2 and said in capsys.readouterr().err
+    more = ["dry=true", "train.graphs=true", "cluster.tasks=3"]
+    assert sweeps_command.main([*words, *more, "train.batch=66"]) == 0
+    assert sweeps_command.main([*words, *more, "train.batch=64"]) == 2
+    assert "expected a multiple of the 3 processes" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

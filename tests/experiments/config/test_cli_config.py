@@ -220,7 +220,7 @@ MISTAKES = [
     ("seed=0,1", "-m runs each"),
     ("seeds=0,1", "did you mean seed"),
     ("lr=1e-3", "did you mean train.lr"),
-    ("data.path=nowhere", "only data=fashion and data=latents have it"),
+    ("data.path=nowhere", "data=fashion, data=folder and data=latents have it"),
     ("scale.steps=3", "unknown key scale.steps"),
     ("train.lr=-1", "a number > 0"),
     ("backbone.rope=no", "expected true or false"),
