@@ -1111,7 +1111,7 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
             for words, said in (
                 (["scale=paper", "cluster=debug"], "data.path=FOLDER"),
                 (["scale=paper", "data.path=/no/where"], "/no/where is no folder"),
-                (["train.graphs=true", "cluster=debug"], "there are 1 on a CPU"),
+                (["train.graphs=true", "cluster=debug"], "expected a CUDA GPU, there is none here"),
             )
         ),
         (["launch", "route_placement", "clustr=debug"], "did you mean cluster"),
