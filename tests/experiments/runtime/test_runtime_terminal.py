@@ -101,7 +101,7 @@ def test_a_first_run_is_never_silent_and_fits_eighty_columns(tmp_path):
     assert names == ["FD", "accuracy", "precision", "recall", "held-out loss", "memorisation"]
     assert re.search(r"^training +\d+:\d\d for 20 steps", table, re.M)
     assert re.search(r"^samples +runs/.*final.png$", table, re.M)
-    assert re.search(r"^next .*\n  python \S+sample\S* runs/mamba", table, re.M)
+    assert re.search(r"^next .*\n  python .*sample\S* runs/mamba", table, re.M)
 
 
 @pytest.mark.slow
