@@ -128,7 +128,7 @@ def test_a_backbone_of_ones_own_is_known_to_the_real_commands(tmp_path):
     own = {"TREAD_BACKBONES": "mingru.py"}  # the copy, in the folder of the command
     more = [*SMALL, "route=1-2", "train.batch=32", "train.steps=40", "train.lr=3e-3"]
     said = outside(tmp_path, sys.executable, *words, *more, **own)
-    assert re.search(r"tokens 64 -> 32", said)
+    assert re.search(r"tokens +64 -> 32", said)
     (run,) = (tmp_path / "runs").glob("mingru-*")
     records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     losses = [record["loss"] for record in records if "loss" in record]
