@@ -5,9 +5,11 @@ block: route indices count blocks, never mixers (one makes a block in ZigMa and 
 The residual stream stays in raster order; a mixer gets its D-wide input along the scan path
 (`Block.scans`), which in a route is the dense path with the absent tokens deleted, and its output
 is put back.
+
+On a CPU the mixers call the native operators themselves where these take the inputs, as the blocks
+do for `adaln`; everything else goes through `ops.conv` and `ops.ssd`, which choose a kernel.
 """
 
-import functools
 import math
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 
 from backbones.layers import Block
 from backbones.ops.conv import causal_conv, taps
-from backbones.ops.native import ACTIVE
+from backbones.ops.native import ACTIVE, REQUESTS
 from backbones.ops.selective_scan import selective_scan
 from backbones.ops.ssd import ssd_packed
 from backbones.options.mamba import MambaOptions, step_rank
@@ -70,13 +72,13 @@ class Conv(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout, path: str) -> Tensor:
         """Convolve tokens (B, T, C) that are in scan order."""
-        position = table = None
-        if self.mode == "true" and not layout.is_full:
-            position = layout.tables.get(("positions", path))
-            if position is None:
-                position = look_up(layout, "positions", path)
-            table = functools.partial(look_up, layout, "taps", path)
-        return causal_conv(x, self.weight, self.bias, position, activation="silu", table=table)
+        by_distance = self.mode == "true" and not layout.is_full
+        ops = ACTIVE.operations[x.device.type]
+        if not torch.compiler.is_compiling() and ops.takes([x, self.weight, self.bias]):
+            table = look_up(layout, "taps", path) if by_distance else None
+            return ops.conv(x, self.weight.t().flip(0), self.bias, table, True)
+        position = look_up(layout, "positions", path) if by_distance else None
+        return causal_conv(x, self.weight, self.bias, position, activation="silu")
 
     def initialise(self) -> None:
         """Draw taps and bias as torch's convolutions do."""
@@ -189,11 +191,14 @@ class Mamba2(Mixer):
         options, rates = self.options, -torch.exp(direction.log_a)
         dt, decay = _steps(direction.dt_proj(u), direction.dt_bias, options.gap, layout, path)
         mixed = F.silu(mixed) if self.conv is None else self.conv(mixed, layout, path)
-        y = ssd_packed(
-            mixed, dt, rates, direction.skip, options.chunk, options.kernel, decay,
-            width=self.headdim,
-        )  # fmt: skip
-        return y.flatten(-2)
+        skip, width = direction.skip, self.headdim
+        ops = ACTIVE.operations[u.device.type]
+        # Heads and states are multiples of 8 at every size, as the operator wants.
+        may_be_native = options.kernel in REQUESTS and not torch.compiler.is_compiling()
+        if may_be_native and ops.takes([mixed, dt, skip]):
+            return ops.ssd(mixed, dt, rates, skip, decay, width).flatten(-2)
+        chunk, kernel = options.chunk, options.kernel
+        return ssd_packed(mixed, dt, rates, skip, chunk, kernel, decay, width=width).flatten(-2)
 
     def initialise(self) -> None:
         """Draw what mixers share; the norm starts at 1."""

@@ -1,9 +1,10 @@
 """Bidirectional WKV as Triton kernels over chunks of tokens: linear, true gaps, sums in float32.
 
 Between the two scalings of `biwkv` the operator K is a prefix sum and a suffix sum, so chunks of
-tokens are independent but for what they hand on. Both passes take two launches: every chunk's own
-sums, then (after a running sum over the few chunks) every chunk's tokens, with scans of CHUNK steps
-inside. Sums exclude the token itself without any subtraction.
+tokens are independent but for what they hand on. Both passes launch their kernel twice. With SUMS
+it writes every chunk's own sums; then, given the running sums over the few chunks (`_carries`), it
+computes every chunk's tokens, with scans of CHUNK steps inside. Sums exclude the token itself
+without any subtraction.
 
 In memory there are only the inputs, the output and the gradients, each in its own type, and four
 float32 sums per chunk and channel. The backward pass computes the denominator D, y and the slope
@@ -109,54 +110,32 @@ def _output(e, v, up, down, bonus, live, carry_ptr, channels, C: tl.constexpr):
 
 
 @triton.jit
-def _forward_sums(
-    k_ptr, v_ptr, top_ptr, decay_ptr, bonus_ptr, position_ptr, sums_ptr,
-    tokens, channels, stride, centre, T: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
-    """Write the sums of e^k v and e^k over each chunk."""
-    _, _, e, v, _, up, down, _ = _tile(
-        k_ptr, v_ptr, top_ptr, decay_ptr, bonus_ptr, position_ptr,
-        tokens, channels, stride, centre, T, C,
-    )  # fmt: skip
-    _write_sums(sums_ptr, e * v, e, up, down, channels, C)
-
-
-@triton.jit
 def _forward(
-    k_ptr, v_ptr, top_ptr, decay_ptr, bonus_ptr, position_ptr, carry_ptr, y_ptr,
-    tokens, channels, stride, centre, T: tl.constexpr, C: tl.constexpr,
+    k_ptr, v_ptr, top_ptr, decay_ptr, bonus_ptr, position_ptr, sums_ptr, y_ptr,
+    tokens, channels, stride, centre, T: tl.constexpr, C: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
-    """Write y, in the type of v."""
+    """With SUMS, write each chunk's sums of e^k v and e^k; else read the carries and write y."""
     at, live, e, v, _, up, down, bonus = _tile(
         k_ptr, v_ptr, top_ptr, decay_ptr, bonus_ptr, position_ptr,
         tokens, channels, stride, centre, T, C,
     )  # fmt: skip
-    y, _, _ = _output(e, v, up, down, bonus, live, carry_ptr, channels, C)
-    tl.store(y_ptr + at, y, mask=live)
-
-
-@triton.jit
-def _backward_sums(
-    k_ptr, v_ptr, top_ptr, decay_ptr, bonus_ptr, position_ptr, carry_ptr, grad_ptr, sums_ptr,
-    tokens, channels, stride, centre, T: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
-    """Write the sums of g / D and -y g / D over each chunk."""
-    at, live, e, v, _, up, down, bonus = _tile(
-        k_ptr, v_ptr, top_ptr, decay_ptr, bonus_ptr, position_ptr,
-        tokens, channels, stride, centre, T, C,
-    )  # fmt: skip
-    y, below, _ = _output(e, v, up, down, bonus, live, carry_ptr, channels, C)
-    a = tl.load(grad_ptr + at, mask=live, other=0.0).to(tl.float32) / below
-    _write_sums(sums_ptr, a, -a * y, up, down, channels, C)
+    if SUMS:
+        _write_sums(sums_ptr, e * v, e, up, down, channels, C)
+    else:
+        y, _, _ = _output(e, v, up, down, bonus, live, sums_ptr, channels, C)
+        tl.store(y_ptr + at, y, mask=live)
 
 
 @triton.jit
 def _backward(
     k_ptr, v_ptr, top_ptr, decay_ptr, bonus_ptr, position_ptr, carry_ptr, grad_ptr,
-    grad_carry_ptr, dk_ptr, dv_ptr, ddecay_ptr, dbonus_ptr,
-    tokens, channels, stride, centre, T: tl.constexpr, C: tl.constexpr,
+    sums_ptr, dk_ptr, dv_ptr, ddecay_ptr, dbonus_ptr,
+    tokens, channels, stride, centre, T: tl.constexpr, C: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
-    """Write dk and dv in the types of k and v, and each chunk's share of the other gradients."""
+    """With SUMS, write each chunk's sums of g / D and -y g / D; else read their carries.
+
+    Then write dk and dv in the types of k and v, and each chunk's share of the other gradients.
+    """
     at, live, e, v, p, up, down, bonus = _tile(
         k_ptr, v_ptr, top_ptr, decay_ptr, bonus_ptr, position_ptr,
         tokens, channels, stride, centre, T, C,
@@ -165,21 +144,23 @@ def _backward(
     g = tl.load(grad_ptr + at, mask=live, other=0.0).to(tl.float32)
     a = g / below
     b = -a * y
-    before_a, before_b, after_a, after_b = _others(a, b, up, down, grad_carry_ptr, channels, C)
-    total_a = before_a + after_a + bonus * a
-    total_b = before_b + after_b + bonus * b
-    tl.store(dv_ptr + at, e * total_a, mask=live)
-    tl.store(dk_ptr + at, e * (v * total_a + total_b), mask=live)
-    self_term = a * e * (v - y)
-    # d/dd of exp(-d (|p_t - p_s| - 1)), with p_t - p_s split into the tokens' own positions.
-    moment = (
-        2.0 * g * slope + bonus * self_term + e * (v * (before_a - after_a) + (before_b - after_b))
-    )
-    here = tl.program_id(2) * C + tl.arange(0, C) < channels
-    ddecay = -tl.sum(tl.where(live, moment * p + bonus * self_term, 0.0), 0)
-    tl.store(_chunk_pointer(ddecay_ptr, 1, channels, C), ddecay, mask=here)
-    dbonus = tl.sum(tl.where(live, self_term, 0.0), 0)
-    tl.store(_chunk_pointer(dbonus_ptr, 1, channels, C), dbonus, mask=here)
+    if SUMS:
+        _write_sums(sums_ptr, a, b, up, down, channels, C)
+    else:
+        before_a, before_b, after_a, after_b = _others(a, b, up, down, sums_ptr, channels, C)
+        total_a = before_a + after_a + bonus * a
+        total_b = before_b + after_b + bonus * b
+        tl.store(dv_ptr + at, e * total_a, mask=live)
+        tl.store(dk_ptr + at, e * (v * total_a + total_b), mask=live)
+        self_term = a * e * (v - y)
+        # d/dd of exp(-d (|p_t - p_s| - 1)), with p_t - p_s split into the tokens' own positions.
+        differences = v * (before_a - after_a) + (before_b - after_b)
+        moment = 2.0 * g * slope + bonus * self_term + e * differences
+        here = tl.program_id(2) * C + tl.arange(0, C) < channels
+        ddecay = -tl.sum(tl.where(live, moment * p + bonus * self_term, 0.0), 0)
+        tl.store(_chunk_pointer(ddecay_ptr, 1, channels, C), ddecay, mask=here)
+        dbonus = tl.sum(tl.where(live, self_term, 0.0), 0)
+        tl.store(_chunk_pointer(dbonus_ptr, 1, channels, C), dbonus, mask=here)
 
 
 def _carries(sums: Tensor) -> Tensor:
@@ -209,11 +190,11 @@ class _BiWKV(torch.autograd.Function):
         ctx.grid = batch, triton.cdiv(tokens, CHUNK), triton.cdiv(channels, CHANNELS)
         ctx.scalars = tokens, channels, stride, (length - 1) / 2
         inputs = k, v, k.amax(1).float(), decay, bonus, position
-        sums = decay.new_empty(*ctx.grid[:2], 2, 2, channels)
-        _forward_sums[ctx.grid](*inputs, sums, *ctx.scalars, T=CHUNK, C=CHANNELS)
+        sums, y = decay.new_empty(*ctx.grid[:2], 2, 2, channels), torch.empty_like(v)
+        launch, sizes = _forward[ctx.grid], {"T": CHUNK, "C": CHANNELS}
+        launch(*inputs, sums, y, *ctx.scalars, **sizes, SUMS=True)
         carries = _carries(sums)
-        y = torch.empty_like(v)
-        _forward[ctx.grid](*inputs, carries, y, *ctx.scalars, T=CHUNK, C=CHANNELS)
+        launch(*inputs, carries, y, *ctx.scalars, **sizes, SUMS=False)
         ctx.save_for_backward(*inputs, carries)
         return y
 
@@ -223,14 +204,12 @@ class _BiWKV(torch.autograd.Function):
         inputs = ctx.saved_tensors
         k, v, carries = inputs[0], inputs[1], inputs[-1]
         grad = grad.contiguous()
-        sums = torch.empty_like(carries)
-        _backward_sums[ctx.grid](*inputs, grad, sums, *ctx.scalars, T=CHUNK, C=CHANNELS)
-        dk, dv = torch.empty_like(k), torch.empty_like(v)
+        dk, dv, sums = torch.empty_like(k), torch.empty_like(v), torch.empty_like(carries)
         ddecay, dbonus = (carries.new_empty(*ctx.grid[:2], k.shape[2]) for _ in range(2))
-        _backward[ctx.grid](
-            *inputs, grad, _carries(sums), dk, dv, ddecay, dbonus,
-            *ctx.scalars, T=CHUNK, C=CHANNELS,
-        )  # fmt: skip
+        outputs = dk, dv, ddecay, dbonus
+        launch, sizes = _backward[ctx.grid], {"T": CHUNK, "C": CHANNELS}
+        launch(*inputs, grad, sums, *outputs, *ctx.scalars, **sizes, SUMS=True)
+        launch(*inputs, grad, _carries(sums), *outputs, *ctx.scalars, **sizes, SUMS=False)
         return dk, dv, ddecay.sum((0, 1)), dbonus.sum((0, 1)), None, None, None
 
 

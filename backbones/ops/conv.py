@@ -10,7 +10,6 @@ transposition to channels-first.
 """
 
 import functools
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +50,6 @@ def causal_conv(
     position: Tensor | None = None,
     kernel: str = "auto",
     activation: str | None = None,
-    table: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """Causal depthwise convolution over the tokens.
 
@@ -63,7 +61,6 @@ def causal_conv(
             distance, dropped tokens count as 0. None: compact, the previous W-1 tokens present.
         kernel: auto | torch | reference | causal-conv1d (compact only) | triton | native.
         activation: None or "silu", applied to the result.
-        table: Returns `taps(position, W)`, where it has been computed before; only native asks.
 
     Returns:
         (B, T, C) in x's dtype.
@@ -76,8 +73,7 @@ def causal_conv(
         kernel_misfit, channels=x.shape[2], width=width, compact=position is None
     )
     tensors = [x, weight] if bias is None else [x, weight, bias]
-    native_fits = width <= native.TAPS
-    name = choose("conv", kernel, tensors, fits, native_fits)
+    name = choose("conv", kernel, tensors, fits)
     if name == "reference":
         return reference(x, weight, bias, position, activation)
     if name == "causal-conv1d":
@@ -90,10 +86,8 @@ def causal_conv(
     if name == "triton":
         return kernel_function("conv", "triton")(x, weight, bias, position, silu)
     if name == "native":
-        neighbours = None
-        if position is not None:
-            neighbours = taps(position, width) if table is None else table()
-        return torch.ops.tread.conv(x, weight.t().flip(0), bias, neighbours, silu)
+        table = None if position is None else taps(position, width)
+        return torch.ops.tread.conv(x, weight.t().flip(0), bias, table, silu)
     rows = weight.to(x.dtype).t().flip(0)  # (W, C), row j for distance j
     y = _shifted(x, rows, None if bias is None else bias.to(x.dtype), position)
     return F.silu(y) if silu else y

@@ -221,7 +221,6 @@ def choose(
     requested: str,
     tensors: list[torch.Tensor],
     fits: Callable[[str], str | None] | None = None,
-    native_fits: bool = True,
 ) -> str:
     """Return the name of the implementation for one call, by device, installation and inputs.
 
@@ -230,7 +229,6 @@ def choose(
         requested: As for `resolve`. Where `auto` meets inputs that no kernel takes, torch runs.
         tensors: The inputs, tokens first; kernels have no float64.
         fits: Returns why a kernel, by name, does not take these shapes, or None.
-        native_fits: Whether `fits` has nothing against native, which is asked for in every call.
 
     Raises:
         KernelError: A kernel was asked for by name and the inputs do not fit it.
@@ -242,7 +240,7 @@ def choose(
         if torch.compiler.is_compiling():
             return "torch"
         if "native" in KERNELS[op] and native.ACTIVE.operations[device].takes(tensors):
-            if native_fits:
+            if fits is None or fits("native") is None:
                 return "native"
         elif native.bypassed():
             return "torch"

@@ -353,12 +353,14 @@ Tensor biwkv(const Tensor& k_given, const Tensor& v_given, const Tensor& decay_g
   })[0];
 }
 
-// SSD on (B, T, H width + 2 N), N a multiple of 8; `dt` and `log_decay` are (B, T, H), float32.
-Tensor ssd(const Tensor& packed_given, const Tensor& dt_given, const Tensor& decay_given,
-           const optional<Tensor>& skip_given, int64_t width) {
+// SSD on (B, T, H width + 2 N), N a multiple of 8; arguments as of `ssd.ssd_packed`.
+Tensor ssd(const Tensor& packed_given, const Tensor& dt_given, const Tensor& rates, const optional<Tensor>& skip_given,
+           const optional<Tensor>& gaps, int64_t width) {
   auto type = packed_given.scalar_type();
-  Tensor packed = dense(packed_given), dt = dense(dt_given), decay = dense(decay_given);
-  Tensor skip = skip_given ? dense(*skip_given) : Tensor();
+  Tensor packed = dense(packed_given), dt = dense(dt_given.to(at::kFloat)), steps = dt;
+  if (gaps) steps = dt.mul(gaps->to(at::kFloat).expand({dt.size(0), dt.size(1)}).unsqueeze(-1));
+  Tensor decay = dense(steps.mul(rates.to(at::kFloat)));
+  Tensor skip = skip_given ? dense(skip_given->to(at::kFloat)) : Tensor();
   int64_t B = dt.size(0), T = dt.size(1), H = dt.size(2), N = (packed.size(2) - H * width) / 2;
   Tensor out = at::empty({B, T, H, width}, type), exact = type == at::kFloat ? out.detach() : floats(out.sizes());
   call(ssd_pair.forward, type, packed, dt, decay, skip, B, T, H, width, N, out, exact);
@@ -381,7 +383,7 @@ TORCH_LIBRARY(tread, library) {
   library.def("conv(Tensor x, Tensor rows, Tensor? bias, Tensor? table, bool silu) -> Tensor", &conv);
   library.def("shift_mix(Tensor x, Tensor neighbours, Tensor mix) -> Tensor[]", &shift_mix);
   library.def("biwkv(Tensor k, Tensor v, Tensor decay, Tensor bonus, Tensor? position, int length) -> Tensor", &biwkv);
-  library.def("ssd(Tensor packed, Tensor dt, Tensor log_decay, Tensor? D, int width) -> Tensor", &ssd);
+  library.def("ssd(Tensor packed, Tensor dt, Tensor A, Tensor? D, Tensor? decay_gap, int width) -> Tensor", &ssd);
 }
 
 // Transforms of torch.func and modes see single operations.

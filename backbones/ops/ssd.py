@@ -79,8 +79,7 @@ def ssd_packed(
     state = (packed.shape[2] - dt.shape[2] * width) // 2
     fits = functools.partial(kernel_misfit, headdim=width, state=state)
     tensors = [packed, dt] if D is None else [packed, dt, D]
-    native_fits = not (width % 8 or state % 8)
-    implementation = _IMPLEMENTATIONS[choose("ssd", kernel, tensors, fits, native_fits)]
+    implementation = _IMPLEMENTATIONS[choose("ssd", kernel, tensors, fits)]
     return implementation(_Inputs(packed, dt, A, D, chunk, decay_gap, width))
 
 
@@ -154,11 +153,9 @@ def _by_fla(inputs: _Inputs) -> Tensor:
 
 def _by_native(inputs: _Inputs) -> Tensor:
     """The CPU kernel of `native.cpp`, in float32 whatever the type of the tokens."""
-    # Written out and not `inputs.steps()`: a step of a small model spends its time in such calls.
-    dt, gap = inputs.dt.float(), inputs.decay_gap
-    steps = dt if gap is None else dt * gap.float().expand(dt.shape[:2])[..., None]
-    skip = None if inputs.D is None else inputs.D.float()
-    return torch.ops.tread.ssd(inputs.packed, dt, steps * inputs.A.float(), skip, inputs.width)
+    return torch.ops.tread.ssd(
+        inputs.packed, inputs.dt, inputs.A, inputs.D, inputs.decay_gap, inputs.width
+    )
 
 
 def _by_torch(inputs: _Inputs) -> Tensor:

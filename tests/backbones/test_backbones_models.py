@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import backbones
 from backbones import registry
+from backbones.ops import conv, ssd
 from backbones.sizes import SIZES, BackboneError, parse_size
 from routing.route import Route
 from routing.segment import Routing
@@ -75,31 +76,31 @@ def test_words_that_yaml_reads_as_truth_values_are_words_again():
     assert (config["conv"], config["gap"]) == ("true", "off")
     assert tiny("mamba", conv=False).config["conv"] == "none"
     assert tiny("rwkv", wkv=True).config["wkv"] == "true"
-    for name, wrong in (("mamba", {"gap": True}), ("mamba", {"scan": False}), ("rwkv", {"wkv": False})):
-        with pytest.raises(BackboneError, match="expected one of"):
-            tiny(name, **wrong)
 
 
-def test_a_kernel_of_the_other_mixer_is_refused():
-    with pytest.raises(BackboneError, match="kernel=fla: expected one of .* with mixer=mamba1"):
-        tiny("mamba", mixer="mamba1", kernel="fla")
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("mmaba", {}, "did you mean mamba"),
+        ("mamba", {"scna": "zigzag"}, "did you mean scan"),
+        ("mamba", {"scan": "zigzg"}, "did you mean zigzag"),
+        ("dit", {"widht": 32}, "did you mean width"),
+        ("dit", {"rope": "no"}, "dit: rope=no: expected true or false"),  # a word counts as true
+        ("mamba", {"mixer": "mamba1", "kernel": "fla"}, "kernel=fla: expected one of .* mixer=mamba1"),
+        ("rwkv", {"ratio": float("nan")}, r"ratio=\S+: expected"),
+        ("rwkv", {"ratio": True}, r"ratio=\S+: expected"),
+        ("mamba", {"chunk": 1.5}, r"chunk=\S+: expected"),
+        ("mamba", {"gap": True}, "expected one of"),
+        ("mamba", {"scan": False}, "expected one of"),
+        ("rwkv", {"wkv": False}, "expected one of"),
+    ],
+)
+def test_options_that_no_model_has(name, wrong, message):
+    with pytest.raises(BackboneError, match=message):
+        tiny(name, **wrong)
 
 
-def test_names_and_suggestions():
-    assert {"dit", "mamba", "rwkv"} <= set(backbones.names())
-    with pytest.raises(BackboneError, match="did you mean mamba"):
-        backbones.create("mmaba")
-    with pytest.raises(BackboneError, match="did you mean scan"):
-        tiny("mamba", scna="zigzag")
-    with pytest.raises(BackboneError, match="did you mean zigzag"):
-        tiny("mamba", scan="zigzg")
-    with pytest.raises(BackboneError, match="did you mean width"):
-        tiny("dit", widht=32)
-    with pytest.raises(BackboneError, match="dit: rope=no: expected true or false"):
-        tiny("dit", rope="no")  # a word, which would count as true
-
-
-@pytest.mark.parametrize("bad", ["Q/2", "S/0", "S/x", ""])
+@pytest.mark.parametrize("bad", ["Q/2", "S/x", ""])
 def test_unknown_sizes(bad):
     with pytest.raises(BackboneError, match="S/2|patch"):
         parse_size(bad)
@@ -110,7 +111,7 @@ def test_size_overrides():
     assert parse_size("S").patch == 2
     assert str(parse_size("S/4", depth=3)) == "custom/4"
     assert parse_size("T/1", width=96).heads == 4
-    for wrong in ({"width": 100}, {"heads": 7}, {"depth": 0}, {"depth": -1}):
+    for wrong in ({"width": 100}, {"heads": 7}, {"depth": 0}):
         with pytest.raises(BackboneError):
             parse_size("S/2", **wrong)
 
@@ -167,23 +168,6 @@ def test_tables_are_made_before_blocks_look_them_up(name):
     assert {table for table in layout.tables if table[0] != "taps"} == tables
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("rwkv", {"ratio": float("nan")}),
-        ("rwkv", {"ratio": float("inf")}),
-        ("rwkv", {"ratio": "abc"}),
-        ("rwkv", {"ratio": True}),
-        ("mamba", {"chunk": 0}),
-        ("mamba", {"chunk": 1.5}),
-        ("mamba", {"state": "16"}),
-    ],
-)
-def test_options_that_no_block_can_have(name, wrong):
-    with pytest.raises(BackboneError, match=rf"{next(iter(wrong))}=\S+: expected"):
-        tiny(name, **wrong)
-
-
 @pytest.mark.parametrize("name", backbones.names())
 def test_conditions(name):
     model = stir(tiny(name, text=(2, 5)))
@@ -198,14 +182,6 @@ def test_conditions(name):
     torch.testing.assert_close(half[1], base[1])
     assert not torch.allclose(half[0], base[0])
     assert not torch.allclose(base, model(x, t + 1, y, text))
-
-
-@pytest.mark.parametrize("name", backbones.names())
-def test_unconditional(name):
-    model = stir(tiny(name, num_classes=0))
-    x, t, _ = inputs(model)
-    assert model(x, t).shape == x.shape
-    assert model.labels is None
 
 
 @pytest.mark.parametrize("name", backbones.names())
@@ -224,9 +200,6 @@ def test_a_model_in_bf16_runs(name):
 @pytest.mark.parametrize("name", backbones.names())
 def test_checkpointing_changes_nothing(name):
     """Activations recomputed inside a route: the same loss, the same gradients."""
-    from routing.route import Route
-    from routing.segment import Routing
-
     grads = []
     model = stir(tiny(name))
     x, t, y = inputs(model)
@@ -240,7 +213,7 @@ def test_checkpointing_changes_nothing(name):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", ["dit", "lightningdit", "mamba", "rwkv"])
+@pytest.mark.parametrize("name", ["dit", "mamba", "rwkv"])
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_gradients_of_single_samples_by_torch_func(name):
     """A transform comes first: no table that it has seen may be left for the passes after it."""
@@ -258,22 +231,6 @@ def test_gradients_of_single_samples_by_torch_func(name):
         model(x[i : i + 1], t[i : i + 1], y[i : i + 1]).square().sum().backward()
         for key, p in model.named_parameters():
             torch.testing.assert_close(each[key][i], p.grad, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::UserWarning")  # Dynamo warns of every cached function.
-@pytest.mark.parametrize("name", ["dit", "lightningdit", "rwkv7"])
-def test_a_block_compiles_without_a_graph_break(name):
-    model = stir(tiny(name))
-    block, layout = model.stack.blocks[0], model.layout()
-    tokens = torch.randn(2, 16, 32)
-    mods = model.modulate(torch.randn(2, 32))[0].detach()
-    layout.prepare(block.tables)
-    extra = ({},) if getattr(block, "carries", ()) else ()
-    compiled = torch.compile(
-        lambda z: block(z, mods, layout, *extra), backend="aot_eager", fullgraph=True
-    )
-    torch.testing.assert_close(compiled(tokens), block(tokens, mods, layout, *extra))
 
 
 def test_learn_sigma_and_patches():
@@ -325,14 +282,13 @@ def test_intermediates(name):
             model.forward_intermediates(x, t, y, indices=count)
 
 
-@pytest.mark.parametrize("name", ["mamba", "rwkv"])
-def test_hybrid_stacks(name):
-    kinds = [type(b).__name__ for b in tiny(name, attention=2).stack.blocks]
-    assert kinds[1] == kinds[3] == "DiTBlock" and kinds[0] == kinds[2] != "DiTBlock"
-    kinds = [type(b).__name__ for b in tiny(name, attention=[0]).stack.blocks]
-    assert kinds.count("DiTBlock") == 1 and kinds[0] == "DiTBlock"
+def test_hybrid_stacks():
+    kinds = [type(b).__name__ for b in tiny("mamba", attention=2).stack.blocks]
+    assert kinds == ["MambaBlock", "DiTBlock", "MambaBlock", "DiTBlock"]
+    kinds = [type(b).__name__ for b in tiny("rwkv", attention=[0]).stack.blocks]
+    assert kinds == ["DiTBlock", "RWKVBlock", "RWKVBlock", "RWKVBlock"]
     with pytest.raises(BackboneError, match="expected blocks of 0..3"):
-        tiny(name, attention=[9])
+        tiny("mamba", attention=[9])
 
 
 @pytest.mark.parametrize("mixer", ["mamba2", "mamba1"])
@@ -342,6 +298,10 @@ def test_kernel_shapes_of_mamba(size, mixer):
     with torch.device("meta"):
         model = backbones.create("mamba", f"{size}/2", mixer=mixer, depth=1)
     for mix in (model.stack.blocks[0].one, model.stack.blocks[0].two):
+        if mixer == "mamba2":
+            for kernel in ("native", "mamba-ssm", "fla"):
+                assert ssd.kernel_misfit(kernel, mix.headdim, mix.state) is None
+        assert conv.kernel_misfit("causal-conv1d", len(mix.conv.weight), 4, True) is None
         assert mix.state % 8 == 0 and mix.inner % 8 == 0
         assert mix.in_proj.out_features % 8 == 0  # stride of z, x, B and C
         assert mix.conv.weight.shape[0] % 8 == 0 and 2 <= mix.conv.weight.shape[1] <= 4

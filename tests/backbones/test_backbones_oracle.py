@@ -111,17 +111,15 @@ def compare(model, prefix, plan, **changes):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize("prefix", [0, 3])
 @pytest.mark.parametrize(("name", "options"), ALL, ids=label)
-def test_routed_is_masked_dense(name, options, prefix):
-    compare(build(name, options), prefix, routing())
+def test_routed_is_masked_dense(name, options):
+    compare(build(name, options), 3, routing())
 
 
 @pytest.mark.parametrize("mode", [m for m in MODES if m not in ("random", "unsorted")])
-@pytest.mark.parametrize(("name", "options"), MAIN, ids=label)
-def test_every_selection(name, options, mode):
+def test_every_selection(mode):
     route = "1-2@0.75" if mode == "quad" else ROUTE
-    compare(build(name, options), 2, routing(mode, route=route))
+    compare(build("mamba", {}), 2, routing(mode, route=route))
 
 
 @pytest.mark.parametrize(("name", "options"), MAIN, ids=label)
@@ -141,8 +139,7 @@ def test_dense_is_the_reference(name, options):
     compare(build(name, options), 2, routing(route="none"))
 
 
-@pytest.mark.parametrize("prefix", [0, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("dtype", "prefix"), [(torch.float32, 3), (torch.float64, 0)])
 @pytest.mark.parametrize(("name", "options"), ALL, ids=label)
 def test_keep_all_is_bitwise_dense(name, options, dtype, prefix, moves):
     model = build(name, options, dtype)
@@ -156,7 +153,7 @@ def test_keep_all_is_bitwise_dense(name, options, dtype, prefix, moves):
     assert torch.equal(kept, dense)
 
 
-@pytest.mark.parametrize(("name", "options"), ALL, ids=label)
+@pytest.mark.parametrize(("name", "options"), MAIN, ids=label)
 def test_order_of_ids_makes_no_difference(name, options):
     model = build(name, options)
     x, cond, _ = drawn(2)
@@ -178,16 +175,15 @@ def test_routed_tokens_arrive_bit_for_bit(name, options):
     assert not torch.equal(out.x[~gone], out.taps[0][~gone])
 
 
-# Relative L2 error of bf16 autocast against float32, whole stack, dense and routed; measured about half.
+# Relative L2 error of bf16 autocast against float32 over the whole stack; measured about half.
 BF16_ERROR = 0.02
 
 
-@pytest.mark.parametrize("plan", [None, "routed"])
 @pytest.mark.parametrize(("name", "options"), ALL, ids=label)
-def test_bf16_autocast_stays_close(name, options, plan):
+def test_bf16_autocast_stays_close(name, options):
     model = build(name, options, torch.float32)
     x, cond, _ = drawn(2, torch.float32)
-    plan = plan and routing()
+    plan = routing()
     layout = Layout(GRID, prefix=2)
     want = model.stack(x, tuple(cond), layout, plan).x
     with torch.autocast("cpu", dtype=torch.bfloat16):

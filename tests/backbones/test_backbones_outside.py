@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import os
 import subprocess
 import sys
 
@@ -73,27 +72,17 @@ def test_a_file_that_cannot_be_imported_by_its_name_is_refused(tmp_path, name, s
     ("content", "reason"),
     [
         ("x = 1\ndef broken(:\n", ", line 2: SyntaxError: invalid syntax"),
-        ("import torch\n\n1 / 0\n", ", line 3: ZeroDivisionError: division by zero"),
-        ("import no_such_package\n", ", line 1: ModuleNotFoundError: No module named"),
         ("def f():\n    raise KeyError('taps')\n\n\nf()\n", ", line 2: KeyError: 'taps'"),
         ("import sys\nsys.exit('not here')\n", ", line 2: SystemExit: not here"),
         ("import json\njson.loads('{')\n", ", line 2: JSONDecodeError: Expecting property"),
     ],
 )
-def test_a_file_that_fails_stops_a_command_with_its_line(tmp_path, content, reason):
+def test_a_file_that_fails_is_refused_with_its_line(tmp_path, content, reason):
     path = tmp_path / "mine.py"
     path.write_text(content)
-    done = subprocess.run(
-        [sys.executable, ROOT / "experiments/run.py", "backbone=mine", "dry=true"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TREAD_BACKBONES": str(path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert (
-        f"error: TREAD_BACKBONES={path}: the file cannot be imported: {path}{reason}" in done.stderr
-    )
+    code = "from backbones.registry import names; names()"
+    message = f"TREAD_BACKBONES={path}: the file cannot be imported: {path}{reason}"
+    assert message in python(code, TREAD_BACKBONES=str(path))
 
 
 def test_an_unknown_family_says_how_one_of_ones_own_gets_known():

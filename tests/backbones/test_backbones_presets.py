@@ -83,10 +83,8 @@ def test_a_block_of_zigma_is_one_mixer_on_the_next_of_eight_paths():
 # --- long skips -------------------------------------------------------------------------------------
 
 
-# Of 4 blocks, 0 is joined to 3 and 1 to 2: routes that hold the first of a pair, the second, or lie inside or outside.
-@pytest.mark.parametrize(
-    "route", ["0-0", "1-1", "2-2", "3-3", "0-1", "2-3", "0-2", "1-3", "0-3", "0-0@0.25+2-3@0.75"]
-)
+# Of 4 blocks, 0 is joined to 3 and 1 to 2: routes that hold the first of a pair, the second, both, or none of one.
+@pytest.mark.parametrize("route", ["0-0", "1-3", "0-2", "1-2", "0-0@0.25+2-3@0.75"])
 @pytest.mark.parametrize(("name", "case"), SKIPS, ids=oracle.label)
 def test_long_skips_across_a_route_are_masked_dense(name, case, route):
     oracle.compare(oracle.build(name, case), 2, oracle.routing(route=route))
@@ -128,21 +126,13 @@ def test_an_odd_number_of_blocks_has_a_middle_one_without_a_skip():
     assert [blocks[i].join is None for i in (0, 1, 3, 4)] == [True, True, False, False]
 
 
-def test_an_untrained_model_with_long_skips_is_the_identity_in_its_blocks():
-    model = backbones.create("dit", "T/4", depth=4, in_channels=1, input_size=8, skips=True)
-    x, t = torch.randn(2, 1, 8, 8), torch.rand(2)
-    taps = model(x, t, taps=(-1, 3)).taps
-    torch.testing.assert_close(taps[3], taps[-1])
-
-
-@pytest.mark.parametrize("remove", ["after:1", "never"])
-def test_long_skips_with_delayed_removal_that_keeps_all_are_dense(remove):
+def test_long_skips_with_delayed_removal_that_keeps_all_are_dense():
     model = oracle.build("dit", {"skips": True})
     x, cond, _ = oracle.drawn(2)
     layout = Layout(oracle.GRID, prefix=2)
     everything = torch.arange(oracle.N).expand(oracle.BATCH, -1)
     plan = oracle.routing(route="0-2", ids=everything)
-    plan.remove = remove
+    plan.remove = "after:1"
     dense = model.stack(x, tuple(cond), layout).x
     assert torch.equal(model.stack(x, tuple(cond), layout, plan).x, dense)
 

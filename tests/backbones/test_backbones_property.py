@@ -45,7 +45,7 @@ def subsets(draw):
     return grid, draw(st.integers(0, 2)), torch.tensor(rows)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(FAMILIES, subsets(), st.integers(0, 2**16))
 def test_any_routed_stack_is_the_masked_dense_one(options, where, seed):
     grid, prefix, ids = where

@@ -69,8 +69,7 @@ def plain(s, x, t, y):
     return z.reshape(len(x), -1, SIDE, SIDE)
 
 
-@pytest.mark.parametrize("learn_sigma", [True, False])
-@pytest.mark.parametrize("patch", [1, 2])
+@pytest.mark.parametrize(("patch", "learn_sigma"), [(1, False), (2, True)])
 @pytest.mark.parametrize("source", list(import_weights.SOURCES))
 def test_published_networks_compute_the_same(source, patch, learn_sigma):
     state = published(source, patch, learn_sigma)
@@ -165,44 +164,43 @@ def test_the_command_line_that_dit_saves_beside_its_weights_is_no_obstacle(tmp_p
     assert import_weights.load(tmp_path / "dit.pt", "dit", heads=HEADS).depth == DEPTH
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        ("model", "ema"), ("model", "model_ema"), ("model", "ema_model"), ("state_dict", "state_dict_ema"),
-        ("model_state_dict", "ema_state_dict"), ("model", "swa_model"), ("model", "averaged_model"),
-    ],
-)  # fmt: skip
-def test_the_moving_average_is_taken_wherever_it_lies(tmp_path, keys):
+def averaged(state):
+    """`AveragedModel` of torch.optim.swa_utils saves `module.NAME` beside the count of its updates."""
+    return {f"module.{key}": value for key, value in state.items()} | {"n_averaged": torch.tensor(3)}
+
+
+def raw(state):
+    """Other weights than the average of the same names."""
+    return {key: value * 0 if key != "pos_embed" else value for key, value in state.items()}
+
+
+# Checkpoints as scripts save them, from their moving average; the raw weights are beside it.
+CHECKPOINTS = {
+    "DiT": lambda s: {"model": raw(s), "ema": s, "ema_decay": 0.9999, "step": 5},
+    "timm": lambda s: {"state_dict": raw(s), "state_dict_ema": s},
+    "ema first": lambda s: {"model_state_dict": raw(s), "ema_state_dict": s},
+    "swa": lambda s: {"model": raw(s), "swa_model": s},
+    "torch's AveragedModel": averaged,
+    "AveragedModel beside the weights": lambda s: {"model": raw(s), "other": averaged(s)},
+    "ema-pytorch": lambda s: {
+        **{f"online_model.{key}": value for key, value in raw(s).items()},
+        **{f"ema_model.{key}": value for key, value in s.items()},
+        "initted": torch.tensor(True),
+        "step": torch.tensor(2),
+    },
+}
+
+
+@pytest.mark.parametrize("script", CHECKPOINTS)
+def test_the_moving_average_is_taken_wherever_it_lies(tmp_path, script):
     state = published("dit")
-    raw = {key: value * 0 if key != "pos_embed" else value for key, value in state.items()}
-    torch.save({keys[0]: raw, keys[1]: state, "ema_decay": 0.9999, "step": 5}, tmp_path / "x.pt")
+    torch.save(CHECKPOINTS[script](state), tmp_path / "x.pt")
     model = import_weights.load(tmp_path / "x.pt", "dit", heads=HEADS)
     assert torch.equal(model.time.mlp[2].bias, state["t_embedder.mlp.2.bias"])
 
 
-def test_the_averaged_model_of_torch(tmp_path):
-    """`AveragedModel` of torch.optim.swa_utils saves `module.NAME` beside the count of its updates."""
-    state = published("dit")
-    averaged = {f"module.{key}": value for key, value in state.items()} | {"n_averaged": torch.tensor(3)}
-    raw = {key: value * 0 if key != "pos_embed" else value for key, value in state.items()}
-    for content in (averaged, {"model": raw, "average": averaged}, {"model": raw, "other": averaged}):
-        torch.save(content, tmp_path / "x.pt")
-        model = import_weights.load(tmp_path / "x.pt", "dit", heads=HEADS)
-        assert torch.equal(model.time.mlp[2].bias, state["t_embedder.mlp.2.bias"])
-
-
-def test_the_moving_average_in_a_flat_state_dict():
-    """ema-pytorch saves both models in one state dict, with two counters."""
-    state = published("dit")
-    flat = {f"online_model.{key}": value * 0 for key, value in state.items()}
-    flat |= {f"ema_model.{key}": value for key, value in state.items()}
-    model = import_weights.load(flat | {"initted": torch.tensor(True), "step": torch.tensor(2)}, "dit", HEADS)
-    assert torch.equal(model.time.mlp[2].bias, state["t_embedder.mlp.2.bias"])
-
-
-@pytest.mark.parametrize("empty", [{}, None])
-def test_an_empty_moving_average_is_warned_about(tmp_path, empty):
-    torch.save({"ema": empty, "model": published("dit")}, tmp_path / "x.pt")
+def test_an_empty_moving_average_is_warned_about(tmp_path):
+    torch.save({"ema": {}, "model": published("dit")}, tmp_path / "x.pt")
     with pytest.warns(UserWarning, match="empty moving average at ema: these are the raw weights at model"):
         assert import_weights.load(tmp_path / "x.pt", "dit", heads=HEADS).depth == DEPTH
 
@@ -234,17 +232,15 @@ def test_a_model_trained_without_a_null_class(tmp_path):
         torch.testing.assert_close(model(x, t, y), plain(state, x, t, y), rtol=1e-4, atol=1e-4)
 
 
-def test_diffusers_names_are_recognised_in_a_short_error():
+def test_an_error_is_short():
     names = [f"transformer_blocks.{b}.attn1.to_{part}.weight" for b in range(28) for part in "qkv"]
-    with pytest.raises(BackboneError, match="these have diffusers' names") as error:
-        import_weights.load({name: torch.zeros(2, 2) for name in names}, "dit")
-    assert len(str(error.value)) < 300
-
-
-def test_an_error_lists_a_few_names_only():
-    with pytest.raises(BackboneError, match="a.000.w, .*a.004.w, and 95 more") as error:
-        import_weights.load({f"a.{k:03d}.w": torch.zeros(2) for k in range(100)}, "dit")
-    assert len(str(error.value)) < 300
+    for wrong, message in (
+        (names, "these have diffusers' names"),
+        ([f"a.{k:03d}.w" for k in range(100)], "a.000.w, .*a.004.w, and 95 more"),
+    ):
+        with pytest.raises(BackboneError, match=message) as error:
+            import_weights.load({name: torch.zeros(2, 2) for name in wrong}, "dit")
+        assert len(str(error.value)) < 300
 
 
 def test_a_pointer_of_git_lfs_is_named(tmp_path):
@@ -253,11 +249,9 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path):
         import_weights.load(tmp_path / "x.pt", "dit")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("source", ["dit", "lightningdit"])
-def test_weights_kept_in_half_precision(source, dtype):
-    state = {key: value.to(dtype) for key, value in published(source).items()}
-    model = import_weights.load(state, source, heads=HEADS)
+def test_weights_kept_in_half_precision():
+    state = {key: value.bfloat16() for key, value in published("lightningdit").items()}
+    model = import_weights.load(state, "lightningdit", heads=HEADS)
     assert torch.equal(model.time.mlp[0].bias, state["t_embedder.mlp.0.bias"].float())
 
 
@@ -400,12 +394,3 @@ def test_weights_that_do_not_fit_their_description(tmp_path):
     write(file, {}, {**config, "naem": "dit"})
     with pytest.raises(BackboneError, match="unknown key naem; did you mean name"):
         Backbone.from_pretrained(file)
-
-
-def test_a_copy_of_a_model_is_its_own():
-    from copy import deepcopy
-
-    model = backbones.create("dit", "T/1", in_channels=1, input_size=4, num_classes=3, depth=2)
-    copy = deepcopy(model)
-    assert copy.config == model.config
-    assert all(a is not b for a, b in zip(model.parameters(), copy.parameters(), strict=True))

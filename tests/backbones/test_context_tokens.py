@@ -13,8 +13,9 @@ from routing.layout import Layout
 
 torch.set_num_threads(1)
 COUNT = 3
-# Of 4 blocks; null is a third of the depth, block 1.
-STARTS = [(0, 0), (2, 2), (3, 3), (None, 1)]
+# Option, first block with class tokens (of 4; null is a third of the depth) and route: dense, a route that begins
+# before, at or after that block, and two of them.
+CASES = [(None, 1, "none"), (0, 0, "0-1"), (2, 2, "1-2"), (3, 3, "2-3"), (2, 2, "0-0@0.25+2-3@0.75")]
 MAIN = [*oracle.MAIN, ("lightningdit", {})]
 
 
@@ -37,8 +38,7 @@ def by_definition(blocks, x, cond, start, segments):
     return torch.cat([context, image], dim=1)
 
 
-@pytest.mark.parametrize("route", ["none", "0-1", "1-2", "2-3", "0-0@0.25+2-3@0.75"])
-@pytest.mark.parametrize(("option", "start"), STARTS)
+@pytest.mark.parametrize(("option", "start", "route"), CASES)
 @pytest.mark.parametrize(("name", "options"), MAIN, ids=oracle.label)
 def test_the_blocks_are_those_of_the_definition(name, options, option, start, route):
     options = options | {"context_tokens": COUNT, "context_start": option, "num_classes": 5}
@@ -122,20 +122,15 @@ def test_macs_count_the_tokens_from_their_block_on():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("name", "options", "message"),
     [
-        ({"num_classes": 0}, "context_tokens=4: expected 0 in a model without classes"),
-        ({"skips": True}, "context_tokens=4: expected 0 with skips=true"),
-        ({"context_start": 12}, "context_start=12: expected a block, 0 to 11, or null"),
-        ({"context_tokens": 0, "context_start": 2}, "context_start=2: expected null without context_tokens"),
-        ({"context_tokens": -1}, "context_tokens=-1"),
+        ("dit", {"num_classes": 0}, "context_tokens=4: expected 0 in a model without classes"),
+        ("dit", {"skips": True}, "context_tokens=4: expected 0 with skips=true"),
+        ("dit", {"context_start": 12}, "context_start=12: expected a block, 0 to 11, or null"),
+        ("dit", {"context_tokens": 0, "context_start": 2}, "context_start=2: expected null without context_tokens"),
+        ("rwkv7", {}, "context_tokens=4: expected 0 for rwkv7"),
     ],
 )
-def test_refusals(options, message):
+def test_refusals(name, options, message):
     with pytest.raises(BackboneError, match=message):
-        model_config("dit", "S/2", **{"context_tokens": 4, **options})
-
-
-def test_refused_where_blocks_hand_tensors_on():
-    with pytest.raises(BackboneError, match="context_tokens=4: expected 0 for rwkv7"):
-        model_config("rwkv7", "S/2", context_tokens=4)
+        model_config(name, "S/2", **{"context_tokens": 4, **options})

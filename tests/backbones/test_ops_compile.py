@@ -7,6 +7,7 @@ import backbones
 from experiments.components import compile_blocks
 from routing import Draws, Route, Routing
 from routing.layout import Layout
+from routing.stack import prepare
 
 
 def draw(*shape, seed=0):
@@ -14,17 +15,19 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, generator=g, dtype=torch.float64).requires_grad_()
 
 
-@pytest.mark.parametrize("kept", [pytest.param(16, marks=pytest.mark.slow), 7])
-@pytest.mark.parametrize("name", ["dit", "mamba", "rwkv"])
-def test_a_block_is_one_graph(name, kept):
+NAMES = ["dit", "mamba", "rwkv", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lightningdit", "rwkv7"))]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Dynamo warns of every cached function.
+@pytest.mark.parametrize("name", NAMES)
+def test_a_block_is_one_graph(name):
     """fullgraph=True raises at the first break."""
     block = backbones.create(name, "T/2", input_size=8, depth=2, num_classes=0).stack.blocks[0]
-    layout = Layout((4, 4))
-    if kept < 16:
-        rows = [torch.randperm(16, generator=torch.Generator().manual_seed(i))[:kept] for i in range(2)]
-        layout = layout.subset(torch.stack(rows))
+    rows = [torch.randperm(16, generator=torch.Generator().manual_seed(i))[:7] for i in range(2)]
+    layout = Layout((4, 4)).subset(torch.stack(rows))
+    prepare([block], layout)
     cond = draw(2, 6, 1, 64).detach().float()
-    x = draw(2, kept, 64).detach().float().requires_grad_()
+    x = draw(2, 7, 64).detach().float().requires_grad_()
     torch.compiler.reset()
     compiled = torch.compile(lambda x: block(x, cond, layout), backend="aot_eager", fullgraph=True)
     fast, plain = compiled(x), block(x, cond, layout)

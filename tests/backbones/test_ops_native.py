@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNEL = "CppNode<(anonymous namespace)::Kernel>"  # of a graph: a kernel has run
 compiled = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 # Tokens and channels around the widths of vectors (8, 16) and of blocks (16, 32).
-SHAPES = [(1, 1, 4), (2, 5, 20), (3, 33, 36), (2, 17, 64), (40, 3, 68)]
+SHAPES = [(1, 1, 4), (3, 33, 36), (40, 3, 68)]
 
 
 def operations():
@@ -137,6 +137,8 @@ CASES = [
     "gelu", "squared_relu", "sigmoid_gate", "gated_rms_norm", "conv", "conv shared", "conv own", "conv own,7", "shift self", "shift zero", "shift nearest,shared",
     "adaln", "adaln shared", "adaln own", "gated_sum", "gated_sum shared", "gated_sum own", "biwkv rank", "biwkv shared", "biwkv own", "ssd", "ssd no skip", "ssd own",
 ]  # fmt: skip
+# Every operation once, with all of its inputs.
+EACH = ["gelu", "squared_relu", "sigmoid_gate", "gated_rms_norm", "conv own", "shift nearest,shared", "adaln own", "gated_sum own", "biwkv own", "ssd own"]
 
 
 def typed(values, dtype, strided):
@@ -189,7 +191,6 @@ def test_the_plain_path_is_the_definition(name):
     given = typed([*tokens, *parameters], torch.float64, False)
     for ours, exact in zip(run(fast, given), run(plain, given), strict=True):
         torch.testing.assert_close(ours, exact)
-    torch.autograd.gradcheck(fast, given)
 
 
 @compiled
@@ -221,17 +222,7 @@ def calls_of(function, values):
 
 
 @compiled
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.filterwarnings("ignore:Input .* requires gradient and is not a double")
-def test_gradcheck(name):
-    """Differences of float32 values over a wide step: good to a percent, which a wrong formula is not."""
-    fast, _, tokens, parameters = case(name, 2, 3, 8)
-    values = typed([*tokens, *parameters], torch.float32, False)
-    assert torch.autograd.gradcheck(fast, values, eps=1e-2, atol=3e-2, rtol=1e-2)
-
-
-@compiled
-@pytest.mark.parametrize("tokens", [16, 17, 64, 1024])
+@pytest.mark.parametrize("tokens", [17, 1024])
 def test_the_gradient_of_ssds_rates_keeps_its_precision_over_tokens(tokens):
     """It is a sum over tokens of running sums: their rounding errors used to grow with T (4e-5)."""
     heads, width, state = 4, 16, 16
@@ -250,7 +241,7 @@ def test_the_gradient_of_ssds_rates_keeps_its_precision_over_tokens(tokens):
 
 
 @compiled
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH)
 def test_threads_change_nothing(name):
     fast, _, tokens, parameters = case(name, 37, 40, 64)
     values = typed([*tokens, *parameters], torch.float32, False)
@@ -264,7 +255,7 @@ def test_threads_change_nothing(name):
 
 
 @compiled
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["gated_sum own", "shift self", "ssd"])
 def test_a_second_derivative_is_refused(name):
     fast, _, tokens, parameters = case(name, 2, 3, 16)
     values = typed([*tokens, *parameters], torch.float32, False)
@@ -319,7 +310,7 @@ def test_compiled_blocks_take_any_number_of_tokens_in_one_graph():
     block = backbones.create("dit", "T/2", input_size=12, depth=1, num_classes=0).stack.blocks[0]
     block.compile(backend="aot_eager")
     counters.clear()
-    for tokens in (16, 15, 13, 12, 9):
+    for tokens in (16, 15, 9):
         ids = torch.arange(tokens).expand(2, -1)
         block(draw(2, tokens, 64).float(), draw(2, 6, 1, 64).float(), Layout((6, 6)).subset(ids))
     assert counters["stats"]["unique_graphs"] <= 2, counters["stats"]
@@ -342,7 +333,7 @@ def test_saved_rows_may_come_back_as_copies():
 
 
 @compiled
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH)
 def test_tensors_that_are_not_their_memory(name):
     """Hooks that give back strided views; what is zero or negated by a flag of torch alone."""
     fast, _, tokens, parameters = case(name, 2, 5, 16)
@@ -361,7 +352,7 @@ def test_tensors_that_are_not_their_memory(name):
 
 
 @compiled
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_transforms_of_functions_see_formulas(name):
     fast, _, tokens, parameters = case(name, 2, 5, 16)
@@ -407,6 +398,24 @@ def test_infinite_keys_and_lost_numbers():
         given[0] = torch.full_like(given[0], torch.nan)
         for dtype in (torch.float32, torch.bfloat16):
             assert function(*(m.to(dtype) if m.dim() == 3 else m for m in given)).isnan().all()
+
+
+@compiled
+def test_a_mixer_calls_the_operators_that_dispatch_would_choose(monkeypatch):
+    """Mamba's mixers skip the dispatcher where the native operators take their inputs."""
+    torch.manual_seed(0)
+    block = backbones.create("mamba", "T/2", input_size=12, depth=1, num_classes=0).stack.blocks[0]
+    layout = Layout((6, 6)).subset(torch.arange(0, 36, 3).expand(2, -1))
+    x, cond = draw(2, 12, 64).float(), draw(2, 6, 1, 64, seed=1).float()
+    with monkeypatch.context() as patch:
+        patch.setattr(dispatch, "_resolve", None)
+        for op in ("causal_conv", "ssd_packed"):
+            patch.setattr(f"backbones.mamba.{op}", None)
+        direct = block(x, cond, layout)
+    monkeypatch.setattr("backbones.mamba.REQUESTS", ())
+    assert torch.equal(direct, block(x, cond, layout))
+    with dispatch.without_native():
+        torch.testing.assert_close(block(x, cond, layout), direct, rtol=1e-4, atol=1e-4)
 
 
 @compiled
@@ -498,26 +507,11 @@ def test_many_processes_build_once_and_a_killed_build_leaves_nothing(tmp_path):
     slow.unlink()
     assert not list(cache.glob("*.so"))
     (tmp_path / "log").unlink()
-    found = [start(tmp_path, CXX=str(compiler)) for _ in range(4)]
-    assert [finish(process) for process in found] == [(f"{ONES} True", "")] * 4
+    processes = [start(tmp_path, CXX=str(compiler)) for _ in range(3)]
+    for process in processes:
+        assert finish(process) == (f"{ONES} True", "")
     assert (tmp_path / "log").read_text() == 3 * "built\n"  # two sources and a library
-    (library,) = cache.glob("*.so")
-    assert not list(cache.glob("*.tmp"))
-    # Another compiler is another library, never that one.
-    assert finish(start(tmp_path))[0] == f"{ONES} True"
-    assert len(list(cache.glob("*.so"))) == 2
-
-
-@pytest.mark.slow
-@compiled
-def test_a_truncated_library_is_built_anew(tmp_path):
-    """Loading it would end the process with SIGBUS."""
-    assert finish(start(tmp_path))[0] == f"{ONES} True"
-    (library,) = (tmp_path / "tread-suite" / "native").glob("*.so")
-    size = library.stat().st_size
-    os.truncate(library, size // 2)
-    assert finish(start(tmp_path)) == (f"{ONES} True", "")
-    assert library.stat().st_size == size
+    assert len(list(cache.glob("*.so"))) == 1 and not list(cache.glob("*.tmp"))
 
 
 @pytest.mark.parametrize(
@@ -533,6 +527,7 @@ def test_a_truncated_library_is_built_anew(tmp_path):
     ],
 )
 def test_a_library_is_loaded_only_as_it_was_built(tmp_path, monkeypatch, library, record, builds):
+    """Loading a truncated one would end the process with SIGBUS."""
     count = []
 
     def compile_(compiler, folder):
@@ -553,6 +548,7 @@ def test_a_library_is_loaded_only_as_it_was_built(tmp_path, monkeypatch, library
         record_path.write_text(record)
     assert native._built("c++", "12") == path and len(count) == builds
     assert path.read_bytes() == b"library" and native._matches(path, record_path)
+    assert native._built("c++", "13") != path  # another compiler
 
 
 def test_a_build_in_the_background_reports_its_time(tmp_path, monkeypatch):
@@ -585,18 +581,16 @@ def test_a_build_in_the_background_reports_its_time(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "warning"),
     [
-        ({"PATH": "/nowhere", "CXX": ""}, ["no C++ compiler found (c++, g++, clang++)"]),
-        ({"CXX": "false"}, ["false", "cannot build them"]),
-        ({"TREAD_NATIVE": "0"}, []),
+        ({"PATH": "/nowhere", "CXX": ""}, "no C++ compiler found (c++, g++, clang++)"),
+        ({"TREAD_NATIVE": "0"}, ""),
     ],
 )
-def test_without_a_library_torch_runs_and_one_line_says_so(tmp_path, changes, said):
+def test_without_a_library_torch_runs_and_one_line_says_so(tmp_path, changes, warning):
     out, err = finish(start(tmp_path, **changes))
     assert out.endswith("False")
-    assert len(err.splitlines()) == bool(said), err
-    assert all(part in err for part in said)
+    assert len(err.splitlines()) == bool(warning) and warning in err, err
 
 
 def test_without_native_operations_torchs_run_for_as_long_as_asked():
@@ -606,38 +600,39 @@ def test_without_native_operations_torchs_run_for_as_long_as_asked():
     assert (dispatch.resolve("biwkv", "auto", "cpu"), native.library()) == before
 
 
-@pytest.mark.parametrize("requested", ["auto", "kernel", "native"])
-def test_no_kernel_hides_from_a_mode_that_counts(requested):
+def test_no_kernel_hides_from_a_mode_that_counts():
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False):
-        assert dispatch.choose("biwkv", requested, [torch.ones(1, 4, 8)]) == "torch"
+        for requested in ("auto", "kernel", "native"):
+            assert dispatch.choose("biwkv", requested, [torch.ones(1, 4, 8)]) == "torch"
 
 
-@pytest.mark.parametrize("value", ["off", "false", "2"])
-def test_a_switch_that_is_neither_on_nor_off_is_refused(monkeypatch, value):
-    monkeypatch.setenv("TREAD_NATIVE", value)
-    with pytest.raises(UserError, match=f"TREAD_NATIVE={value}.*expected 0 or 1"):
+def test_a_switch_that_is_neither_on_nor_off_is_refused(monkeypatch):
+    monkeypatch.setenv("TREAD_NATIVE", "off")
+    with pytest.raises(UserError, match="TREAD_NATIVE=off.*expected 0 or 1"):
         native._load()
 
 
-def test_a_user_without_a_home_has_no_library(monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"\xe9", "cannot build them"),  # a compiler's words in another encoding than UTF-8
+        (b"12", "home directory"),  # a user without an entry and $HOME
+    ],
+)
+def test_what_prevents_a_build_is_a_warning(tmp_path, monkeypatch, caplog, answer, reason):
     def nobody():
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("TREAD_NATIVE", raising=False)
-    monkeypatch.setattr(native.Path, "home", nobody)
-    assert not native._load()[0] and "home directory" in caplog.text
-
-
-def test_a_compiler_that_answers_in_other_bytes_builds_nothing(tmp_path, monkeypatch, caplog):
     compiler = tmp_path / "c++"
-    compiler.write_bytes(b"#!/bin/sh\necho 'Compilateur 12 (\xe9t\xe9)'\n")
+    compiler.write_bytes(b"#!/bin/sh\necho '" + answer + b"'\n")
     compiler.chmod(0o755)
+    for variable in ("XDG_CACHE_HOME", "TREAD_NATIVE"):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.delenv("TREAD_NATIVE", raising=False)
-    assert not native._load()[0] and "cannot build them" in caplog.text
+    monkeypatch.setattr(native.Path, "home", nobody)
+    assert not native._load()[0] and reason in caplog.text
 
 
 @compiled
