@@ -1,4 +1,4 @@
-"""From the arguments of a model to its blocks, and the kernels that they run on."""
+"""Builds the blocks of a model from its arguments, and says which kernels they run on."""
 
 import pkgutil
 from collections.abc import Iterable
@@ -67,5 +67,5 @@ def describe_kernels(blocks: Iterable[Any], device: str) -> list[str]:
     blocks = list(blocks)
     lines = [str(choice) for choice in kernels(blocks, device)]
     if any(isinstance(getattr(block, "block", block), DiTBlock) for block in blocks):
-        lines += ["attention: torch scaled_dot_product_attention (the fastest that is there)"]
+        lines += ["attention: torch scaled_dot_product_attention (fastest available backend)"]
     return lines

@@ -1,12 +1,12 @@
-"""In-context class tokens (JiT, Li and He, arXiv 2511.13720): the class as tokens, from a block on.
+"""In-context class tokens (JiT, Li and He, arXiv 2511.13720).
 
-The tokens (`backbones.heads.ContextTokens`) stand in front of all others from block `start` on and
-leave before the head. JiT has 32 of them, from a third of the depth on (block 4 of 12 in B, 8 of 24
-in L; 10 of 32 in H), beside the class in adaLN. Its rotary positions leave them alone, as ours
-leave every prefix token.
+From block `start` on, the tokens (`backbones.heads.ContextTokens`) precede all others; they are
+removed before the head. JiT has 32 of them, from a third of the depth on (block 4 of 12 in B, 8 of
+24 in L; 10 of 32 in H), in addition to the class in adaLN. Its rotary positions skip them, as ours
+skip every prefix token.
 
-Here they are in the sequence from the beginning, and the blocks before `start` run without them:
-for a route they are prefix tokens, which it never removes, wherever it begins and ends.
+Here they are in the sequence from the beginning, and the blocks before `start` run without them.
+To a route they are prefix tokens, which it never removes.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from routing.stack import prepare
 
 
 class WithoutContext(nn.Module):
-    """A block that runs before the class tokens come in: they pass it by unchanged.
+    """A block before `start`: it runs without the class tokens, which pass unchanged.
 
     Args:
         block: The block inside.
@@ -54,7 +54,7 @@ class WithoutContext(nn.Module):
         return layout.tables[key]
 
     def initialise(self) -> None:
-        """Draw the block."""
+        """Initialise the block."""
         self.block.initialise()
 
 
@@ -62,7 +62,7 @@ def with_context(blocks: list[nn.Module], count: int, start: int) -> list[nn.Mod
     """Let the first `start` blocks run without the class tokens.
 
     Raises:
-        BackboneError: Blocks that hand tensors per token on: a token that comes in later has none.
+        BackboneError: The blocks carry per-token tensors, which later tokens would lack.
     """
     if any(getattr(block, "carries", ()) for block in blocks):
         raise BackboneError(

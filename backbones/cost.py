@@ -1,10 +1,10 @@
 """Parameters, multiply-accumulates (MACs) and memory of a model, dense and routed (no torch here).
 
-A MAC is one multiplication and one addition. What papers print as "GFLOPs" of a DiT are MACs: 118.6
-G for DiT-XL/2 at 256 tokens. Two conventions are in use, and both are counted: with everything that
-mixes tokens (QK^T and AV, scans, bi-WKV, convolutions, shifts), and linear layers only
-(`*_no_attention`), as TREAD's authors count (114.42 G for the same model). Element-wise work
-(norms, activations, gates) is in neither.
+A MAC is one multiplication and one addition. The "GFLOPs" of a DiT in papers are MACs: 118.6 G for
+DiT-XL/2 at 256 tokens. Two conventions are in use, and both are counted: with everything that mixes
+tokens (QK^T and AV, scans, bi-WKV, convolutions, shifts), and linear layers only
+(`*_no_attention`), as TREAD's authors count (114.42 G for the same model). Element-wise operations
+(norms, activations, gates) are in neither.
 
 A step of guidance by two routed passes costs the sum of both: 97.67 G for Sparse Guidance with
 DiT-XL/2, route 2-24, is 67.5 G at rate 0.5 plus 30.1 G at rate 0.9.
@@ -33,7 +33,7 @@ class Cost:
         macs_routed_no_attention: `macs_routed` with linear layers only.
         per_block: MACs of each block in the routed pass.
         tokens: Tokens in each block of the routed pass, prefix included.
-        activation_bytes: What a routed training pass keeps for the backward pass, per sample.
+        activation_bytes: Bytes that a routed training pass saves for the backward pass, per sample.
     """
 
     params: int
@@ -47,7 +47,7 @@ class Cost:
 
     @property
     def speedup(self) -> float:
-        """The speed-up that MACs allow: dense over routed."""
+        """Dense over routed MACs: the speed-up if time were proportional to them."""
         return self.macs_dense / self.macs_routed
 
     def training_bytes(self, batch: int, ema: bool = True) -> int:
@@ -73,24 +73,23 @@ def cost(
     bytes_per_value: int = 4,
     **options: Any,
 ) -> Cost:
-    """Count a model that `backbones.create` builds with these arguments, under a route.
+    """Return the cost of the model that `backbones.create` builds, with a route.
 
     Args:
         name: Family.
         size: Letter and patch, as in "S/2".
         route: The route of the training pass.
-        reinsert: What routed tokens become, as in `routing.Routing`; after `none` dropped tokens
-            never return.
+        reinsert: How routed tokens return, as in `routing.Routing`; with `none` they never do.
         remove: When routed tokens leave, as in `routing.Routing`.
-        bytes_per_value: Of an activation: 4 in float32, 2 under bf16 autocast (an estimate then:
-            the residual stream stays in float32).
-        **options: The other arguments of `backbones.create`. Of `align` (REPA) the parameters
-            count, the MACs (training only) do not.
+        bytes_per_value: Bytes of an activation: 4 in float32, 2 under bf16 autocast (then an
+            estimate, since the residual stream stays in float32).
+        **options: The other arguments of `backbones.create`. `align` (REPA) adds to the parameters
+            but not to the MACs, since it only runs in training.
 
     Raises:
         BackboneError: Unknown family, size or option, or values that do not fit.
         RouteError: A route that does not fit the depth.
-        RoutingError: A `reinsert` or `remove` that there is not, or that does not fit the route.
+        RoutingError: An unknown `reinsert` or `remove`, or one that does not fit the route.
     """
     config = model_config(name, size, **options)
     return model_cost(config, route, reinsert, remove, bytes_per_value)
@@ -103,7 +102,7 @@ def model_cost(
     remove: str = "start",
     bytes_per_value: int = 4,
 ) -> Cost:
-    """Count a model and a route; arguments and errors as for `cost`."""
+    """Return the cost of a model with a route; arguments and errors as for `cost`."""
     shape, grid = config.shape, config.grid[0] * config.grid[1]
     width, depth = shape.width, shape.depth
     blocks = block_costs(config)
@@ -149,7 +148,7 @@ def features_macs(
         to_the_end: Run all blocks, as SPRINT's fused span needs.
     """
     config = replace(config, decoder=None, align=None)
-    head_parts = 2  # the last ones of a model without a decoder and a projector
+    head_parts = 2  # the last parts, as there is neither decoder nor projector
     parts = _around_blocks(config)[:-head_parts]
     grid = config.grid[0] * config.grid[1]
     blocks = block_costs(config)
@@ -160,7 +159,7 @@ def features_macs(
 
 
 def _prefixes(config: ModelConfig) -> list[int]:
-    """Return the prefix tokens in each block: class tokens come in at one of them."""
+    """Return the number of prefix tokens in each block; class tokens start at one of them."""
     before, after = config.context_block, config.shape.depth - config.context_block
     return [config.prefix - config.context_tokens] * before + [config.prefix] * after
 
@@ -181,7 +180,7 @@ def block_costs(config: ModelConfig) -> list[BlockCost]:
 
 
 def check_block_params(config: ModelConfig, params: Sequence[int]) -> None:
-    """Compare the parameters of each block that was built with what its family counts.
+    """Compare the parameters of each built block with its family's count.
 
     Raises:
         BackboneError: They differ by more than 1 %.
@@ -206,13 +205,13 @@ def _with_long_skip(block: BlockCost, width: int) -> BlockCost:
 
 @dataclass(frozen=True)
 class Part:
-    """Cost of what is around the blocks.
+    """Cost of a part of the model outside the blocks.
 
     Attributes:
         params: Parameters.
         linear: MACs of linear layers per sample.
-        kept: More of these per grid token that comes out of the stack.
-        mixing: MACs per sample of what mixes tokens.
+        per_predicted: Further MACs of linear layers for each grid token after the stack.
+        mixing: MACs of token mixing per sample.
     """
 
     params: int = 0
@@ -299,14 +298,14 @@ def _present(route: Route, depth: int, grid: int, reinsert: str, remove: str) ->
 
 
 def _layer(inputs: int, outputs: int, tokens: int = 1) -> Part:
-    """Count a linear layer with a bias that is run on this many tokens."""
+    """Return the cost of a linear layer with a bias, applied to this many tokens."""
     return Part((inputs + 1) * outputs, inputs * outputs * tokens)
 
 
 def _decoder(
     width: int, predicted_values: int, grid: int, prefix: int, options: DecoderOptions
 ) -> list[Part]:
-    """Count MaskDiT's decoder behind a backbone of this width."""
+    """Return the cost of MaskDiT's decoder after a backbone of this width."""
     depth, inner, tokens = options.depth, options.width, prefix + grid
     block = dit.block_cost(Size("custom", depth, inner, options.heads), dit.DiTOptions())
     return [

@@ -14,8 +14,8 @@ from routing.layout import Layout
 def rope_2d(size: int, grid: tuple[int, int]) -> Tensor:
     """Return the angles (H W, size / 2) of a head's channel pairs: half by row, half by column.
 
-    A position is the number of the row or column, at every size of the grid (LightningDiT, arXiv
-    2501.01423, after EVA-02, with its `pt_seq_len` the side of the grid).
+    Positions are row and column indices at every grid size (LightningDiT, arXiv 2501.01423, after
+    EVA-02, with `pt_seq_len` equal to the side of the grid).
     """
     return torch.cat(grid_angles(size, grid), dim=1).float()
 
@@ -38,8 +38,8 @@ def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
 
 
-# Up to here torch's fused kernel for bfloat16 on CPUs loses to two products: 2.5 times as slow at
-# 64 tokens, ahead at 1024.
+# Tokens up to which two products are faster than torch's fused kernel for bfloat16 on CPUs (2.5
+# times as fast at 64 tokens, slower at 1024).
 SHORT = 512
 
 
@@ -54,9 +54,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention through torch's fused kernel: order means nothing to it.
+    """Multi-head self-attention through torch's fused kernel; it is permutation-equivariant.
 
-    A routed subset needs nothing but its rows of the rotary table, which has one for each patch.
+    A routed subset only needs its own rows of the rotary table, which has one per patch.
     """
 
     angles: Tensor | None
@@ -72,9 +72,9 @@ class Attention(nn.Module):
         self.register_buffer("angles", angles, persistent=False)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        """Let every token (B, T, D) see every other."""
-        # Cut along the axis that the projection wrote: the three gradients are then put together
-        # in one copy.
+        """Attend over all tokens (B, T, D)."""
+        # Split along the axis that the projection wrote, so that the gradients of q, k and v are
+        # joined in one copy.
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         q, k = self.q_norm(q), self.k_norm(k)

@@ -1,4 +1,4 @@
-"""Everything but the blocks: embedders and modulation before them; head, decoder, projector after.
+"""Everything but the blocks: embedders and modulation, head, decoder, projector.
 
 Shapes: B samples, T present tokens (prefix first), N = H W grid tokens, D channels, C image
 channels, p patch side, c the conditioning vector (B, D). The embedders are DiT's (arXiv 2212.09748,
@@ -51,7 +51,7 @@ class Modulation(nn.Module):
         return flat.unflatten(1, self.shape).unbind(1)
 
     def initialise(self) -> None:
-        """Zero it: all gates are 0, so that every block starts as the identity (adaLN-zero)."""
+        """Set it to zero: with all gates 0, every block starts as the identity (adaLN-zero)."""
         nn.init.zeros_(self.project.weight)
         nn.init.zeros_(self.project.bias)
 
@@ -59,9 +59,9 @@ class Modulation(nn.Module):
 class BlockNorms(nn.Module):
     """Weights and biases of the blocks' LayerNorms where time and class are tokens (DiS).
 
-    It stands in for `Modulation`, the same for all samples. The gates are fixed at
-    1 / sqrt(residual branches of the stack), by which mamba-ssm divides the last layer of each
-    branch when it draws it: the stream starts with the same scale.
+    It replaces `Modulation` and is the same for all samples. The gates are fixed at
+    1 / sqrt(residual branches of the stack), the factor by which mamba-ssm scales the last layer of
+    each branch at initialisation, so that the stream starts with the same scale.
     """
 
     def __init__(self, width: int, depth: int, branches: int) -> None:
@@ -77,7 +77,7 @@ class BlockNorms(nn.Module):
         return rows[None, :, :, None].repeat(c.shape[0], 1, 1, 1, 1).unbind(1)
 
     def initialise(self) -> None:
-        """Start as LayerNorms without weights."""
+        """Initialise as LayerNorms without weights."""
         nn.init.zeros_(self.shift)
         nn.init.zeros_(self.scale)
 
@@ -85,7 +85,7 @@ class BlockNorms(nn.Module):
 class Head(nn.Module):
     """AdaLN and a linear layer, both zero at init: tokens (B, N, D) -> rows (B, N, p p C).
 
-    It is `weighted` where its norm is an RMSNorm with weights, not a LayerNorm without.
+    With `weighted`, the norm is an RMSNorm with weights instead of a LayerNorm without.
     """
 
     def __init__(self, width: int, patch: int, channels: int, weighted: bool = False) -> None:
@@ -102,7 +102,7 @@ class Head(nn.Module):
         return self.project(ACTIVE.operations[x.device.type].adaln(x, shift, scale))
 
     def initialise(self) -> None:
-        """Zero it, so that the untrained model predicts 0 everywhere (DiT)."""
+        """Set it to zero, so that the untrained model predicts 0 everywhere (DiT)."""
         self.modulate.initialise()
         nn.init.zeros_(self.project.weight)
         nn.init.zeros_(self.project.bias)
@@ -127,12 +127,12 @@ class Projector(nn.Module):
         return self.mlp(x)
 
     def initialise(self) -> None:
-        """Draw the weights."""
+        """Initialise the weights."""
         xavier(self)
 
 
 class Decoder(nn.Module):
-    """A small DiT over all tokens, mask tokens where the backbone has none; it ends in a head."""
+    """A small DiT over all tokens, with mask tokens for the dropped ones; it ends in a head."""
 
     positions: Tensor
 
@@ -165,14 +165,14 @@ class Decoder(nn.Module):
         if move is not None:
             x = move.put(self.mask.to(x.dtype).expand(x.shape[0], layout.length, -1), x)
         elif self.training:
-            x = x + 0 * self.mask.to(x.dtype)  # data parallelism wants a gradient, of zero, for it
+            x = x + 0 * self.mask.to(x.dtype)  # DDP needs a gradient (zero) for every parameter
         x = torch.cat([x[:, : layout.prefix], x[:, layout.prefix :] + self.positions], dim=1)
         c = self.condition(c)
         x = self.stack(x, self.modulate(c), layout).x
         return self.head(x[:, layout.prefix :], c)
 
     def initialise(self) -> None:
-        """Draw the weights; gates and head start at zero, the way in does not."""
+        """Initialise the weights; gates and head start at zero, the input layers do not."""
         blocks: Any = self.stack.blocks
         for block in blocks:
             block.initialise()
@@ -214,7 +214,7 @@ class TimeEmbedder(nn.Module):
         return self.mlp(waves.to(first.weight.dtype))
 
     def initialise(self) -> None:
-        """Draw the weights as DiT does."""
+        """Initialise as DiT."""
         for name, parameter in self.mlp.named_parameters():
             nn.init.zeros_(parameter) if "bias" in name else nn.init.normal_(parameter, std=0.02)
 
@@ -234,7 +234,7 @@ class LabelEmbedder(nn.Module):
         return self.table(y)
 
     def initialise(self) -> None:
-        """Draw the weights as DiT does."""
+        """Initialise as DiT."""
         nn.init.normal_(self.table.weight, std=0.02)
 
 
@@ -260,7 +260,7 @@ class TextEmbedder(nn.Module):
         return self.project(text), self.pool(text.mean(dim=1))
 
     def initialise(self) -> None:
-        """Draw the null text and the projections."""
+        """Initialise the null text and the projections."""
         nn.init.normal_(self.null, std=0.02)
         xavier(self.project, self.pool)
 
@@ -280,7 +280,7 @@ class ContextTokens(nn.Module):
         return label[:, None] + self.positions
 
     def initialise(self) -> None:
-        """Draw the positions as JiT does."""
+        """Initialise the positions as JiT does."""
         nn.init.normal_(self.positions, std=0.02)
 
 
@@ -288,8 +288,8 @@ class PatchEmbed(nn.Module):
     """Images (B, C, H p, W p) -> tokens (B, H W, D), raster order.
 
     A reshape and one matmul: about twice as fast on a CPU as a strided convolution with the same
-    weights. With a `bottleneck` two linear layers, the first without a bias (JiT, arXiv
-    2511.13720): large patches of pixels have many more values than their content has dimensions.
+    weights. With a `bottleneck` there are two linear layers, the first without a bias (JiT, arXiv
+    2511.13720): large pixel patches have many more values than intrinsic dimensions.
     """
 
     def __init__(
@@ -302,26 +302,26 @@ class PatchEmbed(nn.Module):
         self.project = nn.Linear(bottleneck or values, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Cut into patches and project."""
+        """Split into patches and project."""
         rows = patchify(x, self.patch)
         if self.reduce is not None:
             rows = self.reduce(rows)
         return self.project(rows)
 
     def initialise(self) -> None:
-        """Draw the weights."""
+        """Initialise the weights."""
         xavier(self)
 
 
 def patchify(x: Tensor, patch: int) -> Tensor:
-    """Cut images (B, C, H p, W p) into rows (B, H W, C p p), channels slowest (as in Conv2d)."""
+    """Split images (B, C, H p, W p) into rows (B, H W, C p p), channels slowest (as in Conv2d)."""
     batch, channels, height, width = x.shape
     cut = x.reshape(batch, channels, height // patch, patch, width // patch, patch)
     return cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * patch * patch)
 
 
 def unpatchify(x: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
-    """Put rows (B, H W, p p C), channels fastest (as in DiT), back to images (B, C, H p, W p)."""
+    """Assemble rows (B, H W, p p C), channels fastest (as in DiT), to images (B, C, H p, W p)."""
     batch, (rows, columns) = x.shape[0], grid
     cut = x.reshape(batch, rows, columns, patch, patch, -1).permute(0, 5, 1, 3, 2, 4)
     return cut.reshape(batch, -1, rows * patch, columns * patch)

@@ -6,8 +6,9 @@ A block (DiT, arXiv 2212.09748, section 3.2) is
     x = x + gate2 * second(adaLN(x; shift2, scale2))
 
 on tokens x (B, T, D), with shifts, scales and gates from the conditioning vector c (B, D)
-(`backbones.heads.Modulation`). What is element-wise in it is one pass over memory on a CPU
-(`ops.native`); elsewhere, and under `torch.compile`, it is the plain formula, which compilers fuse.
+(`backbones.heads.Modulation`). On a CPU the element-wise operations are fused into one pass over
+memory (`ops.native`); elsewhere, and under `torch.compile`, they are the plain formulas, which
+compilers fuse.
 """
 
 import torch
@@ -25,8 +26,8 @@ class Block(nn.Module):
     modulation (B, 6, 1, D) and returns tokens; `backbones.dit.DiTBlock` is a short one.
 
     Attributes:
-        scans: The scan orders that it uses, as `Layout.reorder` looks them up.
-        operations: The dispatched operations that it calls: name and the kernel asked for.
+        scans: Scan orders that it uses (names for `Layout.reorder`).
+        operations: Dispatched operations that it calls, each with the requested kernel.
         tables: Other tables of the layout that it looks up (`Layout.prepare`).
     """
 
@@ -39,12 +40,12 @@ class Block(nn.Module):
         self.tables: list[tuple[str, str]] = []
 
     def initialise(self) -> None:
-        """Draw the weights of linear layers; a family adds its own."""
+        """Initialise the linear layers; families extend this."""
         xavier(self)
 
 
 def xavier(*parts: nn.Module) -> None:
-    """Draw the weights of every linear layer in `parts` as Xavier does, with zero biases."""
+    """Initialise every linear layer in `parts`: Xavier-uniform weights, zero biases."""
     for part in parts:
         for module in part.modules():
             if isinstance(module, nn.Linear):
@@ -96,5 +97,5 @@ def head_norm(y: Tensor, norm: nn.GroupNorm) -> Tensor:
 
 
 def turns(index: int) -> str:
-    """Return the scan path of block `index` where every block scans once: four ways in turn."""
+    """Return the scan path of block `index` if each block scans once: four paths in rotation."""
     return ("zigzag:0", "zigzag:0:reversed", "zigzag:1", "zigzag:1:reversed")[index % 4]

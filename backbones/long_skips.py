@@ -4,10 +4,10 @@ Of `depth` blocks, the output of block i < depth // 2 is stored, and block depth
 
     x = Linear(concat(x, stored output of block i))
 
-The stored output is a per-token tensor that the stack carries along, so it works across a route:
-where the route starts between the two blocks, it is gathered by the same ids as the tokens; where
-it ends between them, a token that bypassed block i has its own state from before the route there,
-as if block i were the identity (`routing.segment.Tokens.scatter_state`).
+The stack carries the stored output along like the tokens, so skips work across routes. If a route
+starts between the two blocks, the stored output is gathered by the same ids. If it ends between
+them, a token that bypassed block i contributes its own state from before the route, as if block i
+were the identity (`routing.segment.Tokens.scatter_state`).
 """
 
 from typing import Any
@@ -58,7 +58,7 @@ class LongSkipBlock(nn.Module):
         return x
 
     def initialise(self) -> None:
-        """Draw the block; the join starts as the mean, so that the stream keeps its scale."""
+        """Initialise the block; the join starts as the mean, which keeps the stream's scale."""
         self.block.initialise()
         if self.join is not None:
             width = self.join.out_features
@@ -67,7 +67,7 @@ class LongSkipBlock(nn.Module):
 
 
 def with_long_skips(blocks: list[nn.Module], width: int) -> list[nn.Module]:
-    """Join the first half of the blocks with the second; an odd number has a middle block."""
+    """Connect the first half of the blocks to the second; a middle block has no skip."""
     depth = len(blocks)
     joined = []
     for index, block in enumerate(blocks):

@@ -2,9 +2,9 @@
 
 A mixer has about 6 D^2 parameters and a DiT block's two branches 12 D^2, so two mixers make one
 block: route indices count blocks, never mixers (one makes a block in ZigMa and DiS: `mixers=1`).
-The residual stream stays in raster order; a mixer gets its D-wide input along the scan path
-(`Block.scans`), which in a route is the dense path with the absent tokens deleted, and its output
-is put back.
+The residual stream stays in raster order; a mixer gets its input (B, T, D) along its scan path
+(`Block.scans`; in a route, the dense path with the absent tokens deleted), and its output is put
+back into raster order.
 
 On a CPU the mixers call the native operators themselves where these take the inputs, as the blocks
 do for `adaln`; everything else goes through `ops.conv` and `ops.ssd`, which choose a kernel.
@@ -26,12 +26,12 @@ from backbones.options.mamba import MambaOptions, step_rank
 from backbones.sizes import Size
 from routing.layout import Layout
 
-MAX_GAP = 4.0  # Unclamped, one gap of a whole row makes the input weight explode.
+MAX_GAP = 4.0  # Without it, the gap of a whole row would make the input weight explode.
 REVERSED = ":reversed"
 
 
 def paths(scan: str, index: int, mixers: int = 2) -> tuple[str, ...]:
-    """Return the scan paths of block `index`'s mixers, which go on over the stack."""
+    """Return the scan paths of block `index`'s mixers; their rotation continues over the stack."""
     if scan == "raster":
         return ("raster",) * mixers
     names = []
@@ -47,8 +47,8 @@ def paths(scan: str, index: int, mixers: int = 2) -> tuple[str, ...]:
 def look_up(layout: Layout, kind: str, path: str) -> Any:
     """Return a table of the layout along a path: its scan order, positions, gaps, or `conv.taps`.
 
-    The stack has computed the first three (`Layout.prepare`), unless the block is called alone; the
-    first mixer on a path adds the taps for those after it.
+    The stack has computed the first three (`Layout.prepare`), unless a block is called on its own.
+    The first mixer on a path computes the taps for all later ones.
     """
     table = layout.tables.get((kind, path))
     if table is not None:
@@ -81,7 +81,7 @@ class Conv(nn.Module):
         return causal_conv(x, self.weight, self.bias, position, activation="silu")
 
     def initialise(self) -> None:
-        """Draw taps and bias as torch's convolutions do."""
+        """Initialise taps and bias as torch's convolutions do."""
         bound = self.taps**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)
@@ -112,14 +112,14 @@ class Direction(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        # Apart from in_proj: its width alone is a multiple of 8 at every size, with dt's it is not.
+        # Not part of in_proj, whose width would no longer be a multiple of 8 at every size.
         self.dt_proj = nn.Linear(width, heads, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(heads))
         self.log_a = nn.Parameter(torch.empty(heads))
         self.skip = nn.Parameter(torch.ones(heads))
 
     def initialise(self) -> None:
-        """Draw Mamba-2's start: A in 1..16, steps in 1e-3..1e-1, little moved by the input."""
+        """Initialise as Mamba-2: A in 1..16, steps in 1e-3..1e-1, hardly moved by the input."""
         self.dt_proj.reset_parameters()  # As mamba-ssm: Xavier would be 2.4 times as wide.
         _draw_dt_bias(self.dt_bias)
         self.log_a.copy_(torch.empty_like(self.log_a).uniform_(1, 16).log())
@@ -127,7 +127,7 @@ class Direction(nn.Module):
 
 
 class Mixer(nn.Module):
-    """What mixers share: a convolution or none, and one or two directions along a path."""
+    """Base of both mixers: an optional convolution, and one or two directions along a path."""
 
     path: str
     conv: Conv | None
@@ -138,14 +138,14 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def scan_backwards(self, layout: Layout, *inputs: Tensor) -> Tensor:
-        """Scan inputs (B, T, *) in the order of `path` along the reversed one, and return to it."""
+        """Scan along the reversed path; inputs (B, T, *) and output are in the order of `path`."""
         backwards = self.path + REVERSED
         turned = [layout.turn(x, self.path, backwards) for x in inputs]
         y = self.scan(layout, backwards, self.directions[1], *turned)
         return layout.turn(y, backwards, self.path)
 
     def initialise(self) -> None:
-        """Draw steps, decays and the convolution."""
+        """Initialise steps, decays and the convolution."""
         if self.conv is not None:
             self.conv.initialise()
         for direction in self.directions:
@@ -176,7 +176,7 @@ class Mamba2(Mixer):
 
     def forward(self, u: Tensor, layout: Layout) -> Tensor:
         """Mix tokens (B, T, D) that are in the order of `path`, and return them in it."""
-        # Two products and not one that is cut: the two gradients need not be put side by side.
+        # Two products instead of one that is split: the gradients need no concatenation.
         into_z, into_mixed = self.in_proj.weight.split([self.inner, self.inner + 2 * self.state])
         z, mixed = F.linear(u, into_z), F.linear(u, into_mixed)
         y = self.scan(layout, self.path, self.directions[0], u, mixed)
@@ -201,7 +201,7 @@ class Mamba2(Mixer):
         return ssd_packed(mixed, dt, rates, skip, chunk, kernel, decay, width=width).flatten(-2)
 
     def initialise(self) -> None:
-        """Draw what mixers share; the norm starts at 1."""
+        """Initialise the shared parts; the norm's weights start at 1."""
         super().initialise()
         nn.init.ones_(self.scale)
 
@@ -218,7 +218,7 @@ class SelectiveDirection(nn.Module):
         self.skip = nn.Parameter(torch.ones(inner))
 
     def initialise(self) -> None:
-        """Draw Mamba's start: A = 1..N (S4D-real), steps in 1e-3..1e-1."""
+        """Initialise as Mamba: A = 1..N (S4D-real), steps in 1e-3..1e-1."""
         _draw_dt_bias(self.dt_bias)
         bound = self.dt_proj.in_features**-0.5
         nn.init.uniform_(self.dt_proj.weight, -bound, bound)
@@ -304,7 +304,7 @@ class MambaBlock(Block):
         return ops.gated_sum(x, gate, self.two(ops.adaln(x, shift, scale, order), layout), order)
 
     def initialise(self) -> None:
-        """Draw weights."""
+        """Initialise the weights."""
         super().initialise()
         self.one.initialise()
         if self.two is not None:

@@ -4,8 +4,8 @@
     c (B, D) = time embedding + class embedding or pooled text
     tokens --blocks under c--> head --> prediction (B, C, H p, W p)
 
-Nothing here depends on the family but its blocks and the head's norm. Routes are `routing.Stack`'s
-business: a forward pass hands it a `Routing`, or none for a dense pass.
+Only the blocks and the head's norm depend on the family. Routes are handled by `routing.Stack`: a
+forward pass gives it a `Routing`, or None for a dense pass.
 """
 
 from collections.abc import Collection, Sequence
@@ -54,8 +54,7 @@ class Output:
     Attributes:
         sample: Prediction (B, C_out, H p, W p); 0 where a token was dropped for good and no decoder
             predicts it.
-        taps: Block index -> its output (B, T, D) as it left the block, prefix first; -1 is the
-            input of block 0.
+        taps: Block index -> its output (B, T, D), prefix first; -1 is the input of block 0.
         tap_layouts: Which tokens each tap holds.
         inner: The layout inside each segment of the route: `.ids` are the tokens that stayed.
         kept: Mask of the grid tokens that are in the prediction, (B, N) or (1, N), where some were
@@ -77,7 +76,7 @@ class Backbone(nn.Module, Pretrained):
     """Diffusion backbone of any family (see `backbones.create`).
 
     Args:
-        config: The model's arguments, as `registry.model_config` checks them.
+        config: The model's arguments, from `registry.model_config`.
 
     Attributes:
         name: Family.
@@ -87,7 +86,7 @@ class Backbone(nn.Module, Pretrained):
         residual: Type of the residual stream in a training pass under autocast; None keeps float32.
         prefix: Number of prefix tokens: class tokens (`context_tokens`), text, and with
             `condition=prefix` time and class.
-        config: Every argument, json-able; `create(**config)` builds the same model again.
+        config: Every argument, fit for JSON; `create(**config)` builds the same model.
 
     Raises:
         BackboneError: Values that do not fit, or a block whose parameters are not what its family
@@ -122,7 +121,7 @@ class Backbone(nn.Module, Pretrained):
         else:
             self.modulate = BlockNorms(shape.width, shape.depth, branches(config))
         self.stack = build_stack(config)
-        kernels(self.stack.blocks)  # A kernel that is not there is an error now, not in step 1.
+        kernels(self.stack.blocks)  # An unavailable kernel is an error now, not in step 1.
         self.head: Head | None = None
         self.decoder: Decoder | None = None
         if config.decoder is None:
@@ -141,12 +140,12 @@ class Backbone(nn.Module, Pretrained):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The weights' type, in which images are taken."""
+        """The weights' type, which images must have."""
         return self.patches.project.weight.dtype
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Draw every weight anew, but a learned span's; gates and head start at zero, and stay."""
+        """Initialise all weights but those of SPRINT's fusion; gates and head start at zero."""
         self.patches.initialise()
         blocks: Any = self.stack.blocks
         for block in blocks:

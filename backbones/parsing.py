@@ -47,7 +47,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def bytes_of(path: Path) -> bytes:
-    """Read a file; `OSError` also for pipes and devices, which may not end."""
+    """Read a file; pipes and devices, which may not end, are an `OSError` too."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EEXIST, "it is no file", str(path))
     return path.read_bytes()
@@ -174,7 +174,7 @@ def _check(value: Any, max_values: float = math.inf) -> None:
 
 
 def check_word(word: str) -> None:
-    """Refuse a `key=value` argument that crashes another parser (Hydra's).
+    """Raise `Malformed` for a `key=value` argument that would crash Hydra's parser.
 
     Raises:
         Malformed: It nests deeper than `DEPTH`, has a number of more than `DIGITS` digits, or bytes

@@ -1,12 +1,12 @@
 """The families by name (no torch here).
 
-An external family is one file anywhere, with a dataclass of options, a function that counts the
-cost of a block, the block class, and at its end
+An external family is one Python file with a dataclass of options, a function that counts the cost
+of a block, the block class, and at its end
 
     register(Spec("NAME", NAMEOptions, block_cost, f"{__name__}:NAMEBlock"))
 
 Every command finds it if the environment variable TREAD_BACKBONES names that file (several are
-joined as in PATH). The files are code, so no configuration and no run folder can name them.
+separated as in PATH). Since the files are executed, no configuration or run folder can name them.
 """
 
 import dataclasses
@@ -100,7 +100,7 @@ def model_config(name: str, size: str | Size = "S/2", **arguments: Any) -> Model
     for key, value in arguments.items():
         (model if key in MODEL_ARGUMENTS else options)[key] = value
     shape = parse_size(size, model.get("depth"), model.get("width"), model.get("heads"))
-    # A shape without a letter is described by depth, width and heads alone.
+    # A `Size` that is not in the table is described by depth, width and heads.
     model["size"] = (
         f"S/{shape.patch}" if isinstance(size, Size) and size.name not in SIZES else str(size)
     )
@@ -122,13 +122,13 @@ def model_config(name: str, size: str | Size = "S/2", **arguments: Any) -> Model
 
 
 def branches(config: ModelConfig) -> int:
-    """Return the residual branches of a block of a model."""
+    """Return the number of residual branches of a block."""
     family = find(config.name)
     return family.branches(family.parse(config.shape, config.options))
 
 
 def _check_combinations(config: ModelConfig, branches: int) -> None:
-    """Refuse arguments of a model that exclude each other."""
+    """Raise `BackboneError` for arguments that exclude each other."""
     require(
         not (config.skips and config.fuse),
         "skips=true: expected false with SPRINT's fusion, which leaves out the blocks that "
@@ -145,7 +145,7 @@ def _check_combinations(config: ModelConfig, branches: int) -> None:
 
 
 def _check_context(config: ModelConfig) -> None:
-    """Refuse class tokens where they have no class or no way in."""
+    """Raise `BackboneError` if the model cannot have these class tokens."""
     count, start, depth = config.context_tokens, config.context_start, config.shape.depth
     require(
         count > 0 or start is None,
@@ -191,7 +191,7 @@ def _import_outside() -> None:
 
 
 def _import_file(path: Path, setting: str) -> ModuleType:
-    """Import a user's file; whatever it raises becomes one sentence with the file and line."""
+    """Import a user's file; an exception becomes one sentence with the file and line."""
     try:
         return importlib.import_module(path.stem)
     except BackboneError:  # `register` refused what the file gave it

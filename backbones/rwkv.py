@@ -1,8 +1,8 @@
 """RWKV for images: a spatial mix (bidirectional WKV) and a channel mix, each after a token shift.
 
 Vision-RWKV (arXiv 2403.02308) as Diffusion-RWKV (arXiv 2404.04478) uses it; the latter's long skips
-are `backbone.skips`. Two operators look at where a token sits: the shift takes a quarter of the
-channels from each grid neighbour, and bi-WKV lets a token's weight fall with its distance along the
+are `backbone.skips`. Two operators depend on a token's position: the shift takes a quarter of the
+channels from each grid neighbour, and in bi-WKV a token's weight decays with its distance along the
 raster path. Inside a route both ask the layout, so that they compute what the dense operators would
 with the absent tokens masked.
 """
@@ -27,8 +27,9 @@ class Shift(nn.Module):
     Args:
         width: Channels D; a quarter comes from each neighbour.
         mixes: How many differently weighted mixtures to return.
-        missing: What stands in for a neighbour that a route took away: `self`, `zero` or `nearest`
-            present one along the same ray. Outside the image it is 0, as in the dense operator.
+        missing: What replaces a neighbour that a route removed: `self`, `zero`, or the `nearest`
+            token present in the same direction. Outside the image it is 0, as in the dense
+            operator.
     """
 
     def __init__(self, width: int, mixes: int, missing: str) -> None:
@@ -97,7 +98,7 @@ class ChannelMix(nn.Module):
         return operations.sigmoid_gate(self.receptance(to_receptance), self.value(hidden))
 
     def initialise(self, index: int, depth: int) -> None:
-        """Set the mixtures: early channels take more of their neighbours, deep blocks less."""
+        """Initialise the mixtures: neighbours weigh more in early channels, less in deep blocks."""
         width = self.receptance.in_features
         self.shift.mix.copy_((torch.arange(width) / width).pow(1 - index / depth).expand(2, -1))
 
@@ -123,7 +124,7 @@ class RWKVBlock(Block):
         return ops.gated_sum(x, gate2, self.channel(ops.adaln(x, shift2, scale2), layout))
 
     def initialise(self) -> None:
-        """Draw weights; decay, bonus and mixes start depth-dependent as RWKV-4's ("fancy")."""
+        """Initialise as RWKV-4 ("fancy"): decay, bonus and mixes depend on the depth."""
         super().initialise()
         width = self.spatial.decay.numel()
         depth_01 = self.index / max(self.depth - 1, 1)

@@ -1,7 +1,7 @@
-"""RWKV-7 (Goose, arXiv 2503.14456) for images: a matrix state that is also rewritten.
+"""RWKV-7 (Goose, arXiv 2503.14456) for images: a matrix state with a delta-rule update.
 
-A block scans one path with its state, the next block another one: forward and reversed, along rows
-and along columns, in turn (`layers.turns`). The token shift is the two-dimensional one of
+Each block scans one path, the next block another one: forward and reversed, along rows and
+along columns, in rotation (`layers.turns`). The token shift is the two-dimensional one of
 `backbones.rwkv`, by the layout's table of neighbours.
 
 The values of the first block travel with the tokens as `v_first`: later blocks mix them in, so a
@@ -22,17 +22,17 @@ from backbones.rwkv import ChannelMix, Shift
 from backbones.sizes import Size, hidden_for
 from routing.layout import Layout
 
-SLOWEST = math.exp(-0.5)  # Log decays lie in (-e^-0.5, 0): 54 % of the state stay at least.
+SLOWEST = math.exp(-0.5)  # Log decays lie in (-e^-0.5, 0): a step keeps at least 54 % of the state.
 
 
 def decay_speed(width: int, index: int, depth: int) -> Tensor:
-    """Return RWKV's start of the decay (D,): -6 to -1, steeper over the channels in deep blocks."""
+    """Return RWKV's initial decay (D,): -6 to -1 over the channels, steeper in deep blocks."""
     ramp = torch.arange(width, dtype=torch.float32) / max(width - 1, 1)
     return -6 + 5 * ramp ** (0.7 + 1.3 * index / max(depth - 1, 1))
 
 
 class LowRank(nn.Module):
-    """A token-dependent vector by a small bottleneck: bias + B f(A x)."""
+    """A token-dependent vector through a low-rank bottleneck: bias + B f(A x)."""
 
     def __init__(self, width: int, bias: bool = True) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class TimeMix7(nn.Module):
     """Token mixer of RWKV-7.
 
     With kk the unit-length key, a rate alpha in 0..1 and a log decay g, the state does
-    S <- diag(e^g) S - kk alpha (kk^T S) + k v^T, that is, it forgets what kk pointed at.
+    S <- diag(e^g) S - kk alpha (kk^T S) + k v^T: it erases what is stored under kk.
     """
 
     def __init__(self, width: int, index: int, options: RWKV7Options) -> None:
@@ -98,7 +98,7 @@ class TimeMix7(nn.Module):
         return layout.to_scan(z.flatten(-2), self.path).unflatten(-1, (self.heads, -1))
 
     def initialise(self, index: int, depth: int) -> None:
-        """Draw decays, rates and mixtures."""
+        """Initialise decays, rates and mixtures."""
         width = self.key_unit.numel()
         ramp = (torch.arange(width) / width).pow(1 - index / depth)
         self.shift.mix.copy_(ramp.expand(6, -1))
@@ -129,7 +129,7 @@ class RWKV7Block(Block):
         self.tables = [("neighbours", options.missing), ("scan", turns(index))]
 
     def initialise(self) -> None:
-        """Draw weights."""
+        """Initialise the weights."""
         super().initialise()
         self.time.initialise(self.index, self.depth)
         self.channel.initialise(self.index, self.depth)

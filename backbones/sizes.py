@@ -44,9 +44,8 @@ class Size:
     @property
     def state(self) -> int:
         """State channels N of a Mamba-2 mixer."""
-        # B and C cost 4 D N parameters a block whatever the width is, so narrow models take a
-        # smaller state: the count stays within 6 % of DiT's 18 D^2, and N a multiple of 8 for
-        # kernels.
+        # B and C cost 4 D N parameters per block, so narrow models have a smaller state: the count
+        # stays within 6 % of DiT's 18 D^2. Kernels need a multiple of 8.
         widths = ((384, 64), (192, 32), (96, 16), (0, 8))
         return next(state for least, state in widths if self.width >= least)
 
@@ -71,11 +70,11 @@ SIZES: dict[str, Size] = {
 }
 
 
-_LONGEST = 4096  # Of an input's sides: a table of positions beyond that is a mistake.
+_LONGEST = 4096  # Largest input side; beyond it, the position table would be huge.
 
 
 def hidden_for(width: int, mixer_params: int, matrices: int, fixed: int = 0) -> int:
-    """Return the hidden width that brings a block to DiT's 12 D^2, in steps of 8.
+    """Return the hidden width (a multiple of 8) with which a block has DiT's 12 D^2 parameters.
 
     The token mixer has `mixer_params` parameters, the channel mixer `matrices` matrices of `width`
     x hidden and `fixed` other parameters.
@@ -87,7 +86,7 @@ def patch_grid(input_size: int | Sequence[int], patch: int) -> tuple[int, int]:
     """Return the patches (H, W) of an input side or (height, width).
 
     Raises:
-        BackboneError: A side that is no multiple of the patch, or beyond reason.
+        BackboneError: A side that is not a multiple of the patch, or too large.
     """
     sides = (input_size, input_size) if isinstance(input_size, int) else tuple(map(int, input_size))
     require(
@@ -124,14 +123,14 @@ def attention_blocks(attention: int | Sequence[int], depth: int) -> set[int]:
 def parse_size(
     text: str | Size, depth: int | None = None, width: int | None = None, heads: int | None = None
 ) -> Size:
-    """Read "S/2" (letter, patch; the patch is 2 where it is left out) and apply overrides.
+    """Parse "S/2" (letter and patch; without a patch it is 2) and apply overrides.
 
     Args:
         text: Size as typed, or a `Size`.
         depth: Number of blocks instead of the table's.
         width: Channels instead of the table's.
-        heads: Attention heads instead of the table's; without it an overridden width keeps
-            the table's count where that divides it, else the largest smaller one that does.
+        heads: Attention heads instead of the table's. Without it, an overridden width has the
+            table's number of heads or the largest smaller one that divides it.
 
     Raises:
         BackboneError: Unknown letter, a patch below 1, or heads that do not divide the width.
@@ -141,7 +140,7 @@ def parse_size(
         return size
     depth = size.depth if depth is None else depth
     width = size.width if width is None else width
-    check_whole(most=1024, depth=depth)  # More is not counted block by block, let alone built.
+    check_whole(most=1024, depth=depth)  # Costs are counted block by block.
     check_whole(16, 65536, 16, width=width)  # Kernels need the multiple.
     if heads is None:
         heads = next(h for h in range(min(size.heads, width), 0, -1) if width % h == 0)
@@ -169,7 +168,7 @@ def _named(text: str) -> Size:
 
 
 def check_whole(least: int = 1, most: int | None = None, step: int = 1, **values: int) -> None:
-    """Raise `BackboneError` unless every value is a whole number in this range, in these steps."""
+    """Raise `BackboneError` unless all values are multiples of `step` in this range."""
     for key, value in values.items():
         bounds = f"{least} to {most}" if most else f"{least} or more"
         multiple = f", a multiple of {step}" if step > 1 else ""
@@ -188,8 +187,8 @@ def build_options(
     Args:
         options: The dataclass.
         values: Values by key.
-        owner: Whose options they are, for an error.
-        known_elsewhere: Further names that a mistyped key may have meant.
+        owner: Prefix of error messages.
+        known_elsewhere: Further names to suggest for a mistyped key.
 
     Raises:
         BackboneError: An unknown key, or a value that the dataclass does not accept.
@@ -209,13 +208,13 @@ class DecoderOptions:
     heads: Annotated[int, Ge(1), "Attention heads."] = 16
 
     def check_consistency(self) -> None:
-        """Raise `BackboneError` where the heads do not divide the width."""
+        """Raise `BackboneError` if the heads do not divide the width."""
         parse_size("S/2", self.depth, self.width, self.heads)
 
 
 @dataclass(frozen=True)
 class AlignOptions:
-    """What REPA aligns."""
+    """REPA's alignment: the block and the projector."""
 
     block: Annotated[
         int, Ge(0), "Block whose output is projected; inside a route, of the tokens that stayed."

@@ -1,11 +1,11 @@
 """Validate plain values against a dataclass of options (no torch here).
 
-Options are plain dataclasses whose fields carry their constraints and a comment:
+Options are plain dataclasses whose fields are annotated with constraints and a comment:
 
     lr: Annotated[float, Gt(0), "Learning rate."] = 1e-4
 
-`validate` builds one from the values of a YAML file or a command line. Types are strict: a truth
-value is no number, `2.0` is no integer and text is never converted.
+`validate` builds one from the values of a YAML file or a command line. Types are strict: a bool is
+not a number, `2.0` is not an integer, and text is never converted.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class OptionError(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """The words that an `Annotated[str, Choices(...)]` allows, where they are not literal."""
+    """The words that an `Annotated[str, Choices(...)]` allows, if they are computed."""
 
     words: tuple[str, ...]
 
@@ -50,7 +50,7 @@ class Field:
         annotation: Its annotation with constraints.
         default: Its default; `dataclasses.MISSING` where a value is required.
         comment: What it does, for `--help`.
-        metadata: Everything else that its annotation carries.
+        metadata: All other metadata of its annotation.
     """
 
     name: str
@@ -94,7 +94,7 @@ def validate(
             `prefix` is put before its message where that does not begin with it.
         values: A mapping of keys, as YAML or JSON holds them.
         prefix: What stands before each key in an error, as in `train.`.
-        known_elsewhere: Further keys that a typing mistake may have meant.
+        known_elsewhere: Further keys to suggest for a mistyped one.
 
     Raises:
         OptionError: An unknown key, a missing key, or a value of another type or range.
@@ -144,7 +144,7 @@ def validate_value(annotation: Any, value: Any, name: str) -> Any:
         raise _wrong_value(annotation, value, name)
     adapter = _adapter(annotation)
     try:
-        # JSON has the types of YAML and of command lines: a list is good for a tuple.
+        # JSON mode, because YAML and command lines have lists where options have tuples.
         return adapter.validate_json(json.dumps(value, default=_plain_number))
     except (pydantic.ValidationError, TypeError, ValueError, RecursionError):
         raise _wrong_value(annotation, value, name) from None
@@ -159,7 +159,7 @@ def _wrong_value(annotation: Any, value: Any, name: str) -> OptionError:
 
 
 def check_choice(value: Any, words: Collection[str], name: str) -> None:
-    """Refuse a value that is not one of the words.
+    """Raise `OptionError` unless the value is one of the words.
 
     Raises:
         OptionError: The message has its `name`, the words, and the closest of them.
@@ -168,7 +168,7 @@ def check_choice(value: Any, words: Collection[str], name: str) -> None:
 
 
 def describe(annotation: Any, bounds: str = "") -> str:
-    """Return in words which values an annotation allows; `bounds` limit its numbers."""
+    """Describe the values that an annotation allows; `bounds` limit its numbers."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         limits = [bounds] if bounds else []
@@ -211,7 +211,7 @@ def show(value: Any) -> str:
 
 
 def choices(annotation: Any) -> list[str]:
-    """Return the words that an annotation allows, where it allows words only by name."""
+    """Return the literal words that an annotation allows."""
     if isinstance(annotation, Choices):
         return list(annotation.words)
     arguments = typing.get_args(annotation)
@@ -252,23 +252,23 @@ def _adapter(annotation: Any) -> pydantic.TypeAdapter[Any]:
 
 
 def _plain_number(value: Any) -> int | float:
-    """Return a number of NumPy as Python's, for `json.dumps`, which knows only that."""
+    """Convert a NumPy number to Python's, for `json.dumps`."""
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, numbers.Real):
         return float(value)
-    raise TypeError(f"{type(value).__name__} is no plain value")
+    raise TypeError(f"{type(value).__name__} is not a plain value")
 
 
 def _has_infinity(value: Any) -> bool:
-    """Whether a number is infinite or not a number, or a list holds one that is."""
+    """Whether a value is infinite or NaN, or a list that contains such a value."""
     if isinstance(value, list | tuple):
         return any(_has_infinity(item) for item in value)
     return isinstance(value, float) and not math.isfinite(value)
 
 
 def _dataclass_in(annotation: Any) -> Any:
-    """Return the dataclass that an annotation allows (alone, or as one of several), or None."""
+    """Return the dataclass in an annotation, also in a union, or None."""
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return annotation
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)

@@ -1,4 +1,4 @@
-"""Token mixers as functions: a plain float64 reference, a fast torch path, a kernel if any.
+"""Token mixers as functions: each with a float64 reference, a fast torch path and often kernels.
 
     ops.ssd             Mamba-2's state space dual, chunked
     ops.selective_scan  Mamba-1's scan
@@ -6,8 +6,9 @@
     ops.matrix_state    RWKV-7's scan
     ops.conv            causal depthwise convolution along a path
     ops.shift           token shift: quarters of the channels from the four grid neighbours
+    ops.native          fused C++ operations for CPUs
     ops.dispatch        which implementation runs, and why
 
-Every op takes `kernel="auto"`: the kernel where it is installed and fits the inputs, torch
-otherwise. A name asks for that implementation and is an error where it cannot run.
+Every op has an argument `kernel`. "auto" uses a kernel where one is installed and takes the inputs,
+and torch otherwise; a name requests that implementation, and is an error where it cannot run.
 """

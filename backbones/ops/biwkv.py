@@ -21,7 +21,7 @@ from torch import Tensor
 
 from backbones.ops.dispatch import KernelError, choose, full_precision, kernel_function, work_dtype
 
-# |w| beyond this would overflow float32 in the factors; e^-60 is no weight at all.
+# A larger |w| would overflow float32 in the factors; e^-60 is negligible.
 MAX_DECAY = 60.0
 
 

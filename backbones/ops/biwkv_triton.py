@@ -6,10 +6,10 @@ it writes every chunk's own sums; then, given the running sums over the few chun
 computes every chunk's tokens, with scans of CHUNK steps inside. Sums exclude the token itself
 without any subtraction.
 
-In memory there are only the inputs, the output and the gradients, each in its own type, and four
-float32 sums per chunk and channel. The backward pass computes the denominator D, y and the slope
-(before_N - y before_D) / D again, in registers: they are a scan away, where reading them back as
-float32 would take longer. It applies the same K to the gradients (K is symmetric).
+Memory holds only the inputs, the output and the gradients, each in its own type, and four float32
+sums per chunk and channel. The backward pass recomputes the denominator D, y and the slope
+(before_N - y before_D) / D in registers, which is faster than reading them as float32, and applies
+the same K to the gradients (K is symmetric).
 
 The oracle is `biwkv.reference`. TRITON_INTERPRET=1, set before triton is imported, runs it on the
 CPU.
@@ -28,8 +28,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHANNELS = 32  # Of a program.
-CHUNK = 32  # Tokens of a program: a tile of both is held in registers many times.
+CHANNELS = 32  # Per program.
+CHUNK = 32  # Tokens per program: registers hold several tiles of CHUNK x CHANNELS.
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def _tile(
     k_ptr, v_ptr, top_ptr, decay_ptr, bonus_ptr, position_ptr,
     tokens, channels, stride, centre, T: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Return what every kernel needs of its tile (T, C), all in float32.
+    """Load what every kernel needs of its tile (T, C), in float32.
 
     Offsets and a mask; e^k (0 outside the mask) and v; the position p from the centre with the
     factors exp((p + 1/2) d) and exp((1/2 - p) d); the weight of the token itself.
@@ -85,7 +85,7 @@ def _join(sum_1, last_1, sum_2, last_2, next_sum_1, next_last_1, next_sum_2, nex
 
 @triton.jit
 def _others(first, second, up, down, carry_ptr, channels, C: tl.constexpr):
-    """Return what earlier tokens add to both values at each token of a chunk, and later ones."""
+    """Return the sums over earlier, then over later tokens, of both values at each token."""
     carry = _chunk_pointer(carry_ptr, 4, channels, C)
     here = tl.program_id(2) * C + tl.arange(0, C) < channels
     none = tl.zeros_like(first)

@@ -1,12 +1,11 @@
-r"""Causal depthwise convolution along a path, with or without the tokens between.
+r"""Causal depthwise convolution along a path, by rank or by true distance.
 
-Compact, y_t = b + sum_j weight[W-1-j] x_{t-j}: taps reach over gaps to whichever token came before.
-With positions p, tap j of token t is the token at p_t - j, and counts as 0 if that one was dropped:
-the dense convolution of the masked input, read at the present tokens. Weights are stored as
-torch.nn.Conv1d stores them: the last tap is the token itself.
+Compact, y_t = b + sum_j weight[W-1-j] x_{t-j}: taps skip gaps and take the previous tokens present.
+With positions p, tap j of token t is the token at p_t - j, or 0 if that one was dropped: the dense
+convolution of the masked input, read at the present tokens. Weights are stored as in
+torch.nn.Conv1d: the last tap is the token itself.
 
-A depthwise convolution of width 4 is four shifted multiply-adds. Written so, it needs no
-transposition to channels-first.
+The torch path is W shifted multiply-adds, which need no transposition to channels-first.
 """
 
 import functools
@@ -26,7 +25,7 @@ def reference(
     position: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor:
-    """The definition in float64: every token looks at all others for those at its taps.
+    """The definition in float64, by the distances of all pairs of tokens.
 
     Shapes as `causal_conv`.
     """
@@ -66,7 +65,7 @@ def causal_conv(
         (B, T, C) in x's dtype.
 
     Raises:
-        KernelError: The kernel asked for cannot run on these inputs.
+        KernelError: The requested kernel cannot run on these inputs.
     """
     width, silu = weight.shape[1], activation == "silu"
     fits = functools.partial(
@@ -77,7 +76,7 @@ def causal_conv(
     if name == "reference":
         return reference(x, weight, bias, position, activation)
     if name == "causal-conv1d":
-        # It takes (B, C, T) with channels last in memory: a transposed view is just that.
+        # It takes (B, C, T) with channels last in memory, which a transposed view is.
         channels = x.contiguous().transpose(1, 2)
         weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
         return kernel_function("conv", "causal-conv1d")(
@@ -94,7 +93,7 @@ def causal_conv(
 
 
 def kernel_misfit(kernel: str, channels: int, width: int, compact: bool) -> str | None:
-    """What keeps a kernel from these inputs, or None (causal-conv1d's strides go by 8)."""
+    """Return why a kernel does not take these inputs, or None (causal-conv1d: strides of 8)."""
     if kernel == "native":
         return f"width {width} exceeds {native.TAPS}" if width > native.TAPS else None
     if kernel == "triton":
@@ -107,12 +106,12 @@ def kernel_misfit(kernel: str, channels: int, width: int, compact: bool) -> str 
 
 
 def taps(position: Tensor, width: int) -> Tensor:
-    """Return (1 or B, W-1, T): the token at distance 1..W-1 before, or T where there is none."""
+    """Return (1 or B, W-1, T): index of the token 1..W-1 path steps before, or T if absent."""
     p = position if position.dim() == 2 else position[None]
     tokens = p.shape[1]
     missing = p.new_full((p.shape[0], width - 1, tokens), tokens)
     index = torch.arange(tokens, device=p.device)
-    # The token j path steps back is at most j places back among the present ones.
+    # The token j path steps back is at most j places back among the tokens present.
     for back in range(1, min(width, tokens)):
         distance = p[:, back:] - p[:, :-back]
         for tap in range(back, width):
@@ -122,13 +121,13 @@ def taps(position: Tensor, width: int) -> Tensor:
 
 
 def _shifted(x: Tensor, rows: Tensor, bias: Tensor | None, position: Tensor | None) -> Tensor:
-    """The torch path: x moved by 0..W-1 places, each time weighted by how far apart tokens are."""
+    """The torch path: the sum of x shifted by 0..W-1 places, each weighted by true distance."""
     y = x * rows[0] if bias is None else torch.addcmul(bias, x, rows[0])
     taps = torch.arange(len(rows), device=x.device)
     for back in range(1, min(len(rows), x.shape[1])):
         near = rows[back]
         if position is not None:
-            # Positions ascend: whoever sits at a tap is at most as many places back.
+            # Positions ascend, so the token at a tap is at most that many places back.
             apart = position[..., back:] - position[..., :-back]
             near = (apart[..., None] == taps).to(x.dtype) @ rows
         y = y + F.pad(x[:, :-back] * near, (0, 0, back, 0))

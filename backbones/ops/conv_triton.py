@@ -1,8 +1,8 @@
 """Causal depthwise convolution along a path as Triton kernels, with SiLU and true gaps.
 
-A tile is TOKENS by CHANNELS, read once for each tap: all but the first reading come from the cache.
-Taps by true distance look at the same few tokens before (positions ascend, so whoever sits at a
-distance below the width is at most as many places back) and take the weight of their distance.
+A tile is TOKENS by CHANNELS, read once for each tap: all reads but the first come from the cache.
+Taps by true distance read the same few previous tokens (positions ascend, so a token at a distance
+below the width is at most that many places back) with the weight of their distance.
 The backward pass takes two launches: the gradient before the activation with the sums for the
 weights, then what each token gets from those after it.
 
@@ -118,7 +118,7 @@ def _inner_gradient(
     out = sums_ptr + (sample * tl.num_programs(1) + chunk) * (W + 1) * channels + c
     for tap in tl.static_range(W):
         total = tl.zeros((T, C), tl.float32)
-        # Who sits at this tap is at most as many places back; without gaps, exactly as many.
+        # The token at this tap is at most that many places back; without gaps, exactly.
         for lag in tl.static_range(W):
             if lag <= tap and (lag == tap or (GAPS and lag > 0)):
                 present = (t >= lag) & (t < tokens)
@@ -135,7 +135,7 @@ def _spread(
     inner_ptr, rows_ptr, position_ptr, dx_ptr, tokens, channels, stride,
     W: tl.constexpr, GAPS: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Write what each token gets from itself and from those that have it at a tap."""
+    """Write dx: each token's gradient from itself and from the tokens that have it at a tap."""
     base = tl.program_id(0).to(tl.int64) * tokens * channels
     t = tl.program_id(1) * T + tl.arange(0, T)
     c = tl.program_id(2) * C + tl.arange(0, C)
@@ -163,7 +163,7 @@ class _Conv(torch.autograd.Function):
         ctx.form = {"W": len(rows), "GAPS": position is not None, "T": TOKENS, "C": CHANNELS}
         ctx.switches = {"SILU": silu, "BIAS": bias is not None}
         y = torch.empty_like(x)
-        # A pointer that is never read stands in for what is not there.
+        # Absent tensors are replaced by a pointer that is never read.
         _forward[ctx.grid](
             x, rows, rows if bias is None else bias, rows if position is None else position, y,
             *ctx.shape, **ctx.switches, **ctx.form,

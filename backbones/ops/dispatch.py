@@ -1,8 +1,8 @@
-"""Which implementation of an op runs here, and why.
+"""Chooses the implementation of each operation, and says why.
 
-The packages are probed for the part that is used, not for their name: `import mamba_ssm` fails
-without its CUDA module, although its Mamba-2 kernels are Triton and need none. What a probe found
-is remembered in `native.ACTIVE`, until `without_native` begins or ends.
+Packages are probed for the function that is used rather than by name: `import mamba_ssm` fails
+without its CUDA module, although its Mamba-2 kernels are Triton and need none. Results are cached
+in `native.ACTIVE`; `without_native` replaces the cache while it is active.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ INSTALL = {
     "fla": 'pip install "fla-core>=0.4" triton',
     "triton": "pip install triton",
 }
-# Where a package has an op, as "module:function"; {} is the op.
+# Where a package implements an op, as "module:function"; {0} is the op.
 _WHERE = {
     ("ssd", "mamba-ssm"): "mamba_ssm.ops.triton.ssd_combined:mamba_chunk_scan_combined",
     ("ssd", "fla"): "fla.ops.simple_gla:chunk_simple_gla",
@@ -42,14 +42,14 @@ _WHERE = {
 
 
 class KernelError(UserError):
-    """A kernel was asked for that does not exist or cannot run here."""
+    """A requested kernel does not exist or cannot run here."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs for an op: `name` is torch, reference or a kernel; `why` is for the banner.
+    """The implementation of an op: `name` is torch, reference or a kernel; `why` is for the banner.
 
-    `fallbacks` are kernels of ours that can run too, for inputs that the first does not take.
+    `fallbacks` are kernels of ours for inputs that the first does not accept.
     """
 
     op: str
@@ -64,20 +64,20 @@ class Choice:
         return text
 
 
-# A kernel's function and where it is from; or None and the reason why it is unavailable.
+# A kernel's function and where it comes from; or None and the reason why it is unavailable.
 Probed = tuple[Any, str]
 
 
 def _import(where: str) -> Callable[..., Any]:
     """Import a function from a submodule, also of a package whose own `__init__` fails.
 
-    `import a.b` runs a's `__init__` first, and mamba-ssm's needs its CUDA module, which its Triton
-    files do not. So the package is then put into `sys.modules` unexecuted, where Python looks for
-    the parent, and stays there if that was enough.
+    `import a.b` runs a's `__init__` first; mamba-ssm's needs a CUDA module that its Triton files do
+    not. If that fails, the package is put into `sys.modules` unexecuted, so that Python finds the
+    parent there, and stays if the submodule then loads.
     """
     root, inside, _ = where.partition(".")
     fresh = inside and root not in sys.modules
-    # Under -W error a warning of the package's own would read as a package that does not load.
+    # Under -W error, a package's own warning would look like a failed import.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -111,7 +111,7 @@ def _probe(op: str, kernel: str) -> Probed:
         if (op, kernel) == ("ssd", "fla") and _fla_is_wrong():
             return None, "fla-core wants tilelang on Hopper with triton 3.4.0 to 3.7.0"
     except Exception as error:  # A broken binary raises anything: ImportError, OSError ...
-        # A bare assert says nothing.
+        # A bare assert has no message.
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         return None, f"{package} does not load: {reason[:120]}"
     return function, f"{package} found"
@@ -127,7 +127,7 @@ def _fla_is_wrong() -> bool:
 
 
 def probe(op: str, kernel: str) -> Probed:
-    """Import the function of `kernel` that serves `op`, and say where it is from, or why not."""
+    """Return the function of `kernel` that computes `op` and its origin, or None and the reason."""
     kernels = native.ACTIVE.kernels
     if (op, kernel) not in kernels:
         kernels[op, kernel] = _probe(op, kernel)
@@ -135,15 +135,15 @@ def probe(op: str, kernel: str) -> Probed:
 
 
 def kernel_function(op: str, kernel: str) -> Callable[..., Any]:
-    """Return the function of a kernel that `resolve` chose."""
+    """Return the function of a kernel that `resolve` or `choose` returned."""
     return probe(op, kernel)[0]
 
 
 @contextlib.contextmanager
 def without_native() -> Iterator[None]:
-    """Run torch's operations in place of the native ones, as where there is no compiler.
+    """Temporarily use torch's operations instead of the native ones, as without a compiler.
 
-    The library itself stays loaded; every kernel is probed anew inside.
+    The library stays loaded; all kernels are probed again inside.
     """
     saved = dict(vars(native.ACTIVE))
     native.ACTIVE.reset((False, "switched off"))
@@ -154,7 +154,7 @@ def without_native() -> Iterator[None]:
 
 
 def _refusal(op: str, kernel: str, device: str) -> str | None:
-    """Why `kernel` cannot serve `op` on `device`, or None if it can."""
+    """Return why `kernel` cannot compute `op` on `device`, or None if it can."""
     if kernel == "native" and device != "cpu":
         return "native is for CPUs"
     # Triton interprets its kernels on a CPU where this was set before its import.
@@ -166,7 +166,7 @@ def _refusal(op: str, kernel: str, device: str) -> str | None:
 
 
 def resolve(op: str, requested: str = "auto", device: str | None = None) -> Choice:
-    """Say which implementation of `op` runs.
+    """Choose the implementation of `op`.
 
     Args:
         op: One of `registry.KERNELS`.
@@ -175,7 +175,7 @@ def resolve(op: str, requested: str = "auto", device: str | None = None) -> Choi
         device: "cuda" or "cpu"; by default cuda where there is one.
 
     Raises:
-        KernelError: The implementation asked for is unknown or cannot run here. `auto` never
+        KernelError: The requested implementation is unknown or cannot run here. `auto` never
             raises.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -201,7 +201,8 @@ def _resolve(op: str, requested: str, device: str) -> Choice:
     usable: list[str] = []
     refusals: list[str] = []
     for kernel in candidates:
-        # Another package has the same limits and takes seconds to import: only ours come after.
+        # As a fallback, only our own kernel: other packages have the same limits and take seconds
+        # to import.
         if usable and kernel != "triton":
             continue
         reason = _refusal(op, kernel, device)
@@ -226,17 +227,17 @@ def choose(
 
     Args:
         op: One of `registry.KERNELS`.
-        requested: As for `resolve`. Where `auto` meets inputs that no kernel takes, torch runs.
+        requested: As for `resolve`. With `auto`, torch runs if no kernel takes the inputs.
         tensors: The inputs, tokens first; kernels have no float64.
-        fits: Returns why a kernel, by name, does not take these shapes, or None.
+        fits: Given a kernel's name, returns why it does not take these shapes, or None.
 
     Raises:
-        KernelError: A kernel was asked for by name and the inputs do not fit it.
+        KernelError: A kernel was requested by name and does not take the inputs.
     """
     device = tensors[0].device.type
     if requested in native.REQUESTS and device == "cpu":
-        # A compiler fuses torch's operations; counters, transforms of torch.func and the like want
-        # to see them. Asking `takes` first spares every other call the rest of this function.
+        # A compiler fuses torch's operations itself; FLOP counters, torch.func transforms and the
+        # like need to see them. `takes` comes first because it is the common case, and cheap.
         if torch.compiler.is_compiling():
             return "torch"
         if "native" in KERNELS[op] and native.ACTIVE.operations[device].takes(tensors):
@@ -259,7 +260,7 @@ def choose(
 
 
 def _wrong_dtype(kernel: str, tensors: list[torch.Tensor]) -> str | None:
-    """What keeps a kernel from tensors of these types, or None."""
+    """Return why a kernel does not take tensors of these types, or None."""
     for tensor in tensors:
         native_lacks = kernel == "native" and tensor.dtype not in native.TYPES
         if tensor.dtype == torch.float64 or native_lacks:
@@ -268,10 +269,10 @@ def _wrong_dtype(kernel: str, tensors: list[torch.Tensor]) -> str | None:
 
 
 def full_precision(x: torch.Tensor) -> torch.autocast:
-    """Switch autocast off for x's device: half precision ruins the sums and exponents of a scan."""
+    """Disable autocast on x's device: a scan's sums and exponents need full precision."""
     return torch.autocast(x.device.type, enabled=False)
 
 
 def work_dtype(*tensors: torch.Tensor) -> torch.dtype:
-    """Float64 if any input is float64, else float32: what an op computes in."""
+    """Return the type that an op computes in: float64 if any input is, else float32."""
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32

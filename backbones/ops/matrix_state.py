@@ -1,17 +1,17 @@
-r"""RWKV-7's scan: a matrix state with a decay per key channel, cut in chunks.
+r"""RWKV-7's scan: a matrix state with a decay per key channel, computed in chunks.
 
-Peng et al., Goose (arXiv 2503.14456): the state decays, is rewritten along one direction, and takes
-in a value:
+Peng et al., Goose (arXiv 2503.14456): the state decays, is rewritten along one direction, and a
+value is added:
 
     S_t = diag(exp(g_t)) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T,    y_t = r_t^T S_t
 
-A token with k = a = b = 0 and g = 0 leaves no trace, so the scan over present tokens is the dense
-one with the absent ones masked. Without a and b, `reference` is that of Mamba's scans too.
+A token with k = a = b = 0 and g = 0 has no effect, so the scan over present tokens equals the dense
+one with the absent ones masked. Without a and b, `reference` also serves Mamba's scans.
 
 With log decays g <= 0 and their running sum c inside a chunk, a term from token s reaches token t
 by exp(c_t - c_s). Split around the middle m of the chunk, exp(c_t - m) exp(m - c_s), it is a matrix
 product. Both factors stay finite because log decays are clamped at `FLOOR`: over half a chunk the
-exponent is at most 80, and exp(-10) a token is no memory anyway.
+exponent is at most 80, and a decay of exp(-10) per token keeps nothing anyway.
 """
 
 import torch
@@ -25,7 +25,7 @@ CHUNK = 16
 
 
 def cut(x: Tensor, chunk: int) -> Tensor:
-    """Cut (B, T, H, K) into chunks (B, H, n, chunk, K); zeros fill the last one."""
+    """Split (B, T, H, K) into chunks (B, H, n, chunk, K); the last one is padded with zeros."""
     x = x.transpose(1, 2)
     short = -x.shape[2] % chunk
     x = F.pad(x, (0, 0, 0, short)) if short else x
@@ -38,7 +38,7 @@ def join(x: Tensor, tokens: int) -> Tensor:
 
 
 class Decay:
-    """Running sums of log decays g (B, H, n, Q, K), at most 0, and the factors made of them."""
+    """Running sums of log decays g (B, H, n, Q, K), at most 0, and the factors from them."""
 
     def __init__(self, g: Tensor) -> None:
         g = g.clamp(min=FLOOR)
@@ -60,7 +60,7 @@ class Decay:
         return scores.masked_fill(late, 0.0)
 
     def to_end(self, k: Tensor) -> Tensor:
-        """Return what is left of k (B, H, n, Q, K) at the end of its chunk."""
+        """Return k (B, H, n, Q, K) decayed to the end of its chunk."""
         return k * (self.total - self.upto).exp()
 
 
@@ -73,7 +73,7 @@ def reference(
     b: Tensor | None = None,
     floor: float = FLOOR,
 ) -> Tensor:
-    """The recurrence, literally, in float64, token by token; without a and b nothing is rewritten.
+    """The recurrence in float64, token by token; without a and b nothing is rewritten.
 
     Log decays g are (B, T, H, K), or (B, T, H, 1) for all channels of a head, clamped at `floor`.
     """
@@ -108,8 +108,8 @@ def rwkv7(
         g: Log decays (B, T, H, K), at most 0; clamped at -10.
         k: Keys (B, T, H, K).
         v: Values (B, T, H, V).
-        a: Where to look in the state (B, T, H, K): the negative of a unit key.
-        b: Where to put what was found (B, T, H, K): the unit key times a rate in 0..1.
+        a: Direction that is read from the state (B, T, H, K): the negative of a unit key.
+        b: Direction where that is written back (B, T, H, K): the unit key times a rate in 0..1.
         chunk: Tokens of one chunk; need not divide T. At most 16 keeps float32 finite.
         kernel: auto | torch | reference | fla.
 
@@ -117,7 +117,7 @@ def rwkv7(
         (B, T, H, V) in v's dtype; computed in float32 at least.
 
     Raises:
-        KernelError: The kernel asked for cannot run.
+        KernelError: The requested kernel cannot run.
     """
     name = choose("rwkv7", kernel, [v])
     if name == "reference":

@@ -3,14 +3,14 @@
 // A plain C interface: `native_operators.cpp` allocates, checks and calls. Tokens are contiguous,
 // (B, T, C) with channels last; parameters, statistics and every sum are float. B samples, T tokens,
 // C channels; an index of T in a table is a row of zeros. Every pair has its arguments in one order:
-// forward(inputs, tables and sizes, result, what the way back needs) and backward(gradient, inputs,
-// what it needs, tables and sizes, gradients of the inputs); those without a name are not read.
+// forward(inputs, tables and sizes, result, tensors saved for backward) and backward(gradient, inputs,
+// saved tensors, tables and sizes, gradients of the inputs); unnamed arguments are not read.
 //
-// Work is cut into tasks that write apart from each other, and a sum over samples is taken over
-// parts whose number depends on the shapes alone: results do not depend on the number of threads.
-// Vectors are the compilers' own extension, which g++ and clang lower to whatever the CPU has.
+// Tasks write to disjoint memory, and sums over samples are split into a number of parts that depends
+// on the shapes alone, so results do not depend on the number of threads. Vectors use the extension of
+// g++ and clang, which they lower to the CPU's instructions.
 //
-// Nothing here relies on -ffast-math: an infinite key is a token taken out, and a NaN must stay one.
+// Do not compile with -ffast-math: an infinite key removes a token, and a NaN must stay NaN.
 
 #include <algorithm>
 #include <atomic>
@@ -23,8 +23,8 @@
 #include <immintrin.h>
 #endif
 
-// The entry of whichever OpenMP library torch has loaded: its threads are there already, and a
-// second pool would spin beside them. Null where torch has none of that interface.
+// The OpenMP library that torch has loaded: a second thread pool would compete with its threads. Null
+// if torch has none with this interface.
 extern "C" void GOMP_parallel(void (*)(void*), void*, unsigned, unsigned) __attribute__((weak));
 
 namespace {
@@ -96,7 +96,7 @@ inline void store(T* p, Vec v, int64_t n = W) {
   }
 }
 
-// Memory of this thread that lasts from task to task; its content does not.
+// Scratch memory of this thread, reused from task to task.
 float* scratch(int64_t floats) {
   static thread_local std::vector<float> memory;
   if (int64_t(memory.size()) < floats) memory.resize(floats);

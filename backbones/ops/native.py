@@ -1,19 +1,19 @@
-"""The fused operations: C++ compiled on first use on a CPU (`native.cpp`), formulas elsewhere.
+"""Fused operations: C++ on CPUs (`native.cpp`, compiled on first use), torch formulas elsewhere.
 
-Next to the matmuls, a block on a CPU spends its time streaming activations through memory: every
+Besides matmuls, a block on a CPU spends its time streaming activations through memory: every
 element-wise operation reads and writes all of them. Here a chain of them is one pass over memory,
-forward and backward, that saves one tensor where autograd would save several; a scan order is
-entered and left in such a pass too. `ACTIVE.operations[x.device.type]` has them under one name and
-signature each. On a CPU they are operators of torch (`native_operators.cpp`), built on first use by
-the compiler that is there; those take any tensors, and under `torch.compile` and in float64 they
-are their formulas too. Operators that mix tokens have their torch path beside their definition
-(`ops.conv`, `ops.ssd`, ...) and run where `takes` allows it.
+forward and backward, which saves one tensor for the backward pass where autograd would save
+several, and which also applies a scan order or undoes it. `ACTIVE.operations[x.device.type]` holds
+these operations, with the same names and signatures on every device. On CPUs they are torch
+operators (`native_operators.cpp`) that accept any tensors: under `torch.compile` and in float64
+they evaluate their formulas. Operators that mix tokens (`conv`, `ssd`, ...) run only where `takes`
+allows it; their torch path is in `ops.conv`, `ops.ssd`, ...
 
-A library's name is the hash of its sources, its compiler, its CPU and torch, so that another of
-each is another file. It is built under a lock, in a folder of its own, and renamed when it is
-complete, beside a file with its size and SHA-256. Both are checked before loading, because a
-library that was truncated later (by a full disk, say) would end the process; one that differs is
-built anew. Without a compiler, or with `TREAD_NATIVE=0`, the torch path runs.
+The file name of the library is a hash of its sources, the compiler, the CPU and torch. It is built
+under a lock in a temporary folder and renamed when complete, next to a file with its size and
+SHA-256. Both are checked before loading, because loading a truncated library (after a full disk,
+say) would crash the process; a library that differs is rebuilt. Without a compiler, or with
+`TREAD_NATIVE=0`, the torch path runs.
 
 Tokens are float32 or bfloat16; sums, parameters and statistics are float32. Results do not depend
 on the number of threads.
@@ -50,17 +50,17 @@ from routing.layout import Order, permute
 SWITCH = "TREAD_NATIVE"
 KERNELS, OPERATORS = (Path(__file__).with_name(f"native{s}.cpp") for s in ("", "_operators"))
 COMPILERS = ("c++", "g++", "clang++")
-# Neither errno nor floating-point traps are read; all else is IEEE: infinities and NaNs count.
+# No errno, no floating-point traps; otherwise IEEE arithmetic: infinities and NaNs matter.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
-# The first that the compiler takes; ARM's call it -mcpu.
+# The first option that the compiler accepts is used; on ARM it is called -mcpu.
 TUNING = (("-march=native",), ("-mcpu=native",), ())
 # GCC collects garbage while it parses torch's headers, a sixth of the build, unless it may keep a
 # gigabyte; clang does not collect any.
 NO_COLLECTION = ("--param", "ggc-min-heapsize=1048576", "--param", "ggc-min-expand=100")
 PATIENCE = 120.0  # Seconds to wait for another process's build before building as well.
 TYPES = (torch.float32, torch.bfloat16)
-REQUESTS = ("auto", "native", "kernel")  # What `kernel=` may be for a native kernel to run.
-TAPS = 8  # As in the source: the widest convolution.
+REQUESTS = ("auto", "native", "kernel")  # Values of `kernel=` with which a native kernel may run.
+TAPS = 8  # The widest convolution, as in native.cpp.
 EPS = 1e-6  # Added to the variance or the mean square by every norm.
 
 
@@ -69,7 +69,7 @@ class Plain:
 
     @staticmethod
     def takes(tensors: list[Tensor]) -> bool:
-        """Whether the operators that mix tokens run on these inputs: not without the library."""
+        """Whether the native operators that mix tokens take these inputs; here there are none."""
         return False
 
     @staticmethod
@@ -91,8 +91,7 @@ class Plain:
     def adaln(x: Tensor, shift: Tensor, scale: Tensor, order: Order | None = None) -> Tensor:
         """Normalise tokens (B, T, D), then scale and shift them per sample: (B, 1, D) each.
 
-        The result is in this `order`. Where a kernel runs, it has the type that autocast gives to
-        matmuls.
+        The result is in this `order`. From a native kernel it has autocast's type of matmuls.
         """
         return modulate(F.layer_norm(x, x.shape[-1:], eps=EPS), shift, scale, order)
 
@@ -100,8 +99,7 @@ class Plain:
     def gated_sum(x: Tensor, gate: Tensor, y: Tensor, order: Order | None = None) -> Tensor:
         """Return x + gate y for tokens (B, T, D) and a gate per sample (B, 1, D), typed as x.
 
-        A branch's output y is in this `order`, and of another type than the stream x under
-        autocast.
+        A branch's output y is in this `order`; under autocast it has another type than the stream.
         """
         y = permute(y, order and order.inverse()).to(x.dtype)
         return torch.addcmul(x, gate.to(x.dtype), y)
@@ -113,24 +111,24 @@ class Plain:
 
 
 class Implementations:
-    """What runs here, found out on first use; `dispatch.without_native` replaces it for a while.
+    """Available implementations, determined on first use; `dispatch.without_native` swaps them.
 
     Attributes:
-        library: Whether `torch.ops.tread` is there, and what it was built by or what is wrong; None
-            before `library()` was called.
-        operations: Element-wise operations by type of device: `torch.ops.tread` for CPUs once the
-            library is there, else `Plain`. A dictionary, so that a compiled block looks through it,
-            and filled, so that tracing adds nothing.
-        kernels: By operation and kernel, its function and where it is from; or None and the reason
-            why it is unavailable.
-        choices: By operation, requested kernel and type of device, what `dispatch.resolve` chose.
+        library: Whether `torch.ops.tread` is loaded, and the compiler that built it or the reason
+            why it is not; None before the first call of `library()`.
+        operations: Fused operations by device type: `torch.ops.tread` for CPUs once the library is
+            loaded, else `Plain`. A filled dictionary, so that a compiled block can trace through it
+            without adding entries.
+        kernels: By operation and kernel: its function and origin, or None and the reason why it is
+            unavailable.
+        choices: By operation, requested kernel and device type: what `dispatch.resolve` chose.
     """
 
     def __init__(self) -> None:
         self.reset(None)
 
     def reset(self, library: tuple[bool, str] | None) -> None:
-        """Forget everything but whether there is a library."""
+        """Clear all caches, with this status of the library."""
         self.library = library
         self.operations: defaultdict[str, Any] = defaultdict(
             lambda: Plain, dict.fromkeys(("cpu", "cuda", "mps", "xpu"), Plain)
@@ -142,11 +140,11 @@ class Implementations:
 
 
 ACTIVE = Implementations()
-BUILDING = threading.RLock()  # Held while the library is loaded, and built before that.
+BUILDING = threading.RLock()  # Held while the library is built and loaded.
 
 
 def _silent(text: str) -> None:
-    """Report nothing, as a library that nobody watches."""
+    """Discard a progress message."""
 
 
 REPORT: Callable[[str], None] = _silent  # Where a build reports its progress.
@@ -158,7 +156,7 @@ def modulate(unit: Tensor, shift: Tensor, scale: Tensor, order: Order | None = N
 
 
 def bypassed() -> bool:
-    """Whether somebody sees single operations: a compiler, a mode, a transform of torch.func."""
+    """Whether single operations are traced: by a compiler, a dispatch mode or torch.func."""
     return torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or transforming()
 
 
@@ -166,15 +164,15 @@ def bypassed() -> bool:
 
 
 def library() -> tuple[bool, str]:
-    """Return whether `torch.ops.tread` is there, and what it was built by, or what is wrong.
+    """Return whether `torch.ops.tread` is loaded, and its compiler or the reason why it is not.
 
-    The first call builds it where it is not there yet: some seconds. A call during a build that
-    `start_build` began waits for it.
+    The first call loads it, after building it if necessary (some seconds). During a build that
+    `start_build` began, it waits for the end of that.
     """
     with BUILDING:
         if ACTIVE.library is None:
             status = _load()
-            # Before the status: whoever sees one does not come here.
+            # Set before the status, which other threads read without the lock.
             if status[0]:
                 ACTIVE.operations["cpu"] = torch.ops.tread
             ACTIVE.library = status
@@ -182,9 +180,9 @@ def library() -> tuple[bool, str]:
 
 
 def start_build(report: Callable[[str], None]) -> threading.Thread | None:
-    """Load the library in the background, building it if need be; None where that is done.
+    """Load the library in the background, building it if necessary; None if that has been done.
 
-    `report` gets a line when a build begins, every two seconds until it ends, and then.
+    `report` receives a line at the start of a build, every two seconds, and at its end.
     """
     if ACTIVE.library is not None:
         return None
@@ -202,7 +200,7 @@ def start_build(report: Callable[[str], None]) -> threading.Thread | None:
 
 @contextlib.contextmanager
 def _elapsed_time(every: float = 2.0) -> Iterator[None]:
-    """Report that the kernels are being built, and for how long, while they are."""
+    """Report regularly how long the build has taken so far."""
     start, finished = time.monotonic(), threading.Event()
     task = "building the CPU kernels, once for this machine"
 
@@ -237,7 +235,7 @@ def _load() -> tuple[bool, str]:
     try:
         version = _output(compiler, "--version").partition("\n")[0]
         path = _built(compiler, version)
-    # A user without an entry and $HOME: a RuntimeError. Words in another encoding: a ValueError.
+    # RuntimeError: a user without a home. ValueError: compiler output in another encoding.
     except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         return _without(f"{compiler} cannot build them: {_first_error(error)[:200]}")
     try:
@@ -248,7 +246,7 @@ def _load() -> tuple[bool, str]:
 
 
 def _first_error(error: Exception) -> str:
-    """Return the first line of a compiler's output, or of an error, that says what is wrong."""
+    """Return the first line with an error in a compiler's output, or the error's own first line."""
     output = error.stderr if isinstance(error, subprocess.CalledProcessError) else None
     lines = str(output or error).strip().splitlines()
     for line in lines:
@@ -271,7 +269,7 @@ def _output(*command: str | Path) -> str:
 
 
 def _cpu() -> str:
-    """What decides on the instructions that -march=native takes."""
+    """Describe the CPU by what determines the instructions that -march=native uses."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
         keys = ("flags", "Features", "model name", "CPU part", "model\t", "stepping")
@@ -280,7 +278,7 @@ def _cpu() -> str:
 
 
 def _built(compiler: str, version: str) -> Path:
-    """Return the library's file, after building it if need be."""
+    """Return the library's file, after building it if necessary."""
     sources = KERNELS.read_bytes() + OPERATORS.read_bytes()
     built_for = (platform.platform(), _cpu(), str(torch.__version__), str(torch.__file__))
     facts = (compiler, version, *FLAGS, str(TUNING), *built_for)
@@ -292,14 +290,14 @@ def _built(compiler: str, version: str) -> Path:
     record = path.with_suffix(".json")
     if _matches(path, record):
         return path
-    # A file system without locks is no hindrance: the rename alone keeps files whole.
+    # Without file locks (some network file systems) it still works: the rename is atomic.
     lock = FileLock(folder / f"{name}.lock", timeout=PATIENCE, fallback_to_soft=False)
     with contextlib.suppress(OSError, NotImplementedError):
         lock.acquire()
     try:
         if _matches(path, record):  # another process has built it meanwhile
             return path
-        if lock.is_locked:  # What a killed build left behind.
+        if lock.is_locked:  # Remove what a killed build left behind.
             for leftover in folder.glob(f"{name}.*.tmp"):
                 shutil.rmtree(leftover, ignore_errors=True)
         with tempfile.TemporaryDirectory(".tmp", f"{name}.", folder) as building:
@@ -322,7 +320,7 @@ def _size_and_hash(path: Path) -> dict[str, int | str]:
 
 
 def _matches(library: Path, record: Path) -> bool:
-    """Whether a library is the one that was built, by the size and hash stored beside it."""
+    """Whether a library has the size and hash that were stored when it was built."""
     try:
         expected = json.loads(record.read_text(encoding="utf-8"))
         return bool(expected == _size_and_hash(library))
@@ -331,7 +329,7 @@ def _matches(library: Path, record: Path) -> bool:
 
 
 def _compile(compiler: str, folder: Path) -> Path:
-    """Compile both sources side by side and link them; the kernels alone are worth tuning."""
+    """Compile both sources in parallel and link them; only the kernels are tuned for the CPU."""
     root, out = Path(torch.__file__).parent, folder / "library.so"
     include = [root / "include", root / "include" / "torch" / "csrc" / "api" / "include"]
     # Without this macro one header includes every operator of torch.

@@ -1,13 +1,13 @@
 // The kernels of native.cpp as operators of torch, torch.ops.tread, with their gradients.
 //
-// A kernel runs for plain CPU tensors of float32 or bfloat16. For whatever else the first six take
-// (float64, a compiler's tensors without memory, a mode that counts operations) they are their
-// formula in torch's operations, so that compilers fuse it; the others are called only where `takes`
-// says that they can run.
+// A kernel runs for plain CPU tensors of float32 or bfloat16. For other inputs (float64, a compiler's
+// tensors without memory, a mode that counts operations) the first six operators evaluate their
+// formula in torch's operations, so that compilers can fuse it; the others are only called if `takes`
+// returns true.
 //
-// A pair of kernels is called as native.cpp says, forward(inputs, tables and sizes, result, what the
-// way back needs, threads) and backward(gradient, inputs, what it needs, tables and sizes,
-// gradients of the inputs, threads), with contiguous tensors.
+// A pair of kernels is called as in native.cpp: forward(inputs, tables and sizes, result, tensors saved
+// for backward, threads) and backward(gradient, inputs, saved tensors, tables and sizes, gradients of
+// the inputs, threads), with contiguous tensors.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -86,10 +86,10 @@ std::vector<void*> pointers(const variable_list& tensors) {
   return list;
 }
 
-// A tensor that is zero or negated by a flag alone has no memory, or other numbers in it.
+// A tensor that is zero or negated only by a flag has no memory, or other numbers in it.
 Tensor dense(const Tensor& t) { return (t._is_zerotensor() || t.is_neg() ? t.clone() : t).contiguous(); }
 
-// What a call keeps for its way back: `back(gradients, saved, gradients of the saved inputs)`.
+// The backward pass of a call: `back(gradients, saved, gradients of the saved inputs)`.
 using Back = std::function<void(const variable_list&, const variable_list&, variable_list&)>;
 struct Kept : torch::CustomClassHolder {
   Back back;
@@ -97,8 +97,8 @@ struct Kept : torch::CustomClassHolder {
   bool stream;
 };
 
-// Results that are computed already, put into the graph. `inputs` get a gradient; with `stream` the
-// first of them is one that the result is a sum with, and gets the result's.
+// Puts computed results into the autograd graph. `inputs` get a gradient; with `stream`, the result is
+// a sum with the first of them, which gets the result's gradient unchanged.
 struct Kernel : torch::autograd::Function<Kernel> {
   struct Work {
     variable_list results, kept, inputs;
@@ -106,7 +106,7 @@ struct Kernel : torch::autograd::Function<Kernel> {
     bool stream = false;
   };
 
-  // `defined` are those of the inputs that are there: the graph has no place for others.
+  // `defined` are the inputs without undefined tensors, which the graph cannot hold.
   static variable_list forward(AutogradContext* ctx, const Work& work, TensorList defined) {
     variable_list saved(work.inputs.begin() + work.stream, work.inputs.end());
     auto kept = c10::make_intrusive<Kept>();
@@ -121,7 +121,7 @@ struct Kernel : torch::autograd::Function<Kernel> {
     auto kept = c10::static_intrusive_pointer_cast<Kept>(ctx->saved_data["kept"].toCapsule());
     variable_list saved = ctx->get_saved_variables(), ours, out{Tensor()};
     for (auto& grad : grads) grad = dense(grad);
-    for (auto& t : saved)  // a hook may have given back another tensor
+    for (auto& t : saved)  // a saved-tensor hook may return another tensor
       if (t.defined()) t = dense(t);
     for (size_t i = 0; i < kept->inputs; i++)
       ours.push_back(saved[i].defined() ? at::empty_like(saved[i]) : Tensor());
@@ -130,7 +130,7 @@ struct Kernel : torch::autograd::Function<Kernel> {
     for (auto& grad : ours)
       if (grad.defined()) out.push_back(grad);
     if (!at::GradMode::is_enabled()) return out;
-    // As Python's decorator of that name: an error for whoever differentiates these again.
+    // As Python's decorator once_differentiable: differentiating these again is an error.
     for (auto& grad : out)
       if (grad.defined()) grad = grad.detach().set_requires_grad(true);
     return (*std::make_shared<torch::autograd::DelayedError>(
@@ -167,7 +167,7 @@ bool takes(TensorList tensors) {
   return half_or_single(type) && tensors[0].numel();
 }
 
-// Whether the kernels that mix tokens take these inputs; the first has the type of the tokens.
+// Whether the kernels that mix tokens take these inputs; the first are the tokens.
 bool takes_all(const std::vector<Tensor>& tensors) {
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return false;
   for (auto& t : tensors)
@@ -184,7 +184,7 @@ bool takes_stream(const Tensor& x, TensorList rows) {
   return true;
 }
 
-// A scan order, as its permutation and the inverse of it: one for all samples, or rows of all.
+// A scan order: its permutation and the inverse, for all samples or flattened over them.
 using Order = optional<std::vector<Tensor>>;
 
 Tensor permuted(const Tensor& x, const Order& order, int which) {
@@ -273,7 +273,7 @@ Tensor adaln(const Tensor& given, const Tensor& shift_rows, const Tensor& scale_
 
 Tensor gated_sum(const Tensor& given, const Tensor& gate_rows, const Tensor& branch, const Order& order) {
   auto type = branch.scalar_type();
-  // What is plain comes first: a compiler's tensor would fix its sizes when they are read.
+  // Check `plain` first: reading a compiler's symbolic sizes would specialise them.
   if (!half_or_single(type) || !plain(branch) || !takes_stream(given, {gate_rows}) || branch.sizes() != given.sizes())
     return at::addcmul(given, gate_rows.to(given.scalar_type()), permuted(branch, order, 1).to(given.scalar_type()));
   Tensor x = given.contiguous(), y = branch.contiguous();
@@ -386,7 +386,7 @@ TORCH_LIBRARY(tread, library) {
   library.def("ssd(Tensor packed, Tensor dt, Tensor A, Tensor? D, Tensor? decay_gap, int width) -> Tensor", &ssd);
 }
 
-// Transforms of torch.func and modes see single operations.
+// Under torch.func transforms and dispatch modes, `takes` is false: they need single operations.
 bool takes_none(const std::vector<Tensor>&) { return false; }
 TORCH_LIBRARY_IMPL(tread, FuncTorchDynamicLayerFrontMode, library) { library.impl("takes", &takes_none); }
 TORCH_LIBRARY_IMPL(tread, Python, library) { library.impl("takes", &takes_none); }

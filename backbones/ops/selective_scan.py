@@ -2,10 +2,10 @@ r"""Selective scan (Mamba-1): one decay per channel and state.
 
     h_t = exp(gap_t dt_t A) h_{t-1} + dt_t u_t B_t,     y_t = <C_t, h_t> + D u_t
 
-The recurrence is run token by token, but everything else a step needs (the exponentials, the
-products) is computed for a few tokens at once, with channels last, so that one step is one
-multiply-add on a (N, D) state. The backward pass keeps one state per few tokens and recomputes the
-rest: memory linear in tokens, N / SPAN of an activation.
+The recurrence runs token by token; exponentials and products are computed for a span of tokens at
+once, with channels last, so that one step is one multiply-add on an (N, D) state. The backward pass
+stores one state per span and recomputes the rest: memory is linear in tokens, N / SPAN of an
+activation.
 
 Source: Gu and Dao, Mamba (2312.00752), section 3.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from backbones.ops import matrix_state
 from backbones.ops.dispatch import choose, full_precision, kernel_function, work_dtype
 
-SPAN = 8  # Tokens per recomputed piece.
+SPAN = 8  # Tokens computed at once.
 
 
 def reference(
@@ -65,7 +65,7 @@ def selective_scan(
         (B, T, D) in u's dtype. Steps, decays and the state are float32 at least.
 
     Raises:
-        KernelError: The kernel asked for cannot run.
+        KernelError: The requested kernel cannot run.
     """
     state = A.shape[1]
     misfit = f"state {state} must not exceed 256" if state > 256 else None
@@ -78,7 +78,7 @@ def selective_scan(
         dt = dt.to(dtype)
         steps, write = dt if gap is None else dt * gap, dt * u.to(dtype)
         if name == "mamba-ssm":
-            # It has one dt for decay and input: scale it, and take the scale out of the input.
+            # It has one dt for decay and input: scale it, and divide the input by the scale.
             even = u if gap is None else u / gap
             inner = (even, steps, B, C)
             x, step, b, c = (m.to(u.dtype).transpose(1, 2).contiguous() for m in inner)
@@ -103,7 +103,7 @@ def _spans(steps: Tensor, write: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Ten
 def _states(first: Tensor, rates: Tensor, *span: Tensor) -> tuple[Tensor, Tensor]:
     """Return a span's decays and states, (B, span, N, D) each, from the state before it."""
     steps, write, B = span
-    # exp is 300 times slower on a CPU where its result is denormal; e^-60 is as good as 0.
+    # exp is 300 times slower on a CPU where its result is denormal; e^-60 is negligible.
     decay = (steps[:, :, None] * rates).clamp_(min=-60.0).exp_()
     states, before = write[:, :, None] * B[..., None], first
     for keep, state in zip(decay.unbind(1), states.unbind(1), strict=True):

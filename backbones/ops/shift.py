@@ -2,9 +2,9 @@
 
     y = x mix + shifted (1 - mix)
 
-Quarter 0 of a token is its left neighbour's, then right, up, down. What a missing neighbour counts
-as is the table's business (`Layout.neighbours`): an index of T is a row of zeros, a token's own
-index the token itself.
+Quarter 0 of the channels comes from the left neighbour, then right, up, down. The table
+(`Layout.neighbours`) says what replaces a missing neighbour: index T is a row of zeros, a token's
+own index the token itself.
 
 Source: Duan et al., Vision-RWKV (2403.02308), section 3.2 (its Q-Shift).
 """
@@ -64,7 +64,7 @@ def grid_shift(
 
 
 def _padded(x: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
-    """Crop one side of the whole grid and pad the other."""
+    """Shift the whole grid by cropping one side and padding the other."""
     from_left, from_right, from_above, from_below = x[:, prefix:].unflatten(1, grid).chunk(4, -1)
     moved = (
         F.pad(from_left[:, :, :-1], (0, 0, 1, 0)),

@@ -4,8 +4,8 @@ r"""State space dual (Mamba-2): a scan with one scalar decay per head, as chunke
 
 Inside a chunk of Q tokens y = (C B^T o decay) x is a masked matrix product; between chunks only the
 state is passed on, so time and memory are linear in tokens. The exponent is masked before exp,
-never the result: with Mamba-2's own initialisation a chunk of 64 reaches exp(100), and infinity
-times zero is a NaN in the backward pass.
+not after it: with Mamba-2's own initialisation a chunk of 64 reaches exp(100), and infinity times
+zero is NaN in the backward pass.
 
 Source: Dao and Gu, Transformers are SSMs (2405.21060), section 6.
 """
@@ -74,7 +74,7 @@ def ssd_packed(
         least.
 
     Raises:
-        KernelError: The kernel asked for cannot run.
+        KernelError: The requested kernel cannot run.
     """
     state = (packed.shape[2] - dt.shape[2] * width) // 2
     fits = functools.partial(kernel_misfit, headdim=width, state=state)
@@ -86,9 +86,9 @@ def ssd_packed(
 def chunk_length(chunk: int, state: int, tokens: int) -> int:
     """Return the tokens of a chunk for mamba-ssm's kernel: a power of two, at least 16.
 
-    Between chunks it writes and reads a float32 state of N numbers a channel. With 2 N tokens a
-    chunk that is as much as x in bfloat16, and the products inside a chunk (one multiply-add for
-    each of its tokens) are as many as those with the state; so it takes 2 N where `chunk` is less.
+    Between chunks it writes and reads a float32 state of N numbers per channel. With 2 N tokens per
+    chunk that is as much memory traffic as x in bfloat16, and as many products inside chunks as
+    with the state; so a smaller `chunk` is raised to 2 N.
     """
     length = min(max(chunk, 2 * state), tokens)
     return 1 << max(4, (length - 1).bit_length())
@@ -128,7 +128,7 @@ def _by_reference(inputs: _Inputs) -> Tensor:
 
 
 def _by_mamba_ssm(inputs: _Inputs) -> Tensor:
-    """Its Triton kernels; they add D x too, but where gaps have changed the x that they see."""
+    """The Triton kernels of mamba-ssm; they also add D x, unless gaps require a rescaled x."""
     (x, keys, queries), (dt, steps) = inputs.split(), inputs.steps()
     length = chunk_length(inputs.chunk, keys.shape[3], x.shape[1])
     scan = kernel_function("ssd", "mamba-ssm")
@@ -136,13 +136,13 @@ def _by_mamba_ssm(inputs: _Inputs) -> Tensor:
     if gap is None:
         skip = None if skip is None else skip.float()
         return scan(x, dt, rates, keys, queries, length, D=skip)
-    # The kernel has one dt for decay and input: scale it, and take the scale out of the input.
+    # The kernel has one dt for decay and input: scale it, and divide the input by the scale.
     even = x / gap.to(x.dtype).expand(x.shape[:2])[..., None, None]
     return inputs.add_skip(scan(even, steps, rates, keys, queries, length), x)
 
 
 def _by_fla(inputs: _Inputs) -> Tensor:
-    """Its kernels for gated linear attention, whose chunks have 64 tokens."""
+    """The kernels of fla for gated linear attention, in chunks of 64 tokens."""
     (x, keys, queries), (dt, steps) = inputs.split(), inputs.steps()
     keys, queries = (m.expand(-1, -1, dt.shape[2], -1).contiguous() for m in (keys, queries))
     values = (x * dt[..., None]).to(x.dtype)
@@ -159,7 +159,7 @@ def _by_native(inputs: _Inputs) -> Tensor:
 
 
 def _by_torch(inputs: _Inputs) -> Tensor:
-    """Chunks as matrix products, in float32 at least."""
+    """The torch path: chunks as matrix products, in float32 at least."""
     packed = inputs.packed
     with full_precision(packed):
         dt, steps = inputs.steps()
@@ -168,7 +168,7 @@ def _by_torch(inputs: _Inputs) -> Tensor:
         arguments = (packed.to(dt.dtype), dt, log_decay, skip, inputs.chunk, inputs.width)
         if native.bypassed():
             return _chunked(*arguments).to(packed.dtype)
-        # Computed again on the way back: all that it makes is 1.7 times what a block keeps.
+        # Recomputed in the backward pass: its intermediates are 1.7 times what a block saves.
         y = checkpoint(_chunked, *arguments, use_reentrant=False, preserve_rng_state=False)
         return y.to(packed.dtype)
 
@@ -183,10 +183,10 @@ _IMPLEMENTATIONS = {
 
 
 def kernel_misfit(kernel: str, headdim: int, state: int) -> str | None:
-    """What keeps `kernel` from taking heads of width `headdim` with `state` states, or None.
+    """Return why `kernel` does not take heads of width `headdim` with `state` states, or None.
 
-    Triton's tiles and their 16-byte loads want multiples of 8, as do native's tiles; fla's chunk
-    kernels stop at 256.
+    Triton's tiles with 16-byte loads, and native's tiles, need multiples of 8; fla's chunk kernels
+    are limited to 256.
     """
     if headdim % 8 or state % 8:
         return f"head width {headdim} and state {state} must be multiples of 8"
@@ -198,15 +198,15 @@ def kernel_misfit(kernel: str, headdim: int, state: int) -> str | None:
 def _chunked(
     packed: Tensor, dt: Tensor, log_decay: Tensor, D: Tensor | None, chunk: int, width: int
 ) -> Tensor:
-    """Whole chunks as matrix products; shapes as `ssd_packed`, log decays as dt.
+    """The scan in chunks; shapes as in `ssd_packed`, log decays as dt.
 
     Exponents are clamped: exp is 300 times slower on a CPU where its result is denormal, and a
-    weight of e^-60 is as good as none.
+    weight of e^-60 is negligible.
     """
     tokens, heads = dt.shape[1:]
     chunk = min(chunk, max(8, 1 << (tokens - 1).bit_length()))
     if packed.device.type == "cpu":
-        # Work inside a chunk grows with its length, work between chunks with the head's width.
+        # Work inside chunks grows with their length, work between them with the head width.
         chunk = min(chunk, max(32, width))
     # dt = 0 makes padding exact: no decay, no write.
     missing = -tokens % chunk

@@ -20,7 +20,7 @@ class DiTOptions:
 
 
 def check_rope(size: Size, options: DiTOptions) -> None:
-    """Raise `BackboneError` where rotary positions do not fit the heads."""
+    """Raise `BackboneError` if rotary positions do not fit the head size."""
     head_width = size.width // size.heads
     if options.rope and head_width % 4:
         raise BackboneError(
@@ -30,7 +30,7 @@ def check_rope(size: Size, options: DiTOptions) -> None:
 
 
 def attention_extras(size: Size, options: DiTOptions) -> tuple[int, int]:
-    """Return parameters and saved floats of the norms of queries and keys and of rotation."""
+    """Return parameters and saved floats (per token) of QK-norm and rotary positions."""
     norms = 2 * (size.width // size.heads) if options.qk_norm else 0
     return norms, ((3 if options.rope else 0) + (5 if norms else 0)) * size.width
 

@@ -1,4 +1,4 @@
-"""What a family is before torch is imported: its options and the cost of its blocks."""
+"""The torch-free part of a family: its options and the cost of its blocks."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from pydantic import BeforeValidator
 from backbones.options.model import without_removed
 from backbones.sizes import Size, build_options
 
-# Kernels of each operation in the order in which `auto` prefers them; torch and the reference run
-# everywhere. `native` is for CPUs (`backbones.ops.native`), the others need CUDA.
+# Kernels of each operation, in the order in which `auto` prefers them; torch and the reference run
+# everywhere. `native` is for CPUs (`backbones.ops.native`); the others need CUDA.
 KERNELS = {
     "ssd": ("mamba-ssm", "fla", "native"),
     "selective_scan": ("mamba-ssm",),
@@ -22,7 +22,7 @@ KERNELS = {
 
 
 def kernel_words(*operations: str) -> tuple[str, ...]:
-    """Return what `kernel=` may be for an option that chooses the kernel of these operations."""
+    """Return the allowed values of an option `kernel` for these operations."""
     names = ["auto", "torch", "reference", "kernel"]
     for operation in operations:
         names += [kernel for kernel in KERNELS[operation] if kernel not in names]
@@ -30,7 +30,7 @@ def kernel_words(*operations: str) -> tuple[str, ...]:
 
 
 def from_yaml(true: str | None = None, false: str | None = None) -> BeforeValidator:
-    """Accept a truth value for the word it stands for: YAML reads a bare true, off or no as one."""
+    """Convert a bool to the word it stands for: YAML reads a bare true, off or no as a bool."""
 
     def convert(value: Any) -> Any:
         text = {True: true, False: false}[value] if isinstance(value, bool) else None
@@ -43,15 +43,14 @@ def from_yaml(true: str | None = None, false: str | None = None) -> BeforeValida
 class BlockCost:
     """Cost of one block.
 
-    Linear layers are what torch's counter sees; scans, bi-WKV, convolutions and shifts are counted
-    by hand, as recurrences: chunked algorithms do more products than that, and are faster all the
-    same.
+    Linear layers are counted as by torch's FLOP counter; scans, bi-WKV, convolutions and shifts by
+    hand, as recurrences (chunked algorithms do more products, and are faster nevertheless).
 
     Attributes:
         params: Parameters without the block's share of the modulation.
         linear: MACs of the linear layers per token.
-        mixing: Function of the number of tokens: MACs of everything that mixes them, per sample.
-        saved: Floats that training keeps for the backward pass, per token (measured, within 15 %).
+        mixing: Given the number of tokens, the MACs of everything that mixes them, per sample.
+        saved: Floats saved for the backward pass, per token (measured, within 15 %).
     """
 
     params: int
@@ -67,21 +66,21 @@ def two_branches(options: Any) -> int:
 
 @dataclass(frozen=True)
 class Spec:
-    """A family without its implementation.
+    """Describes a family without importing its implementation.
 
     Attributes:
         name: As in `backbone=`.
         options: Dataclass of its options (`Annotated` types, defaults); its method
             `check_consistency`, where it has one, refuses combinations.
         cost: `cost(size, options, index)` counts block `index` of a stack.
-        block: Where its class is, as "module:Class" (in a file of its own, f"{__name__}:Class"): a
-            `backbones.layers.Block` that is built as `Class(size, index, grid, options)`.
-        check: `check(size, options)` raises `BackboneError` where the two do not fit.
-        weighted_norms: Normalise by RMSNorms with weights, the model's head too, and not by
-            LayerNorms without.
-        branches: `branches(options)` is the number of residual branches of a block, each of which
-            has a shift, a scale and a gate.
-        carries: Blocks hand per-token tensors on to later ones.
+        block: Its block class as "module:Class" (f"{__name__}:Class" for a class in the same file):
+            a `backbones.layers.Block`, built as `Class(size, index, grid, options)`.
+        check: `check(size, options)` raises `BackboneError` if the options do not fit the size.
+        weighted_norms: Blocks and the model's head use RMSNorms with weights instead of LayerNorms
+            without.
+        branches: `branches(options)` is the number of residual branches of a block, each with a
+            shift, a scale and a gate.
+        carries: Blocks pass per-token tensors on to later ones.
     """
 
     name: str
@@ -101,7 +100,7 @@ class Spec:
         Args:
             size: Shape of the stack.
             values: Values by option.
-            known_elsewhere: Further names that a mistyped option may have meant.
+            known_elsewhere: Further names to suggest for a mistyped option.
 
         Raises:
             BackboneError: An unknown option, or a value that the family or the size does not take.

@@ -57,12 +57,12 @@ class MambaOptions:
     kernel: Annotated[
         str,
         Choices(kernel_words("ssd", "selective_scan")),
-        "auto: the fastest that is there; naming one that is not there is an error.",
+        "auto: the fastest available; naming one that is not available is an error.",
     ] = "auto"
 
     @property
     def operation(self) -> str:
-        """The operation of `backbones.ops` that scans."""
+        """The scan operation in `backbones.ops`."""
         return "ssd" if self.mixer == "mamba2" else "selective_scan"
 
     @property
@@ -71,7 +71,7 @@ class MambaOptions:
         return 2 if self.scan in ("bidirectional", "raster") else 1
 
     def check_consistency(self) -> None:
-        """Raise `BackboneError` where the mixer has no such kernel."""
+        """Raise `BackboneError` if the mixer has no such kernel."""
         kernels = kernel_words(self.operation)
         if self.kernel not in kernels:
             raise BackboneError(
@@ -81,7 +81,7 @@ class MambaOptions:
 
 
 def step_rank(width: int) -> int:
-    """Return the rank of Mamba-1's projection to the steps: D / 16, in steps of 8."""
+    """Return the rank of Mamba-1's dt projection: D / 16, rounded up to a multiple of 8."""
     return max(8, math.ceil(width / 16 / 8) * 8)
 
 
@@ -99,8 +99,8 @@ def _mamba2_cost(size: Size, options: MambaOptions) -> tuple[int, int, int, int]
     heads, mixed = inner // size.headdim, inner + 2 * state
     linear = width * (inner + mixed) + directions * width * heads + inner * width
     params = linear + directions * 3 * heads + conv * 5 * mixed + inner
-    # h = a h + (dt x) B is two products a state entry, y = C h a third; dt x and skip x one each a
-    # channel.
+    # Per state entry: two products for h = a h + (dt x) B, one for y = C h; per channel: dt x and
+    # skip x.
     scan = directions * (3 * inner * state + 2 * inner + conv * 4 * mixed)
     saved = 5 * width + 3 * inner + mixed + conv * 2 * mixed
     return params, linear, scan, saved + (directions - 1) * (width + 4 * inner + 3 * mixed)

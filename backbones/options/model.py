@@ -10,7 +10,7 @@ from annotated_types import Ge, Le, MultipleOf
 from backbones.sizes import BackboneError, Size, attention_blocks, parse_size, patch_grid
 from routing.options import OMITTED_AT_DEFAULT
 
-# Former arguments of every model, with their defaults: weights files of earlier versions have them.
+# Removed arguments and their former defaults, which weights files of earlier versions contain.
 REMOVED = {"router": None}
 
 
@@ -60,7 +60,7 @@ ContextStart = Annotated[
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The arguments of a model, with every default filled in: plain values that fit JSON."""
+    """The arguments of a model with all defaults filled in: plain values, fit for JSON."""
 
     name: Annotated[str, "Family."]
     size: Annotated[str, "Letter and patch, as in S/2."] = "S/2"
@@ -134,7 +134,7 @@ class ModelConfig:
 
     @property
     def attention_blocks(self) -> set[int]:
-        """Indices of the blocks that are attention blocks in a stack of another family."""
+        """Indices of the attention blocks in a hybrid stack."""
         return attention_blocks(self.attention, self.shape.depth)
 
     def arguments(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class ModelConfig:
 
 
 def without_removed(arguments: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Leave out removed arguments that have their former default.
+    """Drop removed arguments that have their former default.
 
     Raises:
         BackboneError: A removed argument with another value.

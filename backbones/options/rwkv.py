@@ -40,11 +40,11 @@ class RWKVOptions:
     kernel: Annotated[
         str,
         Choices(kernel_words("biwkv")),
-        "auto: the fastest that is there; naming one that is not there is an error.",
+        "auto: the fastest available; naming one that is not available is an error.",
     ] = "auto"
 
     def hidden(self, width: int) -> int:
-        """Return the hidden width of the channel mix, in steps of 8."""
+        """Return the hidden width of the channel mix, a multiple of 8."""
         return max(8, round(width * self.ratio / 8) * 8)
 
 

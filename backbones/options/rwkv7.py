@@ -22,20 +22,19 @@ class RWKV7Options:
 
 
 def matrix_head(width: int) -> int:
-    """Return the channels of a head with a matrix state: 64 where that leaves two heads."""
+    """Return the head size: 64, or less where that would leave fewer than two heads."""
     return next(size for size in (64, 32, 16, 8) if width % size == 0 and width >= 2 * size)
 
 
 def low_rank(width: int) -> int:
-    """Return the rank of a small token-dependent correction: a 16th of the width, 8 at least."""
+    """Return the rank of `LowRank`: about a 16th of the width, at least 8."""
     return max(8, round(width / 128) * 8)
 
 
 def block_cost(size: Size, options: RWKV7Options, index: int) -> BlockCost:
     """Count the time mix and the channel mix."""
     width, rank = size.width, low_rank(size.width)
-    # Decay, rate, gate, and the blend with block 0's values (which block 0 has not), each of low
-    # rank.
+    # Low-rank layers: decay, rate, gate and, except in block 0, the blend with block 0's values.
     blend = 2 * width * rank if index else 0
     linear = 4 * width * width + 6 * width * rank + blend
     mixer = linear + (14 if blend else 13) * width

@@ -1,4 +1,4 @@
-"""Files of weights: one function that reads each format. Nothing is ever unpickled but tensors.
+"""Weights files: one reader per format; nothing but tensors is ever unpickled.
 
 Our own files are safetensors with the model's arguments in the metadata.
 """
@@ -27,9 +27,9 @@ _LFS_POINTER = b"version https://git-lfs."
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
-    """Write a safetensors file with the permissions of any other new file (the umask's).
+    """Write a safetensors file with the umask's permissions, as for any other new file.
 
-    safetensors itself writes a private file (0600) and renames it, which locks out colleagues.
+    safetensors itself writes a private file (0600), which other users cannot read.
     """
     existed = path.exists()
     path.touch()

@@ -38,9 +38,9 @@ _OPTIONS = ("revision", "cache_dir", "token", "local_files_only", "force_downloa
 def hub_problem(
     name: str, file: str, revision: str | None = None, token: bool | str | None = None
 ) -> str:
-    """Ask the hub once for a repository's file; return why it is unavailable, empty if it is not.
+    """Ask the hub once for a repository's file; return why it is unavailable, or "".
 
-    Without a network, the hub's own download retries for 40 seconds and then blames the repository.
+    Without a network, the hub's own download retries for 40 seconds, then blames the repository.
     """
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
@@ -136,7 +136,7 @@ class Pretrained(ModelHubMixin):
             BackboneError: No description of a model, or weights that do not fit it.
         """
         try:
-            # A file of kilobytes may describe a model of terabytes, so it is counted first.
+            # A small file may describe a model of terabytes, so its parameters are counted first.
             arguments = model_config(**config)
             stored = sum(tensor.numel() for tensor in tensors.values())
             require(
@@ -148,7 +148,7 @@ class Pretrained(ModelHubMixin):
                 model: Any = cls(arguments)  # type: ignore[call-arg]
             model.load_state_dict(dict(tensors))
         except Exception as error:
-            # A value of the wrong type can make a constructor raise anything.
+            # With values of the wrong type, a constructor can raise anything.
             reason = " ".join(str(error).split())[:400]
             raise BackboneError(f"{source} does not fit its own description: {reason}") from error
         return model

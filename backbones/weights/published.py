@@ -1,20 +1,19 @@
-"""Weights of other projects: their names, and ours (`NAMES`).
+"""Load weights of other projects; `NAMES` maps their names to ours.
 
-Besides the renaming, x_embedder.proj.weight (D, C, p, p) becomes a matrix (D, C p p), and the
-adaLN projections of all blocks are joined in one: block b has rows 6 D b .. 6 D (b + 1). Tables
-that are computed here (`pos_embed` (1, N, D), LightningDiT's `feat_rope.freqs_{cos,sin}`
-(N, D/heads)) are checked against ours and not kept.
+In addition, x_embedder.proj.weight (D, C, p, p) becomes a matrix (D, C p p), and the adaLN
+projections of all blocks are concatenated: block b has rows 6 D b .. 6 D (b + 1). Tables that we
+compute (`pos_embed` (1, N, D), LightningDiT's `feat_rope.freqs_{cos,sin}` (N, D/heads)) are
+compared with ours and dropped.
 
 SiT and LightningDiT discard the second half of the output channels of a model with `learn_sigma`,
-so those rows of the head are left out. `OBJECTIVES` defines time input and output of each source.
+so those rows of the head are dropped. `OBJECTIVES` defines time input and output of each source.
 
 A leading `module.` (data parallel), `_orig_mod.` (torch.compile) or `model.` (the EDM wrapper that
-TREAD's training saves) is dropped. A name that is not in the table is an error that lists it; so is
-a weight that is missing.
+TREAD's training saves) is removed. Unknown names and missing weights are errors that list them.
 
-From a checkpoint the moving average is loaded: the value of a key with `ema`, `swa` or `averaged`
+From a checkpoint, the moving average is loaded: the value of a key with `ema`, `swa` or `averaged`
 in its name (`ema`, `model_ema`, `state_dict_ema`), the state of torch's `AveragedModel`, or the
-weights named `ema_model.*` in one flat state dict; without an average, the raw weights.
+weights named `ema_model.*` in a flat state dict; without an average, the raw weights.
 """
 
 import re
@@ -50,8 +49,8 @@ _LABELS = "y_embedder.embedding_table.weight"
 _AVERAGES = {"ema", "swa", "averaged", "average"}
 _RAW = ("model", "model_state_dict", "state_dict")
 _FLAT_AVERAGE = re.compile(r"^(ema_model|model_ema|ema)\.(?=.)")
-# Numbers of classes of common data sets: a label table with exactly as many rows probably has none
-# for the null class.
+# Numbers of classes of common data sets: a label table with exactly that many rows probably has no
+# row for the null class.
 _COMMON_CLASSES = (10, 100, 200, 1000)
 _LISTED = 5  # names in an error
 _AXES = {_PATCHES: 4, "pos_embed": 3}
@@ -187,7 +186,7 @@ def describe(
 
 
 def _class_count(table: Tensor | None, source: str, num_classes: int | None) -> int:
-    """Return the number of classes, without the null class, that a label table (rows, D) is for."""
+    """Return the number of classes, without the null class, of a label table (rows, D)."""
     if table is None:
         require(
             not num_classes,
@@ -221,13 +220,13 @@ def load(
     """Build a model from published weights.
 
     Args:
-        weights: A state dict, or a .safetensors, .pt or .pth file with one; of a checkpoint that
-            holds several, the moving average.
+        weights: A state dict, or a .safetensors, .pt or .pth file with one; from a checkpoint with
+            several, the moving average is taken.
         source: Project of the weights: `dit`, `sit`, `tread` or `lightningdit`.
-        heads: Attention heads, where neither the weights nor the size table say how many.
-        num_classes: Classes without the null class, where the label table does not say: as many as
-            it has rows for a model trained with `class_dropout_prob=0`. Its null class is then an
-            untrained row of zeros, which classifier-free guidance cannot use.
+        heads: Attention heads, if neither the weights nor the size table determine them.
+        num_classes: Classes without the null class, if the label table does not determine them. For
+            a model trained with `class_dropout_prob=0`, pass its number of rows; the null class is
+            then an untrained row of zeros, which classifier-free guidance cannot use.
 
     Returns:
         The model, in evaluation mode.
@@ -266,7 +265,7 @@ def load(
 
 
 def _check_positions(published: Mapping[str, Tensor], model: Backbone, source: str) -> None:
-    """Raise `BackboneError` unless the tables of positions are those that the model computes."""
+    """Raise `BackboneError` unless the position tables equal those that the model computes."""
     require(
         _equal(published["pos_embed"][0], model.positions),
         f"{source} weights have learned positions, or none of a square grid; ours are the "
@@ -297,7 +296,7 @@ def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _equal(table: Tensor, ours: Tensor) -> bool:
-    # Weights kept in half precision have their tables rounded with them.
+    # Weights in half precision come with rounded tables.
     rounding = {torch.float16: 1e-3, torch.bfloat16: 8e-3}.get(table.dtype, 1e-4)
     return table.shape == ours.shape and bool((table.float() - ours).abs().max() <= rounding)
 
@@ -318,7 +317,7 @@ def _is_average(key: object, value: object) -> bool:
 
 
 def _state_dict(content: Mapping[Any, Any], source: str) -> dict[str, Tensor]:
-    """Return the state dict in a checkpoint, or what is one already: the moving average first."""
+    """Return the state dict in a checkpoint (the moving average if any), or one passed as such."""
     averages = {key: value for key, value in content.items() if _is_average(key, value)}
     filled = [key for key, value in averages.items() if value]
     require(

@@ -15,18 +15,19 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, generator=g, dtype=torch.float64).requires_grad_()
 
 
-NAMES = ["dit", "mamba", "rwkv", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lightningdit", "rwkv7"))]
+SLOW = [pytest.param(name, {}, marks=pytest.mark.slow) for name in ("mamba", "rwkv", "lightningdit", "rwkv7")]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Dynamo warns of every cached function.
-@pytest.mark.parametrize("name", NAMES)
-def test_a_block_is_one_graph(name):
+@pytest.mark.parametrize(("name", "options"), [("dit", {}), ("mamba", {"mixers": 1}), *SLOW])
+def test_a_block_is_one_graph(name, options):
     """fullgraph=True raises at the first break."""
-    block = backbones.create(name, "T/2", input_size=8, depth=2, num_classes=0).stack.blocks[0]
+    model = backbones.create(name, "T/2", input_size=8, depth=2, num_classes=0, **options)
+    block = model.stack.blocks[0]
     rows = [torch.randperm(16, generator=torch.Generator().manual_seed(i))[:7] for i in range(2)]
     layout = Layout((4, 4)).subset(torch.stack(rows))
     prepare([block], layout)
-    cond = draw(2, 6, 1, 64).detach().float()
+    cond = draw(2, 3 * options.get("mixers", 2), 1, 64).detach().float()
     x = draw(2, 7, 64).detach().float().requires_grad_()
     torch.compiler.reset()
     compiled = torch.compile(lambda x: block(x, cond, layout), backend="aot_eager", fullgraph=True)

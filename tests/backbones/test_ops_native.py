@@ -303,6 +303,7 @@ def test_a_compiler_sees_the_formula():
     assert "aten.gelu" in seen[0] and "tread" not in seen[0]
 
 
+@pytest.mark.slow
 @compiled
 def test_compiled_blocks_take_any_number_of_tokens_in_one_graph():
     from torch._dynamo.utils import counters
