@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import backbones
 from backbones.cost import cost
 from backbones.ops import native
-from backbones.sizes import SIZES, BackboneError
+from backbones.sizes import SIZES
 from routing.route import Route
 from routing.segment import Routing
 
@@ -201,11 +201,6 @@ def test_activations_are_what_autograd_saves(name, monkeypatch):
     assert least < 1.15 * predicted and most > 0.85 * predicted
     if name not in ("mamba", "rwkv"):
         assert most == pytest.approx(predicted, rel=0.15)
-
-
-def test_unknown_family():
-    with pytest.raises(BackboneError, match="not known"):
-        cost("unet")
 
 
 def test_training_memory_grows_with_the_batch():

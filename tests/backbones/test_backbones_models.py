@@ -244,18 +244,6 @@ def test_learn_sigma_and_patches():
         tiny("dit", "T/2", input_size=5)
 
 
-def test_patches_are_a_convolution_and_back():
-    from backbones.heads import PatchEmbed, patchify, unpatchify
-
-    embed = PatchEmbed(3, 2, 16)
-    x = torch.randn(2, 3, 4, 6)
-    weight = embed.project.weight.view(16, 3, 2, 2)
-    conv = torch.nn.functional.conv2d(x, weight, embed.project.bias, stride=2)
-    torch.testing.assert_close(embed(x), conv.flatten(2).transpose(1, 2))
-    rows = patchify(x, 2).unflatten(-1, (3, 4)).transpose(-1, -2).flatten(-2)
-    assert torch.equal(unpatchify(rows, (2, 3), 2), x)
-
-
 def test_positions_are_the_formula():
     from backbones.heads import sincos_2d
 
@@ -310,24 +298,6 @@ def test_kernel_shapes_of_mamba(size, mixer):
             assert (mix.inner // mix.headdim) % mix.directions[0].dt_proj.out_features == 0
         else:
             assert mix.rank % 8 == 0 and mix.directions[0].project.out_features % 8 == 0
-
-
-@pytest.mark.parametrize("name", backbones.names())
-def test_a_composed_backbone_has_every_option_with_its_default(name):
-    from experiments.config import load
-    from experiments.config.help import help_text
-
-    composed = load([f"backbone={name}"]).backbone
-    common = {"name": name, "attention": 0, "depth": None, "width": None, "heads": None}
-    common |= {"decoder": None, "align": None, "bottleneck": None, "condition": "adaln", "skips": False}
-    common |= {"context_tokens": 0, "context_start": None}
-    options = dataclasses.asdict(registry.find(name).options())
-    assert composed == {**common, **options}
-    # The help explains each of them: an indented comment follows the key.
-    lines = help_text(f"backbone={name}").splitlines()
-    for key in options:
-        (index,) = (i for i, line in enumerate(lines) if line.startswith(f"  backbone.{key}="))
-        assert lines[index + 1].startswith(" " * 6), key
 
 
 def test_initial_steps_are_little_moved_by_the_input():

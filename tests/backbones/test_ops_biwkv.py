@@ -152,36 +152,34 @@ sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests/backbones"]
 from test_ops_biwkv import inputs, positions
 from backbones.ops import biwkv as op
 # One token, one chunk, three chunks of which the last is ragged, and more channels than a program.
-for tokens, channels in ((1, 3), (9, 3), (70, 3), (33, 40)):
-    for kind in ("rank", "shared", "own") if channels == 3 else ("own",):
-        values = inputs(2, tokens, channels, torch.float32)
-        position = positions(kind, 2, tokens, 96)
-        fast = op.biwkv(*values, position, 96, kernel="triton")
-        plain = op.reference(*[m.double() for m in values], position, 96)
-        torch.testing.assert_close(fast.double(), plain, rtol=0, atol=1e-5)
-        g = torch.randn_like(fast)
-        for a, b in zip(torch.autograd.grad(fast, values, g), torch.autograd.grad(plain, values, g.double())):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+for tokens, channels, kind in ((1, 3, "rank"), (9, 3, "shared"), (70, 3, "rank"), (70, 3, "own"), (33, 40, "own")):
+    values = inputs(2, tokens, channels, torch.float32)
+    position = positions(kind, 2, tokens, 96)
+    fast = op.biwkv(*values, position, 96, kernel="triton")
+    plain = op.reference(*[m.double() for m in values], position, 96)
+    torch.testing.assert_close(fast.double(), plain, rtol=0, atol=1e-5)
+    g = torch.randn_like(fast)
+    for a, b in zip(torch.autograd.grad(fast, values, g), torch.autograd.grad(plain, values, g.double())):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 # bfloat16 inputs and gradient: the output and the gradients are those of float64, rounded once. The
 # interpreter cuts digits off (2^-7), where a GPU rounds (2^-8).
-for tokens, kind in ((70, "own"), (33, "rank")):
-    whole = inputs(2, tokens, 4, torch.float32)
-    values = [m.detach().bfloat16().requires_grad_() for m in whole[:2]] + whole[2:]
-    position = positions(kind, 2, tokens, 96)
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda m: saved.append(m) or m, lambda m: m):
-        half = op.biwkv(*values, position, 96, kernel="triton")
-    # Nothing as large as the inputs is kept for the backward pass but these, as they came.
-    assert [m.dtype for m in saved if m.numel() >= values[0].numel()] == [torch.bfloat16] * 2
-    exact = [m.detach().double().requires_grad_() for m in values]
-    plain = op.reference(*exact, position, 96)
-    assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.double(), plain, rtol=2**-7, atol=1e-5)
-    g = torch.randn(half.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
-    grads = torch.autograd.grad(half, values, g)
-    assert [grad.dtype for grad in grads] == [m.dtype for m in values]
-    for grad, expected in zip(grads, torch.autograd.grad(plain, exact, g.double())):
-        torch.testing.assert_close(grad.double(), expected, rtol=2**-7, atol=1e-5)
+whole = inputs(2, 70, 4, torch.float32)
+values = [m.detach().bfloat16().requires_grad_() for m in whole[:2]] + whole[2:]
+position = positions("own", 2, 70, 96)
+saved = []
+with torch.autograd.graph.saved_tensors_hooks(lambda m: saved.append(m) or m, lambda m: m):
+    half = op.biwkv(*values, position, 96, kernel="triton")
+# Nothing as large as the inputs is kept for the backward pass but these, as they came.
+assert [m.dtype for m in saved if m.numel() >= values[0].numel()] == [torch.bfloat16] * 2
+exact = [m.detach().double().requires_grad_() for m in values]
+plain = op.reference(*exact, position, 96)
+assert half.dtype == torch.bfloat16
+torch.testing.assert_close(half.double(), plain, rtol=2**-7, atol=1e-5)
+g = torch.randn(half.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+grads = torch.autograd.grad(half, values, g)
+assert [grad.dtype for grad in grads] == [m.dtype for m in values]
+for grad, expected in zip(grads, torch.autograd.grad(plain, exact, g.double())):
+    torch.testing.assert_close(grad.double(), expected, rtol=2**-7, atol=1e-5)
 print("equal")
 """
 

@@ -72,13 +72,6 @@ def test_taps_by_distance_are_the_dense_convolution_of_the_masked_input(tokens, 
     same(conv.reference(x[rows, kept], weight, bias, position), dense, (x, weight, bias))
 
 
-def test_compact_and_true_distance_differ_where_tokens_are_missing():
-    x, weight = draw(1, 6, 2), draw(2, 4, seed=1)
-    position = torch.tensor([0, 1, 4, 5, 6, 11])
-    assert not torch.allclose(conv.causal_conv(x, weight), conv.causal_conv(x, weight, None, position))
-    assert torch.equal(conv.causal_conv(x, weight), conv.causal_conv(x, weight, None, torch.arange(6)))
-
-
 def test_conv_in_bfloat16_keeps_its_type_and_stays_close():
     x, weight, bias = (m.detach().float() for m in (draw(2, 64, 8), draw(8, 4, seed=1), draw(8, seed=2)))
     exact = conv.reference(x, weight, bias)
