@@ -59,7 +59,6 @@ def snake(grid, k):
 
 def scan_order(grid, prefix, name):
     """Token index at each step of a scan over the full sequence."""
-    base, _, turned = name.partition(":reversed")
     reverse = name.endswith(":reversed")
     base = name.removesuffix(":reversed")
     steps = list(range(grid[0] * grid[1])) if base == "raster" else snake(grid, int(base[-1]))

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+import reference
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -101,67 +102,25 @@ def test_the_conv_kernel_is_fed_channels_last(monkeypatch):
 # --- token shift
 
 
-def table(height, width, present, policy, prefix=0):
-    """Neighbours among the present cells by walking the grid, one cell at a time."""
-    rank = {cell: prefix + i for i, cell in enumerate(present)}
-    total = prefix + len(present)
-    out = torch.full((4, total), total)
-    for i, cell in enumerate(present):
-        row, column = divmod(cell, width)
-        for side, (down, right) in enumerate(((0, -1), (0, 1), (-1, 0), (1, 0))):
-            r, c = row + down, column + right
-            while 0 <= r < height and 0 <= c < width:
-                if (r * width + c) in rank:
-                    out[side, prefix + i] = rank[r * width + c]
-                    break
-                if policy == "self":
-                    out[side, prefix + i] = prefix + i
-                    break
-                if policy == "zero":
-                    break
-                r, c = r + down, c + right
-    return out
-
-
-def shift_by_hand(x, neighbours):
-    batch, tokens, width = x.shape
-    rows = neighbours.expand(batch, 4, tokens)
-    y = 0 * x
-    quarter = width // 4
-    for b in range(batch):
-        for t in range(tokens):
-            for q in range(4):
-                source = int(rows[b, q, t])
-                part = slice(q * quarter, (q + 1) * quarter)
-                if source < tokens:
-                    y[b, t, part] = x[b, source, part]
-    return y
-
-
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
-    height=st.integers(1, 5),
-    width=st.integers(1, 5),
+    grid=st.tuples(st.integers(1, 5), st.integers(1, 5)),
     policy=st.sampled_from(["self", "zero", "nearest"]),
     prefix=st.sampled_from([0, 2]),
     seed=st.integers(0, 99),
     data=st.data(),
 )
-def test_a_subset_shifts_by_its_table(height, width, policy, prefix, seed, data):
-    keep = data.draw(st.integers(1, height * width))
-    rows = some(2, keep, height * width, seed)
-    neighbours = torch.stack([table(height, width, row.tolist(), policy, prefix) for row in rows])
-    x = draw(2, prefix + keep, 8)
-    same(shift.grid_shift(x, neighbours), shift_by_hand(x, neighbours), (x,))
-    same(shift.grid_shift(x, neighbours[0]), shift_by_hand(x, neighbours[0]), (x,))
-
-
-def test_the_table_of_the_layout_is_the_table_by_hand():
-    kept = some(2, 7, 20)
-    layout = Layout((4, 5), kept, prefix=2)
-    for policy in ("self", "zero", "nearest"):
-        by_hand = torch.stack([table(4, 5, row.tolist(), policy, 2) for row in kept])
-        assert torch.equal(layout.neighbours(policy), by_hand)
+def test_a_subset_shifts_as_the_masked_grid(grid, policy, prefix, seed, data):
+    total = grid[0] * grid[1]
+    ids = some(2, data.draw(st.integers(1, total)), total, seed)
+    present = torch.ones(2, prefix + total, dtype=torch.bool)
+    present[:, prefix:] = torch.zeros(2, total, dtype=torch.bool).scatter(1, ids, True)
+    x = draw(2, prefix + total, 8)
+    masked = reference.shift(x, present, grid, prefix, policy)
+    kept = present.nonzero(as_tuple=True)
+    rows = x[kept].unflatten(0, (2, -1))
+    shifted = shift.grid_shift(rows, Layout(grid, ids, prefix).neighbours(policy))
+    same(shifted, masked[kept].unflatten(0, (2, -1)), (x,))
 
 
 # --- which one runs

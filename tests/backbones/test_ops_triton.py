@@ -1,4 +1,4 @@
-"""The convolution's Triton kernels: interpreted against the definition, compiled for an H100, and run on a GPU."""
+"""Triton kernels of the convolution and bi-WKV: interpreted against the definition, compiled for an H100, on a GPU."""
 
 import itertools
 import os
@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import test_ops_biwkv
 import torch
 
-from backbones.ops import conv, dispatch, native
+from backbones.ops import biwkv, conv, dispatch, native
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,10 +50,11 @@ FORMS = [("compact", "silu", True), ("shared", None, False), ("own", "silu", Tru
 
 INTERPRETED = """
 import sys
-sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests/backbones"]
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests/backbones", sys.argv[1] + "/tests"]
 import torch
-from test_ops_conv_triton import FORMS, SHAPES, compare, inputs
-from backbones.ops import conv
+from test_ops_biwkv import inputs as biwkv_inputs, positions
+from test_ops_triton import FORMS, SHAPES, compare, inputs
+from backbones.ops import biwkv as op, conv
 for index, shape in enumerate(SHAPES):
     for form in (FORMS[index % 4], FORMS[(index + 1) % 4]):
         compare(*shape, *form)
@@ -60,6 +62,36 @@ x, weight, bias = (m.detach().bfloat16() for m in inputs(9, 4, 4, True))
 half = conv.causal_conv(x, weight, bias, None, "triton", "silu")
 assert half.dtype == torch.bfloat16
 torch.testing.assert_close(half, conv.causal_conv(x, weight, bias, None, "torch", "silu"), rtol=2e-2, atol=2e-2)
+
+# One token, one chunk, three chunks of which the last is ragged, and more channels than a program.
+for tokens, channels, kind in ((1, 3, "rank"), (9, 3, "shared"), (70, 3, "rank"), (70, 3, "own"), (33, 40, "own")):
+    values = biwkv_inputs(2, tokens, channels, torch.float32)
+    position = positions(kind, 2, tokens, 96)
+    fast = op.biwkv(*values, position, 96, kernel="triton")
+    plain = op.reference(*[m.double() for m in values], position, 96)
+    torch.testing.assert_close(fast.double(), plain, rtol=0, atol=1e-5)
+    g = torch.randn_like(fast)
+    for a, b in zip(torch.autograd.grad(fast, values, g), torch.autograd.grad(plain, values, g.double())):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+# bfloat16 inputs and gradient: the output and the gradients are those of float64, rounded once. The
+# interpreter cuts digits off (2^-7), where a GPU rounds (2^-8).
+whole = biwkv_inputs(2, 70, 4, torch.float32)
+values = [m.detach().bfloat16().requires_grad_() for m in whole[:2]] + whole[2:]
+position = positions("own", 2, 70, 96)
+saved = []
+with torch.autograd.graph.saved_tensors_hooks(lambda m: saved.append(m) or m, lambda m: m):
+    half = op.biwkv(*values, position, 96, kernel="triton")
+# Nothing as large as the inputs is kept for the backward pass but these, as they came.
+assert [m.dtype for m in saved if m.numel() >= values[0].numel()] == [torch.bfloat16] * 2
+exact = [m.detach().double().requires_grad_() for m in values]
+plain = op.reference(*exact, position, 96)
+assert half.dtype == torch.bfloat16
+torch.testing.assert_close(half.double(), plain, rtol=2**-7, atol=1e-5)
+g = torch.randn(half.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+grads = torch.autograd.grad(half, values, g)
+assert [grad.dtype for grad in grads] == [m.dtype for m in values]
+for grad, expected in zip(grads, torch.autograd.grad(plain, exact, g.double())):
+    torch.testing.assert_close(grad.double(), expected, rtol=2**-7, atol=1e-5)
 print("equal")
 """
 
@@ -69,7 +101,15 @@ sys.path.insert(0, sys.argv[1])
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-import backbones.ops.conv_triton as kernels
+from backbones.ops import biwkv_triton, conv_triton as kernels
+
+
+def compile(fn, types, constants):
+    source = ASTSource(fn=fn, signature=types, constexprs=constants)
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    assert len(binary.asm["cubin"]) > 1000
+
+
 functions = (kernels._forward, kernels._inner_gradient, kernels._spread)
 for fn, (half, gaps) in itertools.product(functions, ((0, 0), (1, 1))):
     values = {"SILU": True, "W": 4, "BIAS": True, "GAPS": bool(gaps), "T": kernels.TOKENS, "C": kernels.CHANNELS}
@@ -79,9 +119,16 @@ for fn, (half, gaps) in itertools.product(functions, ((0, 0), (1, 1))):
         else "*bf16" if half and n in own else "*fp32" if n.endswith("_ptr") else "i32"
         for n in fn.arg_names
     }
-    source = ASTSource(fn=fn, signature=types, constexprs={k: v for k, v in values.items() if k in types})
-    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32))
-    assert len(binary.asm["cubin"]) > 1000
+    compile(fn, types, {k: v for k, v in values.items() if k in types})
+half = ("k_ptr", "v_ptr", "y_ptr", "grad_ptr", "dk_ptr", "dv_ptr")
+for fn, sums in itertools.product((biwkv_triton._forward, biwkv_triton._backward), (True, False)):
+    constants = {"T": biwkv_triton.CHUNK, "C": biwkv_triton.CHANNELS, "SUMS": sums}
+    known = {"position_ptr": "*i32", "centre": "fp32", **dict.fromkeys(constants, "constexpr")}
+    types = {
+        n: known.get(n) or ("*bf16" if n in half else "*fp32" if n.endswith("_ptr") else "i32")
+        for n in fn.arg_names
+    }
+    compile(fn, types, constants)
 print("compiled")
 """
 
@@ -112,6 +159,20 @@ def test_the_kernels_compile_for_an_h100_without_one(tmp_path):
 def test_the_kernels_equal_the_reference_on_a_gpu(kind, activation, bias):
     for shape in (*SHAPES, (300, 896, 4)):
         compare(*shape, kind, activation, bias, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["rank", "shared", "own"])
+def test_biwkvs_kernel_equals_the_torch_path_on_a_gpu(kind):
+    values = [m.detach().cuda().requires_grad_() for m in test_ops_biwkv.inputs(4, 256, 384, torch.float32)]
+    position = test_ops_biwkv.positions(kind, 4, 256, 1024)
+    position = None if position is None else position.cuda()
+    fast = biwkv.biwkv(*values, position, 1024, kernel="triton")
+    plain = biwkv.biwkv(*values, position, 1024, kernel="torch")
+    g = torch.randn_like(fast)
+    torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
+    for a, b in zip(torch.autograd.grad(fast, values, g), torch.autograd.grad(plain, values, g), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
 def test_where_one_kernel_does_not_fit_the_next_is_taken(monkeypatch):
