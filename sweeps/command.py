@@ -9,10 +9,10 @@ from experiments.runtime.command import run_command
 from experiments.runtime.parser import Parser
 from routing.errors import one_of
 from sweeps import SweepError
-from sweeps.folder import all_sweeps
-from sweeps.overrides import runs_root
-from sweeps.status_command import list_command, show_command, status_command
-from sweeps.submit_command import cancel_command, retry_command
+from sweeps.commands.retry_command import cancel_command, retry_command
+from sweeps.commands.status_command import list_command, show_command, status_command
+from sweeps.store.folder import all_sweeps
+from sweeps.store.overrides import runs_root
 
 HELP = """\
 Many runs, one grid per table or figure of the paper.
@@ -118,11 +118,11 @@ def _dispatch(arguments: list[str]) -> int | None:
         options.overrides.append(argument)
     if options.command == "launch":
         # The only command that composes configurations, which imports more.
-        from sweeps.launch_command import launch_command
+        from sweeps.commands.launch_command import launch_command
 
         return launch_command(options)
     if options.command == "predict":
-        from sweeps.predict_command import predict_command
+        from sweeps.commands.predict_command import predict_command
 
         return predict_command(options)
     if options.command == "retry":

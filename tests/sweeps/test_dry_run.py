@@ -8,8 +8,10 @@ import pytest
 from slurm_lab import STUB, Launcher, use_stubs
 
 from routing.errors import UserError
-from sweeps import SweepError, plan, preflight, slurm, snapshot
-from sweeps.folder import JobBatch
+from sweeps import SweepError
+from sweeps.jobs import slurm, snapshot
+from sweeps.plan import plan, preflight
+from sweeps.store.folder import JobBatch
 
 
 @pytest.fixture(autouse=True)

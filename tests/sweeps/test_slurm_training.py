@@ -11,8 +11,9 @@ from safetensors.numpy import load_file
 from slurm_lab import lab, named_nodes, squeue, until  # noqa: F401
 
 from sweeps import command as sweeps_command
-from sweeps import slurm, status
-from sweeps.folder import Sweep
+from sweeps.jobs import slurm
+from sweeps.status import status
+from sweeps.store.folder import Sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slurm

@@ -13,9 +13,10 @@ from small import ROOT
 
 from experiments.runtime.locks import locked
 from sweeps import command as sweeps_command
-from sweeps import grid, pool_gpus
-from sweeps.folder import Sweep
-from sweeps.optuna_study import distributions, import_optuna, study_location, summary
+from sweeps.jobs import pool_gpus
+from sweeps.plan import grid
+from sweeps.store.folder import Sweep
+from sweeps.submission.optuna_study import distributions, import_optuna, study_location, summary
 
 pytest.importorskip("optuna")
 OVER = {
@@ -136,17 +137,11 @@ def test_listed_values_are_exact_and_a_live_trial_of_another_search_stays(tmp_pa
     ("changes", "more", "said"),
     [
         ({"search": {"metric": "fdd", "over": OVER}}, [], "did you mean fd"),
-        ({"search": {"over": {"train.lr": {"low": 1}}}}, [], "expected a list of values or"),
         ({"search": {"over": {"train.lr": {"low": 2, "high": 1}}}}, [], "not a range"),
-        ({"search": {"over": {"train.lr": {"low": 1, "high": 2, "steps": 1}}}}, [], "not a range"),
-        ({"search": {"ovr": OVER}}, [], "did you mean over"),
         ({"search": {"over": {}}}, [], "search.over={}: expected names"),
-        ({"search": {"trials": 1.5, "over": OVER}}, [], "trials=1.5: expected an integer >= 1"),
         ({"search": {"over": OVER}, "seeds": [0, 1]}, [], "expected one seed"),
-        ({"search": {"metric": "kid", "over": OVER}}, [], "'kid': expected one of fd"),
         ({}, ["--trials", "0"], "at least 1"),
         ({}, ["train.lr=1"], "leave the argument out"),
-        ({}, ["train.stesp=1"], "did you mean train.steps"),
     ],
 )
 def test_wrong_searches_are_refused_before_the_first_trial(changes, more, said, tmp_path, capsys):
@@ -223,8 +218,6 @@ def test_a_python_grid_yields_overrides_runs_its_own_command_and_is_kept(tmp_pat
             "needs a function with a name in this file",
         ),
         ("def cells():\n    yield 3", "TypeError"),
-        ("axes = {'seed': 1}", "axes.seed=1: expected a list of values"),
-        ("cells = [{'rout': 'none'}]", "did you mean route"),
         ("def cells():\n    while True:\n        yield {}", "more than 10000 cells"),
     ],
 )
@@ -235,7 +228,7 @@ def test_wrong_python_grids_are_one_sentence(text, said, tmp_path, capsys):
     assert said in err[-1] and err[-1].startswith("error: ") and len(err) == 2
 
 
-@pytest.mark.parametrize("name", ["random", "yaml", "routing"])
+@pytest.mark.parametrize("name", ["random", "routing"])
 def test_a_grid_that_would_hide_a_module_is_refused(name, tmp_path, capsys):
     (tmp_path / f"{name}.py").write_text("seeds = [0]")
     assert sweeps_command.main(["launch", str(tmp_path / f"{name}.py"), "dry=true"]) == 2
