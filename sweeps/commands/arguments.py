@@ -98,13 +98,13 @@ class Arguments:
     def select(self, grid: str, shown: str) -> tuple[Sweep, list[PlannedRun]]:
         """Return a launched sweep by the name of its grid, and its matching runs.
 
-        `shown` are the arguments for a message.
+        `shown`: the arguments as typed, for error messages.
         """
         name = check_name(re.sub(r"\.(yaml|yml|py)\Z", "", Path(grid).name))
         names = [sweep.name for sweep in all_sweeps(self.root)]
         if name not in names:
-            launched = f"expected {', '.join(names)}{suggest(name, names)}" if names else "none was"
-            raise SweepError(f"no sweep {name!r} was launched below {self.root}; {launched}")
+            expected = f"expected {', '.join(names)}{suggest(name, names)}" if names else "none was"
+            raise SweepError(f"no sweep {name!r} was launched below {self.root}; {expected}")
         sweep = Sweep(self.root, name)
         runs = self.matching_runs(sweep)
         require(runs, f"sweep {name}: none of its runs has {shown}", SweepError)
@@ -112,6 +112,6 @@ class Arguments:
 
 
 def run_values(run: PlannedRun, runs: Mapping[str, PlannedRun]) -> dict[str, str]:
-    """Return a run's overrides by key; a command also has those of the run that it reads."""
+    """Return a run's overrides by key; for a command, with those of the run that it reads."""
     parent = runs.get(Path(run.folder).name, run)
     return {**parent.values, **run.values}

@@ -1,4 +1,4 @@
-"""`predict`: train or read short pairs of a grid, and say what its routes will save or cost."""
+"""`predict`: train short pairs of a grid, or read finished ones, and predict what routes save."""
 
 import argparse
 from pathlib import Path
@@ -58,7 +58,7 @@ def predict_command(options: argparse.Namespace) -> int:
         if failed:
             return 1
         if not all(run.finished for run in plan.runs):
-            print("the pilot is not done; type the same command again when it is")
+            print("the pilot is still running; type the same command again when it has finished")
             return 0
     print_predictions(pairs, folder, seeds)
     return 0

@@ -26,13 +26,13 @@ def run_here(
     for number, run in enumerate(runs, 1):
         say(f"--- {number}/{len(runs)}  {run.name}  {run.label}")
         if not is_parent_done(sweep, run):
-            say("left out: the run that it starts from has not finished")
+            say("skipped: the run that it starts from has not finished")
             continue
         try:
             Job.create(sweep, run, batch)()
         except SystemExit as exit_:
             if exit_.code in (REQUEUE, STOPPED):
-                say("stopped; the same command goes on")
+                say("stopped; type the same command to resume")
                 raise SystemExit(1) from None
             raise
         except Exception as error:

@@ -1,4 +1,4 @@
-"""One run inside its job: attempts are noted, USR2 is answered by a requeue, failures are visible.
+"""One run inside its job: it records attempts, requeues itself on USR2 and reports failures.
 
 On USR2 (pre-emption, time limit) training saves at a step boundary; rank 0 then requeues this job
 and every rank waits to be ended, because a rank that leaves early would end the others before they
@@ -127,7 +127,7 @@ class Job:
         require(
             steps[-MAX_FRUITLESS_STARTS:] != [step] * MAX_FRUITLESS_STARTS,
             f"given up: {MAX_FRUITLESS_STARTS} attempts started at step {step} and none saved "
-            "a later one; see what ends them, then python -m sweeps retry",
+            "a later step; find the cause in its log, then type python -m sweeps retry",
             SweepError,
         )
 
@@ -208,7 +208,7 @@ def _call(run: PlannedRun) -> str | None:
 
 @contextlib.contextmanager
 def _unwind_on_signals() -> Iterator[None]:
-    """Unwind on USR2 and TERM until training replaces these handlers by its own."""
+    """Exit on USR2 and TERM until training installs its own handlers."""
     process = os.getpid()
 
     def unwind(number: int, _frame: FrameType | None) -> None:
@@ -257,7 +257,7 @@ def _watchdog(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
 
 
 def _end_interrupted(job: Job, run: PlannedRun, rank: int, signal_name: str) -> NoReturn:
-    """Requeue, or wait for what Slurm has decided; every rank has saved what it can."""
+    """Requeue after USR2; after TERM wait for Slurm to end the job. Every rank has saved."""
     step, requested_requeue = run.saved_step, "USR" in signal_name
     if rank == 0:
         # Give up now rather than after another wait in the queue.

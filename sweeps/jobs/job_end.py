@@ -1,4 +1,4 @@
-"""Why a job ended that could not note it itself: from Slurm's states, and from its log."""
+"""Why a job ended that could not record it itself: from Slurm's states, and from its log."""
 
 import contextlib
 import os
@@ -7,16 +7,16 @@ from pathlib import Path
 
 from sweeps.jobs.slurm import QueueJob
 
-# The last event of a run that SIGKILL ended, which cannot note it itself.
+# The last event of a run that was ended by SIGKILL; another process records it.
 KILLED = "killed by signal 9 (out of memory?)"
 _REASONS = {
     "": "its job is gone",
     "ENDED": "its process is gone",  # of a pool
     "OUT_OF_MEMORY": "out of memory (cluster.memory_gb= asks for more)",
-    "TIMEOUT": "its time limit came before it had saved (cluster.time=, cluster.signal_s=)",
+    "TIMEOUT": "reached its time limit before it had saved (cluster.time=, cluster.signal_s=)",
     "NODE_FAIL": "its node failed",
     "BOOT_FAIL": "its node did not start",
-    "DEADLINE": "its deadline came",
+    "DEADLINE": "its deadline passed",
 }
 
 

@@ -1,4 +1,4 @@
-"""Pools on this machine: started, asked for the states of their runs, told to cancel one.
+"""Pools on this machine: start one, read the states of its runs, cancel a run.
 
 A pool is one process (`sweeps.jobs.pool_process`) that outlives the shell that started it. Its lock
 shows whether it is alive.
@@ -71,7 +71,7 @@ def start(
     if not state.is_file():
         process.terminate()  # avoid orphaned runs
         raise SweepError(f"the pool did not start; see {folder / 'pool.log'}")
-    process.returncode = 0  # it outlives this command on purpose: no warning about that
+    process.returncode = 0  # it outlives this command: without this, Popen warns
     return {run.name: f"{batch.name}/{run.name}" for run in runs}
 
 
@@ -88,7 +88,7 @@ def write_jobs(folder: Path, jobs: Sequence[Job], workers: int, **values: Any) -
 
 
 def states(sweep: Sweep, batch: str) -> dict[str, str]:
-    """Return PENDING, RUNNING or ENDED by run; of a pool that is gone, the runs that go on."""
+    """Return PENDING, RUNNING or ENDED by run; if the pool is gone, its runs that still run."""
     folder = sweep.pools / batch
     runs = run_folder.read(folder / "state.json").get("runs", {})
     if is_locked(folder):
@@ -113,7 +113,7 @@ def cancel_in_task(sweep: Sweep, batch: JobBatch, run: str) -> None:
 
 
 def _orphans(folder: Path) -> dict[str, psutil.Process]:
-    """Return the workers that a killed pool has left, by run."""
+    """Return the worker processes that a killed pool left running, by run."""
     processes = list(psutil.process_iter(["cmdline"]))
     # A forked data worker has the command line of its worker, and a higher number.
     processes.sort(key=lambda process: process.pid, reverse=True)

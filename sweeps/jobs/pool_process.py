@@ -1,4 +1,4 @@
-"""The process of a pool: at most `workers` runs at once, each with its GPUs or its part of one.
+"""The process of a pool: at most `workers` runs at once, each with its GPUs or a share of one.
 
 On TERM it sends TERM to its runs, which save and stop.
 """

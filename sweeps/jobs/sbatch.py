@@ -133,10 +133,10 @@ def _set_dependencies(
 
 def _refusal(reason: str, count: int, is_later_array: bool) -> UserError:
     if "timed out" in reason:  # the controller may have the jobs: their name tells
-        return UserError(f"sbatch had no answer ({reason}); status shows what came through")
+        return UserError(f"no answer from sbatch ({reason}); status shows what was submitted")
     if is_later_array:
         return UserError(
-            f"sbatch refused {count} of the runs: {reason}; the same launch submits them"
+            f"sbatch refused {count} of the runs: {reason}; type the same launch to submit them"
         )
     return SweepError(f"sbatch refused: {reason}")
 

@@ -1,7 +1,7 @@
 """Several runs that share the GPU of one Slurm task: each is a process with its own log.
 
 The task is a small pool. A run that fails does not stop the others. USR2 and TERM reach all runs;
-once they have saved, the task requeues itself, and starts those again that had not ended.
+once they have saved, the task requeues itself and then restarts the unfinished ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Slurm knows about jobs: one squeue and one sacct call per cluster."""
+"""Calls of Slurm's commands: one squeue and one sacct call per cluster show all jobs."""
 
 import os
 import re
@@ -59,7 +59,7 @@ def call(command: Sequence[str]) -> str:
         )
     except (OSError, subprocess.SubprocessError) as error:
         reason = " ".join(str(getattr(error, "stderr", None) or error).split())
-        advice = "where no Slurm cluster answers use cluster=local or cluster=debug"
+        advice = "without a Slurm cluster use cluster=local or cluster=debug"
         raise SweepError(f"{command[0]}: {reason}; {advice}") from None
     return process.stdout
 

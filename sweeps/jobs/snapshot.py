@@ -20,7 +20,7 @@ _IGNORED = shutil.ignore_patterns(".*", "__pycache__", "notebooks", "*.pyc", "*.
 
 
 class SnapshotWarning(UserWarning):
-    """A copy of the code that somebody changed."""
+    """A copy of the code was changed."""
 
 
 def snapshot(folder: Path, root: Path = ROOT, grid_code: Path | None = None) -> Path:
@@ -95,8 +95,8 @@ def _remove(path: Path) -> None:
             shutil.rmtree(path)
     except OSError as error:
         raise SweepError(
-            f"{path} is no copy of this code and cannot be removed ({error.strerror}); remove it, "
-            "or type another paths.runs=FOLDER"
+            f"{path} is not a copy of this code and cannot be removed ({error.strerror}); remove "
+            "it, or type another paths.runs=FOLDER"
         ) from None
 
 

@@ -51,7 +51,7 @@ def levels(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
 
 
 def is_parent_done(sweep: Sweep, run: PlannedRun) -> bool:
-    """Return whether a run can start as far as its parent is concerned."""
+    """Return whether a run has no parent, or one that is done."""
     if not run.parent:
         return True
     parent = sweep.runs().get(run.parent)
@@ -75,7 +75,7 @@ def resolve(sweep: Sweep, run: PlannedRun, write: bool = True, wait_s: float = 0
         time.sleep(1.0)
     require(
         is_parent_done(sweep, run),
-        f"its parent {run.parent} has not finished: {sweep.command('retry')} once it can",
+        f"its parent {run.parent} has not finished; when it has, type {sweep.command('retry')}",
         SweepError,
     )
     if not run.deferred:

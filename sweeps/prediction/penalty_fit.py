@@ -1,4 +1,4 @@
-"""Will a route pay in a full run? The step penalty of a short pilot, fitted and extrapolated.
+"""The step penalty of a short pilot, fitted and extrapolated: does the route save compute?
 
     ln s_i(N) = a_i + b_i ln N     one line per seed i, least squares over the logged steps N
 
@@ -22,9 +22,9 @@ from sweeps import SweepError
 
 #: Predictions are supported up to this multiple of the last fitted step.
 HORIZON = 2.0
-#: By how much a measured s * m may exceed a prediction up to the horizon, or fall below: 18 % was
-#: the most on steps that were not fitted (docs/grids.md). An interval that contains 1 when it is
-#: widened by this is undecided.
+#: Bound on the relative error of a predicted s * m up to the horizon; the largest one measured on
+#: steps that were not fitted is 18 % (docs/grids.md). A prediction is undecided if its interval,
+#: widened by this, contains 1.
 MODEL_ERROR = 0.2
 
 

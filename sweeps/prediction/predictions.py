@@ -42,8 +42,8 @@ def print_predictions(pairs: Sequence[PilotPair], folder: Path, seeds: Sequence[
     require(
         pair_count,
         f"{folder}: no pair of runs, dense and routed, of this grid with seeds "
-        f"{', '.join(map(str, seeds))} and held-out losses logged at two steps; eval.metrics and "
-        "eval.every are part of a run: type those that it was trained with",
+        f"{', '.join(map(str, seeds))} has held-out losses at two or more steps; type the "
+        "eval.metrics= and eval.every= that the runs were trained with",
         SweepError,
     )
     print("\n".join(lines))

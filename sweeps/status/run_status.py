@@ -44,11 +44,11 @@ class RunStatus:
         why: Reason of its state.
         beat: Seconds since its last heartbeat.
         score: Its first scores.
-        held: Whether its job waits until somebody releases it.
+        held: Whether its job is held in Slurm until it is released.
         sweep: Another sweep, if it is a job of that one.
         elapsed: Seconds that its starts have run so far.
-        trained: Those of them spent on steps.
-        memory_ran_out: Whether it was ended since it used more main memory than its job has.
+        trained: Seconds of these that were spent on steps.
+        memory_ran_out: Whether it was ended for using more main memory than its job has.
     """
 
     run: PlannedRun
@@ -213,7 +213,8 @@ def _ended(
     if how in ("failed", "given up"):
         return "failed", _failure(last, events)
     if how == "done":
-        return "stopped", "more steps are wanted" if row.run.trains else "its run has gone on since"
+        why = "more steps requested" if row.run.trains else "its run was trained further"
+        return "stopped", why
     if last.get("event") == "cancelled" or job.state == "CANCELLED":
         return "stopped", "cancelled"
     if how == "stopped":

@@ -32,7 +32,7 @@ def counts(rows: Sequence[RunStatus]) -> str:
 
 
 def note(row: RunStatus) -> str:
-    """Return the last column: score, reason, error, heartbeat."""
+    """Return the last column: scores, reason or error, silence, attempts."""
     parts = [row.score, row.why]
     if row.beat is not None and row.beat > 120:
         parts.append(f"silent for {clock(row.beat)}")
@@ -66,9 +66,9 @@ def plain(rows: Sequence[RunStatus]) -> list[str]:
 
 
 def overview(sweep: Sweep, rows: Sequence[RunStatus]) -> str:
-    """Return one line about a sweep: its runs by state, since when, and until when."""
-    since = f"since {clock(elapsed(sweep, rows))}"
-    return "  ".join(filter(None, (f"{sweep.name:<20}", counts(rows), since, to_go(rows))))
+    """Return one line about a sweep: its runs by state, elapsed and remaining time."""
+    took = f"elapsed {clock(elapsed(sweep, rows))}"
+    return "  ".join(filter(None, (f"{sweep.name:<20}", counts(rows), took, to_go(rows))))
 
 
 def elapsed(sweep: Sweep, rows: Sequence[RunStatus]) -> float:

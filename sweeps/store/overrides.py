@@ -32,7 +32,7 @@ def parse(arguments: Iterable[str]) -> dict[str, list[Typed]]:
         key, _, text = argument.partition("=")
         require(
             KEY.match(key) and all(split(text)),
-            f"{argument!r} is no override; expected key=value or key=A,B, such as backbone=dit",
+            f"{argument!r} is not an override; expected key=value or key=A,B, such as backbone=dit",
             SweepError,
         )
         require(key != "seeds", f"seeds is a key of grid files; expected seed={text}", SweepError)

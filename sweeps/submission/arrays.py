@@ -94,7 +94,7 @@ def submit_arrays(
                 if not array_ids:
                     raise
                 # The earlier arrays are in the queue and stay noted.
-                raise UserError(f"{error}; the same launch submits the rest") from None
+                raise UserError(f"{error}; type the same launch to submit the rest") from None
             sweep.submitted(batch.name, ids, slurm_cluster=batch.slurm_cluster)
             live.ids |= ids
             previous = ids[part[0].name].split("_")[0]

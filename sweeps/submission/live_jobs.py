@@ -66,8 +66,8 @@ def find_live_jobs(sweep: Sweep, runs: Sequence[PlannedRun], kind: str) -> LiveJ
         batch = holder.latest_batches()[row.run.name]
         require(
             batch.kind == kind and kind != "debug",
-            f"{row.run.name} runs on cluster={batch.cluster}, and what starts from it has to be "
-            "launched there, or when it is done",
+            f"{row.run.name} is live on cluster={batch.cluster}: launch the runs that start from "
+            "it there, or wait until it is done",
             SweepError,
         )
         live.ids[row.run.name] = row.job

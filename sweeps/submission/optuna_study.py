@@ -1,4 +1,4 @@
-"""The study of a search: optuna's journal in the sweep's folder."""
+"""The Optuna study of a search, stored in the sweep's folder."""
 
 import contextlib
 import math
@@ -56,7 +56,7 @@ def open_study(sweep: Sweep, metric: str, space: Mapping[str, Any]) -> Iterator[
             has_all = trial.params.keys() == space.keys() or "run" not in trial.user_attrs
             if not (has_all and trial.distributions.items() <= space.items()):
                 raise SweepError(
-                    f"grid {sweep.name}: its search is another than its study has (trial "
+                    f"grid {sweep.name}: its search differs from that of its stored trials (trial "
                     f"{trial.number} has {format_trial(trial)}); copy the file under another name"
                 )
         study.set_user_attr("metric", metric)

@@ -1,4 +1,4 @@
-"""Search: optuna proposes values for a grid's `search` section, and bad trials are pruned.
+"""Search: Optuna proposes values for a grid's `search` section, and bad trials are pruned.
 
 One coordinator asks and tells. The study is optuna's journal in the sweep's folder, and a trial's
 run is the folder that its configuration names: after the coordinator was killed, the same command
@@ -46,7 +46,7 @@ class Search:
             running = [trial for trial in study.trials if not trial.state.is_finished()]
             live = self._start(study, running, resources)
             if running:  # their runs may have ended since
-                self.say(f"{len(running)} trials of an earlier start go on")
+                self.say(f"resuming {len(running)} trials of an earlier launch")
                 retry(self.sweep, list(live.values()), resources, _quiet, self.grid)
             while live or len(study.trials) < self.trials:
                 count = min(slots - len(live), self.trials - len(study.trials))
@@ -86,7 +86,7 @@ class Search:
         return live
 
     def _has_ended(self, study: Any, number: int, row: RunStatus) -> bool:
-        """Report a trial's scores so far, or tell its end."""
+        """Report a trial's scores so far, or its end; return whether it has ended."""
         scores = optuna_study.read_scores(row.run.folder, self.metric)
         if row.state == "done" and row.run.steps in scores:
             value = scores[row.run.steps]

@@ -1,4 +1,4 @@
-"""One submission: noted, then handed to Slurm or a pool."""
+"""One submission: recorded, then handed to Slurm or a pool."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ def submit(
     sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, code: Path | None, say: Print,
     resources_by_run: Mapping[str, Resources] | None = None,
 ) -> JobBatch:  # fmt: skip
-    """Note a submission, then submit its runs to Slurm or a pool; `debug` runs are only noted.
+    """Record a submission, then hand its runs to Slurm or a pool; `debug` runs start later.
 
     Args:
         sweep: The sweep.
@@ -57,6 +57,6 @@ def submit(
     ids = pool.start(sweep, runs, resources.workers, each, batch, live.ids)
     sweep.submitted(batch.name, ids)
     workers = min(resources.workers, len(runs))
-    say(f"submitted {count(runs)} as a pool of {workers} on this machine; code {code_name}")
+    say(f"submitted {count(runs)} to a pool of {count(range(workers), 'worker')}; code {code_name}")
     say(sweep.command("status"))
     return batch

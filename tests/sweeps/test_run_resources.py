@@ -331,7 +331,7 @@ def test_runs_of_a_pool_share_gpus(shop, monkeypatch):
     shop.grid = write_grid(shop.folder, seeds=[0, 1, 2, 3])
     shop.stub({"sleep": 0.1})
     text = shop("launch", "cluster=local", "cluster.gpus=1", "cluster.runs_per_gpu=2")
-    assert "as a pool of 4 on this machine" in text
+    assert "to a pool of 4 workers" in text
     until(lambda: set(shop.states().values()) == {"running"}, what="all four at once")
     until(lambda: set(shop.states().values()) == {"done"}, what="all four")
     gpus = [json.loads((Path(r.run.folder) / "summary.json").read_text())["gpus"] for r in shop.rows().values()]

@@ -45,37 +45,47 @@ def sacct(job):
 
 def test_what_squeue_forgot_is_read_from_accounting(shop):
     shop.stub({"sleep": 0.02, "save_every": 5}, seed1={"fail": 7}, seed2={"sleep": 0.2})
-    words = ["seed=0,1,2", "train.steps=100"]
-    shop("launch", *words)
+    shop("launch", "train.steps=100")
     jobs = {seed: row.job for seed, row in shop.rows().items()}
     shop.running(2, step=6)
     os.kill(shop.starts(2)[0]["pid"], signal.SIGKILL)
-    shop.done(0)
-    until(lambda: shop.states()[1] == shop.states()[2] == "failed", what="two failures")
-    # An array that is cancelled while it waits for a full cluster.
-    full = ["sbatch", "--parsable", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 300"]
-    blocker = subprocess.run(full, capture_output=True, text=True, check=True).stdout.strip()
-    until(lambda: slurm.queue()[blocker].state == "RUNNING", what="a full cluster")
-    shop("launch", "seed=5,6", "train.steps=100", "--throttle", "2")
-    assert {shop.states()[seed] for seed in (5, 6)} == {"pending"}
-    array = shop.rows()[5].job.split("_")[0]
-    subprocess.run(["scancel", array, blocker], check=True)
+    shop.done(0, 3)
     # Slurm purges ended jobs every minute at the most.
     until(lambda: not slurm.queue(), 150, f"squeue to forget, {slurm.queue()}")
-    states = {job.state for job in slurm.history(jobs.values()).values()}
-    assert states == {"COMPLETED", "FAILED"}
-    for job, record in slurm.history(jobs.values()).items():
-        assert (record.state, record.exit) == sacct(job)
+    told = slurm.history(jobs.values())
+    assert {seed: told[job].state for seed, job in jobs.items()} == {
+        0: "COMPLETED",
+        1: "FAILED",
+        2: "FAILED",
+        3: "COMPLETED",
+    }
+    for job in jobs.values():
+        assert (told[job].state, told[job].exit) == sacct(job)
+    assert shop.states() == {0: "done", 1: "failed", 2: "failed", 3: "done"}
     rows = shop.rows()
     assert "not a number at step 7" in rows[1].why
     # A killed run leaves no word of its own: what it died of stands in accounting alone.
     assert rows[2].why.startswith("killed by signal 9 (out of memory?), saved step ")
-    # Tasks that never started have one record together.
-    ask = ["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", array]
-    said = subprocess.run(ask, capture_output=True, text=True, check=True).stdout
-    assert said.startswith(f"{array}_[0-1") and "CANCELLED by" in said, said
-    assert {(rows[seed].state, rows[seed].why) for seed in (5, 6)} == {("stopped", "cancelled")}
-    assert "2 of 3 failed: python -m sweeps retry" in shop("launch", *words)
-    shop.stub({"sleep": 0})
+    assert "2 of 4 failed: python -m sweeps retry" in shop("launch", "train.steps=100")
+    shop.stub({"sleep": 0.01})
     shop("retry")
-    shop.done(0, 1, 2, 5, 6)
+    shop.done(0, 1, 2, 3)
+
+
+def test_an_array_that_was_cancelled_while_it_waited_is_stopped_after_squeue_forgot_it(shop):
+    full = ["sbatch", "--parsable", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null"]
+    full = [*full, "--wrap", "sleep 300"]
+    blocker = subprocess.run(full, capture_output=True, text=True, check=True).stdout.strip()
+    until(lambda: slurm.queue()[blocker].state == "RUNNING", what="a full cluster")
+    shop("launch", "seed=0,1,2", "--throttle", "2")
+    assert set(shop.states().values()) == {"pending"}
+    array = shop.rows()[0].job.split("_")[0]
+    subprocess.run(["scancel", array, blocker], check=True)
+    until(lambda: not slurm.queue(), 150, "squeue to forget")
+    words = ["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", array]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    # Tasks that never started have one record together.
+    assert said.startswith(f"{array}_[0-2") and "CANCELLED by" in said, said
+    assert {(row.state, row.why) for row in shop.rows().values()} == {("stopped", "cancelled")}
+    assert "submitted 3 runs" in shop("launch", "seed=0,1,2")
+    shop.done(0, 1, 2)

@@ -279,7 +279,7 @@ def test_a_search_prunes_and_goes_on_after_a_kill(shop):
         until(lambda: len(list(shop.runs.glob("dit-*"))) > 2)
         coordinator.send_signal(signal.SIGKILL)
     text = shop("launch", "--throttle", "3")
-    assert "trials of an earlier start go on" in text and "best of fd: trial" in text
+    assert "trials of an earlier launch" in text and "best of fd: trial" in text
     text = shop("status")
     # A pruned run may still be saving.
     assert text.count("\ntrial ") == 6 and "running" not in text.partition("search: ")[2]

@@ -188,8 +188,8 @@ def test_files_that_are_no_grids(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["route"], "is no override"),
-        (["--x=3"], "is no override"),
+        (["route"], "is not an override"),
+        (["--x=3"], "is not an override"),
         (["a=1", "a=2"], "a is given twice; expected a=A,B"),
         (["a="], "expected key=value or key=A,B"),
         (["seeds=0,1"], "key of grid files; expected seed=0,1$"),

@@ -180,7 +180,7 @@ def test_stages_follow_each_other_in_this_process(shop):
     for steps in (21, 22):
         shop("launch", "cluster=debug", "n=4", "w=2", "seed=0", f"train.steps={steps}")
         rows, _ = status.statuses(shop.sweep)
-        assert [row.why for row in rows if row.state != "done"] == ["its run has gone on since"]
+        assert [row.why for row in rows if row.state != "done"] == ["its run was trained further"]
     assert len(shop.sweep.events(next(r.run.name for r in rows if r.run.varies.get("w") == "2"))) == 6
 
 
@@ -352,7 +352,7 @@ def test_status_shows_all_sweeps_and_whose_job_a_run_is(shop):
     capture = shop.capsys.readouterr
     assert sweeps_command.main(["status", f"paths.runs={shop.runs}"]) == 0
     first, second = capture().out.splitlines()
-    assert first.split()[0] == "count" and second.split()[0] == "second" and "since 0:" in second
+    assert first.split()[0] == "count" and second.split()[0] == "second" and "elapsed 0:" in second
     assert sweeps_command.main(["status", "seed=2", f"paths.runs={shop.runs}", "--json"]) == 0
     (told,) = json.loads(capture().out)
     assert told["sweep"] == "second" and [r["label"] for r in told["runs"]] == ["seed=2"]
@@ -827,7 +827,7 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
         ("FAILED", "", "srun: error: n1: tasks 0-3: Segmentation fault (core dumped)", "Segmentation fault"),
         ("FAILED", "11:0", "", "FAILED with exit code 11"),
         ("NODE_FAIL", "0:0", "", "its node failed"),
-        ("TIMEOUT", "0:0", "", "its time limit came before it had saved (cluster.time=, cluster.signal_s=)"),
+        ("TIMEOUT", "0:0", "", "reached its time limit before it had saved (cluster.time=, cluster.signal_s=)"),
         ("", "", "", "its job is gone"),
     ],
 )
@@ -979,7 +979,7 @@ def draw(table, width):
         (["launch", "route_placement", "clustr=debug"], "did you mean cluster"),
         (["launch", "route_placement", "train.learning_rate=1"], "did you mean train.lr?"),
         (["status", "nothing"], "no sweep 'nothing' was launched"),
-        (["status", "nothing", "x"], "is no override"),
+        (["status", "nothing", "x"], "is not an override"),
     ],
 )  # fmt: skip
 def test_wrong_commands_are_one_sentence(words, said, tmp_path, capsys, monkeypatch):

@@ -80,7 +80,7 @@ def test_a_killed_coordinator_goes_on_and_bad_trials_are_pruned(tmp_path):
             coordinator.send_signal(signal.SIGKILL)
     done = subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
-    assert "go on" in done.stdout and "pruned  at step" in done.stdout
+    assert "resuming" in done.stdout and "pruned  at step" in done.stdout
     found = trials(sweep)
     assert len(found) == 14 and {t[2] for t in found} == {"complete", "pruned"}
     runs = list((tmp_path / "runs").glob("dit-*"))
@@ -98,7 +98,7 @@ def test_ctrl_c_stops_a_search_in_this_process_and_its_trial_goes_on_later(tmp_p
         until(lambda: list(tmp_path.glob("runs/dit-*/checkpoints/*")), what="a checkpoint")
         shell.send_signal(signal.SIGINT)
         said = shell.communicate(timeout=60)[0]
-    assert "the same command goes on" in said and [t[2] for t in trials(sweep)] == ["running"]
+    assert "the same command to resume" in said and [t[2] for t in trials(sweep)] == ["running"]
     (tmp_path / "runs" / "stub.json").write_text(json.dumps({"*": {"sleep": 0}}))
     assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 0
     assert [t[2] for t in trials(sweep)] == ["complete"] * 2
@@ -127,7 +127,7 @@ def test_listed_values_are_exact_and_a_live_trial_of_another_search_stays(tmp_pa
     words, _ = make(tmp_path, base=BASE | {"route": "none"}, search={"over": {"train.lr": [0.5]}})
     assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 2
     assert (
-        "its search is another than its study has (trial 0 has train.lr=0.00012345"
+        "its search differs from that of its stored trials (trial 0 has train.lr=0.00012345"
         in capsys.readouterr().err
     )
     assert [t[2] for t in trials(sweep)] == ["complete", "running"]

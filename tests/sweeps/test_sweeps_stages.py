@@ -81,7 +81,7 @@ def test_one_launch_runs_all_stages_and_the_next_finds_them_done(shop):
 def test_what_starts_from_a_failed_run_waits_for_its_retry(shop):
     shop.stub({"sleep": 0, "weights": True}, seed1={"fail": 3})
     text = shop("launch", "cluster=debug", code=1)
-    assert text.count("left out: the run that it starts from has not finished") == 2
+    assert text.count("skipped: the run that it starts from has not finished") == 2
     expected = dict.fromkeys(CELLS, "done") | {("train", "1"): "failed"}
     expected |= {("tune", "1"): "stopped", ("score", "1"): "stopped"}
     assert states(shop) == expected
