@@ -41,9 +41,7 @@ def test_arrays_are_split_by_the_resources_of_cells_and_stages(shop):  # noqa: F
     # What is typed is more than what the grid says.
     assert "array 2: 1 run: 1 GPU, 0.5 GB" in text
     text = shop("launch", "--throttle", "3")
-    assert (
-        text.count("  job ") == 3 and "1 GPU, 0.75 GB, 1 CPU, 1:00:00; at most 3 at once" in text
-    )
+    assert text.count("  job ") == 3 and "1 GPU, 0.75 GB, 1 CPU, 1:00:00; at most 3 at once" in text
     rows = {}
     for row in status.statuses(shop.sweep)[0]:
         rows[row.run.varies.get("route", row.run.stage), row.run.varies.get("seed")] = row
@@ -56,10 +54,7 @@ def test_arrays_are_split_by_the_resources_of_cells_and_stages(shop):  # noqa: F
     ]
     assert default != "768M" and granted(rows["none", "0"].job)[0][1] == "N/A"
     until(lambda: all(row.state == "done" for row in status.statuses(shop.sweep)[0]), 90, "all")
-    assert (
-        summary(rows["2-8", "0"])["gpus"] in ("0", "1")
-        and summary(rows["none", "0"])["gpus"] is None
-    )
+    assert summary(rows["2-8", "0"])["gpus"] in ("0", "1") and summary(rows["none", "0"])["gpus"] is None
     assert "gets     1 GPU, 0.75 GB" in shop("show", "--run", rows["2-8", "0"].run.name)
     values = json.loads(shop("status", "--json"))["runs"]
     assert {value["resources"].partition(", ")[0] for value in values} == {"no GPU", "1 GPU"}
@@ -149,26 +144,6 @@ def test_preemption_requeues_a_shared_task(shop):  # noqa: F811
     assert set(shop.states().values()) == {"requeued"}
     shop.done(0, 1)
     assert all(shop.starts(seed)[1]["step"] >= 3 for seed in (0, 1))
-
-
-def test_what_starts_from_a_run_of_a_shared_task_needs_that_run_alone(shop):  # noqa: F811
-    shop.grid = write_grid(
-        shop.folder, base={"train.steps": 20}, seeds=[0, 1],
-        stages=[{"name": "score", "of": "train", "command": "score", "args": ["{parent}", "{out}"]}],
-    )  # fmt: skip
-    shop.stub({"sleep": 0.02}, seed1={"fail": 3})
-    shop("launch", "cluster.gpus=1", "cluster.runs_per_gpu=2")
-    rows = status.statuses(shop.sweep)
-    until(
-        lambda: not any(row.live for row in status.statuses(shop.sweep)[0]), 90, f"the end, {rows}"
-    )
-    states = {}
-    for row in status.statuses(shop.sweep)[0]:
-        states[row.run.stage, row.run.varies["seed"]] = row.state
-    assert states == {
-        ("train", "0"): "done", ("train", "1"): "failed",
-        ("score", "0"): "done", ("score", "1"): "stopped",
-    }  # fmt: skip
 
 
 # --- memory -----------------------------------------------------------------------------------------------------

@@ -41,11 +41,7 @@ class SlurmLauncher(Launcher):
         return until(look, what=f"seed {seed} to run, {self.states()}")
 
     def done(self, *seeds, seconds=90):
-        until(
-            lambda: all(self.states()[s] == "done" for s in seeds),
-            seconds,
-            f"{seeds}: {self.rows()}",
-        )
+        until(lambda: all(self.states()[s] == "done" for s in seeds), seconds, f"{seeds}: {self.rows()}")
 
     def log(self, seed, kind="err"):
         name = self.rows()[seed].run.name
@@ -61,10 +57,7 @@ def shop(lab, tmp_path, capsys, monkeypatch):  # noqa: F811
     made = SlurmLauncher(tmp_path, capsys)
     yield made
     subprocess.run(["scancel", "--user", str(os.getuid())], check=False)
-    until(
-        lambda: not any(slurm.QueueJob(i, s[0]).live for i, s in squeue().items()),
-        what="an empty queue",
-    )
+    until(lambda: not any(slurm.QueueJob(i, s[0]).live for i, s in squeue().items()), what="an empty queue")
 
 
 def signal_job(name, job):
@@ -156,9 +149,7 @@ def test_a_killed_run_is_failed_and_one_without_progress_is_given_up_until_a_ret
     row = shop.running(1, step=12)
     os.kill(shop.starts(1)[0]["pid"], signal.SIGKILL)
     for attempt in (1, 2, 3):
-        until(
-            lambda n=attempt: len(shop.starts(0)) == n, what=f"attempt {attempt}, {shop.rows()[0]}"
-        )
+        until(lambda n=attempt: len(shop.starts(0)) == n, what=f"attempt {attempt}, {shop.rows()[0]}")
         # Not before its handlers are there: a starting process dies of the signal or loses it.
         signal_job("USR2", shop.running(0, step=1).job)
     until(lambda: shop.states() == {0: "failed", 1: "failed"}, what=f"failed runs, {shop.rows()}")
@@ -224,11 +215,7 @@ def test_a_node_that_dies_loses_its_runs_to_the_other(shop, lab):  # noqa: F811
     lost = next(int(r.run.varies["seed"]) for r in rows if r.node == "n2")
     try:
         lab.script("fail", "n2")
-        until(
-            lambda: len(shop.starts(lost)) == 2,
-            60,
-            f"a second start, {shop.rows()[lost]} {squeue()}",
-        )
+        until(lambda: len(shop.starts(lost)) == 2, 60, f"a second start, {shop.rows()[lost]} {squeue()}")
         shop.done(0, 1)
     finally:
         lab.script("mend", "n2")
@@ -255,10 +242,7 @@ def test_two_nodes_with_two_tasks_each_are_one_run_also_where_python_finds_no_sc
 def test_two_shells_at_once_submit_nothing_twice(shop):
     words = [sys.executable, "-m", "sweeps", *shop.words("launch", "seed=0,1")]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
-    shells = [
-        subprocess.Popen(words, cwd=shop.folder, env=env, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    shells = [subprocess.Popen(words, cwd=shop.folder, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = [shell.communicate(timeout=120)[0] for shell in shells]
     assert sorted("submitted 2 runs" in text for text in said) == [False, True], said
     shop.done(0, 1)

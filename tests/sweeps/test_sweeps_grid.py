@@ -65,9 +65,7 @@ def test_a_users_values_replace_axes_pick_rows_or_become_an_axis(tmp_path):
         ("rwkv", "B", "2", "2-8", "0"), ("rwkv", "B", "2", "auto", "0")
     ]  # fmt: skip
     assert {c.overrides["seed"] for c in run("seed=3,4")} == {3, 4}
-    assert [
-        overrides.format_value(c.overrides["new"]) for c in run("new=a,b", "backbone=dit", "size=S")
-    ] == ["a", "b"]
+    assert [overrides.format_value(c.overrides["new"]) for c in run("new=a,b", "backbone=dit", "size=S")] == ["a", "b"]
     assert all(overrides.format_value(c.overrides["new"]) == "[1,2]" for c in run("new=[1,2]"))
     # A row without the key belongs to every value of it.
     assert len(run("rate=0.5", "size=S")) == 2
@@ -86,17 +84,9 @@ def test_an_option_that_picks_no_row_is_set_in_all(tmp_path):
     assert steps("sampler.steps=50") == ["50", "null"]
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("backbone=dti", "did you mean dit"),
-        ("size=M", "expected one of S, B"),
-    ],
-)
+@pytest.mark.parametrize(("word", "said"), [("backbone=dti", "did you mean dit"), ("size=M", "expected one of S, B")])
 def test_a_value_that_picks_nothing_says_what_there_is(tmp_path, word, said):
-    made = make(
-        tmp_path, cells=[{"backbone": "dit"}, {"backbone": "rwkv"}], zip={"size": ["S", "B"]}
-    )
+    made = make(tmp_path, cells=[{"backbone": "dit"}, {"backbone": "rwkv"}], zip={"size": ["S", "B"]})
     with pytest.raises(SweepError, match=said):
         expand(made, "tiny", overrides.parse([word]))
 
@@ -116,17 +106,13 @@ def test_later_stages_start_from_the_runs_they_name(tmp_path):
     cells = expand(made)
     assert [c.stage.name for c in cells] == ["train", "train", "finetune", "score", "score"]
     fine = cells[2]
-    assert (
-        fine.parent == 1 and fine.overrides["train.lr"] == 2 and fine.overrides["route"] == "none"
-    )
+    assert fine.parent == 1 and fine.overrides["train.lr"] == 2 and fine.overrides["route"] == "none"
     assert overrides.format_value(fine.overrides["scale"]) == "tiny" and fine.stage.trains
     assert cells[4].parent == 2 and cells[4].stage.args == ("{parent}",) and not cells[4].stage.trains
     assert dict(cells[4].overrides) == {"w": 2}
 
 
-@pytest.mark.parametrize(
-    "own", [{"base": {"seed": 3}}, {"axes": {"seed": [3]}}, {"cells": [{"seed": 3}]}]
-)
+@pytest.mark.parametrize("own", [{"base": {"seed": 3}}, {"axes": {"seed": [3]}}, {"cells": [{"seed": 3}]}])
 def test_a_later_stage_may_train_with_seeds_of_its_own(tmp_path, own):
     stage = {"name": "finetune", "of": "train"}
     cells = expand(make(tmp_path, seeds=[1], stages=[stage | own]))
@@ -158,7 +144,10 @@ def test_a_grid_may_refuse_a_scale_with_its_reason(tmp_path):
         ({"fits": ["rout"]}, r"fits=\[rout\]: expected a list, each one of route, data or null; did you mean route"),
         ({"seeds": ["9" * 5000]}, "seeds: 9{40}.*at most 18 digits"),
         ({"axes": {"a": list(range(1000)), "b": list(range(1000))}}, "more than 10000 cells"),
-        ({"scales": {"tiny": {"sed": [1]}}}, "unknown key scales.tiny.sed; did you mean scales.tiny.seeds|did you mean seeds"),
+        (
+            {"scales": {"tiny": {"sed": [1]}}},
+            "unknown key scales.tiny.sed; did you mean scales.tiny.seeds|did you mean seeds",
+        ),
         ({"stages": [{"name": "x", "of": "y"}]}, "stage x: of 'y': expected one of train"),
         ({"stages": [{"name": "train"}]}, "two stages are named 'train'"),
         ({"stages": [{"name": "../x"}]}, r"name=\.\./x: expected a file name"),
@@ -175,11 +164,7 @@ def test_files_that_are_no_grids(tmp_path):
     with pytest.raises(SweepError, match="did you mean route_placement"):
         grid.load("route_placemnt")
     bad = tmp_path / "bad.yaml"
-    for content, said in (
-        (b"a: [", "not YAML"),
-        (b"- 1\n", "expected a mapping"),
-        (b"\xff\xfe\x00", "not YAML"),
-    ):
+    for content, said in ((b"a: [", "not YAML"), (b"- 1\n", "expected a mapping"), (b"\xff\xfe\x00", "not YAML")):
         bad.write_bytes(content)
         with pytest.raises(SweepError, match=said):
             grid.load(str(bad))
@@ -238,13 +223,7 @@ def test_every_grid_of_the_project_names_what_it_makes():
         found = grid.load(name)
         assert found.makes and found.title != name
     fig8 = expand(grid.load("route_placement"))
-    assert len(fig8) == 17 and {c.varies["route"] for c in fig8} >= {
-        "0-2",
-        "0-10",
-        "7-8",
-        "1-8",
-        "2-8",
-    }
+    assert len(fig8) == 17 and {c.varies["route"] for c in fig8} >= {"0-2", "0-10", "7-8", "1-8", "2-8"}
 
 
 @pytest.mark.parametrize("text", ["010", "0_10", "+010"])
@@ -254,6 +233,7 @@ def test_a_number_with_a_leading_zero_is_read_as_on_a_command_line(text, tmp_pat
     made = grid.load(str(tmp_path / "g.yaml"))
     (cell,) = expand(made)
     assert cell.overrides["train.steps"] == text and cell.varies["seed"] == 10
+
 
 def test_a_typed_value_stays_as_typed_when_names_are_filled_in():
     """Quoted anew, the list `[fd]` would reach Hydra as a text."""

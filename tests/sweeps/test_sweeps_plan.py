@@ -39,10 +39,7 @@ def planned(tmp_path, *words, scale="tiny", way="steps", **raw):
 
 def test_runs_have_the_names_and_folders_of_their_configs(tmp_path):
     made = planned(tmp_path, axes={"route": ["none", "auto"]})
-    assert [run.name.split("_s0")[0] for run in made.runs] == [
-        "dit-T4-mnist_none",
-        "dit-T4-mnist_2-8",
-    ]
+    assert [run.name.split("_s0")[0] for run in made.runs] == ["dit-T4-mnist_none", "dit-T4-mnist_2-8"]
     for run in made.runs:
         assert run.folder == str(tmp_path / "runs" / run.name)
         assert made.configs[run.name].folder == Path(run.folder)
@@ -66,11 +63,7 @@ def test_coinciding_cells_are_refused_with_the_reason(raw, said, tmp_path):
 def test_a_route_that_does_not_fit_is_left_out_or_refused(tmp_path):
     raw = {"axes": {"route": ["2-8", "2-20"]}}
     made = planned(tmp_path, fits=["route"], **raw)
-    assert (
-        len(made.runs) == 1
-        and made.left_out[0][0] == "route=2-20 seed=0"
-        and "12 blocks" in made.left_out[0][1]
-    )
+    assert len(made.runs) == 1 and made.left_out[0][0] == "route=2-20 seed=0" and "12 blocks" in made.left_out[0][1]
     with pytest.raises(SweepError, match="route=2-20 seed=0: .*12 blocks"):
         planned(tmp_path, **raw)
     with pytest.raises(SweepError, match="no cell fits"):
@@ -132,10 +125,7 @@ def test_a_stage_waits_for_its_parent(tmp_path):
     (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 5}))
     made = planned(tmp_path, **raw)
     assert [run.name for run in made.runs[1:]] == [first.name, second.name]
-    assert not made.waiting and [r.args for r in made.runs[1:]] == [
-        [str(folder), "w=1"],
-        [str(folder), "w=2"],
-    ]
+    assert not made.waiting and [r.args for r in made.runs[1:]] == [[str(folder), "w=1"], [str(folder), "w=2"]]
     assert made.runs[1].name != made.runs[2].name and not made.runs[1].trains
     # Quotes keep a comma that is typed, and are no part of what the command reads.
     raw["stages"][0] |= {"args": ["--guidance", "{w}"]}
@@ -251,18 +241,14 @@ def test_every_method_of_a_grid_meets_the_same_dense_run(name, monkeypatch):
     assert dense.steps == made.configs[dense.name].train.steps
     assert max(macs) / min(macs) < 1.002
     asked = set()
-    monkeypatch.setattr(
-        cost.run_folder, "speed", lambda folder: 100.0 if asked.add(folder.name) is None else None
-    )
+    monkeypatch.setattr(cost.run_folder, "speed", lambda folder: 100.0 if asked.add(folder.name) is None else None)
     plan.make_plan(grid.load(name), "tiny", compare_at="hours")
     assert asked <= {run.name for run in made.runs}
 
 
 def test_equal_hours_take_measured_speeds(tmp_path):
     raw = {"axes": {"route": ["none", "2-8"]}, "base": {"train.steps": 1000}}
-    with pytest.raises(
-        SweepError, match="needs the measured speed of dit-T4-mnist_2-8.*for a few steps"
-    ):
+    with pytest.raises(SweepError, match="needs the measured speed of dit-T4-mnist_2-8.*for a few steps"):
         planned(tmp_path, way="hours", **raw)
     for run, speed in zip(planned(tmp_path, **raw).runs, (100.0, 130.0), strict=True):
         Path(run.folder).mkdir(parents=True)
@@ -284,10 +270,7 @@ def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
     assert len(lines) == 3 and "3000 steps" in lines[0] and "fewer per image than dense" in lines[1]
     config = made.configs[made.runs[0].name]
     flops = 6 * cost.run_cost(config).macs_dense * 3000 * 16
-    assert (
-        big(flops) + " FLOPs" in lines[0]
-        and f"{flops / 0.5e12 / 3600:.3g} GPU hours" in lines[0]
-    )
+    assert big(flops) + " FLOPs" in lines[0] and f"{flops / 0.5e12 / 3600:.3g} GPU hours" in lines[0]
 
 
 def test_tokens_that_stay_longer_cost_more(tmp_path):
@@ -301,14 +284,7 @@ def test_tokens_that_stay_longer_cost_more(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "minutes"),
-    [
-        ("90", 90),
-        ("0:30:30", 31),
-        ("2-00:00:00", 2880),
-        ("1-12", 2160),
-        ("5:30", 6),
-    ],
+    ("text", "minutes"), [("90", 90), ("0:30:30", 31), ("2-00:00:00", 2880), ("1-12", 2160), ("5:30", 6)]
 )
 def test_times_as_slurm_reads_them(text, minutes):
     assert resource_options.minutes(text) == minutes
@@ -465,8 +441,20 @@ def test_what_is_asked_for_in_the_sites_own_way_is_asked_for_once(tmp_path, valu
 
 
 def test_a_script_asks_for_what_the_resources_say():
-    keys = {"account": "me", "qos": "long", "constraint": "h100", "nodes": "2", "tasks": "4", "gpus": "4", "throttle": "3"}
-    typed = {"setup": '[module load cuda/12.4, "export A=\'b: c\'"]', "python": "env A=1 python", "extra": "{mail-type: END}"}
+    keys = {
+        "account": "me",
+        "qos": "long",
+        "constraint": "h100",
+        "nodes": "2",
+        "tasks": "4",
+        "gpus": "4",
+        "throttle": "3",
+    }
+    typed = {
+        "setup": "[module load cuda/12.4, \"export A='b: c'\"]",
+        "python": "env A=1 python",
+        "extra": "{mail-type: END}",
+    }
     flags, setup, command = script(resources.load("slurm", "paper", {**keys, **typed}), 5)
     expected = {
         "--account=me", "--qos=long", "--constraint=h100", "--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4",

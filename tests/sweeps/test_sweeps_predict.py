@@ -99,9 +99,7 @@ def test_penalties_are_those_of_the_curves_at_steps_that_all_dense_runs_logged()
     assert list(penalties) == [100, 200]
     assert list(penalties[200].seeds["s"]) == pytest.approx([1.5, 1.5])
     assert list(penalties[200].seeds["sm"]) == pytest.approx([1.05, 1.05])
-    assert (
-        penalties[200].sm.mean == paired_penalty(dense, {0: routed[0], 1: routed[1]}, 200).sm.mean
-    )
+    assert penalties[200].sm.mean == paired_penalty(dense, {0: routed[0], 1: routed[1]}, 200).sm.mean
     # A target that is met at the first logged step is no penalty; nor is there a pair of seed 9.
     early = {0: curve({100: 0.6, 300: 0.2}, 7.0), 1: curve({100: 0.6, 300: 0.2}, 7.0)}
     assert list(penalties_by_step(dense, early)) == [200]
@@ -137,14 +135,9 @@ def test_a_full_run_beyond_the_horizon_gets_the_prediction_at_the_horizon():
     fit = penalty_fit.fit_penalty(power_law({0: (1.0, 0.0), 1: (1.0, 0.0)}, [100, 200]))
     text = "\n".join(penalty_fit.describe_fit(fit, 400, 10.0))
     assert "horizon" not in text and "N = 400: s*m = 0.700" in text and "a saving" in text
-    assert (
-        "about 400 routed steps and 2.8e+03 multiply-adds instead of 400 dense ones and 4e+03"
-        in text
-    )
+    assert "about 400 routed steps and 2.8e+03 multiply-adds instead of 400 dense ones and 4e+03" in text
     text = "\n".join(penalty_fit.describe_fit(fit, 9001, 10.0))
-    assert (
-        "beyond the horizon, 2 times" in text and "steps=4501;" in text and "N = 400: s*m" in text
-    )
+    assert "beyond the horizon, 2 times" in text and "steps=4501;" in text and "N = 400: s*m" in text
 
 
 # --- the command --------------------------------------------------------------------------------------------------

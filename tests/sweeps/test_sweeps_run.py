@@ -86,16 +86,9 @@ def test_a_run_of_another_shell_is_running(shop, monkeypatch):
 def test_a_failure_is_shown_and_the_next_run_starts(shop):
     shop.stub({"sleep": 0}, seed0={"fail": 3})
     text = shop("launch", "cluster=debug", code=1)
-    assert (
-        "1 of 2 failed" in text
-        and "the loss is not a number at step 3" in text
-        and "Traceback" in text
-    )
+    assert "1 of 2 failed" in text and "the loss is not a number at step 3" in text and "Traceback" in text
     assert shop.states() == {0: "failed", 1: "done"}
-    first, place = (
-        shop("status").splitlines()[0],
-        f"stub_training.py:{line_of('the loss is not a number at')})",
-    )
+    first, place = (shop("status").splitlines()[0], f"stub_training.py:{line_of('the loss is not a number at')})")
     assert "RuntimeError: the loss is not a number at step 3  (" in first and first.endswith(place)
     assert "retry count" in shop("launch", "cluster=debug")
     shop.stub({"sleep": 0})
@@ -132,31 +125,19 @@ def line_of(text):
 
 def test_ctrl_c_saves_and_stops_the_sweep(shop):
     shop.stub({"sleep": 0.02})
-    words = [
-        sys.executable,
-        "-m",
-        "sweeps",
-        "launch",
-        shop.grid,
-        f"paths.runs={shop.runs}",
-        "cluster=debug",
-    ]
+    words = [sys.executable, "-m", "sweeps", "launch", shop.grid, f"paths.runs={shop.runs}", "cluster=debug"]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
     shell = subprocess.Popen(
         [*words, "train.steps=1000"], cwd=shop.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True,
     )  # fmt: skip
     until(
-        lambda: any((run_folder.read(p).get("step") or 0) > 3 for p in shop.runs.glob("*/status.json")),
-        what="a step",
+        lambda: any((run_folder.read(p).get("step") or 0) > 3 for p in shop.runs.glob("*/status.json")), what="a step"
     )
     shell.send_signal(signal.SIGINT)
     said = shell.communicate(timeout=60)[0]
     assert shell.returncode == 1 and "stopped" in said and "Traceback" not in said
-    assert shop.states() == {0: "stopped", 1: "stopped"} or shop.states() == {
-        0: "stopped",
-        1: "new",
-    }
+    assert shop.states() == {0: "stopped", 1: "stopped"} or shop.states() == {0: "stopped", 1: "new"}
     assert shop.rows()[0].step > 3
 
 
@@ -193,7 +174,9 @@ def test_a_command_that_refuses_its_words_is_a_sentence_here_and_a_traceback_in_
 
 
 def test_jobs_choose_for_themselves_how_long_threads_spin_and_are_not_the_job_that_launches(monkeypatch):
-    monkeypatch.setattr(experiments.runtime.command, "_SPIN_VARIABLES", {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"})
+    monkeypatch.setattr(
+        experiments.runtime.command, "_SPIN_VARIABLES", {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"}
+    )
     monkeypatch.setenv("GOMP_SPINCOUNT", "10000")  # chosen for this process
     monkeypatch.setenv("KMP_BLOCKTIME", "3")  # the user's
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -232,12 +215,8 @@ def test_a_pool_runs_with_its_limit_from_the_snapshot(shop, monkeypatch):
 def test_a_pool_requeues_on_usr2_and_cancel_saves(shop):
     shop.stub({"sleep": 0.03, "save_every": 1000})
     shop("launch", "cluster=local", "seed=0,1", "train.steps=2000")
-    until(
-        lambda: shop.rows()[0].state == "running" and (shop.rows()[0].step or 0) > 3, what="a step"
-    )
-    assert shop.rows()[1].state == "pending" and "in the queue or running" in shop(
-        "launch", "cluster=local"
-    )
+    until(lambda: shop.rows()[0].state == "running" and (shop.rows()[0].step or 0) > 3, what="a step")
+    assert shop.rows()[1].state == "pending" and "in the queue or running" in shop("launch", "cluster=local")
     start = next(e for e in shop.events(0) if e["event"] == "start")
     os.kill(start["pid"], signal.SIGUSR2)
     until(lambda: (shop.rows()[1].step or 0) > 3, what="the other run")
@@ -405,9 +384,7 @@ def test_a_typed_throttle_changes_live_arrays(shop, monkeypatch):
     monkeypatch.setattr(slurm, "call", lambda words: calls.append(words) or "")
     monkeypatch.setattr(slurm, "max_array", lambda *_: 1001)
     monkeypatch.setattr(slurm, "history", lambda *_: {})
-    monkeypatch.setattr(
-        sbatch, "submit", lambda _sweep, runs, *_: {r.name: f"7_{i}" for i, r in enumerate(runs)}
-    )
+    monkeypatch.setattr(sbatch, "submit", lambda _sweep, runs, *_: {r.name: f"7_{i}" for i, r in enumerate(runs)})
     monkeypatch.setattr(slurm, "queue", lambda *_: {})
     shop("launch", "cluster=slurm", "--throttle", "2")
     (batch,) = shop.sweep.batches()
@@ -489,10 +466,7 @@ def test_a_fourth_start_from_one_step_in_a_submission_is_given_up(tmp_path):
 
 
 def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path):
-    for entry, said in (
-        ("stub_command:seven", "returned 7"),
-        ("stub_command:nothing", "holds no finished run"),
-    ):
+    for entry, said in (("stub_command:seven", "returned 7"), ("stub_command:nothing", "holds no finished run")):
         run = make_run(tmp_path, entry=entry, name=entry.split(":")[1])
         one = job.Job(run.__dict__, str(tmp_path), "g", str(tmp_path), None, "b", "debug")
         with pytest.raises(SweepError, match=said):
@@ -501,8 +475,7 @@ def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cwd", "code", "said"),
-    [("gone", None, "FileNotFoundError: .*gone"), ("", "other", "not from its snapshot")],
+    ("cwd", "code", "said"), [("gone", None, "FileNotFoundError: .*gone"), ("", "other", "not from its snapshot")]
 )
 def test_a_job_that_cannot_begin_says_why(cwd, code, said, tmp_path):
     run = make_run(tmp_path)
@@ -575,9 +548,7 @@ def test_tasks_of_a_cut_off_submission_are_told_by_their_numbers(tmp_path):
     ("second", "said"),
     [("QOSMaxSubmitJobPerUserLimit", "refused 1 of the runs: .* the same launch"), ("Socket timed out", "no answer")],
 )
-def test_the_runs_of_an_array_that_was_refused_or_lost_are_told_from_those_before_it(
-    second, said, shop, monkeypatch
-):
+def test_the_runs_of_an_array_that_was_refused_or_lost_are_told_from_those_before_it(second, said, shop, monkeypatch):
     def sbatch(self, *_):
         calls.append(1)
         if len(calls) > 1:
@@ -605,10 +576,7 @@ OUTSIDE = {"name": "..", "stage": "", "label": "", "entry": "", "args": [], "tra
 OUTSIDE = {"runs": {"r": OUTSIDE | {"folder": "", "steps": None, "varies": {}}}}
 
 
-@pytest.mark.parametrize(
-    "content",
-    ['{"runs": ', '{"runs": {"r": {"name": "r"}}}', json.dumps(OUTSIDE)],
-)
+@pytest.mark.parametrize("content", ['{"runs": ', '{"runs": {"r": {"name": "r"}}}', json.dumps(OUTSIDE)])
 def test_a_damaged_list_of_runs_is_named_with_what_helps(content, tmp_path):
     sweep = Sweep(tmp_path, "g")
     sweep.add("t", [])
@@ -634,12 +602,8 @@ def test_a_sweep_that_cannot_be_read_leaves_the_others_in_the_list(tmp_path, cap
 def test_a_snapshot_holds_the_code_once(tmp_path):
     first = snapshot.snapshot(tmp_path)
     stamp = (first / "snapshot.json").stat().st_mtime_ns
-    assert (
-        snapshot.snapshot(tmp_path) == first and (first / "snapshot.json").stat().st_mtime_ns == stamp
-    )
-    assert (first / "experiments" / "conf" / "scale" / "small.yaml").is_file() and (
-        first / "sweeps" / "grids"
-    ).is_dir()
+    assert snapshot.snapshot(tmp_path) == first and (first / "snapshot.json").stat().st_mtime_ns == stamp
+    assert (first / "experiments" / "conf" / "scale" / "small.yaml").is_file() and (first / "sweeps" / "grids").is_dir()
     assert not list(first.rglob("*.pyc")) and [p.name for p in tmp_path.iterdir()] == [first.name]
     # A snapshot of a snapshot is the same code; what an editor has beside it is none.
     (first / "sweeps" / ".#launch.py").symlink_to("nobody@nowhere.1")
@@ -684,9 +648,7 @@ def fake_sweep(root, count, monkeypatch):
         if kind not in ("pending", "cancelled"):
             note("start", step=0, pid=1)
         if kind == "done":
-            (folder / "summary.json").write_text(
-                json.dumps({"status": "done", "step": 10, "scores": {"FD": 2.5}})
-            )
+            (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 10, "scores": {"FD": 2.5}}))
         elif kind == "running":
             beat = {
                 "status": "running",
@@ -701,13 +663,7 @@ def fake_sweep(root, count, monkeypatch):
         elif kind == "pending":
             queue[f"18_{i}"] = slurm.QueueJob(f"18_{i}", "PENDING", "Priority", "", "many.b")
         elif kind == "failed":
-            note(
-                "end",
-                how="failed",
-                rank=0,
-                error="ValueError: [red]no[/]\nsecond",
-                where="experiments/x.py:3",
-            )
+            note("end", how="failed", rank=0, error="ValueError: [red]no[/]\nsecond", where="experiments/x.py:3")
         elif kind == "requeued":
             note("end", how="requeued", step=3)
             queue[f"18_{i}"] = slurm.QueueJob(f"18_{i}", "PENDING", "BeginTime", "", "many.b")
@@ -724,9 +680,7 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     known["18_6"] = slurm.QueueJob("18_6", "CANCELLED", "", "", "", "0:0")
     monkeypatch.setattr(slurm, "history", lambda ids, *_: asked.append(sorted(ids)) or known)
     (sweep.logs).mkdir()
-    (sweep.logs / "18_4_0_log.err").write_text(
-        "Traceback\nMemoryError: all of it\nslurmstepd: error: killed\n\n"
-    )
+    (sweep.logs / "18_4_0_log.err").write_text("Traceback\nMemoryError: all of it\nslurmstepd: error: killed\n\n")
     rows = {r.run.name: r for r in status.statuses(sweep)[0]}
     assert [rows[f"r{i:04}"].state for i in range(7)] == [
         "done", "running", "pending", "failed", "failed", "requeued", "stopped"
@@ -743,10 +697,7 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     assert (row.state, row.why) == ("stopped", "its job is gone")
     lines = status_table.plain(list(rows.values()))
     assert "running   r0001  seed=1  4/10  7 img/s  ETA 1:15  18_1  n1" in lines
-    assert (
-        status_table.counts(list(rows.values()))
-        == "1 running, 2 failed, 1 requeued, 1 pending, 1 stopped, 1 done"
-    )
+    assert status_table.counts(list(rows.values())) == "1 running, 2 failed, 1 requeued, 1 pending, 1 stopped, 1 done"
 
 
 def test_a_retry_that_has_not_begun_is_starting_whatever_the_killed_run_said(tmp_path, monkeypatch):
@@ -809,12 +760,7 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
 
     monkeypatch.setattr(slurm, "queue", silent)
     rows, trouble = status.statuses(sweep)
-    assert "no answer" in trouble and {r.state for r in rows} >= {
-        "done",
-        "failed",
-        "pending",
-        "starting",
-    }
+    assert "no answer" in trouble and {r.state for r in rows} >= {"done", "failed", "pending", "starting"}
     with pytest.raises(SweepError, match="nobody knows which runs are live"):
         launch.find_missing(sweep, list(sweep.runs().values()), print)
 
@@ -871,8 +817,7 @@ def timed_sweep(root, monkeypatch, done, running, pending, throttle, reason="Job
             (Path(run.folder) / "status.json").write_text(json.dumps(beat))
         states.setdefault(run.name, "PENDING")
     queue = {
-        f"7_{i}": slurm.QueueJob(f"7_{i}", states[r.name], reason or "", "", "timed.b")
-        for i, r in enumerate(runs)
+        f"7_{i}": slurm.QueueJob(f"7_{i}", states[r.name], reason or "", "", "timed.b") for i, r in enumerate(runs)
     }
     monkeypatch.setattr(slurm, "queue", lambda *_: queue)
     monkeypatch.setattr(pool, "states", lambda *_: states)
@@ -899,9 +844,7 @@ def timed_sweep(root, monkeypatch, done, running, pending, throttle, reason="Job
         (dict(done=[(100, 90)], running=[], pending=4, throttle=2), 200),
     ],
 )  # fmt: skip
-def test_the_estimate_counts_what_waits_what_is_scored_and_how_many_run_at_once(
-    tmp_path, monkeypatch, values, seconds
-):
+def test_the_estimate_counts_what_waits_what_is_scored_and_how_many_run_at_once(tmp_path, monkeypatch, values, seconds):
     sweep = timed_sweep(tmp_path, monkeypatch, **values)
     rows, _ = status.statuses(sweep)
     told = status_table.as_json(sweep, rows, "")
@@ -1002,12 +945,7 @@ def test_lists_of_sbatch_and_a_folder_with_a_comma_are_one_value(tmp_path, capsy
 
 
 @pytest.mark.parametrize(
-    ("name", "ids"),
-    [
-        ("7_2", ["7_2"]),
-        ("7_[1,3-5%2]", ["7_1", "7_3", "7_4", "7_5"]),
-        ("7_[0-5,...]", ["7_[0-5,...]"]),
-    ],
+    ("name", "ids"), [("7_2", ["7_2"]), ("7_[1,3-5%2]", ["7_1", "7_3", "7_4", "7_5"]), ("7_[0-5,...]", ["7_[0-5,...]"])]
 )
 def test_tasks_that_never_started_share_a_record_of_accounting(name, ids):
     assert slurm.task_ids(name) == ids
@@ -1015,9 +953,7 @@ def test_tasks_that_never_started_share_a_record_of_accounting(name, ids):
 
 def test_clients_without_a_cluster_say_where_to_go(tmp_path, monkeypatch):
     client = tmp_path / "squeue"
-    client.write_text(
-        "#!/bin/sh\necho 'squeue: error: Unable to contact slurm controller' >&2; exit 1\n"
-    )
+    client.write_text("#!/bin/sh\necho 'squeue: error: Unable to contact slurm controller' >&2; exit 1\n")
     client.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(SweepError, match="squeue: .*Unable to contact.*cluster=local"):
@@ -1025,5 +961,3 @@ def test_clients_without_a_cluster_say_where_to_go(tmp_path, monkeypatch):
     client.write_text("#!/bin/sh\necho 'squeue: error: Invalid user' >&2; exit 1\n")
     with pytest.raises(SweepError, match="squeue: squeue: error: Invalid user"):
         slurm.queue()
-
-

@@ -115,7 +115,6 @@ def test_tasks_of_one_array_get_their_dependencies_while_it_is_held(shop, monkey
     monkeypatch.setattr(slurm, "max_array", lambda *_: 1001)
     ids = iter("789")
 
-
     def submit_command(self, command):
         script = self._make_submission_file_text(command, "uid")
         scripts.append(script)
