@@ -1,4 +1,4 @@
-"""The status of one run, as the status table shows it."""
+"""The status of one run: from its folder, its job, and the events that its jobs recorded."""
 
 import contextlib
 import time
