@@ -68,7 +68,7 @@ class Arguments:
         return self.only("scale", "tiny")
 
     def resources(self, default: str = "", scale: str = "") -> Resources:
-        """Return the resources that were asked for; by default Slurm where there is one."""
+        """Return the requested resources; by default Slurm where there is sbatch, else local."""
         default = default or ("slurm" if shutil.which("sbatch") else "local")
         return resources.load(self.cluster or default, scale or self.scale, self.cluster_keys)
 

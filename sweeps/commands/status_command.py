@@ -106,7 +106,7 @@ def _show_grid(options: argparse.Namespace) -> None:
     arguments, chosen = Arguments(options), grid.load(options.grid)
     plan = make_plan(chosen, arguments.scale, arguments.overrides)
     print(f"{chosen.name}: {chosen.title}")
-    print(f"makes: {', '.join(chosen.makes) or 'nothing of its own'}")
+    print(f"makes: {', '.join(chosen.makes) or 'no table or figure'}")
     if chosen.raw.get("note"):
         print(" ".join(chosen.raw["note"].split()))
     for run in plan.runs:

@@ -40,7 +40,7 @@ class Pool:
         live: Process and GPUs of each running run.
         ended: Runs that are done, failed or cancelled.
         failed: Those of them that failed.
-        stopping: Whether TERM has come.
+        stopping: Whether TERM was received.
     """
 
     patience_s = 0.0  # how long a parent's results may take to appear
@@ -76,7 +76,7 @@ class Pool:
         return bool(self.queue or self.live)
 
     def run(self) -> None:
-        """Work until the queue is empty or TERM has come."""
+        """Run until the queue is empty or TERM is received."""
         signal.signal(signal.SIGTERM, self._stop)
         written, last_tries = "", 100  # to write the last state, where the disk stays full
         while self.busy() or (self.state() != written and last_tries):

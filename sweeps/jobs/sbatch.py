@@ -144,7 +144,7 @@ def _refusal(reason: str, count: int, is_later_array: bool) -> UserError:
 def parse_answer(text: str) -> tuple[str, str] | None:
     """Return the job id and the cluster ("" if none is named) that sbatch or a wrapper printed.
 
-    A site's banner may come before or after the answer, and may have numbers in its sentences:
+    A site may print a banner before or after the answer, with numbers in its sentences:
     only a line that is nothing but an answer counts, the last one if there are several.
     """
     for line in reversed(text.splitlines()):

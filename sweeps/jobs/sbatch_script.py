@@ -15,7 +15,7 @@ from sweeps.jobs.snapshot import python_path
 from sweeps.store.folder import Sweep
 from sweeps.store.resource_options import SBATCH_OPTIONS, Resources, minutes
 
-# Options of ours that a site's own options in `extra` replace: asked for twice, sbatch refuses
+# Options of ours that a site's own options in `extra` replace: given twice, sbatch refuses
 # them or adds them up.
 _REPLACED_BY = {
     "gpus_per_node": {"gres", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"},

@@ -67,7 +67,7 @@ class SharedJob:
         if pool.failed:
             raise SweepError(
                 f"{len(pool.failed)} of {len(self.jobs)} runs failed: {', '.join(pool.failed)}; "
-                "see their own logs"
+                "see their logs"
             )
 
 
@@ -75,7 +75,7 @@ class TaskPool(Pool):
     """The pool inside a task of Slurm: its runs stop and are requeued together.
 
     Attributes:
-        request: The signal that has come, None before.
+        request: The signal that was received, None before.
     """
 
     patience_s = 60.0  # for files that another node has written
@@ -98,7 +98,7 @@ class TaskPool(Pool):
         super().run()
 
     def busy(self) -> bool:
-        """Return whether there is a run to wait for; Slurm ends those that hear no signal."""
+        """Return whether there is a run to wait for; Slurm ends those that ignore the signal."""
         if self.request is None:
             return super().busy()
         return bool(self.live) and time.monotonic() - self._requested_at < 0.9 * self.signal_s
@@ -124,7 +124,7 @@ class TaskPool(Pool):
 
 
 def _leave(job: Job, request: int) -> None:
-    """Requeue the task if USR2 has come, and wait until Slurm ends it."""
+    """Requeue the task after USR2, and wait until Slurm ends it."""
     terminated = expect_term()
     if request == _SAVE_AND_STOP:
         print(f"the runs have saved; requeueing {job.id}", flush=True)

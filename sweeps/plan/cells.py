@@ -152,7 +152,7 @@ def _apply_user(stage: Stage, user: UserValues, command_keys: Collection[str]) -
 def _takes(stage: Stage, key: str, command_keys: Collection[str]) -> bool:
     """Return whether a stage takes an override of a key that none of its factors has."""
     if key == "paths.runs" and not stage.trains:
-        return False  # other commands are told their folders
+        return False  # other commands have folders as arguments
     is_later = stage.of is not None or stage.after is not None
     return key in stage.base or not (is_later or key in command_keys)
 

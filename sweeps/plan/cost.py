@@ -65,7 +65,7 @@ def _measured_speed(config: Config) -> float:
     if speed is None:
         raise SweepError(
             f"--compare-at hours needs the measured speed of {config.name}: first run the same "
-            "sweep for a few steps (train.steps=50); the longer runs go on from there"
+            "sweep for a few steps (train.steps=50); the longer runs resume from there"
         )
     return speed
 

@@ -27,7 +27,7 @@ def with_stored_names(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[PlannedR
     renamed: dict[str, str] = {}
     results = []
     for run in runs:
-        # Another folder: its parent has gone on since, so that this is another run.
+        # Another folder: its parent was trained further, so this is a different run.
         if run.alias in stored and sweep.resolution(run.alias) in ("", run.folder):
             renamed[run.name] = run.alias
             run = dataclasses.replace(run, name=run.alias)

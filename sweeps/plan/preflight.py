@@ -16,8 +16,8 @@ from sweeps.store.resource_options import Resources
 class Preflight:
     """Checks what a run would refuse before its first step, at the resources of a launch.
 
-    The first refusal ends a launch (`stop`). A dry run prints it and goes on, so that the plan and
-    its cost can be looked at where the data are missing; `exit_code` is 2 then.
+    The first refusal ends a launch (`stop`). A dry run prints it and continues, so that the plan
+    and its cost can be seen where the data are missing; `exit_code` is 2 then.
     """
 
     def __init__(self, resources: Resources, stop: bool) -> None:

@@ -1,7 +1,7 @@
 """When the runs of a sweep will end: evaluations, start-up and waiting included.
 
-A run's own estimate covers its steps. What else it takes is known from runs that have ended, best
-from one that differs in the seed only.
+A run's own estimate covers its steps. The rest of its time is estimated from runs that have ended,
+preferably from one that differs in the seed only.
 """
 
 from collections.abc import Mapping, Sequence

@@ -81,7 +81,7 @@ class RunStatus:
 
 
 def finite_number(values: Mapping[str, Any], key: str) -> Any:
-    """Return a number of a run's own file; None where it has something else."""
+    """Return a number from a file of a run; None if the value is not a number."""
     value = values.get(key)
     # No step, speed or time is beyond 1e15.
     return value if is_number(value) and abs(value) < 1e15 else None
@@ -103,7 +103,7 @@ def job_status(
     events = sweep.events(run.name) if batch else []
     starts = [event for event in events if event["event"] == "start"]
     row.attempts, row.elapsed = len(starts), elapsed_seconds(events, 0.0)
-    # The older result of a run that waits for its parent to go on is not its last one.
+    # A run that waits for its parent to train further will replace its older result.
     waits = bool(run.needs) and job is not None and job.live and not job.running
     if sweep.is_done(run) and not waits:
         return _done(row)

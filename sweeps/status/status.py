@@ -27,14 +27,14 @@ def statuses(
     Args:
         sweep: The sweep.
         runs: Some of its runs, None for all.
-        queue: `cached_queue()`, where several sweeps are looked at.
+        queue: `cached_queue()`, to share between several sweeps.
     """
     queue = queue or cached_queue()
     latest = sweep.latest_batches()
     jobs, trouble = find_jobs(sweep, latest, queue)
     all_runs = sweep.runs()
     selected = all_runs if runs is None else {run.name: run for run in runs}
-    # All runs are looked at, since the estimate of one is made of the others.
+    # All runs, since the ETA of one is estimated from the others.
     rows = {}
     for name, run in (all_runs | selected).items():
         folder = sweep.resolution(name) if run.deferred else ""
@@ -59,7 +59,7 @@ def cached_queue() -> Queue:
 def require_queue(trouble: str) -> None:
     """Raise `SweepError` if the scheduler did not answer."""
     require(
-        not trouble, f"{trouble} (without the queue nobody knows which runs are live)", SweepError
+        not trouble, f"{trouble} (which runs are live is unknown without the queue)", SweepError
     )
 
 
@@ -123,7 +123,7 @@ def _find_slurm_jobs(
     jobs = {}
     for run, batch in latest.items():
         job = queued.get(ids[run])
-        # After a cluster was set up anew another job may have the same id: its name differs.
+        # A cluster that was reinstalled reuses job ids: the name differs.
         if job is None or job.name != batch.name:
             job = ended.get(ids[run], slurm.QueueJob(ids[run], ""))
         if (

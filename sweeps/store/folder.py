@@ -8,7 +8,7 @@ outputs/          of commands other than training
 resolved/         run folders that became known when a parent had finished
 ../code/<hash>/   a copy of the code, so that a requeued job runs what was submitted
 
-The files may be damaged, or come from anybody.
+The files may be damaged, or written by somebody else.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class JobBatch:
     def create(
         cls, sweep: str, runs: Sequence[PlannedRun], resources: Resources, code: str
     ) -> JobBatch:
-        """Return a submission of a sweep's runs, with a name of its own."""
+        """Return a submission of a sweep's runs, with a new name."""
         return cls(
             name=f"{sweep}.{uuid.uuid4().hex[:8]}",
             cluster=resources.name,
@@ -137,7 +137,7 @@ class Sweep:
         """Return the runs of every launch so far, by name.
 
         Raises:
-            SweepError: The file is damaged; launching the grid again writes it anew.
+            SweepError: The file is damaged; launching the grid again writes a new one.
         """
         runs = {}
         for name, run in self._stored_runs().items():
@@ -242,11 +242,11 @@ class Sweep:
         return folder if isinstance(folder, str) else ""
 
     def resolve(self, run: str, folder: str) -> None:
-        """Store the folder that a run turned out to have when its parent was done."""
+        """Store the folder of a run, which is known once its parent is done."""
         atomic_write(self._resolution(run), json.dumps({"folder": folder}))
 
     def forget_resolution(self, run: str) -> None:
-        """Forget a run's folder, since its parent goes on and its weights will change."""
+        """Forget a run's folder, since its parent trains further and its weights will change."""
         self._resolution(run).unlink(missing_ok=True)
 
     def _resolution(self, run: str) -> Path:

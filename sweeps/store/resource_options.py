@@ -88,7 +88,7 @@ class RunResources:
     ] = None
     max_memory_gb: Annotated[float | None, Gt(0), "the most that such a retry asks for"] = None
     time: Annotated[str | int, _SBATCH, "time limit of a job"] = "4:00:00"
-    signal_s: Annotated[int, Ge(5), Le(99_999), "how long before the limit a run is told"] = 180
+    signal_s: Annotated[int, Ge(5), Le(99_999), "how early it is told to save"] = 180
 
     def check_consistency(self) -> None:
         """Refuse characters and combinations that a job cannot have."""
@@ -180,7 +180,7 @@ class Resources(RunResources):
         if minutes(self.time) * 60 <= self.signal_s:
             yield (
                 f"signal_s={self.signal_s}: expected less than time={self.time}, since a run would "
-                "be told to stop as it starts"
+                "be stopped as it starts"
             )
         yield from self._sharing_problems()
         yield from self._memory_problems()

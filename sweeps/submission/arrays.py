@@ -23,7 +23,7 @@ def count(items: Sequence[object], noun: str = "run") -> str:
 
 @dataclass(frozen=True)
 class JobArray:
-    """Runs that become one array, since nobody waits for another and all get the same.
+    """Runs of one array: none waits for another, and all get the same resources.
 
     A site that limits the length of arrays gets it in parts.
     """

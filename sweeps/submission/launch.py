@@ -1,4 +1,4 @@
-"""Launch and retry: look, decide and submit under one lock, so that nothing runs twice."""
+"""Launch and retry: read the status and submit under one lock, so that nothing runs twice."""
 
 from collections.abc import Mapping, Sequence
 

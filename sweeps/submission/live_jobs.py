@@ -103,7 +103,7 @@ def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Callable[[str], None] 
         rows, trouble = statuses(sweep)
         require_queue(trouble)
         names = {run.name for run in runs}
-        # Runs may share a task of Slurm with others, which go on.
+        # Runs may share a task of Slurm with others, which must continue.
         shared_with_others = {row.job for row in rows if row.live and row.run.name not in names}
         for row in rows:
             if row.run.name not in names:

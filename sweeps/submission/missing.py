@@ -55,11 +55,11 @@ def _reason(
         return LIVE
     if row.state == "failed":
         return f"failed: {sweep.command('retry')}"
-    # What it reads is made anew, or goes on.
+    # What it reads is recomputed or trained further.
     renewed = any(reasons.get(name) in ("", LIVE) for name in run.needs)
     if row.state == "done" and not renewed:
         return "done (extended: trained for more steps than asked)" if row.extended else "done"
-    # A row may be missing: a parent outside of the plan is looked at by the job.
+    # A row may be missing: the job itself checks a parent outside of the plan.
     parent = rows.get(run.parent)
     can_start = parent is None or parent.live or parent.state == "done"
     is_blocked = not can_start and reasons[run.parent] != ""

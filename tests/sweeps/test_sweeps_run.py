@@ -761,7 +761,7 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
     monkeypatch.setattr(slurm, "queue", silent)
     rows, trouble = status.statuses(sweep)
     assert "no answer" in trouble and {r.state for r in rows} >= {"done", "failed", "pending", "starting"}
-    with pytest.raises(SweepError, match="nobody knows which runs are live"):
+    with pytest.raises(SweepError, match="which runs are live is unknown"):
         launch.find_missing(sweep, list(sweep.runs().values()), print)
 
 
