@@ -74,6 +74,11 @@ class ObservedPass:
         """Number of samples B."""
         return self.marked.batch
 
+    @property
+    def shape(self) -> torch.Size:
+        """Shape `(B, T, D)` of the complete sequence."""
+        return self.marked.entry.shape
+
 
 def observe(marked: MarkedPass, depth: int) -> ObservedPass:
     """Return what routing did in a pass of a model with that many blocks.

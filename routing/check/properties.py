@@ -73,14 +73,22 @@ def _span(first: int, last: int) -> str:
 
 
 def rate(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
-    """Whether the share of tokens that skip is the stated one, the same in every sample."""
-    name, route = "rate", model.intended_route()
+    """Whether the share of tokens that skip is the stated one, in every sample of every pass."""
+    name = "rate"
     if not any(each.segments for each in passes):
         return Finding(name, NOT_APPLICABLE, NO_ROUTE)
-    protected = model.protected(passes[0].batch, passes[0].tokens)
-    routable = passes[0].tokens - int(protected[0].sum())
+    findings = [_rate_of_pass(model, each) for each in passes if each.segments]
+    failed = [finding for finding in findings if finding.result == FAIL]
+    return failed[0] if failed else findings[0]
+
+
+def _rate_of_pass(model: RoutedModel, observed: ObservedPass) -> Finding:
+    """Judge the share of tokens that skip in one pass; passes may have other lengths."""
+    route = model.intended_route()
+    protected = model.protected(observed.batch, observed.tokens)
+    routable = observed.tokens - int(protected[0].sum())
     descriptions, results = [], set()
-    for number, segment in enumerate(passes[0].segments):
+    for number, segment in enumerate(observed.segments):
         counts = (~segment.present).sum(1)
         skipped = int(counts[0])
         text = f"{skipped} of {routable} tokens skip ({skipped / max(routable, 1):.3g})"
@@ -94,7 +102,7 @@ def rate(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
         results.add(result)
         descriptions.append(text)
     result = next(each for each in (FAIL, PASS, NOT_APPLICABLE) if each in results)
-    return Finding(name, result, "; ".join(descriptions))
+    return Finding("rate", result, "; ".join(descriptions))
 
 
 def _meaning_of_rate(skipped: int, routable: int, stated: float) -> tuple[str, str]:
@@ -143,12 +151,19 @@ def arrives_bit_for_bit(model: RoutedModel, passes: Sequence[ObservedPass]) -> F
 
 
 def order_preserved(
-    model: RoutedModel, passes: Sequence[ObservedPass], positions: Finding
+    model: RoutedModel,
+    passes: Sequence[ObservedPass],
+    positions: Finding,
+    scans: tuple[Sequence[int], str],
 ) -> Finding:
-    """Whether blocks see the tokens that stay in ascending order.
+    """Whether blocks see the tokens that stay in ascending order, and scan them along their path.
 
-    `positions` is the finding about the blocks' positional tables; where they go with their tokens,
-    attention does not depend on the order.
+    Args:
+        model: The model.
+        passes: Its passes in training.
+        positions: The finding about the blocks' positional tables; where they go with their tokens,
+            attention does not depend on the order.
+        scans: The blocks whose scans were compared, and what is wrong with one of them.
     """
     name = "order"
     if not any(each.segments for each in passes):
@@ -164,8 +179,14 @@ def order_preserved(
                 if not evidence and bool((order.diff() <= 0).any()):
                     first = ", ".join(map(str, order[:6].tolist()))
                     evidence = f"block {rows.block} saw tokens in the order {first}, ..."
+    scanning, scan_problem = scans
     if not evidence:
-        return Finding(name, PASS, "blocks of the route saw their tokens in ascending order")
+        evidence = "blocks of the route saw their tokens in ascending order"
+        if scan_problem:
+            return Finding(name, FAIL, f"{evidence}, but {scan_problem}")
+        if scanning:
+            evidence += f"; {len(scanning)} of them scan along the same path as with all tokens"
+        return Finding(name, PASS, evidence)
     if not model.ordered:
         return Finding(
             name, NOT_APPLICABLE, f"{evidence}; ordered=False: no matter to these blocks"
@@ -186,28 +207,33 @@ def order_preserved(
 def protected_tokens(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
     """Whether tokens that must not skip were seen by all blocks."""
     name = "protected tokens"
-    protected = model.protected(passes[0].batch, passes[0].tokens)
-    missing = torch.zeros_like(protected[0])
+    positions: set[int] = set()
+    skipped: set[int] = set()
     text_lengths: set[int] = set()
     for observed in passes:
+        protected = model.protected(observed.batch, observed.tokens)
+        positions.update(_indices(protected.any(0)))
+        lengths: set[int] = set()  # of the text in this pass; another pass may have longer prompts
         for rows in observed.marked.rows:
             if rows.block == model.depth:
                 continue  # what follows the last block
             text = argument_of(model, rows, TEXT)
             if isinstance(text, Tensor) and text.dim() == 3:
-                text_lengths.add(text.shape[1])
-            missing |= (protected & ~rows.present(observed.tokens)).any(0)
-    if bool(missing.any()):
-        return Finding(name, FAIL, f"positions {_shortened(_indices(missing))} skipped blocks")
-    if len(text_lengths) > 1:
-        lengths = " and ".join(map(str, sorted(text_lengths)))
-        return Finding(name, FAIL, f"blocks got {lengths} rows of {TEXT}: text is routed too")
+                lengths.add(text.shape[1])
+            missing = protected & ~rows.present(observed.tokens)
+            skipped.update(_indices(missing.any(0)))
+        if len(lengths) > 1:
+            counts = " and ".join(map(str, sorted(lengths)))
+            return Finding(name, FAIL, f"blocks got {counts} rows of {TEXT}: text is routed too")
+        text_lengths |= lengths
+    if skipped:
+        return Finding(name, FAIL, f"positions {_shortened(sorted(skipped))} skipped blocks")
     reached = []
-    positions = _indices(protected.any(0))
     if positions:
-        reached.append(f"positions {_shortened(positions)}")
+        reached.append(f"positions {_shortened(sorted(positions))}")
     if text_lengths:
-        reached.append(f"all {text_lengths.pop()} rows of {TEXT}")
+        counts = " or ".join(map(str, sorted(text_lengths)))
+        reached.append(f"all {counts} rows of {TEXT}")
     if not reached:
         return Finding(name, NOT_APPLICABLE, f"none stated (protect=), no argument {TEXT}")
     return Finding(name, PASS, f"{' and '.join(reached)} reached every block")
@@ -274,7 +300,7 @@ def samples_differ(model: RoutedModel, passes: Sequence[ObservedPass]) -> Findin
 
 
 def steps_differ(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
-    """Whether each pass of training draws another subset."""
+    """Whether passes with the same number of tokens draw different subsets."""
     name = "steps differ"
     subsets = [each.segments[0].present for each in passes if each.segments]
     if not subsets:
@@ -284,7 +310,12 @@ def steps_differ(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
         if not any(torch.equal(present, other) for other in distinct):
             distinct.append(present)
     evidence = f"{len(distinct)} different subsets in {len(subsets)} passes"
-    return Finding(name, PASS if len(distinct) > 1 else FAIL, evidence)
+    shapes = {present.shape for present in subsets}
+    if len(distinct) > len(shapes):
+        return Finding(name, PASS, evidence)
+    if len(shapes) == len(subsets) > 1:
+        return Finding(name, NOT_APPLICABLE, "no two passes have the same number of tokens")
+    return Finding(name, FAIL, evidence)
 
 
 def restart_repeats(

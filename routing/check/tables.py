@@ -61,9 +61,13 @@ def _table_names(model: RoutedModel, block: int) -> list[str]:
 def _complete_call(
     block: int, observed: ObservedPass, evaluation: ObservedPass | None
 ) -> BlockInput | None:
-    """Return a call with all tokens: this block's in evaluation, else another's in this pass."""
-    calls = [] if evaluation is None else evaluation.marked.rows
-    same_block = [rows for rows in calls if rows.block == block]
+    """Return a call with all tokens: this block's in evaluation, else another's in this pass.
+
+    Evaluation is of no use where it has another number of tokens or samples than the pass.
+    """
+    same_block = []
+    if evaluation is not None and evaluation.shape == observed.shape:
+        same_block = [rows for rows in evaluation.marked.rows if rows.block == block]
     others = [rows for rows in observed.marked.rows if rows.args or rows.kwargs]
     for rows in (*same_block, *others):
         if rows.x.shape[1] >= observed.tokens and bool(rows.present(observed.tokens).all()):
