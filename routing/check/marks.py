@@ -137,9 +137,8 @@ def run_marked(
             partial(observer.enter, Signature(entry)), with_kwargs=True, prepend=True
         )
     )
-    for index, block in enumerate(model.blocks):
+    for index, (block, signature) in enumerate(zip(model.blocks, model.signatures, strict=True)):
         # Innermost, so that hooks which route have moved the tokens already.
-        signature = Signature(block)
         handles.append(
             block.register_forward_pre_hook(partial(observer.observe, index), with_kwargs=True)
         )

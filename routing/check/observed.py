@@ -172,15 +172,25 @@ class _Tracker:
             if bool(back.any()):
                 arrival.stayed_changed += int(changed.sum())
             return  # a place that is wrong behind one route is wrong in all blocks that follow
+        where = "between before= and its first block"
+        if self.before is not None:
+            where = f"between block {self.before.block} and block {rows.block}"
+        unchanged = place.present & (place.features == self.features).all(-1)
+        if not bool(back.any()) and bool(unchanged[changed].all()):
+            raise CheckError(
+                f"the model reorders its tokens {where}, for example a flip that turns the next "
+                "block's scan round, and routing needs every token at the same place throughout; "
+                "let each block reorder its input and put its output back in order"
+            )
         if self.before is not None and not bool(back.any()):
             raise CheckError(
-                f"the model changes its tokens between block {self.before.block} and block "
-                f"{rows.block}, and cannot be followed there"
+                f"the model changes its tokens {where} (a skip connection, a norm), and cannot be "
+                "followed there"
             )
         if self.before is None:
             raise CheckError(
-                "the model changes its tokens between before= and its first block; pass a module "
-                "that is called with what the first block gets"
+                f"the model changes its tokens {where}; pass a module that is called with what the "
+                "first block gets"
             )
         arrival.stayed_changed += int(changed.sum())
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from routing.attached.calls import TEXT, Call, Signature
+from routing.attached.calls import TEXT, Call
 from routing.check.marks import BlockInput
 from routing.check.observed import Arrival, ObservedPass, ObservedSegment
 from routing.check.report import FAIL, NOT_APPLICABLE, PASS, Finding
@@ -241,7 +241,7 @@ def protected_tokens(model: RoutedModel, passes: Sequence[ObservedPass]) -> Find
 
 def argument_of(model: RoutedModel, rows: BlockInput, name: str) -> Any:
     """Return an argument of a block's call by its name, however it was passed; None if absent."""
-    return Call(Signature(model.blocks[rows.block]), rows.args, rows.kwargs).get(name)
+    return Call(model.signatures[rows.block], rows.args, rows.kwargs).get(name)
 
 
 def _indices(mask: Tensor) -> list[int]:

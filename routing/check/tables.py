@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from routing.attached.calls import TEXT, Signature
+from routing.attached.calls import TEXT
 from routing.check.marks import BlockInput
 from routing.check.observed import ObservedPass
 from routing.check.properties import NO_ROUTE, argument_of, segments_of
@@ -32,7 +32,7 @@ def positions_gathered(
                 compared.update(_layouts(rows))
                 complete = _complete_call(rows.block, observed, evaluation)
                 problem = _layout_problem(rows)
-                for table_name in _table_names(model, rows.block):
+                for table_name in model.signatures[rows.block].tables:
                     routed = argument_of(model, rows, table_name)
                     full = None if complete is None else argument_of(model, complete, table_name)
                     if routed is None or full is None or complete is None:
@@ -51,11 +51,6 @@ def positions_gathered(
             "others); one computed inside a block is not seen",
         )  # fmt: skip
     return Finding(name, PASS, f"{', '.join(sorted(compared))}: rows of the tokens that are there")
-
-
-def _table_names(model: RoutedModel, block: int) -> list[str]:
-    signature = Signature(model.blocks[block], model.tables)
-    return list(signature.tables)
 
 
 def _complete_call(

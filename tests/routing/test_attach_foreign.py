@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_structure
 
 import routing
-from routing import AttachError, Selection, UserError
+from routing import AttachError, Selection
 
 diffusers = pytest.importorskip("diffusers")
 timm = pytest.importorskip("timm")
@@ -242,19 +242,6 @@ def test_single_stream_blocks_need_the_length_of_their_text():
         assert attached.inner[0].tokens == IMAGE // 2
 
 
-def test_lists_of_blocks_without_an_argument_for_text_need_its_length_too():
-    from foreign_models import lumina2
-
-    model, _, inputs, _ = lumina2()
-    randomised(model)
-    with routing.attach(model.layers, "1-1", when="always"), pytest.raises(AttachError, match="22 tokens .* prefix=N"):
-        run(model, inputs)
-    dense = run(model, inputs)
-    with routing.attach(model.layers, "1-1", prefix=6, when="always") as attached:
-        attached.ids = torch.randperm(IMAGE)
-        assert torch.equal(run(model, inputs), dense)
-
-
 def test_block_lists_that_are_not_counted_are_refused():
     model, inputs = auraflow()
     model.other_blocks = nn.ModuleList([nn.Identity()])
@@ -370,31 +357,13 @@ def test_a_model_that_says_neither_grid_nor_prefix_is_refused():
             assert attached.inner[0].tokens == IMAGE // 2
 
 
-def test_a_grid_may_be_a_list():
-    block, x = nn.Linear(4, 4), torch.randn(BATCH, IMAGE, 4)
-    with routing.attach([block], "0-0", grid=[4, 4], selection="columns") as attached:
-        assert block(x).shape == x.shape and attached.inner[0].grid == (4, 4)
-
-
-def test_a_grid_of_another_size_needs_a_word():
-    """The DiT of a larger image: nothing but a prefix says that no text is among the tokens."""
-    block = nn.Linear(4, 4)
-    x = torch.randn(BATCH, 20, 4)
-    with routing.attach([block], "0-0", grid=(4, 4)), pytest.raises(AttachError, match="20 tokens"):
-        block(x)
-    with routing.attach([block], "0-0", grid=(4, 4), prefix=0) as attached:
-        block(x)
-        assert attached.inner[0].tokens == 10
-
-
 @pytest.mark.parametrize(
     ("name", "where"),
     [
         ("mixer_s32_224", "MixerBlock.mlp_tokens is a linear layer over tokens"),
-        ("resmlp_12_224", "ResBlock.linear_tokens is a linear layer over tokens"),
         ("gmlp_ti16_224", "SpatialGatingBlock.mlp_channels.gate is a linear layer over tokens"),
         ("convit_tiny", "Block.attn is a table of relative positions"),  # made anew for any length
-        ("beit_base_patch16_224", "Block.attn is a table of relative positions"),
+        ("tnt_s_patch16_224", "Block carries a second sequence, of pixels"),
     ],
 )
 def test_layers_over_tokens_and_their_positions_are_refused(name, where):
@@ -408,12 +377,6 @@ def test_relative_positions_that_all_blocks_share_are_refused():
     model = timm.create_model("vit_srelpos_small_patch16_224", img_size=64).train()
     with routing.attach(model, "1-2"), pytest.raises(AttachError, match="shared_rel_pos spans all 16"):
         model(torch.randn(BATCH, 3, 64, 64))
-
-
-def test_a_second_sequence_inside_of_tokens_is_refused():
-    model = timm.create_model("tnt_s_patch16_224", img_size=64)
-    with pytest.raises(AttachError, match="Block carries a second sequence, of pixels"):
-        routing.attach(model, "1-2")
 
 
 def test_cait_has_no_class_token_in_its_blocks():
@@ -472,44 +435,6 @@ def test_rotary_tables_of_each_sample_with_a_dimension_for_heads():
         assert torch.equal(states[1][sample], states[0][sample][:, ids[sample]])
 
 
-def gemma4():
-    model = timm.models.gemma4_vit.Gemma4VitEncoder(
-        img_size=96, patch_size=16, embed_dim=32, depth=4, num_heads=2, head_dim=16, intermediate_size=64
-    )
-    return model, lambda model: model(images)[0], 18
-
-
-def cosmos():
-    model = diffusers.CosmosTransformer3DModel(
-        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=16, num_layers=4,
-        mlp_ratio=2, text_embed_dim=32, adaln_lora_dim=4, max_size=(4, 32, 32), rope_scale=(2.0, 1.0, 1.0),
-    )  # fmt: skip
-    inputs = {
-        "hidden_states": images[:, :1].repeat(1, 4, 1, 1)[:, :, None, ::8, ::8],
-        "timestep": torch.tensor([1, 2]),
-        "encoder_hidden_states": images[:, 0, :5, :32],
-        "padding_mask": torch.zeros(1, 1, 6, 12),
-    }
-    return model, lambda model: run(model, inputs), 18
-
-
-images = torch.rand(BATCH, 3, 48, 96, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize("make", [gemma4, cosmos])
-def test_tables_are_known_by_the_names_that_models_have_for_them(make):
-    """Rotary cosines and sines by themselves, and positions that each block adds."""
-    model, call, n = make()
-    randomised(model)
-    with torch.no_grad(), routing.attach(model, "1-2", when="always") as attached:
-        attached.ids = torch.randperm(n)
-        routed = call(model)
-        attached.ids = None
-        assert not torch.allclose(call(model), routed) and attached.inner[0].tokens == n // 2
-    with torch.no_grad():
-        assert torch.equal(call(model), routed)
-
-
 class AnyName(nn.Module):
     """A block that hands its keyword arguments on, as wrappers of blocks do."""
 
@@ -540,20 +465,6 @@ class Plain(nn.Module):
 
 def plain():
     return nn.ModuleList(Plain() for _ in range(4))
-
-
-@pytest.mark.parametrize(
-    ("blocks", "options", "message"),
-    [
-        (lambda: [nn.TransformerEncoderLayer(8, 2, 8) for _ in range(4)], {}, "build it with batch_first=True"),
-        (plain, {"extra": "pos"}, r"extra='pos': expected names in a sequence: \('pos',\)"),
-        (plain, {"extra": ["poss"]}, "no argument poss; they have x, mask, pos; did you mean pos"),
-        (plain, {"when": "trainin"}, "did you mean training"),
-    ],
-)
-def test_what_would_go_wrong_silently_is_refused(blocks, options, message):
-    with pytest.raises(AttachError, match=message):
-        routing.attach(blocks(), "1-2", **options)
 
 
 class Listed(nn.Module):
@@ -648,46 +559,6 @@ def test_only_the_causal_mask_goes_with_is_causal():
             layers[0](x, src_mask=causal, is_causal=True, src_key_padding_mask=torch.zeros(3, 16))
         with pytest.raises(AttachError, match="src_mask spans all 16 tokens"):
             layers[0](x, src_mask=causal)
-
-
-def test_masks_of_a_decoder_layer_are_refused():
-    layers = nn.ModuleList(nn.TransformerDecoderLayer(8, 2, 8, batch_first=True) for _ in range(2)).train()
-    x, memory, causal = torch.randn(3, 16, 8), torch.randn(3, 5, 8), torch.ones(16, 16).tril().log()
-    with routing.attach(layers, "0-1"):
-        for name, mask in (("tgt_mask", causal), ("tgt_key_padding_mask", x[..., 0]), ("memory_mask", causal[:, :5])):
-            with pytest.raises(AttachError, match=f"{name} spans all 16 tokens"):
-                layers[0](x, memory, **{name: mask})
-        assert layers[0](x, memory, tgt_mask=causal, tgt_is_causal=True).shape[1] == 8
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((None, "1-2"), {}, "blocks: expected a model or its list of blocks"),
-        (("blocks", "1-2"), {}, "blocks: expected a model or its list of blocks"),
-        (([], "0-0"), {}, "blocks: expected a model or its list of blocks"),
-        ((plain(), "1-2"), {"prefix": "two"}, "prefix=two: expected .* an integer"),
-        ((plain(), "1-2"), {"prefix": 1.5}, "prefix=1.5: expected .* an integer"),
-        ((plain(), "1-2"), {"selection": 5}, "selection 5: expected one of random, rows"),
-        ((plain(), "1-2"), {"extra": 5}, "extra=5: expected names in a sequence"),
-    ],
-)
-def test_arguments_of_another_type_are_refused_in_a_sentence(arguments, options, message):
-    with pytest.raises(UserError, match=message):
-        routing.attach(*arguments, **options)
-
-
-def test_a_grid_of_numpys_numbers_is_one():
-    pair = tuple(torch.tensor([2, 8]).numpy())
-    assert routing.attach(plain(), "1-2", grid=pair).grid == (2, 8)
-
-
-@pytest.mark.parametrize("ids", [5, torch.rand(3), torch.rand(3) > 0.5, torch.zeros(2, 0).long()])
-def test_ids_that_are_none_are_refused(ids):
-    blocks = plain()
-    with routing.attach(blocks, "1-2") as attached, pytest.raises(UserError, match="ids"):
-        attached.ids = ids
-        nn.Sequential(*blocks)(torch.randn(2, 16, 8))
 
 
 def test_a_batch_without_samples_passes():
