@@ -1,10 +1,10 @@
-"""Marked tokens: a pass of a model in which every token says who it is and which blocks saw it.
+"""Marked tokens: in a marked pass, each token tells which one it is and which blocks saw it.
 
-A mark is a row of features. Channel 0 holds a constant that tells marked rows from others (text),
-channel 1 the token's position, channel 2 the sample, the next ones a bit for each block that saw
-it, and the rest noise, so that a rounding or a product is seen too. The marks are put in before the
-first block. Blocks run as they are, then their output for a marked row is replaced by its input
-with the block's bit set. So what arrives at a block says exactly what happened between blocks.
+A mark is a row of features. Channel 0 holds a constant that identifies marked rows, channel 1 the
+token's position, channel 2 the sample, the next ones a bit for each block that saw it, and the rest
+noise, so that a rounding or a product is seen too. The marks are put in before the first block.
+Blocks run as they are, then their output for a marked row is replaced by its input with the block's
+bit set. So what arrives at a block says exactly what happened between blocks.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class _Tracker:
     Attributes:
         features: Last known features of each token, `(B, T, D)`.
         skipping: Which tokens have skipped a block and are not back yet, bool `(B, T)`.
-        gone: Which tokens were lost behind a route.
+        gone: Which tokens were lost after a route.
     """
 
     def __init__(self, marked: MarkedPass, depth: int) -> None:
@@ -171,7 +171,7 @@ class _Tracker:
         if arrival.exact < arrival.bypassed or arrival.stayed_changed:
             if bool(back.any()):
                 arrival.stayed_changed += int(changed.sum())
-            return  # a place that is wrong behind one route is wrong in all blocks that follow
+            return  # a place that is wrong after one route is wrong in all later blocks
         where = "between before= and its first block"
         if self.before is not None:
             where = f"between block {self.before.block} and block {rows.block}"
@@ -208,11 +208,11 @@ class _Tracker:
             segments.append(ObservedSegment(rows.block, rows.block, present, [rows]))
 
     def _store_outputs(self, rows: BlockInput, place: _Placement) -> None:
-        """Note the features that tokens have behind a block: its input, with its bit set."""
-        behind = place.features.clone()
+        """Note the features of tokens after a block: its input, with its bit set."""
+        features = place.features.clone()
         channel, value = bit_channel(rows.block)
-        behind[..., channel] += value
-        self.features = torch.where(place.present.unsqueeze(-1), behind, self.features)
+        features[..., channel] += value
+        self.features = torch.where(place.present.unsqueeze(-1), features, self.features)
 
 
 class _Placement:

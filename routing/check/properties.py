@@ -142,7 +142,7 @@ def arrives_bit_for_bit(model: RoutedModel, passes: Sequence[ObservedPass]) -> F
     if total.misplaced:
         evidence += f", {total.misplaced} at another place"
     if total.lost:
-        evidence += f", {total.lost} gone or beyond recognition"
+        evidence += f", {total.lost} lost or unrecognisable"
     if total.exact < total.bypassed:
         evidence += f"; largest change of a feature {total.largest_change:.3g}"
     if total.stayed_changed:
@@ -161,8 +161,8 @@ def order_preserved(
     Args:
         model: The model.
         passes: Its passes in training.
-        positions: The finding about the blocks' positional tables; where they go with their tokens,
-            attention does not depend on the order.
+        positions: The finding about the blocks' positional tables; where tables are gathered
+            with their tokens, attention does not depend on the order.
         scans: The blocks whose scans were compared, and what is wrong with one of them.
     """
     name = "order"
@@ -189,7 +189,7 @@ def order_preserved(
         return Finding(name, PASS, evidence)
     if not model.ordered:
         return Finding(
-            name, NOT_APPLICABLE, f"{evidence}; ordered=False: no matter to these blocks"
+            name, NOT_APPLICABLE, f"{evidence}, which makes no difference to them (ordered=False)"
         )
     if positions.result == PASS:
         advice = (
@@ -254,29 +254,28 @@ def _shortened(positions: Sequence[int]) -> str:
 
 
 def gradient_reaches_bypass(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
-    """Whether the gradient of a skipped token behind the route is that before it."""
+    """Whether a skipped token has the same gradient before and after the route."""
     name = "gradient"
     observed = passes[0]
     if not observed.segments:
         return Finding(name, NOT_APPLICABLE, NO_ROUTE)
     totals, exact, reached = 0, 0, 0
-    for behind, back in observed.returns:
-        token = behind.ids.clamp(min=0)
-        rows = back.gather(1, token) & (behind.ids >= 0)
+    for arrived, back in observed.returns:
+        token = arrived.ids.clamp(min=0)
+        rows = back.gather(1, token) & (arrived.ids >= 0)
         count = int(rows.sum())
         totals += count
-        if not count or not behind.x.requires_grad:
+        if not count or not arrived.x.requires_grad:
             continue
         (gradient,) = torch.autograd.grad(
-            behind.x[rows].sum(), observed.marked.entry, retain_graph=True, allow_unused=True
+            arrived.x[rows].sum(), observed.marked.entry, retain_graph=True, allow_unused=True
         )
         if gradient is None:
             continue
-        arrived = gradient[back]
-        reached += int((arrived != 0).any(-1).sum())
-        exact += int((arrived == 1).all(-1).sum())
+        reached += int((gradient[back] != 0).any(-1).sum())
+        exact += int((gradient[back] == 1).all(-1).sum())
     if not totals:
-        return Finding(name, NOT_APPLICABLE, "no skipped token can be recognised behind the route")
+        return Finding(name, NOT_APPLICABLE, "no skipped token can be recognised after the route")
     evidence = f"{exact} of {totals} skipped tokens pass the gradient on unchanged"
     if exact < totals:
         evidence += f", {totals - reached} pass none on"

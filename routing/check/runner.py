@@ -1,4 +1,4 @@
-"""Run a model as often as the conformance kit needs, and judge what was seen."""
+"""Run a model as often as the conformance kit needs, and judge its passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the conformance kit is told about a model with routing."""
+"""The description of a model with routing that the conformance kit needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from routing.route import Route
 
 
 class CheckError(RoutingError):
-    """A model that the conformance kit cannot follow, or too little said about it."""
+    """A model that the conformance kit cannot follow, or whose description is incomplete."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Whether per-token arguments of a block (rotary tables, layouts) go with their tokens."""
+"""Whether per-token arguments of a block (rotary tables, layouts) are gathered with the tokens."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def test_a_table_without_rows_for_the_class_token_is_gathered_where_image_tokens
     kept = KeptTokens.select(Layout((1, 13), prefix=4), torch.tensor([0, 5]), positions, 17, front=1)
     assert kept.index.tolist() == [[0, 1, 2, 3, 4, 9]]
     rows = torch.arange(16.0)[None, :, None]
-    assert kept.move_behind_front.take(rows).flatten().tolist() == [0, 1, 2, 3, 8]
+    assert kept.move_after_front.take(rows).flatten().tolist() == [0, 1, 2, 3, 8]
 
 
 def seen_by_block_1(model, blocks, inputs):
