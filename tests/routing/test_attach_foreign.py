@@ -15,8 +15,12 @@ from torch.utils._pytree import tree_leaves, tree_structure
 import routing
 from routing import AttachError, Selection
 
-diffusers = pytest.importorskip("diffusers")
-timm = pytest.importorskip("timm")
+pytest.importorskip("diffusers")
+pytest.importorskip("timm")
+
+import diffusers
+import foreign_models
+import timm
 
 BATCH, IMAGE = 2, 16
 
@@ -46,20 +50,6 @@ def cogview4(text):
     return randomised(model), inputs
 
 
-def cogvideox(text):
-    model = diffusers.CogVideoXTransformer3DModel(
-        num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=4, time_embed_dim=2,
-        text_embed_dim=8, num_layers=3, sample_width=8, sample_height=8, sample_frames=1, patch_size=2,
-        temporal_compression_ratio=4, max_text_seq_length=text,
-    )  # fmt: skip
-    inputs = {
-        "hidden_states": torch.randn(BATCH, 1, 4, 8, 8),
-        "encoder_hidden_states": torch.randn(BATCH, text, 8),
-        "timestep": torch.tensor([1, 2]),
-    }
-    return randomised(model), inputs
-
-
 def sd3(text):
     model = diffusers.SD3Transformer2DModel(
         sample_size=8, patch_size=2, in_channels=4, num_layers=3, attention_head_dim=8,
@@ -71,21 +61,6 @@ def sd3(text):
         "encoder_hidden_states": torch.randn(BATCH, text, 12),
         "pooled_projections": torch.randn(BATCH, 10),
         "timestep": torch.tensor([1.0, 500.0]),
-    }
-    return randomised(model), inputs
-
-
-def qwen(text):
-    model = diffusers.QwenImageTransformer2DModel(
-        patch_size=2, in_channels=8, out_channels=2, num_layers=3, attention_head_dim=16,
-        num_attention_heads=2, joint_attention_dim=12, axes_dims_rope=(4, 6, 6),
-    )  # fmt: skip
-    inputs = {
-        "hidden_states": torch.randn(BATCH, IMAGE, 8),
-        "encoder_hidden_states": torch.randn(BATCH, text, 12),
-        "encoder_hidden_states_mask": torch.ones(BATCH, text).long(),
-        "timestep": torch.tensor([0.1, 0.2]),
-        "img_shapes": [[(1, 4, 4)]] * BATCH,
     }
     return randomised(model), inputs
 
@@ -109,26 +84,12 @@ def flux2():
     return randomised(model), inputs
 
 
-def auraflow():
-    model = diffusers.AuraFlowTransformer2DModel(
-        sample_size=8, patch_size=2, in_channels=4, num_mmdit_layers=1, num_single_dit_layers=2,
-        attention_head_dim=8, num_attention_heads=2, joint_attention_dim=16,
-        caption_projection_dim=16, out_channels=4, pos_embed_max_size=16,
-    )  # fmt: skip
-    inputs = {
-        "hidden_states": torch.randn(BATCH, 4, 8, 8),
-        "encoder_hidden_states": torch.randn(BATCH, 6, 16),
-        "timestep": torch.tensor([0.1, 0.2]),
-    }
-    return randomised(model), inputs
-
-
 def run(model, inputs):
     with torch.no_grad():
         return model(**inputs, return_dict=False)[0]
 
 
-@pytest.mark.parametrize("make", [cogview4, cogvideox, sd3])
+@pytest.mark.parametrize("make", [cogview4, sd3])
 @pytest.mark.parametrize("text", [6, IMAGE // 2, IMAGE])
 def test_text_and_image_are_never_swapped(make, text):
     """Whatever the order of a block's outputs, and also with as many text tokens as stay."""
@@ -161,7 +122,8 @@ def test_text_and_image_are_never_swapped(make, text):
 
 @pytest.mark.parametrize("text", [6, IMAGE // 2])
 def test_a_rotary_table_of_the_text_alone_stays_as_it_is(text):
-    model, inputs = qwen(text)
+    model, _, inputs, _ = foreign_models.qwen(text)
+    randomised(model)
     block, ids, calls = model.transformer_blocks[1], torch.tensor([1, 2, 5, 9, 14]), []
     keep = block.register_forward_hook(lambda m, a, k, o: calls.append((dict(k), o)), with_kwargs=True)
     run(model, inputs)
@@ -243,7 +205,8 @@ def test_single_stream_blocks_need_the_length_of_their_text():
 
 
 def test_block_lists_that_are_not_counted_are_refused():
-    model, inputs = auraflow()
+    model, _, inputs, _ = foreign_models.auraflow()
+    randomised(model)
     model.other_blocks = nn.ModuleList([nn.Identity()])
     with pytest.raises(AttachError, match="other_blocks beside joint_transformer_blocks and single"):
         routing.attach(model, "0-1")
@@ -268,7 +231,8 @@ def test_block_lists_that_are_not_counted_are_refused():
 
 def test_a_prefix_shorter_than_text_and_registers_is_refused():
     """AuraFlow puts 8 register tokens before the text: a prefix of the text's length routes some."""
-    model, inputs = auraflow()
+    model, _, inputs, _ = foreign_models.auraflow()
+    randomised(model)
     text = inputs["encoder_hidden_states"].shape[1]
     joint, single = len(model.joint_transformer_blocks), len(model.single_transformer_blocks)
     route, message = f"{joint}-{joint + single - 1}@0.5", f"pass prefix={8 + text} if it comes first"

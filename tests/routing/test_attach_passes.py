@@ -12,8 +12,11 @@ from torch.utils.checkpoint import checkpoint
 import routing
 from routing import AttachError
 
-diffusers = pytest.importorskip("diffusers")
-vision_transformer = pytest.importorskip("timm.models.vision_transformer")
+pytest.importorskip("diffusers")
+pytest.importorskip("timm")
+
+from test_attach_models import dit
+from timm.models import vision_transformer
 
 BATCH, TOKENS = 3, 17
 
@@ -26,31 +29,8 @@ def vit(depth=6):
     return model.double().train()
 
 
-def dit(depth):
-    torch.manual_seed(0)
-    model = diffusers.DiTTransformer2DModel(
-        num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=4, num_layers=depth,
-        sample_size=8, patch_size=2, num_embeds_ada_norm=10, norm_num_groups=2, dropout=0.0,
-    )  # fmt: skip
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.08)
-    for block in model.transformer_blocks:
-        block.norm1.emb.class_embedder.dropout_prob = 0.0
-    return model.double().train()
-
-
 def images(seed):
     return torch.randn(BATCH, 3, 16, 16, generator=torch.Generator().manual_seed(seed)).double()
-
-
-def latents(seed):
-    g = torch.Generator().manual_seed(seed)
-    return {
-        "hidden_states": torch.randn(BATCH, 4, 8, 8, generator=g).double(),
-        "timestep": torch.tensor([1, 500, 900]),
-        "class_labels": torch.tensor([1, 2, 3]),
-    }
 
 
 def run_vit(model, seed):
@@ -58,10 +38,12 @@ def run_vit(model, seed):
 
 
 def run_dit(model, seed):
-    return model(**latents(seed), return_dict=False)[0]
+    torch.manual_seed(seed)
+    inputs = {"timestep": torch.tensor([1, 500, 900]), "class_labels": torch.tensor([1, 2, 3])}
+    return model(torch.randn(BATCH, 4, 8, 8).double(), **inputs, return_dict=False)[0]
 
 
-CASES = {"vit": (vit, run_vit), "dit": (dit, run_dit)}
+CASES = {"vit": (vit, run_vit), "dit": (lambda depth: dit(depth)[0].double(), run_dit)}
 
 
 @pytest.mark.filterwarnings("ignore")  # dynamo hides its own warnings only from the printer
