@@ -168,5 +168,11 @@ def _value_counts(frame: pd.DataFrame) -> dict[str, pd.Series]:
 
 def command(options: argparse.Namespace) -> int:
     """Print what differs between two runs."""
+    if options.more:
+        raise AnalysisError(
+            f"compare takes two runs, not {2 + len(options.more)}; the tables treatments and "
+            "differences compare more (python -m analysis tables RUNS --only treatments), and the "
+            "report lists the keys that vary (python -m analysis report RUNS)"
+        )
     print(text(options.first, options.second))
     return 0

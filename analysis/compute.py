@@ -26,7 +26,7 @@ from scipy.special import stdtr
 from analysis.aggregation import Estimate, interval
 from analysis.archives import PUBLISHED, unpack
 from analysis.errors import AnalysisError
-from analysis.figures import against_macs, class_samples
+from analysis.figures import against_macs
 from analysis.loading import load, scores
 from analysis.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
 from experiments.runtime.command import ROOT, run_command
@@ -334,12 +334,9 @@ def _command(words: list[str]) -> int:
             atomic_write(page, filled)
             print(f"{page}  filled in")
     records = unpack(RESULTS / "runs.tar.gz", ROOT / PUBLISHED)
-    for plot in (
-        against_macs.draw(score_points(records), *FIGURE_STEPS),
-        class_samples.draw(records),
-    ):
-        for path in plot.save(RESULTS / "figures"):
-            print(path)
+    plot = against_macs.draw(score_points(records), *FIGURE_STEPS)
+    for path in plot.save(RESULTS / "figures"):
+        print(path)
     return 0
 
 

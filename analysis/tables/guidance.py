@@ -68,7 +68,7 @@ def evaluations(
     meaning = group.known_metrics.get(metric, {})
     kind = _text(meaning.get("key")), _text(meaning.get("features"))
     rows: list[int] = []
-    for path in dict.fromkeys(variant.columns("path")["path"]):
+    for path in dict.fromkeys(variant.runs["path"]):
         rows += readable.rows.get((path, *kind), [])
     is_accepted = {text: bool(accept(text)) for text in set(readable.guidances)}
     rows = [row for row in sorted(rows) if is_accepted[readable.guidances[row]]]
