@@ -288,8 +288,6 @@ def _num(text: str, signed: bool) -> str:
     return rf"\num[retain-explicit-plus]{{{text}}}" if signed else rf"\num{{{text}}}"
 
 
-_CSV_SUFFIXES = ("", " std", " low", " high", " n", " note")
-
 
 def to_csv(table: Table) -> str:
     """Return CSV: text per word column; value, std, low, high, n and text per numeric one."""
