@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import tarfile
 import tracemalloc
 
@@ -149,23 +148,6 @@ def test_a_damaged_archive_is_refused_whole(runs, tmp_path):
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_headings_are_asked_for_before_they_become_notes(runs):
-    study = Results.of(runs)
-    one, two = (
-        publish.fill(f"<!-- table summary {words} -->\n<!-- end -->", study).partition("\n")[2]
-        for words in ("flat having=digits", "having=digits flat")
-    )
-    assert one == two and "| dit-T/1 |" in one
-
-
-def test_a_run_whose_seed_nobody_knows_is_published(tmp_path):
-    folder = write(tmp_path, route="2-8", samples=True)
-    summary = json.loads((folder / "summary.json").read_text())
-    del summary["seed"]
-    (folder / "summary.json").write_text(json.dumps(summary))
-    assert any(name.endswith("summary.json") for name in publish.records(Results.of(tmp_path)))
-
-
 def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_path, capsys):
     out = tmp_path / "results"
     out.mkdir()
@@ -220,13 +202,3 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(kind, tmp_path, monkeypa
     # Decompressed as a whole it would take 64 MiB.
     assert peak < 16 * 2**20
     assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_an_archive_without_runs_names_no_folder_of_this_machine(tmp_path):
-    _packed(tmp_path / "other.tar.gz", [("elsewhere/a.json", 3, tarfile.REGTYPE)])
-    with pytest.raises(AnalysisError) as error:
-        unpack(tmp_path / "other.tar.gz", tmp_path / "out")
-    assert (
-        str(error.value)
-        == f"{tmp_path}/other.tar.gz holds no records of runs: no folder runs/ in it"
-    )

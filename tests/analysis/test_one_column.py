@@ -45,21 +45,6 @@ def test_dense_and_routed_stay_in_the_same_float(runs):
     assert render.latex(make("main", runs), COLUMN).count(r"\begin{table}") > 1
 
 
-def test_a_number_of_seeds_that_all_share_is_said_once(runs):
-    text = render.latex(make("main", runs), COLUMN)
-    assert r"($n{=}$3)" not in text and "n = 3 seeds unless said." in text
-    assert r"($n{=}$3)" in render.latex(make("main", runs))
-
-
-def test_every_row_and_column_is_there_once(runs):
-    table = make("all_scores", runs)
-    text = render.latex(table, COLUMN)
-    columns = re.findall(r"\\shortstack\[[lr]\]\{", text)
-    parts = text.count(r"\begin{tabular}")
-    row_parts = -(-len(table.rows) // render.ROWS_OF_A_COLUMN)
-    assert len(columns) == (len(table.columns) - 1) * row_parts + parts
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("pdflatex") is None or shutil.which("pdftotext") is None,
