@@ -6,7 +6,7 @@
 Between `<!-- KIND of=results/NAME.tar.gz KEY=VALUE -->` and `<!-- end of KIND -->` of a page stands
 what the archive says; an archive that does not exist yet says so. Kinds: `penalty` (step penalty s
 and s * m of routed runs), `arms` (every arm of a study), `endpoints` (declared paired endpoints).
-Arms are told by what their `config.yaml` holds; of one run that was continued all records count.
+An arm is identified by its configuration; the records of a run that was continued are merged.
 """
 
 import argparse
@@ -60,7 +60,7 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """What tells it from the dense model of the same backbone."""
+        """How it differs from the dense model of the same backbone."""
         parts = ["dense" if self.route == "none" else f"route {self.route}"]
         if self.depth != _USUAL_DEPTH:
             parts.append(f"{self.depth} blocks")

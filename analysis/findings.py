@@ -1,4 +1,4 @@
-"""What runs show, in sentences: the paragraph under a table or a figure, for any folder of runs.
+"""What runs show, in sentences: for the blocks of pages and the paragraphs of notebooks.
 
 Every sentence is made from the numbers in the table beside it. A difference is significant where
 its paired 95 % interval over seeds excludes zero; it is not judged below three seeds.
@@ -169,8 +169,8 @@ FINDINGS: dict[str, Callable[[Results], list[str]]] = {
 
 
 def text(sentences: Iterable[str]) -> str:
-    """Return sentences as a Markdown list, or that these runs do not tell."""
-    return "\n".join(f"- {line}" for line in sentences) or "- These runs do not tell."
+    """Return sentences as a Markdown list; one that says so where there are none."""
+    return "\n".join(f"- {line}" for line in sentences) or "- These runs do not answer this."
 
 
 def make(name: str, results: Results, having: Iterable[str] = ()) -> str:

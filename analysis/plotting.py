@@ -137,8 +137,9 @@ def _means(points: pd.DataFrame, curve: list[str], x: str, bootstrap: int) -> pd
     if bootstrap:
         # The same resamples in every call: a figure that is drawn again is the same.
         rng = np.random.default_rng(0)
+        groups = points.groupby(keys)["value"]
         for index, key in enumerate(data[keys].itertuples(index=False, name=None)):
-            values = points.loc[(points[keys] == key).all(axis="columns"), "value"].to_numpy(float)
+            values = groups.get_group(key).to_numpy(float)
             if len(values) > 1:
                 means = rng.choice(values, (bootstrap, len(values))).mean(axis=1)
                 data.loc[index, ["low", "high"]] = np.quantile(means, [0.025, 0.975])

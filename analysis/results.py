@@ -29,7 +29,7 @@ _NARROW = (
     "path", "group", "variant", "seed", "last_step", "metric", "key", "value", "step", "macs",
     "better", "features", "n", "own", "final",
 )  # fmt: skip
-# Columns of a run that stand beside its scores: the hundreds of its configuration are not needed.
+# Columns of a run that are joined to its scores; those of its configuration are not needed.
 _BESIDE_SCORES = ("run", "path", "backbone", "route", "group", "variant", "seed", "step")
 
 

@@ -63,7 +63,7 @@ def _mapping(content: bytes, name: str, parse: Callable[..., Any]) -> dict[str, 
     if not isinstance(value, dict | None):
         raise Damaged(f"{name} holds no mapping")
     if "\\u0000" in text or not is_text(text):
-        raise Damaged(f"{name} has a character that is no text")
+        raise Damaged(f"{name} has an invalid character (NUL or half a surrogate pair)")
     return value or {}
 
 

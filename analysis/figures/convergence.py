@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from textwrap import fill
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -236,7 +237,8 @@ def is_wide(curves: Iterable[Curve]) -> bool:
 
 def set_scales(ax: Axes, key: str, log: bool) -> None:
     """Give an axis few round ticks from 0 on, and scores plain numbers on a logarithmic one."""
-    ax.set_xlim(0, 1.05 * ax.dataLim.x1)  # a single last point stays off the frame
+    # A margin keeps the last point off the frame; runs that logged no cost have no points.
+    ax.set_xlim(0, 1.05 * ax.dataLim.x1 if np.isfinite(ax.dataLim.x1) else None)
     ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     if key == "macs":
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))

@@ -31,7 +31,7 @@ from analysis.run_files import class_names
 from analysis.tables.entries import metric_decimals, metric_label
 
 _MOST_LINES = 3  # of panels, on one page
-# A picture beyond this many pixels is not a grid of ours; it must not eat the memory.
+# A larger picture is no sample grid and could fill the memory.
 _MOST_PIXELS = 64_000_000
 # Pictures of one class beside each other in a sample grid (experiments/training/run_evaluation.py).
 _PER_CLASS = 8

@@ -19,7 +19,7 @@ FEW_NOTE = f"\u2020 fewer than {ENOUGH_SEEDS} seeds, or no more than half: under
 MISSING_NOTE = "missing: no finished run gives this number."
 PAIRED = "Differences are paired by seed and step, with Student's 95 % interval."
 # Group of the rows that only the paper has numbers for.
-NOT_RUN = "Of the paper, not run here"
+NOT_RUN = "Published only, not run here"
 _MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\`*_{}[]<>#|~"})
 _ARROWS = {"lower": " \u2193", "higher": " \u2191", None: ""}
 
@@ -28,7 +28,7 @@ _ARROWS = {"lower": " \u2193", "higher": " \u2191", None: ""}
 class Entry:
     """One cell of a table."""
 
-    text: str = ""  # beside a number it stands after it
+    text: str = ""  # after the number, if there is one
     value: float | None = None
     std: float | None = None  # sample standard deviation over seeds
     low: float | None = None  # ends of a 95 % interval

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from analysis_runs import ACCURACY, METRIC, score, study, write
+from analysis_runs import METRIC, score, study, write
 from matplotlib.text import Text
 from PIL import Image
 
@@ -121,22 +121,6 @@ def test_rate_and_guidance_draw_the_data_of_the_runs(runs):
     assert (plot.data["n"] == 2).all() and plot.data["std"].notna().all()
 
 
-def test_differences_within_the_spread_take_a_small_part_of_the_colours(tmp_path):
-    pairs = [f"routed scale=1.5 strong={a} weak={b}" for a in (0, 0.3) for b in (0.7, 0.8)]
-    for seed, offset in enumerate((-0.8, 0.0, 0.8)):
-        folder = write(tmp_path, route="2-8", seed=seed)
-        rows = [
-            score({}, 400, 5.28 + 0.02 * place + offset, guidance=pair)
-            for place, pair in enumerate(pairs)
-        ]
-        (folder / "scores.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    plot = figures.make("guidance", tmp_path)
-    image = next(ax for ax in plot.figure.axes if ax.images).images[0]
-    low, high = image.get_clim()
-    assert plot.data["std"].tolist() == pytest.approx([0.8] * 4)
-    assert high - low == pytest.approx(4 * 0.8) and np.ptp(image.get_array()) < 0.03 * (high - low)
-
-
 @pytest.mark.parametrize(("seeds", "noise", "starred"), [(1, 0.0, False), (3, 0.02, True), (3, 3.0, False)])
 def test_a_star_marks_a_route_that_is_significantly_better_than_all_others(
     seeds, noise, starred, tmp_path
@@ -163,23 +147,6 @@ def test_the_selection_rate_shows_intervals_of_paired_differences(tmp_path):
     data = figures.make("selection_rate", tmp_path).data.set_index("rate")
     assert data["mean"].tolist() == pytest.approx([-1.0, -2.0])
     assert (data["high"] - data["low"]).max() < 0.1
-
-
-def test_every_column_of_responses_says_its_scales(tmp_path):
-    # The lower line has one metric less.
-    for backbone, metrics in (("dit", (METRIC, ACCURACY)), ("mamba", (METRIC,))):
-        folder = write(tmp_path, backbone, "2-8")
-        texts = ("none scale=1.0", "cfg scale=1.5", "cfg scale=2.0")
-        rows = [
-            score({}, 400, 0.5, name, key="fd" if name == METRIC else "accuracy", guidance=text)
-            for name in metrics
-            for text in texts
-        ]
-        (folder / "scores.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    axes = figures.make("response", tmp_path).figure.axes
-    shown = [ax for ax in axes if ax.get_visible()]
-    assert len(axes) == 4 and len(shown) == 3
-    assert [ax.xaxis.get_tick_params()["labelbottom"] for ax in shown] == [False, True, True]
 
 
 def test_only_scores_under_the_two_rates_alone_stand_in_their_map(tmp_path):
@@ -299,18 +266,6 @@ def test_scan_paths_walk_every_order_and_the_subset_keeps_it():
         if name.startswith("zigzag"):
             assert (np.abs(np.diff(walk, axis=0)).sum(axis=1) == 1).all()
     assert set(plot.data["order"]) == set(ORDERS)
-
-
-def test_similarity_maps_of_every_data_set_are_drawn_and_named(tmp_path):
-    for data in ("mnist", "fashion"):
-        for route in ("none", "2-8"):
-            folder = write(tmp_path, route=route, data__name=data)
-            similar(route, data=data).save(folder / "similarity.npz")
-    plot = figures.make("similarity", tmp_path)
-    shown = [ax.get_title("left") for ax in plot.figure.axes if ax.images]
-    models = ("dit-T/1, fashion", "dit-T/1, mnist")
-    assert shown[:4] == [f"{m}, {r}" for r in ("dense", "route 2-8") for m in models]
-    assert set(plot.data["run"]) == set(shown[:4])
 
 
 def similar(route="2-8", depth=12, backbone="dit", data="digits"):
@@ -441,22 +396,6 @@ def test_no_line_of_samples_and_no_overview_mixes_recipes_or_lengths(tmp_path):
     assert {ax.get_title("left").split("step ")[-1] for ax in overview.figure.axes[2:]} == {
         "400, seed 0"
     }
-
-
-def test_runs_of_an_older_version_share_the_recipe_of_newer_ones(tmp_path):
-    def forget(folder):
-        lines = (folder / "config.yaml").read_text().splitlines(keepends=True)
-        (folder / "config.yaml").write_text("".join(line for line in lines if "clip:" not in line))
-
-    for backbone in ("dit", "mamba"):
-        for route in ("none", "2-8"):
-            folder = write(tmp_path, backbone, route, samples=True, train__clip=1.0)
-            if backbone == "dit":
-                forget(folder)
-    assert set(figures.make("overview", tmp_path).data["backbone"]) == {"dit", "mamba"}
-    # What newer runs set differently is not known of the older ones.
-    write(tmp_path, "mamba", "2-8", 1, train__clip=2.0)
-    assert figures.make("overview", tmp_path).data["backbone"].nunique() == 1
 
 
 def test_a_curve_over_rates_is_of_one_recipe_and_one_number_of_steps(tmp_path):

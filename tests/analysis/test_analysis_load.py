@@ -1,5 +1,6 @@
 """Run folders to a data frame: types, damage, unfinished runs, many runs, no torch."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -8,7 +9,7 @@ import warnings
 
 import pandas as pd
 import pytest
-from analysis_runs import ACCURACY, METRIC, score, write
+from analysis_runs import METRIC, score, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -87,12 +88,12 @@ def test_later_evaluations_under_another_protocol_do_not_replace_it(tmp_path):
 DAMAGE = [
     ("summary.json", '{"status": "do', "not JSON"),
     ("summary.json", "[1]", "holds no mapping"),
-    ("summary.json", r'{"status": "done", "step": 1, "name": "a\ud800"}', "no text"),
+    ("summary.json", r'{"status": "done", "step": 1, "name": "a\ud800"}', "an invalid character"),
     ("summary.json", '{"status": "done", "step": 1' + "0" * 400 + "}", "a number of more than"),
     ("summary.json", None, "neither summary.json nor status.json"),
     ("config.yaml", "a: [1", "config.yaml"),
     ("config.yaml", "[" * 40_000, "nested deeper than"),
-    ("config.yaml", r'{"backbone": {"name": "dit\0"}, "a": 1}', "no text"),
+    ("config.yaml", r'{"backbone": {"name": "dit\0"}, "a": 1}', "an invalid character"),
     ("config.yaml", "a: !!python/object/apply:os.system ['true']", "config.yaml"),
     ("config.yaml", None, "config.yaml cannot be read"),
     ("scores.jsonl", "nonsense\n{}\n", "line 1 is not a JSON object"),
@@ -157,20 +158,6 @@ def test_numbers_that_nobody_measured_overflow_no_table(key, value, tmp_path):
     assert len(make_all(results)) == len(TABLES)
 
 
-def test_numbers_beyond_any_float_are_no_points_of_a_curve(tmp_path):
-    folder = write(tmp_path)
-    huge = "1" + "0" * 400
-    lines = [
-        f'{{"step": {value}, "loss": 1.0, "macs": 1}}' for value in ("1e999", huge, "true", "5")
-    ]
-    (folder / "metrics.jsonl").write_text("\n".join([*lines, f'{{"step": 6, "loss": {huge}}}']))
-    curves = analysis.curves(tmp_path)
-    assert curves["step"].tolist() == [5, 6] and curves["loss"].isna().tolist() == [False, True]
-    with (folder / "scores.jsonl").open("a") as stream:
-        stream.write(f'{{"metric": "a\\u0000", "value": 1}}\n{{"metric": "a", "value": {huge}}}\n')
-    assert set(analysis.scores(tmp_path)["metric"]) == {METRIC, ACCURACY}
-
-
 def test_many_runs_load_with_one_parse_per_distinct_config_block(tmp_path):
     from analysis.run_files import _parse
 
@@ -223,7 +210,7 @@ def test_any_values_become_columns_of_one_type(rows):
 
 
 @settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20, deadline=None
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=12, deadline=None
 )
 @given(
     st.sampled_from(
@@ -319,39 +306,22 @@ def test_runs_are_named_by_what_may_be_averaged(tmp_path):
     assert (cells.nunique() == cells.size()).all() and len(cells) == 3 * 2 * 2
 
 
-def test_the_parent_of_a_link_is_where_the_link_leads(tmp_path):
-    path = write(tmp_path / "a" / "runs")
-    write(tmp_path / "b")
-    (tmp_path / "link").symlink_to(path)
-    assert len(analysis.load(tmp_path / "link" / "..")) == 1
-
-
-@pytest.mark.parametrize("way", ["merge", "concat", "parquet"])
-def test_runs_and_scores_survive_what_data_frames_go_through(way, tmp_path):
+def test_runs_and_scores_survive_what_data_frames_go_through(tmp_path):
     for place, seed in enumerate((0, 1)):
         for route in ("none", "2-8"):
-            write(tmp_path / str(place), route=route, seed=seed)
-    expected = {name: analysis.tables.make(name, tmp_path) for name in ("main", "all_scores", "differences")}
-
-    def changed(read):
-        frame = read(tmp_path)
-        if way == "merge":
-            notes = pd.DataFrame({"path": frame["path"].unique(), "note": "mine"})
-            return frame.merge(notes, on="path")
-        if way == "concat":
-            return pd.concat([read(tmp_path / place) for place in "01"])
-        pytest.importorskip("pyarrow")
-        frame.to_parquet(tmp_path / "frame.parquet")
-        return pd.read_parquet(tmp_path / "frame.parquet")
-
+            write(tmp_path / str(place), route=route, seed=seed, evaluations=2)
+    expected = markdown(make("main", tmp_path))
+    notes = pd.DataFrame({"path": analysis.load(tmp_path)["path"], "note": "mine"})
     for read in (analysis.load, lambda root: analysis.scores(analysis.load(root))):
-        frame = changed(read)
-        assert frame.attrs == {}
-        for name, table in expected.items():
-            assert markdown(analysis.tables.make(name, frame)) == markdown(table)
-    runs = changed(analysis.load)
-    assert analysis.figures.make("overview", runs) is None
-    assert len(analysis.curves(runs)) == 4 * 40
+        frame = read(tmp_path)
+        changed = {"merge": frame.merge(notes, on="path")}
+        changed["concat"] = pd.concat([read(tmp_path / place) for place in "01"])
+        if importlib.util.find_spec("pyarrow"):
+            frame.to_parquet(tmp_path / "frame.parquet")
+            changed["parquet"] = pd.read_parquet(tmp_path / "frame.parquet")
+        for way, result in changed.items():
+            assert result.attrs == {} and markdown(make("main", result)) == expected, way
+    assert len(analysis.curves(changed["concat"].drop_duplicates("path"))) == 4 * 40
 
 
 def test_groups_of_frames_that_were_loaded_apart_are_told_apart(tmp_path):

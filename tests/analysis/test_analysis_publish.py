@@ -23,7 +23,7 @@ old
 Words stay.
 <!-- table main ours -->
 <!-- end -->
-<!-- finding cost -->
+<!-- finding placement -->
 <!-- end -->
 """
 
@@ -60,7 +60,7 @@ def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, cap
     page = (out / "README.md").read_text()
     assert "old" not in page and "Words stay." in page and "4 finished runs" in page
     assert "dit-T/1" in page and "Paper, FID-50K" in page
-    assert "times fewer multiply-adds" in page.partition("<!-- finding cost -->")[2]
+    assert "do not answer" in page.partition("<!-- finding placement -->")[2]
     assert "| Metric | \u0394 |" in other.read_text()
     assert (
         "| dit-T/1 | " in other.read_text()
@@ -112,7 +112,7 @@ def test_the_archive_holds_every_run_and_benchmark(tmp_path):
 def test_a_block_may_take_other_records(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     study = Results.of(runs)
-    page = "<!-- table main ours{0} -->\n<!-- end -->\n<!-- finding main{0} -->\n<!-- end -->"
+    page = "<!-- table main ours{0} -->\n<!-- end -->\n<!-- finding placement{0} -->\n<!-- end -->"
     (tmp_path / "more.tar.gz").write_bytes(
         publish.archive({name: path.read_bytes() for name, path in publish.records(study).items()})
     )
@@ -120,7 +120,7 @@ def test_a_block_may_take_other_records(runs, tmp_path, monkeypatch):
     assert "dit-T/1" not in publish.fill(page.format(""), empty)
     given = publish.fill(page.format(" of=more.tar.gz"), empty)
     assert given.replace(" of=more.tar.gz", "") == publish.fill(page.format(""), study)
-    with pytest.raises(AnalysisError, match="records .*none.tar.gz are not there"):
+    with pytest.raises(AnalysisError, match="no archive .*none.tar.gz"):
         publish.fill(page.format(" of=none.tar.gz"), study)
     (tmp_path / "text.md").write_text("no archive")
     with pytest.raises(AnalysisError, match="text.md holds no records of runs"):

@@ -191,42 +191,10 @@ def test_findings_say_what_the_tables_show(runs):
     text = findings.make("response", runs)
     assert text.count("\n") == 1 and "dense 0.98 (CFG 1.25), " in text
     assert findings.make("response", runs, ["mamba"]).count("dense 0.98") == 1
-    assert findings.make("placement", runs) == "- These runs do not tell."
+    assert findings.make("placement", runs) == "- These runs do not answer this."
     assert findings.verdict(paired({0: 1.0, 1: 2.0}, {0: 3.0, 1: 4.5}), "lower").startswith("too few seeds")
     with pytest.raises(UserError, match="no findings called 'scal'; .*did you mean scale"):
         findings.make("scal", runs)
-
-
-def test_what_is_said_of_scales_mixes_no_routes_and_no_lengths(tmp_path):
-    def scale(route, steps, value, **over):
-        for seed in range(3):
-            folder = write(tmp_path, route=route, seed=seed, train__steps=steps, **over)
-            about = dict.fromkeys(("backbone", "size", "data", "run"), "x")
-            about |= {
-                "format": scale_table.FORMAT,
-                "route": route,
-                "seed": seed,
-                "step": steps,
-                "notes": [],
-            }
-            rows = [{"pair": "dense", "level": None, "instrumented": value}]
-            (folder / "guidance_scale.json").write_text(json.dumps(about | {"rows": rows}))
-
-    for route, value in (("none", 1.0), ("2-8", 2.0), ("0-8", 4.0)):
-        scale(route, 400, value)
-    said = findings.scale(Results.of(tmp_path))
-    assert [line.split(",")[2].split("**")[0] for line in said] == [" route 0-8", " route 2-8"]
-    assert ["+3.000" in said[0], "+1.000" in said[1]] == [True, True]
-    scale("2-8", 400, 7.0, routing__selection="rows")
-    more = findings.scale(Results.of(tmp_path))
-    assert {*said} < {*more} and any(
-        ", route 2-8, selection=rows**" in line and "+6.000" in line for line in more
-    )
-    said = more
-    scale("none", 800, 9.0)
-    assert findings.scale(Results.of(tmp_path)) == [
-        line.replace("x-x, x,", "x-x, x, after 400 steps,") for line in said
-    ]
 
 
 @pytest.mark.parametrize("missing", ["seed", "step"])

@@ -17,7 +17,7 @@ from analysis.results import Results
 from analysis.similarity_file import SimilarityFile
 
 
-def final_scores(results.folder, metric):
+def final_scores(folder, metric):
     """Scores by backbone, route with its rate, step and seed, straight from the files of TREAD and dense runs."""
     table = defaultdict(dict)
     for run in sorted(path.parent for path in folder.glob("*/summary.json")):

@@ -120,18 +120,10 @@ claims:
     [
         ("metric: m", "metrics: m", "claims.a.metrics"),
         ("    metric: m\n", "", "missing key claims.a.metric"),
-        ("    setting: s\n", "    setting: s\n    setting: s\n", "the key setting appears twice"),
         ("values: {dense: 1}", "values: {dense: one}", "claims.a.values="),
-        ("commands: [python -m sweeps list]", "commands: []", "claims.a.commands=[]"),
         ("paper: p\n", "paper: q\n", "claims.a.paper=q"),
-        ("verdict: not tested", "verdict: sure", "claims.a.ours.verdict=sure"),
         ("verdict: not tested", "verdict: agrees", "expected ours.records and ours.command"),
         ("result: none", "result: none, records: [results/none.tar.gz]", "no ours.records"),
-        (
-            "    table: t\n",
-            "    table: t\n    reproductions: [{source: x}]\n",
-            "reproductions[0].result",
-        ),
         ("papers: {p", "paper: {p", "the two keys papers and claims"),
     ],
 )

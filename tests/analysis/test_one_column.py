@@ -3,14 +3,12 @@
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 
 import pytest
 from analysis_runs import compile_latex, write
 
 from analysis.command import main
 from analysis.tables import make, render
-from analysis.tables.table import plain
 
 COLUMN = 3.3  # inches
 NAMES = (
@@ -75,23 +73,3 @@ def test_a_two_column_paper_compiles_and_no_word_leaves_its_column(runs, tmp_pat
         inside = any(start - 2 <= float(low) and float(high) <= end + 2 for start, end in columns)
         is_page_number = float(bottom) > 770 and word.isdigit()
         assert inside or is_page_number, (word, low, high)
-
-
-def test_an_interval_of_a_long_table_has_room_for_one_line(runs):
-    """Columns share the line by their longest entries: an interval is longer than a score."""
-    table = make("all_scores", runs)
-    long = replace(table, rows=table.rows * 5)
-    text = render.latex(long)
-    assert "longtable" in text
-    shares = [float(share) for share in re.findall(r"dimexpr([\d.]+)\\linewidth", text)]
-    lengths = []
-    for index in range(len(table.columns)):
-        lengths.append(max(len(plain(row.entries[index])) for row in table.rows))
-    assert sum(shares) == pytest.approx(1, abs=1e-3) and len(shares) == len(table.columns)
-    widest = lengths.index(max(lengths[1:]))
-    assert shares[widest] == max(shares)
-
-
-def test_an_arrow_stays_beside_its_word():
-    assert render.latex_escape("FD (autoencoder) \u2193") == r"FD (autoencoder)~$\downarrow$"
-    assert render.latex_escape("a \u2192 b") == r"a $\rightarrow$ b"
