@@ -356,7 +356,7 @@ def make_similarity(folder):
 
     about = {key: "x" for key in ("run", "backbone", "size", "data", "weights")}
     protocol = {**about, "route": "none", "levels": [1.0], "samples": 4}
-    SimilarityFile({"cosine": np.eye(3)}, protocol).save(folder / "similarity.npz")
+    SimilarityFile(np.eye(3), protocol).save(folder / "similarity.npz")
 
 
 @reader("similarity", make_similarity, "similarity.npz")
