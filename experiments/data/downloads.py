@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import shutil
 import sys
@@ -44,6 +45,18 @@ def fetch(addresses: Sequence[str], path: Path, digest: str, kind: str = "md5") 
                 if isinstance(error, urllib.error.HTTPError):
                     error.close()
     raise DataError(f"cannot download {addresses[-1]} to {path} ({reason})")
+
+
+@functools.cache
+def unreachable_reason(address: str) -> str:
+    """Ask once whether a file can be downloaded; return why not, empty if it can."""
+    headers = {"User-Agent": "tread-suite"}
+    request = urllib.request.Request(address, headers=headers, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=_SERVER_TIMEOUT_S):
+            return ""
+    except (OSError, HTTPException) as error:
+        return str(error)
 
 
 def _download(address: str, path: Path, digest: str, kind: str) -> None:

@@ -23,7 +23,6 @@ from experiments.data.data_options import DataError, first_line, require
 from experiments.data.dataset import Device, to_uint8
 from routing.rng import Draws
 
-DEFAULT = "stabilityai/sd-vae-ft-ema"
 _NO_DIFFUSERS = 'diffusers is not installed (pip install -e ".[data]"), so latents stay latents'
 _FILES = ("config.json", "diffusion_pytorch_model.safetensors")
 _SAFE = {"use_safetensors": True}  # older .bin files are pickles

@@ -19,7 +19,7 @@ from torch import Tensor
 from backbones.validation import validate
 from experiments.data.data_options import DataError, require
 from experiments.data.dataset import Batch, Dataset, Device
-from experiments.data.encoders import DEFAULT, Autoencoder, TextEncoder, unavailable_reason
+from experiments.data.encoders import Autoencoder, TextEncoder, unavailable_reason
 from experiments.data.latent_options import LatentsOptions
 from routing.rng import Draws
 
@@ -96,9 +96,7 @@ class LatentSpace(Dataset):
     @property
     def vae(self) -> str | None:
         """Name or folder of the autoencoder that decodes these latents."""
-        if self.options.vae != "auto":
-            return self.options.vae
-        return self.decoding.vae or (DEFAULT if self.shape[0] == 4 else None)
+        return self.options.vae_of(self.decoding.vae, self.shape[0])
 
     @property
     def pixels_fingerprint(self) -> str:

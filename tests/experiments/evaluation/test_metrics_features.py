@@ -14,8 +14,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from small import small
 
 from experiments.data import create
+from experiments.data.downloads import unreachable_reason
 from experiments.evaluation import Moments, create_features, frechet_distance
 from experiments.evaluation import features as published
 from experiments.evaluation.collect import collect
@@ -32,6 +34,7 @@ from experiments.evaluation.small_networks import (
     load_or_make,
 )
 from experiments.options.evaluation import EvalOptions, MetricError
+from experiments.preflight import check_ready
 from experiments.runtime.files import default_cache
 
 
@@ -253,6 +256,30 @@ def test_absent_weights_offline_are_one_sentence(
         assert part in message
     assert "\n" not in message
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["lock"]
+
+
+def test_a_check_before_the_run_refuses_absent_weights_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*args: object, **kwargs: object) -> None:
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr("urllib.request.urlopen", offline)
+    monkeypatch.setattr(published, "hub_problem", lambda *args: "the hub cannot be reached")
+    unreachable_reason.cache_clear()
+    cache = f"paths.cache={tmp_path}"
+    cases = {
+        "weights-inception-2015.*no route to host.*eval.inception_weights=FILE": ["eval=inception"],
+        "the hub cannot be reached.*eval.dinov2_weights=FILE": ["train.encoder=dinov2-vits14"],
+    }
+    for message, words in cases.items():
+        with pytest.raises(MetricError, match=message):
+            check_ready(small(tmp_path, cache, *words), 1, False)
+    file = tmp_path / "weights" / published.URL.rsplit("/", 1)[1]
+    file.parent.mkdir()
+    file.touch()
+    check_ready(small(tmp_path, cache, "eval=inception"), 1, False)
+    unreachable_reason.cache_clear()
 
 
 def test_a_download_is_checked_before_it_is_kept(
