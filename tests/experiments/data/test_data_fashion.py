@@ -65,11 +65,7 @@ IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte"
     ("name", "change", "words"),
     [
         (IMAGES, None, "there is no train-images-idx3-ubyte or train-images-idx3-ubyte.gz in"),
-        (LABELS, None, "there is no train-labels-idx1-ubyte or"),
-        (IMAGES, lambda data: data[:-9], "is not what was published"),
-        (IMAGES, lambda data: b"", "is not what was published"),
         (IMAGES, lambda data: b"\x1f\x8b" + data[3:], "is not what was published"),
-        (LABELS, lambda data: data[:-1], "is not what was published"),
         (LABELS, lambda data: data[:-1] + b"\7", "is not what was published"),
     ],
 )

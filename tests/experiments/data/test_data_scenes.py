@@ -156,17 +156,9 @@ def test_embedding_is_orthogonal_and_of_unit_variance():
 @pytest.mark.parametrize(
     ("call", "words_in_it"),
     [
-        (lambda: words.tokenize(["a large orange circle"]), "no word 'orange'"),
         (lambda: words.tokenize(["a large gren circle"]), "did you mean green?"),
         (lambda: words.tokenize(["a " * 33]), "33 words"),
         (lambda: words.read_captions(["a large red circle"]), "expected sentences like"),
-        (
-            lambda: words.read_captions(
-                ["a large red circle at the top left and more on a black background"]
-            ),
-            "'a large red circle",
-        ),
-        (lambda: scenes().encode_text(["one circle"]), "no word 'one'"),
         (lambda: scenes().batch(torch.tensor([-1])), "counted from 0"),
         (lambda: scenes().batch(torch.tensor([0]), None, "probe"), "no probe split"),
         (lambda: reader.probe(torch.zeros(1, 3, 8, 8)), "32x32"),
@@ -176,18 +168,6 @@ def test_errors_in_one_sentence(call, words_in_it):
     with pytest.raises(DataError) as error:
         call()
     assert words_in_it in str(error.value) and "\n" not in str(error.value)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.text(max_size=80) | st.lists(st.sampled_from(words.WORDS[1:]), max_size=40).map(" ".join))
-def test_any_text_is_read_or_refused(text):
-    for function in (words.tokenize, words.read_captions):
-        try:
-            result = function([text])
-        except DataError as error:
-            assert "\n" not in str(error).replace(repr(text), "")
-        else:
-            assert len(result) == 1
 
 
 @pytest.fixture(scope="module")
