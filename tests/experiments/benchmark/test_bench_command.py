@@ -44,13 +44,8 @@ def test_words_become_options():
     [
         ("tokns=64", "unknown key tokns; did you mean tokens"),
         ("tokens=60", "60 is no square number: try tokens=64"),
-        ("rounds=0", "rounds=0: expected an integer >= 1"),
         ("batch=many", "batch=many: expected an integer"),
-        ("plain=maybe", "expected true or false"),
-        ("precision=fp61", "expected one of fp32, bf16"),
-        ("parts=step", "did you mean steps"),
         ("parts=profile", "one of steps, variants, blocks, loop"),
-        ("variants=bf61", "did you mean bf16"),
         ("mamba", "expected key=value"),
     ],
 )
@@ -178,8 +173,9 @@ def test_the_plain_model_routes_the_same_share():
         assert seen == tokens == [*case.cost(4).tokens]
 
 
-@pytest.mark.parametrize("name", ["dit", "mamba", "rwkv", "plain"])
-@pytest.mark.parametrize("route", ["none", "1-2"])
+@pytest.mark.parametrize(
+    ("name", "route"), [("dit", "1-2"), ("mamba", "none"), ("rwkv", "1-2"), ("plain", "1-2")]
+)
 def test_a_step_moves_every_weight_and_the_average(name, route):
     step = make_step(Case(name, "T/2", 16, Route.parse(route), 0.5), BenchOptions(depth=4, batch=2), CPU)
     before = [p.detach().clone() for p in step.params]
@@ -263,12 +259,6 @@ def test_the_kernels_that_ran_stand_below_the_steps():
     rows = [row | {"backbone": "mamba", "route": route} for route in ("none", "2-8")]
     lines = bench_report.steps_table(rows).splitlines()
     assert lines[-1] == "mamba ssd: mamba-ssm (mamba-ssm found)" and len(lines) == 4
-
-
-def test_tables_line_up():
-    columns = {"a": ("a", 1, "{}"), "ms": ("seconds", 1e3, "{:.0f}"), "none": ("none", 1, "{}"), "x": ("x", 1, "{}")}
-    text = bench_report.table([{"a": "longer", "seconds": 0.001}, {"a": "b", "seconds": 0.023, "x": "y"}], columns)
-    assert text == "a       ms  x\nlonger   1   \nb       23  y"
 
 
 @pytest.mark.gpu

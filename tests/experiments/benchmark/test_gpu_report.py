@@ -19,7 +19,7 @@ def test_without_a_gpu_it_is_one_sentence(capsys):
     assert "sees no CUDA device" in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("word", ["sizes=S/2", "size=Q/2", "steps=many", "steps=0", "tests=no", "part=4", "minutes=0", "nonsense"])
+@pytest.mark.parametrize("word", ["sizes=S/2", "part=4", "nonsense"])
 def test_wrong_words_are_refused_first(word, capsys):
     assert run_command(gpu_report.main, [word]) == 2
     error = capsys.readouterr().err

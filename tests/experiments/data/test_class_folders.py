@@ -12,7 +12,6 @@ from PIL import Image
 from experiments.data import DataError, create
 from experiments.data.latent_store import open_store
 from experiments.data.open_source import open_source
-from experiments.evaluation.images import Images
 
 APPLE_DOUBLE = b"\0\5\26\7\0\2\0\0Mac OS X        " + b"\0" * 4000
 

@@ -6,12 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data_tools import idx, right
+from data_tools import idx
 
 from experiments.config import load
 from experiments.data import DataError, create, downloads, image_options, torchvision_sets
-from experiments.evaluation import create_features
-from experiments.runtime.files import default_cache
 from experiments.runtime.locks import locked
 
 REAL = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package dataset-fashion-mnist
@@ -142,11 +140,3 @@ def test_the_published_data_set():
         assert y.bincount().tolist() == [each] * 10
     # The mean that is published for the images without their margin: 72.94.
     assert abs(data._mean * 32**2 / 28**2 - 72.94) < 0.01
-
-
-@installed
-@pytest.mark.slow
-def test_the_classifier_is_as_good_as_a_small_network_gets_in_a_minute():
-    data = create({"name": "fashion", "path": str(REAL)})
-    found = create_features("fashion-classifier", cache=default_cache(), dataset=data)
-    assert right(found) >= 88 and found.dim == 64

@@ -1,6 +1,5 @@
 import json
 import pickle
-import shutil
 import tarfile
 import threading
 
@@ -8,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 from data_tools import add, latents, npy, write_lightning, write_store, write_tars
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from experiments.data import DataError, Prefetch, create
 from experiments.data.latent_options import LatentsOptions

@@ -1,17 +1,12 @@
 import gzip
-import subprocess
-import sys
 from importlib.machinery import ModuleSpec
 
 import numpy as np
 import pytest
 import torch
-from data_tools import right
 
 from experiments.components import describe_data
 from experiments.data import DataError, MnistOptions, create, image_options
-from experiments.evaluation import create_features
-from experiments.runtime.files import default_cache
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +91,3 @@ def test_a_damaged_file_is_one_sentence(tmp_path, monkeypatch, content):
     path.write_bytes(gzip.compress(table(3, label=9)))
     images, labels = MnistOptions().read().splits["train"]
     assert labels.tolist() == [9, 9] and np.array_equal(images, np.zeros((2, 1, 32, 32)))
-
-
-@pytest.mark.slow
-def test_the_classifier_is_right_on_97_percent_of_the_held_out_images(data):
-    found = create_features("mnist-classifier", cache=default_cache(), dataset=data)
-    assert right(found) >= 97 and found.dim == 64

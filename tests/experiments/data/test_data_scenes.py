@@ -2,8 +2,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from experiments.data import DataError, ScenesOptions, create
 from experiments.data import probe as reader

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from data_tools import latents, write_lightning, write_store, write_tars
+from data_tools import latents, write_lightning, write_store
 from safetensors.torch import save_file
 
 from experiments.config.compose import load

@@ -8,7 +8,6 @@ import sys
 import tarfile
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest

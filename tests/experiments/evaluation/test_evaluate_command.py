@@ -149,30 +149,16 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     ("arguments", "sentence"),
     [
         (("--metrics", "fdi"), "did you mean fd"),
-        (("--metrics", "fid"), "type fd, which is FID with --features inception-adm"),
         (("--guidance", "cfg", "scale=2"), "a name comes first, as in NAME,scale=2"),
-        (("--guidance", "cgf"), "guidance=cgf: expected one of"),
         (("--guidance", "cfg,scale"), "guidance.scale: sampling can change"),
-        (("--guidance", "cfg,scal=2"), "did you mean scale"),
-        (("--sampler", "huen"), "did you mean heun"),
         (("--data", "digits"), "--data is for images"),
-        (("train.lr=1",), "train.lr"),
-        (("--samples", "1"), "eval.samples=1: expected an integer >= 2"),
         (("--step", "3"), "has no checkpoints"),
-        (("--reference", "nowhere.npz"), "no such file"),
         (("--write-reference", "x.txt"), "must end in .npz"),
-        (("--write-reference", "x.npz", "--features", ","), "give one --features"),
-        (("--write-reference", "x.npz", "--samples", 50), "--samples: --write-reference takes"),
-        (("--write-reference", "x.npz", "--keep-samples"), "--keep-samples: --write-reference takes"),
-        (("--write-reference", "x.npz", "--weights", "ema"), "--weights: --write-reference takes"),
         (("--write-reference", "x.npz", "sampler.steps=5"), "sampler.steps=5: --write-reference takes"),
-        (("--write-reference", "x.npz", "--metrics", "fd"), "--metrics: --write-reference scores"),
         (("--guidance", "none,scale=3"), "scale 3: there is no guidance"),
         (("--sampler", "heun,steps=5", "--steps", 2), "sampler.steps is given twice"),
-        (("--steps", 2, "sampler.steps=3"), "sampler.steps is given twice, also as 2"),
         (("--split", "train"), "--split is for --write-reference"),
         (("--write-samples", "x.npz", "--guidance", "none", "cfg"), "one --guidance"),
-        (("data.split_seed=1",), "the run was trained with 0"),
         (("data.test_fraction=0.5",), "the run was trained with 0.2"),
     ],
 )
@@ -228,13 +214,6 @@ def test_a_named_choice_keeps_the_runs_other_options(run: Path, tmp_path: Path) 
         ("cfg", 2, 0, 9),
     ]
     assert records(tmp_path)[0]["sampler"]["steps"] == 1
-
-
-def test_help_from_another_folder(tmp_path: Path) -> None:
-    found = subprocess.run(
-        [sys.executable, SCRIPT, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert "examples:" in found.stdout
 
 
 @pytest.mark.slow

@@ -59,15 +59,12 @@ def test_two_runs_are_compared_on_the_same_noisy_inputs(tmp_path: Path, objectiv
         assert all(torch.equal(a, b) for a, b in zip(dense, each, strict=True))
 
 
-@pytest.mark.parametrize("batch", [40, 360])
-def test_the_loss_is_the_objectives_own_mean_over_all_of_the_split(
-    tmp_path: Path, batch: int
-) -> None:
+def test_the_loss_is_the_objectives_own_mean_over_all_of_the_split(tmp_path: Path) -> None:
     held = data(tmp_path, "route=1-2")
     # An untrained output layer answers zero: EDM's loss of that is known.
     for p in held.model.head.parameters():
         torch.nn.init.zeros_(p)
-    found = values(heldout_loss.heldout_scores(held, batch))
+    found = values(heldout_loss.heldout_scores(held, batch=40))
     expected = []
     for draw in range(2):
         x, noise, *_ = held.sample(torch.arange(360), draw)
@@ -90,9 +87,8 @@ def test_a_process_without_a_sample_changes_nothing(
     assert values(heldout_loss.heldout_scores(data(tmp_path), 10)) == {"heldout_loss": 1.5}
 
 
-@pytest.mark.parametrize("start", [0, 1000])
-def test_noise_levels_cover_those_of_training_evenly(start: int) -> None:
-    spread = _EvenNoiseLevels(torch.arange(start, start + 200), 3)
+def test_noise_levels_cover_those_of_training_evenly() -> None:
+    spread = _EvenNoiseLevels(torch.arange(1000, 1200), 3)
     assert (spread.uniform("sigma", 1)[:, 0] * 10).long().bincount().tolist() == pytest.approx(
         [20] * 10, abs=2
     )
