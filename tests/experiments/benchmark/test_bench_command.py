@@ -16,7 +16,7 @@ from experiments import bench
 from experiments.benchmark import bench_report, block_times, plain_dit, step_times
 from experiments.benchmark.bench_options import BenchOptions, help_text, parse
 from experiments.benchmark.block_times import first_step, loop_share
-from experiments.benchmark.step_times import Case, cases, interleave, kept_bytes, make_step, ratio
+from experiments.benchmark.step_times import Case, interleave, kept_bytes, make_step, ratio
 from experiments.runtime.command import run_command
 from experiments.training.cuda_graphs import EAGER
 from routing import Route
@@ -76,32 +76,7 @@ def test_what_this_machine_cannot_do_is_said(capsys, monkeypatch):
     assert "mamba" in capsys.readouterr().err
 
 
-def test_what_ends_a_later_part_is_refused_first_and_an_earlier_one_is_kept(tmp_path, monkeypatch):
-    out = tmp_path / "figures.json"
-    words = ["device=cpu", *SMALL, "parts=blocks,loop", f"out={out}"]
-    monkeypatch.setitem(bench_report.PARTS, "blocks", (lambda o, device: ["rows"], str))
-    for step in ("first_step", "loop_share"):
-        monkeypatch.setattr(block_times, step, lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        bench.main(words)
-    assert json.loads(out.read_text())["blocks"] == ["rows"]
-    monkeypatch.setattr(step_times, "measure", lambda *_: 1 / 0)
-    with pytest.raises(UserError, match="memory"):
-        bench.main([*words, "parts=steps", "tokens=16,16777216", "batch=1000000"])
-
-
 # --- arithmetic
-
-
-def test_every_dense_step_stands_before_its_routed_ones():
-    o = BenchOptions(backbone=("dit", "mamba"), rate=(0.5, 0.75))
-    found = [(c.backbone, c.rate) for c in cases(o, "S/2", 256)]
-    assert found == [
-        ("dit", 0.0), ("dit", 0.5), ("dit", 0.75),
-        ("mamba", 0.0), ("mamba", 0.5), ("mamba", 0.75),
-        ("plain", 0.0), ("plain", 0.5),
-    ]  # fmt: skip
-    assert [c.backbone for c in cases(BenchOptions(backbone=("rwkv",), route="none"), "S/2", 64)] == ["rwkv"]
 
 
 def test_ratios_are_medians_within_rounds():
@@ -252,13 +227,6 @@ def test_the_command_prints_tables_and_writes_the_figures(tmp_path, capsys, monk
         assert ("speedup" in row) == (row["route"] != "none")
     assert [row["tokens"] for row in found["blocks"]] == [16, 64]
     assert found["environment"]["torch"] == torch.__version__
-
-
-def test_the_kernels_that_ran_stand_below_the_steps():
-    row = {"size": "S/2", "tokens": 256, "seconds": 0.1, "kernels": ["ssd: mamba-ssm (mamba-ssm found)"]}
-    rows = [row | {"backbone": "mamba", "route": route} for route in ("none", "2-8")]
-    lines = bench_report.steps_table(rows).splitlines()
-    assert lines[-1] == "mamba ssd: mamba-ssm (mamba-ssm found)" and len(lines) == 4
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ import tarfile
 import numpy as np
 import pytest
 import torch
-from data_tools import add, latents, npy, write_lightning, write_tars
+from data_tools import add, latents, npy, write_tars
 from PIL import Image
 
 from experiments.data import DataError, create
@@ -133,18 +133,6 @@ def test_another_programs_dataset_json_is_no_label_file(tmp_path):
         image(tmp_path / name / "0.png")
     (tmp_path / "dataset.json").write_text('{"title": "pets"}')
     assert open_source(tmp_path).classes == ("cat", "dog")
-
-
-def test_mac_files_beside_stores_are_ignored(tmp_path):
-    arrays = latents(6)
-    write_tars(tmp_path / "tars", arrays, [0, 1, 2, 0, 1, 2])
-    write_lightning(tmp_path / "shards", arrays, arrays.copy(), [0, 1, 2, 0, 1, 2])
-    for name in ("tars/._shard-000000.tar", "shards/._latents_rank00_shard000.safetensors"):
-        (tmp_path / name).write_bytes(APPLE_DOUBLE)
-    for folder in ("tars", "shards"):
-        options = {"name": "latents", "path": str(tmp_path / folder)}
-        data = create(options, task="class")
-        assert data.size == 6 and data.options.describe()["shape"] == [4, 8, 8]
 
 
 def test_mac_files_inside_tars_are_ignored(tmp_path):

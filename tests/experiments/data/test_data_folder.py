@@ -14,7 +14,6 @@ from small import ROOT
 from experiments.config import load
 from experiments.data import DataError, create, picture_folder
 from experiments.data.registry import describe, fingerprint, parse
-from routing.errors import UserError
 from routing.rng import Draws
 
 SIDE = 8
@@ -63,17 +62,6 @@ def test_class_folders_are_classes_with_a_share_of_each_held_out(tmp_path):
             assert image[:, 3, 5].tolist() == list(COLOURS[data.class_names[label]])
             assert image[:, 3, 0].tolist() == [value // 2 for value in image[:, 3, 5].tolist()]
     assert describe(options(tmp_path))["num_classes"] == 3
-
-
-def test_the_split_follows_its_seed_alone(tmp_path):
-    for number in range(20):
-        picture(tmp_path / "cat" / f"{number:02}.png", (10 * number, 0, 0))
-
-    def held_out(**more):
-        return sorted(pixels_of(create(options(tmp_path, **more)), "test")[0][:, 0, 3, 5].tolist())
-
-    assert held_out() == held_out() != held_out(split_seed=1)
-    assert len(held_out(test_fraction=0.25)) == 5
 
 
 @pytest.mark.parametrize("test", ["test", "val", "Validation"])
@@ -200,26 +188,6 @@ def test_archives_are_for_prepare(tmp_path):
         add(archive, "0.png", b"encoded")
     with pytest.raises(DataError, match=r"holds archives or tables.*prepare\.py"):
         parse(options(tmp_path)).check_files()
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["data=torchvision", "data.set=ImageFolder"], "data=folder data.path=DIR"),
-        (["data=mnist", "data.path=pictures"], "data=folder data.path=DIR"),
-        (["data=folder", "data.size=33"], "patch of 4 does not divide 33x33"),
-    ],
-)
-def test_wrong_words_lead_to_the_folder(words, hint):
-    with pytest.raises(UserError, match=hint):
-        load(words)
-
-
-@pytest.mark.parametrize("name", ["latents", "fashion"])
-def test_a_folder_of_pictures_for_another_data_set_leads_here(tmp_path, name):
-    class_folders(tmp_path, 2)
-    with pytest.raises(DataError, match="data=folder data.path="):
-        parse({"name": name, "path": str(tmp_path)}).check_files()
 
 
 def test_a_missing_folder_is_one_sentence(tmp_path):

@@ -217,12 +217,6 @@ def test_damage_is_named(tmp_path, labels, damage, words):
     refused(lambda: load(path), *words)
 
 
-def test_a_prepared_store_says_itself_what_it_holds(tmp_path, labels):
-    path = write_store(tmp_path / "s", latents(COUNT), labels)
-    assert load(path, kind="sample").size == COUNT
-    refused(lambda: load(path, kind="moments"), "data.kind=moments", "expected sample, as", "leave")
-
-
 def test_other_pixels_of_the_same_store_have_another_fingerprint(tmp_path, labels):
     path = write_store(tmp_path / "s", latents(COUNT), labels)
     plain = load(path)

@@ -88,11 +88,6 @@ def test_attributes_cover_everything_evenly():
     assert (places - 0.25).abs().max() < 0.02
 
 
-def test_one_shape_only():
-    a = scenes(max_shapes=1).attributes(torch.arange(200))
-    assert (a.shape > 0).sum(1).eq(1).all()
-
-
 def test_label_names_the_large_shape():
     data = scenes()
     a = data.attributes(torch.arange(100))
@@ -210,13 +205,6 @@ def test_adherence_counts_add_up_over_batches(sample):
     parts = [reader.adherence(pixels[cut], captions=captions[cut]) for cut in (slice(100), slice(100, None))]
     assert whole["shape"][1] != len(pixels)
     assert whole == {key: tuple(a + b for a, b in zip(parts[0][key], parts[1][key], strict=True)) for key in whole}
-
-
-def test_probe_features_are_independent_of_the_batch(sample):
-    pixels = sample[0][:40]
-    whole, parts = reader.probe(pixels), reader.probe(pixels, batch=7)
-    assert whole["features"].shape == (40, 128) and whole["spatial"].shape == (40, 96, 4, 4)
-    torch.testing.assert_close(whole["features"], parts["features"], atol=1e-4, rtol=1e-4)
 
 
 def test_probe_training_learns_and_repeats():

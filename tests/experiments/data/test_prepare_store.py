@@ -2,7 +2,6 @@ import errno
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -605,25 +604,6 @@ def test_captions_beside_pictures_in_tars_and_tables(pictures, tmp_path):
         ]
 
 
-def test_what_else_lies_in_a_tar_belongs_to_no_sample(pictures, tmp_path):
-    from experiments.data.open_source import open_source
-
-    with tarfile.open(tmp_path / "x.tar", "w") as archive:
-        for name in ("README", "._0000.png", ".hidden", "a/._0000.cls"):
-            add(archive, name, b"x")
-        for i, content in enumerate(pictures.values()):
-            # A map of the picture comes first, as tar sorts names.
-            for field, part in (("depth.png", b"x"), ("png", content), ("cls", b"3")):
-                add(archive, f"{i:04d}.{field}", part)
-    source = open_source(tmp_path)
-    assert source.labelled
-    assert [raw.content for raw in source.read(0, 7)] == list(pictures.values())
-    with tarfile.open(tmp_path / "x.tar", "w") as archive:
-        add(archive, "README", b"x")
-    with pytest.raises(DataError, match="x.tar holds no files named KEY.FIELD"):
-        open_source(tmp_path)
-
-
 def test_lines_of_captions_are_read_whatever_is_in_them(pictures, tmp_path):
     from experiments.data.open_source import open_source
 
@@ -639,14 +619,6 @@ def test_lines_of_captions_are_read_whatever_is_in_them(pictures, tmp_path):
     path.write_text("\n \n".join(lines) + "\n", encoding="utf-8")
     source = open_source(tmp_path, captions=path)
     assert [raw.captions for raw in source.read(0, 2)] == [("ends\u2028here", "again"), ("a",)]
-
-
-def test_a_caption_that_is_no_text_is_named(pictures, tmp_path):
-    from experiments.data.open_source import open_source
-
-    write_table(tmp_path / "x.parquet", pictures, caption=[["a cat"]] * 7)
-    with pytest.raises(DataError, match=r"x\.parquet: row 2 has caption .*; expected text"):
-        list(open_source(tmp_path).read(2, 5))
 
 
 def test_missing_captions_are_named(folder, coco, tmp_path, vae, capsys):
@@ -705,27 +677,3 @@ def test_latents_that_are_not_finite_are_refused(folder, tmp_path, vae, capsys):
     code = run(folder, tmp_path / "out", tmp_path / "other", "--dtype", "float16")
     fails(capsys, code, "animals/cat.png has latents that are not finite in", "another --vae")
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-def test_a_vae_without_a_scale_is_refused(folder, tmp_path, vae, capsys):
-    shutil.copytree(vae, tmp_path / "vae")
-    config = tmp_path / "vae" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"scaling_factor": 0}))
-    assert run(folder, tmp_path / "out", tmp_path / "vae") == 2
-    assert "expected numbers" in capsys.readouterr().err
-
-
-def test_without_a_network_the_hub_is_asked_once(folder, tmp_path, vae, monkeypatch, capsys):
-    from backbones.weights import hub
-
-    asked = []
-
-    def refuse(url, **options):
-        asked.append(url)
-        raise ConnectionError("Name or service not known")
-
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "get_hf_file_metadata", refuse)
-    words = ("nowhere/vae cannot be loaded (the Hugging Face hub cannot be reached", "--vae FOLDER")
-    fails(capsys, run(folder, tmp_path / "out", "nowhere/vae"), *words)
-    assert len(asked) == 1

@@ -125,14 +125,6 @@ def test_a_batch_is_sampled_in_parts_that_fit_into_the_cache(family, guidance, m
     assert torch.equal(generate(model, *rest, seeds.flip(0), batch=11), again.flip(0))
 
 
-def test_a_pass_is_never_smaller_than_the_fewest_images_worth_one(monkeypatch):
-    model, sizes = tiny(), []
-    model.register_forward_hook(lambda m, args, out: sizes.append(len(args[0])))
-    monkeypatch.setattr(generation, "_CACHED_VALUES", 1)
-    generate(model, *parts("euler", "none"), torch.arange(10), batch=10)
-    assert set(sizes) == {4}
-
-
 def test_labels_from_seeds():
     seeds = torch.arange(3000)
     labels = labels_from_seeds(seeds, 5)

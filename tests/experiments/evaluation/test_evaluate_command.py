@@ -16,8 +16,6 @@ from small import ROOT, small
 from experiments import components as build
 from experiments.evaluate import main
 from experiments.evaluation import trained_model
-from experiments.evaluation.evaluate_command import split_names
-from experiments.evaluation.evaluate_run import group_overrides
 from experiments.runtime.command import run_command
 
 SCRIPT = str(ROOT / "experiments" / "evaluate.py")
@@ -181,18 +179,6 @@ def test_other_data_are_scored_anew(
         assert command(*asked, *more) == 0
         assert ("scored before" in capsys.readouterr().out) == again
     assert len(records(tmp_path)) == 2
-
-
-def test_a_source_that_is_not_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(run.parent / "runn") == 2
-    assert "did you mean run?" in capsys.readouterr().err
-
-
-def test_choices_and_lists() -> None:
-    assert group_overrides("guidance", "") == []
-    assert group_overrides("guidance", "cfg,scale=2") == ["guidance.name=cfg", "guidance.scale=2"]
-    assert group_overrides("guidance", ",weak=cosine:0.6:0") == ["guidance.weak=cosine:0.6:0"]
-    assert split_names(["fd,is", "kid"]) == ("fd", "is", "kid")
 
 
 def test_a_named_choice_keeps_the_runs_other_options(run: Path, tmp_path: Path) -> None:

@@ -108,16 +108,6 @@ def test_scores_are_repeatable_and_seeds_matter(case: Case) -> None:
     assert first["kid"].value != other["kid"].value
 
 
-def test_guidance_can_be_replaced(case: Case) -> None:
-    metrics = ("kid",)
-    plain = case.score(metrics=metrics, guidance="none")["kid"]
-    routed = case.score(metrics=metrics, guidance={"name": "routed", "weak": "0.8"})["kid"]
-    assert plain.guidance == "none scale=1.0"
-    assert routed.guidance == "routed scale=1.5 weak=0.8"
-    assert plain.value != routed.value
-    assert plain.macs_per_sample < routed.macs_per_sample < 2 * plain.macs_per_sample
-
-
 def test_labels_are_balanced_or_drawn(case: Case) -> None:
     options = scoring.options_for(case.config)
     labels, _, _ = sample_conditions(

@@ -300,15 +300,6 @@ def test_weights_files_are_not_unpickled(tmp_path: Path) -> None:
         published.load_state(tmp_path / "none.pth", "weights", "key")
 
 
-def test_absent_dinov2_weights_are_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(
-        MetricError, match="dinov2_weights=.* does not hold vit_small_patch14.*no such file"
-    ):
-        create_features(
-            "dinov2-vits14", EvalOptions(dinov2_weights=str(tmp_path / "x")), cache=tmp_path
-        )
-
-
 # --- the large networks, real architectures, random weights ---------------------------------------
 
 

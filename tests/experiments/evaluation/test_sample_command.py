@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +32,6 @@ from experiments.evaluation.sampling_options import parse_overrides
 from experiments.options.roles import ConfigError
 from experiments.runtime.command import run_command
 from experiments.runtime.console import Console
-from experiments.runtime.locks import locked
 
 ROOT = Path(__file__).parents[3]
 
@@ -130,13 +128,6 @@ def test_the_same_command_again_is_done_and_another_is_refused(weights, tmp_path
         assert {path: path.read_bytes() for path in first} == first
     assert run(*arguments, "--scale", 3) == 2
     assert "holds samples with another guidance" in capsys.readouterr().err
-
-
-def test_a_folder_that_another_call_writes_is_refused(weights, tmp_path, capsys):
-    with locked(tmp_path):
-        assert run(weights, "--seeds", "0-2", "--out", tmp_path, "--device", "cpu") == 2
-    assert f"{tmp_path} is being written by process {os.getpid()}" in capsys.readouterr().err
-    assert not (tmp_path / "shards").exists()
 
 
 def test_classes_of_unnamed_seeds_are_drawn_from_the_seeds(weights, tmp_path):
@@ -291,13 +282,6 @@ def test_captions_from_a_file(tmp_path):
     (tmp_path / "c.txt").write_bytes("caf\u00e9".encode("latin-1"))
     with pytest.raises(ConfigError, match="expected text in UTF-8"):
         parse_captions(str(tmp_path / "c.txt"))
-
-
-def test_request_is_row_by_row():
-    request = plan_request([5, 6], [1, 0], None, ("cat", "dog"))
-    assert request.seeds == [5, 6, 5, 6] and request.labels == [1, 1, 0, 0]
-    assert request.columns == 2 and request.row_names == ["dog", "cat"]
-    assert len(set(request.names)) == 4
 
 
 @pytest.mark.slow
