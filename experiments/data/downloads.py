@@ -78,8 +78,8 @@ def fetch_published(addresses: Sequence[str], path: Path, md5: str) -> None:
     actual = checksum(path, "md5")
     require(
         actual == md5,
-        f"{path} is cut short or is not what was published: its MD5 is {actual}, expected {md5}; "
-        "remove it, and it is downloaded again",
+        f"{path} is truncated or differs from the published file: its MD5 is {actual}, expected "
+        f"{md5}; delete it, and it is downloaded again",
     )
 
 

@@ -80,8 +80,8 @@ class LatentSpace(Dataset):
             require(len(self.decoding.shift) == channels, "another number of channels")
         except (TypeError, ValueError, KeyError, IndexError, OverflowError):
             raise DataError(
-                "the weights do not say how their latents become pixels (damaged metadata); "
-                "give the store they were trained on: data.path=FOLDER"
+                "the metadata of the weights do not describe how to decode their latents; pass the "
+                "store that they were trained on: data.path=FOLDER"
             ) from None
         return self
 
@@ -91,7 +91,7 @@ class LatentSpace(Dataset):
 
     def batch(self, index: Tensor, draws: Draws | None = None, split: str = "train") -> Batch:
         """Raise `DataError`: there are no samples."""
-        raise DataError("the latents themselves are not here; give their store: data.path=FOLDER")
+        raise DataError("the weights come without their latents; pass the store: data.path=FOLDER")
 
     @property
     def vae(self) -> str | None:

@@ -44,7 +44,7 @@ def open_source(
     [(kind, source_files)] = by_kind.items()
     require(
         captions is None or kind == "images",
-        "--captions is for folders; tars and tables bring their own captions",
+        "--captions is for folders; tars and tables contain their own",
     )
     for role, name in (columns or {}).items():
         require(

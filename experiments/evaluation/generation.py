@@ -18,8 +18,8 @@ from experiments.options.roles import ConfigError
 from routing.errors import require
 from routing.rng import Draws, widest
 
-# Values of one activation (images x tokens x width) that a core's cache holds beside the others of
-# a block, and the fewest images worth a pass: smaller and larger numbers were slower on an EPYC.
+# Values of one activation (images x tokens x width) that fit into a core's cache together with the
+# others of a block, and the fewest images per pass. Other numbers were slower on an EPYC.
 _CACHED_VALUES, _FEWEST_IMAGES = 1 << 17, 4
 
 #: Called with the number of finished images and the number of all.

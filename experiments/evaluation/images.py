@@ -58,7 +58,7 @@ def split_batches(
     """Yield a split, or its samples `index`, as uint8 batches (B, 3, H, W) and labels (B,)."""
     require(
         not dataset.cannot_decode,
-        f"scores are taken on pixels: {dataset.cannot_decode}",
+        f"scores are computed on pixels: {dataset.cannot_decode}",
         MetricError,
     )
     index = split_indices(dataset, split) if index is None else index

@@ -63,8 +63,8 @@ IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte"
     ("name", "change", "words"),
     [
         (IMAGES, None, "there is no train-images-idx3-ubyte or train-images-idx3-ubyte.gz in"),
-        (IMAGES, lambda data: b"\x1f\x8b" + data[3:], "is not what was published"),
-        (LABELS, lambda data: data[:-1] + b"\7", "is not what was published"),
+        (IMAGES, lambda data: b"\x1f\x8b" + data[3:], "differs from the published file"),
+        (LABELS, lambda data: data[:-1] + b"\7", "differs from the published file"),
     ],
 )
 def test_a_file_that_is_not_as_published_is_one_sentence(folder, name, change, words):
@@ -108,7 +108,7 @@ def test_what_is_missing_is_downloaded_once(folder, server, tmp_path_factory, mo
     for damaged in (whole[:-9], gzip.compress(b"")):
         images.write_bytes(damaged)
         with pytest.raises(
-            DataError, match="remove it, and it is downloaded again; or give data.path"
+            DataError, match="delete it, and it is downloaded again; or give data.path"
         ) as error:
             create({"name": "fashion"})
         assert str(images) in str(error.value) and "leave data.path out" not in str(error.value)

@@ -171,7 +171,7 @@ def test_more_pixels_than_memory_should_hold_are_refused_unread(tmp_path, monkey
     ("files", "message"),
     [
         ([], "holds no images"),
-        (["0.png", "cat/0.png"], "lies beside class folders"),
+        (["0.png", "cat/0.png"], "is beside the class folders"),
         (["train/cat/0.png", "test/0.png"], "holds no classes, unlike"),
     ],
 )

@@ -81,7 +81,7 @@ def test_damaged_fonts_are_one_sentence(folder, file, content):
 
 def test_without_the_package(folder, monkeypatch):
     shutil.rmtree(folder)
-    with pytest.raises(DataError, match="cannot read the fonts.*there is none"):
+    with pytest.raises(DataError, match="cannot read the fonts.*no lists of characters"):
         create({"name": "icons"})
     monkeypatch.setattr(image_options, "find_spec", lambda name: None)
     with pytest.raises(DataError, match="not installed; type pip install qtawesome"):

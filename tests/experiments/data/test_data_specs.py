@@ -139,8 +139,8 @@ TURNS = [0, 1, 0, 1]
 @pytest.mark.parametrize(
     ("splits", "says"),
     [
-        ({"test": (IMAGES, TURNS)}, "no images as train, or all pixels are alike"),
-        ({"train": (IMAGES * 0, TURNS)}, "all pixels are alike"),
+        ({"test": (IMAGES, TURNS)}, "no training images, or all their pixels are equal"),
+        ({"train": (IMAGES * 0, TURNS)}, "all their pixels are equal"),
         ({"train": (IMAGES, np.eye(2)[TURNS])}, r"labels \(4, 2\), \[0.0\] to \[1.0\]"),
         ({"train": (IMAGES, [0, 1, 2, 1])}, r"labels \(4,\), \[0\] to \[2\].*labels below 2"),
         ({"train": (IMAGES, TURNS)}, None),

@@ -161,7 +161,7 @@ def test_nothing_is_unpickled_that_is_not_the_published_file(tmp_path, monkeypat
     mark, path = tmp_path / "mark", tmp_path / "cifar-10-batches-py" / "data_batch_2"
     path.write_bytes(pickle.dumps(Bomb(mark)))
     with pytest.raises(
-        DataError, match="data_batch_2 is cut short or is not what was published: its MD5"
+        DataError, match="data_batch_2 is truncated or differs from the published file: its MD5"
     ) as e:
         create(options(tmp_path))
     assert not mark.exists() and "\n" not in str(e.value) and "data.root=FOLDER" in str(e.value)
@@ -179,7 +179,7 @@ def test_nothing_is_unpickled_that_is_not_the_published_file(tmp_path, monkeypat
 def test_a_file_that_was_cut_short_is_refused(tmp_path, monkeypatch, name, file):
     write(tmp_path, name, monkeypatch)
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:-1])
-    with pytest.raises(DataError, match=f"data.set={name}: .*{Path(file).name} is cut short"):
+    with pytest.raises(DataError, match=f"data.set={name}: .*{Path(file).name} is truncated"):
         create(options(tmp_path, name))
 
 

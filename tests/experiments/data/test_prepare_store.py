@@ -346,7 +346,7 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
     ("make", "words"),
     [
         (lambda p: [p / "nowhere"], ["does not exist"]),
-        (lambda p: [p / "loose"], ["lies beside class folders"]),
+        (lambda p: [p / "loose"], ["is beside the class folders"]),
         (
             lambda p: [p / "mixed"],
             ["holds images such as a.png and tars such as z.tar", "one kind", "--files '*.png'"],
@@ -626,7 +626,7 @@ def test_missing_captions_are_named(folder, coco, tmp_path, vae, capsys):
     extra = folder / "grey/extra.png"
     extra.write_bytes((folder / "grey/coins.png").read_bytes())
     more = ("--captions", coco, "--text", encoder)
-    fails(capsys, run(folder, tmp_path / "a", vae, *more), "no caption for grey/extra.png (1 such)")
+    fails(capsys, run(folder, tmp_path / "a", vae, *more), "no caption for grey/extra.png (images without a caption: 1)")
     coco.write_text("{}")
     fails(capsys, run(folder, tmp_path / "b", vae, *more), "holds no captions", "annotations")
     fails(capsys, run(folder, tmp_path / "c", vae, "--text", encoder), "give them with --captions")

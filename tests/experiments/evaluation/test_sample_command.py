@@ -357,7 +357,7 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
     assert torch.equal(alone.to_pixels(x), wanted)
     # The conversion matters: the numbers as they are give other pictures.
     assert not torch.equal(alone._autoencoder.decode(x), wanted)
-    with pytest.raises(DataError, match="the latents themselves are not here"):
+    with pytest.raises(DataError, match="the weights come without their latents"):
         alone.batch(torch.arange(1), None)
     out = tmp_path / "out"
     assert run(weights, "--classes", "1", "--seeds", "0-1", "--out", out, "--device", "cpu") == 0
@@ -391,5 +391,5 @@ def test_a_damaged_description_of_latents_is_one_sentence(wrong):
 
     good = {"shift": [0.0] * 4, "unit": [1.0] * 4, "vae": "x"}
     assert restored(good).decoding.factor is None
-    with pytest.raises(DataError, match="give the store they were trained on"):
+    with pytest.raises(DataError, match="pass the store that they were trained on"):
         restored({**good, **wrong})
