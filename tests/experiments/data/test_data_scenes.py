@@ -98,7 +98,7 @@ def test_label_names_the_large_shape():
 
 
 def test_captions_and_reading_them_are_inverses():
-    a = scenes().attributes(torch.arange(2000))
+    a = scenes().attributes(torch.arange(500))
     again = words.read_captions(a.captions())
     for key in ("shape", "colour", "size", "background"):
         assert torch.equal(getattr(a, key), getattr(again, key))
@@ -116,7 +116,7 @@ def test_captions_and_reading_them_are_inverses():
 
 def test_tokens_are_those_of_the_captions():
     for most in (1, 2, 3):
-        a = scenes(max_shapes=most).attributes(torch.arange(2000))
+        a = scenes(max_shapes=most).attributes(torch.arange(300))
         assert torch.equal(a.tokens(), words.tokenize(a.captions()))
 
 
@@ -166,10 +166,11 @@ def test_errors_in_one_sentence(call, words_in_it):
 @pytest.fixture(scope="module")
 def sample():
     data = scenes("text")
-    batch = data.batch(torch.arange(512) + 10_000, None, "test")
+    index = torch.arange(256) + 10_000
+    batch = data.batch(index, None, "test")
     return (
         data.to_pixels(batch.x),
-        data.attributes(torch.arange(512) + 10_000, "test"),
+        data.attributes(index, "test"),
         batch.captions,
     )
 

@@ -110,5 +110,5 @@ def test_captioned_latents_train_text_to_image(tmp_path):
     ("backbone", "task"), [("dit", "text"), ("mamba", "class"), ("rwkv", "none")]
 )
 def test_scenes_train_every_backbone(tmp_path, backbone, task):
-    more = ["train.batch=2", "route=0-1", *(["guidance=none"] if task == "none" else [])]
+    more = ["train.batch=2", "route=0-1", "train.final_samples=false", *(["guidance=none"] if task == "none" else [])]
     fit(tmp_path, f"backbone={backbone}", "data=scenes", f"task={task}", *more)

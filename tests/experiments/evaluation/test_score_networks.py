@@ -56,7 +56,7 @@ def test_a_network_of_the_package_is_used_as_it_is(data, kind, tmp_path):
     assert not list(tmp_path.iterdir())  # nothing was trained
 
 
-@pytest.mark.parametrize("data", DATA, ids=str)
+@pytest.mark.parametrize("data", DATA[:2], ids=str)
 def test_a_classifier_is_as_accurate_on_held_out_images_as_its_file_says(data, tmp_path):
     dataset = create(data)
     features = create_features(features_name(data, "classifier"), cache=tmp_path, dataset=dataset)
