@@ -1,6 +1,5 @@
 """The benchmark: its keys, its arithmetic, and one small run of all of it. No assertion about time."""
 
-import dataclasses
 import functools
 import json
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from experiments import bench
-from experiments.benchmark import bench_report, block_times, plain_dit, step_times
+from experiments.benchmark import bench_report, block_times, step_times
 from experiments.benchmark.bench_options import BenchOptions, help_text, parse
 from experiments.benchmark.block_times import first_step, loop_share
 from experiments.benchmark.step_times import Case, interleave, kept_bytes, make_step, ratio
@@ -189,16 +188,6 @@ def test_the_plain_step_is_a_variant_of_dit_alone_and_compared_within_rounds(mon
     assert dit["over_plain"] == {"eager": 2.25, "eager, theirs compiled": 2.0, "both compiled": 4.0}
     text = bench_report.steps_table([dit])
     assert "ours over plain dit, route none, both compiled: 4.00x as fast" in text
-
-
-def test_compiling_the_plain_step_compiles_its_blocks_and_its_head(monkeypatch):
-    compiled = []
-    monkeypatch.setattr(plain_dit, "compile_blocks", compiled.extend)
-    case, o = Case("plain", "T/2", 16, Route.parse("1-2@0.5"), 0.5), BenchOptions(depth=4, batch=2)
-    make_step(case, o, CPU)
-    assert compiled == []
-    step = make_step(case, dataclasses.replace(o, compile="blocks"), CPU)
-    assert compiled == [*step.model.blocks, step.model.head] and len(compiled) == 5
 
 
 # --- a small run of everything

@@ -76,26 +76,6 @@ def test_digits_options_change_the_fingerprint(digits):
     assert create({"name": "digits", "split_seed": 1}).fingerprint != digits.fingerprint
 
 
-def test_task_none_has_no_labels():
-    data = create({"name": "digits"}, task="none")
-    assert data.num_classes == 0 and data.batch(torch.arange(3), None).y is None
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: create({"name": "digits"}, task="text"), "task=class"),
-        (lambda: create({"name": "digits"}, task="clas"), "did you mean class?"),
-        (lambda: create({"name": "scene"}), "did you mean scenes?"),
-        (lambda: SampleOrder(0, 0), "0 samples"),
-    ],
-)
-def test_wrong_options_say_what_to_type(call, words):
-    with pytest.raises(DataError) as error:
-        call()
-    assert words in str(error.value) and "\n" not in str(error.value)
-
-
 def test_outside_the_split(digits):
     with pytest.raises(DataError, match="1437 samples"):
         digits.batch(torch.tensor([1437]), None)
@@ -131,10 +111,6 @@ def test_order_looks_random():
     assert abs(chi2 - 63 * 63) < 5 * (2 * 63 * 63) ** 0.5
     follows = (order[:, 1:] == order[:, :-1] + 1).double().mean()
     assert abs(float(follows) - 1 / size) < 0.002
-
-
-def test_endless_stream_needs_no_shuffling():
-    assert SampleOrder(0, None).lookup(torch.tensor([5, 7])).tolist() == [5, 7]
 
 
 def test_options_need_no_torch():

@@ -2,12 +2,10 @@
 
 import subprocess
 import sys
-import tarfile
 
 import numpy as np
 import pytest
 import torch
-from data_tools import add
 from PIL import Image
 from small import ROOT
 
@@ -181,13 +179,6 @@ def test_other_layouts_are_one_sentence(tmp_path, files, message):
     with pytest.raises(DataError, match=message) as error:
         parse(options(tmp_path)).check_files()
     assert "\n" not in str(error.value)
-
-
-def test_archives_are_for_prepare(tmp_path):
-    with tarfile.open(tmp_path / "0.tar", "w") as archive:
-        add(archive, "0.png", b"encoded")
-    with pytest.raises(DataError, match=r"holds archives or tables.*prepare\.py"):
-        parse(options(tmp_path)).check_files()
 
 
 def test_a_missing_folder_is_one_sentence(tmp_path):

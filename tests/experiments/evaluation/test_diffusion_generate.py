@@ -260,21 +260,6 @@ def test_a_folder_of_other_samples_is_refused(tmp_path):
         list(read_shards(tmp_path / "none"))
 
 
-def test_a_call_that_failed_before_its_first_image_claims_nothing(tmp_path):
-    def fail(rows):
-        raise ValueError("no such word")
-
-    model = tiny(num_classes=0, text=(3, 6))
-    rest = (SamplingPipeline(model, *parts("euler", "cfg")), torch.arange(3))
-    with pytest.raises(ValueError, match="no such word"):
-        generate_shards(tmp_path, *rest, text=fail, to_pixels=pixels, settings={"captions": "a"})
-    states = torch.randn(3, 3, 6)
-    text = states.__getitem__
-    generate_shards(tmp_path, *rest, text=text, to_pixels=pixels, settings={"captions": "b"})
-    with pytest.raises(ConfigError, match="another settings.captions;"):
-        generate_shards(tmp_path, *rest, text=text, to_pixels=pixels, settings={"captions": "a"})
-
-
 def test_a_damaged_manifest_beside_samples_is_one_sentence(tmp_path):
     make(tmp_path)
     (tmp_path / "manifest.json").write_bytes(b"{")

@@ -18,6 +18,8 @@ from experiments import components as build
 from experiments import sample
 from experiments.config.compose import load
 from experiments.data.data_options import DataError
+from experiments.data.latent_options import LatentsOptions
+from experiments.data.latent_space import LatentSpace
 from experiments.evaluation import trained_model
 from experiments.evaluation.decoder import create_decoder
 from experiments.evaluation.sample_folder import write_pictures
@@ -128,15 +130,6 @@ def test_the_same_command_again_is_done_and_another_is_refused(weights, tmp_path
         assert {path: path.read_bytes() for path in first} == first
     assert run(*arguments, "--scale", 3) == 2
     assert "holds samples with another guidance" in capsys.readouterr().err
-
-
-def test_classes_of_unnamed_seeds_are_drawn_from_the_seeds(weights, tmp_path):
-    out = tmp_path / "out"
-    assert run(weights, "--seeds", "0-5", "--out", out, "--pngs", 4, "--device", "cpu") == 0
-    names = sorted(p.name for p in (out / "png").iterdir())
-    with np.load(out / "samples.npz", allow_pickle=False) as data:
-        expected = [f"seed{i:06d}_class{k:04d}.png" for i, k in enumerate(data["arr_1"][:4])]
-    assert names == expected
 
 
 @pytest.mark.parametrize("guidance", ["interval", "routed", "apg"])
@@ -364,29 +357,11 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
     assert "the weights of nowhere/vae are not on this machine" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"unit": [1.0]},
-        {"vae": 3},
-        {"extra": 1},
-    ],
-)
-def test_a_damaged_description_of_latents_is_one_sentence(wrong):
-    from experiments.data.latent_options import LatentsOptions
-    from experiments.data.latent_space import LatentSpace
-
-    def restored(decoding):
-        info = {
-            "shape": [4, 8, 8],
-            "num_classes": 0,
-            "class_names": [],
-            "text": None,
-            "fingerprint": "x",
-        }
-        return LatentSpace.restore(LatentsOptions(), {**info, "decoding": decoding})
-
-    good = {"shift": [0.0] * 4, "unit": [1.0] * 4, "vae": "x"}
-    assert restored(good).decoding.factor is None
+def test_a_damaged_description_of_latents_is_one_sentence():
+    info = {"shape": [4, 8, 8], "num_classes": 0, "class_names": [], "text": None}
+    decoding = {"shift": [0.0] * 4, "unit": [1.0] * 4, "vae": "x"}
+    info |= {"fingerprint": "x", "decoding": decoding}
+    assert LatentSpace.restore(LatentsOptions(), info).decoding.factor is None
+    decoding["unit"] = [1.0]
     with pytest.raises(DataError, match="pass the store that they were trained on"):
-        restored({**good, **wrong})
+        LatentSpace.restore(LatentsOptions(), info)
