@@ -73,21 +73,18 @@ def _check_sampling(config: Config, model: dict[str, Any]) -> None:
 
 def _check_weights(config: Config, info: dict[str, Any]) -> None:
     """Refuse published feature networks whose weights the run could not load."""
-    networks: set[str] = set()
-    options = options_for(config)
+    options, networks = options_for(config), {config.train.encoder}
     if config.eval["name"] != "none":
         plan = plan_scores(options, info["name"], config.task != "none", {})
         networks.update(name for name, metrics in plan.items() if metrics)
-    networks.add(config.train.encoder)
-    published = sorted(networks & PUBLISHED)
+    published = networks & PUBLISHED
     # Latents without their autoencoder are trained on, and scored elsewhere.
     if not published or registry.parse(config.data).undecodable_reason():
         return
     from experiments.evaluation.features import check_weights  # imports torch
-    from experiments.evaluation.scoring import cache_of
 
-    for name in published:
-        check_weights(name, options, cache_of(config))
+    for name in sorted(published):
+        check_weights(name, options, config.paths.cache)
 
 
 def _check_evaluation(config: Config, info: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ from experiments.evaluation.small_networks import (
     load_shipped,
 )
 from experiments.options.evaluation import EvalOptions, MetricError, check_features
-from experiments.runtime.files import sha256
+from experiments.runtime.files import default_cache, sha256
 from routing.errors import require
 
 
@@ -93,17 +93,17 @@ _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
 
 
-def check_weights(name: str, options: EvalOptions, cache: str | os.PathLike[str]) -> None:
+def check_weights(name: str, options: EvalOptions, cache: str | None) -> None:
     """Refuse a published network whose weights are not here and cannot be downloaded.
 
-    For checks before a run: nothing is read or downloaded. Other networks need no check.
+    For checks before a run: nothing is read or downloaded. `cache` is the run's `paths.cache`.
 
     Raises:
         MetricError: A run that uses the network would fail.
     """
     if name == "inception-adm":
         _check_fidelity_installed()
-        path = _cached_inception(Path(cache))
+        path = _cached_inception(Path(cache).expanduser() if cache else default_cache())
         if not options.inception_weights and not path.is_file():
             reason = unreachable_reason(URL)
             require(not reason, f"cannot download {URL} to {path} ({reason}){_FETCH}", MetricError)
