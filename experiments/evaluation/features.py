@@ -335,7 +335,7 @@ class NetworkPlan(NamedTuple):
 
 
 def own_network_plan(labelled: bool, dataset: Any) -> NetworkPlan:
-    """Return how the classifier, or without labels the autoencoder, of a data set is trained."""
+    """Return how a data set's classifier (`labelled`) or autoencoder is built and trained."""
     # Latents and the images that they are decoded to differ in size.
     size = next(split_batches(dataset, "train", torch.arange(1)))[0].shape[-1]
     settings = [dataset.name, dataset.pixels_fingerprint, size]
@@ -359,9 +359,9 @@ def own_network_plan(labelled: bool, dataset: Any) -> NetworkPlan:
 
 
 def _own_network(name: str, labelled: bool, cache: Path, dataset: Any, device: Device) -> Features:
-    """Return the network of a data set: its classifier, or without labels its autoencoder.
+    """Return a data set's classifier (`labelled`) or autoencoder.
 
-    The network that comes with the package is used if it was trained on the same images.
+    The network in the package is used if it was trained on the same images.
     """
     kind, settings, recipe, build, size = own_network_plan(labelled, dataset)
     network = load_shipped(f"{dataset.name}-{kind}", settings, recipe, build)

@@ -122,7 +122,7 @@ class Score:
     def __post_init__(self) -> None:
         require(
             math.isfinite(self.value),
-            f"{self.metric} came out as {self.value}; the samples or the reference are broken",
+            f"{self.metric} is {self.value}: the samples or the reference are not finite",
             MetricError,
         )
 

@@ -98,5 +98,5 @@ def test_a_metric_needs_features_that_can_measure_it() -> None:
 
 
 def test_a_score_that_is_no_number_is_refused() -> None:
-    with pytest.raises(MetricError, match="came out as nan"):
+    with pytest.raises(MetricError, match="is nan: the samples"):
         Score("FD-2 (x)", "fd", float("nan"), 2, None, None)
