@@ -89,7 +89,7 @@ def sample_batches(
             x = pipeline.generate(seeds, labels, text, batch=batch, device=device)[:count]
             require(
                 bool(x.isfinite().all()),
-                "the model samples NaN or infinite pixels: training diverged; try a smaller train.lr",
+                "the model samples NaN or infinite pixels: it diverged; try a smaller train.lr",
                 MetricError,
             )
             images = dataset.to_pixels(x.to(dataset.device)).cpu()
