@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from small import ROOT, small
+from small import ROOT, make_model_and_data, small
 
-from experiments import components as build
+from experiments.components import describe_data
 from experiments.evaluate import main
 from experiments.evaluation import trained_model
 from experiments.runtime.command import run_command
@@ -26,12 +25,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with exported weights, as training leaves it."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     config = small(folder.parent, "eval=digits", "eval.samples=70", "eval.batch=35", "route=1-2")
-    info = build.describe_data(build.make_dataset(config))
-    model = build.make_model(config, info)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn(p.shape, generator=generator) * 0.05)
+    model, dataset = make_model_and_data(config)
+    info = describe_data(dataset)
     folder.mkdir()
     (folder / "config.yaml").write_text("marker: 1\n")
     (folder / "scores.jsonl").write_text("")

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from small import small
+from small import make_model_and_data, small
 
-from experiments import components as build
 from experiments.evaluation import pipeline, read_shards, scoring
 from experiments.evaluation.collect import collect
 from experiments.evaluation.features import create_features
@@ -28,14 +27,8 @@ class Case:
 
     def __init__(self, folder: Path, *overrides: str) -> None:
         self.config = small(folder, "eval=digits", "eval.samples=40", "eval.batch=16", *overrides)
-        self.dataset = build.make_dataset(self.config)
-        info = build.describe_data(self.dataset)
-        self.model = build.make_model(self.config, info).eval()
-        # An untrained model answers zero whatever the label; this one does not.
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for p in self.model.parameters():
-                p.add_(torch.randn(p.shape, generator=generator) * 0.05)
+        self.model, self.dataset = make_model_and_data(self.config)
+        self.model.eval()
 
     def score(self, **changes: Any) -> dict[str, Any]:
         found = scoring.score(self.model, self.config, self.dataset, step=7, **changes)

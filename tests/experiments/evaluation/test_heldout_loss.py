@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import small
+from small import make_model_and_data, small
 
-from experiments import components as build
 from experiments.diffusion.objectives import create_objective
 from experiments.evaluate import parser
 from experiments.evaluation import heldout_loss
@@ -21,15 +20,10 @@ from experiments.runtime.console import Console
 from experiments.training.session import train
 
 
-def data(folder: Path, *overrides: str, noise: float = 0.05) -> HeldOut:
+def data(folder: Path, *overrides: str) -> HeldOut:
     """Return a narrow random model before its held-out data."""
     config = small(folder, *overrides)
-    dataset = build.make_dataset(config)
-    model = build.make_model(config, build.describe_data(dataset))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn(p.shape, generator=generator) * noise)
+    model, dataset = make_model_and_data(config)
     objective = create_objective(config.objective)
     return HeldOut(model, config, dataset, objective, torch.device("cpu"))
 
