@@ -54,7 +54,7 @@ def kernels(blocks: Iterable[Any], device: str | None = None) -> list[Choice]:
         device: Type of the device that they run on, as in "cuda"; None for the machine's fastest.
 
     Raises:
-        KernelError: A kernel that was asked for by name is not available.
+        KernelError: A kernel that was requested by name is not available.
     """
     operations: dict[tuple[str, str], None] = {}
     for block in blocks:

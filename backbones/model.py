@@ -294,7 +294,7 @@ class Backbone(nn.Module, Pretrained):
             **conditions: `text`, `text_drop` and `routing` of `forward`.
 
         Returns:
-            One (B, T, D) tensor per index, in the order asked for, prefix tokens first; within a
+            One (B, T, D) tensor per index, in the order of `indices`, prefix tokens first; within a
             route it holds the tokens that were present.
 
         Raises:

@@ -189,7 +189,7 @@ def _resolve(op: str, requested: str, device: str) -> Choice:
     one_of("op", op, tuple(KERNELS), KernelError)
     one_of("kernel", requested, kernel_words(op), KernelError)
     if requested in ("torch", "reference"):
-        return Choice(op, requested, "asked for")
+        return Choice(op, requested, "requested")
     # Triton's interpreter is for tests: a thousand times slower, so never chosen here.
     for_device = [kernel for kernel in KERNELS[op] if (kernel == "native") == (device != "cuda")]
     if requested == "auto" and not for_device:

@@ -210,7 +210,7 @@ def scan_line(device, **options):
 def test_the_banner_names_what_runs(fake_mamba_ssm):
     assert dispatch.kernel_function("ssd", "mamba-ssm")() == "ran"
     assert scan_line("cuda") == "ssd: mamba-ssm (mamba-ssm found)"
-    assert scan_line("cuda", kernel="torch") == "ssd: torch (asked for)"
+    assert scan_line("cuda", kernel="torch") == "ssd: torch (requested)"
     if native.library()[0]:
         assert scan_line("cpu").startswith("ssd: native (built by")
     with dispatch.without_native():
