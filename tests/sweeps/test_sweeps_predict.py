@@ -185,7 +185,7 @@ def test_published_pairs_are_predicted_without_training(tmp_path, monkeypatch, c
         (["seed=1"], "expected seeds=0,1,2"),
         (["steps=20", "--from", "."], "a pilot is not trained then"),
         (["--from", "."], "no pair of runs"),
-        (["--from", "none.tar.gz"], "the records none.tar.gz are not there"),
+        (["--from", "none.tar.gz"], "there is no archive none.tar.gz"),
         (["route=none"], "expected a routed run"),
         (["train.schedule=cosine"], "train.schedule=cosine: expected constant"),
     ],
