@@ -22,7 +22,7 @@ QUICK = [
 ]  # fmt: skip
 # What the other commands take.
 QUICK_COMMANDS = ["samples=20", "step=1", "rounds=1", "batch=2"]
-# One grid for each kind of stage, data set and method, and for each table and figure; all compose in other tests.
+# One grid for each kind of stage, data set and method; the tables of the others have tests of their own.
 GRIDS = [
     "bench", "evidence", "guidance", "high_res", "main_table", "masking", "one_two_routes",
     "relative_absolute", "repa", "scan_order", "search_route", "selection_rate", "similarity", "sota", "study_jit",
