@@ -115,18 +115,6 @@ def test_a_star_marks_a_route_that_is_significantly_better_than_all_others(seeds
     assert plot.data.loc[plot.data["best"], "route"].tolist() == (["4-8"] if starred else [])
 
 
-def test_the_selection_rate_shows_intervals_of_paired_differences(tmp_path):
-    # Seeds lie 20 apart, and the route moves each by one: only pairs can see it.
-    for seed in range(3):
-        for route, change in (("none", 0.0), ("2-8@0.25", -1.0), ("2-8", -2.0)):
-            folder = write(tmp_path, route=route, seed=seed)
-            line = score({}, 400, 50.0 + 20 * seed + change + 0.01 * seed)
-            (folder / "scores.jsonl").write_text(json.dumps(line) + "\n")
-    data = figures.make("selection_rate", tmp_path).data.set_index("rate")
-    assert data["mean"].tolist() == pytest.approx([-1.0, -2.0])
-    assert (data["high"] - data["low"]).max() < 0.1
-
-
 def test_only_scores_under_the_two_rates_alone_stand_in_their_map(tmp_path):
     folder = write(tmp_path, route="2-8", guidance=True)
     with (folder / "scores.jsonl").open("a") as stream:

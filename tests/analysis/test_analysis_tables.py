@@ -59,43 +59,6 @@ def test_main_table_holds_the_means_of_the_runs(runs):
     assert "another, unpublished model" in last["mamba-T/1"][0].text
 
 
-def test_summary_has_a_row_per_backbone_with_differences_over_the_seeds_of_both(tmp_path):
-    for backbone in ("dit", "rwkv"):
-        for seed in (0, 1, 2):
-            write(tmp_path, backbone, route="none", seed=seed)
-            if seed or backbone == "dit":
-                write(tmp_path, backbone, route="2-8", seed=seed)
-    write(tmp_path, "mamba", route="none")  # nothing to compare it with
-    found = Results.of(analysis.load(tmp_path))
-    table = make("summary", found)
-    assert [row.entries[0].text for row in table.rows] == ["dit-T/1", "rwkv-T/1"]
-    assert len(table.groups) == 1 and f"route 2-8, {METRIC}, after 400 steps" in table.groups[0]
-    frame = found.runs.set_index(["backbone", "route", "seed"])[f"score.{METRIC}"]
-    for backbone, seeds in (("dit", [0, 1, 2]), ("rwkv", [1, 2])):
-        row = find(table, "digits", f"{backbone}-T/1")
-        dense, routed = (frame[backbone, route][seeds] for route in ("none", "2-8"))
-        known = aggregation.interval(list(routed - dense))
-        text = f"{dense.mean():.2f} \u2192 {routed.mean():.2f} ({known.mean:+.2f} \u00b1 {known.high - known.mean:.2f})"
-        assert row["FD"].text == text and row["Seeds"].value == len(seeds)
-        assert row["w_eff"].is_missing and row["MACs per step"].value == pytest.approx(0.714, abs=1e-3)
-    one = make("summary", found.runs[found.runs.seed == 1])
-    assert "(" not in find(one, "digits", "dit-T/1")["FD"].text  # no interval of one seed
-
-
-def test_every_treatment_is_a_row_of_scores_beside_the_dense_one(runs):
-    table = make("treatments", runs)
-    names = [row.entries[0].text for row in table.rows if row.group.startswith("dit-T/1, digits, edm")]
-    assert names[0] == "dense" and {"2-8", "2-8@0.25", "0-4+6-9"} <= {*names}
-    rows = {name: find(table, "dit-T/1, digits, edm", name) for name in ("dense", "2-8")}
-    gap = find(make("differences", runs), "dit-T/1, digits, edm", "2-8")[f"\u0394 {METRIC}"]
-    assert "(" not in rows["dense"]["FD"].text and rows["dense"]["MACs per step"].value == 1
-    assert f"({gap.value:+.2f} \u00b1 {gap.high - gap.value:.2f})" in rows["2-8"]["FD"].text
-    assert rows["2-8"]["w_eff"].is_missing and rows["2-8"]["Seeds"].value == 3
-    fewer = runs.runs[(runs.runs.variant != "dense") | (runs.runs.seed != 2)]
-    row = find(make("treatments", Results.of(fewer)), "dit-T/1, digits, edm", "2-8")
-    assert row["Seeds"].value == 3 and row["FD"].text.endswith(", n=2")  # pairs
-
-
 def test_a_tail_is_held_against_runs_that_went_on_as_they_were(tmp_path):
     init = "/somewhere/runs/dit-T1-digits_{}_s{}-0123abcd@400"
     for seed in (0, 1, 2):
@@ -144,14 +107,6 @@ def test_steps_pairs_equal_multiply_adds(tmp_path):
         routed = group.routed[0].by_seed(group.metric, second)
         assert f"({aggregation.paired(dense, routed).mean:+.2f}" in entries[3].text
         assert entries[1].value == 3 and entries[2].value == pytest.approx(1.0, abs=0.001)
-
-
-def test_different_objectives_and_selections_never_share_a_cell(runs):
-    labels = [base.label for base in runs.groups]
-    assert len(labels) == len(set(labels)) == 4
-    mamba = next(base for base in runs.groups if base.label.startswith("mamba"))
-    assert {"2-8", "2-8, selection=rows", "2-8, selection=unsorted"} <= {cell.name for cell in mamba.routed}
-    assert all(len(cell.by_seed()) == 3 for base in runs.groups for cell in base.variants)
 
 
 def test_a_changed_hyper_parameter_makes_another_base(tmp_path):
@@ -700,16 +655,3 @@ def test_a_headline_needs_three_seeds_and_most_of_them(tmp_path, seeds, there, t
         assert text in dict(cards[0]["facts"])["FLOPs"] and ", after 100 steps" in cards[0]["label"]
     else:
         assert f", after 100 steps ({there} of {seeds} seeds reach it)" in without[0]
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_run_without_a_log_takes_no_budget_from_the_others(tmp_path, seed):
-    for other in (0, 1):
-        write(tmp_path, route="2-8", seed=other)
-        write(tmp_path, route="2-8", seed=other, routing__reinsert="none")
-        folder = write(tmp_path, seed=other)
-        if other == seed:
-            (folder / "metrics.jsonl").unlink()
-    row = find(make("masking", tmp_path), "dit", "2-8")
-    assert [row[f"Equal {what}"].n for what in ("steps", "FLOPs")] == [2, 2]
-    assert [row[f"\u0394 {what}"].n for what in ("steps", "FLOPs")] == [2, 1]
