@@ -56,7 +56,7 @@ class Rewrite(nn.Module):
 
 
 def rewrite(seed: int = 0) -> RoutedModel:
-    """The rewrite above: its tokens are unsorted, and its random numbers come from torch's global generator."""
+    """The rewrite above: unsorted tokens, drawn with torch's global generator."""
     torch.manual_seed(seed)
     model, x = Rewrite(seed=seed), torch.randn(4, 16, 32)
 
