@@ -323,7 +323,7 @@ def make_similarity(folder):
 
     about = {key: "x" for key in ("run", "backbone", "size", "data", "weights")}
     protocol = {**about, "route": "none", "levels": [1.0], "samples": 4}
-    SimilarityFile({"cosine": np.eye(3)}, protocol).save(folder / "similarity.npz")
+    SimilarityFile(np.eye(3), protocol).save(folder / "similarity.npz")
 
 
 @reader("similarity", make_similarity, "similarity.npz")
@@ -394,8 +394,8 @@ def read_runs(folder):
 
 
 def make_sweep(folder):
-    from sweeps.folder import JobBatch, Sweep
-    from sweeps.planned_run import PlannedRun
+    from sweeps.store.folder import JobBatch, Sweep
+    from sweeps.store.planned_run import PlannedRun
 
     runs = []
     for seed in range(2):
@@ -419,8 +419,8 @@ def make_sweep(folder):
 def read_sweep(folder):
     from rich.console import Console
 
-    from sweeps import status, status_table
-    from sweeps.folder import all_sweeps
+    from sweeps.status import status, status_table
+    from sweeps.store.folder import all_sweeps
 
     for sweep in all_sweeps(folder):
         rows, _ = status.statuses(sweep)
@@ -437,7 +437,7 @@ def make_grid(folder):
 
 @reader("grid of a sweep", make_grid, "grid.yaml")
 def read_grid(folder):
-    from sweeps import cells, grid
+    from sweeps.plan import cells, grid
 
     found = grid.load(str(folder / "grid.yaml"))
     cells.expand(found, "tiny")
@@ -445,7 +445,7 @@ def read_grid(folder):
 
 @reader("resources of a sweep", make_grid, "resources.yaml")
 def read_resources(folder):
-    from sweeps import resources
+    from sweeps.plan import resources
 
     resources.load(str(folder / "resources.yaml"))
 

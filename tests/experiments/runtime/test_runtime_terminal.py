@@ -19,7 +19,7 @@ from small import command, overrides
 
 from experiments.runtime.console import Console
 from experiments.runtime.errors import print_error
-from sweeps.run_status import STATES
+from sweeps.status.run_status import STATES
 
 LEGIBLE = {"0", "1", "2", "3", "31", "32", "35"}  # plain, bold, dim, italic, red, green, magenta
 
