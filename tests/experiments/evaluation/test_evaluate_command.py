@@ -152,7 +152,6 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (("--sampler", "heun,steps=5", "--steps", 2), "sampler.steps is given twice"),
         (("--split", "train"), "--split is for --write-reference"),
         (("--write-samples", "x.npz", "--guidance", "none", "cfg"), "one --guidance"),
-        (("data.test_fraction=0.5",), "the run was trained with 0.2"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(
