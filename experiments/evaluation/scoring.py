@@ -38,7 +38,7 @@ def cache_of(config: Config) -> Path:
 
 
 def check(config: Config, dataset: Any, device: torch.device | str = "cpu") -> list[str]:
-    """Load networks and references of a run's scores, so that a failure precedes training.
+    """Load networks and references of a run's scores, so that they fail before training.
 
     Returns:
         Lines for the log, such as the classifier's accuracy on held-out images.
@@ -131,7 +131,7 @@ def sample_and_score(
         store = open_store(out, options, settings)
     cost = pipeline.cost()
     record = {**sampling, "seed": options.seed, "step": step, "macs_per_sample": cost.macs}
-    pipeline.on_evaluation = console.part_of(cost.evaluations)
+    pipeline.batch_progress = console.part_of(min(options.batch, options.samples) * world()[1])
     # The held-out loss alone needs no samples.
     batches = sample_batches(pipeline, dataset, options, device, store) if meters else ()
     scores = measure(meters, batches, options.samples, console, "sample", **record)
@@ -184,4 +184,4 @@ def _check_count(total: int) -> None:
     """Refuse fewer images than processes."""
     processes = world()[1]
     if total < processes:
-        raise MetricError(f"{total} images are fewer than {processes} processes; ask for more")
+        raise MetricError(f"{total} images are fewer than {processes} processes; use more")

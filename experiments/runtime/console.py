@@ -120,12 +120,12 @@ class Console:
         """
         return Progress(self, what, total, done)
 
-    def part_of(self, count: int) -> Callable[[int], None]:
-        """Return a function that shows how many of `count` parts of the current step are done."""
+    def part_of(self, steps: int) -> Callable[[float], None]:
+        """Return a function that shows which share of the next `steps` steps is done (0 to 1)."""
 
-        def show(finished: int) -> None:
+        def show(share: float) -> None:
             if self._open:
-                self._open[-1].part = finished / max(1, count)
+                self._open[-1].show_part(share * steps)
 
         return show
 
@@ -154,7 +154,7 @@ class Progress:
         self._count = self._first_count = done  # steps that are shown as finished
         self._first = True
         self._text, self._eta = "", 0.0  # of the last update
-        self.part = 0.0  # finished share of the current step, where that is known
+        self.part = 0.0  # finished part of the steps since the last update, where that is known
         self._task: Any = None
         self._owns_bar = False
         self._closed = threading.Event()
@@ -251,6 +251,12 @@ class Progress:
             self._worked, self._done = time.monotonic() - self.start - self.paused, done
         self._show_count(done)
 
+    def show_part(self, steps: float) -> None:
+        """Show that this much of the next steps is finished, such as 12.5 of 64 images."""
+        self.part = steps
+        if self._task is not None:
+            self.bar.update(self._task, completed=self._count + steps)
+
     def _show_count(self, done: int) -> None:
         self._count = done
         if self._task is not None:
@@ -260,12 +266,12 @@ class Progress:
         """Return the finished steps, the text of the last update, and `[elapsed<remaining]`."""
         now = time.monotonic()
         elapsed, eta = clock(now - self.start), self._eta - (now - self._updated)
-        part = f"{self.part:.0%}  " if 0 < self.part < 1 else ""
+        share = min(1.0, (self._count + self.part) / (self.total or 1))
         if self.total is None:
-            return f"{part}[{elapsed}]"
+            return f"{share:.0%}  [{elapsed}]" if 0 < share < 1 else f"[{elapsed}]"
         count = f"{self._count}/{self.total}"
-        if part:
-            return f"{count}  batch {part}[{elapsed}]"
+        if self.part:
+            return f"{count}  {share:.0%}  [{elapsed}]"
         if self._updated == self.start:  # nothing is known of the rate
             return f"{count}  [{elapsed}]"
         return f"{count}  {self._text}  [{elapsed}<{clock(eta)}]"
