@@ -9,7 +9,7 @@ from typing import Any
 
 from backbones.cost import Cost, cost, features_macs
 from backbones.registry import model_config
-from backbones.sizes import parse_size
+from backbones.sizes import AlignOptions, parse_size
 from experiments.config.schema import Config
 from experiments.data.registry import describe
 from experiments.options.training import SELF_ENCODER
@@ -136,10 +136,8 @@ def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str
         tokens += f" -> {' and '.join(inside)} in routed blocks"
         tokens += f" ({config.routing.selection} selection)"
     kernels = [f"kernel      {line}" for line in kernels]
-    if config.train.encoder == SELF_ENCODER:
-        kernels.append(
-            f"teacher     block {teacher_block(config)} of the EMA; its dense pass is in the MACs"
-        )
+    if config.train.encoder != "none":
+        kernels.append(_alignment_line(config))
     if config.train.loss == "ensemble" and (not route or config.routing.reinsert == "none"):
         kernels.append("loss        plain: no tokens skip and come back, for train.loss=ensemble")
     return [
@@ -149,3 +147,17 @@ def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str
         f"tokens      {tokens}",
         *kernels,
     ]
+
+
+def _alignment_line(config: Config) -> str:
+    """Return the line that describes the loss of REPA or SRA."""
+    align = config.backbone.get("align") or learned_parts(config)["align"]
+    block, weight = align.get("block", AlignOptions.block), config.train.align_weight
+    if config.train.encoder == SELF_ENCODER:
+        teacher = teacher_block(config)
+        return (
+            f"SRA         block {block} to block {teacher} of the EMA, weight {weight:g}; its "
+            "dense pass is in the MACs"
+        )
+    encoder = config.train.encoder
+    return f"REPA        block {block} to features of encoder {encoder!r}, weight {weight:g}"

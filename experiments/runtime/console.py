@@ -113,12 +113,19 @@ class Console:
         table.width = self.rich.measure(table, options=unlimited).maximum
         self.rich.print(table, crop=False)
 
-    def progress(self, what: str, total: int | None = None, done: int = 0) -> Progress:
+    def progress(
+        self,
+        what: str,
+        total: int | None = None,
+        done: int = 0,
+        count: Callable[[], int] | None = None,
+    ) -> Progress:
         """Open a progress display for `total` steps, of which `done` are finished.
 
-        Without `total`, it shows the elapsed time alone.
+        Without `total`, it shows the elapsed time alone. `count` returns the number of finished
+        steps: the display calls it whenever it is drawn. Without it, the number moves by `update`.
         """
-        return Progress(self, what, total, done)
+        return Progress(self, what, total, done, count)
 
     def part_of(self, count: int) -> Callable[[int], None]:
         """Return a function that shows how many of `count` parts of the current step are done."""
@@ -138,21 +145,26 @@ def loading() -> Progress:
 class Progress:
     """A bar on a terminal, otherwise a line every few seconds; both with elapsed time and ETA.
 
-    Used as a context manager; `update` is called after each step. A nested one adds a line to the
-    outer display while it is open. The time moves on between updates, so that a long step does not
-    look like a process that hangs.
+    Used as a context manager. A nested one adds a line to the outer display while it is open. Time
+    and `count` move on between calls of `update`, so that nothing looks like a process that hangs.
     """
 
-    def __init__(self, console: Console, what: str, total: int | None, done: int) -> None:
-        self.console, self.what, self.total = console, what, total
+    def __init__(
+        self,
+        console: Console,
+        what: str,
+        total: int | None,
+        done: int,
+        count: Callable[[], int] | None,
+    ) -> None:
+        self.console, self.what, self.total, self.count = console, what, total, count
         self.start = self.last_line = self._updated = time.monotonic()
         self.paused = 0.0  # seconds of sampling and scoring, which do not count for the rate
         # Seconds and steps between the last updates: an average since the start would include a
         # slow beginning until the end.
         self._recent: deque[tuple[float, int]] = deque(maxlen=AVERAGED_UPDATES)
         self._worked, self._done = 0.0, done
-        self._count = self._first_count = done  # steps that are shown as finished
-        self._first = True
+        self._first_count, self._first = done, True
         self._text, self._eta = "", 0.0  # of the last update
         self.part = 0.0  # finished share of the current step, where that is known
         self._task: Any = None
@@ -179,6 +191,13 @@ class Progress:
         from rich.table import Column
         from rich.text import Text
 
+        class Bar(BarColumn):
+            """A bar of as many steps as are finished when it is drawn."""
+
+            def render(self, task: Any) -> Any:
+                task.completed = task.fields["display"].finished_steps()
+                return super().render(task)
+
         class Status(ProgressColumn):
             """Count, text and times as they are when the bar is drawn."""
 
@@ -188,7 +207,7 @@ class Progress:
         bar = RichProgress(
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             # The colours of the terminal's own theme are legible on dark and on light.
-            BarColumn(None, style="dim", complete_style="green", finished_style="green"),
+            Bar(None, style="dim", complete_style="green", finished_style="green"),
             Status(Column(no_wrap=True, overflow="ellipsis")),
             console=self.console.rich,
             expand=True,
@@ -234,7 +253,6 @@ class Progress:
         remaining_steps = max(0, (self.total or done) - done)
         self._eta = self.seconds_per_step(done) * remaining_steps + pending
         self._updated, self._text, self.part = time.monotonic(), text, 0.0
-        self._show_count(done)
         if (
             self._task is None
             and not self.console.live
@@ -242,19 +260,15 @@ class Progress:
         ):
             self._print_line()
 
-    def advance(self, done: int) -> None:
-        """Show that `done` steps are finished, between two updates.
+    def finished_steps(self) -> int:
+        """Return the number of steps that are finished by now.
 
-        The rate is counted from the end of the first step, which builds and fills caches.
+        The rate is counted from the first look after the first step, which builds and fills caches.
         """
-        if self._count == self._first_count and not self._recent:
+        done = self._done if self.count is None else self.count()
+        if done > self._done == self._first_count and not self._recent:
             self._worked, self._done = time.monotonic() - self.start - self.paused, done
-        self._show_count(done)
-
-    def _show_count(self, done: int) -> None:
-        self._count = done
-        if self._task is not None:
-            self.bar.update(self._task, completed=done)
+        return done
 
     def status(self) -> str:
         """Return the finished steps, the text of the last update, and `[elapsed<remaining]`."""
@@ -263,7 +277,7 @@ class Progress:
         part = f"{self.part:.0%}  " if 0 < self.part < 1 else ""
         if self.total is None:
             return f"{part}[{elapsed}]"
-        count = f"{self._count}/{self.total}"
+        count = f"{self.finished_steps()}/{self.total}"
         if part:
             return f"{count}  batch {part}[{elapsed}]"
         if self._updated == self.start:  # nothing is known of the rate

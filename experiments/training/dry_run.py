@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import yaml
 
 from experiments.config.model import banner_lines, model_arguments, run_cost
@@ -28,16 +30,16 @@ def dry_run(config: Config) -> None:
         from experiments.training import timed_step  # imports torch
 
         model = timed_step.build(config, arguments)
-    shape = "x".join(str(size) for size in info["shape"])
     samples = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
     state = "exists: it would be resumed, or has finished" if config.folder.exists() else "new"
     lines = [
         *banner_lines(config, cost, model.describe() if model else []),
-        f"trains      {train.steps} steps of {train.batch} on {info['name']} ({shape}, "
-        f"task {config.task}), {config.objective['name']}, lr {train.lr:g}, {train.precision}",
-        f"scores      eval={config.eval['name']}",
-        memory_line(cost, samples),
+        _training_line(config, info),
     ]
+    if train.optimizer == "muon":
+        rate = train.lr if train.muon_lr is None else train.muon_lr
+        lines.append(f"optimizer   Muon (lr {rate:g}) for linear layers in blocks, AdamW otherwise")
+    lines += [f"scores      eval={config.eval['name']}", memory_line(cost, samples)]
     if model is not None:
         lines.append(timed_step.time_line(config, model))
     else:
@@ -56,3 +58,29 @@ def dry_run(config: Config) -> None:
     check_fits(cost, 0 if on_gpu else least)
     if model is None:
         console.say("dry=full adds the whole configuration, the kernels and a timed step")
+
+
+def _training_line(config: Config, info: dict[str, Any]) -> str:
+    """Return steps, data, objective, learning rate and precision."""
+    train, objective = config.train, config.objective["name"]
+    prediction = config.objective.get("prediction", "v")
+    if prediction != "v":
+        objective += f" with {prediction}-prediction"
+    precision: str = train.precision
+    if precision == "auto":
+        precision = f"precision auto ({_precision_here(config)} here)"
+    shape = "x".join(str(size) for size in info["shape"])
+    return (
+        f"trains      {train.steps} steps of {train.batch} on {info['name']} ({shape}, "
+        f"task {config.task}), {objective}, lr {train.lr:g}, {precision}"
+    )
+
+
+def _precision_here(config: Config) -> str:
+    """Return what `train.precision=auto` becomes on this machine."""
+    import torch
+
+    from experiments.training.precision import resolve_precision
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return resolve_precision(config, device)

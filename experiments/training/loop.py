@@ -60,7 +60,7 @@ class Trainer:
         self.model.train()
         if self.dataset.reads_disk:
             self.step.start_prefetch()
-        with self.console.progress("step", total, state.step) as progress:
+        with self.console.progress("step", total, state.step, lambda: state.step) as progress:
             if self.evaluation.due():  # cut short by the end of an earlier process
                 self.evaluate(progress)
             while state.step < total:
@@ -70,7 +70,6 @@ class Trainer:
                 state.macs += routes.macs(route) * train.batch
                 state.step += 1
                 state.seconds += time.perf_counter() - start_time
-                progress.advance(state.step)
 
                 stop_reason = self.stop_requested()
                 is_last = state.step == total

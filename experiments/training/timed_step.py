@@ -14,6 +14,7 @@ from experiments.data.registry import describe
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.runtime.console import clock
 from experiments.runtime.memory import out_of_memory
+from experiments.training.precision import resolve_precision
 from routing.rng import Draws
 
 
@@ -33,11 +34,12 @@ def time_line(config: Config, model: backbones.Backbone) -> str:
     x = torch.randn(samples, *describe(config.data)["shape"], device=device)
     t = torch.rand(samples, device=device)
     draws = Draws(config.seed, 0, torch.arange(samples), device=device)
+    precision = resolve_precision(config, model.positions.device)
     training_routes = TrainingRoutes(config)
     routing = training_routes.step_routing.on(training_routes.schedule.at(0.0), draws)
 
     def step() -> None:
-        with torch.autocast(device, torch.bfloat16, enabled=train.precision == "bf16"):
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
             loss = model(x, t, routing=routing).float().square().mean()
         loss.backward()
         loss.item()
