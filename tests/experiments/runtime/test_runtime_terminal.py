@@ -19,7 +19,6 @@ from small import command, overrides
 
 from experiments.runtime.console import Console
 from experiments.runtime.errors import print_error
-from sweeps.run_status import STATES
 
 LEGIBLE = {"0", "1", "2", "3", "31", "32", "35"}  # plain, bold, dim, italic, red, green, magenta
 
@@ -121,10 +120,6 @@ def test_the_colours_of_a_run_show_on_dark_and_light(tmp_path):
     assert "done already" in again and not re.search(r"\x1b\[[0-9;]*(3[1-7]|38)", again)
 
 
-def test_the_status_of_a_sweep_is_legible_too():
-    assert set(" ".join(STATES.values()).split()) <= {"green", "red", "magenta", "bold", "dim"}
-
-
 def test_lines_break_between_words_on_a_terminal_and_nowhere_else(capsys):
     console = Console()
     line = "kernel  one two three four /a/path/that/no/line/of/so/few/columns/holds and more"
@@ -180,12 +175,6 @@ def test_the_time_left_follows_the_last_steps_and_survives_a_return_to_earlier_o
     for done in range(50, 61):
         now[0] += 0.1
         assert bar.seconds_per_step(done) == pytest.approx(0.1)
-
-
-def test_the_title_of_a_table_is_whole_whatever_the_tables_width(capsys):
-    name = "dit-T4-mnist_2-8_s0-656b00e3, step 3000"
-    Console().table(name, [["loss", "1"]], ["score", "value"])
-    assert name in capsys.readouterr().out.splitlines()
 
 
 def test_a_display_inside_another_shares_it():

@@ -28,7 +28,7 @@ from experiments.training.optimizer import move_rates
 from experiments.training.step import TrainingStep
 from routing.errors import UserError
 
-TINY = ["data=digits", "backbone.depth=4", "train.batch=8", "train.steps=12", "train.warmup=3", "train.schedule=cosine"]
+TINY = ["data=digits", "backbone.depth=4", "train.batch=8", "backbone.width=32", "train.steps=12", "train.warmup=3", "train.schedule=cosine"]
 
 
 def built(words, graphs, say=print):
@@ -65,13 +65,11 @@ CASES = {
     "routed, then dense": ["backbone=dit", "route=1-2", "routing.off_after=0.5"],
     "mamba, unsorted": ["backbone=mamba", "route=1-2", "routing.selection=unsorted"],
     "muon": ["backbone=rwkv", "route=1-2", "train.optimizer=muon", "train.weight_decay=0.1"],
-    "x-prediction and SRA": ["experiment=jit", "backbone=mamba", "route=1-2", "train.encoder=ema", "train.ema=0.9"],
     "class tokens and SRA's smooth L1": [
         "experiment=jit", "route=1-2", "train.encoder=ema", "train.ema=0.9", "train.align_loss=smooth_l1",
         "backbone.context_tokens=4", "backbone.context_start=2",
     ],
     "three micro-batches": ["backbone=dit", "route=1-2", "train.micro_batch=3", "routing.shared=true"],
-    "rwkv, shared": ["backbone=rwkv", "route=1-2", "routing.shared=true"],
 }
 
 
@@ -187,17 +185,6 @@ def test_an_evaluation_between_replays_changes_nothing(stand_in):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_at_most_one_graph_is_held(stand_in):
-    step = built(["route=1-2/0.5:none", "train.steps=12"], True)
-    graphs = []
-    for _ in range(12):
-        take_steps(step, 1)
-        if not graphs or graphs[-1] is not step.graph:
-            graphs.append(step.graph)
-    assert [graph.route is None for graph in graphs] == [False, True]
-    assert [graph.eager_steps_left for graph in graphs] == [0, 0] and len(stand_in) == 2
-
-
 def test_a_step_that_cannot_be_recorded_runs_without_and_says_so_once(monkeypatch, stand_in):
     lines = []
     plain, graphed = built(CASES["dense"], False), built(CASES["dense"], True, lines.append)
@@ -247,15 +234,11 @@ def test_the_error_of_a_step_itself_is_not_taken_for_a_failed_recording(monkeypa
     ("device", "processes", "words", "is_graphed", "line"),
     [
         ("cpu", 1, [], False, None),
-        ("cpu", 2, [], False, None),
-        ("mps", 1, [], False, None),
         ("cuda", 1, [], True, None),
-        ("cuda", 1, ["train.micro_batch=auto"], True, None),
         ("cuda", 1, ["route=1-2/0.5:none"], True, None),
         ("cuda", 1, ["train.graphs=false"], False, None),
         ("cuda", 2, [], False, "2 processes"),
         ("cuda", 2, ["train.graphs=true"], True, "not been tested on several GPUs"),
-        ("cuda", 2, ["train.graphs=false"], False, None),
         ("cuda", 1, ["route=1-2", "routing.random_end=true"], False, "routing.random_end=true"),
         ("cuda", 1, ["route=1-2", "routing.schedule=linear:1:0"], False, "more than 8 routes"),
         ("cuda", 1, ["route=1-2", "routing.schedule=linear:1:0", "train.graphs=true"], False, "more than 8 routes"),

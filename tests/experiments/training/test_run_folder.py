@@ -31,7 +31,6 @@ def _replace(folder):
     ("change", "moment"),
     [
         (_rename, "step"),
-        (shutil.rmtree, "evaluation"),
         (shutil.rmtree, "last evaluation"),
         (_replace, "save"),
         (_rename, "signal"),
@@ -44,7 +43,6 @@ def test_a_run_folder_that_is_gone_ends_the_run_with_an_error_and_is_not_made_ag
     target, name, at = {
         "step": (TrainingStep, "run", 1),
         "signal": (TrainingStep, "run", 1),
-        "evaluation": (evaluation.Evaluation, "_samples", 1),
         "last evaluation": (evaluation.Evaluation, "_samples", 2),
         "save": (checkpoint_files, "save_tensors", 1),
     }[moment]

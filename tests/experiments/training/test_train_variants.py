@@ -27,32 +27,8 @@ VARIANTS = {
         "backbone.decoder={depth: 1, width: 32, heads: 2}",
     ],
     "ensemble": ["route=0-1+2-2", "train.loss=ensemble", "routing.reinsert=sum_input"],
-    "random end": ["route=0-2", "routing.random_end=true", "train.loss=ensemble"],
-    "sprint": [
-        "route=1-2@0.75",
-        "routing.learned=fuse",
-        "routing.path_drop=0.1",
-        "routing.selection=quad",
-    ],
-    "delayed": ["route=0-2", "routing.remove=after:1"],
-    "no removal": ["route=0-2", "routing.remove=never"],
     "repa": ["route=1-2", "train.encoder=random"],
-    "checkpointing": ["route=1-2", "routing.checkpoint=true"],
-    "stages": ["route=1-2/0.5:0-2/0.8:none"],
-    "rate schedule": ["route=1-2", "routing.schedule=linear:1:0"],
-    "unconditional": ["task=none", "guidance=none"],
-    "flow": ["objective=flow", "sampler=euler", "route=1-2"],
-    "ddpm": ["experiment=dit_ddpm", "sampler=ddim", "sampler.steps=2", "route=1-2"],
 }
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_every_variant_trains_samples_and_ends(name, tmp_path):
-    config = small(tmp_path, *VARIANTS[name], "train.steps=3", "backbone.heads=2")
-    folder = train(config, quiet=True)
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "done" and summary["skipped"] == 0
-    assert (folder / "samples" / "final.png").is_file()
 
 
 @pytest.mark.parametrize(
@@ -90,9 +66,8 @@ def test_a_weak_pass_that_the_model_never_makes_is_not_asked_of_it(word, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backbone", ["dit", "mamba", "rwkv"])
-@pytest.mark.parametrize("task", ["class", "text"])
-def test_scenes_train_on_every_backbone(backbone, task, tmp_path):
+@pytest.mark.parametrize(("backbone", "task"), [("dit", "class"), ("mamba", "text")])
+def test_scenes_train_with_classes_and_with_captions(backbone, task, tmp_path):
     config = small(
         tmp_path,
         f"backbone={backbone}",
