@@ -13,7 +13,7 @@ from experiments.config.routes import check_guided, guided_route
 from experiments.config.schema import Config
 from experiments.data import registry
 from experiments.options.evaluation import options_for, plan_scores
-from experiments.options.roles import require
+from experiments.options.roles import ConfigError
 from experiments.runtime.trackers import check_tracker
 
 
@@ -46,9 +46,8 @@ def _check_runs_folder(runs: str) -> None:
     folder = Path(runs).expanduser().absolute()
     for path in (folder, *folder.parents):
         if os.path.exists(path):
-            require(
-                os.path.isdir(path), f"paths.runs={runs}: expected a folder, but {path} is a file"
-            )
+            if not os.path.isdir(path):
+                raise ConfigError(f"paths.runs={runs}: expected a folder, but {path} is a file")
             return
 
 
@@ -81,13 +80,12 @@ def _check_evaluation(config: Config, info: dict[str, Any]) -> None:
             networks_of_scenes.append("eval.features=[scenes-probe]")
         for key in ("reference", "inception_weights", "dinov2_weights"):
             path = config.eval.get(key)
-            require(
-                not path or Path(path).expanduser().is_file(), f"eval.{key}={path}: no such file"
-            )
+            if path and not Path(path).expanduser().is_file():
+                raise ConfigError(f"eval.{key}={path}: no such file")
     height, width = info["shape"][1:]
     # Only their autoencoder knows the size of the images behind latents.
-    require(
-        not networks_of_scenes or info["name"] == "latents" or (height, width) == (32, 32),
-        f"{' and '.join(networks_of_scenes)}: expected data of 32x32 pixels such as data=scenes, "
-        f"data={info['name']} has {height}x{width}",
-    )
+    if networks_of_scenes and info["name"] != "latents" and (height, width) != (32, 32):
+        raise ConfigError(
+            f"{' and '.join(networks_of_scenes)}: expected data of 32x32 pixels such as "
+            f"data=scenes, data={info['name']} has {height}x{width}"
+        )

@@ -13,7 +13,7 @@ from experiments.config import identity
 from experiments.config.combinations import check_combinations
 from experiments.config.removed_keys import without_removed
 from experiments.config.run_options import RunOptions
-from experiments.options.roles import require
+from experiments.options.roles import ConfigError
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,12 @@ class Config(RunOptions):
 
     def check_processes(self, count: int, on_gpu: bool) -> None:
         """Refuse what this number of processes, on GPUs or on CPUs, cannot do."""
-        require(
-            self.train.batch % count == 0,
-            f"train.batch={self.train.batch}: expected a multiple of the {count} processes",
-        )
-        require(
-            self.train.graphs is not True or on_gpu,
-            "train.graphs=true: expected a CUDA GPU, there is none here",
-        )
+        if self.train.batch % count:
+            raise ConfigError(
+                f"train.batch={self.train.batch}: expected a multiple of the {count} processes"
+            )
+        if self.train.graphs is True and not on_gpu:
+            raise ConfigError("train.graphs=true: expected a CUDA GPU, there is none here")
 
     def hashed(self) -> dict[str, Any]:
         """Return what the hash covers: all that decides what is learnt and how it is scored."""

@@ -17,7 +17,7 @@ from annotated_types import Ge, Le
 
 from backbones.validation import Choices, validate
 from experiments.options.roles import config_defaults
-from routing.errors import UserError, one_of, require
+from routing.errors import UserError, one_of
 
 _CONF = Path(__file__).resolve().parents[1] / "conf" / "eval"
 
@@ -117,11 +117,10 @@ class Score:
     source: str | None = None  # where the images came from, if not from the run itself
 
     def __post_init__(self) -> None:
-        require(
-            math.isfinite(self.value),
-            f"{self.metric} came out as {self.value}; the samples or the reference are broken",
-            MetricError,
-        )
+        if not math.isfinite(self.value):
+            raise MetricError(
+                f"{self.metric} came out as {self.value}; the samples or the reference are broken"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON can hold them."""
@@ -229,8 +228,8 @@ class EvalOptions:
 
     def check_consistency(self) -> None:
         """Refuse an empty list of metrics."""
-        expected = f"expected some of {', '.join(METRICS)}"
-        require(self.metrics, f"eval.metrics=[]: {expected}", MetricError)
+        if not self.metrics:
+            raise MetricError(f"eval.metrics=[]: expected some of {', '.join(METRICS)}")
 
     def without_metrics(self, *names: str) -> EvalOptions:
         """Return these options without some metrics.
@@ -328,13 +327,12 @@ def _check_features_of(metric: str, features: Collection[str]) -> None:
     """Refuse a metric that none of these extractors can measure."""
     if WITHOUT_FEATURES.intersection(METRICS[metric].needs):
         return
-    suitable = ", ".join(name for name in FEATURES if measurable(metric, name))
-    require(
-        any(measurable(metric, name) for name in features),
-        f"metric {metric} cannot be measured on features {', '.join(features) or 'none'}; "
-        f"use {suitable} or leave it out",
-        MetricError,
-    )
+    suitable = [name for name in FEATURES if measurable(metric, name)]
+    if not set(suitable).intersection(features):
+        raise MetricError(
+            f"metric {metric} cannot be measured on features {', '.join(features) or 'none'}; "
+            f"use {', '.join(suitable)} or leave it out"
+        )
 
 
 def _check_data_of(
@@ -350,9 +348,8 @@ def _check_data_of(
         missing = f"data=scenes, here are {images}"
     elif "train" in needs and (not data or sizes.get("train", 1) is None):
         missing = f"a finite set with a held-out split, here are {images}"
-    require(
-        not missing, f"metric {metric} needs {missing}; leave it out of the metrics", MetricError
-    )
+    if missing:
+        raise MetricError(f"metric {metric} needs {missing}; leave it out of the metrics")
 
 
 def _check_neighbours(options: EvalOptions, sizes: Mapping[str, int | None]) -> None:
@@ -363,12 +360,11 @@ def _check_neighbours(options: EvalOptions, sizes: Mapping[str, int | None]) -> 
     heldout = sizes.get("test")
     if not options.reference and heldout:
         smallest = min(smallest, heldout)
-    require(
-        smallest > options.neighbours,
-        f"precision and recall with {options.neighbours} neighbours need more images than that, "
-        f"got {smallest} (eval.samples={options.samples})",
-        MetricError,
-    )
+    if smallest <= options.neighbours:
+        raise MetricError(
+            f"precision and recall with {options.neighbours} neighbours need more images than "
+            f"that, got {smallest} (eval.samples={options.samples})"
+        )
 
 
 def check_features(name: str, data: str | None) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from experiments.options.roles import Default, parse_named, require
+from experiments.options.roles import ConfigError, Default, parse_named
 from routing.options import OMITTED_AT_DEFAULT
 
 SIGMA_DATA = "Standard deviation to which the data are scaled."
@@ -28,11 +28,11 @@ class ObjectiveOptions:
 
     def check_times(self, steps: int, shift: float) -> None:
         """Refuse a sampler's number of steps, or its shift, that this objective cannot have."""
-        require(
-            shift == 1,
-            f"sampler.shift={shift}: expected 1 for objective={self.name}, which spaces its "
-            "own times; only objective=flow can shift them",
-        )
+        if shift != 1:
+            raise ConfigError(
+                f"sampler.shift={shift}: expected 1 for objective={self.name}, which spaces its "
+                "own times; only objective=flow can shift them"
+            )
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class EDMOptions(ObjectiveOptions):
 
     def check_consistency(self) -> None:
         """Refuse an empty range of noise levels."""
-        require(
-            self.sigma_min < self.sigma_max,
-            f"objective.sigma_min={self.sigma_min}: expected a value below "
-            f"objective.sigma_max={self.sigma_max}",
-        )
+        if self.sigma_min >= self.sigma_max:
+            raise ConfigError(
+                f"objective.sigma_min={self.sigma_min}: expected a value below "
+                f"objective.sigma_max={self.sigma_max}"
+            )
 
 
 @dataclass(frozen=True)
@@ -141,19 +141,19 @@ class DDPMOptions(ObjectiveOptions):
 
     def check_consistency(self) -> None:
         """Refuse decreasing betas."""
-        require(
-            self.beta_start <= self.beta_end,
-            f"objective.beta_start={self.beta_start}: expected at most "
-            f"objective.beta_end={self.beta_end}",
-        )
+        if self.beta_start > self.beta_end:
+            raise ConfigError(
+                f"objective.beta_start={self.beta_start}: expected at most "
+                f"objective.beta_end={self.beta_end}"
+            )
 
     def check_times(self, steps: int, shift: float) -> None:
         """Refuse more sampling steps than the chain has, and a time shift."""
         super().check_times(steps, shift)
-        require(
-            steps <= self.steps,
-            f"sampler.steps={steps}: expected at most objective.steps={self.steps}",
-        )
+        if steps > self.steps:
+            raise ConfigError(
+                f"sampler.steps={steps}: expected at most objective.steps={self.steps}"
+            )
 
 
 OBJECTIVES: dict[str, type[ObjectiveOptions]] = {
@@ -176,10 +176,10 @@ def check_same_network(source: str, theirs: Any, ours: Any) -> None:
     """
     trained = parse_named(OBJECTIVES, "objective", theirs).network
     expected = parse_named(OBJECTIVES, "objective", ours).network
-    require(
-        trained == expected,
-        f"{source}: trained with objective {_words(trained)}, expected {_words(expected)}",
-    )
+    if trained != expected:
+        raise ConfigError(
+            f"{source}: trained with objective {_words(trained)}, expected {_words(expected)}"
+        )
 
 
 def _words(network: dict[str, object]) -> str:

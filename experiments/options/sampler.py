@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from experiments.options.roles import require
+from experiments.options.roles import ConfigError
 
 STEPS = "Intervals from noise to data."
 Steps = Annotated[int, Ge(1), Le(10**5), STEPS]
@@ -56,11 +56,11 @@ class ChurnOptions(SamplerOptions):
 
     def check_consistency(self) -> None:
         """Refuse an empty range of noise levels."""
-        require(
-            self.churn_min <= self.churn_max,
-            f"sampler.churn_min={self.churn_min}: expected at most "
-            f"sampler.churn_max={self.churn_max}",
-        )
+        if self.churn_min > self.churn_max:
+            raise ConfigError(
+                f"sampler.churn_min={self.churn_min}: expected at most "
+                f"sampler.churn_max={self.churn_max}"
+            )
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ class SDEOptions(SamplerOptions):
             ("diffusion", self.diffusion, "sigma"),
             ("last", self.last, "euler"),
         ):
-            require(
-                objective == "flow" or value == default,
-                f"sampler.{key}={value}: expected {default} for objective={objective}; the "
-                "others are defined for objective=flow",
-            )
+            if objective != "flow" and value != default:
+                raise ConfigError(
+                    f"sampler.{key}={value}: expected {default} for objective={objective}; the "
+                    "others are defined for objective=flow"
+                )
 
 
 @dataclass(frozen=True)
