@@ -13,8 +13,8 @@ from typing import Any
 
 from experiments.runtime.process_group import process_group
 
-# Seconds between lines of progress without a terminal: a tenth of the elapsed time, in this range.
-# The log of a short run moves, that of a long one stays short.
+# Without a terminal, progress is printed after this many seconds without output: a tenth of the
+# elapsed time, in this range. The log of a short run moves, that of a long one stays short.
 PLAIN_EVERY_S = (2.0, 10.0)
 # Seconds between the checks whether such a line is due.
 _PLAIN_CHECK_S = 0.5
@@ -74,12 +74,14 @@ class Console:
         self._bar: Any = None
         self._open: list[Progress] = []  # the displays that are open, the innermost last
         self._printed_once: set[str] = set()
+        self.last_output = time.monotonic()
 
     def say(self, text: str = "", wrap: bool = True) -> None:
         """Print text above the progress bar; on a terminal no line is wider than it.
 
         Without `wrap` the terminal breaks long lines, so that a command can be copied.
         """
+        self.last_output = time.monotonic()
         if self.live and wrap:
             text = "\n".join(fit(line, self.rich.width) for line in text.split("\n"))
         self.rich.print(text, markup=False, soft_wrap=True)
@@ -143,7 +145,7 @@ def loading() -> Progress:
 
 
 class Progress:
-    """A bar on a terminal, otherwise a line every few seconds; both with elapsed time and ETA.
+    """A bar on a terminal, otherwise a line after some seconds of silence; both with time and ETA.
 
     Used as a context manager. A nested one adds a line to the outer display while it is open. Time
     and `count` move on between calls of `update`, so that nothing looks like a process that hangs.
@@ -158,7 +160,7 @@ class Progress:
         count: Callable[[], int] | None,
     ) -> None:
         self.console, self.what, self.total, self.count = console, what, total, count
-        self.start = self.last_line = self._updated = time.monotonic()
+        self.start = self._updated = time.monotonic()
         self.paused = 0.0  # seconds of sampling and scoring, which do not count for the rate
         # Seconds and steps between the last updates: an average since the start would include a
         # slow beginning until the end.
@@ -293,8 +295,8 @@ class Progress:
     def _line_is_due(self) -> bool:
         now = time.monotonic()
         least, most = PLAIN_EVERY_S
-        return now - self.last_line >= min(most, max(least, (now - self.start) / 10))
+        elapsed = now - self.start
+        return now - self.console.last_output >= min(most, max(least, elapsed / 10))
 
     def _print_line(self) -> None:
-        self.last_line = time.monotonic()
         self.console.say(f"{self.what} {self.status()}")

@@ -241,10 +241,10 @@ def test_lines_of_a_log_thin_out(monkeypatch, elapsed, interval):
     now = [0.0]
     monkeypatch.setattr("experiments.runtime.console.time.monotonic", lambda: now[0])
     bar = Console(quiet=True).progress("step", 10)
-    bar.last_line = elapsed - interval + 0.1
+    bar.console.last_output = elapsed - interval + 0.1
     now[0] = float(elapsed)
     assert not bar._line_is_due()
-    bar.last_line = elapsed - interval - 0.1
+    bar.console.last_output = elapsed - interval - 0.1
     assert bar._line_is_due()
 
 
