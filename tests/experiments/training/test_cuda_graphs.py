@@ -4,12 +4,10 @@ Off the GPU "replaying" runs the recorded body again: on the same buffers, with 
 """
 
 import contextlib
-import traceback
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from experiments.components import make_accelerator
 from experiments.config.compose import load
@@ -84,41 +82,6 @@ def test_a_replay_learns_what_the_step_learns(words, stand_in):
     for a, b in zip(plain.state.params + plain.state.ema, graphed.state.params + graphed.state.ema, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(plain.state.tally.values, graphed.state.tally.values, rtol=1e-4, atol=1e-6)
-
-
-class HostReads(TorchDispatchMode):
-    """Collects the operations whose result the host waits for: a graph cannot record them.
-
-    Those of `check_ids` do not count: it looks at the values of ids on a CPU only.
-    """
-
-    NAMES = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "bincount"})
-
-    def __init__(self):
-        super().__init__()
-        self.operations = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        # A value read by index with a mask looks for the places where it is true.
-        masked = name == "index" and any(m is not None and m.dtype == torch.bool for m in args[1])
-        if (name in self.NAMES or masked) and "check_ids" not in {f.name for f in traceback.extract_stack()}:
-            self.operations.append(name)
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("words", CASES.values(), ids=CASES)
-def test_the_host_waits_for_nothing_in_a_recorded_step(words, stand_in):
-    take_steps(built(words, True), EAGER + 1)
-    with HostReads() as reads:
-        stand_in[0]()
-    assert reads.operations == []
-
-
-def test_host_reads_are_noticed():
-    with HostReads() as reads:
-        bool(torch.ones(1)[torch.ones(1) > 0])
-    assert reads.operations == ["index", "_local_scalar_dense"]
 
 
 def test_a_graph_goes_on_after_going_back_to_a_checkpoint(tmp_path, stand_in):

@@ -135,14 +135,6 @@ def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, m
     )
 
 
-def test_what_a_model_too_large_is_advised_is_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.components.check_fits", lambda *_: None)
-    monkeypatch.setattr(memory, "available_memory", lambda: 0)
-    with pytest.raises(memory.MemoryLimit, match="routing.checkpoint=") as caught:
-        make_run(small(tmp_path, "train.micro_batch=auto"))
-    assert small(tmp_path, re.search(r"routing\.checkpoint=\w+", str(caught.value))[0])
-
-
 def test_random_numbers_of_a_sample_depend_on_seed_step_and_index_alone(tmp_path):
     run = make_run(small(tmp_path, "route=1-2"))
     run.state.step = 5
@@ -376,19 +368,6 @@ def test_a_run_that_diverged_looks_for_a_checkpoint_in_the_first_process_first(
     monkeypatch.setattr(loop, "newest", lambda *_: first == [True] and tmp_path / "found")
     with pytest.raises(Diverged, match="last good checkpoint: .*found;"):
         run.roll_back(1)
-
-
-def test_learning_rate_warms_up_and_follows_its_schedule(tmp_path):
-    run = make_run(
-        small(tmp_path, "train.lr=1", "train.warmup=2", "train.schedule=cosine", "train.steps=8")
-    )
-    rates = []
-    for run.state.step in range(8):
-        rates.append(run.step.learning_rate(peak=1.0))
-    assert rates[0] == pytest.approx(0.5) and rates[1] == pytest.approx(
-        0.5 * (1 + math.cos(math.pi / 8))
-    )
-    assert rates == sorted(rates, reverse=True) or rates[1] > rates[0]
 
 
 def test_init_loads_the_parents_ema_and_is_another_run(tmp_path):

@@ -47,16 +47,6 @@ def test_guidance_that_the_model_cannot_make_is_refused_before_training(words, s
     assert not list(config.folder.glob("checkpoints/*"))
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [("size=T/3", "patch of 3 does not divide 8x8"), ("backbone.decoder={x:1}", "unknown key")],
-)
-def test_a_model_that_cannot_be_made_leaves_no_run_folder(word, said, tmp_path):
-    with pytest.raises(UserError, match=said):
-        train(small(tmp_path, word), quiet=True)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("word", ["guidance.scale=1", "guidance.checkpoint=other"])
 def test_a_weak_pass_that_the_model_never_makes_is_not_asked_of_it(word, tmp_path):
     words = ["route=1-2@0.75", "routing.selection=quad", "guidance=routed", "guidance.strong=0.75"]
