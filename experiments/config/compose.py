@@ -198,7 +198,7 @@ def _unknown_key(key: str, valid_keys: Sequence[str]) -> ConfigError:
     )
 
 
-# --- from what was typed to what Hydra takes ------------------------------------------------------
+# --- from the command line to Hydra's grammar -----------------------------------------------------
 
 
 def normalize(text: str) -> str:

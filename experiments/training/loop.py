@@ -86,7 +86,7 @@ class Trainer:
 
     def stop_requested(self) -> str | None:
         """Return the signal that any process received, the same on every process."""
-        reason = signals.NOW.reason
+        reason = signals.requested()
         if self.cpu_group is not None:
             names = ["", *signals.NAMES]
             code = torch.tensor(names.index(reason or ""))
@@ -107,9 +107,9 @@ class Trainer:
         start_time = time.monotonic()
         self.step.release()
         try:
-            with signals.answered(self.accelerator.num_processes == 1):
+            with signals.interruptible(self.accelerator.num_processes == 1):
                 self.evaluation.run_due()
-        except signals.Asked as signal:
+        except signals.StopRequested as signal:
             if not is_saved:
                 self.save()
             raise Interrupted(signal.reason, self.state.step) from None
