@@ -83,7 +83,7 @@ ROUTES = st.one_of(
 )  # fmt: skip
 
 
-@few(100)
+@few(60)
 @given(ROUTES, st.integers(1, 64))
 def test_routes(text, depth):
     from routing.route import Route

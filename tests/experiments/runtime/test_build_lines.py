@@ -52,11 +52,11 @@ def test_the_build_of_the_kernels_is_shown(
 ) -> None:
     out = str(tmp_path / "out")
     commands = {
-        "run": (run.main, overrides(tmp_path, "train.steps=1", "backbone=mamba", "sampler.steps=1")),
+        "run": (run.main, overrides(tmp_path, "train.steps=1", "sampler.steps=1")),
         "sample": (sample.main, [str(weights), "--seeds", "0", "--out", out]),
         "bench": (bench.main, [
             "size=T/2", "tokens=16", "depth=4", "route=1-2", "batch=2", "rounds=1", "block_tokens=16",
-            "backbone=mamba", "device=cpu", "parts=blocks", f"out={out}.json",
+            "backbone=dit", "device=cpu", "parts=blocks", f"out={out}.json",
         ]),
     }  # fmt: skip
     command, words = commands[name]
