@@ -19,7 +19,6 @@ from small import command, overrides
 
 from experiments.config import GROUPS, Config, ConfigError
 from experiments.config.compose import load
-from experiments.config.groups import names as options_of
 from experiments.config.help import SECTIONS, help_text
 from experiments.data import image_options
 from experiments.run import main
@@ -54,16 +53,6 @@ def test_scale_sets_data_size_and_steps_and_each_can_be_overridden():
         1e-4,
         0.9999,
     )
-
-
-@pytest.mark.parametrize("group", [g for g in GROUPS if g not in ("scale", "experiment")])
-def test_every_group_file_composes(group):
-    for name in options_of(group):
-        extra = {"ddpm": ["sampler=ddim"]}.get(name, []) if group == "objective" else []
-        if group == "sampler" and name in ("ddpm", "ddim"):
-            extra = ["objective=ddpm"]
-        config = load([f"{group}={name}", *extra])
-        assert getattr(config, group)["name"]
 
 
 # --- identity --------------------------------------------------------------------------------------------------

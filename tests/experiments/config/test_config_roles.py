@@ -70,8 +70,6 @@ def default(tmp_path):
     [
         ("train.optimizer=muon", "optimizer"),
         ("backbone=mamba backbone.mixers=1", "mixers"),
-        ("backbone.skips=true", "skips"),
-        ("objective=flow objective.clamp=0.1", "clamp"),
         ("guidance.channels=1", "channels"),
     ],
 )

@@ -9,7 +9,6 @@ import torch
 from small import small
 from test_train_loop import make_run
 
-from experiments.config.compose import load
 from experiments.config.model import model_arguments, run_cost
 from experiments.config.routes import check_guided
 from experiments.data.registry import describe
@@ -170,48 +169,33 @@ def test_repa_pulls_on_the_aligned_block(tmp_path):
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in run.model.align.parameters())
 
 
-def test_fine_tune_from_a_routed_run_is_dense(tmp_path):
-    parent = train(small(tmp_path, "route=1-2"), quiet=True)
-    pattern = f"init={parent.parent}/{parent.name[:-8]}*"  # as typed: without the hash
-    child = load([*small_words(tmp_path), "experiment=finetune", pattern, "train.steps=2"])
-    assert child.resolved_route == "none" and child.train.lr == 1e-5
-    folder = train(child, quiet=True)
-    assert (
-        json.loads((folder / "summary.json").read_text())["macs_routed"]
-        == json.loads((folder / "summary.json").read_text())["macs_dense"]
-    )
-
-
-def small_words(tmp_path):
-    from small import overrides
-
-    return overrides(tmp_path)
-
-
-@pytest.mark.parametrize("words", [["train.encoder=random"], ["routing.learned=fuse", "routing.reinsert=identity"]])
-def test_a_dense_fine_tune_follows_repa_and_sprint(words, tmp_path):
-    parent = train(small(tmp_path, "route=1-2", *words), quiet=True)
-    more = ["route=1-2", "routing.learned=fuse", "routing.off_after=0"] if "routing" in words[0] else []
-    child = load([*small_words(tmp_path), "experiment=finetune", f"init={parent}", "train.steps=2", *more])
+@pytest.mark.parametrize(
+    ("parent_words", "child_words"),
+    [
+        (["train.encoder=random"], []),
+        (
+            ["routing.learned=fuse"],
+            ["route=1-2", "routing.learned=fuse", "routing.off_after=0"],
+        ),
+    ],
+    ids=["REPA", "SPRINT"],
+)
+def test_a_fine_tune_from_a_routed_run_is_dense(parent_words, child_words, tmp_path):
+    parent = train(small(tmp_path, "route=1-2", *parent_words), quiet=True)
+    source = str(parent) if child_words else f"{parent.parent}/{parent.name[:-8]}*"
+    words = ["experiment=finetune", f"init={source}", "train.steps=2", *child_words]
+    child = small(tmp_path, *words)
+    assert child.train.lr == 1e-5
     summary = json.loads((train(child, quiet=True) / "summary.json").read_text())
     assert summary["macs_routed"] == summary["macs_dense"]
     assert summary["macs"] == summary["macs_dense"] * 2 * child.train.batch
 
 
-@pytest.mark.parametrize(
-    ("parent", "child", "said"),
-    [
-        ([], ["objective=flow"], "trained with objective name=edm, expected name=flow"),
-        # The same velocity with the other sign, at other times.
-        (
-            ["experiment=sit"],
-            ["objective=flow"],
-            "trained with objective name=flow time_scale=1.0 reverse=True, expected name=flow",
-        ),
-    ],
-)
-def test_weights_of_another_objective_are_refused(parent, child, said, tmp_path):
-    weights = train(small(tmp_path, *parent, "train.steps=1"), quiet=True)
+def test_weights_of_another_objective_are_refused(tmp_path):
+    # SiT's velocity has the other sign, at other times.
+    said = "trained with objective name=flow time_scale=1.0 reverse=True, expected name=flow"
+    weights = train(small(tmp_path, "experiment=sit", "train.steps=1"), quiet=True)
+    child = ["objective=flow"]
     child_run = small(tmp_path, *child, f"init={weights}")
     with pytest.raises(UserError, match=said):
         train(child_run, quiet=True)
