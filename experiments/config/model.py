@@ -54,18 +54,18 @@ def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
 
 def learned_parts(config: Config) -> dict[str, Any]:
     """Return the arguments of what a variant adds: SPRINT's fusion, REPA's or SRA's projector."""
-    parts: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if config.routing.learned == "fuse":
-        parts["fuse"] = str(config.first_route)
+        arguments["fuse"] = str(config.first_route)
     if config.train.encoder != "none" and config.backbone.get("align") is None:
         width = int(config.backbone.get("width") or parse_size(config.size).width)
         # REPA aligns its eighth block of 24 or 28, and the fourth of 12.
-        parts["align"] = {
+        arguments["align"] = {
             "block": max(0, min(8, config.depth // 3) - 1),
             "channels": config.encoder_width,
             "hidden": min(2048, 4 * width),
         }
-    return parts
+    return arguments
 
 
 def run_cost(

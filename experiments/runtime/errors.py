@@ -126,5 +126,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if isinstance(error, ImportError):  # a library is loaded while memory is short
         return "failed to map segment" in str(error)
-    parts = ("out of memory", "can't allocate memory", "std::bad_alloc", "can't start new thread")
-    return isinstance(error, RuntimeError) and any(part in str(error) for part in parts)
+    phrases = (
+        "out of memory", "can't allocate memory", "std::bad_alloc", "can't start new thread",
+    )  # fmt: skip
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in phrases)
