@@ -1,14 +1,9 @@
 """One role per configuration key: the hash, the grouping of runs and budgets follow from it."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from experiments.config import Config, role
-from experiments.config.compose import compose, load
-from experiments.runtime.nested import flatten
-
-BASE = sorted(flatten(compose([])))
+from experiments.config.compose import load
 
 
 @pytest.mark.parametrize(
@@ -35,11 +30,6 @@ BASE = sorted(flatten(compose([])))
 )
 def test_roles(key, expected):
     assert role(key) == expected
-
-
-@given(st.sampled_from(BASE))
-def test_every_key_of_the_configuration_has_a_role(key):
-    assert role(key) in ("learns", "routes", "scores", "reports")
 
 
 def test_reports_do_not_name_a_run_and_everything_else_does(tmp_path):
