@@ -124,10 +124,10 @@ class Console:
     ) -> Progress:
         """Open a progress display for `total` steps, of which `done` are finished.
 
-        Without `total`, it shows the elapsed time alone. `count` returns the number of finished
-        steps: the display calls it whenever it is drawn. Without it, the number moves by `update`.
+        Without `total`, it shows the elapsed time alone. `count`, in place of `done`, returns the
+        number of finished steps: the display calls it whenever it is drawn.
         """
-        return Progress(self, what, total, done, count)
+        return Progress(self, what, total, done if count is None else count(), count)
 
     def part_of(self, count: int) -> Callable[[int], None]:
         """Return a function that shows how many of `count` parts of the current step are done."""

@@ -60,7 +60,7 @@ class Trainer:
         self.model.train()
         if self.dataset.reads_disk:
             self.step.start_prefetch()
-        with self.console.progress("step", total, state.step, lambda: state.step) as progress:
+        with self.console.progress("step", total, count=lambda: state.step) as progress:
             if self.evaluation.due():  # cut short by the end of an earlier process
                 self.evaluate(progress)
             while state.step < total:
