@@ -15,6 +15,7 @@ from experiments.data import registry
 from experiments.options.evaluation import options_for, plan_scores
 from experiments.options.roles import ConfigError
 from experiments.runtime.trackers import check_tracker
+from routing.errors import require
 
 
 def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
@@ -84,8 +85,10 @@ def _check_evaluation(config: Config, info: dict[str, Any]) -> None:
                 raise ConfigError(f"eval.{key}={path}: no such file")
     height, width = info["shape"][1:]
     # Only their autoencoder knows the size of the images behind latents.
-    if networks_of_scenes and info["name"] != "latents" and (height, width) != (32, 32):
-        raise ConfigError(
-            f"{' and '.join(networks_of_scenes)}: expected data of 32x32 pixels such as "
-            f"data=scenes, data={info['name']} has {height}x{width}"
-        )
+    fits = info["name"] == "latents" or (height, width) == (32, 32)
+    require(
+        fits or not networks_of_scenes,
+        f"{' and '.join(networks_of_scenes)}: expected data of 32x32 pixels such as data=scenes, "
+        f"data={info['name']} has {height}x{width}",
+        ConfigError,
+    )

@@ -14,6 +14,7 @@ from experiments.data.registry import describe
 from experiments.options.roles import ConfigError
 from experiments.options.training import ENCODERS, SELF_ENCODER
 from experiments.runtime.nested import flatten
+from routing.errors import require
 from routing.options import RoutingError
 from routing.schedule import ScheduleError
 
@@ -42,13 +43,14 @@ def check_combinations(options: RunOptions) -> None:
     _, height, width = describe(options.data)["shape"]
     patch = parse_size(options.size).patch
     patches = [side for side in range(1, height + 1) if height % side == width % side == 0]
-    if patch not in patches:
-        letter, closest = options.size.partition("/")[0], max(p for p in patches if p <= patch)
-        raise ConfigError(
-            f"size={options.size}: its patch of {patch} does not divide {height}x{width} "
-            f"(data={options.data['name']}); expected a patch of {', '.join(map(str, patches))}, "
-            f"as in size={letter}/{closest}"
-        )
+    letter, closest = options.size.partition("/")[0], max(p for p in patches if p <= patch)
+    require(
+        patch in patches,
+        f"size={options.size}: its patch of {patch} does not divide {height}x{width} "
+        f"(data={options.data['name']}); expected a patch of {', '.join(map(str, patches))}, as in "
+        f"size={letter}/{closest}",
+        ConfigError,
+    )
     model = f"{options.backbone['name']}-{options.size}"
     try:
         options.routing.check(options.depth, (height // patch, width // patch), model)
@@ -61,18 +63,22 @@ def check_combinations(options: RunOptions) -> None:
 
 def _check_training(options: RunOptions) -> None:
     train = options.train
-    if train.graphs is True and options.routing.random_end:
-        raise ConfigError(
-            "train.graphs=true records one step under a fixed route: expected "
-            "routing.random_end=false"
-        )
+    graphs_of_drawn_routes = train.graphs is True and options.routing.random_end
+    require(
+        not graphs_of_drawn_routes,
+        "train.graphs=true records one step under a fixed route: expected routing.random_end=false",
+        ConfigError,
+    )
     if train.residual == "bf16" and train.precision == "fp32":
         raise ConfigError("train.residual=bf16: expected train.precision=bf16 or auto as well")
-    if options.backbone.get("decoder") is not None and options.objective["name"] == "ddpm":
-        raise ConfigError(
-            "backbone.decoder with objective=ddpm: expected objective=edm or flow, since MaskDiT "
-            "reconstructs the denoised image, which is unstable at DDPM's noisiest steps"
-        )
+    has_decoder = options.backbone.get("decoder") is not None
+    maskdit_of_ddpm = has_decoder and options.objective["name"] == "ddpm"
+    require(
+        not maskdit_of_ddpm,
+        "backbone.decoder with objective=ddpm: expected objective=edm or flow, since MaskDiT "
+        "reconstructs the denoised image, which is unstable at DDPM's noisiest steps",
+        ConfigError,
+    )
 
 
 def _check_alignment(options: RunOptions) -> None:
@@ -83,17 +89,19 @@ def _check_alignment(options: RunOptions) -> None:
         validate_value(block_of_model, options.train.teacher_block, "train.teacher_block")
     if align is None:
         return
-    if encoder == "none":
-        raise ConfigError(
-            f"backbone.align={align}: expected train.encoder to be one of "
-            f"{', '.join((*ENCODERS, SELF_ENCODER))}"
-        )
+    require(
+        encoder != "none",
+        f"backbone.align={align}: expected train.encoder to be one of "
+        f"{', '.join((*ENCODERS, SELF_ENCODER))}",
+        ConfigError,
+    )
     block = align.get("block", AlignOptions.block)
     validate_value(block_of_model, block, "backbone.align.block")
     channels = align.get("channels", AlignOptions.channels)
     expected = options.encoder_width
-    if channels != expected:
-        raise ConfigError(
-            f"backbone.align.channels={channels}: expected {expected}, the features of "
-            f"train.encoder={encoder}"
-        )
+    require(
+        channels == expected,
+        f"backbone.align.channels={channels}: expected {expected}, the features of "
+        f"train.encoder={encoder}",
+        ConfigError,
+    )

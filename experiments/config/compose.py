@@ -22,7 +22,7 @@ from experiments.data.registry import OWN_PICTURES, describe, evaluation_preset,
 from experiments.options.evaluation import EvalOptions
 from experiments.options.roles import ConfigError, config_defaults
 from experiments.runtime.nested import flatten
-from routing.errors import suggest
+from routing.errors import require, suggest
 
 #: Keys whose values are groups of keys.
 SECTIONS = frozenset(("routing", "train", "paths"))
@@ -262,11 +262,12 @@ def _is_single(value: str) -> bool:
 
 
 def _check_single(key: str, value: str) -> None:
-    if not _is_single(value):
-        raise ConfigError(
-            f"{key}={value}: expected one value; -m runs each of several, and a list is typed as "
-            f"{key}=[{value}]"
-        )
+    require(
+        _is_single(value),
+        f"{key}={value}: expected one value; -m runs each of several, and a list is typed as "
+        f"{key}=[{value}]",
+        ConfigError,
+    )
 
 
 def complete(argv: Sequence[str]) -> None:

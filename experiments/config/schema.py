@@ -14,6 +14,7 @@ from experiments.config.combinations import check_combinations
 from experiments.config.removed_keys import without_removed
 from experiments.config.run_options import RunOptions
 from experiments.options.roles import ConfigError
+from routing.errors import require
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,11 @@ class Config(RunOptions):
 
     def check_processes(self, count: int, on_gpu: bool) -> None:
         """Refuse what this number of processes, on GPUs or on CPUs, cannot do."""
-        if self.train.batch % count:
-            raise ConfigError(
-                f"train.batch={self.train.batch}: expected a multiple of the {count} processes"
-            )
+        require(
+            self.train.batch % count == 0,
+            f"train.batch={self.train.batch}: expected a multiple of the {count} processes",
+            ConfigError,
+        )
         if self.train.graphs is True and not on_gpu:
             raise ConfigError("train.graphs=true: expected a CUDA GPU, there is none here")
 

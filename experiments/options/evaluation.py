@@ -17,7 +17,7 @@ from annotated_types import Ge, Le
 
 from backbones.validation import Choices, validate
 from experiments.options.roles import config_defaults
-from routing.errors import UserError, one_of
+from routing.errors import UserError, one_of, require
 
 _CONF = Path(__file__).resolve().parents[1] / "conf" / "eval"
 
@@ -117,10 +117,11 @@ class Score:
     source: str | None = None  # where the images came from, if not from the run itself
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.value):
-            raise MetricError(
-                f"{self.metric} came out as {self.value}; the samples or the reference are broken"
-            )
+        require(
+            math.isfinite(self.value),
+            f"{self.metric} came out as {self.value}; the samples or the reference are broken",
+            MetricError,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON can hold them."""
@@ -328,11 +329,12 @@ def _check_features_of(metric: str, features: Collection[str]) -> None:
     if WITHOUT_FEATURES.intersection(METRICS[metric].needs):
         return
     suitable = [name for name in FEATURES if measurable(metric, name)]
-    if not set(suitable).intersection(features):
-        raise MetricError(
-            f"metric {metric} cannot be measured on features {', '.join(features) or 'none'}; "
-            f"use {', '.join(suitable)} or leave it out"
-        )
+    require(
+        set(suitable).intersection(features),
+        f"metric {metric} cannot be measured on features {', '.join(features) or 'none'}; "
+        f"use {', '.join(suitable)} or leave it out",
+        MetricError,
+    )
 
 
 def _check_data_of(
@@ -360,11 +362,12 @@ def _check_neighbours(options: EvalOptions, sizes: Mapping[str, int | None]) -> 
     heldout = sizes.get("test")
     if not options.reference and heldout:
         smallest = min(smallest, heldout)
-    if smallest <= options.neighbours:
-        raise MetricError(
-            f"precision and recall with {options.neighbours} neighbours need more images than "
-            f"that, got {smallest} (eval.samples={options.samples})"
-        )
+    require(
+        smallest > options.neighbours,
+        f"precision and recall with {options.neighbours} neighbours need more images than that, "
+        f"got {smallest} (eval.samples={options.samples})",
+        MetricError,
+    )
 
 
 def check_features(name: str, data: str | None) -> None:

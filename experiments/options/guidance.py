@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Gt, Lt
 
 from experiments.options.roles import ConfigError, Default
+from routing.errors import require
 from routing.options import OMITTED_AT_DEFAULT
 from routing.schedule import Schedule, ScheduleError
 
@@ -46,10 +47,11 @@ class GuidanceOptions:
 
     def check_consistency(self) -> None:
         """Refuse an empty interval of noise levels."""
-        if self.high is not None and self.low >= self.high:
-            raise ConfigError(
-                f"guidance.low={self.low}: expected a value below guidance.high={self.high}"
-            )
+        require(
+            self.high is None or self.low < self.high,
+            f"guidance.low={self.low}: expected a value below guidance.high={self.high}",
+            ConfigError,
+        )
 
     def check_model(
         self,

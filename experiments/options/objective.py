@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from experiments.options.roles import ConfigError, Default, parse_named
+from routing.errors import require
 from routing.options import OMITTED_AT_DEFAULT
 
 SIGMA_DATA = "Standard deviation to which the data are scaled."
@@ -28,11 +29,12 @@ class ObjectiveOptions:
 
     def check_times(self, steps: int, shift: float) -> None:
         """Refuse a sampler's number of steps, or its shift, that this objective cannot have."""
-        if shift != 1:
-            raise ConfigError(
-                f"sampler.shift={shift}: expected 1 for objective={self.name}, which spaces its "
-                "own times; only objective=flow can shift them"
-            )
+        require(
+            shift == 1,
+            f"sampler.shift={shift}: expected 1 for objective={self.name}, which spaces its own "
+            "times; only objective=flow can shift them",
+            ConfigError,
+        )
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,12 @@ class EDMOptions(ObjectiveOptions):
 
     def check_consistency(self) -> None:
         """Refuse an empty range of noise levels."""
-        if self.sigma_min >= self.sigma_max:
-            raise ConfigError(
-                f"objective.sigma_min={self.sigma_min}: expected a value below "
-                f"objective.sigma_max={self.sigma_max}"
-            )
+        require(
+            self.sigma_min < self.sigma_max,
+            f"objective.sigma_min={self.sigma_min}: expected a value below "
+            f"objective.sigma_max={self.sigma_max}",
+            ConfigError,
+        )
 
 
 @dataclass(frozen=True)
@@ -141,19 +144,21 @@ class DDPMOptions(ObjectiveOptions):
 
     def check_consistency(self) -> None:
         """Refuse decreasing betas."""
-        if self.beta_start > self.beta_end:
-            raise ConfigError(
-                f"objective.beta_start={self.beta_start}: expected at most "
-                f"objective.beta_end={self.beta_end}"
-            )
+        require(
+            self.beta_start <= self.beta_end,
+            f"objective.beta_start={self.beta_start}: expected at most "
+            f"objective.beta_end={self.beta_end}",
+            ConfigError,
+        )
 
     def check_times(self, steps: int, shift: float) -> None:
         """Refuse more sampling steps than the chain has, and a time shift."""
         super().check_times(steps, shift)
-        if steps > self.steps:
-            raise ConfigError(
-                f"sampler.steps={steps}: expected at most objective.steps={self.steps}"
-            )
+        require(
+            steps <= self.steps,
+            f"sampler.steps={steps}: expected at most objective.steps={self.steps}",
+            ConfigError,
+        )
 
 
 OBJECTIVES: dict[str, type[ObjectiveOptions]] = {
@@ -176,10 +181,11 @@ def check_same_network(source: str, theirs: Any, ours: Any) -> None:
     """
     trained = parse_named(OBJECTIVES, "objective", theirs).network
     expected = parse_named(OBJECTIVES, "objective", ours).network
-    if trained != expected:
-        raise ConfigError(
-            f"{source}: trained with objective {_words(trained)}, expected {_words(expected)}"
-        )
+    require(
+        trained == expected,
+        f"{source}: trained with objective {_words(trained)}, expected {_words(expected)}",
+        ConfigError,
+    )
 
 
 def _words(network: dict[str, object]) -> str:

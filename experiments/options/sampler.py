@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from experiments.options.roles import ConfigError
+from routing.errors import require
 
 STEPS = "Intervals from noise to data."
 Steps = Annotated[int, Ge(1), Le(10**5), STEPS]
@@ -56,11 +57,12 @@ class ChurnOptions(SamplerOptions):
 
     def check_consistency(self) -> None:
         """Refuse an empty range of noise levels."""
-        if self.churn_min > self.churn_max:
-            raise ConfigError(
-                f"sampler.churn_min={self.churn_min}: expected at most "
-                f"sampler.churn_max={self.churn_max}"
-            )
+        require(
+            self.churn_min <= self.churn_max,
+            f"sampler.churn_min={self.churn_min}: expected at most "
+            f"sampler.churn_max={self.churn_max}",
+            ConfigError,
+        )
 
 
 @dataclass(frozen=True)
