@@ -56,7 +56,7 @@ def generate(
     progress: Progress | None = None,
     *,
     weak_model: Any = None,
-    on_evaluation: Callable[[int], None] | None = None,
+    batch_progress: Callable[[float], None] | None = None,
 ) -> Tensor:
     """Generate one image per seed.
 
@@ -76,7 +76,7 @@ def generate(
         device: Where to sample; by default the model's device.
         progress: Called after every batch.
         weak_model: The weaker network of autoguidance or routed guidance.
-        on_evaluation: Called within a batch, with the number of finished evaluations.
+        batch_progress: Called within a batch, with its finished share (0 to 1).
 
     Returns:
         Images `(n, C, H, W)` in data space, float32, on `device`.
@@ -100,9 +100,10 @@ def generate(
     denoiser = GuidedDenoiser(
         model, objective, guidance, seeds, sampler.steps, classes, text, weak_model
     )
-    denoiser.on_evaluation = on_evaluation
     with torch.no_grad(), evaluating(model, weak_model):
-        return _sample_batches(denoiser, sampler, _image_shape(model), batch, progress)
+        return _sample_batches(
+            denoiser, sampler, _image_shape(model), batch, progress, batch_progress
+        )
 
 
 def _sample_batches(
@@ -111,6 +112,7 @@ def _sample_batches(
     shape: tuple[int, ...],
     batch: int,
     progress: Progress | None,
+    batch_progress: Callable[[float], None] | None,
 ) -> Tensor:
     """Sample an image of this shape for each of the denoiser's seeds."""
     device, count = denoiser.seeds.device, len(denoiser.seeds)
@@ -121,7 +123,7 @@ def _sample_batches(
     for start in range(0, count, batch):
         # The last batch is filled up with copies of its last image.
         rows = torch.arange(start, start + batch, device=device).clamp(max=count - 1)
-        samples = _sample_batch(denoiser.select(rows), sampler, shape)
+        samples = _sample_batch(denoiser.select(rows), sampler, shape, batch_progress)
         images.append(samples[: count - start])
         if progress:
             progress(min(start + batch, count), count)
@@ -144,14 +146,34 @@ def _cached_images(denoiser: GuidedDenoiser) -> int:
     return math.ceil(count / parts)
 
 
-def _sample_batch(denoiser: GuidedDenoiser, sampler: Sampler, shape: tuple[int, ...]) -> Tensor:
+def _sample_batch(
+    denoiser: GuidedDenoiser,
+    sampler: Sampler,
+    shape: tuple[int, ...],
+    batch_progress: Callable[[float], None] | None,
+) -> Tensor:
     """Sample one batch, on a CPU in parts of one size that fit into its cache."""
     count, part = len(denoiser.seeds), _cached_images(denoiser)
+    if batch_progress is not None:
+        evaluations = len(sampler.evaluations()) * math.ceil(count / part)
+        denoiser.on_evaluation = _share_reporter(batch_progress, evaluations)
     images = []
     for start in range(0, count, part):
         rows = torch.arange(start, start + part, device=denoiser.seeds.device)
         images.append(_sample_part(denoiser.select(rows.clamp(max=count - 1)), sampler, shape))
     return torch.cat(images)[:count]
+
+
+def _share_reporter(report: Callable[[float], None], total: int) -> Callable[[], None]:
+    """Return a function to call after each of `total` evaluations; reports their share so far."""
+    finished = 0
+
+    def on_evaluation() -> None:
+        nonlocal finished
+        finished += 1
+        report(finished / total)
+
+    return on_evaluation
 
 
 def _sample_part(denoiser: GuidedDenoiser, sampler: Sampler, shape: tuple[int, ...]) -> Tensor:

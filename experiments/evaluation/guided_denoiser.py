@@ -37,8 +37,8 @@ class GuidedDenoiser:
     weak_model: Any = None  # the weaker network of autoguidance or routed guidance
     # State of the guidance between evaluations (the momentum of APG)
     memory: dict[str, Tensor] = field(default_factory=dict)
-    # Called with the number of finished evaluations of the trajectory
-    on_evaluation: Callable[[int], None] | None = None
+    # Called after each evaluation, for a progress display
+    on_evaluation: Callable[[], None] | None = None
 
     def __call__(self, x: Tensor, time: float, step: int, evaluation: int) -> Prediction:
         """Return the guided estimate of the clean images.
@@ -72,7 +72,7 @@ class GuidedDenoiser:
             images += prediction.x0.chunk(copies)
         combined = self.guidance.combine(images, self.memory)
         if self.on_evaluation is not None:
-            self.on_evaluation(evaluation + 1)
+            self.on_evaluation()
         return Prediction(combined, variance)
 
     def select(self, rows: Tensor) -> GuidedDenoiser:

@@ -29,8 +29,8 @@ class SamplingPipeline:
     sampler: Sampler
     guidance: Guidance
     weak: Any = None  # the weaker model, if the guidance needs one
-    # Called within a batch with the number of finished evaluations, for a progress display
-    on_evaluation: Callable[[int], None] | None = None
+    # Called within a batch with its finished share (0 to 1), for a progress display
+    batch_progress: Callable[[float], None] | None = None
 
     @classmethod
     def make(
@@ -85,7 +85,7 @@ class SamplingPipeline:
             text,
             **options,
             weak_model=self.weak,
-            on_evaluation=self.on_evaluation,
+            batch_progress=self.batch_progress,
         )
 
     def cost(self, attention: bool = True) -> SamplingCost:

@@ -35,7 +35,7 @@ def sample(args: argparse.Namespace) -> int:
         if "name" in changes[kind]:  # refuse wrong options before loading the model
             chosen_options(kind, {}, changes[kind])
     device = join(args.device)
-    rank, _ = world()
+    rank, processes = world()
     console = Console(quiet=bool(rank))
     loaded = load_model(args.source, args.step, args.weights, device, report=console.say)
     request = _request(loaded, seeds, args.classes, captions)
@@ -49,7 +49,7 @@ def sample(args: argparse.Namespace) -> int:
     decoder = create_decoder(loaded, changes["data"], next(loaded.model.parameters()).device)
     console.say(f"model     {loaded.source} (step {loaded.step}, {args.weights})")
     console.say("\n".join(pipeline.lines()))
-    pipeline.on_evaluation = console.part_of(pipeline.cost().evaluations)
+    pipeline.batch_progress = console.part_of(args.batch * processes)
     sample_to_folder(
         Path(args.out),
         pipeline,

@@ -129,12 +129,12 @@ class Console:
         """
         return Progress(self, what, total, done if count is None else count(), count)
 
-    def part_of(self, count: int) -> Callable[[int], None]:
-        """Return a function that shows how many of `count` parts of the current step are done."""
+    def part_of(self, steps: int) -> Callable[[float], None]:
+        """Return a function that shows which share of the next `steps` steps is done (0 to 1)."""
 
-        def show(finished: int) -> None:
+        def show(share: float) -> None:
             if self._open:
-                self._open[-1].part = finished / max(1, count)
+                self._open[-1].part = share * steps
 
         return show
 
@@ -168,7 +168,7 @@ class Progress:
         self._worked, self._done = 0.0, done
         self._first_count, self._first = done, True
         self._text, self._eta = "", 0.0  # of the last update
-        self.part = 0.0  # finished share of the current step, where that is known
+        self.part = 0.0  # what is finished beyond the last whole step, in steps, where known
         self._task: Any = None
         self._owns_bar = False
         self._closed = threading.Event()
@@ -194,10 +194,11 @@ class Progress:
         from rich.text import Text
 
         class Bar(BarColumn):
-            """A bar of as many steps as are finished when it is drawn."""
+            """A bar of the steps, and parts of them, that are finished when it is drawn."""
 
             def render(self, task: Any) -> Any:
-                task.completed = task.fields["display"].finished_steps()
+                display = task.fields["display"]
+                task.completed = display.finished_steps() + display.part
                 return super().render(task)
 
         class Status(ProgressColumn):
@@ -276,12 +277,13 @@ class Progress:
         """Return the finished steps, the text of the last update, and `[elapsed<remaining]`."""
         now = time.monotonic()
         elapsed, eta = clock(now - self.start), self._eta - (now - self._updated)
-        part = f"{self.part:.0%}  " if 0 < self.part < 1 else ""
+        finished = self.finished_steps()
+        share = min(1.0, (finished + self.part) / (self.total or 1))
         if self.total is None:
-            return f"{part}[{elapsed}]"
-        count = f"{self.finished_steps()}/{self.total}"
-        if part:
-            return f"{count}  batch {part}[{elapsed}]"
+            return f"{share:.0%}  [{elapsed}]" if 0 < share < 1 else f"[{elapsed}]"
+        count = f"{finished}/{self.total}"
+        if self.part:
+            return f"{count}  {share:.0%}  [{elapsed}]"
         if self._updated == self.start:  # nothing is known of the rate
             return f"{count}  [{elapsed}]"
         return f"{count}  {self._text}  [{elapsed}<{clock(eta)}]"

@@ -185,7 +185,7 @@ class Evaluation:
         text = self.dataset.prompts(seeds).text if model.text is not None else None
         with self.state.ema_weights(), self.console.progress(part):
             pipeline = SamplingPipeline.make(model, self.config, sampler)
-            pipeline.on_evaluation = self.console.part_of(pipeline.cost().evaluations)
+            pipeline.batch_progress = self.console.part_of(1)
             samples = pipeline.generate(seeds, labels, text, batch=len(seeds), device=device)
             pictures = self.dataset.to_pixels(samples.to(device)).cpu()
         self.seconds[part].append(time.monotonic() - start_time)

@@ -179,6 +179,16 @@ def test_progress_callbacks_and_modes():
     assert generate(model, *parts("euler", "none"), torch.arange(0)).shape == (0, 2, 4, 4)
 
 
+def test_progress_within_a_batch_only_rises(monkeypatch):
+    """Also where a CPU samples the batch in several parts, each from the first time on."""
+    monkeypatch.setattr(generation, "_CACHED_VALUES", 1)
+    shares: list[float] = []
+    options = {"batch": 12, "batch_progress": shares.append}
+    generate(tiny(), *parts("heun", "cfg"), torch.arange(10), **options)
+    assert shares == sorted(shares) and shares[-1] == 1
+    assert len(shares) == 3 * 5  # parts of four images, evaluations of each
+
+
 # ----------------------------------------------------------------------------------------- shards
 
 

@@ -91,7 +91,7 @@ def test_a_first_run_is_never_silent_and_fits_eighty_columns(tmp_path):
     )  # fmt: skip
     for phase in phases:
         assert re.search(rf"^{phase}.*\d+:\d\d|^{phase}.*\d s", plain, re.M), phase
-    assert re.search(r"^sample .*0/60  batch \d+%", plain, re.M)
+    assert re.search(r"^sample .*0/60  \d+%", plain, re.M)
     assert re.search(r"^step .* 10/20  \[", plain, re.M)
     assert re.search(r"20/20  loss \d.\d+ .*\[\d:\d\d<\d:\d\d\]", plain)
     assert re.search(r"^step 10:  FD .*  held-out loss", plain, re.M)
@@ -214,10 +214,10 @@ def test_times_move_on_between_updates(monkeypatch):
         assert outer.status() == "20/100  loss 1  [0:20<1:40]"
         now[0] += 5.0
         assert outer.status() == "20/100  loss 1  [0:25<1:35]"
-        show = console.part_of(4)  # of the innermost display
-        show(1)
+        show = console.part_of(1)  # of the innermost display
+        show(0.25)
         assert inner.status() == "25%  [0:25]" and outer.part == 0
-        show(4)
+        show(1.0)
         assert inner.status() == "[0:25]"
 
 
