@@ -115,7 +115,7 @@ def aggregate(scores: pd.DataFrame, by: Sequence[str] = KEYS) -> pd.DataFrame:
         One row per combination of `by`: those columns, `mean`, `std` (sample standard deviation),
         `low` and `high` (ends of the 95 % t-interval of the mean) and `n` (seeds).
     """
-    return _estimates(one_per_seed(scores), by, "value")
+    return estimates(one_per_seed(scores), by, "value")
 
 
 def paired_difference(
@@ -141,10 +141,11 @@ def paired_difference(
     reference = points[is_baseline].drop(columns="variant").rename(columns={"value": "baseline"})
     pairs = points[~is_baseline].merge(reference, on=["group", "metric", "step", "seed"])
     pairs["difference"] = pairs["value"] - pairs["baseline"]
-    return _estimates(pairs, KEYS, "difference")
+    return estimates(pairs, KEYS, "difference")
 
 
-def _estimates(frame: pd.DataFrame, by: Sequence[str], column: str) -> pd.DataFrame:
+def estimates(frame: pd.DataFrame, by: Sequence[str], column: str) -> pd.DataFrame:
+    """Return mean, std, low, high and n of a column for every combination of `by`."""
     rows = []
     for key, values in frame.groupby(list(by), sort=False)[column]:
         estimate = interval(values)

@@ -20,11 +20,10 @@ MAX_UNPACKED, MAX_FILES = 256 * 2**20, 20_000
 def unpack(archive: Path, folder: Path) -> Path:
     """Unpack records into a folder of their content's name, once, and return it.
 
-    `AnalysisError` if it is no archive with a folder `runs`, or one that unpacks to more than
-    records of runs ever hold.
+    `AnalysisError` if it is no archive with a folder `runs`, or unpacks to more than the limits.
     """
     if not archive.is_file():
-        raise AnalysisError(f"the records {archive} are not there; give a folder of runs")
+        raise AnalysisError(f"there is no archive {archive}; give a folder of runs")
     with archive.open("rb") as stream:
         target = folder / hashlib.file_digest(stream, "sha256").hexdigest()[:12]
     if not target.is_dir():

@@ -16,7 +16,7 @@ import yaml
 from annotated_types import MinLen
 
 from analysis.errors import AnalysisError
-from analysis.tables.table import markdown_escape
+from analysis.tables.table import markdown_escape, markdown_rows
 from backbones.validation import validate
 from experiments.runtime.command import ROOT, run_command
 from experiments.runtime.files import atomic_write
@@ -170,13 +170,14 @@ a command would do.
 
 def render(ledger: Ledger) -> str:
     """Return the page as Markdown: a table of all claims, then every claim in full."""
-    lines = [_HEAD]
-    lines += ["| Claim | Metric | Attempts by others | Our runs |", "| :--- | :--- | ---: | :--- |"]
+    rows = []
     for key, claim in ledger.claims.items():
         summary = f"[{key}](#{key}): {markdown_escape(claim.claim)}"
         count = str(len(claim.reproductions) or "no")
         metric = markdown_escape(claim.metric)
-        lines.append(f"| {summary} | {metric} | {count} | {claim.ours.verdict} |")
+        rows.append([summary, metric, count, claim.ours.verdict])
+    heads = ["Claim", "Metric", "Attempts by others", "Our runs"]
+    lines = [f"{_HEAD}\n{markdown_rows(heads, rows, numeric=[2])}".rstrip()]
     for paper_key, paper in ledger.papers.items():
         lines += ["", f"## {markdown_escape(paper.title)}", "", f"<{paper.link}>"]
         for key, claim in ledger.claims.items():

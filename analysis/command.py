@@ -58,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     compare, notebooks = commands["compare"], commands["notebooks"]
     compare.add_argument("first", metavar="RUN_A", type=Path)
     compare.add_argument("second", metavar="RUN_B", type=Path)
+    compare.add_argument("more", help=argparse.SUPPRESS, nargs="*")  # refused in one sentence
     text = "runs to read (default: the published ones of results/)"
     notebooks.add_argument("--runs", help=text, type=Path)
     notebooks.add_argument("--out", help="folder to write (analysis/notebooks)", type=Path)
@@ -118,9 +119,6 @@ def _add_measuring(commands: Mapping[str, argparse.ArgumentParser]) -> None:
         command.add_argument("--levels", help=text, type=float, nargs="+")
     similarity.add_argument("--seed", help="seed of the noise (0)", type=int, default=0)
     similarity.add_argument("--weights", choices=("ema", "raw"), default="ema")
-    similarity.add_argument("--centred", help="also centred cosine and CKA", **_FLAG)
-    similarity.add_argument("--per-level", help="also one map per noise level", **_FLAG)
-    similarity.add_argument("--routed", help="also routed against staying tokens", **_FLAG)
     scale.add_argument("--out", help="folder for a figure and a table of all runs", type=Path)
 
 

@@ -36,7 +36,12 @@ def pair(
 
     `AnalysisError` if a folder is no finished run.
     """
-    first_row, second_row = _read(first), _read(second)
+    return _differences(_read(first), _read(second))
+
+
+def _differences(
+    first_row: dict[str, Any], second_row: dict[str, Any]
+) -> tuple[list[Difference], list[Difference], list[Difference]]:
     differences: dict[str, list[Difference]] = {"config": [], "score": [], "": []}
     for key in dict.fromkeys([*first_row, *second_row]):
         if key.startswith(_IGNORED_PREFIXES) or key in _IGNORED_KEYS:
@@ -74,12 +79,12 @@ def _read(folder: str | Path) -> dict[str, Any]:
 
 def text(first: str | Path, second: str | Path) -> str:
     """Return the comparison of two runs as aligned text."""
-    config, scores, cost = pair(first, second)
-    lines, steps = [], []
-    for side, folder in (("A", first), ("B", second)):
-        run = _read(folder)
-        steps.append(run["step"])
+    first_run, second_run = _read(first), _read(second)
+    config, scores, cost = _differences(first_run, second_run)
+    lines = []
+    for side, run in (("A", first_run), ("B", second_run)):
         lines.append(f"{side}  {run['run']}, step {run['step']}")
+    same_steps = first_run["step"] == second_run["step"]
     for title, rows in (("config", config), ("scores", scores), ("size and cost", cost)):
         lines += ["", title if rows else f"{title}: the same"]
         key_width = max((len(row.key) for row in rows), default=0)
@@ -89,22 +94,21 @@ def text(first: str | Path, second: str | Path) -> str:
             line += f"  ->  {_show(row.second)}"
             # A score after more steps, or in the features of another network, is no difference of
             # the configurations.
-            comparable = title == "scores" and steps[0] == steps[1] and None not in row
-            if comparable and _network(first, row.key) == _network(second, row.key):
+            comparable = title == "scores" and same_steps and None not in row
+            if comparable and _network(first_run, row.key) == _network(second_run, row.key):
                 line += f"   ({row.second - row.first:+.4g})"
             lines.append(line.rstrip())
-    penalty = _penalty_line(first, second)
+    penalty = _penalty_line(first_run, second_run)
     if penalty:
         lines += ["", penalty]
     return "\n".join(lines)
 
 
-def _penalty_line(first: str | Path, second: str | Path) -> str:
+def _penalty_line(first_run: dict[str, Any], second_run: dict[str, Any]) -> str:
     """Return the step penalty of B over A; nothing unless both logged losses with one seed."""
-    first_run, second_run = _read(first), _read(second)
     curves: list[pd.DataFrame] = []
-    for folder in (first, second):
-        curves += step_penalty.loss_curves(os.path.abspath(folder)).values()
+    for run in (first_run, second_run):
+        curves += step_penalty.loss_curves(run["path"]).values()
     same_data = first_run["data"] == second_run["data"]
     same_seed = first_run["seed"] == second_run["seed"]
     if len(curves) != 2 or not (same_data and same_seed) or min(map(len, curves)) < 2:
@@ -122,10 +126,10 @@ def _penalty_line(first: str | Path, second: str | Path) -> str:
     return text + (f"; censored at N = {', '.join(censored)}" if censored else "")
 
 
-def _network(folder: str | Path, metric: str) -> str | None:
+def _network(run: dict[str, Any], metric: str) -> str | None:
     """Return the network behind a run's score, `digits-classifier@d2f54a3c`, None without one."""
     extractor = metric.rpartition("(")[2].removesuffix(")")
-    networks = str(_read(folder).get("networks") or "").split()
+    networks = str(run.get("networks") or "").split()
     return next((name for name in networks if name.partition("@")[0] == extractor), None)
 
 
@@ -168,5 +172,11 @@ def _value_counts(frame: pd.DataFrame) -> dict[str, pd.Series]:
 
 def command(options: argparse.Namespace) -> int:
     """Print what differs between two runs."""
+    if options.more:
+        raise AnalysisError(
+            f"compare takes two runs, not {2 + len(options.more)}; the tables treatments and "
+            "differences compare more (python -m analysis tables RUNS --only treatments), and the "
+            "report lists the keys that vary (python -m analysis report RUNS)"
+        )
     print(text(options.first, options.second))
     return 0

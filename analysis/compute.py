@@ -6,7 +6,7 @@
 Between `<!-- KIND of=results/NAME.tar.gz KEY=VALUE -->` and `<!-- end of KIND -->` of a page stands
 what the archive says; an archive that does not exist yet says so. Kinds: `penalty` (step penalty s
 and s * m of routed runs), `arms` (every arm of a study), `endpoints` (declared paired endpoints).
-Arms are told by what their `config.yaml` holds; of one run that was continued all records count.
+An arm is identified by its configuration; the records of a run that was continued are merged.
 """
 
 import argparse
@@ -14,21 +14,21 @@ import functools
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 from scipy.special import stdtr
 
 from analysis.aggregation import Estimate, interval
 from analysis.archives import PUBLISHED, unpack
 from analysis.errors import AnalysisError
-from analysis.figures import against_macs, class_samples
+from analysis.figures import against_macs
 from analysis.loading import load, scores
 from analysis.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
+from analysis.tables.table import markdown_rows
 from experiments.runtime.command import ROOT, run_command
 from experiments.runtime.files import atomic_write
 from experiments.runtime.parser import Parser
@@ -60,7 +60,7 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """What tells it from the dense model of the same backbone."""
+        """How it differs from the dense model of the same backbone."""
         parts = ["dense" if self.route == "none" else f"route {self.route}"]
         if self.depth != _USUAL_DEPTH:
             parts.append(f"{self.depth} blocks")
@@ -90,7 +90,7 @@ def arms(source: Path) -> dict[Arm, Curves]:
     parts: dict[tuple[Arm, int, str], list[pd.DataFrame]] = {}
     for row in runs.to_dict("records"):
         if row["run"] in curves:
-            key = (_arm(Path(row["path"]), row), int(row["seed"]), str(row["hash"]))
+            key = (_arm(row), int(row["seed"]), str(row["hash"]))
             parts.setdefault(key, []).append(curves[row["run"]])
     result: dict[Arm, Curves] = {}
     for arm, seed, name_hash in sorted(parts):
@@ -102,18 +102,17 @@ def arms(source: Path) -> dict[Arm, Curves]:
     return result
 
 
-def _arm(run: Path, row: Mapping[Any, Any]) -> Arm:
-    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    backbone, train = config["backbone"], config["train"]
+def _arm(row: Mapping[Any, Any]) -> Arm:
+    width, depth = row["config.backbone.width"], row["config.backbone.depth"]
     return Arm(
         data=str(row["data"]),
         backbone=str(row["backbone"]),
         objective=str(row["objective"]),
-        width=int(backbone.get("width") or 0),
-        depth=int(backbone.get("depth") or _USUAL_DEPTH),
-        batch=int(train["batch"]),
+        width=0 if pd.isna(width) else int(width),
+        depth=_USUAL_DEPTH if pd.isna(depth) else int(depth),
+        batch=int(row["config.train.batch"]),
         route=str(row["route"]),
-        lr=float(train["lr"]),
+        lr=float(row["config.train.lr"]),
     )
 
 
@@ -266,16 +265,6 @@ def _interval_text(estimate: Estimate, form: str) -> str:
     return f"{text} [{estimate.low:{form}}, {estimate.high:{form}}]"
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows, the heading first, as a Markdown table."""
-    lines = []
-    for index, row in enumerate(rows):
-        lines.append(f"| {' | '.join(row)} |")
-        if index == 0:
-            lines.append("|" + " :--- |" * len(row))
-    return "\n".join(lines) + "\n"
-
-
 # --- pages ----------------------------------------------------------------------------------------
 
 
@@ -310,7 +299,8 @@ def _body(kind: str, request: str) -> str:
     for arm, curves in archived_arms(archive).items():
         if options.get("data", arm.data) == arm.data:
             table[arm] = curves
-    return markdown(make(kind, table, int(options.get("steps", 3000))))
+    head, *rows = make(kind, table, int(options.get("steps", 3000)))
+    return markdown_rows(head, rows)
 
 
 def make(kind: str, table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
@@ -334,12 +324,9 @@ def _command(words: list[str]) -> int:
             atomic_write(page, filled)
             print(f"{page}  filled in")
     records = unpack(RESULTS / "runs.tar.gz", ROOT / PUBLISHED)
-    for plot in (
-        against_macs.draw(score_points(records), *FIGURE_STEPS),
-        class_samples.draw(records),
-    ):
-        for path in plot.save(RESULTS / "figures"):
-            print(path)
+    plot = against_macs.draw(score_points(records), *FIGURE_STEPS)
+    for path in plot.save(RESULTS / "figures"):
+        print(path)
     return 0
 
 
@@ -367,7 +354,8 @@ def _print(options: argparse.Namespace) -> int:
     records = options.records
     table = archived_arms(records) if records.suffix == ".gz" else arms(records)
     for kind in ("arms", "penalty"):
-        print(markdown(make(kind, table, options.steps)))
+        head, *rows = make(kind, table, options.steps)
+        print(markdown_rows(head, rows))
     return 0
 
 

@@ -1,11 +1,11 @@
-"""What runs show, in sentences: the paragraph under a table or a figure, for any folder of runs.
+"""What runs show, in sentences: for the blocks of pages and the paragraphs of notebooks.
 
 Every sentence is made from the numbers in the table beside it. A difference is significant where
 its paired 95 % interval over seeds excludes zero; it is not judged below three seeds.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import pandas as pd
 
@@ -13,10 +13,8 @@ from analysis.aggregation import ENOUGH_SEEDS, Estimate, paired
 from analysis.errors import pick
 from analysis.groups import Group, Variant
 from analysis.results import Results
-from analysis.similarity_file import SimilarityFile
 from analysis.tables import guidance, guidance_scale
-from analysis.tables.entries import gap, metric_better, metric_decimals, metric_label
-from analysis.tables.main import score_set
+from analysis.tables.entries import gap, metric_decimals, metric_label
 from routing.route import Route
 
 NOT_SIGNIFICANT = "no significant difference"
@@ -41,38 +39,6 @@ def change(difference: Estimate, decimals: int) -> str:
     if difference.n < ENOUGH_SEEDS or difference.low is None or difference.high is None:
         return text
     return f"{text} [{difference.low:+.{decimals}f}, {difference.high:+.{decimals}f}]"
-
-
-def main(results: Results) -> list[str]:
-    """Say for each backbone how the guideline's route changes every score."""
-    sentences = []
-    for group, dense, routed in results.pairs():
-        changes, verdicts = [], []
-        for metric, meaning in score_set(group).items():
-            difference = gap(routed, dense, metric)
-            if difference:
-                text = f"{metric_label(metric)} {change(difference, metric_decimals(metric))}"
-                changes.append(text)
-                verdicts.append(verdict(difference, metric_better(meaning)))
-        if not changes:
-            continue
-        if len(set(verdicts)) == 1:  # such as too few seeds: said once
-            text = f"{'; '.join(changes)}: {verdicts[0]}"
-        else:
-            text = "; ".join(map(": ".join, zip(changes, verdicts, strict=True)))
-        sentences.append(f"**{_name(group, dense, routed)}**: {text}.")
-    return sentences
-
-
-def cost(results: Results) -> list[str]:
-    """Say what the route saves of a training step in multiply-adds."""
-    sentences = []
-    for group, dense, routed in results.pairs():
-        share = routed.macs_share
-        if share:
-            text = f"{1 / share:.2f} times fewer multiply-adds an image than dense"
-            sentences.append(f"**{_name(group, dense, routed)}**: {text}.")
-    return sentences
 
 
 def response(results: Results) -> list[str]:
@@ -197,25 +163,14 @@ def rate(results: Results) -> list[str]:
     return sentences
 
 
-def similarity(maps: Sequence[SimilarityFile], key: str = "cosine") -> list[str]:
-    """Say how alike neighbouring blocks are on average, and the input and the last."""
-    sentences = []
-    for item in maps:
-        values = item.arrays[key]
-        text = f"neighbours {values.diagonal(1).mean():.2f}, input and last {values[0, -1]:.2f}"
-        sentences.append(f"**{item.label}**: {text}.")
-    return sentences
-
-
 FINDINGS: dict[str, Callable[[Results], list[str]]] = {
-    "main": main, "cost": cost, "response": response, "scale": scale, "placement": placement,
-    "rate": rate,
+    "response": response, "scale": scale, "placement": placement, "rate": rate,
 }  # fmt: skip
 
 
 def text(sentences: Iterable[str]) -> str:
-    """Return sentences as a Markdown list, or that these runs do not tell."""
-    return "\n".join(f"- {line}" for line in sentences) or "- These runs do not tell."
+    """Return sentences as a Markdown list; one that says so where there are none."""
+    return "\n".join(f"- {line}" for line in sentences) or "- These runs do not answer this."
 
 
 def make(name: str, results: Results, having: Iterable[str] = ()) -> str:
@@ -230,10 +185,3 @@ def make(name: str, results: Results, having: Iterable[str] = ()) -> str:
         if all(part in subject for part in parts):
             chosen.append(sentence)
     return text(chosen)
-
-
-def _name(group: Group, dense: Variant, routed: Variant) -> str:
-    difference = gap(routed, dense, group.metric)
-    seeds = difference.n if difference else 0
-    text = f"{group.label}, {routed.name} against dense"
-    return f"{text} after {routed.step:.0f} steps (n={seeds})"

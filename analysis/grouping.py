@@ -248,7 +248,7 @@ def _experiments(frame: pd.DataFrame) -> dict[str, str]:
         if experiments.nunique() > 1:
             return {}
         name = str(experiments.iloc[0])
-        names[str(key)] = "scale's own recipe" if name == "none" else f"experiment={name}"
+        names[str(key)] = "no experiment" if name == "none" else f"experiment={name}"
     return names if len(set(names.values())) == len(names) else {}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,42 +23,8 @@ from backbones.sizes import parse_size
 Metrics = dict[str, dict[str, Any]]
 # Seed to value, by metric and step.
 Values = dict[tuple[str, float], dict[int, float]]
-
-
-class Histories:
-    """Steps, multiply-adds and values of the runs' own scores, by run folder and metric.
-
-    A frame is made when it is first read: tables read few of them.
-    """
-
-    def __init__(self, scores: pd.DataFrame, rows: Mapping[tuple[str, str], Sequence[int]]) -> None:
-        """Take all scores (step, macs, value) and the positions of each run's and metric's."""
-        self.scores, self.rows = scores, rows
-        self.frames: dict[tuple[str, str], pd.DataFrame] = {}
-
-    def get(self, path: str, metric: str) -> pd.DataFrame | None:
-        """Return one run's scores by one metric, in the order of steps; None without any."""
-        key = path, metric
-        if key not in self.frames and key in self.rows:
-            self.frames[key] = self.scores.iloc[list(self.rows[key])]
-        return self.frames.get(key)
-
-
-class RunTable:
-    """All runs; columns are kept as lists: slicing hundreds of them per variant is slow."""
-
-    def __init__(self, frame: pd.DataFrame) -> None:
-        """Take what `analysis.load` returned."""
-        self.frame = frame
-        self._lists: dict[str, list[Any]] = {}
-
-    def values(self, column: str, rows: Sequence[int]) -> list[Any]:
-        """Return the values of a column at some positions; none where the column is missing."""
-        if column not in self._lists:
-            exists = column in self.frame
-            self._lists[column] = self.frame[column].tolist() if exists else []
-        values = self._lists[column]
-        return [values[row] for row in rows] if values else []
+# Step, macs and value of the runs' own scores, grouped by path and metric.
+Histories = Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,37 +32,23 @@ class Variant:
     """Runs of one group that routed their tokens alike, read after one number of steps."""
 
     name: str  # how tokens were routed
-    table: RunTable = field(repr=False)  # all finished runs
-    rows: Sequence[int] = field(repr=False)  # positions of its own
+    runs: pd.DataFrame = field(repr=False)  # its rows of `analysis.load`
     metric: str  # of its group
     values: Values = field(repr=False)  # every own score of these runs
     histories: Histories = field(repr=False)  # of all runs
     step: float = float("nan")
 
-    @property
-    def runs(self) -> pd.DataFrame:
-        """Its runs with all columns; `columns` and `first` are faster."""
-        return self.table.frame.iloc[list(self.rows)]
-
-    def columns(self, *names: str) -> pd.DataFrame:
-        """Return some columns of its runs."""
-        return self.table.frame[list(names)].iloc[list(self.rows)]
-
     def first(self, column: str, default: Any = None) -> Any:
         """Return the first known value of a column of its runs."""
-        for value in self.table.values(column, self.rows):
+        for value in self.runs[column].tolist() if column in self.runs else ():
             if not pd.isna(value):
                 return value
         return default
 
-    def _pairs_of(self, first: str, second: str) -> list[tuple[Any, Any]]:
-        """Return the values of two columns, by run, where both are known."""
-        pairs = []
-        columns = (self.table.values(name, self.rows) for name in (first, second))
-        for pair in zip(*columns, strict=True):
-            if not (pd.isna(pair[0]) or pd.isna(pair[1])):
-                pairs.append(pair)
-        return pairs
+    def history(self, path: str) -> pd.DataFrame | None:
+        """Return step, macs and value of one run's scores by the group's metric; None without."""
+        key = path, self.metric
+        return self.histories.get_group(key) if key in self.histories.indices else None
 
     def by_seed(self, metric: str | None = None, step: float | None = None) -> dict[int, float]:
         """Return seed to score after `step` steps (by default its own metric and step)."""
@@ -113,16 +65,11 @@ class Variant:
 
         Costs of a forward pass do not depend on the number of steps.
         """
-        longest: dict[Any, tuple[float, float]] = {}  # steps and cost by seed
-        columns = (self.table.values(name, self.rows) for name in ("seed", "step", column))
-        for seed, step, value in zip(*columns, strict=False):
-            if pd.isna(seed) or pd.isna(value):
-                continue
-            steps = float("inf") if pd.isna(step) else float(step)
-            if seed not in longest or steps >= longest[seed][0]:
-                longest[seed] = steps, float(value)
-        values = [value for _, value in longest.values()]
-        return sum(values) / len(values) if values else None
+        if column not in self.runs:
+            return None
+        known = self.runs.dropna(subset=["seed", column]).sort_values("step", kind="stable")
+        costs = known.drop_duplicates("seed", keep="last")[column]
+        return float(costs.mean()) if len(costs) else None
 
     @functools.cached_property
     def curves(self) -> dict[int, pd.DataFrame]:
@@ -133,8 +80,8 @@ class Variant:
         """
         scored = self.by_seed()
         best: dict[int, pd.DataFrame] = {}
-        for seed, path in self._pairs_of("seed", "path"):
-            curve = self.histories.get(path, self.metric)
+        for seed, path in self.runs[["seed", "path"]].dropna().itertuples(index=False):
+            curve = self.history(path)
             if curve is None or seed not in scored:
                 continue
             if seed not in best or _length(curve) > _length(best[seed]):
@@ -168,15 +115,13 @@ class Variant:
     @functools.cached_property
     def _last_steps(self) -> dict[int, float]:
         """Steps of the longest run, by seed."""
-        steps: dict[int, float] = {}
-        for seed, step in self._pairs_of("seed", "step"):
-            steps[int(seed)] = max(float(step), steps.get(int(seed), 0.0))
-        return steps
+        steps = self.runs.dropna(subset=["seed", "step"]).groupby("seed")["step"].max()
+        return dict(zip(map(int, steps.index), map(float, steps), strict=True))
 
     @functools.cached_property
     def ends(self) -> set[float]:
         """The numbers of steps after which its runs ended."""
-        return {float(step) for step, _ in self._pairs_of("step", "path")}
+        return set(map(float, self.runs["step"].dropna()))
 
     @property
     def other_steps(self) -> list[int]:

@@ -81,7 +81,7 @@ _PROBLEM = ("run", "path", *STATUS, "status", "reason")
 
 
 def find(root: str | os.PathLike[str]) -> list[Path]:
-    """Return every run folder at or below a folder, sorted; none of hidden folders and links.
+    """Return every run folder at or below a folder, sorted; hidden folders and links are skipped.
 
     `AnalysisError` if `root` is no folder.
     """

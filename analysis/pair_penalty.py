@@ -92,7 +92,7 @@ def _curves(results: Results, variant: Variant) -> dict[int, pd.DataFrame]:
     """
     curves: dict[int, pd.DataFrame] = {}
     by_run = _curves_by_path(results)
-    for seed, path in variant.columns("seed", "path").dropna().itertuples(index=False):
+    for seed, path in variant.runs[["seed", "path"]].dropna().itertuples(index=False):
         curve = by_run.get(str(path))
         if curve is None or len(curve) < 2:
             continue

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
-from analysis.aggregation import Estimate, interval
+from analysis.aggregation import estimates
 from analysis.errors import AnalysisError
 from analysis.figures import style
 from analysis.figures.style import Plot, styled
@@ -44,13 +44,7 @@ def plot(
     points = _points(frame, x, y, hue, col)
     if baseline is not None:
         points = _differences(points, hue, col, baseline)
-    curves = []
-    for keys, part in points.groupby([col, hue] if col else [hue], sort=False):
-        estimates = _estimates(part, x, bootstrap)
-        for name, value in zip([col, hue] if col else [hue], keys, strict=True):
-            estimates[name] = pd.Series([value] * len(estimates), index=estimates.index)
-        curves.append(estimates)
-    data = pd.concat(curves, ignore_index=True)
+    data = _means(points, [col, hue] if col else [hue], x, bootstrap)
     panels = list(dict.fromkeys(data[col])) if col else [None]
     hues = list(dict.fromkeys(data[hue]))
     figure, axes = style.panels(len(panels), 3, 2.3, sharey=True)
@@ -134,28 +128,22 @@ def _differences(points: pd.DataFrame, hue: str, col: str | None, baseline: str)
     return pairs.assign(value=pairs["value"] - pairs["baseline_value"])
 
 
-def _estimates(part: pd.DataFrame, x: str, bootstrap: int) -> pd.DataFrame:
-    """Return step, x, mean, low, high and n of one curve, at the steps that all its seeds have."""
-    rows = []
-    for step, values in part.groupby("step"):
-        estimate = _interval(values["value"].to_numpy(float), bootstrap)
-        row: dict[str, Any] = {"step": step, x: float(values[x].mean())}
-        row |= {"mean": estimate.mean, "low": estimate.low, "high": estimate.high, "n": estimate.n}
-        rows.append(row)
-    frame = pd.DataFrame(rows).astype({"low": float, "high": float})
-    return frame[frame["n"] == frame["n"].max()]
-
-
-def _interval(values: np.ndarray, bootstrap: int) -> Estimate:
-    """Return the mean with its interval, Student's or of the percentile bootstrap."""
-    estimate = interval(values)
-    assert estimate is not None, "missing values were left out"
-    if not bootstrap or len(values) < 2:
-        return estimate
-    # The same resamples in every call: a figure that is drawn again is the same.
-    resamples = np.random.default_rng(0).choice(values, (bootstrap, len(values)))
-    low, high = np.quantile(resamples.mean(axis=1), [0.025, 0.975])
-    return Estimate(estimate.mean, estimate.n, estimate.std, float(low), float(high))
+def _means(points: pd.DataFrame, curve: list[str], x: str, bootstrap: int) -> pd.DataFrame:
+    """Return x, mean, low, high and n of every curve at the steps that all its seeds have."""
+    keys = [*curve, "step"]
+    data = estimates(points, keys, "value").drop(columns="std")
+    if x != "step":
+        data = data.merge(points.groupby(keys)[x].mean().reset_index(), on=keys)
+    if bootstrap:
+        # The same resamples in every call: a figure that is drawn again is the same.
+        rng = np.random.default_rng(0)
+        groups = points.groupby(keys)["value"]
+        for index, key in enumerate(data[keys].itertuples(index=False, name=None)):
+            values = groups.get_group(key).to_numpy(float)
+            if len(values) > 1:
+                means = rng.choice(values, (bootstrap, len(values))).mean(axis=1)
+                data.loc[index, ["low", "high"]] = np.quantile(means, [0.025, 0.975])
+    return data[data["n"] == data.groupby(curve)["n"].transform("max")].reset_index(drop=True)
 
 
 def _draw(ax: Axes, part: pd.DataFrame, x: str, hue: str, hues: Sequence[Any]) -> None:

@@ -101,7 +101,7 @@ def grids(results: Results) -> tuple[list[dict[str, str]], int]:
 
 
 def _runs_with_samples(variant: Variant) -> list[Path]:
-    paths = map(Path, map(str, variant.columns("seed", "path").sort_values("seed")["path"]))
+    paths = map(Path, map(str, variant.runs.sort_values("seed")["path"]))
     return [path for path in paths if (path / "samples" / "final.png").is_file()]
 
 

@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,14 @@ from analysis import aggregation, filters, loading
 from analysis.aggregation import DENSE
 from analysis.errors import AnalysisError, pick
 from analysis.grouping import assign_groups
-from analysis.groups import Group, Histories, Metrics, RunTable, Values, Variant, variant_order
+from analysis.groups import Group, Histories, Metrics, Values, Variant, variant_order
 
-_HISTORY = ["step", "macs", "value"]
 # Columns of a score that tables need.
 _NARROW = (
     "path", "group", "variant", "seed", "last_step", "metric", "key", "value", "step", "macs",
     "better", "features", "n", "own", "final",
 )  # fmt: skip
-# Columns of a run that stand beside its scores: the hundreds of its configuration are not needed.
+# Columns of a run that are joined to its scores; those of its configuration are not needed.
 _BESIDE_SCORES = ("run", "path", "backbone", "route", "group", "variant", "seed", "step")
 
 
@@ -111,18 +110,12 @@ class Results:
         """The groups, those with the most evidence first."""
         if self.metric is not None:
             self._check_metric(self.metric)
-        values, histories, table = self._values(), self._histories(), RunTable(self.runs)
+        values, histories = self._values(), self._histories()
         groups = []
-        rows: dict[str, dict[str, list[int]]] = {}  # positions by group and variant
-        for row, (label, name) in enumerate(
-            zip(self.runs["group"], self.runs["variant"], strict=True)
-        ):
-            rows.setdefault(str(label), {}).setdefault(str(name), []).append(row)
-        for label, rows_of_variants in rows.items():
-            metric = self._metric_of(label)
+        for label, runs in self.runs.groupby("group", sort=False):
+            metric = self._metric_of(str(label))
             if metric is not None:
-                group = self._group(label, table, rows_of_variants, metric, values, histories)
-                groups.append(group)
+                groups.append(self._group(str(label), runs, metric, values, histories))
         # The configuration with the most evidence leads, with all of its backbones.
         evidence: Counter[str] = Counter()
         for group in groups:
@@ -157,16 +150,15 @@ class Results:
     def _group(
         self,
         label: str,
-        table: RunTable,
-        rows: Mapping[str, Sequence[int]],
+        runs: pd.DataFrame,
         metric: str,
         values: dict[tuple[str, str], Values],
         histories: Histories,
     ) -> Group:
         variants = []
-        for name, positions in rows.items():
-            scores = values.get((label, name), {})
-            variants.append(Variant(name, table, positions, metric, scores, histories))
+        for name, runs_of_variant in runs.groupby("variant", sort=False):
+            scores = values.get((label, str(name)), {})
+            variants.append(Variant(str(name), runs_of_variant, metric, scores, histories))
         variants.sort(key=variant_order)
         baseline = next((v for v in variants if v.first("method") == DENSE), None)
         baselines = [baseline] if baseline else []
@@ -191,14 +183,11 @@ class Results:
         return table
 
     def _histories(self) -> Histories:
-        """Return every run's own scores by folder and metric, in the order of steps."""
+        """Return the own scores, in the order of steps, grouped by folder and metric."""
         scores = self.own_scores.dropna(subset=["step", "value"])
         scores = scores.sort_values("step", kind="stable").astype({"step": "float64"})
         scores = scores.drop_duplicates(["path", "metric", "step"], keep="last")
-        rows: dict[tuple[str, str], list[int]] = {}
-        for row, key in enumerate(zip(scores["path"], scores["metric"], strict=True)):
-            rows.setdefault(key, []).append(row)
-        return Histories(scores[_HISTORY], rows)
+        return scores.groupby(["path", "metric"])[["step", "macs", "value"]]
 
     def pairs(self) -> Iterator[tuple[Group, Variant, Variant]]:
         """Yield every group that has both, with its baseline and the guideline's variant."""

@@ -63,7 +63,7 @@ def _mapping(content: bytes, name: str, parse: Callable[..., Any]) -> dict[str, 
     if not isinstance(value, dict | None):
         raise Damaged(f"{name} holds no mapping")
     if "\\u0000" in text or not is_text(text):
-        raise Damaged(f"{name} has a character that is no text")
+        raise Damaged(f"{name} has an invalid character (NUL or half a surrogate pair)")
     return value or {}
 
 
@@ -137,12 +137,22 @@ def json_or_nothing(path: Path) -> dict[str, Any]:
 
 def model_arguments(folder: str | Path) -> dict[str, Any] | None:
     """Return what a run's exported model was built with, from its weights' metadata."""
+    return _weights_metadata(folder, "model")
+
+
+def class_names(folder: str | Path) -> list[str]:
+    """Return the names of the classes of a run's data, from its weights' metadata; none without."""
+    names = (_weights_metadata(folder, "data") or {}).get("class_names")
+    return list(map(str, names)) if isinstance(names, list) else []
+
+
+def _weights_metadata(folder: str | Path, key: str) -> dict[str, Any] | None:
     try:
         with safe_open(Path(folder) / "model.safetensors", framework="np") as weights:
-            model = json_of((weights.metadata() or {})["model"])
+            values = json_of((weights.metadata() or {})[key])
     except (OSError, SafetensorError, ValueError, KeyError, RecursionError):
         return None
-    return model if isinstance(model, dict) else None
+    return values if isinstance(values, dict) else None
 
 
 def is_text(value: object) -> bool:

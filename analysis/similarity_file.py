@@ -22,10 +22,9 @@ _LARGEST = 256 * 2**20
 class SimilarityFile:
     """Similarity of one run's blocks."""
 
-    # `cosine` (D+1, D+1), index 0 the input; options: `per_level` (levels, D+1, D+1), `centred`,
-    # `cka`, `routed`, `stayed`.
-    arrays: dict[str, np.ndarray]
-    # How they were computed, JSON-able (run, backbone, route, levels, samples, ...).
+    # Mean cosine of every two layers, (D+1, D+1); index 0 is the input.
+    cosine: np.ndarray
+    # How it was computed, JSON-able (run, backbone, route, levels, samples, ...).
     protocol: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -46,18 +45,17 @@ class SimilarityFile:
 
     def cosine_inside(self, route: str) -> float:
         """Return the mean cosine of every two outputs of the blocks that a route skips."""
-        values = self.arrays["cosine"]
-        blocks = Route.parse(route).resolve(len(values) - 1).sparse_blocks
+        blocks = Route.parse(route).resolve(len(self.cosine) - 1).sparse_blocks
         pairs = []
         for first in blocks:
             for second in blocks:
                 if first < second:
-                    pairs.append(float(values[first + 1, second + 1]))  # index 0 is the input
+                    pairs.append(float(self.cosine[first + 1, second + 1]))  # index 0 is the input
         return sum(pairs) / len(pairs) if pairs else 1.0
 
     def neighbour_cosine(self) -> float:
         """Return the mean cosine of the outputs of neighbouring blocks, the input included."""
-        return float(self.arrays["cosine"].diagonal(1).mean())
+        return float(self.cosine.diagonal(1).mean())
 
     def protocol_line(self) -> str:
         """Return the protocol in one sentence."""
@@ -66,10 +64,10 @@ class SimilarityFile:
         return f"Protocol: {template.format_map(self.protocol)}, noise levels sigma/alpha {levels}."
 
     def save(self, path: str | Path) -> None:
-        """Write the arrays and the protocol."""
+        """Write the map and the protocol."""
         stream = io.BytesIO()
         text = json.dumps({"format": FORMAT, **self.protocol}, sort_keys=True)
-        np.savez_compressed(stream, protocol=np.array(text), **self.arrays)  # type: ignore[arg-type]
+        np.savez_compressed(stream, protocol=np.array(text), cosine=self.cosine)
         atomic_write(path, stream.getvalue())
 
 
@@ -81,19 +79,19 @@ def read(path: str | Path) -> SimilarityFile:
             if sum(info.file_size for info in stored.zip.infolist()) > _LARGEST:
                 raise ValueError("unpacks to more than a similarity file can hold")
             protocol = json_of(str(stored["protocol"]))
-            arrays = {key: stored[key] for key in stored.files if key != "protocol"}
+            cosine = stored["cosine"]
             if not isinstance(protocol, dict) or protocol.pop("format", None) != FORMAT:
                 raise ValueError(f"not of the format {FORMAT}")
             _check_protocol(protocol)
-            _check_arrays(arrays)
-            Route.parse(protocol["route"]).resolve(len(arrays["cosine"]) - 1)
+            _check_map(cosine)
+            Route.parse(protocol["route"]).resolve(len(cosine) - 1)
     except Exception as error:
         # Zip, zlib, numpy's parser of headers and JSON raise a dozen types between them.
         raise AnalysisError(
             f"{path} is not a {FORMAT} file ({type(error).__name__}); "
             "make one with python -m analysis similarity RUN"
         ) from None
-    return SimilarityFile(arrays, protocol)
+    return SimilarityFile(cosine, protocol)
 
 
 def _check_protocol(protocol: dict[str, Any]) -> None:
@@ -107,12 +105,8 @@ def _check_protocol(protocol: dict[str, Any]) -> None:
         raise ValueError("its protocol has no levels or samples")
 
 
-def _check_arrays(arrays: dict[str, np.ndarray]) -> None:
-    """Raise `ValueError` where an array is no square map of the layers."""
-    layers = len(arrays["cosine"])
-    for name, values in arrays.items():
-        dimensions = 3 if name == "per_level" else 2
-        is_square = values.shape[-2:] == (layers, layers) and values.ndim == dimensions
-        has_numbers = values.dtype.kind == "f" and np.isfinite(values).any()
-        if layers < 2 or not is_square or not has_numbers:
-            raise ValueError(f"{name} is no map of {layers} layers")
+def _check_map(cosine: np.ndarray) -> None:
+    """Raise `ValueError` where an array is no square map of two layers or more."""
+    is_square = cosine.ndim == 2 and cosine.shape[0] == cosine.shape[1] >= 2
+    if not (is_square and cosine.dtype.kind == "f" and np.isfinite(cosine).any()):
+        raise ValueError("it holds no map of layers")

@@ -18,11 +18,11 @@ from pathlib import Path
 from scipy.stats import spearmanr
 
 from analysis.archives import PUBLISHED, unpack
-from analysis.compute import markdown
 from analysis.errors import AnalysisError
 from analysis.results import Results
 from analysis.route_probe import probe
 from analysis.step_penalty import loss_curves
+from analysis.tables.table import markdown_rows
 from experiments.runtime.command import ROOT, run_command
 from experiments.runtime.parser import Parser
 
@@ -119,12 +119,12 @@ def _command(words: list[str]) -> int:
     options = parser.parse_args(words)
     measured = probe(options.run, options.step, options.samples)
     best = undominated(measured.losses, measured.macs)
-    rows = [["Route", "Blocks", "MACs per step", "Held-out loss", "Suggested"]]
-    rows.append(["none", "0", "1.00x", f"{measured.dense:.4f}", ""])
+    head = ["Route", "Blocks", "MACs per step", "Held-out loss", "Suggested"]
+    rows = [["none", "0", "1.00x", f"{measured.dense:.4f}", ""]]
     for route in sorted(measured.losses, key=measured.losses.__getitem__):
         macs, loss = f"{measured.macs[route]:.2f}x", f"{measured.losses[route]:.4f}"
         rows.append([route, str(block_count(route)), macs, loss, "yes" if route in best else ""])
-    print(markdown(rows))
+    print(markdown_rows(head, rows))
     if options.trained is not None:
         trained = trained_losses(unpack(options.trained, ROOT / PUBLISHED), measured.backbone)
         print(_comparison_text(compare(measured.losses, trained)))

@@ -12,7 +12,7 @@ from experiments.config.parent import check_parent, split
 from experiments.config.routes import check_guided, guided_route
 from experiments.config.schema import Config
 from experiments.data import registry
-from experiments.options.evaluation import options_for, plan_scores
+from experiments.options.evaluation import PUBLISHED, options_for, plan_scores
 from experiments.options.roles import ConfigError
 from experiments.runtime.trackers import check_tracker
 from routing.errors import require
@@ -39,6 +39,7 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
         check_parent(config.init, config.objective, model)
     _check_sampling(config, model)
     _check_evaluation(config, info)
+    _check_weights(config, info)
     check_tracker(config.log)
 
 
@@ -68,6 +69,22 @@ def _check_sampling(config: Config, model: dict[str, Any]) -> None:
     objective = groups.parse("objective", config.objective)
     objective.check_times(sampler.steps, sampler.shift)
     sampler.check_objective(objective.name)
+
+
+def _check_weights(config: Config, info: dict[str, Any]) -> None:
+    """Refuse published feature networks whose weights the run could not load."""
+    options, networks = options_for(config), {config.train.encoder}
+    if config.eval["name"] != "none":
+        plan = plan_scores(options, info["name"], config.task != "none", {})
+        networks.update(name for name, metrics in plan.items() if metrics)
+    published = networks & PUBLISHED
+    # Latents without their autoencoder are trained on, and scored elsewhere.
+    if not published or registry.parse(config.data).undecodable_reason():
+        return
+    from experiments.evaluation.features import check_weights  # imports torch
+
+    for name in sorted(published):
+        check_weights(name, options, config.paths.cache)
 
 
 def _check_evaluation(config: Config, info: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ if __name__ == "__main__":
     require_packages()
 
 from experiments.data.data_options import require
+from experiments.data.latent_options import DEFAULT_VAE
 from experiments.runtime.command import home_path, run_command
 from experiments.runtime.errors import Interrupted
 from experiments.runtime.files import check_replaceable
@@ -61,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--vae",
         type=_full_path,
-        default="stabilityai/sd-vae-ft-ema",
+        default=DEFAULT_VAE,
         help="AutoencoderKL: a name or a folder",
     )
     add("--size", type=int, default=256, help="side of the cropped images in pixels (256)")

@@ -1,4 +1,4 @@
-"""Ids of the tokens that stay, as a caller gives them: those of one segment, checked."""
+"""Explicit ids of the tokens that stay: their checks, and which segment they belong to."""
 
 from __future__ import annotations
 

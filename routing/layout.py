@@ -128,7 +128,7 @@ class Move:
 
 
 class Layout:
-    """The geometry of one sequence of tokens; it is never changed after it was made.
+    """The geometry of one sequence of tokens; immutable but for its cache of tables.
 
     Args:
         grid: Rows and columns (H, W) of the full grid.
@@ -296,9 +296,9 @@ class Layout:
             raise LayoutError(
                 "some ids to keep have skipped already; choose from the tokens present"
             )
-        return Move(self._behind_prefix(local), self.length)
+        return Move(self._after_prefix(local), self.length)
 
-    def _behind_prefix(self, indices: Tensor) -> Tensor:
+    def _after_prefix(self, indices: Tensor) -> Tensor:
         if not self.prefix:
             return indices
         front = arange(self.prefix, self.device).expand(indices.shape[0], -1)
@@ -343,7 +343,7 @@ class Layout:
         if self.shuffle is not None:
             rows = max(perm.shape[0], self.shuffle.shape[0])
             perm = perm.expand(rows, -1).gather(1, self.shuffle.expand(rows, -1))
-        perm = self._behind_prefix(perm + self.prefix)
+        perm = self._after_prefix(perm + self.prefix)
         inv = torch.empty_like(perm).scatter_(
             1, perm, arange(self.length, self.device).expand_as(perm)
         )
@@ -359,7 +359,7 @@ class Layout:
 
     def _positions(self, name: str) -> Tensor:
         steps = rank(self.grid, name, self.device)[self._present].sort(1).values
-        steps = self._behind_prefix(steps + self.prefix)
+        steps = self._after_prefix(steps + self.prefix)
         return steps[0] if steps.shape[0] == 1 else steps
 
     def _gaps(self, name: str) -> Tensor:

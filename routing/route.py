@@ -42,7 +42,7 @@ _FORMS = "none, auto, 2-8, 2-8@0.75, 2--4 or 0-4+6-9"
 
 
 class RouteError(UserError):
-    """A route that cannot be: the message says what is wrong and what to type instead."""
+    """An invalid route: the message says what is wrong and what to type instead."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ an exact number of them, in ascending order, chosen in one of these ways (`Selec
                                                     quad           one of every 2x2 (SPRINT)
 
 Whole rows, columns and blocks are drawn at random; the last one is kept in part so that the count
-is exact. Where squares do not fill the grid, the cut ones lie anywhere: the tiling is shifted at
-random, round the edges. Every token stays equally often.
+is exact. Where squares do not fill the grid, the tiling is shifted at random and wraps around the
+edges, so that incomplete squares lie anywhere. Every token stays equally often.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Selection:
 
 @dataclass
 class Routing:
-    """What one forward pass does about routes.
+    """The routing of one forward pass.
 
     Args:
         route: Which blocks are skipped.

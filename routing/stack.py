@@ -1,4 +1,4 @@
-"""The loop over blocks with routes around them: gather, blocks, scatter. There is no other one.
+"""The only loop over blocks: gather, blocks, scatter around each route.
 
 A route r_{i->j} takes the routed tokens T_r past the blocks i..j of B (SG paper, arXiv 2601.01608,
 eq. 5, which restates TREAD, arXiv 2501.04765):
@@ -109,7 +109,7 @@ class Stack(nn.Module):
             x: Tokens `(B, T, D)`, prefix first.
             cond: Conditioning: a tuple has an entry for each block, anything else is for all.
             layout: Which tokens `x` holds.
-            routing: What to do about routes; None is a dense pass.
+            routing: The pass's routing; None is a dense pass.
             state: Per-token tensors to start from, each `(B, T, ...)`.
             taps: Block indices whose outputs to return; -1 is the input.
 

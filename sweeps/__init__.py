@@ -10,12 +10,12 @@ from routing.lazy import lazily
 __getattr__, __dir__, _names = lazily(
     __name__,
     {
-        "grid": ("Grid", "load", "names"),
-        "cells": ("GridCell", "expand"),
-        "plan": ("Plan", "make_plan"),
-        "planned_run": ("PlannedRun",),
-        "job": ("Job",),
-        "folder": ("Sweep",),
+        "plan.grid": ("Grid", "load", "names"),
+        "plan.cells": ("GridCell", "expand"),
+        "plan.plan": ("Plan", "make_plan"),
+        "store.planned_run": ("PlannedRun",),
+        "jobs.job": ("Job",),
+        "store.folder": ("Sweep",),
     },
 )
 __all__ = sorted([*_names, "SweepError"])

@@ -9,10 +9,10 @@ from experiments.runtime.command import run_command
 from experiments.runtime.parser import Parser
 from routing.errors import one_of
 from sweeps import SweepError
-from sweeps.folder import all_sweeps
-from sweeps.overrides import runs_root
-from sweeps.status_command import list_command, show_command, status_command
-from sweeps.submit_command import cancel_command, retry_command
+from sweeps.commands.retry_command import cancel_command, retry_command
+from sweeps.commands.status_command import list_command, show_command, status_command
+from sweeps.store.folder import all_sweeps
+from sweeps.store.overrides import runs_root
 
 HELP = """\
 Many runs, one grid per table or figure of the paper.
@@ -22,8 +22,8 @@ Many runs, one grid per table or figure of the paper.
   python -m sweeps launch route_placement cluster=debug train.steps=20
   python -m sweeps launch route_placement backbone=dit,mamba cluster=slurm \\
       scale=paper
-  python -m sweeps launch search_route --trials 20  optuna proposes
-  python -m sweeps predict evidence steps=600       pilot: will the route pay?
+  python -m sweeps launch search_route --trials 20  a search with Optuna
+  python -m sweeps predict evidence steps=600       does the route save compute?
   python -m sweeps launch mygrid.py                 a grid in Python (executed)
   python -m sweeps status                           all sweeps, any shell, later
   python -m sweeps status route_placement           one, run by run
@@ -32,18 +32,18 @@ The same launch again submits only what is missing. key=value is an override; a
 comma makes a list: it replaces that axis of the grid, selects rows of it, or
 adds an axis. cluster= names a file in sweeps/resources or a path;
 cluster.KEY=VALUE sets one of its keys: cluster.gpus=1 cluster.runs_per_gpu=4
-lets four runs share a GPU, cluster.retry_memory=1.5 lets retry ask for more
-memory after it ran out. A grid's cluster: {gpus: 2, memory_gb: 80}, in a stage
-or an entry of cells, is for its runs alone.
+lets four runs share a GPU; with cluster.retry_memory=1.5, retry asks for more
+memory for runs that ran out of it. In a grid file, cluster: {gpus: 2,
+memory_gb: 80} in a stage or an entry of cells applies to its runs only.
 """
 # What each command does.
 COMMANDS = {
-    "launch": "submit what is missing of a grid, and return",
-    "predict": "what a grid's routes will save or cost, from a short pilot or finished runs",
+    "launch": "submit the runs of a grid that are missing, and return",
+    "predict": "predict what a grid's routes save or cost, from short pilot runs or finished runs",
     "status": "status of every run of a sweep; without a grid, of all sweeps",
     "retry": "submit failed and stopped runs again",
     "cancel": "cancel what is in the queue or running",
-    "show": "one grid, or one run: attempts, logs, overrides",
+    "show": "one grid, or one run with its attempts, logs and overrides",
     "list": "the grids, and what was launched",
 }
 
@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         if name != "list":
             grid_count: dict[str, Any] = {"nargs": "?"} if name == "status" else {}
             parsers[name].add_argument(
-                "grid", metavar="GRID", help="a grid's name, a .yaml or a .py file", **grid_count
+                "grid", metavar="GRID", help="name of a grid, or a .yaml or .py file", **grid_count
             )
         parsers[name].add_argument(
             "overrides", nargs="*", metavar="KEY=VALUE", help="overrides, or a filter of runs"
@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     launch.add_argument(
         "--dry-run",
         action="store_true",
-        help="or dry=true: print runs, cost and the script, refuse what a launch would refuse",
+        help="or dry=true: check everything, and print runs, cost and the script; submit nothing",
     )
     for command in (launch, parsers["retry"]):
         command.add_argument("--throttle", type=int, metavar="N", help="at most N runs at once")
@@ -76,10 +76,10 @@ def parser() -> argparse.ArgumentParser:
         "--compare-at",
         default="steps",
         metavar="WHAT",
-        help="equal steps (default), flops or hours for each cell",
+        help="give every run the steps (default), flops or hours of its dense run",
     )
     launch.add_argument(
-        "--trials", type=int, metavar="N", help="of a grid with a search section: N in all"
+        "--trials", type=int, metavar="N", help="total number of trials of a search"
     )
     parsers["predict"].add_argument(
         "--from",
@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument(
         "--once", action="store_true", help="print the table once, also on a terminal"
     )
-    status.add_argument("--json", action="store_true", help="print plain values instead")
+    status.add_argument("--json", action="store_true", help="print JSON instead")
     show.add_argument(
         "--follow", action="store_true", help="print a run's log as it grows, until the run ends"
     )
@@ -118,11 +118,11 @@ def _dispatch(arguments: list[str]) -> int | None:
         options.overrides.append(argument)
     if options.command == "launch":
         # The only command that composes configurations, which imports more.
-        from sweeps.launch_command import launch_command
+        from sweeps.commands.launch_command import launch_command
 
         return launch_command(options)
     if options.command == "predict":
-        from sweeps.predict_command import predict_command
+        from sweeps.commands.predict_command import predict_command
 
         return predict_command(options)
     if options.command == "retry":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -133,17 +132,6 @@ class Browser:
             if time.monotonic() > end:
                 raise TimeoutError(f"{path} was not ready in {seconds} s")
             time.sleep(0.1)
-
-    def screenshot(self, path, selector=None):
-        """Save the page, or one element of it, as PNG."""
-        options = {"format": "png", "captureBeyondViewport": True}
-        if selector:
-            box = self.run(
-                f"(() => {{ const b = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
-                "return {x: b.x + scrollX, y: b.y + scrollY, width: b.width, height: b.height}})()"
-            )
-            options["clip"] = {**box, "scale": 1}
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **options)["data"]))
 
     def close(self):
         """End the browser."""

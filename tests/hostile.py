@@ -148,15 +148,6 @@ def read_checkpoint(folder):
     trained_model.load_model(folder, device="cpu")
 
 
-@reader("newest checkpoint", make_checkpoint, "checkpoints/*/*")
-def read_newest(folder):
-    from experiments.runtime import checkpoint_files
-
-    found = checkpoint_files.newest(folder, say=lambda text: None)
-    if found is not None:
-        checkpoint_files.read(found)
-
-
 @reader("unverified checkpoint", make_checkpoint, "checkpoints/*/state.*")
 def read_unverified(folder):
     from experiments.evaluation import trained_model
@@ -220,14 +211,6 @@ def read_foreign_safetensors(folder):
     weights.load(folder / "weights.safetensors", "dit", heads=2)
 
 
-@reader("weights of feature networks", make_foreign_weights, "weights.*")
-def read_feature_weights(folder):
-    from experiments.evaluation import features as weights
-
-    for suffix in ("pt", "safetensors"):
-        weights.load_state(folder / f"weights.{suffix}", "weights", "eval.weights")
-
-
 def read_everything(folder):
     from experiments.data.latent_store import open_store
 
@@ -258,22 +241,6 @@ READERS["latent store"] = Reader(make_store, read_everything, ("manifest.json", 
 
 
 READERS["facts of a store"] = Reader(make_store, read_facts, ("manifest.json", "shard-*"))
-READERS["facts of tars"] = Reader(
-    lambda folder: write_tars(folder, latents(6, side=2), LABELS), read_facts, ("*.tar",)
-)
-READERS["facts of LightningDiT's shards"] = Reader(
-    lambda folder: write_lightning(folder, latents(6, side=2), latents(6, side=2), LABELS),
-    read_facts,
-    ("*.safetensors",),
-)
-
-
-@reader("verified latent store", make_store, "manifest.json", "shard-*")
-def read_verified(folder):
-    from experiments.data.latent_store import open_store
-
-    open_store(folder, verify=True)
-
 
 READERS["tars"] = Reader(
     lambda folder: write_tars(folder, latents(6, side=2), LABELS), read_everything, ("*.tar",)
@@ -356,7 +323,7 @@ def make_similarity(folder):
 
     about = {key: "x" for key in ("run", "backbone", "size", "data", "weights")}
     protocol = {**about, "route": "none", "levels": [1.0], "samples": 4}
-    SimilarityFile({"cosine": np.eye(3)}, protocol).save(folder / "similarity.npz")
+    SimilarityFile(np.eye(3), protocol).save(folder / "similarity.npz")
 
 
 @reader("similarity", make_similarity, "similarity.npz")
@@ -427,8 +394,8 @@ def read_runs(folder):
 
 
 def make_sweep(folder):
-    from sweeps.folder import JobBatch, Sweep
-    from sweeps.planned_run import PlannedRun
+    from sweeps.store.folder import JobBatch, Sweep
+    from sweeps.store.planned_run import PlannedRun
 
     runs = []
     for seed in range(2):
@@ -452,8 +419,8 @@ def make_sweep(folder):
 def read_sweep(folder):
     from rich.console import Console
 
-    from sweeps import status, status_table
-    from sweeps.folder import all_sweeps
+    from sweeps.status import status, status_table
+    from sweeps.store.folder import all_sweeps
 
     for sweep in all_sweeps(folder):
         rows, _ = status.statuses(sweep)
@@ -470,7 +437,7 @@ def make_grid(folder):
 
 @reader("grid of a sweep", make_grid, "grid.yaml")
 def read_grid(folder):
-    from sweeps import cells, grid
+    from sweeps.plan import cells, grid
 
     found = grid.load(str(folder / "grid.yaml"))
     cells.expand(found, "tiny")
@@ -478,7 +445,7 @@ def read_grid(folder):
 
 @reader("resources of a sweep", make_grid, "resources.yaml")
 def read_resources(folder):
-    from sweeps import resources
+    from sweeps.plan import resources
 
     resources.load(str(folder / "resources.yaml"))
 

@@ -115,14 +115,25 @@ def imported_by() -> dict[str, set[str]]:
     return graph
 
 
-def mutual_subpackages() -> list[tuple[str, str]]:
-    """Return the pairs of subpackages of one package that import each other."""
-    edges = set()
+def imported_subpackages() -> dict[str, set[str]]:
+    """Return the subpackages of the same package that each subpackage imports."""
+    graph: dict[str, set[str]] = {}
     for importing, imported, _ in imports():
         here, there = modules()[importing], modules()[imported]
-        if here.subpackage and there.subpackage and here.package == there.package:
-            edges.add((here.subpackage, there.subpackage))
-    return sorted(pair for pair in edges if pair[0] < pair[1] and pair[::-1] in edges)
+        if here.subpackage and there.subpackage and here.package == there.package and here.subpackage != there.subpackage:
+            graph.setdefault(here.subpackage, set()).add(there.subpackage)
+    return graph
+
+
+def mutual_subpackages() -> list[tuple[str, str]]:
+    """Return the pairs of subpackages of one package that import each other."""
+    graph = imported_subpackages()
+    pairs = []
+    for first, targets in sorted(graph.items()):
+        for second in sorted(targets):
+            if first < second and first in graph.get(second, ()):
+                pairs.append((first, second))
+    return pairs
 
 
 def functions() -> Iterator[tuple[int, str]]:

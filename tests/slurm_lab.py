@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from sweeps import command as sweeps_command
-from sweeps import status
-from sweeps.folder import Sweep
+from sweeps.status import status
+from sweeps.store.folder import Sweep
 
 TOOLS = Path(__file__).parent / "tools"
 STUB = TOOLS / "stub"
@@ -156,8 +156,9 @@ COMMANDS = {"score": "stub_command:main", "train": "stub_training:main"} | {
 
 
 def use_stubs(monkeypatch):
-    """Let the processes that are started find the stubs."""
+    """Let the processes that are started find the stubs; flush no files to disk in this one."""
     monkeypatch.setenv("PYTHONPATH", str(STUB))
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 def write_grid(folder, name="count", **changes):

@@ -36,6 +36,21 @@ def small(runs: Path, *more: str) -> Config:
     return load(overrides(runs, *more))
 
 
+def make_model_and_data(config: Config):
+    """Return a run's model and data set; an untrained model answers zero, this one does not."""
+    import torch
+
+    from experiments import components
+
+    dataset = components.make_dataset(config)
+    model = components.make_model(config, components.describe_data(dataset))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+    return model, dataset
+
+
 def command(*arguments: str) -> list[str]:
     """Return the real command line of a run."""
     return [sys.executable, str(ROOT / "experiments" / "run.py"), *arguments]

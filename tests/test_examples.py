@@ -111,14 +111,6 @@ def test_a_routed_pass_guides_a_flow_model(tmp_path):
     assert not torch.allclose(at[2.0], x, atol=1e-3)
 
 
-def test_the_file_of_a_backbone_of_ones_own_trains_it(tmp_path):
-    copy = shutil.copy(ROOT / "examples" / "mingru.py", tmp_path)
-    more = (*SMALL, "route=1-2", "train.steps=4", "train.batch=4", "train.log_every=2")
-    said = outside(tmp_path, sys.executable, copy, *more)
-    assert "mingru-T/1" in said and "route 1-2" in said
-    assert len(re.findall(r"step \d/4 +loss \d", said)) >= 1, said
-
-
 @pytest.mark.slow
 def test_a_backbone_of_ones_own_is_known_to_the_real_commands(tmp_path):
     path = shutil.copy(ROOT / "examples" / "mingru.py", tmp_path)
@@ -142,3 +134,6 @@ def test_a_backbone_of_ones_own_is_known_to_the_real_commands(tmp_path):
     assert (
         outside(tmp_path, sys.executable, "-c", counted, TREAD_BACKBONES=path) == "[0, 0, 0, 0]\n"
     )
+    # The file is a command too.
+    said = outside(tmp_path, sys.executable, path, *SMALL, "route=1-2", "train.steps=2")
+    assert "mingru-T/1" in said and "route 1-2" in said

@@ -1,7 +1,6 @@
 """docs/explainer.html: its data are the code's, and what it shows in Chromium is what the code says."""
 
 import importlib.util
-import itertools
 import json
 import re
 
@@ -73,22 +72,19 @@ def shown(browser, name):
 
 
 COSTS = [
-    # backbone, size, depth, route, tokens
-    ("mamba", "B", 12, "2-8@0.5", 256),
-    ("dit", "XL", 28, "2-24@0.5", 256),
-    ("dit", "S", 12, "0-11@0.95", 64),
-    ("rwkv", "L", 24, "5-5@0.15", 1024),
-    ("mamba", "XL", 31, "3-30@0.35", 1024),
-    ("rwkv", "S", 2, "1-1@0.9", 64),
-    ("dit", "L", 17, "none", 256),
-    ("rwkv", "B", 12, "2-8@0.55", 256),
+    # backbone, size, depth, route, tokens, whether training
+    ("mamba", "B", 12, "2-8@0.5", 256, True),
+    ("dit", "XL", 28, "2-24@0.5", 256, True),
+    ("rwkv", "L", 24, "5-5@0.15", 1024, True),
+    ("rwkv", "S", 2, "1-1@0.9", 64, False),
+    ("dit", "L", 17, "none", 256, True),
 ]
 
 
 @in_browser
-@pytest.mark.parametrize(("train", "setting"), itertools.product((True, False), COSTS))
-def test_browser_shows_the_macs_of_the_cost_model(browser, train, setting):
-    backbone, size, depth, route, tokens = setting
+@pytest.mark.parametrize("setting", COSTS)
+def test_browser_shows_the_macs_of_the_cost_model(browser, setting):
+    backbone, size, depth, route, tokens, train = setting
     show(
         browser,
         backbone=backbone,
@@ -131,13 +127,10 @@ def test_browser_shows_the_macs_of_the_cost_model(browser, train, setting):
 TOKENS = [
     # selection, route, depth, block, sample, more
     ("random", "2-8@0.5", 12, 4, 0, {"backbone": "mamba"}),
-    ("random", "2-8@0.5", 12, 9, 0, {"backbone": "mamba", "mixer": 1}),
     ("rows", "2-8@0.7", 12, 8, 3, {"backbone": "mamba", "scan": "zigzag", "mixer": 1}),
-    ("columns", "0-20@0.35", 24, 17, 7, {"backbone": "mamba", "scan": "zigzag"}),
     ("unsorted", "2-8@0.6", 12, 2, 5, {"backbone": "mamba", "mixer": 1}),
     ("stride", "1-3@0.85", 5, 2, 2, {"backbone": "rwkv", "missing": "nearest"}),
     ("blocks", "2-8@0.5", 12, 3, 4, {"backbone": "rwkv", "missing": "zero"}),
-    ("random", "2-8@0.3", 12, 3, 6, {"backbone": "rwkv"}),
     ("quad", "2-8@0.75", 12, 3, 1, {"backbone": "dit"}),
 ]
 
@@ -150,56 +143,33 @@ def test_browser_shows_the_tokens_paths_gaps_and_neighbours_of_the_code(browser,
     segment = Route.parse(route).segments[0]
     ids = shuffle = None
     if segment.start <= block <= segment.end:
-        draws, own, keep = (
-            Draws(0, 0, torch.arange(8)),
-            Selection(selection),
-            keep_count(64, segment.rate),
-        )
-        ids = own.ids(draws, 0, (8, 8), keep)[sample]
-        shuffle = own.shuffle(draws, 0, keep)
+        draws, chosen = Draws(0, 0, torch.arange(8)), Selection(selection)
+        keep = keep_count(64, segment.rate)
+        ids, shuffle = chosen.ids(draws, 0, (8, 8), keep)[sample], chosen.shuffle(draws, 0, keep)
         shuffle = None if shuffle is None else shuffle[sample]
     layout = Layout((8, 8), ids, shuffle=shuffle)
     tokens = torch.arange(64) if ids is None else ids
-    filled = browser.run(
-        "[...document.querySelectorAll('#grid [data-in=\"1\"]')].map(e => +e.dataset.id)"
-    )
-    assert filled == tokens.tolist()
-    name = (
-        paths(more.get("scan", "alternate"), block)[more.get("mixer", 0)]
-        if more["backbone"] == "mamba"
-        else "raster"
-    )
-    assert (
-        list(map(int, texts(browser, "#strip span")))
-        == tokens[layout.order(name).perm.flatten()].tolist()
-    )
-    gaps = (
-        []
-        if selection == "unsorted" or more["backbone"] == "dit"
-        else layout.gaps(name).flatten().tolist()
-    )
+    name = "raster"
+    if more["backbone"] == "mamba":
+        name = paths(more.get("scan", "alternate"), block)[more.get("mixer", 0)]
+    filled = "[...document.querySelectorAll('#grid [data-in=\"1\"]')].map(e => +e.dataset.id)"
+    assert browser.run(filled) == tokens.tolist()
+    order = tokens[layout.order(name).perm.flatten()].tolist()
+    assert list(map(int, texts(browser, "#strip span"))) == order
+    has_gaps = selection != "unsorted" and more["backbone"] != "dit"
+    gaps = layout.gaps(name).flatten().tolist() if has_gaps else []
     assert list(map(int, texts(browser, "#strip small"))) == gaps
-    for mine in range(0, len(tokens), 4) if more["backbone"] == "rwkv" else ():
-        show(
-            browser,
-            selection=selection,
-            route=route,
-            depth=depth,
-            block=block,
-            sample=sample,
-            token=int(tokens[mine]),
-            **more,
-        )
-        table = layout.neighbours(more.get("missing", "self"))[..., mine].flatten().tolist()
-        for text, local in zip(texts(browser, "#shift li"), table, strict=True):
-            want = (
-                "0"
-                if local == len(tokens)
-                else "the token itself"
-                if local == mine
-                else f"token {tokens[local]}"
-            )
-            assert text.endswith(f" {want}"), (text, want)
+    if more["backbone"] != "rwkv":
+        return
+    setting = {"selection": selection, "route": route, "depth": depth, "block": block, "sample": sample}
+    for local in range(0, len(tokens), 4):
+        show(browser, token=int(tokens[local]), **setting, **more)
+        table = layout.neighbours(more.get("missing", "self"))[..., local].flatten().tolist()
+        for text, neighbour in zip(texts(browser, "#shift li"), table, strict=True):
+            expected = "0" if neighbour == len(tokens) else "the token itself"
+            if neighbour not in (len(tokens), local):
+                expected = f"token {tokens[neighbour]}"
+            assert text.endswith(f" {expected}"), (text, expected)
 
 
 def press(browser, *keys):
@@ -261,31 +231,15 @@ def test_browser_settles_an_address_that_cannot_be(browser):
             assert f"route=2-{size.depth - 4}" in texts(browser, "#typed")[0]
 
 
-def luminance(colour):
-    colour = "#" + "".join(2 * c for c in colour[1:]) if len(colour) == 4 else colour
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
 @in_browser
-@pytest.mark.parametrize("mode", ["light", "dark"])
-def test_browser_in_light_and_dark_on_a_phone_and_without_motion(browser, mode):
+def test_browser_fits_a_phone_and_plays_nothing_without_motion(browser):
     screen = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
     browser.call("Emulation.setDeviceMetricsOverride", **screen)
-    media = [
-        {"name": "prefers-color-scheme", "value": mode},
-        {"name": "prefers-reduced-motion", "value": "reduce"},
-    ]
-    browser.call("Emulation.setEmulatedMedia", features=media)
+    still = [{"name": "prefers-reduced-motion", "value": "reduce"}]
+    browser.call("Emulation.setEmulatedMedia", features=still)
     for backbone in ("dit", "mamba", "rwkv"):
         show(browser, backbone=backbone, depth=32, route="2-28@0.75", size="XL")
         assert browser.run("document.documentElement.scrollWidth") == 390
     assert browser.run("getComputedStyle(document.getElementById('play')).display") == "none"
-    read = "getComputedStyle(document.documentElement).getPropertyValue('--{}').trim()"
-    for text, ground in (("ink", "bg"), ("ink", "band"), ("ink", "tint"), ("soft", "card"), ("soft", "band"), ("soft", "tint"),
-                         ("skip", "card"), ("on", "card"), ("bg", "on")):  # fmt: skip
-        pair = sorted(luminance(browser.run(read.format(name))) for name in (text, ground))
-        assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, (text, ground)
     browser.call("Emulation.clearDeviceMetricsOverride")
     browser.call("Emulation.setEmulatedMedia", features=[])

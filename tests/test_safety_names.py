@@ -243,8 +243,9 @@ def test_values_arrive_verbatim(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["a;touch marker", "$(touch marker)", "a' 'b"])
 def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
     """The script that sbatch gets, run by a real shell with a stand-in for srun."""
-    from sweeps import resources, sbatch_script
-    from sweeps.folder import Sweep
+    from sweeps.jobs import sbatch_script
+    from sweeps.plan import resources
+    from sweeps.store.folder import Sweep
 
     for program in ("srun", "scontrol"):
         (tmp_path / program).write_text(f"#!{sys.executable}\nimport sys, json\nopen({str(tmp_path / 'argv')!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n")  # fmt: skip
@@ -278,7 +279,7 @@ def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
     ],
 )
 def test_resources_take_no_characters_of_a_shell(key, value):
-    from sweeps import resources
+    from sweeps.plan import resources
 
     with pytest.raises(UserError, match="characters"):
         resources.load("slurm", "tiny", {key: value})

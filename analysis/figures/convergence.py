@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from textwrap import fill
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -31,14 +32,9 @@ def mean_curve(variant: Variant) -> pd.DataFrame:
     Seeds that were scored at their end alone say nothing about the way there, and are left out
     where others were scored more often.
     """
-    curves = [curve for curve in variant.curves.values() if len(curve) > 1]
-    curves = curves or list(variant.curves.values())
-    if not curves:
-        return pd.DataFrame()
-    by_step = pd.concat(curves, ignore_index=True).groupby("step")
-    statistics = {"mean": ("value", "mean"), "std": ("value", "std"), "n": ("value", "size")}
-    means = by_step.agg(macs=("macs", "mean"), **statistics)
-    return means[means["n"] == len(curves)].reset_index()
+    on_the_way = {seed: curve for seed, curve in variant.curves.items() if len(curve) > 1}
+    curves = on_the_way or variant.curves
+    return _means(curves, list(curves))
 
 
 def seeds_text(variant: Variant, means: pd.DataFrame) -> str:
@@ -93,9 +89,9 @@ def _means(scores: dict[int, pd.DataFrame], seeds: Sequence[int]) -> pd.DataFram
 def _scores_by_seed(group: Group, variant: Variant) -> dict[int, pd.DataFrame]:
     """Return every seed's `step`, `macs` and `value`, of all runs of that seed."""
     curves: dict[int, list[pd.DataFrame]] = {}
-    runs = variant.columns("seed", "path", "step").sort_values("step")[["seed", "path"]].dropna()
+    runs = variant.runs.sort_values("step")[["seed", "path"]].dropna()
     for seed, path in runs.itertuples(index=False):
-        curve = variant.histories.get(path, group.metric)
+        curve = variant.history(path)
         if curve is not None:
             curves.setdefault(int(seed), []).append(curve)
     scores = {}
@@ -241,7 +237,8 @@ def is_wide(curves: Iterable[Curve]) -> bool:
 
 def set_scales(ax: Axes, key: str, log: bool) -> None:
     """Give an axis few round ticks from 0 on, and scores plain numbers on a logarithmic one."""
-    ax.set_xlim(left=0)
+    # A margin keeps the last point off the frame; runs that logged no cost have no points.
+    ax.set_xlim(0, 1.05 * ax.dataLim.x1 if np.isfinite(ax.dataLim.x1) else None)
     ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     if key == "macs":
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))

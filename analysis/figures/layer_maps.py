@@ -18,60 +18,40 @@ from analysis.results import Results
 from analysis.similarity_file import SimilarityFile, read
 from routing.route import Route
 
-_ARRAYS = {
-    "cosine": "Cosine similarity, per token over channels, averaged over all else,",
-    "centred": "Cosine similarity after each channel's mean is removed",
-    "cka": "Linear CKA (unbiased, per batch of tokens)",
-    "routed": "Cosine similarity of the tokens that took the route, in the routed pass,",
-    "stayed": "Cosine similarity of the tokens that stayed, in the routed pass,",
-}
 _MOST_COLUMNS = 4  # of maps, where each model has one; else three
 _CROWDED = 3  # columns beyond which every other block is labelled
 
 
 @styled
-def similarity(
-    files: Sequence[str | Path | SimilarityFile], name: str = "similarity", key: str = "cosine"
-) -> Plot:
+def similarity(files: Sequence[str | Path | SimilarityFile]) -> Plot:
     """Draw similarity maps of `.npz` files of `analysis.similarity`, or of read ones, side by side.
 
-    Args:
-        files: At least one.
-        name: File name of the figure.
-        key: Which array: `cosine`, `centred`, `cka`, `routed`, `stayed`.
-
-    `AnalysisError` if there is no file, or one lacks the array.
+    `AnalysisError` if there is no file.
     """
     maps = [item if isinstance(item, SimilarityFile) else read(item) for item in files]
     if not maps:
         raise AnalysisError("no similarity file; make one with python -m analysis similarity RUN")
-    for item in maps:
-        if key not in item.arrays:
-            names = ", ".join(sorted(item.arrays))
-            raise AnalysisError(f"{item.label} has no array {key!r}; it has {names}")
     maps, columns = _arrange(_with_data_names(maps))
-    lowest = min(float(np.nanmin(item.arrays[key])) for item in maps)
+    lowest = min(float(np.nanmin(item.cosine)) for item in maps)
     side = (style.DOUBLE - 0.6) / columns if columns > 1 else style.SINGLE - 0.6
     figure, axes = style.panels(len(maps), columns, side + 0.35)
     # Square maps leave room that the usual layout gives away to titles of the next line.
     figure.set_layout_engine("compressed")
     image: Any = None
     for index, (ax, item) in enumerate(zip(axes.flat, maps, strict=False)):
-        image = _draw_map(ax, item, item.arrays[key], lowest, crowded=columns > _CROWDED)
+        image = _draw_map(ax, item, lowest, crowded=columns > _CROWDED)
         if index % columns == 0:
             ax.set_ylabel("block")
     bar = figure.colorbar(image, ax=axes, shrink=0.75 if len(axes) == 1 else 0.5, pad=0.015)
-    bar.set_label({"cka": "CKA", "centred": "cosine, centred"}.get(key, "cosine similarity"))
+    bar.set_label("cosine similarity")
     bar.outline.set_visible(False)
-    plot = Plot.of(
+    return Plot.of(
         "similarity",
         figure,
-        _values(maps, key),
-        what=_ARRAYS.get(key, "Similarity"),
+        _values(maps),
         lowest=lowest,
         protocol=" ".join(dict.fromkeys(item.protocol_line() for item in maps)),
     )
-    return dataclasses.replace(plot, name=name)
 
 
 def _with_data_names(maps: list[SimilarityFile]) -> list[SimilarityFile]:
@@ -103,18 +83,18 @@ def _model_and_route(item: SimilarityFile) -> tuple[str, str]:
     return item.model, item.route.replace("none", "")
 
 
-def _values(maps: list[SimilarityFile], key: str) -> pd.DataFrame:
+def _values(maps: list[SimilarityFile]) -> pd.DataFrame:
     """Return a row per map and pair of blocks; -1 is the input."""
     rows = []
     for item in maps:
-        for (i, j), value in np.ndenumerate(item.arrays[key]):
-            rows.append({"run": item.label, "first": i - 1, "second": j - 1, key: float(value)})
+        for (i, j), value in np.ndenumerate(item.cosine):
+            row = {"run": item.label, "first": i - 1, "second": j - 1}
+            rows.append({**row, "cosine": float(value)})
     return pd.DataFrame(rows)
 
 
-def _draw_map(
-    ax: Axes, item: SimilarityFile, values: np.ndarray, lowest: float, crowded: bool
-) -> Any:
+def _draw_map(ax: Axes, item: SimilarityFile, lowest: float, crowded: bool) -> Any:
+    values = item.cosine
     image = ax.imshow(values, vmin=lowest, vmax=1.0, cmap="magma", origin="upper")
     labels = ["in", *map(str, range(len(values) - 1))]
     interval = 4

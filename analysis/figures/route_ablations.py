@@ -272,7 +272,7 @@ def _cost_panel(group: Group) -> pd.DataFrame | None:
     routed = group.guideline()
     if routed is None:
         return None
-    arguments = next(filter(None, map(model_arguments, routed.columns("path")["path"])), None)
+    arguments = next(filter(None, map(model_arguments, routed.runs["path"])), None)
     if arguments is None:
         return None
     route = str(routed.first("route"))

@@ -1,5 +1,6 @@
 """Sample grids of dense and routed runs, alone and below their convergence (the overview)."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
@@ -26,13 +27,21 @@ from analysis.figures.style import Plot, styled
 from analysis.grouping import shared_label, short_labels
 from analysis.groups import Group, Variant
 from analysis.results import Results
+from analysis.run_files import class_names
 from analysis.tables.entries import metric_decimals, metric_label
 
 _MOST_LINES = 3  # of panels, on one page
-# A picture beyond this many pixels is not a grid of ours; it must not eat the memory.
+# A larger picture is no sample grid and could fill the memory.
 _MOST_PIXELS = 64_000_000
 # Pictures of one class beside each other in a sample grid (experiments/training/run_evaluation.py).
 _PER_CLASS = 8
+# Class names of Fashion-MNIST (Xiao et al. 2017, Table 2), for records without weights.
+_FASHION = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+    "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+_LONGEST_NAME = 14  # characters of a class name that are shown
+_NAME_INCHES = 0.065  # of a character of a name that stands upright
 
 
 class SampleGrid(NamedTuple):
@@ -73,9 +82,9 @@ def comparable_grids(group: Group) -> list[SampleGrid]:
         return []
     runs_by_key = []
     for variant in variants:
-        score = [f"score.{group.metric}"] if f"score.{group.metric}" in variant.table.frame else []
-        runs = variant.columns("run", "path", "seed", "step", *score)
-        records = runs.dropna(subset=["seed", "step"]).to_dict("records")
+        columns = ["run", "path", "seed", "step", f"score.{group.metric}"]
+        runs = variant.runs.reindex(columns=columns).dropna(subset=["seed", "step"])
+        records = runs.to_dict("records")
         runs_by_key.append({(run["step"], run["seed"]): run for run in records})
     common = set.intersection(*map(set, runs_by_key))
     own_step = variants[-1].step
@@ -100,21 +109,44 @@ def turned(grid: np.ndarray) -> np.ndarray:
     return cut.transpose(2, 1, 0, 3, 4).reshape(shown * pitch, rows * pitch, 3)
 
 
-def height(grid: np.ndarray, columns: int) -> float:
-    """Return the inches that a turned grid needs in a line of `columns` of them."""
-    tall, wide, _ = turned(grid).shape
-    return (style.SINGLE if columns == 1 else style.DOUBLE / columns - 0.15) * tall / wide
+def height(grids: Sequence[SampleGrid], columns: int) -> float:
+    """Return the inches of a column of turned grids with class names, one of `columns` columns."""
+    tall, wide, _ = turned(grids[0].image).shape
+    width = style.SINGLE if columns == 1 else style.DOUBLE / columns - 0.15
+    longest = max(map(len, _class_labels(grids[-1])), default=0)
+    return len(grids) * width * tall / wide + _NAME_INCHES * longest
 
 
-def show(ax: Axes, group: Group, grid: np.ndarray) -> None:
-    """Draw a turned grid; the classes are named below where its columns are classes."""
-    image = turned(grid)
+def _class_labels(grid: SampleGrid) -> list[str]:
+    """Return the names of the classes that a turned grid's columns show, their numbers without.
+
+    Nothing where the columns are not classes.
+    """
+    pitch = grid.image.shape[1] // _PER_CLASS
+    classes = grid.image.shape[0] // pitch
+    if str(grid.variant.first("config.task", "class")) != "class" or classes < 2:
+        return []
+    names = class_names(grid.run["path"])
+    if not names and grid.variant.first("data") == "fashion":
+        names = list(_FASHION)
+    if len(names) < classes:
+        return list(map(str, range(classes)))
+    labels = []
+    for name in names[:classes]:
+        labels.append(name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}\u2026")
+    return labels
+
+
+def show(ax: Axes, grid: SampleGrid, labelled: bool) -> None:
+    """Draw a turned grid, with the classes below its columns where `labelled`."""
+    image = turned(grid.image)
     ax.imshow(image, interpolation="nearest", aspect="auto")
     style.quiet(ax)
-    pitch = grid.shape[1] // _PER_CLASS
-    classes = image.shape[1] // pitch
-    if str(group.first("config.task", "class")) == "class" and classes > 1:
-        ax.set_xticks((np.arange(classes) + 0.5) * pitch, list(map(str, range(classes))))
+    labels = _class_labels(grid) if labelled else []
+    if labels:
+        pitch = image.shape[1] / len(labels)
+        upright = 90 if max(map(len, labels)) > 2 else 0
+        ax.set_xticks((np.arange(len(labels)) + 0.5) * pitch, labels, rotation=upright)
         ax.tick_params(length=0, pad=1)
 
 
@@ -133,9 +165,11 @@ def samples(results: Results) -> Plot | None:
         lines_by_config.setdefault(key, []).append((group, grids))
     lines, more = style.fitting(list(lines_by_config.values()), _MOST_LINES, len)
     columns = max(map(len, lines))
-    _, first_grids = lines[0][0]
     per_group = len(panels[0][1])  # lines of panels: dense and routed, or the one that there is
-    tall = (height(first_grids[0].image, columns) + 0.42) * per_group * len(lines)
+    tall = 0.42 * per_group * len(lines)
+    for line in lines:
+        _, grids = line[0]
+        tall += height(grids, columns)
     figure, axes = style.canvas(tall, per_group * len(lines), columns)
     for ax in axes.flat:
         ax.set_visible(False)
@@ -148,7 +182,7 @@ def samples(results: Results) -> Plot | None:
             for index, grid in enumerate(grids):
                 ax = axes[per_group * y + index][x]
                 ax.set_visible(True)
-                show(ax, group, grid.image)
+                show(ax, grid, labelled=index == per_group - 1)
                 title = f"{fill(names[group.label], width)}\n{fill(_grid_text(group, grid), width)}"
                 ax.set_title(title, color=style.colour(group.backbone), fontsize=7)
                 data.append(_grid_row(group, grid))
@@ -222,8 +256,8 @@ def _page_rank(item: tuple[tuple[str, float], dict[str, Panel]]) -> tuple[int, i
 
 
 def _draw_overview(panels: list[Panel], steps: float) -> Plot:
-    tall = height(panels[0].grids[0].image, len(panels))
-    heights = [1.75, tall, tall]
+    tall = height(panels[0].grids, len(panels))
+    heights = [1.75, tall / 2, tall / 2]
     figure, axes = style.canvas(
         sum(heights) + 0.9, 3, len(panels), sharey="row", height_ratios=heights
     )
@@ -240,7 +274,7 @@ def _draw_overview(panels: list[Panel], steps: float) -> Plot:
         set_scales(top, "macs", log)
         top.legend(loc="best")
         for ax, grid in zip(column[1:], grids, strict=True):
-            show(ax, group, grid.image)
+            show(ax, grid, labelled=grid is grids[-1])
             text = f"{_name(grid.variant)}, step {grid.run['step']}, seed {grid.run['seed']}"
             ax.set_title(text, color=tint, fontsize=7.5, fontweight="normal")
     metric = panels[-1].group.metric

@@ -3,9 +3,9 @@
 A figure has the width of one or two columns of a paper and no text below 7 points, so that it goes
 into one as it is.
 
-Colours are Okabe and Ito's (2008), which people with any common colour blindness tell apart; a
-backbone has the same one in every figure. Line styles and markers tell routes apart where colour
-says something else.
+Colours are Okabe and Ito's (2008), distinct under all common colour blindness; a backbone has the
+same one in every figure. Line styles and markers distinguish routes where colour says something
+else.
 """
 
 from __future__ import annotations

@@ -15,4 +15,7 @@ results = Results.of(notebook_files.runs_folder(RUNS))
 analysis.figures.make("response", results)
 
 # %%
+analysis.tables.make("guidance", results).only(ours=True)
+
+# %%
 Markdown(answers.make("guidance", results))

@@ -15,4 +15,7 @@ results = Results.of(notebook_files.runs_folder(RUNS))
 analysis.figures.make("overview", results) or analysis.figures.make("convergence", results)
 
 # %%
+analysis.tables.make("main", results).only(ours=True)
+
+# %%
 Markdown(answers.make("main", results))

@@ -15,4 +15,7 @@ results = Results.of(notebook_files.runs_folder(RUNS))
 analysis.figures.make("route_placement", results)
 
 # %%
+analysis.tables.make("route_placement", results).only(ours=True)
+
+# %%
 Markdown(answers.make("placement", results))

@@ -15,4 +15,7 @@ results = Results.of(notebook_files.runs_folder(RUNS))
 analysis.figures.make("selection_rate", results)
 
 # %%
+analysis.tables.make("selection_rate", results).only(ours=True)
+
+# %%
 Markdown(answers.make("rate", results))

@@ -1,10 +1,9 @@
 """Headings, labels and entries that tables make from groups and variants.
 
-The NN-distance ratio stands beside every score, since a distance that was bought by copying is
-worth nothing (metrics store it as `memorisation`): the mean distance of samples to their nearest
-training image over that to their nearest held-out one. Lower values indicate copying, 0 exact
-copies. The two sets differ in size, so images that were never seen do not get exactly 1; a note
-says what they get.
+The NN-distance ratio is shown beside every score, since a low distance may come from copying
+(metrics store it as `memorisation`): the mean distance of samples to their nearest training image
+over that to their nearest held-out one. Lower values indicate copying, 0 exact copies. The two sets
+differ in size, so images that were never seen do not get exactly 1; a note says what they get.
 """
 
 from __future__ import annotations

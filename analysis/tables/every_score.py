@@ -8,8 +8,6 @@ from analysis.results import Results
 from analysis.tables import entries
 from analysis.tables.table import PAIRED, Column, Entry, RowValues, Table, Value, build
 
-_VARIANT = ["group", "variant", "step"]
-
 
 def all_scores(results: Results) -> Table:
     """Every variant's every score, mean and standard deviation over seeds."""

@@ -5,7 +5,6 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -24,6 +23,8 @@ _RESPONDING = ("fd", "precision", "recall", "accuracy", "adherence")
 _ROUTED_DEFAULTS = {"strong": "0.5", "weak": "0.9"}
 # What scores share that are compared over guidances.
 _PROTOCOL = ("metric", "sampler", "reference", "weights")
+_COLUMNS = ["path", "seed", "step", "value", "macs_per_sample", "key", "features", "guidance"]
+_COLUMNS += _PROTOCOL
 _KINDS = ("CFG", "SG", "routed")
 
 
@@ -64,74 +65,45 @@ def evaluations(
     of most runs were scored.
     """
     metric = metric or group.metric
-    readable = _readable_scores(results)
     meaning = group.known_metrics.get(metric, {})
-    kind = _text(meaning.get("key")), _text(meaning.get("features"))
-    rows: list[int] = []
-    for path in dict.fromkeys(variant.columns("path")["path"]):
-        rows += readable.rows.get((path, *kind), [])
-    is_accepted = {text: bool(accept(text)) for text in set(readable.guidances)}
-    rows = [row for row in sorted(rows) if is_accepted[readable.guidances[row]]]
-    if not rows:
-        return readable.scores.iloc[rows]
-    guidances_of: dict[tuple[str, ...], set[str]] = {}
-    for row in rows:
-        guidances_of.setdefault(readable.protocols[row], set()).add(readable.guidances[row])
+    by_path = _scores_by_path(results)
+    parts = []
+    for path in variant.runs["path"].unique():
+        if path in by_path.indices:
+            parts.append(by_path.get_group(path))
+    scores = pd.concat(parts) if parts else pd.DataFrame(columns=_COLUMNS)
+    is_kind = (scores["key"] == _text(meaning.get("key"))) & (
+        scores["features"] == _text(meaning.get("features"))
+    )
+    scores = scores[is_kind & scores["guidance"].map(lambda text: bool(accept(text))).astype(bool)]
+    if scores.empty:
+        return scores
     sampler, reference = _text(variant.first("sampler")), _text(variant.first("reference"))
     usual = metric, sampler, reference, "ema"
 
-    def rank(protocol: tuple[str, ...]) -> tuple[int, int]:
-        return len(guidances_of[protocol]), sum(map(operator.eq, protocol, usual))
+    def rank(item: tuple[Any, pd.DataFrame]) -> tuple[int, int]:
+        protocol, part = item
+        return part["guidance"].nunique(), sum(map(operator.eq, protocol, usual))
 
-    chosen = max(guidances_of, key=rank)
-    rows = [row for row in rows if readable.protocols[row] == chosen]
+    _, scores = max(scores.groupby(list(_PROTOCOL), sort=False), key=rank)
     # A run that was trained further, for another sweep, is read at the step that was compared.
-    paths, step_of, guidances = readable.paths, readable.steps, readable.guidances
-    steps = Counter(step for _, step, _ in {(paths[i], step_of[i], guidances[i]) for i in rows})
+    steps = Counter(scores.drop_duplicates(["path", "step", "guidance"])["step"])
     usual_step = max(steps, key=lambda step: (steps[step], step))
-    return readable.scores.iloc[[row for row in rows if step_of[row] == usual_step]]
-
-
-@dataclass(frozen=True, eq=False)
-class _ReadableScores:
-    """The scores that have a seed and a step; columns that choose among them are lists."""
-
-    scores: pd.DataFrame
-    rows: dict[tuple[str, str, str], list[int]]  # positions by run, kind and features
-    paths: list[str]
-    steps: list[float]
-    guidances: list[str]
-    protocols: list[tuple[str, ...]]
+    return scores[scores["step"] == usual_step].sort_index()
 
 
 @functools.lru_cache(maxsize=2)
-def _readable_scores(results: Results) -> _ReadableScores:
-    """Return the scores that have a seed and a step.
-
-    Cached: each metric of each variant reads them, and they are most of what a run folder holds.
-    """
-    texts = ("key", "features", "guidance", *_PROTOCOL)
-    columns = ["path", "seed", "step", "value", "macs_per_sample", *texts]
-    scores = results.scores[columns].dropna(subset=["seed", "step"]).reset_index(drop=True)
-    for name in texts:
+def _scores_by_path(results: Results) -> Any:
+    """Return the scores that have a seed and a step, grouped by run folder."""
+    scores = results.scores[_COLUMNS].dropna(subset=["seed", "step"]).reset_index(drop=True)
+    for name in ("key", "features", "guidance", *_PROTOCOL):
         scores[name] = scores[name].astype(object).map(_text)
     # A weaker model is named by its step alone: the paths of seeds differ.
-    guidance = scores["guidance"].replace("", "not said")
+    guidance = scores["guidance"].replace("", "not recorded")
     scores["guidance"] = guidance.str.replace(
         r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1", regex=True
     )
-    rows: dict[tuple[str, str, str], list[int]] = {}
-    names = zip(scores["path"], scores["key"], scores["features"], strict=True)
-    for row, (path, key, features) in enumerate(names):
-        rows.setdefault((str(path), key, features), []).append(row)
-    return _ReadableScores(
-        scores,
-        rows,
-        paths=scores["path"].tolist(),
-        steps=scores["step"].tolist(),
-        guidances=scores["guidance"].tolist(),
-        protocols=list(scores[list(_PROTOCOL)].itertuples(index=False, name=None)),
-    )
+    return scores.groupby("path")
 
 
 def _text(value: object) -> str:
@@ -272,8 +244,8 @@ def guidance(results: Results) -> Table:
     notes = entries.paper_notes(
         "guidance",
         PAIRED,
-        "The paper's two sparse settings stand beside ours of the same kind: SG_FLOPS at rates 0.5 "
-        "and 0.9, SG_FID beside our best sparse setting.",
+        "The paper's two sparse settings are shown beside ours of the same kind: SG_FLOPS at "
+        "rates 0.5 and 0.9, SG_FID beside our best sparse setting.",
     )
     title = "Guidance and its cost (SG, Tables 1 and 2)"
     return build("guidance", title, columns, rows, notes, not_run)

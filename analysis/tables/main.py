@@ -73,7 +73,7 @@ def main(results: Results) -> Table:
         for metric, meaning in score_set(group).items():
             change = entries.difference(metric, routed, dense)
             values = metric_row(group, metric, (dense, routed), [change])
-            # The penalty is one of the held-out loss, and stands beside it.
+            # The penalty is computed from the held-out loss: it is shown in that row.
             shown = penalty if meaning.get("key") == "heldout_loss" else None
             has_penalty = has_penalty or shown is not None
             rows.append((heading, [*values, *_penalty_entries(shown)]))

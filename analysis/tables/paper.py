@@ -58,7 +58,7 @@ def citation(name: str) -> str:
 def main_row(family: str, objective: str, size: str) -> dict[str, Any] | None:
     """Return the main-table row of a backbone, or None where the paper has none.
 
-    Only the DiT rows tell objectives and sizes apart: the others have one row each.
+    Only the DiT rows differ by objective and size: the other backbones have one row each.
     """
     for row in rows("main"):
         same = family != "dit" or (row["objective"], row["size"]) == (objective, size)

@@ -141,7 +141,8 @@ def _without_usual_n(table: Table) -> Table:
             hide = entry.n is not None and entry.seeds == usual and not entry.few
             entries.append(replace(entry, n=None, of=None) if hide else entry)
         rows.append(Row(row.group, tuple(entries)))
-    return replace(table, rows=tuple(rows), notes=(f"n = {usual} seeds unless said.", *table.notes))
+    notes = (f"n = {usual} seeds unless noted.", *table.notes)
+    return replace(table, rows=tuple(rows), notes=notes)
 
 
 def _latex_part(table: Table, width: float, continued: bool, compact: bool = False) -> str:
@@ -288,8 +289,6 @@ def _num(text: str, signed: bool) -> str:
     return rf"\num[retain-explicit-plus]{{{text}}}" if signed else rf"\num{{{text}}}"
 
 
-_CSV_SUFFIXES = ("", " std", " low", " high", " n", " note")
-
 
 def to_csv(table: Table) -> str:
     """Return CSV: text per word column; value, std, low, high, n and text per numeric one."""
@@ -347,6 +346,8 @@ TEMPLATES = Environment(
 
 def to_html(table: Table) -> str:
     """Return the table as an HTML fragment; `data-value` holds what a sort goes by."""
+    # Not by pandas' Styler: it has one tbody, no cells that span columns and no attributes of
+    # cells but classes, while the report sorts numbers within groups below a heading of their own.
     return TEMPLATES.get_template("table.html").render(table=table, head=head, plain=plain)
 
 

@@ -86,7 +86,7 @@ def _patch(group: Group) -> int:
 def token_count(group: Group) -> int | None:
     """Return a group's image tokens from its weights' metadata; None without weights."""
     for variant in group.variants:
-        for path in variant.columns("path")["path"]:
+        for path in variant.runs["path"]:
             model = model_arguments(path) or {}
             # The metadata may be of another project.
             with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):

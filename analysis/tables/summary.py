@@ -96,7 +96,7 @@ def treatments(results: Results) -> Table:
             scores = _means(group, group.baseline, variant, n)
             rows.append((heading, [variant.name, n, variant.macs_share, *scores]))
     columns = _columns(results, "Tokens", "MACs per step")
-    return build("treatments", "Every treatment against dense", columns, rows, [_MEAN])
+    return build("treatments", "Every variant against dense", columns, rows, [_MEAN])
 
 
 def _columns(results: Results, first: str, cost: str) -> list[Column]:

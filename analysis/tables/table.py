@@ -8,7 +8,7 @@ made here, since notebooks show it; the other formats in `analysis.tables.render
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ FEW_NOTE = f"\u2020 fewer than {ENOUGH_SEEDS} seeds, or no more than half: under
 MISSING_NOTE = "missing: no finished run gives this number."
 PAIRED = "Differences are paired by seed and step, with Student's 95 % interval."
 # Group of the rows that only the paper has numbers for.
-NOT_RUN = "Of the paper, not run here"
+NOT_RUN = "Published only, not run here"
 _MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\`*_{}[]<>#|~"})
 _ARROWS = {"lower": " \u2193", "higher": " \u2191", None: ""}
 
@@ -28,7 +28,7 @@ _ARROWS = {"lower": " \u2193", "higher": " \u2191", None: ""}
 class Entry:
     """One cell of a table."""
 
-    text: str = ""  # beside a number it stands after it
+    text: str = ""  # after the number, if there is one
     value: float | None = None
     std: float | None = None  # sample standard deviation over seeds
     low: float | None = None  # ends of a 95 % interval
@@ -286,26 +286,30 @@ def head(column: Column) -> str:
 
 def markdown(table: Table) -> str:
     """Return the table as GitHub-flavoured Markdown with title and notes."""
-    heads, rules = [], []
-    for column in table.columns:
-        heads.append(markdown_escape(head(column)))
-        rules.append(" ---: " if column.numeric else " :--- ")
-    lines = [f"### {markdown_escape(table.title)}", "", _markdown_row(heads)]
-    lines.append("|" + "|".join(rules) + "|")
+    heads = [markdown_escape(head(column)) for column in table.columns]
+    lines = []
     for heading, rows in itertools.groupby(table.rows, key=lambda row: row.group):
         if heading:
             blanks = [""] * (len(table.columns) - 1)
-            lines.append(_markdown_row([f"**{markdown_escape(heading)}**", *blanks]))
+            lines.append([f"**{markdown_escape(heading)}**", *blanks])
         for row in rows:
-            lines.append(_markdown_row(map(_markdown_entry, row.entries)))
-    lines.append("")
+            lines.append(list(map(_markdown_entry, row.entries)))
+    numeric = [index for index, column in enumerate(table.columns) if column.numeric]
+    text = f"### {markdown_escape(table.title)}\n\n{markdown_rows(heads, lines, numeric)}\n"
     for note in table.notes:
-        lines.append(f"- {markdown_escape(note)}")
-    return "\n".join(lines).rstrip() + "\n"
+        text += f"- {markdown_escape(note)}\n"
+    return text.rstrip() + "\n"
 
 
-def _markdown_row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def markdown_rows(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], numeric: Collection[int] = ()
+) -> str:
+    """Return a Markdown table of texts that are safe already; numeric columns, by index, right.
+
+    pandas writes Markdown only with the package tabulate, which nothing else here needs.
+    """
+    rules = ["---:" if index in numeric else ":---" for index in range(len(heads))]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rules, *rows))
 
 
 def _markdown_entry(entry: Entry) -> str:

@@ -158,7 +158,7 @@ def help_text() -> str:
         "python experiments/bench.py [key=value ...]",
         "",
         "Times training steps dense and routed, and single blocks, side by side in one",
-        "process, and prints what the clock shows beside the MACs.",
+        "process, and prints measured times next to the MACs.",
         "",
         "  python experiments/bench.py backbone=dit depth=8 rounds=3",
         "  python experiments/bench.py tokens=64,256,1024 rate=0.5,0.75 parts=steps",

@@ -32,7 +32,10 @@ def class_of_each(
     """
     members: dict[str, list[int]] = {}
     for index, name in enumerate(names):
-        require("/" in name, f"{root / name} lies beside class folders; move it into one, or away")
+        require(
+            "/" in name,
+            f"{root / name} is beside the class folders; move it into one of them, or elsewhere",
+        )
         members.setdefault(name.split("/")[0], []).append(index)
     _refuse_splits(root, names)
     require(

@@ -86,6 +86,10 @@ class DataOptions:
     def check_contents(self, task: str) -> None:
         """Raise `DataError` for contents that cannot train this `task`; used by a dry run."""
 
+    def undecodable_reason(self) -> str:
+        """Return why samples cannot become images on this machine; empty if they can."""
+        return ""
+
     def fingerprint(self) -> str:
         """Return the part of a run's hash that follows the data's contents.
 

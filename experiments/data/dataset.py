@@ -242,7 +242,7 @@ class PixelSet(Dataset):
             and images.shape[-2] <= self.shape[-2]
             and images.shape[-1] <= self.shape[-1]
             and set(classes) <= set(allowed),
-            f"data={self.name}: read() returned as {split} {images.dtype} images of shape "
+            f"data={self.name}: for {split}, read() returned {images.dtype} images of shape "
             f"{images.shape} with labels {labels.shape}, {classes[:1]} to {classes[-1:]}; "
             f"expected N of uint8 {self.shape}, or smaller, and N labels below {class_count}",
         )
@@ -266,8 +266,8 @@ class PixelSet(Dataset):
         self._std = float((share * (values - self._mean) ** 2).sum().sqrt())
         require(
             self._std > 0,
-            f"data={self.name}: read() returned no images as train, or all pixels are alike; "
-            "expected images that differ, to train on",
+            f"data={self.name}: read() returned no training images, or all their pixels are equal; "
+            "expected images that differ",
         )
         scaled = (values - self._mean) * (self.sigma_data / self._std)
         self._scaled = scaled.float().to(self.device)  # model-space value of each pixel value

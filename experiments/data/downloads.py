@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import shutil
 import sys
@@ -46,6 +47,18 @@ def fetch(addresses: Sequence[str], path: Path, digest: str, kind: str = "md5") 
     raise DataError(f"cannot download {addresses[-1]} to {path} ({reason})")
 
 
+@functools.cache
+def unreachable_reason(address: str) -> str:
+    """Ask once whether a file can be downloaded; return why not, empty if it can."""
+    headers = {"User-Agent": "tread-suite"}
+    request = urllib.request.Request(address, headers=headers, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=_SERVER_TIMEOUT_S):
+            return ""
+    except (OSError, HTTPException) as error:
+        return str(error)
+
+
 def _download(address: str, path: Path, digest: str, kind: str) -> None:
     # Some servers refuse urllib's own user agent.
     request = urllib.request.Request(address, headers={"User-Agent": "tread-suite"})
@@ -65,8 +78,8 @@ def fetch_published(addresses: Sequence[str], path: Path, md5: str) -> None:
     actual = checksum(path, "md5")
     require(
         actual == md5,
-        f"{path} is cut short or is not what was published: its MD5 is {actual}, expected {md5}; "
-        "remove it, and it is downloaded again",
+        f"{path} is truncated or differs from the published file: its MD5 is {actual}, expected "
+        f"{md5}; delete it, and it is downloaded again",
     )
 
 

@@ -23,11 +23,10 @@ from experiments.data.data_options import DataError, first_line, require
 from experiments.data.dataset import Device, to_uint8
 from routing.rng import Draws
 
-DEFAULT = "stabilityai/sd-vae-ft-ema"
-_NO_DIFFUSERS = 'diffusers is not installed (pip install -e ".[data]"), so latents stay latents'
+_NO_DIFFUSERS = 'diffusers, which decodes latents, is not installed (pip install -e ".[data]")'
 _FILES = ("config.json", "diffusion_pytorch_model.safetensors")
 _SAFE = {"use_safetensors": True}  # older .bin files are pickles
-_ADVICE = "give a diffusers folder (data.vae=FOLDER; prepare: --vae FOLDER)"
+_ADVICE = "pass a diffusers folder (data.vae=FOLDER; prepare: --vae FOLDER)"
 
 
 def unavailable_reason(name: str | None) -> str:
@@ -157,7 +156,7 @@ class TextEncoder:
         import transformers
 
         def load(class_name: str, **options: Any) -> Any:
-            advice = "give the folder of a CLIP or T5 model"
+            advice = "pass the folder of a CLIP or T5 model"
             model_class = getattr(transformers, class_name)
             return _pretrained(model_class, "text encoder", name, download, advice, **options)
 

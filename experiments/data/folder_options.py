@@ -51,7 +51,7 @@ class FolderOptions(SplitOptions):
         """Return `picture_folder.FolderSplits`: the pictures and their classes.
 
         Raises:
-            DataError: The folder is missing, or is laid out otherwise.
+            DataError: The folder is missing, or its layout is not supported.
         """
         require(
             bool(self.path and self.path.strip()),
@@ -67,7 +67,7 @@ class FolderOptions(SplitOptions):
         """Return the description, with the number of class folders where the folder exists.
 
         Raises:
-            DataError: The folder exists and is laid out otherwise.
+            DataError: The folder exists, and its layout is not supported.
         """
         description = super().describe()
         if self.fingerprint() != "absent":

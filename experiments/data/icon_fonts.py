@@ -95,7 +95,7 @@ def _characters_by_font(folder: Path) -> dict[Path, dict[str, str]]:
             if not _BRANDS & set(name.split("-")):
                 characters[path][name] = chr(int(code, 16))
     if not characters:
-        raise FileNotFoundError("there is none")
+        raise FileNotFoundError("no lists of characters there")
     return characters
 
 

@@ -39,7 +39,10 @@ def read_digits(options: SplitOptions) -> LabelledImages:
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
-        raise DataError("data=digits is in scikit-learn; type pip install scikit-learn")
+        raise DataError(
+            "data=digits comes with scikit-learn, which is not installed; type pip install "
+            "scikit-learn"
+        )
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     table = np.loadtxt(path, delimiter=",")
     return split_by_class(options, table[:, :-1], table[:, -1].astype(int), white=16)

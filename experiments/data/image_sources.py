@@ -85,7 +85,9 @@ class FolderSource(ImageSource):
             else:
                 missing.append(name)
         if missing:
-            raise DataError(f"{path} has no caption for {missing[0]} ({len(missing)} such)")
+            raise DataError(
+                f"{path} has no caption for {missing[0]} (images without a caption: {len(missing)})"
+            )
 
     def _assign_labels(self, root: Path) -> None:
         is_edm, labels = edm_labels(root / LABEL_FILE, self._names)
@@ -134,7 +136,7 @@ def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
                 name = names[annotation["image_id"]]
                 captions.setdefault(name, []).append(annotation["caption"].strip())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is laid out otherwise"
+        reason = error.strerror if isinstance(error, OSError) else "unexpected layout"
         raise DataError(
             f"{path} holds no captions ({reason}): expected COCO's annotations (images, "
             'annotations) as .json, or lines of {"file_name": ..., "caption": ...} as .jsonl'

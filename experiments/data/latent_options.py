@@ -15,6 +15,9 @@ from experiments.data.latent_manifest import MANIFEST, Manifest, store_layout, s
 from experiments.runtime.files import sha256
 from routing.options import OMITTED_AT_DEFAULT
 
+#: The autoencoder of 4-channel latents whose store names none.
+DEFAULT_VAE = "stabilityai/sd-vae-ft-ema"
+
 Side = Annotated[int, Ge(1)]
 
 
@@ -159,6 +162,21 @@ class LatentsOptions(DataOptions):
     def check_contents(self, task: str) -> None:
         """Open the stores and read their labels, as a run does (imports torch)."""
         import_name(self.dataset)(self, task)
+
+    def vae_of(self, stored_vae: str | None, channels: int) -> str | None:
+        """Return name or folder of the autoencoder of a store's latents, or None if unknown."""
+        if self.vae != "auto":
+            return self.vae
+        return stored_vae or (DEFAULT_VAE if channels == 4 else None)
+
+    def undecodable_reason(self) -> str:
+        """Return why latents cannot be decoded here; empty if they can (imports torch)."""
+        stored_vae = None
+        folder = Path(str(self.path)).expanduser()
+        if (folder / MANIFEST).exists():
+            stored_vae = Manifest.read(folder)[0].vae
+        vae = self.vae_of(stored_vae, self.describe()["shape"][0])
+        return str(import_name("experiments.data.encoders.unavailable_reason")(vae))
 
     def fingerprint(self) -> str:
         """Return a checksum of the manifest, or of file names and sizes of a third-party store.

@@ -19,7 +19,7 @@ from torch import Tensor
 from backbones.validation import validate
 from experiments.data.data_options import DataError, require
 from experiments.data.dataset import Batch, Dataset, Device
-from experiments.data.encoders import DEFAULT, Autoencoder, TextEncoder, unavailable_reason
+from experiments.data.encoders import Autoencoder, TextEncoder, unavailable_reason
 from experiments.data.latent_options import LatentsOptions
 from routing.rng import Draws
 
@@ -80,8 +80,8 @@ class LatentSpace(Dataset):
             require(len(self.decoding.shift) == channels, "another number of channels")
         except (TypeError, ValueError, KeyError, IndexError, OverflowError):
             raise DataError(
-                "the weights do not say how their latents become pixels (damaged metadata); "
-                "give the store they were trained on: data.path=FOLDER"
+                "the metadata of the weights do not describe how to decode their latents; pass the "
+                "store that they were trained on: data.path=FOLDER"
             ) from None
         return self
 
@@ -91,14 +91,12 @@ class LatentSpace(Dataset):
 
     def batch(self, index: Tensor, draws: Draws | None = None, split: str = "train") -> Batch:
         """Raise `DataError`: there are no samples."""
-        raise DataError("the latents themselves are not here; give their store: data.path=FOLDER")
+        raise DataError("the weights come without their latents; pass the store: data.path=FOLDER")
 
     @property
     def vae(self) -> str | None:
         """Name or folder of the autoencoder that decodes these latents."""
-        if self.options.vae != "auto":
-            return self.options.vae
-        return self.decoding.vae or (DEFAULT if self.shape[0] == 4 else None)
+        return self.options.vae_of(self.decoding.vae, self.shape[0])
 
     @property
     def pixels_fingerprint(self) -> str:

@@ -143,17 +143,11 @@ def _check_tensor(
 
 
 def _integer_labels(path: Path, labels: Tensor) -> Tensor:
-    """Return a file's labels as int64; refuse fractions, which a conversion would truncate."""
+    """Return a file's labels as int64."""
     require(
-        not labels.is_complex(), f"{path} has labels of type {labels.dtype}; expected whole numbers"
+        not (labels.is_floating_point() or labels.is_complex()),
+        f"{path} has labels of type {labels.dtype}; expected integers",
     )
-    if labels.is_floating_point():
-        # NaN differs from its rounded value, infinity does not.
-        invalid = labels[(labels != labels.round()) | labels.isinf()]
-        if len(invalid):
-            raise DataError(
-                f"{path} has label {float(invalid[0]):g}; expected whole numbers from 0 on"
-            )
     return labels.long()
 
 

@@ -1,8 +1,8 @@
 """Latents on disk as a data set.
 
 A stored row is a sample z of the autoencoder's posterior, or its moments (m, log s^2), from which
-each step samples anew: z = m + s n. The model sees x = (z - a) / b with two numbers per channel:
-the VAE's shift and scale factor, or the data's mean and standard deviation.
+every step draws a new sample z = m + s n. The model sees x = (z - a) / b with two numbers per
+channel: the VAE's shift and scale factor, or the data's mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Latents(LatentSpace):
             advice = "use task=none, or store a label (cls) with every latent"
             raise DataError(f"{lacks} labels; {advice}")
         low, high = int(store.labels.min()), int(store.labels.max())
-        require(high < _MAX_CLASSES, f"{path} has label {high}, which is damage; repair the store")
+        require(high < _MAX_CLASSES, f"{path} has label {high}: the store is damaged")
         class_names = self._stores["train"].classes
         if _needs_mapping(store.classes, class_names) and 0 <= low <= high < len(store.classes):
             store.labels = self._map_labels(store.labels, store.classes, class_names, path)
@@ -133,7 +133,7 @@ class Latents(LatentSpace):
             require(
                 names[label] in numbers,
                 f"{path} has classes that {self.options.path} lacks, such as {[names[label]]}; "
-                "leave them out where it is prepared",
+                "prepare it without them",
             )
             mapping[label] = numbers[names[label]]
         return mapping[labels]

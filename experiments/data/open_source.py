@@ -44,7 +44,7 @@ def open_source(
     [(kind, source_files)] = by_kind.items()
     require(
         captions is None or kind == "images",
-        "--captions is for folders; tars and tables bring their own captions",
+        "--captions is for folders; tars and tables contain their own",
     )
     for role, name in (columns or {}).items():
         require(
@@ -67,7 +67,7 @@ def _mixed_kinds_message(path: Path, files: list[Path], by_kind: dict[str, list[
     suffix = max(by_kind.values(), key=len)[0].suffix if by_kind else ".tar"
     return (
         f"{path} holds {kinds or 'no images'}: expected one kind of {' '.join(_KINDS)} files; "
-        f"found {names or 'nothing'}; name those to take, as --files '*{suffix}'"
+        f"found {names or 'nothing'}; choose one kind, such as --files '*{suffix}'"
     )
 
 

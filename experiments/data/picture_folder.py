@@ -58,7 +58,7 @@ def open_splits(path: str) -> FolderSplits:
     """List the pictures of a folder and their classes.
 
     Raises:
-        DataError: There is no such folder, or it holds no pictures or is laid out otherwise.
+        DataError: There is no such folder, it holds no pictures, or its layout is not supported.
     """
     return _open_splits(path, listing_fingerprint(path))
 

@@ -25,7 +25,7 @@ def _device(name: str | None) -> str:
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise DataError(f"--device {device} is not there; try --device cpu") from None
+        raise DataError(f"--device {device} is not available; try --device cpu") from None
     return device
 
 

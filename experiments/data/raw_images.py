@@ -46,7 +46,7 @@ class CroppedImage(NamedTuple):
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """Return an image as upright 8-bit RGB: 16 bits are scaled, transparency is laid on white."""
+    """Return an image as upright 8-bit RGB; 16 bits are scaled, transparency becomes white."""
     with contextlib.suppress(Exception):  # damaged EXIF data of an intact image
         ImageOps.exif_transpose(image, in_place=True)
     # Pillow's conversion clips 16 bits at 255. Older versions open such PNGs as 32-bit integers.

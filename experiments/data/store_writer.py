@@ -169,8 +169,8 @@ class StoreWriter:
         nearest = max(settings.size // vae.factor, 1) * vae.factor
         require(
             settings.size % vae.factor == 0,
-            f"--size {settings.size} is no multiple of the VAE's factor {vae.factor}; try --size "
-            f"{nearest}",
+            f"--size {settings.size} is not a multiple of the VAE's factor {vae.factor}; try "
+            f"--size {nearest}",
         )
         require(
             text is None or source.captioned,
@@ -203,7 +203,7 @@ class StoreWriter:
                 difference = "another list of images, other captions or columns"
             require(
                 begun.get(key) == value,
-                f"{self.out} was begun with {difference}; give the same again, or a new folder",
+                f"{self.out} was started with {difference}; use the same, or a new folder",
             )
 
     def missing(self) -> list[int]:
@@ -328,7 +328,7 @@ class StoreWriter:
             name, reason = skipped[0]
             raise DataError(
                 f"none of {self.source.count} images could be read; the first, {name}: {reason}; "
-                "repair them and give a new folder: here they are not read again"
+                "repair them and pass a new folder: here they are not read again"
             )
         lowest = [summary.sums.lowest for summary in summaries if summary.sums.lowest is not None]
         if lowest and min(lowest) > 0:

@@ -31,7 +31,7 @@ from experiments.data.image_options import (
 from experiments.data.image_sets import LabelledImages, Split
 from experiments.runtime.files import atomic_write, default_cache
 
-#: SHA-256 of Fashion-MNIST's unpacked files: Debian compresses the same bytes anew.
+#: SHA-256 of Fashion-MNIST's unpacked files: Debian recompresses the same bytes.
 SHA256 = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -59,7 +59,7 @@ def read_fashion(options: FashionOptions) -> LabelledImages:
                 data = gzip.decompress(data)
         require(
             hashlib.sha256(data).hexdigest() == SHA256[name],
-            f"{files[name]} is not what was published (its SHA-256); {FASHION_HELP}",
+            f"{files[name]} differs from the published file (its SHA-256); {FASHION_HELP}",
         )
         return data
 

@@ -31,7 +31,7 @@ class SamplingCost:
 
     @property
     def gmacs_per_evaluation(self) -> float:
-        """Mean GMACs of one evaluation: the column beside FID in the SG paper."""
+        """Mean GMACs of one evaluation: listed next to FID in the SG paper."""
         return self.macs / self.evaluations / 1e9
 
 

@@ -74,7 +74,7 @@ class Moments:
             UserError: With fewer than two samples there is no covariance.
         """
         require(
-            self.n >= 2, f"a covariance needs at least 2 images, got {self.n}; ask for more samples"
+            self.n >= 2, f"a covariance needs at least 2 images, got {self.n}: use more samples"
         )
         sigma = self.scatter / (self.n - 1)
         return self.mean.cpu().numpy(), ((sigma + sigma.T) / 2).cpu().numpy()

@@ -9,6 +9,7 @@ anything.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import io
 import os
 from collections.abc import Callable
@@ -22,10 +23,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from backbones.weights import hub_problem
 from experiments.data import probe
 from experiments.data.data_options import DataError, first_line
 from experiments.data.dataset import Device, create
-from experiments.data.downloads import fetch
+from experiments.data.downloads import fetch, unreachable_reason
 from experiments.evaluation.images import split_batches, whole_split
 from experiments.evaluation.small_networks import (
     AUTOENCODER_VERSION,
@@ -39,7 +41,7 @@ from experiments.evaluation.small_networks import (
     load_shipped,
 )
 from experiments.options.evaluation import EvalOptions, MetricError, check_features
-from experiments.runtime.files import sha256
+from experiments.runtime.files import default_cache, sha256
 from routing.errors import require
 
 
@@ -80,6 +82,7 @@ SHA256 = "6726825d"  # its first digits
 SPATIAL_CHANNELS = 7
 _WHAT = "torch-fidelity's Inception weights"
 _OPTION = "eval.inception_weights"
+_FETCH = f": fetch it on a machine with the internet and pass {_OPTION}=FILE"
 MODELS = {
     "dinov2-vitl14": "vit_large_patch14_dinov2.lvd142m",
     "dinov2-vits14": "vit_small_patch14_dinov2.lvd142m",
@@ -90,19 +93,54 @@ _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
 
 
+def check_weights(name: str, options: EvalOptions, cache: str | None) -> None:
+    """Refuse a published network whose weights are not here and cannot be downloaded.
+
+    For checks before a run: nothing is read or downloaded. `cache` is the run's `paths.cache`.
+
+    Raises:
+        MetricError: A run that uses the network would fail.
+    """
+    if name == "inception-adm":
+        _check_fidelity_installed()
+        path = _cached_inception(Path(cache).expanduser() if cache else default_cache())
+        if not options.inception_weights and not path.is_file():
+            reason = unreachable_reason(URL)
+            require(not reason, f"cannot download {URL} to {path} ({reason}){_FETCH}", MetricError)
+    elif name.startswith("dinov2-") and not options.dinov2_weights:
+        from huggingface_hub import try_to_load_from_cache
+
+        repository = f"timm/{MODELS[name]}"
+        if not isinstance(try_to_load_from_cache(repository, "model.safetensors"), str):
+            reason = hub_problem(repository, "model.safetensors")
+            message = f"timm's cache has no {MODELS[name]}, and {reason}{_fetch_advice(name)}"
+            require(not reason, message, MetricError)
+
+
+def _check_fidelity_installed() -> None:
+    require(
+        importlib.util.find_spec("torch_fidelity") is not None,
+        'inception-adm needs torch-fidelity; install it with pip install -e ".[metrics]"',
+        MetricError,
+    )
+
+
+def _cached_inception(cache: Path) -> Path:
+    """Return where Inception's weights are kept once they are downloaded."""
+    return cache / "weights" / URL.rsplit("/", 1)[1]
+
+
 def _published(cache: Path) -> Path:
     """Return the file of Inception's weights in the cache, downloaded if it is not there.
 
     Raises:
         MetricError: The download failed; the message says how to pass the file.
     """
-    path = cache / "weights" / URL.rsplit("/", 1)[1]
+    path = _cached_inception(cache)
     try:
         fetch([URL], path, SHA256, "sha256")
     except DataError as error:
-        raise MetricError(
-            f"{error}: fetch it on a machine with the internet and pass {_OPTION}=FILE"
-        ) from None
+        raise MetricError(f"{error}{_FETCH}") from None
     require(
         sha256(path).startswith(SHA256),
         f"{path} are not {_WHAT} (the checksum differs); delete it and run again",
@@ -125,12 +163,9 @@ def load_state(path: str | Path, what: str, option: str) -> dict[str, Tensor]:
 
 def build_inception(weights: str | Path) -> torch.nn.Module:
     """Return torch-fidelity's network with weights of a file: outputs `2048`, `logits_unbiased`."""
-    try:
-        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-    except ImportError:
-        raise MetricError(
-            'inception-adm needs torch-fidelity; install it with pip install -e ".[metrics]"'
-        ) from None
+    _check_fidelity_installed()
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
     # Upstream would unpickle the file, so it gets the tensors that were read from it safely.
     state = io.BytesIO()
     torch.save(load_state(weights, _WHAT, _OPTION), state)
@@ -189,10 +224,14 @@ def build_dinov2(name: str, weights: str | Path | None = None) -> torch.nn.Modul
         return timm.create_model(model, pretrained=True, **options)
     except Exception as error:
         where = f"eval.dinov2_weights={weights} does not hold" if file else "timm's cache has no"
-        raise MetricError(
-            f"{where} {model}, or it cannot be read ({first_line(error)[:120]}): fetch "
-            f"model.safetensors of huggingface.co/timm/{model} and pass eval.dinov2_weights=FILE"
-        ) from None
+        problem = f"{where} {model}, or it cannot be read ({first_line(error)[:120]})"
+        raise MetricError(problem + _fetch_advice(name)) from None
+
+
+def _fetch_advice(name: str) -> str:
+    """Return how to get the weights of a DINOv2 network, to be appended to an error."""
+    repository = f"huggingface.co/timm/{MODELS[name]}"
+    return f": fetch model.safetensors of {repository} and pass eval.dinov2_weights=FILE"
 
 
 @functools.cache
@@ -296,7 +335,7 @@ class NetworkPlan(NamedTuple):
 
 
 def own_network_plan(labelled: bool, dataset: Any) -> NetworkPlan:
-    """Return how the classifier, or without labels the autoencoder, of a data set is trained."""
+    """Return how a data set's classifier (`labelled`) or autoencoder is built and trained."""
     # Latents and the images that they are decoded to differ in size.
     size = next(split_batches(dataset, "train", torch.arange(1)))[0].shape[-1]
     settings = [dataset.name, dataset.pixels_fingerprint, size]
@@ -320,9 +359,9 @@ def own_network_plan(labelled: bool, dataset: Any) -> NetworkPlan:
 
 
 def _own_network(name: str, labelled: bool, cache: Path, dataset: Any, device: Device) -> Features:
-    """Return the network of a data set: its classifier, or without labels its autoencoder.
+    """Return a data set's classifier (`labelled`) or autoencoder.
 
-    The network that comes with the package is used if it was trained on the same images.
+    The network in the package is used if it was trained on the same images.
     """
     kind, settings, recipe, build, size = own_network_plan(labelled, dataset)
     network = load_shipped(f"{dataset.name}-{kind}", settings, recipe, build)

@@ -18,8 +18,8 @@ from experiments.options.roles import ConfigError
 from routing.errors import require
 from routing.rng import Draws, widest
 
-# Values of one activation (images x tokens x width) that a core's cache holds beside the others of
-# a block, and the fewest images worth a pass: smaller and larger numbers were slower on an EPYC.
+# Values of one activation (images x tokens x width) that fit into a core's cache together with the
+# others of a block, and the fewest images per pass. Other numbers were slower on an EPYC.
 _CACHED_VALUES, _FEWEST_IMAGES = 1 << 17, 4
 
 #: Called with the number of finished images and the number of all.
@@ -101,21 +101,19 @@ def generate(
         model, objective, guidance, seeds, sampler.steps, classes, text, weak_model
     )
     with torch.no_grad(), evaluating(model, weak_model):
-        return _sample_batches(
-            denoiser, sampler, _image_shape(model), batch, progress, batch_progress
-        )
+        return _sample_batches(denoiser, sampler, batch, progress, batch_progress)
 
 
 def _sample_batches(
     denoiser: GuidedDenoiser,
     sampler: Sampler,
-    shape: tuple[int, ...],
     batch: int,
     progress: Progress | None,
     batch_progress: Callable[[float], None] | None,
 ) -> Tensor:
-    """Sample an image of this shape for each of the denoiser's seeds."""
+    """Sample an image for each of the denoiser's seeds."""
     device, count = denoiser.seeds.device, len(denoiser.seeds)
+    shape = _image_shape(denoiser.model)
     if count == 0:
         return torch.empty((0, *shape), device=device)
     batch = max(min(batch, count), 1)

@@ -1,8 +1,8 @@
 """A trained model and its held-out data under fixed noise.
 
 The noise of held-out sample i in draw k is a function of (i, k) alone. Two models are compared on
-the same noisy inputs whatever their seeds, routes and backbones, which removes most of the noise
-from the difference of their losses.
+the same noisy inputs regardless of their seeds, routes and backbones, which removes most of the
+noise from the difference of their losses.
 """
 
 from __future__ import annotations

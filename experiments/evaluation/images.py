@@ -58,7 +58,7 @@ def split_batches(
     """Yield a split, or its samples `index`, as uint8 batches (B, 3, H, W) and labels (B,)."""
     require(
         not dataset.cannot_decode,
-        f"scores are taken on pixels: {dataset.cannot_decode}",
+        f"scores are computed on pixels: {dataset.cannot_decode}",
         MetricError,
     )
     index = split_indices(dataset, split) if index is None else index
@@ -114,7 +114,7 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
             require(
                 info.file_size <= max(_UNCHECKED_BYTES, _MAX_COMPRESSION * info.compress_size),
                 f"{path}: {name} would unpack from {info.compress_size} to "
-                f"{info.file_size} bytes, which no array of numbers does",
+                f"{info.file_size} bytes: this is no array of images or statistics",
                 MetricError,
             )
             with archive.open(info) as handle:

@@ -196,7 +196,7 @@ def create_meters(
             without_network.append(metric)
     reads_pixels = without_network or any(plan.values())
     if dataset is not None and dataset.cannot_decode and reads_pixels:
-        raise MetricError(f"scores are taken on pixels: {dataset.cannot_decode}")
+        raise MetricError(f"scores are computed on pixels: {dataset.cannot_decode}")
     meters: list[Meter | AdherenceMeter] = []
     for features_name, metrics in plan.items():
         if not metrics:

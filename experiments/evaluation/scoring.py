@@ -38,7 +38,7 @@ def cache_of(config: Config) -> Path:
 
 
 def check(config: Config, dataset: Any, device: torch.device | str = "cpu") -> list[str]:
-    """Load networks and references of a run's scores, so that a failure precedes training.
+    """Load networks and references of a run's scores, so that they fail before training.
 
     Returns:
         Lines for the log, such as the classifier's accuracy on held-out images.
@@ -184,4 +184,4 @@ def _check_count(total: int) -> None:
     """Refuse fewer images than processes."""
     processes = world()[1]
     if total < processes:
-        raise MetricError(f"{total} images are fewer than {processes} processes; ask for more")
+        raise MetricError(f"{total} images are fewer than {processes} processes; use more")

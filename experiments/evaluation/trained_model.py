@@ -157,7 +157,7 @@ def _verified_checkpoint(run: Path, step: int | None) -> Path:
         files = " or ".join(sorted(path.name for path in run.glob("*.safetensors"))[:3])
         hint = f", or {files} in it" if files else ""
         raise CheckpointError(
-            f"{run} has no checkpoints: give a run folder that trained for a while{hint}"
+            f"{run} has no checkpoints: pass the folder of a run that has saved one{hint}"
         )
     steps = ", ".join(map(str, checkpoints))
     require(

@@ -76,6 +76,9 @@ FEATURES: dict[str, str] = {
     "dinov2-vits14": "DINOv2 ViT-S/14 at 224 pixels: a faster FD, not the published FD-DINOv2",
 }
 
+#: Networks with published weights, which are downloaded or given as a file.
+PUBLISHED = frozenset(("inception-adm", "dinov2-vitl14", "dinov2-vits14", "dinov2-vitb14"))
+
 # Features that give a metric a name of its own.
 _RENAMED = {
     ("fd", "inception-adm"): "FID",
@@ -119,7 +122,7 @@ class Score:
     def __post_init__(self) -> None:
         require(
             math.isfinite(self.value),
-            f"{self.metric} came out as {self.value}; the samples or the reference are broken",
+            f"{self.metric} is {self.value}: the samples or the reference are not finite",
             MetricError,
         )
 

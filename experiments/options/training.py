@@ -112,6 +112,13 @@ class TrainOptions:
         REPORTS,
         "Steps between preview images (Euler, at most 8 steps); 0: only samples at the end.",
     ] = 0
+    final_samples: Annotated[
+        bool,
+        REPORTS,
+        OMITTED_AT_DEFAULT,
+        "Write samples/final.png at the end, with the run's own sampler; false: leave it out, and "
+        "with sample_every=0 also the last preview and progress.gif.",
+    ] = True
     max_bad_steps: Annotated[
         int, Ge(0), REPORTS, "Consecutive steps with a non-finite loss after which a run stops."
     ] = 20

@@ -99,10 +99,11 @@ class Evaluation:
             count = 1  # after the last step
             if interval and 0 < step <= last_step:
                 count += last_step // interval - (step - 1) // interval
-            if kind == PICTURES:
+            if kind == PICTURES and self.config.train.final_samples:
                 total += self._mean_seconds(FINAL, seconds_per_mac)
-            part = PREVIEW if kind == PICTURES else SCORES
-            total += count * self._mean_seconds(part, seconds_per_mac)
+            if kind == SCORES or self._has_previews:
+                part = PREVIEW if kind == PICTURES else SCORES
+                total += count * self._mean_seconds(part, seconds_per_mac)
         return total
 
     def _mean_seconds(self, part: str, seconds_per_mac: float) -> float:
@@ -138,13 +139,21 @@ class Evaluation:
         """Write the preview `samples/step-*.png`; at the end `samples/final.png`, `progress.gif`.
 
         Previews come from a cheap sampler, under the run's guidance; the final picture comes from
-        the run's own sampler with the same seeds. Returns False if they exist already.
+        the run's own sampler with the same seeds. Returns False if they exist already, or if the
+        run has none.
         """
         folder, step = self.folder / "samples", self.state.step
         is_last = step >= self.config.train.steps
+        with_final = is_last and self.config.train.final_samples
         preview_path, final_path = folder / f"step-{step:08d}.png", folder / "final.png"
         gif_path = self.folder / "progress.gif"
-        needed_paths = [preview_path, final_path, gif_path] if is_last else [preview_path]
+        needed_paths = [preview_path] if self._has_previews else []
+        if is_last and self._has_previews:
+            needed_paths.append(gif_path)
+        if with_final:
+            needed_paths.append(final_path)
+        elif is_last and self.accelerator.is_main_process:
+            final_path.unlink(missing_ok=True)  # of fewer steps
         if all(path.exists() for path in needed_paths):
             return False
         if not self.dataset.can_decode:
@@ -152,7 +161,7 @@ class Evaluation:
                 self.console.say(f"no sample pictures: {self.dataset.cannot_decode}")
             return False
         preview = self._samples(PREVIEW, PREVIEW_COLUMNS, self._preview_sampler)
-        final = self._samples(FINAL, COLUMNS) if is_last else None
+        final = self._samples(FINAL, COLUMNS) if with_final else None
         if not self.accelerator.is_main_process:
             return True
         self.check_folder()
@@ -163,8 +172,14 @@ class Evaluation:
         save_png(image_grid(preview, columns=PREVIEW_COLUMNS), preview_path)
         if final is not None:
             save_png(image_grid(final, columns=COLUMNS), final_path)
+        if is_last:
             save_gif(sorted(folder.glob("step-*.png")), gif_path)
         return True
+
+    @property
+    def _has_previews(self) -> bool:
+        """Whether this run writes previews: on request, and always beside a final picture."""
+        return self.config.train.sample_every > 0 or self.config.train.final_samples
 
     @property
     def _picture_rows(self) -> int:

@@ -1,1 +1,1 @@
-"""Routing for a model of somebody else's: its blocks are hooked, its code stays as it is."""
+"""Routing for a model of another library: hooks on its blocks, no change of its code."""

@@ -76,7 +76,7 @@ def parse_grid(grid: Any) -> tuple[int, int] | None:
 
 
 def parse_prefix(prefix: Any, signatures: Sequence[Signature], is_model: bool) -> int:
-    """Return the number of prefix tokens; blocks of timm alone do not tell it."""
+    """Return the number of prefix tokens; a list of timm blocks does not determine it."""
     timm = any(signature.library == "timm" for signature in signatures)
     require(
         prefix is not None or is_model or not timm,  # their sequences begin with a class token

@@ -144,7 +144,7 @@ class Call:
 
         Args:
             table: A per-token table.
-            tokens: Grid tokens; behind a prefix, text or both they are the last of T.
+            tokens: Grid tokens; after a prefix, text or both they are the last of T.
             prefix: Other tokens of the block's sequence, which never skip.
             front: How many of them are class or register tokens in front, which a table may lack.
 
@@ -152,9 +152,9 @@ class Call:
             AttachError: If no dimension has one of these lengths, or several do.
         """
         batch, joint = self.tokens.shape[0], self.joint_text
-        behind_front = prefix - front
+        after_front = prefix - front
         lengths = {
-            tokens + more + text for more in (0, prefix, behind_front) for text in (0, joint)
+            tokens + more + text for more in (0, prefix, after_front) for text in (0, joint)
         }
         is_flags = table.dim() == 2 and not (table.is_floating_point() or table.is_complex())
         if is_flags and table.shape[0] == batch and table.shape[1] in lengths:
@@ -194,7 +194,7 @@ class Call:
         if full.shape[1] - length in (0, self.joint_text):
             covered, move = length, kept.move
         elif full.shape[1] - (length - kept.front) in (0, self.joint_text):
-            covered, move = length - kept.front, kept.move_behind_front
+            covered, move = length - kept.front, kept.move_after_front
         text = full.shape[1] - covered
         gathered = torch.cat((full[:, :text], move.take(full[:, text:])), 1)
         return gathered[0] if dimension == 0 else gathered.movedim(1, dimension)

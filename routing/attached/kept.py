@@ -31,7 +31,7 @@ class KeptTokens:
     index: Tensor
 
     @property
-    def move_behind_front(self) -> Move:
+    def move_after_front(self) -> Move:
         """Their gather from the sequence without the tokens in front, `(B, T - front, ...)`."""
         return Move(self.index[:, self.front :] - self.front, self.length - self.front)
 

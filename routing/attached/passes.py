@@ -2,7 +2,7 @@
 
 In a recomputation, blocks run once more during the backward pass, alone or in groups, in reverse,
 perhaps for several passes that are waiting for their gradients. A checkpoint keeps the input of its
-first block, so the storage of that tensor identifies the pass; the blocks behind it in the same
+first block, so the storage of that tensor identifies the pass; the blocks after it in the same
 group follow in order. Compilers must not trace any of this: they would specialise on it.
 """
 

@@ -1,4 +1,4 @@
-"""Which foreign models and blocks tokens can be routed past, and where their image tokens begin."""
+"""Which models and blocks of other libraries can be routed, and where their image tokens begin."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from routing.attached.calls import TEXT, AttachError, Call, inner
 from routing.errors import require
 
 _COUNTED = ("joint_transformer_blocks", "transformer_blocks", "single_transformer_blocks")
-# Blocks behind all others, for a class token that joins the sequence only there.
+# Lists of blocks after all others, where the class token joins the sequence.
 _CLASS_ONLY = ("blocks_token_only", "cls_attn_blocks")
 _EMBEDDINGS = ("patch_embed", "pos_embed", "x_embedder")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -25,10 +25,10 @@ _PREFIX_ADVICE = (
     "prefix=N if N text or class tokens come before the image's, protect=slice(N, None) if text "
     "comes after the image's N, prefix=0 if there is none"
 )
-# Blocks whose sequence has text behind the image, or on both sides: `prefix` cannot describe it.
+# Blocks whose sequence has text after the image, or on both sides: `prefix` cannot describe it.
 _TEXT_AROUND = {
     "ZImageTransformerBlock": (
-        "its text comes behind the image's tokens, and in omni mode on both sides of them; pass "
+        "its text comes after the image's tokens, and in omni mode on both sides of them; pass "
         "protect=slice(N, None) for N image tokens, or protect=[slice(0, A), slice(B, None)] in "
         "omni mode for those from A to B"
     )
@@ -211,8 +211,9 @@ class JoinedText:
     """
 
     def __init__(self) -> None:
-        self._image, self._text = 0, 0  # tokens of the latest block with text apart
-        self._segments: dict[int, bool] = {}  # whether each segment has its text apart
+        # Tokens of the latest block that got its text in an argument of its own.
+        self._image, self._text = 0, 0
+        self._segments: dict[int, bool] = {}  # whether the blocks of each segment do
 
     def note(self, call: Call) -> None:
         """Note how many tokens of image and text come into a block, outside of routes."""
@@ -232,7 +233,7 @@ class JoinedText:
 
         Raises:
             AttachError: If more tokens may skip than the image has, or if a prefix is stated for
-                segments of which some have their text apart and some do not.
+                segments of which some get their text in an argument and some do not.
         """
         apart = isinstance(call.get(TEXT), Tensor)
         self._segments[segment] = apart

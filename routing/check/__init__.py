@@ -1,4 +1,4 @@
-"""Is an implementation of token routing correct? A conformance kit for anybody's model.
+"""Is an implementation of token routing correct? A conformance kit for any model.
 
     def build(seed=0):
         ...                                   # a model with routing, seeded

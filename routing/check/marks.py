@@ -1,10 +1,10 @@
-"""Marked tokens: a pass of a model in which every token says who it is and which blocks saw it.
+"""Marked tokens: in a marked pass, each token tells which one it is and which blocks saw it.
 
-A mark is a row of features. Channel 0 holds a constant that tells marked rows from others (text),
-channel 1 the token's position, channel 2 the sample, the next ones a bit for each block that saw
-it, and the rest noise, so that a rounding or a product is seen too. The marks are put in before the
-first block. Blocks run as they are, then their output for a marked row is replaced by its input
-with the block's bit set. So what arrives at a block says exactly what happened between blocks.
+A mark is a row of features. Channel 0 holds a constant that identifies marked rows, channel 1 the
+token's position, channel 2 the sample, the next ones a bit for each block that saw it, and the rest
+noise, so that a rounding or a product is seen too. The marks are put in before the first block.
+Blocks run as they are, then their output for a marked row is replaced by its input with the block's
+bit set. So what arrives at a block says exactly what happened between blocks.
 """
 
 from __future__ import annotations
@@ -121,9 +121,15 @@ def read_ids(x: Tensor, tokens: int) -> Tensor:
     return torch.where(is_marked, token, -torch.ones_like(token)).long()
 
 
-def run_marked(model: RoutedModel, run: Callable[[], Any]) -> MarkedPass:
+# Sees each call of a block: its index, module, call, ids as in `BlockInput`, and tokens T.
+LookAt = Callable[[int, nn.Module, Call, Tensor, int], None]
+
+
+def run_marked(
+    model: RoutedModel, run: Callable[[], Any], look_at: LookAt | None = None
+) -> MarkedPass:
     """Run one pass with marked tokens and return what the blocks were called with."""
-    observer = _Observer(model)
+    observer = _Observer(model, look_at)
     handles = []
     entry = model.blocks[0] if model.before is None else model.before
     handles.append(
@@ -131,9 +137,8 @@ def run_marked(model: RoutedModel, run: Callable[[], Any]) -> MarkedPass:
             partial(observer.enter, Signature(entry)), with_kwargs=True, prepend=True
         )
     )
-    for index, block in enumerate(model.blocks):
+    for index, (block, signature) in enumerate(zip(model.blocks, model.signatures, strict=True)):
         # Innermost, so that hooks which route have moved the tokens already.
-        signature = Signature(block)
         handles.append(
             block.register_forward_pre_hook(partial(observer.observe, index), with_kwargs=True)
         )
@@ -162,8 +167,8 @@ def run_marked(model: RoutedModel, run: Callable[[], Any]) -> MarkedPass:
 class _Observer:
     """The hooks of one marked pass."""
 
-    def __init__(self, model: RoutedModel) -> None:
-        self.depth = model.depth
+    def __init__(self, model: RoutedModel, look_at: LookAt | None) -> None:
+        self.depth, self.look_at = model.depth, look_at
         self.result = MarkedPass()
         self.active = True
 
@@ -202,7 +207,10 @@ class _Observer:
         """Replace what a block returned for marked tokens by its input with its bit set."""
         call = Call(signature, args, kwargs)
         x = call.tokens
-        is_marked = (read_ids(x, self.result.tokens) >= 0).unsqueeze(-1)
+        ids = read_ids(x, self.result.tokens)
+        if self.look_at is not None and not recomputing():
+            self.look_at(block, module, call, ids, self.result.tokens)
+        is_marked = (ids >= 0).unsqueeze(-1)
         bit = torch.zeros(x.shape[-1], device=x.device, dtype=x.dtype)
         channel, value = bit_channel(block)
         bit[channel] = value

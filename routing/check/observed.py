@@ -74,6 +74,11 @@ class ObservedPass:
         """Number of samples B."""
         return self.marked.batch
 
+    @property
+    def shape(self) -> torch.Size:
+        """Shape `(B, T, D)` of the complete sequence."""
+        return self.marked.entry.shape
+
 
 def observe(marked: MarkedPass, depth: int) -> ObservedPass:
     """Return what routing did in a pass of a model with that many blocks.
@@ -94,7 +99,7 @@ class _Tracker:
     Attributes:
         features: Last known features of each token, `(B, T, D)`.
         skipping: Which tokens have skipped a block and are not back yet, bool `(B, T)`.
-        gone: Which tokens were lost behind a route.
+        gone: Which tokens were lost after a route.
     """
 
     def __init__(self, marked: MarkedPass, depth: int) -> None:
@@ -166,16 +171,26 @@ class _Tracker:
         if arrival.exact < arrival.bypassed or arrival.stayed_changed:
             if bool(back.any()):
                 arrival.stayed_changed += int(changed.sum())
-            return  # a place that is wrong behind one route is wrong in all blocks that follow
+            return  # a place that is wrong after one route is wrong in all later blocks
+        where = "between before= and its first block"
+        if self.before is not None:
+            where = f"between block {self.before.block} and block {rows.block}"
+        unchanged = place.present & (place.features == self.features).all(-1)
+        if not bool(back.any()) and bool(unchanged[changed].all()):
+            raise CheckError(
+                f"the model reorders its tokens {where}, for example a flip that turns the next "
+                "block's scan round, and routing needs every token at the same place throughout; "
+                "let each block reorder its input and put its output back in order"
+            )
         if self.before is not None and not bool(back.any()):
             raise CheckError(
-                f"the model changes its tokens between block {self.before.block} and block "
-                f"{rows.block}, and cannot be followed there"
+                f"the model changes its tokens {where} (a skip connection, a norm), and cannot be "
+                "followed there"
             )
         if self.before is None:
             raise CheckError(
-                "the model changes its tokens between before= and its first block; pass a module "
-                "that is called with what the first block gets"
+                f"the model changes its tokens {where}; pass a module that is called with what the "
+                "first block gets"
             )
         arrival.stayed_changed += int(changed.sum())
 
@@ -193,11 +208,11 @@ class _Tracker:
             segments.append(ObservedSegment(rows.block, rows.block, present, [rows]))
 
     def _store_outputs(self, rows: BlockInput, place: _Placement) -> None:
-        """Note the features that tokens have behind a block: its input, with its bit set."""
-        behind = place.features.clone()
+        """Note the features of tokens after a block: its input, with its bit set."""
+        features = place.features.clone()
         channel, value = bit_channel(rows.block)
-        behind[..., channel] += value
-        self.features = torch.where(place.present.unsqueeze(-1), behind, self.features)
+        features[..., channel] += value
+        self.features = torch.where(place.present.unsqueeze(-1), features, self.features)
 
 
 class _Placement:

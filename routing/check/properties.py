@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from routing.attached.calls import TEXT, Call, Signature
+from routing.attached.calls import TEXT, Call
 from routing.check.marks import BlockInput
 from routing.check.observed import Arrival, ObservedPass, ObservedSegment
 from routing.check.report import FAIL, NOT_APPLICABLE, PASS, Finding
@@ -73,14 +73,22 @@ def _span(first: int, last: int) -> str:
 
 
 def rate(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
-    """Whether the share of tokens that skip is the stated one, the same in every sample."""
-    name, route = "rate", model.intended_route()
+    """Whether the share of tokens that skip is the stated one, in every sample of every pass."""
+    name = "rate"
     if not any(each.segments for each in passes):
         return Finding(name, NOT_APPLICABLE, NO_ROUTE)
-    protected = model.protected(passes[0].batch, passes[0].tokens)
-    routable = passes[0].tokens - int(protected[0].sum())
+    findings = [_rate_of_pass(model, each) for each in passes if each.segments]
+    failed = [finding for finding in findings if finding.result == FAIL]
+    return failed[0] if failed else findings[0]
+
+
+def _rate_of_pass(model: RoutedModel, observed: ObservedPass) -> Finding:
+    """Judge the share of tokens that skip in one pass; passes may have other lengths."""
+    route = model.intended_route()
+    protected = model.protected(observed.batch, observed.tokens)
+    routable = observed.tokens - int(protected[0].sum())
     descriptions, results = [], set()
-    for number, segment in enumerate(passes[0].segments):
+    for number, segment in enumerate(observed.segments):
         counts = (~segment.present).sum(1)
         skipped = int(counts[0])
         text = f"{skipped} of {routable} tokens skip ({skipped / max(routable, 1):.3g})"
@@ -94,7 +102,7 @@ def rate(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
         results.add(result)
         descriptions.append(text)
     result = next(each for each in (FAIL, PASS, NOT_APPLICABLE) if each in results)
-    return Finding(name, result, "; ".join(descriptions))
+    return Finding("rate", result, "; ".join(descriptions))
 
 
 def _meaning_of_rate(skipped: int, routable: int, stated: float) -> tuple[str, str]:
@@ -134,7 +142,7 @@ def arrives_bit_for_bit(model: RoutedModel, passes: Sequence[ObservedPass]) -> F
     if total.misplaced:
         evidence += f", {total.misplaced} at another place"
     if total.lost:
-        evidence += f", {total.lost} gone or beyond recognition"
+        evidence += f", {total.lost} lost or unrecognisable"
     if total.exact < total.bypassed:
         evidence += f"; largest change of a feature {total.largest_change:.3g}"
     if total.stayed_changed:
@@ -143,12 +151,19 @@ def arrives_bit_for_bit(model: RoutedModel, passes: Sequence[ObservedPass]) -> F
 
 
 def order_preserved(
-    model: RoutedModel, passes: Sequence[ObservedPass], positions: Finding
+    model: RoutedModel,
+    passes: Sequence[ObservedPass],
+    positions: Finding,
+    scans: tuple[Sequence[int], str],
 ) -> Finding:
-    """Whether blocks see the tokens that stay in ascending order.
+    """Whether blocks see the tokens that stay in ascending order, and scan them along their path.
 
-    `positions` is the finding about the blocks' positional tables; where they go with their tokens,
-    attention does not depend on the order.
+    Args:
+        model: The model.
+        passes: Its passes in training.
+        positions: The finding about the blocks' positional tables; where tables are gathered
+            with their tokens, attention does not depend on the order.
+        scans: The blocks whose scans were compared, and what is wrong with one of them.
     """
     name = "order"
     if not any(each.segments for each in passes):
@@ -164,11 +179,17 @@ def order_preserved(
                 if not evidence and bool((order.diff() <= 0).any()):
                     first = ", ".join(map(str, order[:6].tolist()))
                     evidence = f"block {rows.block} saw tokens in the order {first}, ..."
+    scanning, scan_problem = scans
     if not evidence:
-        return Finding(name, PASS, "blocks of the route saw their tokens in ascending order")
+        evidence = "blocks of the route saw their tokens in ascending order"
+        if scan_problem:
+            return Finding(name, FAIL, f"{evidence}, but {scan_problem}")
+        if scanning:
+            evidence += f"; {len(scanning)} of them scan along the same path as with all tokens"
+        return Finding(name, PASS, evidence)
     if not model.ordered:
         return Finding(
-            name, NOT_APPLICABLE, f"{evidence}; ordered=False: no matter to these blocks"
+            name, NOT_APPLICABLE, f"{evidence}, which makes no difference to them (ordered=False)"
         )
     if positions.result == PASS:
         advice = (
@@ -186,28 +207,33 @@ def order_preserved(
 def protected_tokens(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
     """Whether tokens that must not skip were seen by all blocks."""
     name = "protected tokens"
-    protected = model.protected(passes[0].batch, passes[0].tokens)
-    missing = torch.zeros_like(protected[0])
+    positions: set[int] = set()
+    skipped: set[int] = set()
     text_lengths: set[int] = set()
     for observed in passes:
+        protected = model.protected(observed.batch, observed.tokens)
+        positions.update(_indices(protected.any(0)))
+        lengths: set[int] = set()  # of the text in this pass; another pass may have longer prompts
         for rows in observed.marked.rows:
             if rows.block == model.depth:
                 continue  # what follows the last block
             text = argument_of(model, rows, TEXT)
             if isinstance(text, Tensor) and text.dim() == 3:
-                text_lengths.add(text.shape[1])
-            missing |= (protected & ~rows.present(observed.tokens)).any(0)
-    if bool(missing.any()):
-        return Finding(name, FAIL, f"positions {_shortened(_indices(missing))} skipped blocks")
-    if len(text_lengths) > 1:
-        lengths = " and ".join(map(str, sorted(text_lengths)))
-        return Finding(name, FAIL, f"blocks got {lengths} rows of {TEXT}: text is routed too")
+                lengths.add(text.shape[1])
+            missing = protected & ~rows.present(observed.tokens)
+            skipped.update(_indices(missing.any(0)))
+        if len(lengths) > 1:
+            counts = " and ".join(map(str, sorted(lengths)))
+            return Finding(name, FAIL, f"blocks got {counts} rows of {TEXT}: text is routed too")
+        text_lengths |= lengths
+    if skipped:
+        return Finding(name, FAIL, f"positions {_shortened(sorted(skipped))} skipped blocks")
     reached = []
-    positions = _indices(protected.any(0))
     if positions:
-        reached.append(f"positions {_shortened(positions)}")
+        reached.append(f"positions {_shortened(sorted(positions))}")
     if text_lengths:
-        reached.append(f"all {text_lengths.pop()} rows of {TEXT}")
+        counts = " or ".join(map(str, sorted(text_lengths)))
+        reached.append(f"all {counts} rows of {TEXT}")
     if not reached:
         return Finding(name, NOT_APPLICABLE, f"none stated (protect=), no argument {TEXT}")
     return Finding(name, PASS, f"{' and '.join(reached)} reached every block")
@@ -215,7 +241,7 @@ def protected_tokens(model: RoutedModel, passes: Sequence[ObservedPass]) -> Find
 
 def argument_of(model: RoutedModel, rows: BlockInput, name: str) -> Any:
     """Return an argument of a block's call by its name, however it was passed; None if absent."""
-    return Call(Signature(model.blocks[rows.block]), rows.args, rows.kwargs).get(name)
+    return Call(model.signatures[rows.block], rows.args, rows.kwargs).get(name)
 
 
 def _indices(mask: Tensor) -> list[int]:
@@ -228,29 +254,28 @@ def _shortened(positions: Sequence[int]) -> str:
 
 
 def gradient_reaches_bypass(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
-    """Whether the gradient of a skipped token behind the route is that before it."""
+    """Whether a skipped token has the same gradient before and after the route."""
     name = "gradient"
     observed = passes[0]
     if not observed.segments:
         return Finding(name, NOT_APPLICABLE, NO_ROUTE)
     totals, exact, reached = 0, 0, 0
-    for behind, back in observed.returns:
-        token = behind.ids.clamp(min=0)
-        rows = back.gather(1, token) & (behind.ids >= 0)
+    for arrived, back in observed.returns:
+        token = arrived.ids.clamp(min=0)
+        rows = back.gather(1, token) & (arrived.ids >= 0)
         count = int(rows.sum())
         totals += count
-        if not count or not behind.x.requires_grad:
+        if not count or not arrived.x.requires_grad:
             continue
         (gradient,) = torch.autograd.grad(
-            behind.x[rows].sum(), observed.marked.entry, retain_graph=True, allow_unused=True
+            arrived.x[rows].sum(), observed.marked.entry, retain_graph=True, allow_unused=True
         )
         if gradient is None:
             continue
-        arrived = gradient[back]
-        reached += int((arrived != 0).any(-1).sum())
-        exact += int((arrived == 1).all(-1).sum())
+        reached += int((gradient[back] != 0).any(-1).sum())
+        exact += int((gradient[back] == 1).all(-1).sum())
     if not totals:
-        return Finding(name, NOT_APPLICABLE, "no skipped token can be recognised behind the route")
+        return Finding(name, NOT_APPLICABLE, "no skipped token can be recognised after the route")
     evidence = f"{exact} of {totals} skipped tokens pass the gradient on unchanged"
     if exact < totals:
         evidence += f", {totals - reached} pass none on"
@@ -274,7 +299,7 @@ def samples_differ(model: RoutedModel, passes: Sequence[ObservedPass]) -> Findin
 
 
 def steps_differ(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
-    """Whether each pass of training draws another subset."""
+    """Whether passes with the same number of tokens draw different subsets."""
     name = "steps differ"
     subsets = [each.segments[0].present for each in passes if each.segments]
     if not subsets:
@@ -284,7 +309,12 @@ def steps_differ(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
         if not any(torch.equal(present, other) for other in distinct):
             distinct.append(present)
     evidence = f"{len(distinct)} different subsets in {len(subsets)} passes"
-    return Finding(name, PASS if len(distinct) > 1 else FAIL, evidence)
+    shapes = {present.shape for present in subsets}
+    if len(distinct) > len(shapes):
+        return Finding(name, PASS, evidence)
+    if len(shapes) == len(subsets) > 1:
+        return Finding(name, NOT_APPLICABLE, "no two passes have the same number of tokens")
+    return Finding(name, FAIL, evidence)
 
 
 def restart_repeats(

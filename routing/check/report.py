@@ -11,7 +11,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class Finding:
-    """What one property turned out to be.
+    """The result for one property.
 
     Attributes:
         name: The property.

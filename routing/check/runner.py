@@ -1,4 +1,4 @@
-"""Run a model as often as the conformance kit needs, and judge what was seen."""
+"""Run a model as often as the conformance kit needs, and judge its passes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from routing.check import properties
 from routing.check.marks import run_marked
 from routing.check.observed import ObservedPass, observe
 from routing.check.report import Report
+from routing.check.scans import compare_scans
 from routing.check.subject import CheckError, RoutedModel
 from routing.check.tables import positions_gathered
 from routing.errors import require
@@ -43,7 +44,8 @@ def check(build: Callable[..., RoutedModel], seed: int = 0) -> Report:
     with torch.random.fork_rng():
         model = _build(build, seed, restart=0)
         passes = _training_passes(model)
-        model.protected(passes[0].batch, passes[0].tokens)  # refuses wrong positions early
+        for observed in passes:
+            model.protected(observed.batch, observed.tokens)  # refuses wrong positions early
         evaluation = None
         outputs: tuple[Any, Any, Any] | None = None
         if model.evaluate is not None:
@@ -56,12 +58,13 @@ def check(build: Callable[..., RoutedModel], seed: int = 0) -> Report:
         other_seed = None
         if _takes_seed(build):
             other_seed = _training_passes(_build(build, seed + 1, restart=2))
+        scans = compare_scans(model) if model.ordered else ([], "")
     return Report(
         (
             properties.routed_blocks(model, passes),
             properties.rate(model, passes),
             properties.arrives_bit_for_bit(model, passes),
-            properties.order_preserved(model, passes, positions),
+            properties.order_preserved(model, passes, positions, scans),
             positions,
             properties.protected_tokens(model, passes),
             gradient,

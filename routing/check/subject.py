@@ -1,22 +1,24 @@
-"""What the conformance kit is told about a model with routing."""
+"""The description of a model with routing that the conformance kit needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from routing.attached.calls import Signature
 from routing.errors import require
 from routing.options import RoutingError
 from routing.route import Route
 
 
 class CheckError(RoutingError):
-    """A model that the conformance kit cannot follow, or too little said about it."""
+    """A model that the conformance kit cannot follow, or whose description is incomplete."""
 
 
 @dataclass
@@ -103,6 +105,11 @@ class RoutedModel:
             )
             mask[:, position] = True
         return mask
+
+    @cached_property
+    def signatures(self) -> list[Signature]:
+        """Where each block's call holds its tokens and tables."""
+        return [Signature(block, self.tables) for block in self.blocks]
 
     @property
     def depth(self) -> int:

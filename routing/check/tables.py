@@ -1,4 +1,4 @@
-"""Whether per-token arguments of a block (rotary tables, layouts) go with their tokens."""
+"""Whether per-token arguments of a block (rotary tables, layouts) are gathered with the tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from routing.attached.calls import TEXT, Signature
+from routing.attached.calls import TEXT
 from routing.check.marks import BlockInput
 from routing.check.observed import ObservedPass
 from routing.check.properties import NO_ROUTE, argument_of, segments_of
@@ -32,7 +32,7 @@ def positions_gathered(
                 compared.update(_layouts(rows))
                 complete = _complete_call(rows.block, observed, evaluation)
                 problem = _layout_problem(rows)
-                for table_name in _table_names(model, rows.block):
+                for table_name in model.signatures[rows.block].tables:
                     routed = argument_of(model, rows, table_name)
                     full = None if complete is None else argument_of(model, complete, table_name)
                     if routed is None or full is None or complete is None:
@@ -53,17 +53,16 @@ def positions_gathered(
     return Finding(name, PASS, f"{', '.join(sorted(compared))}: rows of the tokens that are there")
 
 
-def _table_names(model: RoutedModel, block: int) -> list[str]:
-    signature = Signature(model.blocks[block], model.tables)
-    return list(signature.tables)
-
-
 def _complete_call(
     block: int, observed: ObservedPass, evaluation: ObservedPass | None
 ) -> BlockInput | None:
-    """Return a call with all tokens: this block's in evaluation, else another's in this pass."""
-    calls = [] if evaluation is None else evaluation.marked.rows
-    same_block = [rows for rows in calls if rows.block == block]
+    """Return a call with all tokens: this block's in evaluation, else another's in this pass.
+
+    Evaluation is of no use where it has another number of tokens or samples than the pass.
+    """
+    same_block = []
+    if evaluation is not None and evaluation.shape == observed.shape:
+        same_block = [rows for rows in evaluation.marked.rows if rows.block == block]
     others = [rows for rows in observed.marked.rows if rows.args or rows.kwargs]
     for rows in (*same_block, *others):
         if rows.x.shape[1] >= observed.tokens and bool(rows.present(observed.tokens).all()):

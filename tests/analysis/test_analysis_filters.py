@@ -7,9 +7,6 @@ from analysis_runs import write
 
 import analysis
 from analysis.command import main
-from analysis.errors import AnalysisError
-from analysis.filters import parse_arguments
-from analysis.results import Results
 
 
 @pytest.fixture
@@ -31,16 +28,13 @@ def names(frame):
 @pytest.mark.parametrize(
     ("filters", "expected"),
     [
-        ({"backbone": "mamba"}, lambda row: row.backbone == "mamba"),
         ({"backbone": "dit,rwkv"}, lambda row: row.backbone in ("dit", "rwkv")),
         ({"backbone": ["dit", "rwkv"], "seed": 1}, lambda row: row.seed == 1),
-        ({"route": "2-8"}, lambda row: row.route == "2-8"),
         ({"train.lr": "1e-2"}, lambda row: row.lr == 0.01),
         ({"lr": 0.01}, lambda row: row.lr == 0.01),
         ({"where": "lr < 3e-3"}, lambda row: row.lr < 3e-3),
         ({"where": "1e-3 < train.lr <= 0.01 or seed == 1"}, lambda row: row.lr > 1e-3 or row.seed),
-        ({"where": "not backbone in ['dit']"}, lambda row: row.backbone != "dit"),
-        ({"where": "backbone != 'dit' and seed == 0"}, lambda row: row.backbone != "dit"),
+        ({"where": "not backbone in ['dit'] and seed == 0"}, lambda row: row.backbone != "dit"),
         ({"selection": "null"}, lambda row: row.route == "none"),
     ],
 )  # fmt: skip
@@ -49,12 +43,6 @@ def test_a_filter_keeps_the_runs_that_a_loop_keeps(runs, filters, expected):
     kept = {row.run for row in every.itertuples() if expected(row)}
     assert 0 < len(kept) < len(every)
     assert names(analysis.load(runs, **filters)) == kept
-
-
-def test_words_are_read_as_in_python(runs):
-    assert parse_arguments(["backbone=dit,mamba", "where=lr < 3e-3", "main_table"]) == {
-        "backbone": "dit,mamba", "where": "lr < 3e-3", "grid": "main_table",
-    }  # fmt: skip
 
 
 def test_several_folders_are_one_frame_with_their_own_labels(runs, tmp_path):
@@ -73,9 +61,10 @@ def test_several_folders_are_one_frame_with_their_own_labels(runs, tmp_path):
     [
         (["bakbone=dit"], "did you mean backbone"),
         (["lr=fast"], "expected a number"),
-        (["where=lr <"], "cannot be read"),
         (["where=__import__('os').system('true')"], "cannot be read"),
         (["where=backbone < 'dit'"], "compare it with =="),
+        (["where=lr < banana"], "lr is compared with banana; expected a number, a text in quotes"),
+        (["where=lr in 3"], 'lr in 3: expected a list, such as lr in ["a", "b"]'),
         (["mian"], "no grid called 'mian'"),
         (["seed=0", "seed=1"], "seed is given twice"),
         (["steps=400"], "give the whole key"),
@@ -125,16 +114,3 @@ def test_a_learning_rate_sweep_counts_as_exploratory_unless_another_grid_has_the
     shared = set(list(dit)[:1])
     launched(runs, "main", shared, route="2-8")
     assert set(frame.loc[exploratory(frame), "run"]) == dit - shared
-
-
-def test_a_damaged_record_of_a_sweep_has_no_runs(runs):
-    (launched(runs, "broken", []) / "sweep.json").write_text("{")
-    assert analysis.load(runs, grid="broken").empty
-    with pytest.raises(AnalysisError, match="there are broken"):
-        analysis.load(runs, grid="main")
-
-
-def test_results_keep_groups_without_a_pair_on_request(runs):
-    results = Results.of(runs)
-    shown = {row.group.split("-")[0] for row in analysis.tables.make("main", results).rows}
-    assert shown == {"dit", "mamba"}

@@ -53,10 +53,3 @@ def test_modules_import_only_what_they_may(path):
         assert package not in ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"), (
             f"imports {name}"
         )
-
-
-def test_files_are_short_and_ascii():
-    for path in FILES:
-        text = path.read_text()
-        assert text.isascii(), path
-        assert len(text.splitlines()) <= 520, path

@@ -1,5 +1,6 @@
 """Run folders to a data frame: types, damage, unfinished runs, many runs, no torch."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -8,12 +9,12 @@ import warnings
 
 import pandas as pd
 import pytest
-from analysis_runs import ACCURACY, METRIC, score, write
+from analysis_runs import METRIC, score, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import analysis
-from analysis.errors import AnalysisError
+from analysis.command import main
 from analysis.grouping import assign_groups
 from analysis.results import Results
 from analysis.run_files import Damaged, leaves, read_lines
@@ -73,20 +74,6 @@ def test_a_step_of_a_scheduled_route_costs_what_the_run_counted(tmp_path):
     assert shares == {"2-8": routed / dense, "2-8, off_after=0.5": pytest.approx((1 + routed / dense) / 2)}
 
 
-def test_a_runs_score_is_its_own_protocols_last(tmp_path):
-    folder = write(tmp_path, route="2-8", guidance=True)
-    own = json.loads((folder / "summary.json").read_text())["scores"]
-    rows = read_lines(folder / "scores.jsonl")
-    last = [
-        r
-        for r in rows
-        if r["step"] == 400 and r["metric"] == METRIC and r["guidance"] == "cfg scale=1.5"
-    ]
-    frame = analysis.load(tmp_path)
-    assert frame[f"score.{METRIC}"].item() == last[0]["value"] != own[METRIC]
-    assert frame["guidance"].item() == "cfg scale=1.5"
-
-
 def test_later_evaluations_under_another_protocol_do_not_replace_it(tmp_path):
     folder = write(tmp_path)
     before = analysis.load(tmp_path)[f"score.{METRIC}"].item()
@@ -97,80 +84,46 @@ def test_later_evaluations_under_another_protocol_do_not_replace_it(tmp_path):
     assert set(analysis.scores(tmp_path)["value"]) >= {1.0, 2.0}
 
 
-def test_damaged_and_unfinished_folders_are_listed_and_not_fatal(tmp_path):
-    write(tmp_path, seed=0)
-    breakages = {
-        "summary": lambda f: (f / "summary.json").write_text('{"status": "do'),
-        "list": lambda f: (f / "summary.json").write_text("[1]"),
-        "config": lambda f: (f / "config.yaml").write_text("a: [1"),
-        "binary": lambda f: (f / "config.yaml").write_bytes(b"\xff\xfe\x00"),
-        "no config": lambda f: (f / "config.yaml").unlink(),
-        "scores": lambda f: (f / "scores.jsonl").write_text("nonsense\n{}\n"),
-        "no status": lambda f: (f / "summary.json").unlink(),
-        "tag": lambda f: (f / "config.yaml").write_text(
-            "a: !!python/object/apply:os.system ['true']"
-        ),
-    }
-    for seed, damage in enumerate(breakages.values(), 1):
-        damage(write(tmp_path, seed=seed))
-    live = write(tmp_path, seed=50)
-    (live / "summary.json").unlink()
-    (live / "status.json").write_text(
-        json.dumps({"status": "running", "step": 30, "steps": 400, "eta_s": 12.5})
-    )
-    with pytest.warns(UserWarning, match=f"{len(breakages)} damaged run folders were left out"):
-        frame = analysis.load(tmp_path)
-    assert len(frame) == 1
-    problems = analysis.problems(tmp_path)
-    damaged = problems[problems["status"] == "damaged"]
-    assert len(damaged) == len(breakages) and damaged["reason"].str.len().gt(0).all()
-    unfinished = problems[problems["status"] != "damaged"]
-    assert unfinished[["status", "step"]].to_numpy().tolist() == [["running", 30]]
-
-
-BAD = [
-    ("config.yaml", "[" * 40_000, "nested deeper than"),
-    ("config.yaml", "- " * 40_000 + "1", "nested deeper than"),
-    ("config.yaml", r'{"backbone": {"name": "dit\0"}, "a": 1}', "no text"),
-    ("summary.json", r'{"status": "done", "step": 1, "name": "a\u0000"}', "no text"),
-    ("summary.json", r'{"status": "done", "step": 1, "name": "a\ud800"}', "no text"),
+# File, what it holds (None: it is missing), and the reason that is given.
+DAMAGE = [
+    ("summary.json", '{"status": "do', "not JSON"),
+    ("summary.json", "[1]", "holds no mapping"),
+    ("summary.json", r'{"status": "done", "step": 1, "name": "a\ud800"}', "an invalid character"),
     ("summary.json", '{"status": "done", "step": 1' + "0" * 400 + "}", "a number of more than"),
-    ("status.json", r'{"status": "\ud800"}', "no text"),
+    ("summary.json", None, "neither summary.json nor status.json"),
+    ("config.yaml", "a: [1", "config.yaml"),
+    ("config.yaml", "[" * 40_000, "nested deeper than"),
+    ("config.yaml", r'{"backbone": {"name": "dit\0"}, "a": 1}', "an invalid character"),
+    ("config.yaml", "a: !!python/object/apply:os.system ['true']", "config.yaml"),
+    ("config.yaml", None, "config.yaml cannot be read"),
+    ("scores.jsonl", "nonsense\n{}\n", "line 1 is not a JSON object"),
 ]
 
 
-@pytest.mark.slow
-def test_one_bad_folder_is_listed_and_all_commands_go_on(tmp_path, capsys):
-    from analysis.command import main
-
-    for route in ("none", "2-8"):
-        write(tmp_path, route=route, samples=True)
+def test_damaged_and_unfinished_folders_are_listed_and_not_fatal(tmp_path, capsys):
+    write(tmp_path)
+    write(tmp_path, seed=99).rename(tmp_path / "bad\udcff")
     reasons = {"bad\\xff": "rename the folder"}
-    odd = write(tmp_path, seed=99).rename(tmp_path / "bad\udcff")
-    for seed, (name, content, reason) in enumerate(BAD, 1):
-        bad = write(tmp_path, seed=seed)
-        (bad / name).write_text(content)
-        if name == "status.json":
-            (bad / "summary.json").unlink()
-        reasons[bad.name] = reason
-    damaged = analysis.problems(tmp_path).set_index("run")["reason"].to_dict()
-    assert damaged.keys() == reasons.keys()
-    assert all(reasons[run] in reason for run, reason in damaged.items()), damaged
-    assert main(["list", str(tmp_path)]) == main(["report", str(tmp_path)]) == 0
-    assert main(["publish", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
-    out, err = capsys.readouterr()
-    assert f"2 done, 0 unfinished, {len(reasons)} damaged" in out and "damaged: bad\\xff" in err
-    (odd / "model.safetensors").touch()
-    assert main(["similarity", str(odd)]) == 2
-    assert "rename the folder" in capsys.readouterr().err
-
-
-def test_a_heartbeat_that_says_done_is_not_a_finished_run(tmp_path):
-    folder = write(tmp_path)
-    (folder / "summary.json").unlink()
-    (folder / "status.json").write_text('{"status": "done", "step": 400}')
-    frame = analysis.load(tmp_path)
-    assert frame.empty and analysis.problems(tmp_path)["status"].tolist() == ["unfinished"]
+    for seed, (name, content, reason) in enumerate(DAMAGE, 1):
+        folder = write(tmp_path, seed=seed)
+        reasons[folder.name] = reason
+        (folder / name).unlink() if content is None else (folder / name).write_text(content)
+    # Only a summary proves that a run has finished; a heartbeat that says so does not.
+    for seed, status in ((50, "running"), (51, "done")):
+        folder = write(tmp_path, seed=seed)
+        (folder / "summary.json").unlink()
+        (folder / "status.json").write_text(json.dumps({"status": status, "step": 30, "steps": 400}))
+    with pytest.warns(UserWarning, match=f"{len(reasons)} damaged run folders were left out"):
+        assert len(analysis.load(tmp_path)) == 1
+    problems = analysis.problems(tmp_path)
+    is_damaged = problems["status"] == "damaged"
+    found = problems[is_damaged].set_index("run")["reason"].to_dict()
+    assert found.keys() == reasons.keys()
+    assert all(reasons[run] in reason for run, reason in found.items()), found
+    assert problems.loc[~is_damaged, ["status", "step"]].to_numpy().tolist() == [["running", 30], ["unfinished", 30]]
+    assert main(["list", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert f"1 done, 2 unfinished, {len(reasons)} damaged" in out and "damaged     bad\\xff" in out
 
 
 def test_a_half_written_last_line_is_left_out(tmp_path):
@@ -194,7 +147,7 @@ def test_curves_and_scores_carry_the_cost(tmp_path):
     assert (at.diff().dropna() > 0).all()
 
 
-@pytest.mark.parametrize(("key", "value"), [("wall_s", 1e300), ("wall_s", 1e-300), ("macs_routed", 1e300)])
+@pytest.mark.parametrize(("key", "value"), [("wall_s", 1e-300), ("macs_routed", 1e300)])
 def test_numbers_that_nobody_measured_overflow_no_table(key, value, tmp_path):
     for seed in (0, 1, 2):
         folder = write(tmp_path, seed=seed)
@@ -205,31 +158,11 @@ def test_numbers_that_nobody_measured_overflow_no_table(key, value, tmp_path):
     assert len(make_all(results)) == len(TABLES)
 
 
-def test_numbers_beyond_any_float_are_no_points_of_a_curve(tmp_path):
-    folder = write(tmp_path)
-    huge = "1" + "0" * 400
-    lines = [
-        f'{{"step": {value}, "loss": 1.0, "macs": 1}}' for value in ("1e999", huge, "true", "5")
-    ]
-    (folder / "metrics.jsonl").write_text("\n".join([*lines, f'{{"step": 6, "loss": {huge}}}']))
-    curves = analysis.curves(tmp_path)
-    assert curves["step"].tolist() == [5, 6] and curves["loss"].isna().tolist() == [False, True]
-    with (folder / "scores.jsonl").open("a") as stream:
-        stream.write(f'{{"metric": "a\\u0000", "value": 1}}\n{{"metric": "a", "value": {huge}}}\n')
-    assert set(analysis.scores(tmp_path)["metric"]) == {METRIC, ACCURACY}
-
-
-def test_no_folder_is_a_user_error(tmp_path):
-    with pytest.raises(AnalysisError, match="not a folder"):
-        analysis.load(tmp_path / "absent")
-    assert analysis.load(tmp_path).empty
-
-
-def test_two_thousand_runs_load_with_one_parse_per_distinct_config_block(tmp_path):
+def test_many_runs_load_with_one_parse_per_distinct_config_block(tmp_path):
     from analysis.run_files import _parse
 
     folder = write(tmp_path, evaluations=2)
-    for seed in range(1, 2000):
+    for seed in range(1, 500):
         copy = tmp_path / f"run-{seed}"
         copy.mkdir()
         for name in ("summary.json", "scores.jsonl"):
@@ -238,9 +171,9 @@ def test_two_thousand_runs_load_with_one_parse_per_distinct_config_block(tmp_pat
         (copy / "config.yaml").write_text(text.replace("seed: 0\n", f"seed: {seed}\n", 1))
     _parse.cache_clear()
     frame = analysis.load(tmp_path)
-    assert len(frame) == 2000 and set(frame["config.seed"]) == set(range(2000))
+    assert len(frame) == 500 and set(frame["config.seed"]) == set(range(500))
     # What makes it seconds: the blocks that runs share are parsed once.
-    assert _parse.cache_info().misses < 2000 + 40
+    assert _parse.cache_info().misses < 500 + 40
 
 
 def test_import_and_load_and_tables_need_no_torch(tmp_path):
@@ -268,6 +201,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), values, max_size=3), max_size=5))
 def test_any_values_become_columns_of_one_type(rows):
     frame = typed([leaves(row) for row in rows])
@@ -276,7 +210,7 @@ def test_any_values_become_columns_of_one_type(rows):
 
 
 @settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=12, deadline=None
 )
 @given(
     st.sampled_from(
@@ -294,17 +228,6 @@ def test_no_bytes_in_any_file_are_fatal(tmp_path_factory, name, content):
         analysis.curves(frame)
         analysis.scores(frame)
     assert len(frame) + len(analysis.problems(root)) == 1
-
-
-def test_fields_that_a_score_lacks_do_not_hide_it(tmp_path):
-    folder = write(tmp_path)
-    lines = [
-        {k: v for k, v in row.items() if k != "weights"}
-        for row in read_lines(folder / "scores.jsonl")
-    ]
-    lines = [{**row, "reference": None} for row in lines]
-    (folder / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    assert analysis.scores(tmp_path)["own"].all()
 
 
 def test_evaluations_beside_a_run_are_scores_but_never_its_own(tmp_path):
@@ -345,14 +268,6 @@ def test_a_run_is_named_by_what_it_does_with_its_tokens(tmp_path, route, options
     assert analysis.load(tmp_path)["method"].item() == name
 
 
-def test_methods_of_one_backbone_share_a_base(tmp_path):
-    write(tmp_path)
-    write(tmp_path, route="0-11", routing__reinsert="none", backbone__decoder={"depth": 2})
-    write(tmp_path, route="2-8", train__encoder="random")
-    (base,) = Results.of(tmp_path).groups
-    assert base.baseline is not None and len(base.routed) == 2
-
-
 DECODER = {"depth": 2, "width": 64}
 
 
@@ -363,12 +278,8 @@ DECODER = {"depth": 2, "width": 64}
         ({}, "train__encoder", ("random", "ema"), {"TREAD + REPA 2-8", "TREAD + SRA 2-8"}),
         ({"train__encoder": "ema"}, "train__teacher_offset", (0.0, 0.2), None),
         ({"train__encoder": "probe"}, "train__align_weight", (0.5, 1.0), None),
-        ({"train__encoder": "probe"}, "backbone__align", (None, {"block": 4}), None),
-        ({"train__encoder": "probe"}, "routing__remove", ("after:3", "after:4"), None),
         ({"routing__reinsert": "none", "backbone__decoder": DECODER}, "train__mae_weight", (0.1, 0.2), None),
-        ({"routing__reinsert": "none"}, "backbone__decoder", (DECODER, DECODER | {"depth": 4}), None),
         ({"routing__reinsert": "none"}, "routing__remove", ("start", "after:3"), {"dropping 2-8", "dropping 2-8, remove=after:3"}),
-        ({"routing__learned": "fuse"}, "routing__remove", ("start", "after:3"), None),
         ({"routing__reinsert": "sum_input"}, "train__loss", ("plain", "ensemble"), None),
         ({"routing__selection": "blocks"}, "routing__block", (2, 4), None),
         # What acts on nothing tells nothing apart.
@@ -385,13 +296,6 @@ def test_no_cell_mixes_runs_that_route_differently(tmp_path, shared, key, values
     assert found == names if names else len(found) == 2
 
 
-@pytest.mark.parametrize(("data", "rows"), [("fashion", 1), ("latents", 2)])
-def test_where_published_files_lay_parts_no_runs(tmp_path, data, rows):
-    write(tmp_path, data__name=data, data__path="/here")
-    write(tmp_path, data__name=data, data__path="/there", route="2-8")
-    assert len(Results.of(tmp_path).groups) == rows
-
-
 def test_runs_are_named_by_what_may_be_averaged(tmp_path):
     for seed in (0, 1):
         write(tmp_path, route="2-8", seed=seed, evaluations=2)
@@ -402,46 +306,22 @@ def test_runs_are_named_by_what_may_be_averaged(tmp_path):
     assert (cells.nunique() == cells.size()).all() and len(cells) == 3 * 2 * 2
 
 
-def test_the_parent_of_a_link_is_where_the_link_leads(tmp_path):
-    path = write(tmp_path / "a" / "runs")
-    write(tmp_path / "b")
-    (tmp_path / "link").symlink_to(path)
-    assert len(analysis.load(tmp_path / "link" / "..")) == 1
-
-
-@pytest.mark.parametrize("way", ["merge", "concat", "parquet", "another library"])
-def test_runs_and_scores_survive_what_data_frames_go_through(way, tmp_path):
+def test_runs_and_scores_survive_what_data_frames_go_through(tmp_path):
     for place, seed in enumerate((0, 1)):
         for route in ("none", "2-8"):
-            write(tmp_path / str(place), route=route, seed=seed)
-    expected = {name: analysis.tables.make(name, tmp_path) for name in ("main", "all_scores", "differences")}
-
-    def changed(read):
-        frame = read(tmp_path)
-        if way == "merge":
-            notes = pd.DataFrame({"path": frame["path"].unique(), "note": "mine"})
-            return frame.merge(notes, on="path")
-        if way == "concat":
-            return pd.concat([read(tmp_path / place) for place in "01"])
-        if way == "parquet":
-            pytest.importorskip("pyarrow")
-            frame.to_parquet(tmp_path / "frame.parquet")
-            return pd.read_parquet(tmp_path / "frame.parquet")
-        return pd.DataFrame(frame.to_dict("list"))
-
+            write(tmp_path / str(place), route=route, seed=seed, evaluations=2)
+    expected = markdown(make("main", tmp_path))
+    notes = pd.DataFrame({"path": analysis.load(tmp_path)["path"], "note": "mine"})
     for read in (analysis.load, lambda root: analysis.scores(analysis.load(root))):
-        frame = changed(read)
-        assert frame.attrs == {}
-        for name, table in expected.items():
-            assert markdown(analysis.tables.make(name, frame)) == markdown(table)
-    runs = changed(analysis.load)
-    assert analysis.figures.make("overview", runs) is None
-    assert len(analysis.curves(runs)) == 4 * 40
-
-
-def test_a_frame_that_is_none_of_runs_is_refused():
-    with pytest.raises(AnalysisError, match="no column run, path"):
-        analysis.tables.make("main", pd.DataFrame({"backbone": ["dit"], "route": ["none"]}))
+        frame = read(tmp_path)
+        changed = {"merge": frame.merge(notes, on="path")}
+        changed["concat"] = pd.concat([read(tmp_path / place) for place in "01"])
+        if importlib.util.find_spec("pyarrow"):
+            frame.to_parquet(tmp_path / "frame.parquet")
+            changed["parquet"] = pd.read_parquet(tmp_path / "frame.parquet")
+        for way, result in changed.items():
+            assert result.attrs == {} and markdown(make("main", result)) == expected, way
+    assert len(analysis.curves(changed["concat"].drop_duplicates("path"))) == 4 * 40
 
 
 def test_groups_of_frames_that_were_loaded_apart_are_told_apart(tmp_path):

@@ -2,9 +2,6 @@
 
 import math
 
-import pytest
-
-from analysis.errors import AnalysisError
 from analysis.tables import paper
 
 
@@ -52,8 +49,3 @@ def test_rwkv_and_mamba_are_marked_as_another_model():
         assert row["mark"] == "another, unpublished model"
     assert paper.main_row("dit", "flow", "B/2")["model"] == "SiT-B/2"
     assert paper.main_row("dit", "edm", "T/1") is None
-
-
-def test_an_unknown_table_is_refused_with_a_suggestion():
-    with pytest.raises(AnalysisError, match="did you mean placement"):
-        paper.table("placment")

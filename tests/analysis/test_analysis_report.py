@@ -1,10 +1,8 @@
 """The report page: complete, self-contained, escaped, and alive in a real headless Chromium."""
 
 import html
-import itertools
 import json
 import re
-from pathlib import Path
 
 import analysis_browser
 import pytest
@@ -14,7 +12,7 @@ from PIL import Image
 import analysis
 from analysis import report
 from analysis.command import main
-from analysis.report_sections import runs_table
+from analysis.report_sections import cards, runs_table
 from analysis.results import Results
 from analysis.tables.table import plain
 
@@ -42,27 +40,32 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(folder, tmp_path_factory):
-    return report.write(folder, tmp_path_factory.mktemp("out") / "report.html")
+    path = tmp_path_factory.mktemp("out") / "report.html"
+    assert main(["report", str(folder), "--out", str(path)]) == 0
+    return path
 
 
-def test_it_asks_for_nothing_outside_itself(page):
+def test_it_asks_for_nothing_outside_itself_and_escapes_what_runs_say(page):
     text = page.read_text()
     for address in re.findall(r'(?:src|href)="([^"]*)"', text):
         assert address.startswith(("data:", "#")), address
     assert not re.search(r"url\(|@import|<link[^>]+stylesheet", text)
     assert "default-src 'none'" in text
+    assert HOSTILE not in text and html.escape(HOSTILE) in text.replace("&#34;", "&quot;")
+    # What is not in the tables is said.
+    assert "failed, step 30" in text and "config.yaml cannot be read" in text
 
 
-def test_it_holds_every_covered_table_figure_and_run(page, folder):
+def test_it_holds_every_table_figure_and_run(page, folder):
     text = page.read_text()
-    study = Results.of(folder)
-    for table in analysis.tables.make_all(study):
-        assert f'id="table-{table.name}"' in text
-    for plot in analysis.figures.make_all(study):
-        assert f'id="figure-{plot.name}"' in text
-    for run in study.runs["run"]:
+    for name in analysis.tables.TABLES:
+        assert f'id="table-{name}"' in text
+    for name in ("overview", "convergence", "route_placement", "selection_rate", "samples", "selections"):
+        assert f'id="figure-{name}"' in text
+    results = Results.of(folder)
+    assert len(runs_table(results).rows) == len(results.runs)
+    for run in results.runs["run"]:
         assert run in text
-    assert len(runs_table(study).rows) == len(study.runs)
 
 
 def test_it_opens_on_the_answer(page, folder):
@@ -82,35 +85,10 @@ def test_it_opens_on_the_answer(page, folder):
     assert factors == [f"{r.entries[4].value:.2f}x" for r in rows] and len(factors) == 2
 
 
-def test_two_seeds_are_no_headline(tmp_path):
-    for seed, route in itertools.product(range(2), ("none", "2-8")):
-        write(tmp_path, route=route, seed=seed)
-    text = report.html(Results.of(tmp_path))
-    assert 'class="big"' not in text and "table-answer" not in text and "table-main" in text
-    assert "2-8, after 400 steps (2 of 2 seeds reach it)" in text
-
-
-@pytest.mark.slow
-def test_the_command_says_how_far_it_is(folder, tmp_path, capsys):
-    assert main(["report", str(folder), "--out", str(tmp_path / "r.html")]) == 0
-    said = capsys.readouterr()
-    total = report.STAGES + 1
-    assert f"report {total}/{total}" in said.err and "r.html" in said.out
-
-
-def test_what_is_not_in_the_tables_is_said(page):
-    text = html.unescape(page.read_text())
-    assert "failed, step 30" in text and "config.yaml cannot be read" in text
-
-
-def test_strings_from_runs_are_escaped(page):
-    assert HOSTILE not in page.read_text()
-    assert html.escape(HOSTILE) in page.read_text().replace("&#34;", "&quot;")
-
-
-def test_an_empty_folder_still_makes_a_page(tmp_path):
+def test_an_empty_folder_still_makes_a_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(report.figures, "FIGURES", {})
     path = report.write(tmp_path, tmp_path / "out.html")
-    assert "too few to judge by" in path.read_text()
+    assert "too few to compare" in path.read_text()
 
 
 def test_a_broken_picture_is_left_out(folder, tmp_path):
@@ -138,7 +116,7 @@ browser_needed = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def browser(page):
     found = analysis_browser.Browser()
-    found.open(Path(page), ready="document.documentElement.dataset.ready === 'yes'")
+    found.open(page, ready="document.documentElement.dataset.ready === 'yes'")
     yield found
     found.close()
 
@@ -153,6 +131,10 @@ CLICK = (
     "(name, table) => { const t = document.getElementById(table);"
     "[...t.tHead.rows[0].cells].find(c => c.textContent.startsWith(name)).querySelector('button').click(); }"
 )
+PICK = (
+    "(name, value) => { const pick = document.querySelector(`select[data-pick=${name}]`);"
+    "pick.value = value; pick.dispatchEvent(new Event('change')); }"
+)
 TYPE = (
     "(text, block) => { const box = document.querySelector(`[data-table=${block}] input`);"
     "box.value = text; box.dispatchEvent(new Event('input')); }"
@@ -161,109 +143,58 @@ TYPE = (
 
 @pytest.mark.slow
 @browser_needed
-def test_browser_loads_without_errors_or_requests(browser):
-    assert browser.errors == []
-    assert [url for url in browser.requests if not url.startswith(("data:", "file:"))] == []
+def test_the_page_in_a_browser(browser, page, folder):
+    """One page, one browser: it loads alone, shows its figures, sorts, filters, and fits a phone."""
+    assert [url for url in browser.requests if not url.startswith("data:")] == [page.resolve().as_uri()]
     assert browser.run("window.pwned") is None
-    assert len([url for url in browser.requests if url.startswith("file:")]) == 1
-
-
-@pytest.mark.slow
-@browser_needed
-def test_browser_shows_every_figure(browser, folder):
     shown = browser.run(
-        "[...document.querySelectorAll('img.plot')].filter(i => i.complete && i.naturalWidth > 50 && i.getBoundingClientRect().width > 50)"
-        ".map(i => i.closest('section').id)"
+        "[...document.querySelectorAll('img.plot')].filter(i => i.complete && i.naturalWidth > 50"
+        " && i.getBoundingClientRect().width > 50).map(i => i.closest('section').id)"
     )
-    names = [f"figure-{plot.name}" for plot in analysis.figures.make_all(folder)]
-    assert shown == names and shown[0] == "figure-overview"
-    broken = browser.run("[...document.images].filter(i => !i.complete || !i.naturalWidth).length")
-    assert broken == 0
-
-
-@pytest.mark.slow
-@browser_needed
-def test_browser_sorts_numbers_as_numbers_with_words_last(browser):
+    assert shown == [f"figure-{plot.name}" for plot in analysis.figures.make_all(folder)]
+    assert browser.run("[...document.images].filter(i => !i.complete || !i.naturalWidth).length") == 0
+    # Numbers are sorted as numbers, words stay below.
     name = METRIC.split(" ")[0]
     browser.run(f"({CLICK})('{name}', 'table-runs')")
     (rising,) = browser.run(f"({COLUMN})('{name}', 'table-runs')")
-    assert [float(v) for v in rising] == sorted(float(v) for v in rising) and len(rising) > 15
-    browser.run(f"({CLICK})('{name}', 'table-runs')")
-    (falling,) = browser.run(f"({COLUMN})('{name}', 'table-runs')")
-    assert [float(v) for v in falling] == sorted(map(float, rising), reverse=True)
+    assert len(rising) > 15 and list(map(float, rising)) == sorted(map(float, rising))
     for _ in range(2):
         browser.run(f"({CLICK})('Ours', 'table-route_placement')")
         for body in browser.run(f"({COLUMN})('Ours', 'table-route_placement')"):
             words = [not text[0].isdigit() for text in body]
-            assert words == sorted(words), "words must stay below the numbers"
-
-
-@pytest.mark.slow
-@browser_needed
-def test_browser_filters_rows_and_says_how_many(browser):
+            assert words == sorted(words)
+    # Typed words filter one table.
     browser.run(f"({TYPE})('mamba 2-8', 'runs')")
     (runs,) = browser.run(f"({COLUMN})('Run', 'table-runs')")
     assert len(runs) == 3 and all("mamba" in run and "2-8" in run for run in runs)
-    count = "document.querySelector('[data-table=runs] .count').textContent"
-    assert re.fullmatch(r"3 of \d+ rows", browser.run(count))
+    count = browser.run("document.querySelector('[data-table=runs] .count').textContent")
+    assert re.fullmatch(r"3 of \d+ rows", count)
     browser.run(f"({TYPE})('', 'runs')")
-    browser.run(f"({TYPE})('no such run', 'runs')")
-    assert browser.run(f"({COLUMN})('Run', 'table-runs')") == [[]]
-    browser.run(f"({TYPE})('', 'runs')")
-    assert browser.errors == []
-
-
-PICK = (
-    "(name, value) => { const pick = document.querySelector(`select[data-pick=${name}]`);"
-    "pick.value = value; pick.dispatchEvent(new Event('change')); }"
-)
-
-
-@pytest.mark.slow
-@browser_needed
-def test_browser_filters_the_page_by_backbone_and_route(browser):
+    # Picked values filter the whole page; a dense run has no route and stays, to be compared with.
     browser.run(f"({PICK})('Backbone', 'mamba')")
-    (runs,) = browser.run(f"({COLUMN})('Backbone', 'table-runs')")
-    assert set(runs) == {"mamba"} and len(runs) == 9
-    headings = browser.run(
-        "[...document.querySelectorAll('#table-answer tbody tr')]"
-        ".filter(r => !r.classList.contains('group') && !r.hidden)"
-        ".map(r => r.parentElement.querySelector('tr.group').textContent.trim())"
-    )
-    assert headings and all(text.startswith("mamba") for text in headings)
+    browser.run(f"({PICK})('Route', '0-8')")
+    (runs,) = browser.run(f"({COLUMN})('Route', 'table-runs')")
+    assert set(runs) == {"0-8", "none"} and len(runs) == 6
     samples = browser.run(
         "[...document.querySelectorAll('.grids figure')].filter(f => !f.hidden).map(f => f.textContent)"
     )
-    assert len(samples) == 2 and all(text.startswith("mamba") for text in samples)
-    browser.run(f"({PICK})('Route', '0-8')")
-    (runs,) = browser.run(f"({COLUMN})('Route', 'table-runs')")
-    # A dense run has no route: it stays, to be compared with.
-    assert set(runs) == {"0-8", "none"} and len(runs) == 6
-    routes = browser.run(f"({COLUMN})('Route', 'table-route_placement')")
-    assert {text for body in routes for text in body} == {"dense", "0-8"}
-    for name in ("Backbone", "Route"):
-        browser.run(f"({PICK})('{name}', '')")
-    assert len(browser.run(f"({COLUMN})('Route', 'table-runs')")[0]) > 15
+    assert samples and all(text.startswith("mamba") for text in samples)
+    screen = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    browser.call("Emulation.setDeviceMetricsOverride", **screen)
+    browser.open(page, ready="document.documentElement.dataset.ready === 'yes'")
+    assert browser.run("document.documentElement.scrollWidth") == 390
+    assert browser.run("document.getElementById('table-answer').getBoundingClientRect().top < innerHeight")
     assert browser.errors == []
 
 
-@pytest.mark.slow
-@browser_needed
-def test_browser_of_a_phone_scrolls_down_only(page):
-    phone = analysis_browser.Browser()
-    screen = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-    phone.call("Emulation.setDeviceMetricsOverride", **screen)
-    phone.open(Path(page), ready="document.documentElement.dataset.ready === 'yes'")
-    assert phone.run("document.documentElement.scrollWidth") == 390
-    seen = "document.getElementById('table-answer').getBoundingClientRect().top < innerHeight"
-    assert phone.run(seen)
-    phone.close()
-
-
-def test_the_answer_counts_settings_and_not_their_metrics(tmp_path):
+def test_the_answer_has_pairs_of_three_seeds_alone(tmp_path):
     for seed in range(3):
         for route in ("none", "2-8"):
             write(tmp_path, route=route, seed=seed)
-            write(tmp_path, "mamba", route, 0) if not seed else None
-    (note, *_) = analysis.tables.answer(analysis.tables.make("main", tmp_path)).notes
+            if seed < 2:
+                write(tmp_path, "mamba", route, seed)
+    results = Results.of(tmp_path)
+    (note, *_) = analysis.tables.answer(analysis.tables.make("main", results)).notes
     assert note == "Settings without a difference of 3 seeds: 1, in the main table."
+    shown, without = cards(results)
+    assert len(shown) == 1 and "2-8, after 400 steps (2 of 2 seeds reach it)" in without[0]

@@ -47,12 +47,6 @@ def test_the_seed_and_both_commits_are_named(runs):
     assert not any("versions" in note for note in analysis.tables.make("throughput", results).notes)
 
 
-def test_unknown_commits_and_one_version_give_no_note(tmp_path):
-    for route in ("none", "2-8"):
-        write(tmp_path, route=route)
-    assert not any("versions" in note for note in analysis.tables.make("main", tmp_path).notes)
-
-
 def test_the_run_that_is_compared_counts_not_a_longer_one_of_its_seed(tmp_path):
     written(tmp_path, FIRST, route="none")
     written(tmp_path, FIRST, route="2-8")

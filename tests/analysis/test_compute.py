@@ -10,8 +10,7 @@ from suite import RESULTS
 
 from analysis import compute
 from analysis.aggregation import interval
-from analysis.archives import unpack
-from analysis.figures import against_macs, class_samples
+from analysis.figures import against_macs
 
 DENSE = compute.Arm("fashion", "dit", "edm", 0, 12, 16, "none", 2e-3)
 ROUTED = compute.Arm("fashion", "dit", "edm", 0, 12, 16, "2-8", 2e-3)
@@ -25,18 +24,6 @@ def curve(losses, macs_per_step, first=500):
     return pd.DataFrame(
         {"step": steps, "macs": macs, "loss": losses, "routed_loss": math.nan}
     ).astype(float)
-
-
-def test_step_penalties_of_the_published_runs():
-    """The numbers that a reader computed by hand from the published records (n = 3 each)."""
-    table = {arm: curves for arm, curves in compute.archived_arms(RESULTS / "runs.tar.gz").items()}
-    rows = compute.penalty_table({a: c for a, c in table.items() if a.data == "fashion"}, 3000)
-    by_backbone = {row[0]: row for row in rows[1:]}
-    assert by_backbone["dit"][3] == "1.25, 1.31, 1.26"  # 1.253 1.305 1.260
-    assert by_backbone["mamba"][3] == "1.31, 1.26, 1.27"  # 1.305 1.264 1.266
-    assert by_backbone["rwkv"][3] == "not reached, 1.36, 1.26"
-    assert by_backbone["dit"][5].startswith("0.88 [0.83, 0.93]")
-    assert "1 of 3 seeds censored" in by_backbone["rwkv"][5]
 
 
 def test_records_of_a_continued_run_are_one_curve():
@@ -107,12 +94,9 @@ def test_a_study_without_records_says_so_and_a_wrong_block_is_refused():
         compute.fill("<!-- arms step=3 -->\n<!-- end of arms -->\n")
 
 
-def test_the_figures_are_drawn_from_the_records(tmp_path):
-    records = unpack(RESULTS / "runs.tar.gz", tmp_path)
-    plot = against_macs.draw(compute.score_points(records), *compute.FIGURE_STEPS)
+def test_the_figure_is_drawn_from_the_records(records):
+    points = compute.score_points(records("runs").folder)
+    plot = against_macs.draw(points, *compute.FIGURE_STEPS)
     assert len(plot.data) == 12 and set(plot.data["n"]) == {3}
     published = pd.read_csv(RESULTS / "figures" / "compute.csv")
     assert plot.data["difference"].to_list() == pytest.approx(published["difference"].to_list())
-    samples = class_samples.draw(records)
-    labels = [label.get_text() for label in samples.figure.axes[0].get_yticklabels()]
-    assert labels == list(class_samples.CLASSES)

@@ -3,14 +3,12 @@
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 
 import pytest
 from analysis_runs import compile_latex, write
 
 from analysis.command import main
 from analysis.tables import make, render
-from analysis.tables.table import plain
 
 COLUMN = 3.3  # inches
 NAMES = (
@@ -45,21 +43,6 @@ def test_dense_and_routed_stay_in_the_same_float(runs):
     assert render.latex(make("main", runs), COLUMN).count(r"\begin{table}") > 1
 
 
-def test_a_number_of_seeds_that_all_share_is_said_once(runs):
-    text = render.latex(make("main", runs), COLUMN)
-    assert r"($n{=}$3)" not in text and "n = 3 seeds unless said." in text
-    assert r"($n{=}$3)" in render.latex(make("main", runs))
-
-
-def test_every_row_and_column_is_there_once(runs):
-    table = make("all_scores", runs)
-    text = render.latex(table, COLUMN)
-    columns = re.findall(r"\\shortstack\[[lr]\]\{", text)
-    parts = text.count(r"\begin{tabular}")
-    row_parts = -(-len(table.rows) // render.ROWS_OF_A_COLUMN)
-    assert len(columns) == (len(table.columns) - 1) * row_parts + parts
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("pdflatex") is None or shutil.which("pdftotext") is None,
@@ -90,23 +73,3 @@ def test_a_two_column_paper_compiles_and_no_word_leaves_its_column(runs, tmp_pat
         inside = any(start - 2 <= float(low) and float(high) <= end + 2 for start, end in columns)
         is_page_number = float(bottom) > 770 and word.isdigit()
         assert inside or is_page_number, (word, low, high)
-
-
-def test_an_interval_of_a_long_table_has_room_for_one_line(runs):
-    """Columns share the line by their longest entries: an interval is longer than a score."""
-    table = make("all_scores", runs)
-    long = replace(table, rows=table.rows * 5)
-    text = render.latex(long)
-    assert "longtable" in text
-    shares = [float(share) for share in re.findall(r"dimexpr([\d.]+)\\linewidth", text)]
-    lengths = []
-    for index in range(len(table.columns)):
-        lengths.append(max(len(plain(row.entries[index])) for row in table.rows))
-    assert sum(shares) == pytest.approx(1, abs=1e-3) and len(shares) == len(table.columns)
-    widest = lengths.index(max(lengths[1:]))
-    assert shares[widest] == max(shares)
-
-
-def test_an_arrow_stays_beside_its_word():
-    assert render.latex_escape("FD (autoencoder) \u2193") == r"FD (autoencoder)~$\downarrow$"
-    assert render.latex_escape("a \u2192 b") == r"a $\rightarrow$ b"

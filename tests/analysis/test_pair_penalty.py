@@ -79,13 +79,6 @@ def test_two_seeds_are_in_the_figure_alone(tmp_path):
     assert analysis.figures.make("step_penalty", tmp_path) is not None
 
 
-def test_runs_scored_once_have_no_column_and_no_figure(tmp_path):
-    for route in ("none", "2-8"):
-        write(tmp_path, "dit", route)
-    assert len(analysis.tables.make("main", tmp_path).columns) == 4
-    assert analysis.figures.make("step_penalty", tmp_path) is None
-
-
 def test_the_figure_has_the_line_of_equal_cost_and_open_marks_of_censored_seeds(pairs):
     plot = analysis.figures.make("step_penalty", pairs)
     first, second = (ax for ax in plot.figure.axes if ax.get_visible())

@@ -10,10 +10,11 @@ from __future__ import annotations
 import csv
 import os
 import re
-import tarfile
 
 import pytest
 from suite import DATA, RESULTS, write_tables
+
+from analysis.archives import unpack
 
 PINNED = DATA / "published_numbers.tsv"
 # The tables of each archive that a page or results/tables shows.
@@ -72,9 +73,7 @@ def numbers(tmp_path_factory):
     found = {}
     for archive, names in TABLES.items():
         folder = tmp_path_factory.mktemp(archive)
-        with tarfile.open(RESULTS / f"{archive}.tar.gz") as tar:
-            tar.extractall(folder, filter="data")
-        write_tables(folder, names, folder / "tables")
+        write_tables(unpack(RESULTS / f"{archive}.tar.gz", folder), names, folder / "tables")
         for name in names:
             for (row, column), values in cells(folder / "tables" / f"{name}.csv").items():
                 found[archive, name, row, column] = values

@@ -36,11 +36,6 @@ def test_a_comparison_by_hand():
         suggest_route.compare(losses, {"0-2": 0.2})
 
 
-def test_a_routed_model_is_refused(capsys):
-    assert suggest_route.main([str(RESULTS / "models" / "dit_2-8.safetensors")]) == 2
-    assert "expected a dense run" in capsys.readouterr().err
-
-
 def test_the_dense_pass_is_measured_once_and_no_loss_changes(monkeypatch):
     model = RESULTS / "models" / "dit_none.safetensors"
     data, passes = HeldOut.open(model), []

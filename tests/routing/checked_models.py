@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import torch
 from torch import nn
@@ -202,6 +203,80 @@ def ours(backbone, route="1-4@0.75", **options):
             route=route,
             before=model.stack,
             after=model.head,
+        )
+
+    return build
+
+
+def scan_by_length(seed=0):
+    """A Mamba whose blocks take their scan path from the number of tokens, not from the positions."""
+    described = ours("mamba", "1-4@0.5", mixers=1)(seed)
+    for block in described.blocks:
+        block.forward = partial(forward_by_length, block.forward)
+    return described
+
+
+def forward_by_length(forward, x, cond, layout):
+    rows = 2 if x.shape[1] == TOKENS // 2 else SIDE
+    return forward(x, cond, routing.Layout((rows, x.shape[1] // rows)))
+
+
+class SeveralLengths(nn.Module):
+    """Routing in a model's forward, for sequences and texts of any length; token 0 never skips."""
+
+    def __init__(self, seed, fault):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
+        self.seed, self.fault = seed, fault
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def forward(self, x, text):
+        table = torch.linspace(0, 1, x.shape[1] * WIDTH).view(-1, WIDTH)
+        tokens, full, full_table = x.shape[1], x, table
+        for i, block in enumerate(self.blocks):
+            if self.training and i == START:
+                keep = 4 if self.fault == "fixed number" else tokens - 1 - int((tokens - 1) * 0.75)
+                generator = self.generator
+                if self.fault == "one subset for each length":
+                    generator = torch.Generator().manual_seed(self.seed)
+                noise = torch.rand(len(x), tokens - 1, generator=generator)
+                ids = noise.argsort(1)[:, :keep].sort(1).values + 1
+                ids = torch.cat((torch.zeros(len(x), 1, dtype=torch.long), ids), 1)
+                index = ids.unsqueeze(-1).expand(-1, -1, WIDTH)
+                full, x, table = x, x.gather(1, index), full_table[ids]
+            x = block(x, table, encoder_hidden_states=text)
+            if self.training and i == END:
+                x, table = full.scatter(1, index, x), full_table
+        return x
+
+
+def several_lengths(fault="", lengths=(16, 25, 9), evaluated=36):
+    """Return a function that builds a model whose passes differ in tokens, samples and text."""
+
+    def build(seed=0):
+        model, step = SeveralLengths(seed, fault), itertools.count()
+
+        def train():
+            number = next(step)
+            batch = BATCH + number % 2
+            images = torch.randn(batch, lengths[number % len(lengths)], WIDTH)
+            return model.train()(images, torch.randn(batch, 5 + number, WIDTH))
+
+        images, text = torch.randn(BATCH, evaluated, WIDTH), torch.randn(BATCH, 5, WIDTH)
+
+        def dense():
+            x, table = images, torch.linspace(0, 1, evaluated * WIDTH).view(-1, WIDTH)
+            for block in model.blocks:
+                x = block(x, table, encoder_hidden_states=text)
+            return x
+
+        return RoutedModel(
+            blocks=model.blocks,
+            train=train,
+            evaluate=lambda: model.eval()(images, text),
+            dense=dense,
+            route=f"{START}-{END}@0.75",
+            protect=[0],
         )
 
     return build

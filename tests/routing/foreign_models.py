@@ -46,15 +46,15 @@ def wan():
     return model, model, inputs, {}
 
 
-def qwen():
+def qwen(text_length=TEXT):
     model = diffusers.QwenImageTransformer2DModel(
         patch_size=2, in_channels=8, out_channels=2, num_layers=DEPTH, attention_head_dim=16,
         num_attention_heads=2, joint_attention_dim=12, axes_dims_rope=(4, 6, 6),
     )  # fmt: skip
     inputs = {
         "hidden_states": torch.randn(BATCH, IMAGE, 8),
-        "encoder_hidden_states": text(12),
-        "encoder_hidden_states_mask": torch.ones(BATCH, TEXT).long(),
+        "encoder_hidden_states": torch.randn(BATCH, text_length, 12),
+        "encoder_hidden_states_mask": torch.ones(BATCH, text_length).long(),
         "timestep": torch.rand(BATCH),
         "img_shapes": [[(1, SIDE, SIDE)]] * BATCH,
     }

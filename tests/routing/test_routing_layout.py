@@ -153,15 +153,6 @@ def test_all_ids_in_any_order_are_the_full_layout(case, name):
         assert torch.equal(full.neighbours(missing), explicit.neighbours(missing))
 
 
-@quick
-@given(subsets())
-def test_ids_in_any_order_make_no_difference(case):
-    grid, prefix, ids = case
-    a, b = Layout(grid, ids, prefix), Layout(grid, ids.flip(1), prefix)
-    assert torch.equal(a.ids, b.ids)
-    assert torch.equal(a.order("zigzag:5").perm, b.order("zigzag:5").perm)
-
-
 def test_scan_gradients_are_exact():
     for ids in (None, torch.tensor([[0, 2, 5], [1, 3, 4]]), torch.tensor([[0, 4, 5]])):
         layout = Layout((2, 3), ids, prefix=1)
@@ -171,12 +162,6 @@ def test_scan_gradients_are_exact():
             back = lambda v, layout=layout, name=name: layout.from_scan(v, name)  # noqa: E731
             assert torch.autograd.gradcheck(scan, x) and torch.autograd.gradcheck(back, x)
             assert torch.autograd.gradgradcheck(scan, x)
-
-
-def test_raster_is_free():
-    x = torch.randn(2, 6, 3)
-    for layout in (Layout((2, 3)), Layout((3, 4), torch.stack([torch.randperm(12)[:6]] * 2))):
-        assert layout.to_scan(x, "raster") is x and layout.from_scan(x, "raster") is x
 
 
 def test_full_layouts_share_tables_and_subsets_compute_once():

@@ -102,16 +102,6 @@ def test_the_extremes_of_a_word_stay_finite(monkeypatch):
         assert draws.normal("z", 4).abs().max() < 7
 
 
-def test_float64_refines_float32():
-    draws = Draws(0, 0, torch.arange(8))
-    fine, coarse = draws.uniform("u", 100, torch.float64), draws.uniform("u", 100)
-    assert fine.dtype == torch.float64
-    difference = fine - coarse
-    assert difference.min() >= 0 and difference.max() < 2**-24
-    normal = draws.normal("z", 5, torch.float64)
-    assert normal.dtype == torch.float64 and torch.equal(normal.float(), draws.normal("z", 5))
-
-
 def test_shared_is_one_row_for_all():
     draws = Draws(5, 2, torch.tensor([7, 8, 9]))
     shared = draws.shared()
@@ -171,14 +161,6 @@ def test_the_kernel_draws_the_same_words(code, interpret, tmp_path):
     root = str(Path(__file__).resolve().parents[2])
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, root], env=env, capture_output=True, text=True)
     assert done.stdout.strip() == "equal", done.stderr
-
-
-def test_a_device_that_is_not_asked_for_is_not_used():
-    index = torch.arange(3)
-    draws = Draws(1, 2, index, "meta").on("cpu")
-    assert torch.equal(draws.normal("noise", 5), Draws(1, 2, index).normal("noise", 5))
-    shared = Draws(1, 2, index, "meta").shared().on("cpu")
-    assert torch.equal(shared.uniform("x", 4), Draws(1, 2, index).shared().uniform("x", 4))
 
 
 @pytest.mark.gpu

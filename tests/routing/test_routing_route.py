@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from routing.errors import UserError, suggest
 from routing.route import Route, RouteError, Segment, keep_count
 
 ends = st.integers(-40, 40)
@@ -144,11 +143,6 @@ def test_texts_that_are_no_route(text, part):
     assert part in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_errors_are_user_errors():
-    assert issubclass(RouteError, UserError) and issubclass(RouteError, ValueError)
-    assert suggest("zigzak", ["zigzag", "raster"]) == "; did you mean zigzag?"
-
-
 def test_ruler_and_blocks():
     route = Route.parse("2-8")
     assert route.ruler(12) == "0 1 [2 3 4 5 6 7 8] 9 10 11"
@@ -157,14 +151,6 @@ def test_ruler_and_blocks():
     with pytest.raises(RouteError, match="after resolve"):
         _ = Route.parse("auto").sparse_blocks
     assert Route.parse("none").ruler(3) == "0 1 2"
-
-
-def test_truth_and_rates():
-    none, route = Route.parse("none"), Route.parse("0-4+6-9@0.25")
-    assert not none and route
-    assert str(route.with_rate(0.75)) == "0-4@0.75+6-9@0.75"
-    assert not route.with_rate(0)
-    assert hash(route) == hash(Route.parse(str(route)))
 
 
 @given(st.integers(1, 5000), st.integers(0, 999), st.sampled_from([1.0, 0.5, 0.1]))

@@ -1,15 +1,17 @@
 """A dry run of a sweep: what a launch would submit now, and what it would refuse, said first."""
 
-import os
-import subprocess
-import sys
+import contextlib
+import io
 
 import pytest
 from slurm_lab import STUB, Launcher, use_stubs
 
 from routing.errors import UserError
-from sweeps import SweepError, plan, preflight, slurm, snapshot
-from sweeps.folder import JobBatch
+from sweeps import SweepError
+from sweeps import command as sweeps_command
+from sweeps.jobs import slurm
+from sweeps.plan import plan, preflight
+from sweeps.store.folder import JobBatch
 
 
 @pytest.fixture(autouse=True)
@@ -58,9 +60,7 @@ def test_a_dry_run_leaves_out_what_is_finished_or_queued(shop, monkeypatch):
 def test_a_dry_run_says_that_slurm_does_not_answer(shop, monkeypatch):
     shop("launch", "cluster=debug")
     queued(shop, 2)
-    monkeypatch.setattr(
-        slurm, "queue", lambda *_: (_ for _ in ()).throw(SweepError("squeue: no answer"))
-    )
+    monkeypatch.setattr(slurm, "queue", lambda *_: (_ for _ in ()).throw(SweepError("squeue: no answer")))
     text = shop("launch", "--dry-run", "train.steps=30")
     assert "squeue: no answer; what was submitted earlier counts as in the queue or running" in text
     assert "2 runs on cluster=slurm" in text
@@ -72,9 +72,7 @@ def test_what_the_first_cell_lacks_is_said_before_the_others_are_composed(shop, 
 
     composed = []
     honest = plan.load_config
-    monkeypatch.setattr(
-        plan, "load_config", lambda words: composed.append(1) or honest(words)
-    )
+    monkeypatch.setattr(plan, "load_config", lambda words: composed.append(1) or honest(words))
     monkeypatch.setattr(preflight, "check_ready", refuse)
     assert "error: no data" in shop("launch", "cluster=debug", code=2) and len(composed) == 1
     assert not shop.sweep.path.exists()
@@ -84,19 +82,10 @@ def test_what_the_first_cell_lacks_is_said_before_the_others_are_composed(shop, 
 
 
 def test_the_error_of_a_dry_run_comes_before_the_plan(tmp_path):
-    words = [
-        "launch",
-        "relative_absolute",
-        f"paths.runs={tmp_path / 'runs'}",
-        "scale=paper",
-        "dry=true",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "sweeps", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, cwd=snapshot.ROOT, env=dict(os.environ),
-    )  # fmt: skip
-    lines = done.stdout.splitlines()
-    assert (
-        done.returncode == 2 and lines[0].startswith("error: ") and "data.path=FOLDER" in lines[0]
-    )
-    assert any(line.startswith("together:") for line in lines[1:])
+    words = ["launch", "relative_absolute", f"paths.runs={tmp_path / 'runs'}", "scale=paper", "dry=true"]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        assert sweeps_command.main(words) == 2
+    first, *others = printed.getvalue().splitlines()
+    assert first.startswith("error: ") and "data.path=FOLDER" in first
+    assert any(line.startswith("together:") for line in others)

@@ -72,11 +72,13 @@ def submitted_once(shop, folder, *words):
 
 
 @pytest.mark.parametrize(
-    "answer",
-    ["101", "101;gpu2", "Submitted batch job 101 on cluster gpu2",
-     "your account 4711 has 12 hours left\\nSubmitted batch job 101\\nquota: job 7 of 9"],
+    ("by", "answer"),
+    [
+        ("SLURM_CLUSTERS", "101"), ("SBATCH_CLUSTERS", "101;gpu2"),
+        ("extra", "thank you for 3 jobs"),  # found in the queue by their name
+        ("extra", "your account 4711 has 12 hours left\\nSubmitted batch job 101 on cluster gpu2\\nquota: job 7 of 9"),
+    ],
 )  # fmt: skip
-@pytest.mark.parametrize("by", ["SLURM_CLUSTERS", "SBATCH_CLUSTERS", "extra"])
 def test_the_cluster_of_the_jobs_is_asked_for_them(by, answer, shop, fake_slurm, monkeypatch):
     monkeypatch.setenv("ANSWER", answer)
     words = ["cluster=slurm"]
@@ -88,10 +90,7 @@ def test_the_cluster_of_the_jobs_is_asked_for_them(by, answer, shop, fake_slurm,
     assert cancelled == ["-M", "gpu2", "101_0", "101_1"] and asked[:2] == ["-M", "gpu2"]
     # Another shell, without the variable.
     monkeypatch.delenv(by, raising=False)
-    assert (
-        set(shop.states().values()) == {"pending"}
-        and shop.sweep.batches()[0].slurm_cluster == "gpu2"
-    )
+    assert set(shop.states().values()) == {"pending"} and shop.sweep.batches()[0].slurm_cluster == "gpu2"
 
 
 def test_a_cluster_that_sbatch_chose_itself_is_remembered(shop, fake_slurm, monkeypatch):
@@ -102,33 +101,19 @@ def test_a_cluster_that_sbatch_chose_itself_is_remembered(shop, fake_slurm, monk
 
 
 def test_variables_that_hide_or_rename_jobs_change_nothing(shop, fake_slurm, monkeypatch):
-    for name, value in (
-        ("SQUEUE_PARTITION", "cpu"),
-        ("SBATCH_JOB_NAME", "mine"),
-        ("SBATCH_EXPORT", "NONE"),
-    ):
+    for name, value in (("SQUEUE_PARTITION", "cpu"), ("SBATCH_JOB_NAME", "mine"), ("SBATCH_EXPORT", "NONE")):
         monkeypatch.setenv(name, value)
     cancelled, _ = submitted_once(shop, fake_slurm, "cluster=slurm")
     assert cancelled == ["101_0", "101_1"] and (fake_slurm / "mode").read_text() == "600\n"
 
 
-@pytest.mark.parametrize("value", ["gpu1,gpu2", "all", "a b", "-x"])
-def test_several_clusters_are_refused_before_anything_is_submitted(
-    value, shop, fake_slurm, monkeypatch
-):
+@pytest.mark.parametrize("value", ["gpu1,gpu2", "all"])
+def test_several_clusters_are_refused_before_anything_is_submitted(value, shop, fake_slurm, monkeypatch):
     monkeypatch.setenv("SLURM_CLUSTERS", value)
     for words in (["cluster=slurm"], ["cluster=slurm", "--dry-run"]):
         text = shop("launch", *words, code=2)
         assert f"SLURM_CLUSTERS={value}: expected the name of one cluster" in text
     assert not (fake_slurm / "submissions").exists() and not shop.sweep.path.exists()
-
-
-def test_after_an_answer_without_a_job_id_the_jobs_are_found_by_their_name(
-    shop, fake_slurm, monkeypatch
-):
-    monkeypatch.setenv("ANSWER", "thank you for 3 jobs")
-    cancelled, _ = submitted_once(shop, fake_slurm, "cluster=slurm")
-    assert cancelled == ["101_0", "101_1"]
 
 
 def test_an_answer_without_a_job_id_is_one_sentence_and_stays_noted(shop, fake_slurm, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from slurm_lab import started, until, which
 from test_slurm_sweeps import SlurmLauncher
 
-from sweeps import slurm
+from sweeps.jobs import slurm
 
 pytestmark = pytest.mark.slurm
 

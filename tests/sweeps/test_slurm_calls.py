@@ -2,7 +2,8 @@
 
 import pytest
 
-from sweeps import SweepError, slurm
+from sweeps import SweepError
+from sweeps.jobs import slurm
 
 
 def test_a_missing_configuration_of_slurm_is_refused_at_once(monkeypatch, tmp_path):

@@ -10,7 +10,8 @@ import pytest
 from slurm_lab import lab, squeue, started, until, use_stubs, which, without, write_grid  # noqa: F401
 from test_slurm_sweeps import SlurmLauncher, shop  # noqa: F401
 
-from sweeps import slurm, status
+from sweeps.jobs import slurm
+from sweeps.status import status
 
 pytestmark = pytest.mark.slurm
 
@@ -30,43 +31,38 @@ def summary(row):
 
 def test_arrays_are_split_by_the_resources_of_cells_and_stages(shop):  # noqa: F811
     shop.grid = write_grid(
-        shop.folder, base={"train.steps": 5}, seeds=[0, 1],
+        shop.folder, base={"train.steps": 5}, seeds=[0],
         cells=[{"route": "none"}, {"route": "2-8", "cluster": {"memory_gb": 0.75, "gpus": 1}}],
         stages=[{"name": "table", "after": "train", "command": "score", "args": ["{runs}", "{out}"],
                  "cluster": {"memory_gb": 0.25, "time": "0:10:00"}}],
     )  # fmt: skip
     text = shop("launch", "--throttle", "3", "cluster.memory_gb=0.5", "--dry-run")
-    assert "array 1: 2 runs: no GPU, 0.5 GB, 1 CPU, 1:00:00; at most 3 at once" in text
+    assert "array 1: 1 run: no GPU, 0.5 GB, 1 CPU, 1:00:00; at most 3 at once" in text
     # What is typed is more than what the grid says.
-    assert "array 2: 2 runs: 1 GPU, 0.5 GB" in text
+    assert "array 2: 1 run: 1 GPU, 0.5 GB" in text
     text = shop("launch", "--throttle", "3")
-    assert (
-        text.count("  job ") == 3 and "1 GPU, 0.75 GB, 1 CPU, 1:00:00; at most 3 at once" in text
-    )
+    assert text.count("  job ") == 3 and "1 GPU, 0.75 GB, 1 CPU, 1:00:00; at most 3 at once" in text
     rows = {}
     for row in status.statuses(shop.sweep)[0]:
         rows[row.run.varies.get("route", row.run.stage), row.run.varies.get("seed")] = row
     arrays = {row.job.partition("_")[0] for row in rows.values()}
     assert len(arrays) == 3
     default = granted(rows["none", "0"].job)[0][0]
-    assert granted(*(rows[cell].job for cell in [("2-8", "1"), ("table", None)])) == [
+    assert granted(*(rows[cell].job for cell in [("2-8", "0"), ("table", None)])) == [
         ("768M", "gres:gpu:1", "1:00:00"),
         ("256M", "N/A", "10:00"),
     ]
-    assert default != "768M" and granted(rows["none", "1"].job)[0][1] == "N/A"
+    assert default != "768M" and granted(rows["none", "0"].job)[0][1] == "N/A"
     until(lambda: all(row.state == "done" for row in status.statuses(shop.sweep)[0]), 90, "all")
-    assert (
-        summary(rows["2-8", "1"])["gpus"] in ("0", "1")
-        and summary(rows["none", "0"])["gpus"] is None
-    )
-    assert "gets     1 GPU, 0.75 GB" in shop("show", "--run", rows["2-8", "1"].run.name)
+    assert summary(rows["2-8", "0"])["gpus"] in ("0", "1") and summary(rows["none", "0"])["gpus"] is None
+    assert "gets     1 GPU, 0.75 GB" in shop("show", "--run", rows["2-8", "0"].run.name)
     values = json.loads(shop("status", "--json"))["runs"]
     assert {value["resources"].partition(", ")[0] for value in values} == {"no GPU", "1 GPU"}
 
 
 def test_a_retry_keeps_the_resources_of_each_run(shop):  # noqa: F811
     shop.grid = write_grid(
-        shop.folder, base={"train.steps": 20}, seeds=[0, 1], cluster={"memory_gb": 0.25},
+        shop.folder, base={"train.steps": 20}, seeds=[1], cluster={"memory_gb": 0.25},
         stages=[{"name": "score", "of": "train", "command": "score", "args": ["{parent}", "{out}"],
                  "cluster": {"memory_gb": 0.5, "gpus": 1}}],
     )  # fmt: skip
@@ -83,44 +79,51 @@ def test_a_retry_keeps_the_resources_of_each_run(shop):  # noqa: F811
     until(lambda: all(row.state == "done" for row in status.statuses(shop.sweep)[0]), 90, "all")
 
 
-def test_runs_that_share_a_gpu_are_processes_of_one_task(shop):  # noqa: F811
-    shop.stub({"sleep": 0.05}, seed1={"fail": 10})
-    shop(
-        "launch",
-        "cluster.gpus=1",
-        "cluster.runs_per_gpu=2",
-        "cluster.memory_gb=0.25",
-        "train.steps=80",
-    )
+def test_runs_that_share_a_gpu_are_processes_of_one_task_and_end_one_by_one(shop):  # noqa: F811
+    shop.stub({"sleep": 0.1, "save_every": 5}, seed1={"fail": 10})
+    shared = ["cluster.gpus=1", "cluster.runs_per_gpu=2", "cluster.memory_gb=0.25", "train.steps=150"]
+    shop("launch", *shared)
     rows = shop.rows()
     assert rows[0].job == rows[1].job != rows[2].job == rows[3].job
     # Each of the two gets what it asks for.
     assert granted(rows[0].job)[0][:2] == ("512M", "gres:gpu:1")
-    until(lambda: shop.states()[1] == "failed", what=f"a failed run, {shop.rows()}")
-    # The other one of the task goes on, and what has failed can be submitted again at once.
-    shop.running(0, step=5)
-    assert squeue()[rows[0].job][0] == "RUNNING"
+    # One of a task fails, one is killed, one is cancelled: the others go on.
+    shop.running(2, step=3), shop.running(3, step=3)
+    assert "cancelled 1 of 1" in shop("cancel", "seed=3")
+    until(lambda: shop.states()[3] == "stopped" and shop.states()[1] == "failed", what=f"ends, {shop.rows()}")
+    assert {squeue()[rows[seed].job][0] for seed in (1, 3)} == {"RUNNING"}
     assert "not a number at step 10" in shop.rows()[1].why
     assert "Traceback" in shop.log(1) and "Traceback" not in shop.log(0)
-    shop.stub({"sleep": 0.05})
-    shop("retry")
-    assert shop.rows()[1].job not in (rows[0].job, "")
+    os.kill(shop.starts(2)[0]["pid"], signal.SIGKILL)
+    until(lambda: shop.states()[2] == "failed", what="a killed run")
+    assert shop.rows()[2].why.startswith("killed by signal 9") and not shop.rows()[2].memory_ran_out
+    # What has failed can be submitted again at once.
+    shop.running(0, step=5)
+    shop.stub({"sleep": 0.02})
+    shop("retry", "seed=1,2,3", "cluster.runs_per_gpu=3")
+    assert shop.rows()[1].job == shop.rows()[2].job == shop.rows()[3].job != rows[0].job
     shop.done(0, 1, 2, 3)
     gpus = {seed: (row.node, summary(row)["gpus"]) for seed, row in shop.rows().items()}
-    assert gpus[0][1] in ("0", "1") and gpus[2][1] == gpus[3][1]
+    assert gpus[0][1] in ("0", "1") and gpus[1] == gpus[2] == gpus[3]
     until(lambda: squeue()[rows[0].job][0] == "FAILED", what="the task to fail in Slurm as well")
-    assert [len(shop.starts(seed)) for seed in range(4)] == [1, 2, 1, 1]
+    assert [len(shop.starts(seed)) for seed in range(4)] == [1, 2, 2, 2]
+    # All runs of a task: it is Slurm that ends it.
+    shop("launch", *shared[:-1], "seed=7,8", "train.steps=1000")
+    shop.running(7, step=3)
+    assert "cancelled 2 of 2" in shop("cancel", "seed=7,8")
+    until(lambda: {shop.states()[7], shop.states()[8]} == {"stopped"}, what="the end")
+    assert squeue()[shop.rows()[7].job][0] in ("CANCELLED", "COMPLETING")
 
 
 def test_usr2_reaches_all_runs_of_a_task_and_those_that_have_not_ended_go_on(shop):  # noqa: F811
     shop.stub({"sleep": 0.1, "save_every": 1000}, seed1={"fail": 3})
-    shop("launch", "cluster.gpus=1", "cluster.runs_per_gpu=4", "train.steps=60")
+    shop("launch", "cluster.gpus=1", "cluster.runs_per_gpu=3", "train.steps=60", "seed=0,1,2")
     job = shop.running(2, step=5).job
     until(lambda: shop.states()[1] == "failed", what="a failed run")
     subprocess.run(["scancel", "--signal=USR2", job], check=True)
     until(lambda: len(shop.starts(2)) == 2, what=f"a second start, {shop.events(2)} {squeue()}")
-    shop.done(0, 2, 3)
-    for seed in (0, 2, 3):
+    shop.done(0, 2)
+    for seed in (0, 2):
         first, second = shop.starts(seed)
         assert second["job"] == first["job"] == job and second["restart"] == 1
         assert second["step"] >= 5
@@ -141,44 +144,6 @@ def test_preemption_requeues_a_shared_task(shop):  # noqa: F811
     assert set(shop.states().values()) == {"requeued"}
     shop.done(0, 1)
     assert all(shop.starts(seed)[1]["step"] >= 3 for seed in (0, 1))
-
-
-def test_one_run_of_a_task_is_cancelled_or_killed_and_the_other_goes_on(shop):  # noqa: F811
-    shop.stub({"sleep": 0.05})
-    shop("launch", "cluster.gpus=1", "cluster.runs_per_gpu=2", "train.steps=150")
-    rows = {seed: shop.running(seed, step=3) for seed in range(4)}
-    assert "cancelled 1 of 1" in shop("cancel", "seed=0")
-    os.kill(shop.starts(2)[0]["pid"], signal.SIGKILL)
-    until(lambda: shop.states()[0] == "stopped" and shop.states()[2] == "failed", what="both ends")
-    assert shop.rows()[2].why.startswith("killed by signal 9") and not shop.rows()[2].memory_ran_out
-    assert {squeue()[rows[seed].job][0] for seed in (0, 2)} == {"RUNNING"}
-    shop.done(1, 3)
-    # All runs of a task: it is Slurm that ends it.
-    shop("launch", "cluster.gpus=1", "cluster.runs_per_gpu=2", "seed=7,8", "train.steps=1000")
-    shop.running(7, step=3)
-    assert "cancelled 2 of 2" in shop("cancel", "seed=7,8")
-    until(lambda: {shop.states()[7], shop.states()[8]} == {"stopped"}, what="the end")
-    assert squeue()[shop.rows()[7].job][0] in ("CANCELLED", "COMPLETING")
-
-
-def test_what_starts_from_a_run_of_a_shared_task_needs_that_run_alone(shop):  # noqa: F811
-    shop.grid = write_grid(
-        shop.folder, base={"train.steps": 20}, seeds=[0, 1],
-        stages=[{"name": "score", "of": "train", "command": "score", "args": ["{parent}", "{out}"]}],
-    )  # fmt: skip
-    shop.stub({"sleep": 0.02}, seed1={"fail": 3})
-    shop("launch", "cluster.gpus=1", "cluster.runs_per_gpu=2")
-    rows = status.statuses(shop.sweep)
-    until(
-        lambda: not any(row.live for row in status.statuses(shop.sweep)[0]), 90, f"the end, {rows}"
-    )
-    states = {}
-    for row in status.statuses(shop.sweep)[0]:
-        states[row.run.stage, row.run.varies["seed"]] = row.state
-    assert states == {
-        ("train", "0"): "done", ("train", "1"): "failed",
-        ("score", "0"): "done", ("score", "1"): "stopped",
-    }  # fmt: skip
 
 
 # --- memory -----------------------------------------------------------------------------------------------------

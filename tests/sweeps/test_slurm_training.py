@@ -11,8 +11,9 @@ from safetensors.numpy import load_file
 from slurm_lab import lab, named_nodes, squeue, until  # noqa: F401
 
 from sweeps import command as sweeps_command
-from sweeps import slurm, status
-from sweeps.folder import Sweep
+from sweeps.jobs import slurm
+from sweeps.status import status
+from sweeps.store.folder import Sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slurm
@@ -29,13 +30,9 @@ class OneRunSweep:
         folder.mkdir()
         self.folder = folder
         self.grid = folder / "one.yaml"
-        self.grid.write_text(
-            yaml.safe_dump({"title": "One run", "base": {"backbone": "dit"}, "makes": []})
-        )
+        self.grid.write_text(yaml.safe_dump({"title": "One run", "base": {"backbone": "dit"}, "makes": []}))
         self.place = folder / "lab.yaml"
-        self.place.write_text(
-            yaml.safe_dump({"kind": "slurm", "time": "1:00:00", "signal_s": 120, **resources})
-        )
+        self.place.write_text(yaml.safe_dump({"kind": "slurm", "time": "1:00:00", "signal_s": 120, **resources}))
         self.sweep = Sweep(folder / "runs", "one")
 
     def launch(self, *words):
@@ -50,11 +47,7 @@ class OneRunSweep:
         return [e for e in self.sweep.events(self.row.run.name) if e["event"] == "start"]
 
     def interrupt(self, step):
-        until(
-            lambda: self.row.state == "running" and (self.row.step or 0) >= step,
-            240,
-            f"step {step}, {self.row}",
-        )
+        until(lambda: self.row.state == "running" and (self.row.step or 0) >= step, 240, f"step {step}, {self.row}")
         subprocess.run(["scancel", "--signal=USR2", self.row.job], check=True)
         until(lambda: len(self.starts()) == 2, 240, f"a second start, {self.row}")
 
@@ -72,10 +65,7 @@ def slurm_lab(lab, monkeypatch):  # noqa: F811
     yield
     live = [i for i, s in squeue().items() if slurm.QueueJob(i, s[0]).live]
     subprocess.run(["scancel", *live], check=False)
-    until(
-        lambda: not any(slurm.QueueJob(i, s[0]).live for i, s in squeue().items()),
-        what="an empty queue",
-    )
+    until(lambda: not any(slurm.QueueJob(i, s[0]).live for i, s in squeue().items()), what="an empty queue")
 
 
 def learnt(folder):
@@ -109,9 +99,7 @@ def test_four_ranks_on_two_nodes_agree_save_and_go_on(tmp_path):
     assert one.starts()[1]["step"] >= 3
     log = "".join(p.read_text() for p in one.sweep.logs.glob("*_0_log.out"))
     assert "4 x cpu" in log and "(resumed at step" in log
-    steps = [
-        json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()
-    ]
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 41))
 
 
@@ -127,7 +115,4 @@ def test_hydras_own_launcher_works_within_its_limits(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "-m: 2 of 2 runs are done, in runs"
     summaries = [json.loads(p.read_text()) for p in sorted(tmp_path.glob("runs/*/summary.json"))]
-    assert [(s["seed"], s["status"], s["step"]) for s in summaries] == [
-        (0, "done", 2),
-        (1, "done", 2),
-    ]
+    assert [(s["seed"], s["status"], s["step"]) for s in summaries] == [(0, "done", 2), (1, "done", 2)]

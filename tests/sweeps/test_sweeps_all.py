@@ -1,4 +1,4 @@
-"""Every cell of every grid (marker `slow`): two steps at tiny through to its table, cost and model at paper."""
+"""Grids end to end (marker `slow`): two steps at tiny through to their tables, cost and models at paper."""
 
 import contextlib
 import io
@@ -6,10 +6,13 @@ import io
 import pytest
 
 from sweeps import command as sweeps_command
-from sweeps import grid, overrides, status
-from sweeps.cells import expand
-from sweeps.cost import run_cost, training_macs
-from sweeps.folder import Sweep
+from sweeps.plan import grid
+from sweeps.plan.cells import expand
+from sweeps.plan.composition import load_config
+from sweeps.plan.cost import run_cost, training_macs
+from sweeps.status import status
+from sweeps.store import overrides
+from sweeps.store.folder import Sweep
 
 pytestmark = pytest.mark.slow
 # Two steps and a few samples: what comes out means nothing, that it comes out is what is tested.
@@ -19,11 +22,22 @@ QUICK = [
 ]  # fmt: skip
 # What the other commands take.
 QUICK_COMMANDS = ["samples=20", "step=1", "rounds=1", "batch=2"]
+# One grid for each kind of stage, data set and method, and for each table and figure; all compose in other tests.
+GRIDS = [
+    "ablations", "bench", "evidence", "guidance", "high_res", "main_table", "masking", "one_two_routes",
+    "relative_absolute", "repa", "scan_order", "search_route", "selection_rate", "similarity", "sota", "study_jit",
+    "study_objective", "text_to_image", "throughput", "tokens_256_1024",
+]  # fmt: skip
+# Fewer cells where these do what others do.
+FEWER = {
+    "ablations": ["backbone=dit"], "evidence": ["backbone=dit"], "main_table": ["backbone=dit,mamba"],
+    "scan_order": ["backbone=mamba"], "study_objective": ["route=2-8"], "tokens_256_1024": ["backbone=dit"],
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:covariances of rank")
-@pytest.mark.parametrize("name", grid.names())
-def test_two_steps_of_every_cell_at_tiny(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", GRIDS)
+def test_two_steps_of_a_grid_at_tiny_make_its_tables(name, tmp_path, monkeypatch):
     from analysis import figures, tables
     from analysis.results import Results
     from experiments.training import run_evaluation as evaluation
@@ -37,18 +51,19 @@ def test_two_steps_of_every_cell_at_tiny(name, tmp_path, monkeypatch):
     words = list(QUICK) if grid.load(name).stages("tiny")[0].trains else []
     if words and ("data" not in known or name == "study_jit"):
         words.append("data=digits")  # the quickest to score
-    if name in ("convergence", "evidence"):
-        words.append("eval.every=1")  # a curve has more than one point
     if name == "evidence":
-        words.append("backbone=dit")
+        words.append("eval.every=1")  # a curve has more than one point
     if name == "tokens_256_1024":  # 1,024 tokens: a forward pass of dit takes a second for each sample
-        words = [w for w in words if not w.startswith("eval.")] + ["guidance=none", "eval.samples=8", "eval.metrics=[fd]"]
-    if name == "study_equal_macs":  # two of its arms differ in their batch alone
-        words.remove("train.batch=8")
+        words = [w for w in words if not w.startswith("eval.")] + [
+            "guidance=none",
+            "eval.samples=8",
+            "eval.metrics=[fd]",
+        ]
     if "search" in grid.load(name).raw:
         pytest.importorskip("optuna")
         words.append("--trials=2")
-    words = words + [w for w in QUICK_COMMANDS if w.split("=")[0] in known]
+    words += FEWER.get(name, [])
+    words += [w for w in QUICK_COMMANDS if w.split("=")[0] in known]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = sweeps_command.main(["launch", name, "cluster=debug", f"paths.runs={runs}", *words])
@@ -80,12 +95,11 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
     import torch
 
     import backbones
-    from experiments.config.compose import load
     from experiments.config.model import model_arguments
     from experiments.data.registry import describe
 
     for words in cells(name):
-        config = load(words)
+        config = load_config(words)
         assert config.scale == "paper" and config.name
         cost, arguments = run_cost(config), model_arguments(config, describe(config.data))
         routed = config.resolved_route != "none" and config.routing.remove != "never"
@@ -100,11 +114,9 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
 
 
 def test_the_papers_parameter_counts_are_among_them():
-    from experiments.config.compose import load
-
     counts = {}
     for words in cells("main_table"):
-        config = load(words)
+        config = load_config(words)
         counts[config.backbone["name"], config.size] = run_cost(config).params / 1e6
     for size, millions in {"S/2": 32.9, "B/2": 130.3, "L/2": 457.8, "XL/2": 674.8}.items():
         assert abs(counts["dit", size] / millions - 1) < 0.002, (size, counts["dit", size])

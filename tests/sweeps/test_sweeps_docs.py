@@ -7,7 +7,7 @@ import pytest
 from documents import ROOT, blocks, spans
 
 from sweeps import command as sweeps_command
-from sweeps import grid, resources
+from sweeps.plan import grid, resources
 
 GRIDS, CLUSTERS = ROOT / "docs" / "grids.md", ROOT / "docs" / "cluster.md"
 

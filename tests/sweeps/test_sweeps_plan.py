@@ -1,6 +1,5 @@
 """Plans: checked cells, names, coinciding cells, budgets, cost; resources."""
 
-import argparse
 import dataclasses
 import json
 import re
@@ -12,26 +11,19 @@ import numpy as np
 import pytest
 import yaml
 from safetensors.numpy import save_file
+from small import ROOT
 
 from experiments.runtime.console import big
 from routing.errors import UserError
-from sweeps import (
-    SweepError,
-    arguments,
-    cost,
-    dependencies,
-    grid,
-    overrides,
-    plan,
-    resource_options,
-    resources,
-    sbatch_script,
-    slurm,
-)  # fmt: skip
+from sweeps import SweepError
 from sweeps import command as sweeps_command
-from sweeps.folder import Sweep
-from sweeps.live_jobs import LiveJobs
-from sweeps.planned_run import PlannedRun
+from sweeps.jobs import sbatch_script, slurm
+from sweeps.plan import cost, dependencies, grid, plan, resources
+from sweeps.store import overrides, resource_options
+from sweeps.store.folder import Sweep
+from sweeps.store.planned_run import PlannedRun
+from sweeps.submission import missing
+from sweeps.submission.live_jobs import LiveJobs
 
 
 def make(tmp_path, name="g", **raw):
@@ -47,10 +39,7 @@ def planned(tmp_path, *words, scale="tiny", way="steps", **raw):
 
 def test_runs_have_the_names_and_folders_of_their_configs(tmp_path):
     made = planned(tmp_path, axes={"route": ["none", "auto"]})
-    assert [run.name.split("_s0")[0] for run in made.runs] == [
-        "dit-T4-mnist_none",
-        "dit-T4-mnist_2-8",
-    ]
+    assert [run.name.split("_s0")[0] for run in made.runs] == ["dit-T4-mnist_none", "dit-T4-mnist_2-8"]
     for run in made.runs:
         assert run.folder == str(tmp_path / "runs" / run.name)
         assert made.configs[run.name].folder == Path(run.folder)
@@ -61,8 +50,6 @@ def test_runs_have_the_names_and_folders_of_their_configs(tmp_path):
     ("raw", "said"),
     [
         ({"axes": {"route": ["auto", "2-8"]}}, "route=auto seed=0' and 'route=2-8 seed=0'.*route 2-8 at depth 12"),
-        ({"axes": {"routing.selection": ["random", "rows"]}}, "random seed=0' and.*rows.*a dense run does not depend"),
-        ({"axes": {"train.steps": [2, 4]}}, "train.steps=2.*names omit keys that only affect reports.*launch once"),
         ({"seeds": [1, 1]}, "'seed=1' and 'seed=1' are one run"),
         # At depth 12 the two ways of scaling a route are one: the grid itself runs deeper there.
         ({"axes": {"route": ["2-8", "2--4"]}}, "route=2-8 seed=0' and 'route=2--4"),
@@ -76,11 +63,7 @@ def test_coinciding_cells_are_refused_with_the_reason(raw, said, tmp_path):
 def test_a_route_that_does_not_fit_is_left_out_or_refused(tmp_path):
     raw = {"axes": {"route": ["2-8", "2-20"]}}
     made = planned(tmp_path, fits=["route"], **raw)
-    assert (
-        len(made.runs) == 1
-        and made.left_out[0][0] == "route=2-20 seed=0"
-        and "12 blocks" in made.left_out[0][1]
-    )
+    assert len(made.runs) == 1 and made.left_out[0][0] == "route=2-20 seed=0" and "12 blocks" in made.left_out[0][1]
     with pytest.raises(SweepError, match="route=2-20 seed=0: .*12 blocks"):
         planned(tmp_path, **raw)
     with pytest.raises(SweepError, match="no cell fits"):
@@ -106,13 +89,6 @@ def test_lightningdits_row_of_the_main_table_wants_its_own_latents(tmp_path):
     assert 50e18 < 6 * cost.training_macs(config) < 80e18
     assert (config.data["scale"], config.backbone["qk_norm"]) == ("std", False)
     assert (config.objective["time_scale"], config.objective["reverse"]) == (1.0, True)
-
-
-def test_a_wrong_key_names_its_cell(tmp_path):
-    with pytest.raises(
-        SweepError, match="seed=0: unknown key train.stesp; did you mean train.steps"
-    ):
-        planned(tmp_path, "train.stesp=3")
 
 
 def test_dry_true_is_dry_run_and_full_adds_the_words(tmp_path, capsys, monkeypatch):
@@ -149,10 +125,7 @@ def test_a_stage_waits_for_its_parent(tmp_path):
     (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 5}))
     made = planned(tmp_path, **raw)
     assert [run.name for run in made.runs[1:]] == [first.name, second.name]
-    assert not made.waiting and [r.args for r in made.runs[1:]] == [
-        [str(folder), "w=1"],
-        [str(folder), "w=2"],
-    ]
+    assert not made.waiting and [r.args for r in made.runs[1:]] == [[str(folder), "w=1"], [str(folder), "w=2"]]
     assert made.runs[1].name != made.runs[2].name and not made.runs[1].trains
     # Quotes keep a comma that is typed, and are no part of what the command reads.
     raw["stages"][0] |= {"args": ["--guidance", "{w}"]}
@@ -233,8 +206,8 @@ def test_dependencies_of_slurm_are_one_task_for_weights_and_whole_arrays_for_tab
     assert dependencies.levels(runs) == [[train], [tune, table]]
     states = {train.name: "failed", tune.name: "stopped", "table": "new"}
     due = [tune.name, "table"]
-    assert dependencies.select_startable(runs, states, due) == ([table], [tune])
-    assert dependencies.select_startable(runs, states, [train.name, *due]) == (runs, [])
+    assert missing.select_startable(runs, states, due) == ([table], [tune])
+    assert missing.select_startable(runs, states, [train.name, *due]) == (runs, [])
 
 
 def test_equal_flops_give_a_routed_run_more_steps_in_the_same_folder(tmp_path):
@@ -258,7 +231,7 @@ def test_equal_flops_count_a_schedule(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["masking", "one_two_routes", "repa"])
+@pytest.mark.parametrize("name", ["masking", "repa"])
 def test_every_method_of_a_grid_meets_the_same_dense_run(name, monkeypatch):
     made = plan.make_plan(grid.load(name), "tiny", compare_at="flops")
     macs = [cost.training_macs(made.configs[run.name]) for run in made.runs]
@@ -268,18 +241,14 @@ def test_every_method_of_a_grid_meets_the_same_dense_run(name, monkeypatch):
     assert dense.steps == made.configs[dense.name].train.steps
     assert max(macs) / min(macs) < 1.002
     asked = set()
-    monkeypatch.setattr(
-        cost.run_folder, "speed", lambda folder: 100.0 if asked.add(folder.name) is None else None
-    )
+    monkeypatch.setattr(cost.run_folder, "speed", lambda folder: 100.0 if asked.add(folder.name) is None else None)
     plan.make_plan(grid.load(name), "tiny", compare_at="hours")
     assert asked <= {run.name for run in made.runs}
 
 
 def test_equal_hours_take_measured_speeds(tmp_path):
     raw = {"axes": {"route": ["none", "2-8"]}, "base": {"train.steps": 1000}}
-    with pytest.raises(
-        SweepError, match="needs the measured speed of dit-T4-mnist_2-8.*for a few steps"
-    ):
+    with pytest.raises(SweepError, match="needs the measured speed of dit-T4-mnist_2-8.*for a few steps"):
         planned(tmp_path, way="hours", **raw)
     for run, speed in zip(planned(tmp_path, **raw).runs, (100.0, 130.0), strict=True):
         Path(run.folder).mkdir(parents=True)
@@ -287,13 +256,6 @@ def test_equal_hours_take_measured_speeds(tmp_path):
     assert [r.steps for r in planned(tmp_path, way="hours", **raw).runs] == [1000, 1300]
     with pytest.raises(SweepError, match="did you mean flops"):
         planned(tmp_path, way="flop", **raw)
-
-
-def test_two_throttles_are_refused():
-    with pytest.raises(SweepError, match="are one setting; type one"):
-        arguments.Arguments(
-            argparse.Namespace(command="launch", overrides=["cluster.throttle=2"], throttle=4)
-        )
 
 
 def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
@@ -308,10 +270,7 @@ def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
     assert len(lines) == 3 and "3000 steps" in lines[0] and "fewer per image than dense" in lines[1]
     config = made.configs[made.runs[0].name]
     flops = 6 * cost.run_cost(config).macs_dense * 3000 * 16
-    assert (
-        big(flops) + " FLOPs" in lines[0]
-        and f"{flops / 0.5e12 / 3600:.3g} GPU hours" in lines[0]
-    )
+    assert big(flops) + " FLOPs" in lines[0] and f"{flops / 0.5e12 / 3600:.3g} GPU hours" in lines[0]
 
 
 def test_tokens_that_stay_longer_cost_more(tmp_path):
@@ -325,16 +284,7 @@ def test_tokens_that_stay_longer_cost_more(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "minutes"),
-    [
-        ("90", 90),
-        ("4:00:00", 240),
-        ("0:30:30", 31),
-        ("2-00:00:00", 2880),
-        ("1-12", 2160),
-        ("1-12:30", 2190),
-        ("5:30", 6),
-    ],
+    ("text", "minutes"), [("90", 90), ("0:30:30", 31), ("2-00:00:00", 2880), ("1-12", 2160), ("5:30", 6)]
 )
 def test_times_as_slurm_reads_them(text, minutes):
     assert resource_options.minutes(text) == minutes
@@ -353,7 +303,7 @@ def test_the_longest_array_is_read_from_its_own_line(monkeypatch):
     assert slurm.max_array() == 1001
 
 
-@pytest.mark.parametrize("text", ["time: 4:30:00", "scales: {tiny: {time: 4:30:00}}", 'time: "4:30:00"'])
+@pytest.mark.parametrize("text", ["time: 4:30:00", "scales: {tiny: {time: 4:30:00}}"])
 def test_a_time_needs_no_quotes(text, tmp_path):
     """YAML 1.1 would read a bare 4:30:00 as a number of base sixty."""
 
@@ -373,35 +323,22 @@ def test_a_time_needs_no_quotes(text, tmp_path):
     [
         ({"kind": "pbs"}, "kind=pbs: expected one of slurm, local, debug"),
         ({"gpu": 1}, "unknown key cluster.gpu; did you mean gpus"),
-        ({"gpu": None}, "unknown key cluster.gpu; did you mean gpus"),
-        ({"nodes": 0}, "nodes=0: expected an integer >= 1"),
         ({"nodes": True}, "nodes=true: expected an integer"),
-        ({"cpus": "many"}, "cpus=many: expected an integer"),
         ({"memory_gb": -1}, "memory_gb=-1: expected a number > 0 or null"),
-        ({"memory_gb": True}, "memory_gb=true: expected a number"),
         ({"memory_gb": "."}, "memory_gb=.: expected a number"),
         ({"time": "soon"}, "time=soon: expected minutes"),
         ({"time": "1:00", "signal_s": 120}, "signal_s=120: expected less than time=1:00"),
         ({"partition": "a; rm -rf /"}, "no characters but those of sbatch options"),
         ({"extra": {"wrap": "$(x)"}}, "expected sbatch options"),
-        ({"extra": {"Bad Key": 1}}, "expected sbatch options"),
         ({"extra": {"clusters": "a,b"}}, "clusters: a,b}: expected the name of one cluster"),
-        ({"extra": {"clusters": "all"}}, "clusters: all}: expected the name of one cluster"),
-        ({"extra": {"cluster": "a"}}, "short for clusters: .*by their full names"),
         ({"extra": {"job-n": "a"}}, "short for job-name"),
         ({"extra": {"exclude": [1, 2]}}, "extra=.*expected a mapping"),
         ({"extra": {"ntasks": 2}}, "extra=.*ntasks.*options that the sweep does not set"),
-        ({"extra": {"chdir": "/"}}, "extra=.*chdir.*options that the sweep does not set"),
         ({"gpus": "a100"}, "gpus=a100: expected a whole number or TYPE:NUMBER, such as a100:2"),
-        ({"gpus": -1}, "gpus=-1: expected a whole number or TYPE:NUMBER"),
-        ({"gpus": True}, "gpus=true: expected"),
         ({"setup": "module load cuda"}, "setup=module load cuda: expected a list, each text"),
-        ({"setup": [{"export A": "b"}]}, "setup=.*: expected a list, each text"),
         ({"setup": ["a\nb"]}, r"setup=.*expected a list of lines such as \[module load.*quote one with ': ' in it"),
         ({"srun": ["--exclusive", "rm"]}, r"srun=\[--exclusive,rm\]: expected a list of options"),
-        ({"python": ["apptainer"]}, "python=.*expected text"),
         ({"python": "a\nb"}, "expected the command that starts Python"),
-        ({"scales": [1]}, "scales=.*expected a mapping"),
         ({"scales": {"tiny": 3}}, "scales=.*expected a mapping"),
         ({"kind": "local", "setup": ["true"]}, "setup with kind=local: expected only with kind=slurm"),
         ({"kind": "debug", "nodes": 2}, "kind=debug: a run has one process; .*cluster=slurm"),
@@ -422,7 +359,7 @@ def test_resources_have_sections_and_overrides():
         resources.load("slrum")
 
 
-@pytest.mark.parametrize("text", ["0123", "012389", "1_000", "010", "0x10", "1e5", "12:30", "no", "on", "7"])
+@pytest.mark.parametrize("text", ["0123", "1_000", "0x10", "1e5", "12:30", "no", "7"])
 def test_texts_for_sbatch_are_what_the_file_says(text, tmp_path):
     """YAML 1.1 reads 0123 as 83, 1_000 as 1000 and no as false."""
     path = tmp_path / "r.yaml"
@@ -439,8 +376,7 @@ def test_texts_for_sbatch_are_what_the_file_says(text, tmp_path):
     assert f"--nice={text}" in flags and f"--account={text}" in flags
 
 
-@pytest.mark.parametrize("text", ["010", "1_0", "0x10", "0b11", "1e1", "1.0", "+5"])
-@pytest.mark.parametrize("key", ["nodes", "cpus", "throttle", "signal_s", "gpus"])
+@pytest.mark.parametrize(("key", "text"), [("nodes", "010"), ("cpus", "1_0"), ("throttle", "0x10"), ("gpus", "1.0")])
 def test_a_number_that_yaml_would_read_as_another_is_refused(text, key, tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text(f"kind: slurm\n{key}: {text}\n")
@@ -452,23 +388,6 @@ def test_a_number_that_yaml_would_read_as_another_is_refused(text, key, tmp_path
     path.write_text("kind: slurm\nmemory_gb: 1_0\n")
     with pytest.raises(SweepError, match="memory_gb=1_0: expected a number"):
         resources.load(str(path))
-
-
-def test_numbers_are_read_by_the_keys_that_want_them(tmp_path):
-    path = tmp_path / "r.yaml"
-    path.write_text("kind: slurm\nnodes: 2\ngpus: 4\nmemory_gb: 1.5\ntflops: 1e2\ntime: 010\n")
-    place = resources.load(str(path))
-    assert (place.nodes, place.gpus, place.memory_gb, place.tflops) == (2, 4, 1.5, 100.0)
-    assert resource_options.minutes(place.time) == 10
-
-
-def test_numbers_are_as_good_as_texts_for_sbatch(tmp_path):
-    path = tmp_path / "r.yaml"
-    path.write_text("kind: slurm\naccount: 12345\npartition: 7\n")
-    place = resources.load(str(path))
-    assert (place.account, place.partition) == ("12345", "7")
-    noted = {"name": "slurm", "kind": "slurm", "qos": 3, "constraint": 4, "exclude": 5}
-    assert resources.resume(noted, {}).exclude == "5"
 
 
 def test_a_retry_takes_nothing_that_runs_code_from_a_folder_of_runs():
@@ -506,7 +425,6 @@ def test_a_folder_whose_name_slurm_would_replace_is_refused(name):
     [
         ({"gpus": "a100:2"}, ["--gpus-per-node=a100:2"], []),
         ({"gpus": 2, "extra": {"gres": "gpu:a100:2"}}, ["--gres=gpu:a100:2"], ["--gpus-per-node"]),
-        ({"gpus": 2, "extra": {"gpus-per-task": 1}}, ["--gpus-per-task=1"], ["--gpus-per-node"]),
         ({"gpus": "a100:0"}, [], ["--gpus"]),
         ({"memory_gb": 4, "extra": {"mem-per-gpu": "8G"}}, ["--mem-per-gpu=8G"], ["--mem="]),
         ({"cpus": 4, "extra": {"cpus-per-gpu": 8}}, ["--cpus-per-gpu=8"], ["--cpus-per-task"]),
@@ -522,30 +440,64 @@ def test_what_is_asked_for_in_the_sites_own_way_is_asked_for_once(tmp_path, valu
     assert set(has) <= set(flags) and not [f for f in flags for word in lacks if f.startswith(word)]
 
 
-def test_setup_and_python_can_be_typed():
-    typed = {"setup": '[module load cuda/12.4, "export A=\'b: c\'"]', "python": "env A=1 python"}
-    _, setup, command = script(resources.load("slurm", "tiny", typed))
+def test_a_script_asks_for_what_the_resources_say():
+    keys = {
+        "account": "me",
+        "qos": "long",
+        "constraint": "h100",
+        "nodes": "2",
+        "tasks": "4",
+        "gpus": "4",
+        "throttle": "3",
+    }
+    typed = {
+        "setup": "[module load cuda/12.4, \"export A='b: c'\"]",
+        "python": "env A=1 python",
+        "extra": "{mail-type: END}",
+    }
+    flags, setup, command = script(resources.load("slurm", "paper", {**keys, **typed}), 5)
+    expected = {
+        "--account=me", "--qos=long", "--constraint=h100", "--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4",
+        "--array=0-4%3", "--time=2880", "--signal=USR2@300", "--requeue", "--mail-type=END", "--open-mode=append",
+        "--chdir=/code", "--mem=245760M",
+    }  # fmt: skip
+    assert expected - set(flags) == set()
     assert setup == ["module load cuda/12.4", "export A='b: c'"]
+    assert "--kill-on-bad-exit=1" in command
     assert command.endswith(" env A=1 python -u -m submitit.core._submit /runs/.sweeps/g/logs")
 
 
-def test_planning_looking_and_helping_import_no_torch(tmp_path):
+def test_planning_and_looking_import_no_torch_and_take_no_second(tmp_path):
+    """Three hundred runs that have ended: what a user types again and again."""
+    sweep, finished, stored = Sweep(tmp_path, "many"), json.dumps({"status": "done", "step": 10}), []
+    for number in range(300):
+        folder = tmp_path / f"r{number:03}"
+        folder.mkdir()
+        (folder / "summary.json").write_text(finished)
+        stored.append(PlannedRun(folder.name, "train", "", "e:m", [f"seed={number}"], True, str(folder), 10))
+    sweep.add("Many", stored)
     code = (
-        "import sys\n"
-        "from sweeps import command as sweeps_command\n"
+        "import sys, time\n"
+        "from sweeps.command import main\n"
         f"root = 'paths.runs={tmp_path}'\n"
-        "assert sweeps_command.main(['list', root]) == 0\n"
-        "assert sweeps_command.main(['status', 'route_placement', root]) == 2\n"
-        "assert not {'torch', 'hydra', 'omegaconf', 'submitit'} & set(sys.modules)\n"
-        "assert sweeps_command.main(['launch', 'route_placement', '--dry-run', root]) == 0\n"
+        "assert main(['status', 'many', root]) == 0\n"
+        "seconds = time.process_time()\n"
+        "for words in (['status'], ['list'], ['cancel', 'many']):\n"
+        "    assert main([*words, root]) == 0\n"
+        "assert not {'torch', 'hydra', 'omegaconf', 'submitit', 'optuna'} & set(sys.modules)\n"
+        "assert main(['show', 'relative_absolute', root]) == 0\n"
+        "assert main(['launch', 'route_placement', '--dry-run', root]) == 0\n"
+        "try:\n"
+        "    main(['predict', '--help'])\n"
+        "except SystemExit:\n"
+        "    pass\n"
         "assert 'torch' not in sys.modules\n"
+        "print('seconds', seconds)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=Path(grid.__file__).parents[1],
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert "#SBATCH --array=0-16%16" in done.stdout and "together:" in done.stdout
-    assert done.stdout.count("2-8_s0") == 1
+    assert "300 done" in done.stdout and "nothing is in the queue or running" in done.stdout
+    assert "dit-T4-mnist_4-16_s0" in done.stdout and "3 runs at scale tiny" in done.stdout
+    assert "#SBATCH --array=0-16%16" in done.stdout and "--from RUNS" in done.stdout
+    # CPU time with the imports; 0.4 s on an idle machine.
+    assert float(done.stdout.split()[-1]) < 1.5

@@ -22,30 +22,16 @@ from slurm_lab import STUB, Launcher, until, use_stubs, write_grid
 import experiments.runtime.command
 from experiments.runtime import run_folder
 from experiments.runtime.files import code_commit
-from experiments.runtime.records import append_jsonl, read_jsonl
-from routing.errors import UserError
-from sweeps import (
-    SweepError,
-    job,
-    job_end,
-    launch,
-    pool,
-    pool_gpus,
-    pool_process,
-    resources,
-    sbatch,
-    sbatch_script,
-    scheduler,
-    slurm,
-    snapshot,
-    status,
-    status_table,
-    submit_command,
-)
+from experiments.runtime.records import append_jsonl
+from sweeps import SweepError
 from sweeps import command as sweeps_command
-from sweeps.folder import JobBatch, Sweep
-from sweeps.planned_run import PlannedRun
-from sweeps.run_status import RunStatus
+from sweeps.commands import retry_command
+from sweeps.jobs import job, job_end, pool, pool_process, sbatch, sbatch_script, slurm, snapshot
+from sweeps.status import status, status_table
+from sweeps.status.run_status import RunStatus
+from sweeps.store.folder import JobBatch, Sweep
+from sweeps.store.planned_run import PlannedRun
+from sweeps.submission import launch
 
 ROOT = snapshot.ROOT
 
@@ -77,16 +63,6 @@ def test_debug_runs_everything_and_the_same_command_nothing(shop):
     assert shop("status", "seed=5").count("_s5-") == 1
 
 
-def test_what_belongs_to_launch_is_refused_elsewhere(shop):
-    shop("launch", "cluster=debug")
-    for command in ("status", "retry", "cancel"):
-        assert "dry= belongs to launch" in shop(command, "dry=true", code=2)
-    for command in ("status", "cancel"):
-        for word in ("cluster=local", "cluster.time=3"):
-            assert "cluster= belongs to launch, predict, retry" in shop(command, word, code=2)
-    assert shop.states() == {0: "done", 1: "done"}
-
-
 def test_a_run_of_another_shell_is_running(shop, monkeypatch):
     shop("launch", "cluster=debug")
     row = shop.rows()[0]
@@ -110,16 +86,9 @@ def test_a_run_of_another_shell_is_running(shop, monkeypatch):
 def test_a_failure_is_shown_and_the_next_run_starts(shop):
     shop.stub({"sleep": 0}, seed0={"fail": 3})
     text = shop("launch", "cluster=debug", code=1)
-    assert (
-        "1 of 2 failed" in text
-        and "the loss is not a number at step 3" in text
-        and "Traceback" in text
-    )
+    assert "1 of 2 failed" in text and "the loss is not a number at step 3" in text and "Traceback" in text
     assert shop.states() == {0: "failed", 1: "done"}
-    first, place = (
-        shop("status").splitlines()[0],
-        f"stub_training.py:{line_of('the loss is not a number at')})",
-    )
+    first, place = (shop("status").splitlines()[0], f"stub_training.py:{line_of('the loss is not a number at')})")
     assert "RuntimeError: the loss is not a number at step 3  (" in first and first.endswith(place)
     assert "retry count" in shop("launch", "cluster=debug")
     shop.stub({"sleep": 0})
@@ -139,7 +108,7 @@ def test_retry_has_the_place_and_the_scale_that_each_run_was_launched_with(shop,
     shop("launch", "cluster=debug", "cluster.time=60", "scale=small", "seed=1", code=1)
     places = []
     monkeypatch.setattr(
-        submit_command, "retry", lambda _, runs, place, **__: places.append((runs[0].stage, place)) or []
+        retry_command, "retry", lambda _, runs, place, **__: places.append((runs[0].stage, place)) or []
     )
     shop("retry", "cluster.throttle=3")
     assert {(stage, place.time, place.throttle) for stage, place in places} == {("score", "50", 3), ("train", "60", 3)}
@@ -156,31 +125,19 @@ def line_of(text):
 
 def test_ctrl_c_saves_and_stops_the_sweep(shop):
     shop.stub({"sleep": 0.02})
-    words = [
-        sys.executable,
-        "-m",
-        "sweeps",
-        "launch",
-        shop.grid,
-        f"paths.runs={shop.runs}",
-        "cluster=debug",
-    ]
+    words = [sys.executable, "-m", "sweeps", "launch", shop.grid, f"paths.runs={shop.runs}", "cluster=debug"]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
     shell = subprocess.Popen(
         [*words, "train.steps=1000"], cwd=shop.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True,
     )  # fmt: skip
     until(
-        lambda: any((run_folder.read(p).get("step") or 0) > 3 for p in shop.runs.glob("*/status.json")),
-        what="a step",
+        lambda: any((run_folder.read(p).get("step") or 0) > 3 for p in shop.runs.glob("*/status.json")), what="a step"
     )
     shell.send_signal(signal.SIGINT)
     said = shell.communicate(timeout=60)[0]
     assert shell.returncode == 1 and "stopped" in said and "Traceback" not in said
-    assert shop.states() == {0: "stopped", 1: "stopped"} or shop.states() == {
-        0: "stopped",
-        1: "new",
-    }
+    assert shop.states() == {0: "stopped", 1: "stopped"} or shop.states() == {0: "stopped", 1: "new"}
     assert shop.rows()[0].step > 3
 
 
@@ -201,11 +158,11 @@ def test_stages_follow_each_other_in_this_process(shop):
     assert shop("status", "scale=tiny").splitlines()[-1] == "6 done"
     assert shop("status", "train.steps=20", "w=5").count("done  ") == 2
     # Longer training is scored again, however often.
-    for steps in (21, 22, 23):
+    for steps in (21, 22):
         shop("launch", "cluster=debug", "n=4", "w=2", "seed=0", f"train.steps={steps}")
         rows, _ = status.statuses(shop.sweep)
-        assert [row.why for row in rows if row.state != "done"] == ["its run has gone on since"]
-    assert len(shop.sweep.events(next(r.run.name for r in rows if r.run.varies.get("w") == "2"))) == 8
+        assert [row.why for row in rows if row.state != "done"] == ["its run was trained further"]
+    assert len(shop.sweep.events(next(r.run.name for r in rows if r.run.varies.get("w") == "2"))) == 6
 
 
 def test_a_command_that_refuses_its_words_is_a_sentence_here_and_a_traceback_in_the_log(shop):
@@ -217,7 +174,9 @@ def test_a_command_that_refuses_its_words_is_a_sentence_here_and_a_traceback_in_
 
 
 def test_jobs_choose_for_themselves_how_long_threads_spin_and_are_not_the_job_that_launches(monkeypatch):
-    monkeypatch.setattr(experiments.runtime.command, "_SPIN_VARIABLES", {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"})
+    monkeypatch.setattr(
+        experiments.runtime.command, "_SPIN_VARIABLES", {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"}
+    )
     monkeypatch.setenv("GOMP_SPINCOUNT", "10000")  # chosen for this process
     monkeypatch.setenv("KMP_BLOCKTIME", "3")  # the user's
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -248,7 +207,7 @@ def test_a_pool_runs_with_its_limit_from_the_snapshot(shop, monkeypatch):
     assert threads == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
     batch = shop.sweep.batches()[0]
     assert {e["code"] for e in shop.events(0) if e["event"] == "start"} == {batch.code}
-    assert (shop.runs / ".sweeps" / "code" / batch.code / "sweeps" / "job.py").is_file()
+    assert (shop.runs / ".sweeps" / "code" / batch.code / "sweeps" / "jobs" / "job.py").is_file()
     assert "3 of 3 done" in shop("launch", "cluster=local", "seed=0,1,2")
 
 
@@ -256,12 +215,8 @@ def test_a_pool_runs_with_its_limit_from_the_snapshot(shop, monkeypatch):
 def test_a_pool_requeues_on_usr2_and_cancel_saves(shop):
     shop.stub({"sleep": 0.03, "save_every": 1000})
     shop("launch", "cluster=local", "seed=0,1", "train.steps=2000")
-    until(
-        lambda: shop.rows()[0].state == "running" and (shop.rows()[0].step or 0) > 3, what="a step"
-    )
-    assert shop.rows()[1].state == "pending" and "in the queue or running" in shop(
-        "launch", "cluster=local"
-    )
+    until(lambda: shop.rows()[0].state == "running" and (shop.rows()[0].step or 0) > 3, what="a step")
+    assert shop.rows()[1].state == "pending" and "in the queue or running" in shop("launch", "cluster=local")
     start = next(e for e in shop.events(0) if e["event"] == "start")
     os.kill(start["pid"], signal.SIGUSR2)
     until(lambda: (shop.rows()[1].step or 0) > 3, what="the other run")
@@ -275,30 +230,21 @@ def test_a_pool_requeues_on_usr2_and_cancel_saves(shop):
     assert [e["step"] > 3 for e in shop.events(1) if e["event"] == "start"] == [False, True]
 
 
-def test_a_killed_pool_is_noticed(shop):
+def test_runs_whose_pool_was_killed_go_on_and_can_be_cancelled(shop):
     shop.stub({"sleep": 0.05})
-    shop("launch", "cluster=local", "seed=0,1", "train.steps=1000")
-    until(lambda: shop.rows()[0].state == "running", what="a run")
+    words = ["launch", "cluster=local", "cluster.workers=2", "train.steps=1000"]
+    shop(*words, "seed=0,1,2")
+    until(lambda: [shop.states()[seed] for seed in (0, 1)] == ["running"] * 2, what="two runs")
     (folder,) = (shop.sweep.path / "pools").iterdir()
     os.kill(run_folder.read(folder / "state.json")["pid"], signal.SIGKILL)
-    os.kill(next(e["pid"] for e in shop.events(0)), signal.SIGKILL)
-    until(lambda: not any(row.live for row in shop.rows().values()), what="the pool's end")
-    assert shop.states() == {0: "failed", 1: "stopped"}
-    assert "its job is gone" in shop.rows()[0].why
-
-
-def test_runs_whose_pool_was_killed_go_on_as_running_and_can_be_cancelled(shop):
-    shop.stub({"sleep": 0.05})
-    shop("launch", "cluster=local", "seed=0,1", "train.steps=1000")
-    until(lambda: shop.rows()[0].state == "running", what="a run")
-    (folder,) = (shop.sweep.path / "pools").iterdir()
-    os.kill(run_folder.read(folder / "state.json")["pid"], signal.SIGKILL)
-    until(lambda: shop.states() == {0: "running", 1: "stopped"}, what="the pool's end")
-    text = shop("launch", "cluster=local", "seed=0", "train.steps=1000")
+    until(lambda: shop.states() == {0: "running", 1: "running", 2: "stopped"}, what="the pool's end")
+    assert "its job is gone" in shop.rows()[2].why
+    text = shop(*words, "seed=0")
     assert "1 of 1 in the queue or running" in text and "nothing to submit" in text
     assert "nothing has failed or stopped" in shop("retry", "seed=0")
-    assert "cancelled 1 of 2" in shop("cancel")
-    until(lambda: shop.states() == {0: "stopped", 1: "stopped"}, what="its end")
+    os.kill(next(event["pid"] for event in shop.events(1)), signal.SIGKILL)
+    assert "cancelled 1 of 1" in shop("cancel", "seed=0")
+    until(lambda: shop.states() == {0: "stopped", 1: "failed", 2: "stopped"}, what="their ends")
     *_, start, _, end = shop.events(0)
     assert (start["event"], end["how"]) == ("start", "stopped") and end["step"] > 0
 
@@ -385,7 +331,7 @@ def test_status_shows_all_sweeps_and_whose_job_a_run_is(shop):
     capture = shop.capsys.readouterr
     assert sweeps_command.main(["status", f"paths.runs={shop.runs}"]) == 0
     first, second = capture().out.splitlines()
-    assert first.split()[0] == "count" and second.split()[0] == "second" and "since 0:" in second
+    assert first.split()[0] == "count" and second.split()[0] == "second" and "elapsed 0:" in second
     assert sweeps_command.main(["status", "seed=2", f"paths.runs={shop.runs}", "--json"]) == 0
     (told,) = json.loads(capture().out)
     assert told["sweep"] == "second" and [r["label"] for r in told["runs"]] == ["seed=2"]
@@ -395,10 +341,12 @@ def test_status_shows_all_sweeps_and_whose_job_a_run_is(shop):
     until(lambda: not pool.states(Sweep(shop.runs, "second"), second), what="the pool's end")
 
 
-def test_a_longer_run_than_was_asked_for_is_of_another_length(shop):
-    shop("launch", "cluster=debug", "train.steps=30")
-    shop("launch", "cluster=debug", "train.steps=20")
-    assert shop("status").count("30/20 steps (extended)") == 2
+def test_status_and_launch_say_which_runs_were_trained_for_longer_than_asked(shop):
+    shop("launch", "cluster=debug", "train.steps=30", "seed=0")
+    text = shop("launch", "cluster=debug", "train.steps=20", "seed=0,1")
+    assert "1 of 2 done (extended: trained for more steps than asked)" in text
+    lines = shop("status").splitlines()
+    assert [line.count("30/20 steps (extended)") for line in lines] == [1, 0, 0] and lines[-1] == "2 done (1 extended)"
 
 
 def test_a_grid_of_this_folder_is_found_by_its_name(shop, monkeypatch):
@@ -436,9 +384,7 @@ def test_a_typed_throttle_changes_live_arrays(shop, monkeypatch):
     monkeypatch.setattr(slurm, "call", lambda words: calls.append(words) or "")
     monkeypatch.setattr(slurm, "max_array", lambda *_: 1001)
     monkeypatch.setattr(slurm, "history", lambda *_: {})
-    monkeypatch.setattr(
-        sbatch, "submit", lambda _sweep, runs, *_: {r.name: f"7_{i}" for i, r in enumerate(runs)}
-    )
+    monkeypatch.setattr(sbatch, "submit", lambda _sweep, runs, *_: {r.name: f"7_{i}" for i, r in enumerate(runs)})
     monkeypatch.setattr(slurm, "queue", lambda *_: {})
     shop("launch", "cluster=slurm", "--throttle", "2")
     (batch,) = shop.sweep.batches()
@@ -490,30 +436,6 @@ def test_ids_that_are_found_before_a_refused_submission_stay_noted(shop, monkeyp
     assert shop.sweep.batches()[-1].ids == {"r": "18"}
 
 
-def test_a_submission_without_an_answer_stays_noted(shop, monkeypatch):
-    def unsure(*_):
-        raise UserError("sbatch had no answer")
-
-    monkeypatch.setattr(sbatch, "submit", unsure)
-    monkeypatch.setattr(slurm, "queue", lambda *_: {})
-    monkeypatch.setattr(slurm, "max_array", lambda *_: 1001)
-    shop("launch", "cluster=slurm", code=2)
-    assert len(shop.sweep.batches()) == 1 and shop.rows()[0].why == "its submission was cut off"
-
-
-@pytest.mark.slow
-def test_a_pool_gives_each_worker_gpus_of_its_own(shop, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    text = shop("launch", "cluster=local", "cluster.workers=3", "cluster.gpus=1", code=2)
-    assert "needs 3 GPUs, 2 are visible; try cluster.workers=2" in text
-    shop("launch", "cluster=local", "cluster.workers=2", "cluster.gpus=1")
-    (folder,) = (shop.sweep.path / "pools").iterdir()
-    assert run_folder.read(folder / "pool.json")["gpus"] == ["3", "5"]
-    until(lambda: shop.states() == {0: "done", 1: "done"}, what="both")
-    text = shop("launch", "cluster=local", "cluster.tasks=2", "seed=9", code=2)
-    assert "cluster=slurm" in text and "torchrun" in text
-
-
 # --- the job ---------------------------------------------------------------------------------------------------
 
 
@@ -525,44 +447,26 @@ def make_run(root, name="r", **changes):
     return PlannedRun(**{**values, **changes})
 
 
-def test_attempts_without_progress_are_counted_in_a_submission(tmp_path):
-    def given_up(step, batch="b"):
-        one = job.Job(make_run(tmp_path).__dict__, str(tmp_path), "g", str(tmp_path), None, batch)
-        try:
-            one.check_progress(step)
-        except SweepError:
-            return True
-        return False
+def test_a_fourth_start_from_one_step_in_a_submission_is_given_up(tmp_path):
+    def job_of(batch):
+        return job.Job(run.__dict__, str(tmp_path), "g", str(tmp_path), None, batch, "debug")
 
-    sweep = Sweep(tmp_path, "g")
-    for step in (0, 5, 5):
-        sweep.note("r", "start", step=step, batch="b")
-        sweep.note("r", "end", how="requeued")
-        assert not given_up(5)
-    sweep.note("r", "start", step=5, batch="b")
-    sweep.note("r", "end", how="stopped", signal="SIGTERM")  # a pre-emption without a warning
-    assert (given_up(5), given_up(0), given_up(9)) == (True, False, False)
-    # What is retried, or launched again after a stop, is another submission.
-    assert not given_up(5, "c")
-    sweep.note("r", "start", step=5, batch="c")
-    assert not given_up(5, "c")
-
-
-def test_the_fourth_start_from_one_step_is_given_up(tmp_path):
     run = make_run(tmp_path, args=[f"paths.runs={tmp_path}"])
-    one = job.Job(run.__dict__, str(tmp_path), "g", str(tmp_path), None, "b", "debug")
-    for _ in range(3):
-        one.folder.note(run.name, "start", step=0, batch="b")
+    sweep = Sweep(tmp_path, "g")
+    for how in ("requeued", "requeued", "stopped"):  # stopped: a pre-emption without a warning
+        job_of("b").check_progress(0)
+        sweep.note("r", "start", step=0, batch="b")
+        sweep.note("r", "end", how=how)
+    job_of("b").check_progress(5)
+    # What is retried, or launched again after a stop, is another submission.
+    job_of("c").check_progress(0)
     with pytest.raises(SweepError, match="3 attempts started at step 0"):
-        one()
-    assert one.folder.events(run.name)[-1]["how"] == "failed"
+        job_of("b")()
+    assert sweep.events("r")[-1]["how"] == "failed"
 
 
 def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path):
-    for entry, said in (
-        ("stub_command:seven", "returned 7"),
-        ("stub_command:nothing", "holds no finished run"),
-    ):
+    for entry, said in (("stub_command:seven", "returned 7"), ("stub_command:nothing", "holds no finished run")):
         run = make_run(tmp_path, entry=entry, name=entry.split(":")[1])
         one = job.Job(run.__dict__, str(tmp_path), "g", str(tmp_path), None, "b", "debug")
         with pytest.raises(SweepError, match=said):
@@ -571,8 +475,7 @@ def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cwd", "code", "said"),
-    [("gone", None, "FileNotFoundError: .*gone"), ("", "other", "not from its snapshot")],
+    ("cwd", "code", "said"), [("gone", None, "FileNotFoundError: .*gone"), ("", "other", "not from its snapshot")]
 )
 def test_a_job_that_cannot_begin_says_why(cwd, code, said, tmp_path):
     run = make_run(tmp_path)
@@ -591,11 +494,6 @@ def test_a_signal_before_training_listens_asks_for_a_requeue(tmp_path):
             one()
         assert caught.value.code == code and one.folder.events(run.name)[-1]["how"] == how
         assert signal.getsignal(signal.SIGUSR2) is before
-
-
-def test_a_job_that_imports_other_code_than_its_snapshot_refuses(tmp_path):
-    with pytest.raises(SweepError, match="not from its snapshot"):
-        job.check_code(tmp_path)
 
 
 def test_the_id_for_requeueing_is_the_array_tasks(monkeypatch):
@@ -642,7 +540,7 @@ def test_tasks_of_a_cut_off_submission_are_told_by_their_numbers(tmp_path):
     sweep = Sweep(tmp_path, "g")
     sweep.intend(JobBatch("g.b", "slurm", "slurm", ["r0", "r1", "r2"], 1.0, "c"))
     queued = {i: slurm.QueueJob(i, "RUNNING", name="g.b") for i in ("18_2", "18_1")}
-    scheduler.adopt(sweep, sweep.batches(), queued)  # the first has ended, and left the queue
+    status.adopt(sweep, sweep.batches(), queued)  # the first has ended, and left the queue
     assert sweep.batches()[0].ids == {"r1": "18_1", "r2": "18_2"}
 
 
@@ -650,9 +548,7 @@ def test_tasks_of_a_cut_off_submission_are_told_by_their_numbers(tmp_path):
     ("second", "said"),
     [("QOSMaxSubmitJobPerUserLimit", "refused 1 of the runs: .* the same launch"), ("Socket timed out", "no answer")],
 )
-def test_the_runs_of_an_array_that_was_refused_or_lost_are_told_from_those_before_it(
-    second, said, shop, monkeypatch
-):
+def test_the_runs_of_an_array_that_was_refused_or_lost_are_told_from_those_before_it(second, said, shop, monkeypatch):
     def sbatch(self, *_):
         calls.append(1)
         if len(calls) > 1:
@@ -680,10 +576,7 @@ OUTSIDE = {"name": "..", "stage": "", "label": "", "entry": "", "args": [], "tra
 OUTSIDE = {"runs": {"r": OUTSIDE | {"folder": "", "steps": None, "varies": {}}}}
 
 
-@pytest.mark.parametrize(
-    "content",
-    ['{"runs": ', "{}", '{"runs": [1]}', '{"runs": {"r": {"name": "r"}}}', json.dumps(OUTSIDE)],
-)
+@pytest.mark.parametrize("content", ['{"runs": ', '{"runs": {"r": {"name": "r"}}}', json.dumps(OUTSIDE)])
 def test_a_damaged_list_of_runs_is_named_with_what_helps(content, tmp_path):
     sweep = Sweep(tmp_path, "g")
     sweep.add("t", [])
@@ -706,39 +599,11 @@ def test_a_sweep_that_cannot_be_read_leaves_the_others_in_the_list(tmp_path, cap
     assert said.out.startswith("good ") and "torn/sweep.json cannot be read" in said.err
 
 
-def test_damaged_run_folders_are_no_surprise(tmp_path):
-    for content in (
-        b"",
-        b"{",
-        b"[]",
-        b"\xff",
-        b'{"status": "done"}',
-        b'{"status": "done", "step": "x"}',
-    ):
-        (tmp_path / "summary.json").write_bytes(content)
-        assert not run_folder.finished(tmp_path, 5) and run_folder.speed(tmp_path) is None
-    (tmp_path / "summary.json").write_text('{"status": "done", "step": 5, "images_per_s": 2}')
-    assert (
-        run_folder.finished(tmp_path, 5)
-        and not run_folder.finished(tmp_path, 6)
-        and run_folder.speed(tmp_path) == 2
-    )
-    (tmp_path / "checkpoints").mkdir()
-    assert run_folder.saved_step(tmp_path) == 0 == run_folder.saved_step(tmp_path / "no")
-    for name in ("step-00000007", "step-00000012", "step-x", ".step-00000099.tmp"):
-        (tmp_path / "checkpoints" / name).mkdir()
-    assert run_folder.saved_step(tmp_path) == 12
-
-
 def test_a_snapshot_holds_the_code_once(tmp_path):
     first = snapshot.snapshot(tmp_path)
     stamp = (first / "snapshot.json").stat().st_mtime_ns
-    assert (
-        snapshot.snapshot(tmp_path) == first and (first / "snapshot.json").stat().st_mtime_ns == stamp
-    )
-    assert (first / "experiments" / "conf" / "scale" / "small.yaml").is_file() and (
-        first / "sweeps" / "grids"
-    ).is_dir()
+    assert snapshot.snapshot(tmp_path) == first and (first / "snapshot.json").stat().st_mtime_ns == stamp
+    assert (first / "experiments" / "conf" / "scale" / "small.yaml").is_file() and (first / "sweeps" / "grids").is_dir()
     assert not list(first.rglob("*.pyc")) and [p.name for p in tmp_path.iterdir()] == [first.name]
     # A snapshot of a snapshot is the same code; what an editor has beside it is none.
     (first / "sweeps" / ".#launch.py").symlink_to("nobody@nowhere.1")
@@ -765,30 +630,6 @@ def test_a_read_only_installations_snapshot_can_be_removed_and_a_part_is_made_an
         (root / package).chmod(0o755)
 
 
-def test_the_script_asks_for_what_the_resources_say(tmp_path):
-    keys = {
-        "partition": "gpu",
-        "account": "me",
-        "qos": "long",
-        "constraint": "h100",
-        "nodes": "2",
-        "tasks": "4",
-        "gpus": "4",
-    }
-    place = resources.load("slurm", "paper", {**keys, "extra": "{mail-type: END}", "throttle": "3"})
-    text = sbatch_script.script(Sweep(tmp_path / "a b", "g"), place, 5, tmp_path / "code")
-    for line in (
-        "--partition=gpu", "--account=me", "--qos=long", "--constraint=h100", "--nodes=2", "--ntasks-per-node=4",
-        "--gpus-per-node=4", "--array=0-4%3", "--time=2880", "--signal=USR2@300", "--requeue", "--mail-type=END",
-        "--open-mode=append", f"--chdir={tmp_path / 'code'}", "--mem=245760M",
-    ):  # fmt: skip
-        assert f"#SBATCH {line}\n" in text, line
-    assert (
-        "--kill-on-bad-exit=1" in text
-        and f"'{tmp_path / 'a b' / '.sweeps' / 'g' / 'logs'}'" in text
-    )
-
-
 # --- status ----------------------------------------------------------------------------------------------------
 
 
@@ -800,8 +641,6 @@ def fake_sweep(root, count, monkeypatch):
     sweep.intend(JobBatch("many.b", "slurm", "slurm", [r.name for r in runs], 1.0, "c"))
     sweep.submitted("many.b", {r.name: f"18_{i}" for i, r in enumerate(runs)})
     queue = {}
-    # Flushing 2,000 files to disk is not what is looked at here.
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
     for i, run in enumerate(runs):
         kind = ("done", "running", "pending", "failed", "killed", "requeued", "cancelled")[i % 7]
         folder, note = Path(run.folder), functools.partial(sweep.note, run.name)
@@ -809,9 +648,7 @@ def fake_sweep(root, count, monkeypatch):
         if kind not in ("pending", "cancelled"):
             note("start", step=0, pid=1)
         if kind == "done":
-            (folder / "summary.json").write_text(
-                json.dumps({"status": "done", "step": 10, "scores": {"FD": 2.5}})
-            )
+            (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 10, "scores": {"FD": 2.5}}))
         elif kind == "running":
             beat = {
                 "status": "running",
@@ -826,13 +663,7 @@ def fake_sweep(root, count, monkeypatch):
         elif kind == "pending":
             queue[f"18_{i}"] = slurm.QueueJob(f"18_{i}", "PENDING", "Priority", "", "many.b")
         elif kind == "failed":
-            note(
-                "end",
-                how="failed",
-                rank=0,
-                error="ValueError: [red]no[/]\nsecond",
-                where="experiments/x.py:3",
-            )
+            note("end", how="failed", rank=0, error="ValueError: [red]no[/]\nsecond", where="experiments/x.py:3")
         elif kind == "requeued":
             note("end", how="requeued", step=3)
             queue[f"18_{i}"] = slurm.QueueJob(f"18_{i}", "PENDING", "BeginTime", "", "many.b")
@@ -849,9 +680,7 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     known["18_6"] = slurm.QueueJob("18_6", "CANCELLED", "", "", "", "0:0")
     monkeypatch.setattr(slurm, "history", lambda ids, *_: asked.append(sorted(ids)) or known)
     (sweep.logs).mkdir()
-    (sweep.logs / "18_4_0_log.err").write_text(
-        "Traceback\nMemoryError: all of it\nslurmstepd: error: killed\n\n"
-    )
+    (sweep.logs / "18_4_0_log.err").write_text("Traceback\nMemoryError: all of it\nslurmstepd: error: killed\n\n")
     rows = {r.run.name: r for r in status.statuses(sweep)[0]}
     assert [rows[f"r{i:04}"].state for i in range(7)] == [
         "done", "running", "pending", "failed", "failed", "requeued", "stopped"
@@ -868,10 +697,7 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     assert (row.state, row.why) == ("stopped", "its job is gone")
     lines = status_table.plain(list(rows.values()))
     assert "running   r0001  seed=1  4/10  7 img/s  ETA 1:15  18_1  n1" in lines
-    assert (
-        status_table.counts(list(rows.values()))
-        == "1 running, 2 failed, 1 requeued, 1 pending, 1 stopped, 1 done"
-    )
+    assert status_table.counts(list(rows.values())) == "1 running, 2 failed, 1 requeued, 1 pending, 1 stopped, 1 done"
 
 
 def test_a_retry_that_has_not_begun_is_starting_whatever_the_killed_run_said(tmp_path, monkeypatch):
@@ -934,13 +760,8 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
 
     monkeypatch.setattr(slurm, "queue", silent)
     rows, trouble = status.statuses(sweep)
-    assert "no answer" in trouble and {r.state for r in rows} >= {
-        "done",
-        "failed",
-        "pending",
-        "starting",
-    }
-    with pytest.raises(SweepError, match="nobody knows which runs are live"):
+    assert "no answer" in trouble and {r.state for r in rows} >= {"done", "failed", "pending", "starting"}
+    with pytest.raises(SweepError, match="which runs are live is unknown"):
         launch.find_missing(sweep, list(sweep.runs().values()), print)
 
 
@@ -948,16 +769,12 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
     ("state", "code", "remarks", "said"),
     [
         ("FAILED", "0:9", "", "killed by signal 9 (out of memory?)"),
-        ("FAILED", "137:0", "", "killed by signal 9 (out of memory?)"),
         ("FAILED", "", "srun: error: n1: task 0: Killed\nsrun: more", "killed by signal 9 (out of memory?)"),
         ("FAILED", "", "srun: error: n1: tasks 0-3: Segmentation fault (core dumped)", "Segmentation fault"),
-        ("FAILED", "", "srun: error: n1: task 0: Exited with exit code 1", "FAILED"),
         ("FAILED", "11:0", "", "FAILED with exit code 11"),
         ("NODE_FAIL", "0:0", "", "its node failed"),
-        ("TIMEOUT", "0:0", "", "its time limit came before it had saved (cluster.time=, cluster.signal_s=)"),
-        ("REVOKED", "", "", "REVOKED"),
+        ("TIMEOUT", "0:0", "", "reached its time limit before it had saved (cluster.time=, cluster.signal_s=)"),
         ("", "", "", "its job is gone"),
-        ("ENDED", "", "", "its process is gone"),
     ],
 )
 def test_what_ended_a_job_is_said_in_words(state, code, remarks, said):
@@ -1000,8 +817,7 @@ def timed_sweep(root, monkeypatch, done, running, pending, throttle, reason="Job
             (Path(run.folder) / "status.json").write_text(json.dumps(beat))
         states.setdefault(run.name, "PENDING")
     queue = {
-        f"7_{i}": slurm.QueueJob(f"7_{i}", states[r.name], reason or "", "", "timed.b")
-        for i, r in enumerate(runs)
+        f"7_{i}": slurm.QueueJob(f"7_{i}", states[r.name], reason or "", "", "timed.b") for i, r in enumerate(runs)
     }
     monkeypatch.setattr(slurm, "queue", lambda *_: queue)
     monkeypatch.setattr(pool, "states", lambda *_: states)
@@ -1026,13 +842,9 @@ def timed_sweep(root, monkeypatch, done, running, pending, throttle, reason="Job
         (dict(done=[(100, 90)], running=[(60, 10, 540)], pending=0, throttle=1), 540),
         # All wait: the throttle's places are free.
         (dict(done=[(100, 90)], running=[], pending=4, throttle=2), 200),
-        # A damaged file has any number.
-        (dict(done=[(100, 90)], running=[], pending=2, throttle=-3), 200),
     ],
 )  # fmt: skip
-def test_the_estimate_counts_what_waits_what_is_scored_and_how_many_run_at_once(
-    tmp_path, monkeypatch, values, seconds
-):
+def test_the_estimate_counts_what_waits_what_is_scored_and_how_many_run_at_once(tmp_path, monkeypatch, values, seconds):
     sweep = timed_sweep(tmp_path, monkeypatch, **values)
     rows, _ = status.statuses(sweep)
     told = status_table.as_json(sweep, rows, "")
@@ -1055,14 +867,20 @@ def test_rows_bear_what_axes_or_launches_varied(tmp_path):
     assert "train.lr backbone" in text and "1e-4 -" in text
 
 
-def test_two_thousand_runs_are_one_table(tmp_path, monkeypatch):
-    sweep, queue = fake_sweep(tmp_path, 2000, monkeypatch)
+def test_a_table_of_many_runs_fits_the_terminal(tmp_path, monkeypatch):
+    sweep, queue = fake_sweep(tmp_path, 140, monkeypatch)
     monkeypatch.setattr(slurm, "queue", lambda *_: queue)
     monkeypatch.setattr(slurm, "history", lambda *_: {})
     rows, _ = status.statuses(sweep)
-    assert len(rows) == 2000 and len(status_table.plain(rows)) == 2000
-    text = draw(status_table.table("many", rows, 100, height=40), 100)
-    assert "286 running" in text and "not shown" in text and len(text.splitlines()) <= 40
+    assert len(status_table.plain(rows)) == 140
+    for width in (80, 120):
+        text = draw(status_table.table("many", rows, width, height=60), width)
+        lines = [line.rstrip() for line in text.splitlines()]
+        assert len(lines) <= 60 and max(map(len, lines)) <= width
+        assert "20 running" in text and "not shown" in text
+        # One line a run, and nothing that tells runs apart is cut.
+        assert sum("running" in line and "4/10" in line and "1:15" in line for line in lines) == 20
+        assert any(line.split()[:2] == ["failed", "3"] and "ValueError" in line for line in lines)
     # What a user's data hold is no markup.
     failed = [row for row in rows if row.state == "failed"]
     assert "[red]no[/]" in draw(status_table.table("many", failed[:3], 200), 200)
@@ -1076,19 +894,6 @@ def draw(table, width):
     return console.export_text()
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
-    sweep, queue = fake_sweep(tmp_path, 14, monkeypatch)
-    monkeypatch.setattr(slurm, "queue", lambda *_: queue)
-    monkeypatch.setattr(slurm, "history", lambda *_: {})
-    text = draw(status_table.table("many", status.statuses(sweep)[0], width), width)
-    lines = [line.rstrip() for line in text.splitlines()]
-    assert max(map(len, lines)) <= width
-    # One line a run, and nothing that tells runs apart is cut.
-    assert sum("running" in line and "4/10" in line and "1:15" in line for line in lines) == 2
-    assert any(line.split()[:2] == ["failed", "3"] and "ValueError" in line for line in lines)
-
-
 # --- the command line ------------------------------------------------------------------------------------------
 
 
@@ -1100,12 +905,12 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
         (["launch", "route_placement", "cluster=slrum"], "did you mean slurm"),
         (["launch", "route_placement", "cluster.gpu=1"], "did you mean gpus"),
         (["launch", "route_placement", "scale=huge"], "expected one of tiny, small, paper"),
-        (["launch", "route_placement", "scale=tiny,small"], "scale takes one value"),
-        (["launch", "route_placement", "cluster.gpus=1,2"], "gpus=1,2: expected a whole number"),
-        (["launch", "route_placement", "--compare-at", "hour"], "did you mean hours"),
-        (["launch", "route_placement", "backbone=mmaba"], "did you mean mamba"),
         (["launch", "route_placement", "route=8-2"], "route=8-2"),
+        (["launch", "study_jit", "route=4-8"], "expected one of none, 2-8; launch route_placement route=4-8 for other routes"),
         (["launch", "route_placement", "--throttle", "0"], "throttle=0"),
+        (["launch", "route_placement", "--dry-runn"], "--dry-runn"),
+        (["retry", "route_placement", "dry=true"], "dry= belongs to launch"),
+        (["cancel", "route_placement", "cluster.time=3"], "cluster= belongs to launch, predict, retry"),
         *(
             pytest.param(["launch", "route_placement", *words], said, marks=pytest.mark.slow)
             for words, said in (
@@ -1115,11 +920,9 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
             )
         ),
         (["launch", "route_placement", "clustr=debug"], "did you mean cluster"),
-        (["launch", "route_placement", "backbon=dit"], "did you mean backbone?"),
         (["launch", "route_placement", "train.learning_rate=1"], "did you mean train.lr?"),
-        (["launch", "route_placement", "dry=ful"], "did you mean full"),
         (["status", "nothing"], "no sweep 'nothing' was launched"),
-        (["status", "nothing", "x"], "is no override"),
+        (["status", "nothing", "x"], "is not an override"),
     ],
 )  # fmt: skip
 def test_wrong_commands_are_one_sentence(words, said, tmp_path, capsys, monkeypatch):
@@ -1131,57 +934,18 @@ def test_wrong_commands_are_one_sentence(words, said, tmp_path, capsys, monkeypa
 
 
 def test_lists_of_sbatch_and_a_folder_with_a_comma_are_one_value(tmp_path, capsys):
-    words = ["launch", "selection_rate", "dry=true", f"paths.runs='{tmp_path},b'"]
-    assert sweeps_command.main([*words, "cluster.exclude=n1,n2", "cluster.partition=a,b"]) == 0
+    words = ["launch", "selection_rate", "--dry-run", f"paths.runs='{tmp_path},b'", "--throttle", "2"]
+    assert sweeps_command.main([*words, "cluster.exclude=n1,n2", "cluster.partition=a,b", "backbone=rwkv"]) == 0
     out = capsys.readouterr().out
     assert "--exclude=n1,n2\n" in out and "--partition=a,b\n" in out and f"{tmp_path},b/.sweeps" in out
+    assert "--array=0-3%2" in out and "rwkv-T4-mnist_2-8@0.25_s0" in out  # words may stand behind flags
     for command in (["status"], ["status", "selection_rate"], words[:3]):
         assert sweeps_command.main([*command, "paths.runs=a,b"]) == 2
         assert "paths.runs=\"'a,b'\"" in capsys.readouterr().err
 
 
-def test_flags_and_words_may_stand_in_any_order(tmp_path, capsys):
-    words = [
-        "launch",
-        "selection_rate",
-        "--dry-run",
-        f"paths.runs={tmp_path}",
-        "--throttle",
-        "2",
-        "backbone=rwkv",
-    ]
-    assert sweeps_command.main(words) == 0
-    out = capsys.readouterr().out
-    assert "--array=0-3%2" in out and "rwkv-T4-mnist_2-8@0.25_s0" in out
-    assert sweeps_command.main(["launch", "selection_rate", "--dry-runn"]) == 2
-    assert "--dry-runn" in capsys.readouterr().err
-
-
-def test_list_and_show_read_without_launching(tmp_path, capsys):
-    assert sweeps_command.main(["list", f"paths.runs={tmp_path}"]) == 0
-    assert "route_placement" in capsys.readouterr().out
-    assert sweeps_command.main(["show", "relative_absolute", f"paths.runs={tmp_path}"]) == 0
-    out = capsys.readouterr().out
-    assert "dit-T4-mnist_4-16_s0" in out and "3 runs at scale tiny" in out
-    assert not list(tmp_path.iterdir())
-
-
-def test_grids_and_resources_are_yaml_in_the_package():
-    for folder in ("grids", "resources"):
-        for path in (ROOT / "sweeps" / folder).glob("*.yaml"):
-            assert yaml.safe_load(path.read_text())
-    assert pool_gpus.visible_gpus() is not None
-
-
 @pytest.mark.parametrize(
-    ("name", "ids"),
-    [
-        ("7_2", ["7_2"]),
-        ("7", ["7"]),
-        ("7_[1,3-5%2]", ["7_1", "7_3", "7_4", "7_5"]),
-        ("7_[0-1]", ["7_0", "7_1"]),
-        ("7_[0-5,...]", ["7_[0-5,...]"]),
-    ],
+    ("name", "ids"), [("7_2", ["7_2"]), ("7_[1,3-5%2]", ["7_1", "7_3", "7_4", "7_5"]), ("7_[0-5,...]", ["7_[0-5,...]"])]
 )
 def test_tasks_that_never_started_share_a_record_of_accounting(name, ids):
     assert slurm.task_ids(name) == ids
@@ -1189,9 +953,7 @@ def test_tasks_that_never_started_share_a_record_of_accounting(name, ids):
 
 def test_clients_without_a_cluster_say_where_to_go(tmp_path, monkeypatch):
     client = tmp_path / "squeue"
-    client.write_text(
-        "#!/bin/sh\necho 'squeue: error: Unable to contact slurm controller' >&2; exit 1\n"
-    )
+    client.write_text("#!/bin/sh\necho 'squeue: error: Unable to contact slurm controller' >&2; exit 1\n")
     client.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(SweepError, match="squeue: .*Unable to contact.*cluster=local"):
@@ -1199,43 +961,3 @@ def test_clients_without_a_cluster_say_where_to_go(tmp_path, monkeypatch):
     client.write_text("#!/bin/sh\necho 'squeue: error: Invalid user' >&2; exit 1\n")
     with pytest.raises(SweepError, match="squeue: squeue: error: Invalid user"):
         slurm.queue()
-
-
-def test_a_line_after_a_half_written_one_is_whole(tmp_path):
-    file = tmp_path / "batches.jsonl"
-    append_jsonl(file, [{"batch": "a"}])
-    with file.open("a") as handle:
-        handle.write('{"batch": "b", "ru')
-    append_jsonl(file, [{"batch": "c"}])
-    append_jsonl(file, [{"batch": "d"}])
-    assert [line["batch"] for line in read_jsonl(file)] == ["a", "c", "d"]
-
-
-def test_looking_at_a_sweep_and_cancelling_import_no_torch_and_take_no_second(tmp_path):
-    """Three hundred runs that have ended: what a user types again and again."""
-    sweep = Sweep(tmp_path, "many")
-    runs = [make_run(tmp_path, f"r{i:03}", varies={"seed": str(i)}, args=["train.lr=1"]) for i in range(300)]
-    sweep.add("Many", runs)
-    sweep.intend(JobBatch("many.b", "local", "local", [run.name for run in runs], 1.0, "c"))
-    for run in runs:
-        Path(run.folder).mkdir()
-        values = {"status": "done", "step": 10, "scores": {"fd": 2.5}, "wall_s": 5.0}
-        (Path(run.folder) / "summary.json").write_text(json.dumps(values))
-        events = [{"event": "start", "time": 1e9}, {"event": "end", "time": 1e9 + 9, "how": "done"}]
-        append_jsonl(sweep.attempts(run.name), events)
-    code = (
-        "import sys, time\n"
-        "from sweeps import command\n"
-        f"root = 'paths.runs={tmp_path}'\n"
-        "assert command.main(['status', 'many', root]) == 0\n"
-        "seconds = time.process_time()\n"
-        "for words in (['status'], ['show', 'many', '--run', 'r001'], ['cancel', 'many']):\n"
-        "    assert command.main([*words, root]) == 0\n"
-        "assert not {'torch', 'hydra', 'omegaconf', 'submitit', 'optuna'} & set(sys.modules)\n"
-        "print('seconds', seconds)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert "300 done" in done.stdout and "nothing is in the queue or running" in done.stdout
-    # CPU time with the imports; 0.4 s on an idle machine.
-    assert float(done.stdout.split()[-1]) < 1.5

@@ -13,9 +13,10 @@ from small import ROOT
 
 from experiments.runtime.locks import locked
 from sweeps import command as sweeps_command
-from sweeps import grid, pool_gpus
-from sweeps.folder import Sweep
-from sweeps.optuna_study import distributions, import_optuna, study_location, summary
+from sweeps.jobs import pool_gpus
+from sweeps.plan import grid
+from sweeps.store.folder import Sweep
+from sweeps.submission.optuna_study import distributions, import_optuna, study_location, summary
 
 pytest.importorskip("optuna")
 OVER = {
@@ -35,11 +36,7 @@ def make(folder, name="seek", steps=4, trials=3, sleep=0.0, **changes):
     runs = folder / "runs"
     runs.mkdir(exist_ok=True)
     (runs / "stub.json").write_text(json.dumps({"*": {"sleep": sleep}}))
-    values = {
-        "base": BASE | {"train.steps": steps},
-        "seeds": [0],
-        "search": {"trials": trials, "over": OVER},
-    }
+    values = {"base": BASE | {"train.steps": steps}, "seeds": [0], "search": {"trials": trials, "over": OVER}}
     return [write_grid(folder, name, **values | changes), f"paths.runs={runs}"], Sweep(runs, name)
 
 
@@ -68,20 +65,18 @@ def test_trials_are_asked_and_told_and_go_on_to_a_larger_number(tmp_path, capsys
 
 @pytest.mark.slow
 def test_a_killed_coordinator_goes_on_and_bad_trials_are_pruned(tmp_path):
-    words, sweep = make(tmp_path, steps=100, trials=14, sleep=0.03)
+    words, sweep = make(tmp_path, steps=60, trials=10, sleep=0.03)
     call = [sys.executable, "-m", "sweeps", "launch", *words, "cluster=local", "cluster.workers=2"]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
-    for seen in (2, 5):
-        with subprocess.Popen(
-            call, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL
-        ) as coordinator:
+    for seen in (1, 3):
+        with subprocess.Popen(call, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as coordinator:
             until(lambda n=seen: len(trials(sweep)) > n and trials(sweep)[n][-1].startswith("dit"))
             coordinator.send_signal(signal.SIGKILL)
     done = subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
-    assert "go on" in done.stdout and "pruned  at step" in done.stdout
+    assert "resuming" in done.stdout and "pruned  at step" in done.stdout
     found = trials(sweep)
-    assert len(found) == 14 and {t[2] for t in found} == {"complete", "pruned"}
+    assert len(found) == 10 and {t[2] for t in found} == {"complete", "pruned"}
     runs = list((tmp_path / "runs").glob("dit-*"))
     assert {r.name for r in runs} == {t[-1] for t in found}
     for run in runs:  # trained once, or stopped on the way
@@ -97,7 +92,7 @@ def test_ctrl_c_stops_a_search_in_this_process_and_its_trial_goes_on_later(tmp_p
         until(lambda: list(tmp_path.glob("runs/dit-*/checkpoints/*")), what="a checkpoint")
         shell.send_signal(signal.SIGINT)
         said = shell.communicate(timeout=60)[0]
-    assert "the same command goes on" in said and [t[2] for t in trials(sweep)] == ["running"]
+    assert "the same command to resume" in said and [t[2] for t in trials(sweep)] == ["running"]
     (tmp_path / "runs" / "stub.json").write_text(json.dumps({"*": {"sleep": 0}}))
     assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 0
     assert [t[2] for t in trials(sweep)] == ["complete"] * 2
@@ -106,7 +101,7 @@ def test_ctrl_c_stops_a_search_in_this_process_and_its_trial_goes_on_later(tmp_p
 def test_values_of_steps_are_exact(tmp_path):
     steps = {"low": 0.1, "high": 0.7, "step": 0.1}
     over = {"train.clip": {"low": 0.4375, "high": 0.4375, "step": 0.0625}, "train.ema": steps}
-    words, sweep = make(tmp_path, base=BASE | {"route": "none"}, search={"trials": 7, "over": over})
+    words, sweep = make(tmp_path, base=BASE | {"route": "none"}, search={"trials": 3, "over": over})
     assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 0
     varies = [run.varies for run in sweep.runs().values()]
     assert {values["train.clip"] for values in varies} == {"0.4375"}
@@ -126,8 +121,7 @@ def test_listed_values_are_exact_and_a_live_trial_of_another_search_stays(tmp_pa
     words, _ = make(tmp_path, base=BASE | {"route": "none"}, search={"over": {"train.lr": [0.5]}})
     assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 2
     assert (
-        "its search is another than its study has (trial 0 has train.lr=0.00012345"
-        in capsys.readouterr().err
+        "its search differs from that of its stored trials (trial 0 has train.lr=0.00012345" in capsys.readouterr().err
     )
     assert [t[2] for t in trials(sweep)] == ["complete", "running"]
 
@@ -136,17 +130,11 @@ def test_listed_values_are_exact_and_a_live_trial_of_another_search_stays(tmp_pa
     ("changes", "more", "said"),
     [
         ({"search": {"metric": "fdd", "over": OVER}}, [], "did you mean fd"),
-        ({"search": {"over": {"train.lr": {"low": 1}}}}, [], "expected a list of values or"),
         ({"search": {"over": {"train.lr": {"low": 2, "high": 1}}}}, [], "not a range"),
-        ({"search": {"over": {"train.lr": {"low": 1, "high": 2, "steps": 1}}}}, [], "not a range"),
-        ({"search": {"ovr": OVER}}, [], "did you mean over"),
         ({"search": {"over": {}}}, [], "search.over={}: expected names"),
-        ({"search": {"trials": 1.5, "over": OVER}}, [], "trials=1.5: expected an integer >= 1"),
         ({"search": {"over": OVER}, "seeds": [0, 1]}, [], "expected one seed"),
-        ({"search": {"metric": "kid", "over": OVER}}, [], "'kid': expected one of fd"),
         ({}, ["--trials", "0"], "at least 1"),
         ({}, ["train.lr=1"], "leave the argument out"),
-        ({}, ["train.stesp=1"], "did you mean train.steps"),
     ],
 )
 def test_wrong_searches_are_refused_before_the_first_trial(changes, more, said, tmp_path, capsys):
@@ -157,9 +145,7 @@ def test_wrong_searches_are_refused_before_the_first_trial(changes, more, said, 
     assert not sweep.path.exists()
 
 
-def test_trials_of_a_grid_without_search_and_a_missing_optuna_are_sentences(
-    tmp_path, capsys, monkeypatch
-):
+def test_trials_of_a_grid_without_search_and_a_missing_optuna_are_sentences(tmp_path, capsys, monkeypatch):
     words = ["cluster=debug", f"paths.runs={tmp_path}"]
     assert sweeps_command.main(["launch", "route_placement", "--trials", "3", *words]) == 2
     assert "has no search section" in capsys.readouterr().err
@@ -218,13 +204,8 @@ def test_a_python_grid_yields_overrides_runs_its_own_command_and_is_kept(tmp_pat
     ("text", "said"),
     [
         ("import nothing_there", "ModuleNotFoundError"),
-        (
-            "commands = {'tell': lambda words: print(words)}",
-            "needs a function with a name in this file",
-        ),
+        ("commands = {'tell': lambda words: print(words)}", "needs a function with a name in this file"),
         ("def cells():\n    yield 3", "TypeError"),
-        ("axes = {'seed': 1}", "axes.seed=1: expected a list of values"),
-        ("cells = [{'rout': 'none'}]", "did you mean route"),
         ("def cells():\n    while True:\n        yield {}", "more than 10000 cells"),
     ],
 )
@@ -235,7 +216,7 @@ def test_wrong_python_grids_are_one_sentence(text, said, tmp_path, capsys):
     assert said in err[-1] and err[-1].startswith("error: ") and len(err) == 2
 
 
-@pytest.mark.parametrize("name", ["random", "yaml", "routing"])
+@pytest.mark.parametrize("name", ["random", "routing"])
 def test_a_grid_that_would_hide_a_module_is_refused(name, tmp_path, capsys):
     (tmp_path / f"{name}.py").write_text("seeds = [0]")
     assert sweeps_command.main(["launch", str(tmp_path / f"{name}.py"), "dry=true"]) == 2

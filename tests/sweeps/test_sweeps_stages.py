@@ -10,9 +10,10 @@ from slurm_lab import STUB, Launcher, lab, squeue, until, use_stubs, write_grid 
 
 from experiments import preflight
 from sweeps import command as sweeps_command
-from sweeps import executor, slurm, status, versions
-from sweeps.folder import Sweep
-from sweeps.planned_run import PlannedRun
+from sweeps.jobs import sbatch, slurm
+from sweeps.status import status, status_table
+from sweeps.store.folder import Sweep
+from sweeps.store.planned_run import PlannedRun
 
 # A stage from the weights of its parent, one that reads that, and one that reads all runs.
 STAGES = [
@@ -80,7 +81,7 @@ def test_one_launch_runs_all_stages_and_the_next_finds_them_done(shop):
 def test_what_starts_from_a_failed_run_waits_for_its_retry(shop):
     shop.stub({"sleep": 0, "weights": True}, seed1={"fail": 3})
     text = shop("launch", "cluster=debug", code=1)
-    assert text.count("left out: the run that it starts from has not finished") == 2
+    assert text.count("skipped: the run that it starts from has not finished") == 2
     expected = dict.fromkeys(CELLS, "done") | {("train", "1"): "failed"}
     expected |= {("tune", "1"): "stopped", ("score", "1"): "stopped"}
     assert states(shop) == expected
@@ -114,13 +115,12 @@ def test_tasks_of_one_array_get_their_dependencies_while_it_is_held(shop, monkey
     monkeypatch.setattr(slurm, "max_array", lambda *_: 1001)
     ids = iter("789")
 
-
     def submit_command(self, command):
         script = self._make_submission_file_text(command, "uid")
         scripts.append(script)
         return submitit.slurm.slurm.SlurmJob(self.folder, next(ids), tasks=[0])
 
-    monkeypatch.setattr(executor.Executor, "_submit_command", submit_command)
+    monkeypatch.setattr(sbatch.Executor, "_submit_command", submit_command)
     monkeypatch.setattr(submitit.slurm.slurm.SlurmExecutor, "affinity", classmethod(lambda _: 2))
     shop("launch", "cluster=slurm")
     assert len(scripts) == 3
@@ -185,7 +185,7 @@ def pair_of_runs(tmp_path, dense_code, routed_code):
 )
 def test_status_names_pairs_of_two_copies_of_the_code(dense, routed, mixed, tmp_path, capsys):
     sweep, runs = pair_of_runs(tmp_path, dense, routed)
-    assert versions.mixed_pairs(sweep, runs) == [f"different code in a pair: {text}" for text in mixed]
+    assert status_table.mixed_pairs(sweep, runs) == [f"different code in a pair: {text}" for text in mixed]
     sweeps_command.main(["status", "g", "--once", f"paths.runs={tmp_path}"])
     assert capsys.readouterr().out.count("different code in a pair") == len(mixed)
     sweeps_command.main(["status", "g", "--json", f"paths.runs={tmp_path}"])
@@ -194,13 +194,13 @@ def test_status_names_pairs_of_two_copies_of_the_code(dense, routed, mixed, tmp_
 
 def test_the_hash_of_the_code_is_read_from_the_run_where_another_sweep_trained_it(tmp_path):
     sweep, runs = pair_of_runs(tmp_path, [], ["b"])
-    assert versions.mixed_pairs(sweep, runs) == []
+    assert status_table.mixed_pairs(sweep, runs) == []
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "env.json").write_text('{"snapshot": "c"}')
-    assert "none-0 used c, 2-8-0 used b" in versions.mixed_pairs(sweep, runs)[0]
+    assert "none-0 used c, 2-8-0 used b" in status_table.mixed_pairs(sweep, runs)[0]
     # Another sweep went on with it, with newer code.
     sweep.note("none-0", "start", code="b")
-    assert "none-0 used b, c, 2-8-0 used b" in versions.mixed_pairs(sweep, runs)[0]
+    assert "none-0 used b, c, 2-8-0 used b" in status_table.mixed_pairs(sweep, runs)[0]
 
 
 def test_a_run_records_the_hash_of_the_copy_that_it_runs_from(tmp_path, monkeypatch):

@@ -17,8 +17,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from slurm_lab import STUB, Lab, squeue, write_grid  # noqa: E402
 
 from sweeps import command as sweeps_command  # noqa: E402
-from sweeps import status  # noqa: E402
-from sweeps.folder import Sweep  # noqa: E402
+from sweeps.status import status  # noqa: E402
+from sweeps.store.folder import Sweep  # noqa: E402
 
 
 def main(count):

@@ -6,12 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data_tools import idx, right
+from data_tools import idx
 
 from experiments.config import load
 from experiments.data import DataError, create, downloads, image_options, torchvision_sets
-from experiments.evaluation import create_features
-from experiments.runtime.files import default_cache
 from experiments.runtime.locks import locked
 
 REAL = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package dataset-fashion-mnist
@@ -65,12 +63,8 @@ IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte"
     ("name", "change", "words"),
     [
         (IMAGES, None, "there is no train-images-idx3-ubyte or train-images-idx3-ubyte.gz in"),
-        (LABELS, None, "there is no train-labels-idx1-ubyte or"),
-        (IMAGES, lambda data: data[:-9], "is not what was published"),
-        (IMAGES, lambda data: b"", "is not what was published"),
-        (IMAGES, lambda data: b"\x1f\x8b" + data[3:], "is not what was published"),
-        (LABELS, lambda data: data[:-1], "is not what was published"),
-        (LABELS, lambda data: data[:-1] + b"\7", "is not what was published"),
+        (IMAGES, lambda data: b"\x1f\x8b" + data[3:], "differs from the published file"),
+        (LABELS, lambda data: data[:-1] + b"\7", "differs from the published file"),
     ],
 )
 def test_a_file_that_is_not_as_published_is_one_sentence(folder, name, change, words):
@@ -111,13 +105,9 @@ def test_what_is_missing_is_downloaded_once(folder, server, tmp_path_factory, mo
     # What is damaged in our own cache is there, so it is not downloaded: the way out is to delete it.
     images = cache / "tread-suite" / "fashion" / IMAGES
     whole = images.read_bytes()
-    for damaged in (whole[:-9], gzip.compress(b"")):
-        images.write_bytes(damaged)
-        with pytest.raises(
-            DataError, match="remove it, and it is downloaded again; or give data.path"
-        ) as error:
-            create({"name": "fashion"})
-        assert str(images) in str(error.value) and "leave data.path out" not in str(error.value)
+    images.write_bytes(whole[:-9])
+    with pytest.raises(DataError, match=f"{images} is truncated .* delete it, and it is download"):
+        create({"name": "fashion"})
 
 
 def test_what_another_process_downloads_is_waited_for(tmp_path):
@@ -146,11 +136,3 @@ def test_the_published_data_set():
         assert y.bincount().tolist() == [each] * 10
     # The mean that is published for the images without their margin: 72.94.
     assert abs(data._mean * 32**2 / 28**2 - 72.94) < 0.01
-
-
-@installed
-@pytest.mark.slow
-def test_the_classifier_is_as_good_as_a_small_network_gets_in_a_minute():
-    data = create({"name": "fashion", "path": str(REAL)})
-    found = create_features("fashion-classifier", cache=default_cache(), dataset=data)
-    assert right(found) >= 88 and found.dim == 64

@@ -1,6 +1,5 @@
 import json
 import pickle
-import shutil
 import tarfile
 import threading
 
@@ -8,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 from data_tools import add, latents, npy, write_lightning, write_store, write_tars
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from experiments.data import DataError, Prefetch, create
 from experiments.data.latent_options import LatentsOptions
@@ -134,8 +131,6 @@ def test_second_store_is_the_test_split(tmp_path, labels):
     [
         (["class 1", "class 3", "class 4"], [1, 3, 4]),  # two have no picture held out
         (["ant", "bee", "cat"], [0, 1, 2]),  # other words for the same: the numbers say it
-        (["0", "1", "2"], [0, 1, 2]),
-        (["class 1", "class 3", "class 4", "fox"], [1, 3, 4]),  # of a table's names, without a picture
         (["class 1", "class 0", "fox"], "lacks, such as ['fox']"),
     ],
 )
@@ -150,18 +145,6 @@ def test_classes_of_the_second_store_are_told_by_their_names(tmp_path, labels, c
     index = torch.arange(3)
     assert data.batch(index, None, "test").y.tolist() == numbers
     assert data.condition(index).y.tolist() == numbers and data.num_classes == 5
-
-
-@pytest.mark.parametrize("name", ["{}", "class {}"])
-def test_the_second_store_may_know_classes_beyond_the_last(tmp_path, name):
-    paths = [tmp_path / "a", tmp_path / "b"]
-    for path, count in zip(paths, (2, 3), strict=True):
-        manifest = write_store(path, latents(3), [0, 1, count - 1]) / "manifest.json"
-        classes = {"classes": [name.format(number) for number in range(count)]}
-        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | classes))
-    refused(lambda: load(paths[0], test=str(paths[1])), "set data.num_classes=3")
-    data = load(paths[0], test=str(paths[1]), num_classes=3)
-    assert data.condition(torch.arange(3)).y.tolist() == [0, 1, 2]
 
 
 def test_captions(tmp_path):
@@ -186,132 +169,6 @@ def test_captions(tmp_path):
     refused(lambda: load(path, task="class"), "without labels")
 
 
-def test_captions_of_the_second_store_have_the_same_shape(tmp_path):
-    said = [["a"]] * 3
-    paths = [
-        write_store(tmp_path / str(n), latents(3), text=(torch.zeros(3, 1, n, 8).half(), said))
-        for n in (5, 6)
-    ]
-    assert load(paths[0], task="text", test=str(paths[0])).text == (5, 8)
-    refused(lambda: load(paths[0], task="text", test=str(paths[1])), "holds (6, 8) and", "one shape of captions")
-
-
-def test_shuffled_epochs_read_every_sample_once(tmp_path):
-    from experiments.data import SampleOrder
-
-    z = latents(COUNT)
-    data = load(write_store(tmp_path / "s", z, per_file=2), task="none")
-    order = SampleOrder(0, data.size)
-    epoch = torch.cat([data.batch(order.lookup(p), None).x for p in torch.arange(COUNT).split(4)])
-    assert {tuple(r.flatten().tolist()) for r in epoch} == {
-        tuple(r.flatten().tolist()) for r in (torch.from_numpy(z) - 0.25) * 0.5
-    }
-
-
-def damage_truncate(path):
-    shard = path / "shard-00001.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-100])
-
-
-def damage_header(path):
-    (path / "shard-00001.safetensors").write_bytes(b"\x10")
-
-
-def damage_missing(path):
-    (path / "shard-00002.safetensors").unlink()
-
-
-def damage_shape(path):
-    from safetensors.torch import load_file, save_file
-
-    shard = path / "shard-00001.safetensors"
-    tensors = load_file(shard)
-    tensors["latents"] = tensors["latents"][:, :3].contiguous()
-    tensors["pad"] = torch.zeros(6, 1, 8, 8)
-    save_file(tensors, shard)
-    resize(path, shard)
-
-
-def damage_labels(path):
-    from safetensors.torch import load_file, save_file
-
-    shard = path / "shard-00001.safetensors"
-    tensors = load_file(shard)
-    del tensors["labels"]
-    save_file(tensors, shard)
-    resize(path, shard)
-
-
-def damage_format(path):
-    text = (path / "manifest.json").read_text()
-    (path / "manifest.json").write_text(text.replace("tread-latents/1", "tread-latents/9"))
-
-
-def damage_manifest(path):
-    (path / "manifest.json").write_text((path / "manifest.json").read_text()[:200])
-
-
-def damage_twice(path):
-    manifest = json.loads((path / "manifest.json").read_text())
-    first, *_, last = manifest["shards"]
-    last |= {"file": first["file"], "bytes": first["bytes"]}
-    (path / "manifest.json").write_text(json.dumps(manifest))
-
-
-def resize(path, shard):
-    manifest = json.loads((path / "manifest.json").read_text())
-    for entry in manifest["shards"]:
-        if entry["file"] == shard.name:
-            entry["bytes"] = shard.stat().st_size
-    (path / "manifest.json").write_text(json.dumps(manifest))
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (damage_truncate, ("shard-00001.safetensors is truncated", "rerun prepare")),
-        (damage_header, ("shard-00001.safetensors is truncated or no safetensors file",)),
-        (damage_missing, ("shard-00002.safetensors is missing",)),
-        (damage_shape, ("latents torch.float32 [6, 3, 8, 8]", "expected latents torch.float32 of [6, 4, 8, 8]")),
-        (damage_labels, ("holds latents torch.float32 [6, 4, 8, 8]; expected labels",)),
-        (damage_format, ("'tread-latents/9'",)),
-        (damage_manifest, ("manifest.json is damaged",)),
-        (damage_twice, ("latents torch.float32 [6, 4, 8, 8]", "expected latents torch.float32 of [1, 4, 8, 8]")),
-    ],
-)
-def test_damage_is_named(tmp_path, labels, damage, words):
-    path = write_store(tmp_path / "s", latents(COUNT), labels)
-    load(path)
-    damage(path)
-    refused(lambda: load(path), *words)
-
-
-def test_a_store_without_samples_is_damaged(tmp_path, labels):
-    path = write_store(tmp_path / "s", latents(COUNT), labels)
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps(manifest | {"count": 0, "shards": []}))
-    refused(lambda: load(path), "manifest.json is damaged")
-
-
-def test_what_is_wrong_with_the_second_store_is_said_of_it(tmp_path, labels):
-    path = write_store(tmp_path / "s", latents(COUNT), labels)
-    for name, own in (("none", None), ("more", [9] * COUNT)):
-        other = write_store(tmp_path / name, latents(COUNT), own)
-        refused(lambda other=other: load(path, test=str(other)), f"{other} ")
-
-
-def test_a_prepared_store_says_itself_what_it_holds(tmp_path, labels):
-    path = write_store(tmp_path / "s", latents(COUNT), labels)
-    assert load(path, kind="sample").size == COUNT
-    refused(lambda: load(path, kind="moments"), "data.kind=moments", "expected sample, as", "leave")
-
-
-def test_no_number_of_classes_means_that_of_the_store(tmp_path, labels):
-    path = write_store(tmp_path / "s", latents(COUNT), labels)
-    options = LatentsOptions(path=str(path), num_classes=0)
-    assert options.describe()["num_classes"] == create(options).num_classes == 5
-
-
 def test_other_pixels_of_the_same_store_have_another_fingerprint(tmp_path, labels):
     path = write_store(tmp_path / "s", latents(COUNT), labels)
     plain = load(path)
@@ -319,6 +176,16 @@ def test_other_pixels_of_the_same_store_have_another_fingerprint(tmp_path, label
     changes = ({"vae": "a"}, {"vae": "b"}, {"vae_dtype": "bfloat16"}, {"held_out": 3}, {"held_out": 4})
     found = {load(path, **change).pixels_fingerprint for change in changes}
     assert len(found | {plain.fingerprint}) == 6
+
+
+def test_a_missing_shard_and_a_folder_without_a_store_are_named(tmp_path, labels):
+    path = write_store(tmp_path / "s", latents(COUNT), labels)
+    (path / "shard-00002.safetensors").unlink()
+    refused(lambda: load(path), "shard-00002.safetensors is missing")
+    (tmp_path / "pictures" / "n01").mkdir(parents=True)
+    refused(lambda: load(tmp_path / "pictures"), "found n01; from images", "prepare.py")
+    refused(lambda: load(tmp_path / "nowhere"), "is no folder")
+    refused(lambda: create({"name": "latents"}), "data.path=FOLDER")
 
 
 def test_verify_finds_a_changed_byte(tmp_path, labels):
@@ -335,11 +202,6 @@ def test_verify_finds_a_changed_byte(tmp_path, labels):
 def test_label_outside_the_classes(tmp_path, labels):
     path = write_store(tmp_path / "s", latents(COUNT), labels)
     refused(lambda: load(path, num_classes=3), "label 4, outside 0..2", "data.num_classes=5")
-
-
-def test_a_damaged_label_makes_no_classes(tmp_path):
-    path = write_lightning(tmp_path / "l", latents(3), latents(3), [0, 2**40, 1])
-    refused(lambda: load(path), "has label 1099511627776, which is damage")
 
 
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path, labels):
@@ -387,16 +249,6 @@ def test_other_contents_of_the_same_size_are_other_data(tmp_path, labels, write)
     assert opened("labels", z, labels[::-1]) != first
     if write == "lightning":
         assert opened("plain", z, labels, stats=False) != first
-
-
-def test_tar_order_does_not_depend_on_the_directory(tmp_path, labels):
-    path = write_tars(tmp_path / "a", latents(COUNT), labels)
-    other = tmp_path / "b"
-    other.mkdir()
-    for tar in sorted(path.glob("*.tar"), reverse=True):
-        shutil.copy(tar, other)
-    index = torch.arange(COUNT)
-    assert torch.equal(load(path).batch(index, None).x, load(other).batch(index, None).x)
 
 
 def test_stale_or_damaged_index_is_made_again(tmp_path, labels):
@@ -451,58 +303,26 @@ def test_pickles_are_refused_and_not_run(tmp_path, labels):
     assert not ran.exists()
 
 
-def test_a_dry_run_takes_what_the_run_reads_files_of_a_sample_apart_too(tmp_path, labels):
-    z, folder = latents(4), tmp_path / "apart"
-    folder.mkdir()
-    with tarfile.open(folder / "x.tar", "w") as archive:
-        for i in range(4):
-            add(archive, f"{i}.cls", str(labels[i]).encode())
-        for i in range(4):
-            add(archive, f"{i}.latent.npy", npy(z[i]))
-    LatentsOptions(path=str(folder)).check_files()
-    assert len(load(folder).batch(torch.arange(4), None).x) == 4
-
-
 def test_wrong_tar_layouts_are_named(tmp_path, labels):
     z = latents(4)
     images = write_tars(tmp_path / "a", [b"x"] * 4, labels, field="jpg", encode=bytes)
     refused(lambda: load(images), "no latent.npy; found cls, jpg", "prepare.py")
-    bare = write_tars(tmp_path / "g", z, labels, field="npy")
-    with pytest.raises(DataError, match=r"found cls, npy; name its files KEY.latent.npy"):  # of a dry run too
-        LatentsOptions(path=str(bare)).check_files()
-    odd = write_tars(tmp_path / "b", [z[0], z[1][:3], z[2]], labels)
-    refused(
-        lambda: load(odd), "holds float32 [3, 8, 8]; the samples before it hold float32 [4, 8, 8]"
-    )
-    flat = write_tars(tmp_path / "c", z.reshape(4, -1), labels)
-    refused(lambda: load(flat), "holds rows of [256]; expected [C, H, W]")
-    integers = write_tars(tmp_path / "d", z.astype(np.int32), labels)
-    refused(lambda: load(integers), "int32", "of float16 or float32")
+    with pytest.raises(DataError, match="no latent.npy"):  # a dry run says so too
+        LatentsOptions(path=str(images)).check_files()
     junk = write_tars(tmp_path / "e", [b"hello world, this is it"] * 4, labels, encode=bytes)
     refused(lambda: load(junk), "expected a whole .npy array", "b'hello '")
     one = write_tars(tmp_path / "f", z, [1, 2, None, 3])
     refused(lambda: load(one), "000000002: either all samples have a cls")
-    late = write_tars(tmp_path / "late", z, [None, 1, 2, 3])
-    refused(lambda: load(late), "000000001: either all samples have a cls")
-    words = write_tars(tmp_path / "g", z, ["cat", 1, 2, 3])
-    refused(lambda: load(words), "cls holds cat: expected a whole number")
     none = write_tars(tmp_path / "h", z, None)
     refused(lambda: load(none), "without labels; use task=none")
     assert load(none, task="none").size == 4
-
-
-def test_a_link_to_no_tar_is_named(tmp_path, labels):
-    path = write_tars(tmp_path / "w", latents(COUNT), labels)
-    (path / "zz.tar").symlink_to(tmp_path / "nowhere.tar")
-    refused(lambda: load(path), "zz.tar is no file, or a link to none")
 
 
 def test_truncated_and_compressed_tars(tmp_path, labels):
     path = write_tars(tmp_path / "a", latents(COUNT), labels)
     tar = path / "shard-000001.tar"
     whole = tar.read_bytes()
-    # Inside a latent, inside its padding, before the next header, inside it, before the last zeros.
-    for size in (2000, 512 + 1152 + 8, 512 + 1536, 512 + 1536 + 8, 5 * (512 + 1536 + 1024)):
+    for size in (2000, 512 + 1536):  # inside of a latent, between two members
         tar.write_bytes(whole[:size])
         refused(lambda: load(path), "shard-000001.tar is truncated")
     tar.write_bytes(whole)
@@ -512,24 +332,6 @@ def test_truncated_and_compressed_tars(tmp_path, labels):
     with tarfile.open(gz / "x.tar", "w:gz") as archive:
         add(archive, "0.latent.npy", npy(latents(1)[0]))
     refused(lambda: load(gz), "compressed")
-    cut = write_tars(tmp_path / "c", [npy(latents(1)[0])[:-8]] * 2, labels, encode=bytes)
-    refused(
-        lambda: load(cut), "holds float32 [4, 8, 8] in 1144 bytes; expected a whole .npy array"
-    )
-
-
-@pytest.mark.parametrize("kind", ["../up.latent.npy", "/abs.latent.npy", "a/../../b.cls", "link"])
-def test_members_that_leave_the_archive(tmp_path, kind):
-    folder = tmp_path / "wds"
-    folder.mkdir()
-    with tarfile.open(folder / "x.tar", "w") as archive:
-        if kind == "link":
-            info = tarfile.TarInfo("0.latent.npy")
-            info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
-            archive.addfile(info)
-        else:
-            add(archive, kind, npy(latents(1)[0]))
-    refused(lambda: load(folder, task="none"), "link" if kind == "link" else "points outside")
 
 
 def test_lightningdit_shards(tmp_path, labels):
@@ -561,85 +363,6 @@ def test_lightningdit_without_statistics(tmp_path, labels):
     torch.testing.assert_close(
         load(path, scale_factor=2.0).batch(torch.arange(3), None).x, torch.from_numpy(z[:3]) * 2
     )
-
-
-def test_wrong_lightning_layouts_are_named(tmp_path, labels):
-    from safetensors.torch import save_file
-
-    path = write_lightning(tmp_path / "l", latents(COUNT), latents(COUNT), labels)
-    save_file({"moments": torch.zeros(2, 3)}, path / "latents_rank01_shard000.safetensors")
-    refused(lambda: load(path), "holds moments torch.float32 [2, 3]; expected latents")
-    save_file({"latents": torch.zeros(2, 4, 8, 8)}, path / "latents_rank01_shard000.safetensors")
-    refused(lambda: load(path), "expected latents_flip torch.float32")
-    save_file({"latents": torch.zeros(2, 4, 8, 8), "latents_flip": torch.zeros(2, 4, 8, 8).half()}, path / "latents_rank01_shard000.safetensors")  # fmt: skip
-    refused(lambda: load(path), "latents_flip torch.float16", "expected latents_flip torch.float32")
-    save_file({"latents": torch.zeros(2, 64)}, path / "latents_rank01_shard000.safetensors")
-    refused(lambda: load(path), "latents torch.float32 [2, 64]; expected latents")
-    torch.save({"mean": torch.zeros(3), "std": torch.ones(3)}, path / "latents_stats.pt")
-    (path / "latents_rank01_shard000.safetensors").unlink()
-    refused(lambda: load(path), "of 4 finite numbers each")
-    torch.save({"mean": torch.tensor([0, 0, 0, torch.nan]), "std": torch.ones(4)}, path / "latents_stats.pt")
-    refused(lambda: load(path), "latents_stats.pt is damaged", "finite numbers")
-
-
-def test_what_else_is_there_is_named(tmp_path):
-    def made(name, *files):
-        folder = tmp_path / name
-        for file in files:
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_bytes(b"x")
-        folder.mkdir(exist_ok=True)
-        return folder
-
-    refused(lambda: load(tmp_path / "nowhere"), "is no folder")
-    refused(lambda: create({"name": "latents"}), "data.path=FOLDER")
-    refused(lambda: load(made("lmdb", "data.mdb", "lock.mdb")), "found data.mdb, lock.mdb", "latent.npy")
-    refused(lambda: load(made("pictures", "n01/a.JPEG")), "from images", "prepare.py")
-    refused(lambda: load(made("scans", "n01/a.tif")), "from images", "prepare.py")
-    refused(lambda: load(made("loose", "0.npy")), "found 0.npy")
-    refused(lambda: load(made("half", "plan.json", "shard-0.safetensors.tmp")), "has not finished")
-    refused(lambda: load(made("empty")), "found nothing")
-    refused(lambda: load(made("else", "readme.md")), "found readme.md")
-
-
-# --- fuzz --------------------------------------------------------------------------------------
-
-
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(st.data())
-def test_damaged_files_are_refused_or_read_never_worse(tmp_path, data):
-    name = data.draw(st.sampled_from(["own", "tar", "lightning"]))
-    folder = tmp_path / name
-    if not folder.exists():
-        labels = [0, 1, 2, 1]
-        {
-            "own": lambda: write_store(folder, latents(4, side=2), labels),
-            "tar": lambda: write_tars(folder, latents(4, side=2), labels),
-            "lightning": lambda: write_lightning(
-                folder, latents(4, side=2), latents(4, side=2), labels
-            ),
-        }[name]()
-    broken = tmp_path / "broken"
-    shutil.rmtree(broken, ignore_errors=True)
-    shutil.copytree(folder, broken)
-    file = data.draw(st.sampled_from(sorted(p.name for p in broken.iterdir() if p.name[0] != ".")))
-    content = bytearray((broken / file).read_bytes())
-    for _ in range(data.draw(st.integers(1, 4))):
-        # Headers are where damage matters: most of the draws go there.
-        limit = data.draw(st.sampled_from([16, 200, 1024, len(content)]))
-        at = data.draw(st.integers(0, min(limit, len(content)) - 1))
-        content[at] = data.draw(st.integers(0, 255))
-    if data.draw(st.booleans()):
-        content = content[: data.draw(st.integers(0, len(content)))]
-    (broken / file).write_bytes(content)
-    try:
-        x = load(broken, scale="std").batch(torch.arange(2), None).x
-    except DataError as error:
-        assert "\n" not in str(error)
-    else:
-        assert x.shape[0] == 2
 
 
 # --- prefetch ----------------------------------------------------------------------------------
@@ -685,14 +408,6 @@ raise SystemExit(3)
     root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (3, "")
-
-
-def test_micro_batches_are_rows_of_the_batch(tmp_path, labels):
-    data = load(write_store(tmp_path / "s", latents(COUNT), labels))
-    whole = data.batch(torch.arange(6), None)
-    part = whole.rows(2, 5)
-    assert torch.equal(part.x, whole.x[2:5]) and torch.equal(part.y, whole.y[2:5])
-    assert part.text is None and part.captions is None
 
 
 def test_prefetch_raises_where_the_batch_is_asked_for(tmp_path, labels):

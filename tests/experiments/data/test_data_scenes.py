@@ -2,8 +2,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from experiments.data import DataError, ScenesOptions, create
 from experiments.data import probe as reader
@@ -90,11 +88,6 @@ def test_attributes_cover_everything_evenly():
     assert (places - 0.25).abs().max() < 0.02
 
 
-def test_one_shape_only():
-    a = scenes(max_shapes=1).attributes(torch.arange(200))
-    assert (a.shape > 0).sum(1).eq(1).all()
-
-
 def test_label_names_the_large_shape():
     data = scenes()
     a = data.attributes(torch.arange(100))
@@ -105,7 +98,7 @@ def test_label_names_the_large_shape():
 
 
 def test_captions_and_reading_them_are_inverses():
-    a = scenes().attributes(torch.arange(2000))
+    a = scenes().attributes(torch.arange(500))
     again = words.read_captions(a.captions())
     for key in ("shape", "colour", "size", "background"):
         assert torch.equal(getattr(a, key), getattr(again, key))
@@ -123,7 +116,7 @@ def test_captions_and_reading_them_are_inverses():
 
 def test_tokens_are_those_of_the_captions():
     for most in (1, 2, 3):
-        a = scenes(max_shapes=most).attributes(torch.arange(2000))
+        a = scenes(max_shapes=most).attributes(torch.arange(300))
         assert torch.equal(a.tokens(), words.tokenize(a.captions()))
 
 
@@ -156,17 +149,9 @@ def test_embedding_is_orthogonal_and_of_unit_variance():
 @pytest.mark.parametrize(
     ("call", "words_in_it"),
     [
-        (lambda: words.tokenize(["a large orange circle"]), "no word 'orange'"),
         (lambda: words.tokenize(["a large gren circle"]), "did you mean green?"),
         (lambda: words.tokenize(["a " * 33]), "33 words"),
         (lambda: words.read_captions(["a large red circle"]), "expected sentences like"),
-        (
-            lambda: words.read_captions(
-                ["a large red circle at the top left and more on a black background"]
-            ),
-            "'a large red circle",
-        ),
-        (lambda: scenes().encode_text(["one circle"]), "no word 'one'"),
         (lambda: scenes().batch(torch.tensor([-1])), "counted from 0"),
         (lambda: scenes().batch(torch.tensor([0]), None, "probe"), "no probe split"),
         (lambda: reader.probe(torch.zeros(1, 3, 8, 8)), "32x32"),
@@ -178,25 +163,14 @@ def test_errors_in_one_sentence(call, words_in_it):
     assert words_in_it in str(error.value) and "\n" not in str(error.value)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.text(max_size=80) | st.lists(st.sampled_from(words.WORDS[1:]), max_size=40).map(" ".join))
-def test_any_text_is_read_or_refused(text):
-    for function in (words.tokenize, words.read_captions):
-        try:
-            result = function([text])
-        except DataError as error:
-            assert "\n" not in str(error).replace(repr(text), "")
-        else:
-            assert len(result) == 1
-
-
 @pytest.fixture(scope="module")
 def sample():
     data = scenes("text")
-    batch = data.batch(torch.arange(512) + 10_000, None, "test")
+    index = torch.arange(256) + 10_000
+    batch = data.batch(index, None, "test")
     return (
         data.to_pixels(batch.x),
-        data.attributes(torch.arange(512) + 10_000, "test"),
+        data.attributes(index, "test"),
         batch.captions,
     )
 
@@ -232,13 +206,6 @@ def test_adherence_counts_add_up_over_batches(sample):
     parts = [reader.adherence(pixels[cut], captions=captions[cut]) for cut in (slice(100), slice(100, None))]
     assert whole["shape"][1] != len(pixels)
     assert whole == {key: tuple(a + b for a, b in zip(parts[0][key], parts[1][key], strict=True)) for key in whole}
-
-
-def test_probe_features_are_independent_of_the_batch(sample):
-    pixels = sample[0][:40]
-    whole, parts = reader.probe(pixels), reader.probe(pixels, batch=7)
-    assert whole["features"].shape == (40, 128) and whole["spatial"].shape == (40, 96, 4, 4)
-    torch.testing.assert_close(whole["features"], parts["features"], atol=1e-4, rtol=1e-4)
 
 
 def test_probe_training_learns_and_repeats():

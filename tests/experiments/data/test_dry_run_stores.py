@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from data_tools import latents, write_lightning, write_store, write_tars
+from data_tools import latents, write_lightning, write_store
 from safetensors.torch import save_file
 
 from experiments.config.compose import load
@@ -22,34 +22,17 @@ def unlabelled(folder):
     write_store(folder, latents(6))
 
 
-def unlabelled_tars(folder):
-    write_tars(folder, latents(6), None)
-
-
 def unknown_scale(folder):
     arrays = latents(6, channels=16)
     write_lightning(folder, arrays, arrays.copy(), [0, 1, 2, 0, 1, 2], stats=False)
-
-
-def half_labelled(folder):
-    write_tars(folder, latents(6), [0, 1, None, 0, 1, 2])
-
-
-def empty_shards(folder):
-    folder.mkdir()
-    save_file({"latents": torch.zeros(0, 4, 8, 8)}, folder / "a.safetensors")
 
 
 @pytest.mark.parametrize(
     ("write", "words", "more"),
     [
         (negative, "label -1", []),
-        (unlabelled, "data=latents has no classes", []),
         (unlabelled, "without labels", ["data.num_classes=3"]),
-        (unlabelled_tars, "without labels", []),
         (unknown_scale, "names no scale factor", ["data.scaled=no"]),
-        (half_labelled, "either all samples have a cls, or none", []),
-        (empty_shards, "without a sample", []),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_refuses(tmp_path, write, words, more):

@@ -2,13 +2,11 @@ import errno
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -181,15 +179,6 @@ def test_a_kill_loses_one_shard_and_a_rerun_continues(folder, tmp_path, vae, mon
     assert content(out) == content(whole)
 
 
-def test_interrupt_says_how_to_continue(folder, tmp_path, vae, monkeypatch, capsys):
-    def interrupted(self, done):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(console.Progress, "update", interrupted)
-    assert run(folder, tmp_path / "out", vae) == 130
-    assert "same command continues" in capsys.readouterr().err
-
-
 def one_of_two_processes(monkeypatch, rank):
     """What torchrun sets for one of its two processes."""
     group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
@@ -209,27 +198,6 @@ def test_two_processes_make_the_same_store(folder, tmp_path, vae, monkeypatch):
     assert content(one) == content(two)
 
 
-def test_a_plan_that_another_process_writes_meanwhile_is_no_stranger(
-    folder, tmp_path, vae, monkeypatch
-):
-    out = tmp_path / "out"
-    plan = out / "plan.json"
-    assert run(folder, out, vae) == 0
-    said = plan.read_bytes()
-    shutil.rmtree(out)
-    out.mkdir()
-    iterdir = Path.iterdir
-
-    def late(path):
-        """As if the other process wrote it between a first look and this one."""
-        if path == out and not plan.exists():
-            plan.write_bytes(said)
-        return iterdir(path)
-
-    monkeypatch.setattr(Path, "iterdir", late)
-    assert run(folder, out, vae) == 0
-
-
 def test_a_second_launch_beside_the_first_is_refused(folder, tmp_path, vae, monkeypatch, capsys):
     out = tmp_path / "out"
     with locked(out):
@@ -241,46 +209,6 @@ def test_a_second_launch_beside_the_first_is_refused(folder, tmp_path, vae, monk
     assert run(folder, out, vae) == 0
     with locked(out):  # as it was left
         fails(capsys, run(folder, out, vae), "is being written")
-
-
-def test_a_quoted_tilde_is_the_home(folder, tmp_path, vae, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    assert run("~/photos", "~/out", vae) == 0
-    assert (tmp_path / "out/manifest.json").is_file() and not (tmp_path / "~").exists()
-    assert prepare.parser().parse_args(["a", "b", "--captions=~/c"]).captions == tmp_path / "c"
-
-
-@pytest.mark.skipif(os.name == "nt", reason="names are bytes")
-def test_names_that_are_no_utf8(pictures, tmp_path, vae):
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    for i, content in enumerate((pictures["animals/cat.png"], b"no picture")):
-        (photos / os.fsdecode(b"\xff%d.png" % i)).write_bytes(content)
-    out = tmp_path / "out"
-    assert run(photos, out, vae, "--kind", "sample", "--no-flips") == 0
-    assert (out / "skipped.txt").read_bytes().startswith(b"\xff1.png\t")
-
-
-def test_the_place_of_a_single_file_is_kept_in_full(monkeypatch, tmp_path):
-    (tmp_path / "vae.safetensors").write_bytes(b"")
-    monkeypatch.chdir(tmp_path)
-    assert prepare._full_path("vae.safetensors") == str(tmp_path / "vae.safetensors")
-    assert prepare._full_path(str(tmp_path)) == str(tmp_path)
-    assert prepare._full_path("stabilityai/sd-vae-ft-ema") == "stabilityai/sd-vae-ft-ema"
-
-
-def test_without_diffusers(folder, tmp_path, monkeypatch, capsys):
-    from experiments.data import encoders
-
-    found = encoders.importlib.util.find_spec
-    monkeypatch.setattr(
-        encoders.importlib.util, "find_spec", lambda name: name != "diffusers" and found(name)
-        or None,
-    )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "diffusers", None)
-    code = run(folder, tmp_path / "out", "stabilityai/sd-vae-ft-ema")
-    fails(capsys, code, "diffusers is not installed")
 
 
 def test_unreadable_pictures_are_listed_and_skipped(folder, tmp_path, vae, capsys):
@@ -300,12 +228,6 @@ def test_unreadable_pictures_are_listed_and_skipped(folder, tmp_path, vae, capsy
     assert all(line.split("\t")[1] for line in listed)
     store = open_store(out)
     assert store.count == 7 and store.labels.tolist() == [0, 0, 1, 1, 2, 2, 2]
-
-
-def test_nothing_readable(tmp_path, vae, capsys):
-    (tmp_path / "p").mkdir()
-    (tmp_path / "p/a.png").write_bytes(b"x")
-    fails(capsys, run(tmp_path / "p", tmp_path / "out", vae), "none of 1 images", "a.png", "give a new folder")
 
 
 @pytest.fixture
@@ -407,25 +329,6 @@ def test_one_file_and_a_pattern(pictures, tmp_path, vae):
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
-def test_links_are_what_they_lead_to(folder, tmp_path, vae):
-    (tmp_path / "linked").mkdir()
-    for name in ("animals", "grey"):
-        (tmp_path / "linked" / name).symlink_to(folder / name)
-    shutil.copytree(folder / "things", tmp_path / "linked/things")
-    (tmp_path / "linked/things/again").symlink_to(tmp_path / "linked")  # without an end
-    (folder / "animals/to").symlink_to(folder / "grey")  # each of two folders in the other
-    (folder / "grey/to").symlink_to(folder / "animals")
-    assert run(folder, tmp_path / "both", vae) == 0
-    assert json.loads((tmp_path / "both/manifest.json").read_text())["count"] < 20
-    (folder / "animals/to").unlink(), (folder / "grey/to").unlink()
-    (tmp_path / "linked/gone.tar").symlink_to(tmp_path / "nowhere.tar")  # no tar beside pictures
-    assert run(folder, tmp_path / "a", vae) == run(tmp_path / "linked", tmp_path / "b", vae) == 0
-    assert content(tmp_path / "a") == content(tmp_path / "b")
-    (tmp_path / "linked/things/gone.png").symlink_to(tmp_path / "nowhere.png")
-    assert run(tmp_path / "linked", tmp_path / "c", vae) == 0
-    assert (tmp_path / "c/skipped.txt").read_text() == "things/gone.png\tNo such file or directory\n"
-
-
 def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
     flat = tmp_path / "flat"
     flat.mkdir()
@@ -443,34 +346,22 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
     ("make", "words"),
     [
         (lambda p: [p / "nowhere"], ["does not exist"]),
-        (lambda p: [p / "empty"], ["holds no images", "found nothing"]),
-        (lambda p: [p / "loose"], ["lies beside class folders"]),
+        (lambda p: [p / "loose"], ["is beside the class folders"]),
         (
             lambda p: [p / "mixed"],
             ["holds images such as a.png and tars such as z.tar", "one kind", "--files '*.png'"],
         ),
         (lambda p: [p / "photos", "--size", "60"], ["--size 60", "try --size 56"]),
-        (lambda p: [p / "photos", "--size", "0"], ["--size 0: must be at least 1"]),
-        (lambda p: [p / "photos", "--limit", "0"], ["--limit 0"]),
         (lambda p: [p / "photos", "--captions", "c.json"], ["--captions needs --text"]),
-        (lambda p: [p / "photos", "--captions-per-image", "3"], ["--captions-per-image needs --text"]),
-        (lambda p: [p / "photos", "--text-length=--"], ["--text-length: expected a value, not --"]),
-        (lambda p: [p / "photos", "--vae=--"], ["--vae: expected a value, not --"]),
-        (lambda p: [p / "photos", "--text-length", "9"], ["--text-length needs --text"]),
-        (lambda p: [p / "x.parquet", "--caption-column", "image"], ["--caption-column needs --text"]),
         (lambda p: [p / "photos", "--label-column", "kind"], ["--label-column is for tables"]),
-        (lambda p: [p / "photos", "--vae", p / "empty"], ["has no config.json"]),
         (lambda p: [p / "photos", "--vae", "nowhere/vae"], ["nowhere/vae cannot be loaded", "hf download"]),
-        (lambda p: [p / "photos", "--device", "cuda:99"], ["--device cpu"]),
         (lambda p: [p / "bad.tar"], ["bad.tar is truncated, compressed, or no tar"]),
         (lambda p: [p / "bad.parquet"], ["bad.parquet is damaged"]),
         (lambda p: [p / "half.tar"], ["0001 has no cls"]),
-        (lambda p: [p / "words.tar"], ["cls holds cat: expected a whole number"]),
         (
             lambda p: [p / "x.parquet", "--image-column", "picture"],
             ["no column 'picture'; it has image"],
         ),
-        (lambda p: [p / "photos", "--text", "nowhere/clip"], ["nowhere/clip", "hf download"]),
     ],
 )
 def test_wrong_input_in_one_sentence(
@@ -514,49 +405,15 @@ def test_another_preparation_in_the_same_folder_is_refused(folder, tmp_path, vae
     fails(capsys, run(folder, busy, vae), "is not empty")
 
 
-def test_other_labels_or_captions_in_the_same_folder_are_refused(
-    folder, coco, pictures, tmp_path, vae, capsys
-):
-    write_table(tmp_path / "x.parquet", pictures, coarse=[0] * 7)
-    out = tmp_path / "table"
-    assert run(tmp_path / "x.parquet", out, vae, "--label-column", "coarse") == 0
-    fails(capsys, run(tmp_path / "x.parquet", out, vae), "other captions or columns")
-    assert run(tmp_path / "x.parquet", out, vae, "--label-column", "coarse") == 0
-    # The column that is found without its name is the same one.
-    for more in ((), ("--label-column", "label")):
-        assert run(tmp_path / "x.parquet", tmp_path / "plain", vae, *more) == 0
-    more = (tmp_path / "text", vae, "--captions", coco, "--text", t5(tmp_path / "encoder"))
-    assert run(folder, *more) == 0
-    before = content(tmp_path / "text")
-    said = "text_length 77 instead of 5"
-    fails(capsys, run(folder, *more, "--text-length", 5), said)
-    plan = json.loads(before["plan.json"])
-    del plan["text_length"]  # as older plans are
-    (tmp_path / "text/plan.json").write_text(json.dumps(plan))
-    assert run(folder, *more) == 0
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("count", "3"), ("count", True), ("sums", []), ("skipped", [1]), ("sha256", 0)]
-)
-def test_a_damaged_note_beside_a_shard_makes_the_shard_anew(folder, tmp_path, vae, key, value):
+def test_a_damaged_note_beside_a_shard_makes_the_shard_anew(folder, tmp_path, vae):
     out = tmp_path / "out"
     assert run(folder, out, vae) == 0
     before = content(out)
     note = json.loads((out / "shard-00001.json").read_text())
-    (out / "shard-00001.json").write_text(json.dumps(note | {key: value}))
+    (out / "shard-00001.json").write_text(json.dumps(note | {"count": "3"}))
     (out / "manifest.json").unlink()
     assert run(folder, out, vae) == 0
     assert content(out) == before
-
-
-def test_labels_that_count_from_one_are_warned_about(pictures, tmp_path, vae):
-    with tarfile.open(tmp_path / "x.tar", "w") as archive:
-        for number, image in enumerate(pictures.values()):
-            add(archive, f"{number}.png", image)
-            add(archive, f"{number}.cls", str(1 + number % 3).encode())
-    with pytest.warns(UserWarning, match="smallest label is 1, so class 0 has no sample"):
-        assert run(tmp_path / "x.tar", tmp_path / "out", vae) == 0
 
 
 # --- the crop ----------------------------------------------------------------------------------
@@ -632,8 +489,6 @@ def test_what_is_transparent_is_laid_on_white():
     "image, kind, reason",
     [
         (Image.new("F", (8, 8)), "TIFF", "floating-point values"),
-        (Image.new("I", (8, 8)), "TIFF", "32-bit values"),
-        (Image.new("L", (1, 60_000)), "PNG", "1x60000 pixels are too long and narrow"),
         (Image.new("L", (9_000, 100)), "PNG", "9000x100 pixels are too long and narrow"),
     ],
 )
@@ -749,39 +604,6 @@ def test_captions_beside_pictures_in_tars_and_tables(pictures, tmp_path):
         ]
 
 
-def test_what_else_lies_in_a_tar_belongs_to_no_sample(pictures, tmp_path):
-    from experiments.data.open_source import open_source
-
-    with tarfile.open(tmp_path / "x.tar", "w") as archive:
-        for name in ("README", "._0000.png", ".hidden", "a/._0000.cls"):
-            add(archive, name, b"x")
-        for i, content in enumerate(pictures.values()):
-            # A map of the picture comes first, as tar sorts names.
-            for field, part in (("depth.png", b"x"), ("png", content), ("cls", b"3")):
-                add(archive, f"{i:04d}.{field}", part)
-    source = open_source(tmp_path)
-    assert source.labelled
-    assert [raw.content for raw in source.read(0, 7)] == list(pictures.values())
-    with tarfile.open(tmp_path / "x.tar", "w") as archive:
-        add(archive, "README", b"x")
-    with pytest.raises(DataError, match="x.tar holds no files named KEY.FIELD"):
-        open_source(tmp_path)
-
-
-def test_a_picture_without_a_caption_is_named(pictures, tmp_path, vae):
-    from experiments.data.open_source import open_source
-    from experiments.data.store_writer import StoreSettings, StoreWriter
-
-    write_tar(tmp_path / "x.tar", pictures, txt=["" if i == 3 else "a" for i in range(7)])
-    encoder = SimpleNamespace(length=2, width=2, name="e")
-    encode = Autoencoder(str(vae))
-    source = open_source(tmp_path / "x.tar")
-    settings = StoreSettings(str(vae), size=16, text="e")
-    writer = StoreWriter(source, encode, tmp_path / "out", settings, encoder)
-    with pytest.raises(DataError, match="x.tar: 0003 has no caption; --text needs one"):
-        list(writer.write(0))
-
-
 def test_lines_of_captions_are_read_whatever_is_in_them(pictures, tmp_path):
     from experiments.data.open_source import open_source
 
@@ -799,99 +621,18 @@ def test_lines_of_captions_are_read_whatever_is_in_them(pictures, tmp_path):
     assert [raw.captions for raw in source.read(0, 2)] == [("ends\u2028here", "again"), ("a",)]
 
 
-@pytest.mark.parametrize("said", [5, {"raw": "a cat", "id": 3}, ["a cat"]])
-def test_a_caption_that_is_no_text_is_named(pictures, tmp_path, vae, said):
-    from experiments.data.open_source import open_source
-
-    write_table(tmp_path / "x.parquet", pictures, caption=[said] * 7)
-    with pytest.raises(DataError, match=r"x\.parquet: row 2 has caption .*; expected text"):
-        list(open_source(tmp_path).read(2, 5))
-    # Captions that nobody asked for are not looked at.
-    assert run(tmp_path / "x.parquet", tmp_path / "out", vae) == 0
-    (tmp_path / "0.png").write_bytes(pictures["animals/cat.png"])
-    lines = tmp_path / "captions.jsonl"
-    lines.write_text(json.dumps({"file_name": "0.png", "caption": said}) + "\n")
-    with pytest.raises(DataError, match="holds no captions"):
-        open_source(tmp_path, files="*.png", captions=lines)
-
-
-def test_half_a_character_at_the_end_of_a_caption(pictures, tmp_path, vae):
-    (tmp_path / "p").mkdir()
-    (tmp_path / "p/0.png").write_bytes(pictures["animals/cat.png"])
-    lines, out = tmp_path / "c.jsonl", tmp_path / "out"
-    said = json.dumps({"file_name": "0.png", "caption": "a cat \ud83d"})
-    lines.write_text(said, encoding="utf-8-sig")  # and the mark of a file from Windows
-    more = ("--captions", lines, "--text", t5(tmp_path / "encoder"))
-    assert run(tmp_path / "p", out, vae, *more) == 0
-    data = create({"name": "latents", "path": str(out)}, task="text")
-    assert data.condition(torch.tensor([0]), "train").captions == ["a cat ?"]
-
-
-def test_a_damaged_block_of_a_table_is_named(pictures, tmp_path):
-    from experiments.data.open_source import open_source
-
-    write_table(tmp_path / "a.parquet", pictures)
-    data = bytearray((tmp_path / "a.parquet").read_bytes())
-    data[4:60] = b"\xff" * 56
-    (tmp_path / "a.parquet").write_bytes(data)
-    with pytest.raises(DataError, match="is damaged or no table") as error:
-        list(open_source(tmp_path).read(0, 2))
-    assert "\n" not in str(error.value)
-
-
-def test_more_tokens_than_the_text_encoder_reads(folder, coco, tmp_path, vae, capsys):
-    encoder = clip(tmp_path / "encoder")
-    more = ("--captions", coco, "--text", encoder, "--text-length", 78)
-    fails(capsys, run(folder, tmp_path / "out", vae, *more), "reads 77 tokens at most, not 78")
-
-
 def test_missing_captions_are_named(folder, coco, tmp_path, vae, capsys):
     encoder = t5(tmp_path / "encoder")
     extra = folder / "grey/extra.png"
     extra.write_bytes((folder / "grey/coins.png").read_bytes())
     more = ("--captions", coco, "--text", encoder)
-    fails(capsys, run(folder, tmp_path / "a", vae, *more), "no caption for grey/extra.png (1 such)")
+    fails(capsys, run(folder, tmp_path / "a", vae, *more), "no caption for grey/extra.png (images without a caption: 1)")
     coco.write_text("{}")
     fails(capsys, run(folder, tmp_path / "b", vae, *more), "holds no captions", "annotations")
     fails(capsys, run(folder, tmp_path / "c", vae, "--text", encoder), "give them with --captions")
 
 
-def test_a_damaged_text_encoder_is_not_fetched(folder, coco, tmp_path, vae, capsys):
-    (tmp_path / "encoder").mkdir()
-    more = ("--captions", coco, "--text", tmp_path / "encoder")
-    said = fails(capsys, run(folder, tmp_path / "out", vae, *more), "cannot be loaded", "; give")
-    assert "hf download" not in said
-
-
-def test_another_kind_of_text_model_is_named(folder, coco, tmp_path, vae, capsys):
-    other = tmp_path / "bert"
-    other.mkdir()
-    (other / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    code = run(folder, tmp_path / "out", vae, "--captions", coco, "--text", other)
-    fails(capsys, code, "is a bert model; expected a CLIP or T5")
-
-
 # --- the command -------------------------------------------------------------------------------
-
-
-def test_help_needs_no_torch_and_runs_from_anywhere(tmp_path):
-    script = ROOT / "experiments/prepare.py"
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", str(script), "--help"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0 and "torchrun" in done.stdout
-    loaded = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
-    assert "argparse" in loaded and not loaded & {"torch", "numpy", "PIL", "diffusers"}
-
-
-def test_a_typo_is_answered_without_a_traceback(tmp_path):
-    script = ROOT / "experiments/prepare.py"
-    call = [sys.executable, str(script), "x", "y", "--size", "0"]
-    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr == "error: --size 0: must be at least 1, at most 10000000\n"
 
 
 @pytest.mark.slow
@@ -927,82 +668,12 @@ def test_killed_for_real_under_torchrun_and_continued(folder, tmp_path, vae):
     assert content(out) == content(whole)
 
 
-@pytest.mark.slow
-def test_the_full_architecture_once(folder, tmp_path, capsys):
-    import time
-
-    from diffusers import AutoencoderKL
-
-    torch.manual_seed(0)
-    network = AutoencoderKL(
-        block_out_channels=(128, 256, 512, 512),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        layers_per_block=2,
-        latent_channels=4,
-        sample_size=256,
-    )
-    assert round(sum(p.numel() for p in network.parameters()) / 1e6, 1) == 83.7
-    network.save_pretrained(tmp_path / "vae")
-    start = time.monotonic()
-    code = run(
-        folder, tmp_path / "out", tmp_path / "vae", "--size", 256, "--limit", 2, "--no-flips"
-    )
-    assert code == 0
-    encoded = time.monotonic() - start
-    data = create({"name": "latents", "path": str(tmp_path / "out")})
-    assert data.shape == (4, 32, 32)
-    start = time.monotonic()
-    assert data.to_pixels(data.batch(torch.arange(2), None).x).shape == (2, 3, 256, 256)
-    with capsys.disabled():
-        print(
-            f"\n2 pictures of 256x256: encoded in {encoded:.1f} s, decoded in "
-            f"{time.monotonic() - start:.1f} s"
-        )
-
-
-@pytest.mark.parametrize("bias, dtype", [(float("nan"), "float32"), (1e5, "float16")])
-def test_latents_that_are_not_finite_are_refused(bias, dtype, folder, tmp_path, vae, capsys):
+def test_latents_that_are_not_finite_are_refused(folder, tmp_path, vae, capsys):
     from diffusers import AutoencoderKL
 
     network = AutoencoderKL.from_pretrained(vae)
-    network.quant_conv.bias.data.fill_(bias)
+    network.quant_conv.bias.data.fill_(1e5)
     network.save_pretrained(tmp_path / "other")
-    code = run(folder, tmp_path / "out", tmp_path / "other", "--dtype", dtype)
+    code = run(folder, tmp_path / "out", tmp_path / "other", "--dtype", "float16")
     fails(capsys, code, "animals/cat.png has latents that are not finite in", "another --vae")
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-@pytest.mark.parametrize("wrong", [{"scaling_factor": float("nan")}, {"shift_factor": [1]}, {"scaling_factor": 0}])
-def test_a_vae_without_a_scale_is_refused(wrong, folder, tmp_path, vae, capsys):
-    shutil.copytree(vae, tmp_path / "vae")
-    config = tmp_path / "vae" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), **wrong}))
-    assert run(folder, tmp_path / "out", tmp_path / "vae") == 2
-    assert "expected numbers" in capsys.readouterr().err
-
-
-def test_without_a_network_the_hub_is_asked_once(folder, tmp_path, vae, monkeypatch, capsys):
-    from backbones.weights import hub
-
-    asked = []
-
-    def refuse(url, **options):
-        asked.append(url)
-        raise ConnectionError("Name or service not known")
-
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "get_hf_file_metadata", refuse)
-    words = ("nowhere/vae cannot be loaded (the Hugging Face hub cannot be reached", "--vae FOLDER")
-    fails(capsys, run(folder, tmp_path / "out", "nowhere/vae"), *words)
-    assert len(asked) == 1
-
-
-def test_a_damaged_folder_is_not_fetched(tmp_path, vae):
-    pytest.importorskip("diffusers")
-    from experiments.data.encoders import Autoencoder
-
-    shutil.copytree(vae, tmp_path / "vae")
-    (tmp_path / "vae/config.json").write_text("{")
-    with pytest.raises(DataError, match="cannot be loaded .*; give a diffusers folder"):
-        Autoencoder(str(tmp_path / "vae"))

@@ -30,7 +30,6 @@ from experiments.options.roles import ConfigError
 from routing import UserError
 
 ROOT = Path(__file__).parents[3]
-FAMILIES = ("dit", "mamba", "rwkv")
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +52,9 @@ def parts(sampler="churn", guidance="routed", steps=3):
     return path, walk, create_guidance(guidance, route="1-2")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("guidance", ["cfg", "routed"])
+@pytest.mark.parametrize(
+    ("family", "guidance"), [("dit", "cfg"), ("mamba", "routed"), ("rwkv", "routed")]
+)
 def test_an_image_belongs_to_its_seed(family, guidance):
     # Churn draws noise in every step, routed guidance tokens in every pass, labels come from seeds.
     model, rest = tiny(family), parts(guidance=guidance)
@@ -65,14 +65,14 @@ def test_an_image_belongs_to_its_seed(family, guidance):
     shuffled = torch.tensor([3, 6, 0, 5, 1, 2, 4])
     assert torch.equal(generate(model, *rest, seeds[shuffled], batch=4), whole[shuffled])
     # Another batch size: to the rounding of matrix products.
-    for batch in (1, 3, 7):
-        again = generate(model, *rest, seeds, batch=batch)
-        assert (again - whole).abs().max() <= 1e-4 * whole.abs().max()
+    again = generate(model, *rest, seeds, batch=3)
+    assert (again - whole).abs().max() <= 1e-4 * whole.abs().max()
     assert not torch.allclose(whole[0], whole[1])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-4), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize(
+    ("family", "dtype", "close"), [("dit", torch.float64, 1e-4), ("mamba", torch.bfloat16, 0.1)]
+)
 def test_a_model_of_another_type_is_sampled(family, dtype, close):
     text = {"num_classes": 0, "text": (3, 6)}
     for options, given in [({}, {}), (text, {"text": torch.randn(4, 3, 6), "labels": None})]:
@@ -104,8 +104,9 @@ def test_the_last_batch_is_filled_up():
     assert set(sizes) == {3}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("guidance", ["none", "cfg", "apg"])
+@pytest.mark.parametrize(
+    ("family", "guidance"), [("dit", "cfg"), ("mamba", "none"), ("rwkv", "apg")]
+)
 def test_a_batch_is_sampled_in_parts_that_fit_into_the_cache(family, guidance, monkeypatch):
     model, rest, sizes = tiny(family), parts(guidance=guidance), []
     seeds = torch.arange(50, 61)
@@ -122,14 +123,6 @@ def test_a_batch_is_sampled_in_parts_that_fit_into_the_cache(family, guidance, m
     assert (again - whole).abs().max() <= 1e-4 * whole.abs().max()
     # An image still belongs to its seed, bit for bit.
     assert torch.equal(generate(model, *rest, seeds.flip(0), batch=11), again.flip(0))
-
-
-def test_a_pass_is_never_smaller_than_the_fewest_images_worth_one(monkeypatch):
-    model, sizes = tiny(), []
-    model.register_forward_hook(lambda m, args, out: sizes.append(len(args[0])))
-    monkeypatch.setattr(generation, "_CACHED_VALUES", 1)
-    generate(model, *parts("euler", "none"), torch.arange(10), batch=10)
-    assert set(sizes) == {4}
 
 
 def test_labels_from_seeds():
@@ -267,25 +260,9 @@ def test_a_folder_of_other_samples_is_refused(tmp_path):
         list(read_shards(tmp_path / "none"))
 
 
-def test_a_call_that_failed_before_its_first_image_claims_nothing(tmp_path):
-    def fail(rows):
-        raise ValueError("no such word")
-
-    model = tiny(num_classes=0, text=(3, 6))
-    rest = (SamplingPipeline(model, *parts("euler", "cfg")), torch.arange(3))
-    with pytest.raises(ValueError, match="no such word"):
-        generate_shards(tmp_path, *rest, text=fail, to_pixels=pixels, settings={"captions": "a"})
-    states = torch.randn(3, 3, 6)
-    text = states.__getitem__
-    generate_shards(tmp_path, *rest, text=text, to_pixels=pixels, settings={"captions": "b"})
-    with pytest.raises(ConfigError, match="another settings.captions;"):
-        generate_shards(tmp_path, *rest, text=text, to_pixels=pixels, settings={"captions": "a"})
-
-
-@pytest.mark.parametrize("content", [b"[]", b"3", b"\xff\xfe", b"{"])
-def test_a_damaged_manifest_beside_samples_is_one_sentence(content, tmp_path):
+def test_a_damaged_manifest_beside_samples_is_one_sentence(tmp_path):
     make(tmp_path)
-    (tmp_path / "manifest.json").write_bytes(content)
+    (tmp_path / "manifest.json").write_bytes(b"{")
     with pytest.raises(UserError, match="holds samples with another|is not JSON"):
         make(tmp_path)
 
@@ -312,7 +289,7 @@ def test_sigkill_at_any_moment_costs_one_shard(tmp_path):
         from test_diffusion_generate import make
         make({str(tmp_path / "a")!r}, n=400)
     """
-    for wait in (1.0, 0.5, 0.3):
+    for wait in (0.5, 0.3):
         process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
         while not list((tmp_path / "a").glob("shard-*.npz")):
             assert process.poll() is None, "it ended before its first shard"

@@ -54,7 +54,7 @@ def test_a_large_mean_does_not_eat_the_variance() -> None:
 def test_wrong_rows_are_one_sentence() -> None:
     with pytest.raises(UserError, match="same feature extractor"):
         Moments(4).update(rows(3, 5))
-    with pytest.raises(UserError, match="ask for more samples"):
+    with pytest.raises(UserError, match="use more samples"):
         Moments(4).update(rows(1, 4)).finish()
 
 

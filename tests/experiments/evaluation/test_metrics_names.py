@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +10,11 @@ import pytest
 
 from backbones.validation import validate
 from experiments.options.evaluation import (
-    FEATURES,
-    METRICS,
-    WITHOUT_FEATURES,
     EvalOptions,
     MetricError,
     Score,
     defaults_for,
     full_name,
-    measurable,
     options_for,
     plan_scores,
 )
@@ -35,8 +29,6 @@ CONF = Path(__file__).resolve().parents[3] / "experiments" / "conf" / "eval"
         ("fd", 5000, "inception-adm", "FID-5K (inception-adm)"),
         ("fd", 50000, "dinov2-vitl14", "FD-DINOv2-50K (dinov2-vitl14)"),
         ("fd", 500, "digits-classifier", "FD-500 (digits-classifier)"),
-        ("kid", 1500, "inception-adm", "KID-1500 (inception-adm)"),
-        ("accuracy", 200, "digits-classifier", "accuracy-200 (digits-classifier)"),
         ("memorisation_pixels", 100, None, "memorisation-pixels-100"),
         ("adherence_colour", 1000, "scenes-probe", "adherence-colour-1K (scenes-probe)"),
     ],
@@ -68,17 +60,9 @@ def test_every_preset_is_valid_and_can_be_measured(path: Path) -> None:
             {"metrics": ("fdi",)},
             r"eval.metrics=\[fdi\]: expected one of fd, sfid, .*, or a list of these; did you mean fd",
         ),
-        ({"metrics": "precison"}, "did you mean precision"),
         ({"metrics": ()}, r"eval.metrics=\[\]: expected some of fd, sfid"),
-        ({"metrics": 5}, "eval.metrics=5: expected one of fd, .*, or a list of these"),
-        ({"features": [None]}, r"eval.features=\[null\]"),
         ({"features": ("inception",)}, "did you mean inception-adm"),
-        ({"labels": "balance"}, "did you mean balanced"),
-        ({"labels": 5}, "eval.labels=5: expected one of balanced, random"),
         ({"samples": 1}, "eval.samples=1: expected an integer >= 2"),
-        ({"samples": 2.5}, "expected an integer"),
-        ({"batch": True}, "eval.batch=true"),
-        ({"reference": 5}, "eval.reference=5: expected text or null"),
     ],
 )
 def test_wrong_options_are_one_sentence(values: dict, sentence: str) -> None:
@@ -113,28 +97,6 @@ def test_a_metric_needs_features_that_can_measure_it() -> None:
         assign(("accuracy",), "dinov2-vitl14")
 
 
-@pytest.mark.parametrize("metric", METRICS)
-def test_every_metric_can_be_measured_on_something(metric: str) -> None:
-    alone = WITHOUT_FEATURES & set(METRICS[metric].needs)
-    assert alone or any(measurable(metric, f) for f in FEATURES)
-
-
 def test_a_score_that_is_no_number_is_refused() -> None:
-    with pytest.raises(MetricError, match="came out as nan"):
+    with pytest.raises(MetricError, match="is nan: the samples"):
         Score("FD-2 (x)", "fd", float("nan"), 2, None, None)
-
-
-def test_names_options_and_help_need_no_torch() -> None:
-    code = (
-        "import sys, experiments.options.evaluation, experiments.evaluate as e;"
-        "e.parser(); sys.exit('torch' in sys.modules)"
-    )
-    root = Path(__file__).resolve().parents[3]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
-
-
-@pytest.mark.parametrize("data", ["digits", "scenes", "latents", None, "images"])
-def test_the_options_that_fit_a_data_set_are_options(data: str | None) -> None:
-    features = {"digits": ("digits-classifier", "autoencoder"), "scenes": ("scenes-probe",)}
-    expected = features.get(str(data), ("inception-adm",))
-    assert options_of(defaults_for(data)).features == expected

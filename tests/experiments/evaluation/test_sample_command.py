@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,8 @@ from experiments import components as build
 from experiments import sample
 from experiments.config.compose import load
 from experiments.data.data_options import DataError
+from experiments.data.latent_options import LatentsOptions
+from experiments.data.latent_space import LatentSpace
 from experiments.evaluation import trained_model
 from experiments.evaluation.decoder import create_decoder
 from experiments.evaluation.sample_folder import write_pictures
@@ -33,7 +34,6 @@ from experiments.evaluation.sampling_options import parse_overrides
 from experiments.options.roles import ConfigError
 from experiments.runtime.command import run_command
 from experiments.runtime.console import Console
-from experiments.runtime.locks import locked
 
 ROOT = Path(__file__).parents[3]
 
@@ -90,12 +90,6 @@ def test_weights_that_are_not_finite_are_refused(weights, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_option_that_yaml_cannot_read_is_text(weights, tmp_path, capsys):
-    words = ("--guidance", "autoguidance", "guidance.checkpoint=[no such", "--device", "cpu")
-    assert run(weights, *words, "--out", tmp_path) == 2
-    assert "[no such" in capsys.readouterr().err
-
-
 def test_writes_pngs_a_grid_and_an_npz(weights, tmp_path, capsys):
     out = tmp_path / "out"
     assert run(weights, "--classes", "3,7", "--seeds", "0-4", "--out", out, "--device", "cpu") == 0
@@ -138,27 +132,10 @@ def test_the_same_command_again_is_done_and_another_is_refused(weights, tmp_path
     assert "holds samples with another guidance" in capsys.readouterr().err
 
 
-def test_a_folder_that_another_call_writes_is_refused(weights, tmp_path, capsys):
-    with locked(tmp_path):
-        assert run(weights, "--seeds", "0-2", "--out", tmp_path, "--device", "cpu") == 2
-    assert f"{tmp_path} is being written by process {os.getpid()}" in capsys.readouterr().err
-    assert not (tmp_path / "shards").exists()
-
-
-def test_classes_of_unnamed_seeds_are_drawn_from_the_seeds(weights, tmp_path):
-    out = tmp_path / "out"
-    assert run(weights, "--seeds", "0-5", "--out", out, "--pngs", 4, "--device", "cpu") == 0
-    names = sorted(p.name for p in (out / "png").iterdir())
-    with np.load(out / "samples.npz", allow_pickle=False) as data:
-        expected = [f"seed{i:06d}_class{k:04d}.png" for i, k in enumerate(data["arr_1"][:4])]
-    assert names == expected
-
-
-@pytest.mark.parametrize("guidance", ["none", "cfg", "interval", "routed", "apg", "icg"])
+@pytest.mark.parametrize("guidance", ["interval", "routed", "apg"])
 def test_every_guidance_and_its_options(weights, tmp_path, capsys, guidance):
     arguments = [weights, "--classes", "1", "--seeds", "0-1", "--device", "cpu"]
-    scale = ["--scale", 1 if guidance == "none" else 2]
-    assert run(*arguments, "--guidance", guidance, *scale, "--out", tmp_path / "a") == 0
+    assert run(*arguments, "--guidance", guidance, "--scale", 2, "--out", tmp_path / "a") == 0
     assert f"guidance  {guidance}" in capsys.readouterr().out
 
 
@@ -208,31 +185,21 @@ def test_text_model(tmp_path, capsys):
     [
         (["--classes", "12"], "10 classes, 0..9"),
         (["--classes", "cat"], "no class of that name"),
-        (["--seeds", "9-3"], "from the smaller to the larger"),
-        (["--seeds", "x"], "numbers such as 3,7"),
-        (["--guidance", "rooted"], "did you mean routed"),
         (["--guidance", "autoguidance"], "guidance.checkpoint=RUN@STEP"),
         (["--guidance", "cfg", "guidance.sclae=2"], "did you mean scale"),
         (
             ["--guidance", "none", "--scale", "2"],
             "scale 2: there is no guidance; add --guidance cfg",
         ),
-        (["--guidance", "none", "guidance.scale=2"], "scale 2: there is no guidance"),
         (["--scale", "2", "guidance.scale=3"], "guidance.scale is given twice, also as 2.0"),
-        (["--guidance", "cfg", "--scale", "nan"], "guidance.scale=nan: expected a number"),
-        (["--sampler", "euler", "sampler.name=heun"], "sampler.name is given twice, also as euler"),
-        (["--captions", ""], "--captions: give one or more"),
         (
             ["--guidance", "autoguidance", "guidance.checkpoint=/no"],
             "guidance.checkpoint=/no: /no does",
         ),
-        (["--sampler", "huen"], "did you mean heun"),
-        (["--steps", "0"], "sampler.steps=0: expected an integer >= 1"),
         (["--captions", "a cat"], "not conditioned on text"),
         (["scale=3"], "type --scale 3"),
         (["--classes", "3,", "7"], "a list is one word, such as 3,7"),
         (["model.width=3"], "sampling can change sampler.KEY=VALUE"),
-        (["--batch", "0"], "1 or more"),
         (["--step", "3"], "run folder"),
     ],
 )
@@ -245,14 +212,11 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(weights, tmp_path, capsys, 
 
 def test_a_run_without_what_guidance_needs(tmp_path, capsys):
     arguments = ["--seeds", "0", "--device", "cpu", "--out", tmp_path / "out"]
-    dense = export(tmp_path / "dense.safetensors", "route=none")
+    dense = export(tmp_path / "dense.safetensors", "route=none", "train.label_drop=0")
     assert run(dense, *arguments, "--guidance", "routed") == 2
-    assert (
-        "guidance=routed needs a route: train with one, or set guidance.route=auto"
-        in capsys.readouterr().err
-    )
-    never = export(tmp_path / "never.safetensors", "train.label_drop=0")
-    assert run(never, *arguments, "--guidance", "cfg") == 2
+    message = "guidance=routed needs a route: train with one, or set guidance.route=auto"
+    assert message in capsys.readouterr().err
+    assert run(dense, *arguments, "--guidance", "cfg") == 2
     assert "train.label_drop=0" in capsys.readouterr().err
     plain = export(tmp_path / "plain.safetensors", "task=none", "guidance=none")
     assert run(plain, *arguments, "--guidance", "cfg") == 2
@@ -310,13 +274,6 @@ def test_captions_from_a_file(tmp_path):
         parse_captions(str(tmp_path / "c.txt"))
 
 
-def test_request_is_row_by_row():
-    request = plan_request([5, 6], [1, 0], None, ("cat", "dog"))
-    assert request.seeds == [5, 6, 5, 6] and request.labels == [1, 1, 0, 0]
-    assert request.columns == 2 and request.row_names == ["dog", "cat"]
-    assert len(set(request.names)) == 4
-
-
 @pytest.mark.slow
 def test_two_processes_share_the_work(weights, tmp_path):
     script = str(ROOT / "experiments" / "sample.py")
@@ -362,11 +319,11 @@ def vae(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("layout", ["store", "webdataset", "lightningdit"])
+@pytest.mark.parametrize("layout", ["store", "lightningdit"])
 def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, tmp_path, capsys):
     import shutil
 
-    from data_tools import latents, write_lightning, write_store, write_tars
+    from data_tools import latents, write_lightning, write_store
 
     from experiments.data import create
     from experiments.evaluation.trained_model import load_model
@@ -374,7 +331,6 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
     store, labels = tmp_path / "store", [k % 3 for k in range(8)]
     {
         "store": lambda: write_store(store, latents(8), labels),
-        "webdataset": lambda: write_tars(store, latents(8), labels),
         "lightningdit": lambda: write_lightning(store, 3 * latents(8) + 1, latents(8), labels),
     }[layout]()
     weights = export(
@@ -391,7 +347,7 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
     assert torch.equal(alone.to_pixels(x), wanted)
     # The conversion matters: the numbers as they are give other pictures.
     assert not torch.equal(alone._autoencoder.decode(x), wanted)
-    with pytest.raises(DataError, match="the latents themselves are not here"):
+    with pytest.raises(DataError, match="the weights come without their latents"):
         alone.batch(torch.arange(1), None)
     out = tmp_path / "out"
     assert run(weights, "--classes", "1", "--seeds", "0-1", "--out", out, "--device", "cpu") == 0
@@ -401,33 +357,11 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
     assert "the weights of nowhere/vae are not on this machine" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"unit": [1.0]},
-        {"shift": [float("nan")] * 4},
-        {"vae": 3},
-        {"scaled": "yes"},
-        {"extra": 1},
-        {"factor": 0},
-        {"offset": None},
-    ],
-)
-def test_a_damaged_description_of_latents_is_one_sentence(wrong):
-    from experiments.data.latent_options import LatentsOptions
-    from experiments.data.latent_space import LatentSpace
-
-    def restored(decoding):
-        info = {
-            "shape": [4, 8, 8],
-            "num_classes": 0,
-            "class_names": [],
-            "text": None,
-            "fingerprint": "x",
-        }
-        return LatentSpace.restore(LatentsOptions(), {**info, "decoding": decoding})
-
-    good = {"shift": [0.0] * 4, "unit": [1.0] * 4, "vae": "x"}
-    assert restored(good).decoding.factor is None
-    with pytest.raises(DataError, match="give the store they were trained on"):
-        restored({**good, **wrong})
+def test_a_damaged_description_of_latents_is_one_sentence():
+    info = {"shape": [4, 8, 8], "num_classes": 0, "class_names": [], "text": None}
+    decoding = {"shift": [0.0] * 4, "unit": [1.0] * 4, "vae": "x"}
+    info |= {"fingerprint": "x", "decoding": decoding}
+    assert LatentSpace.restore(LatentsOptions(), info).decoding.factor is None
+    decoding["unit"] = [1.0]
+    with pytest.raises(DataError, match="pass the store that they were trained on"):
+        LatentSpace.restore(LatentsOptions(), info)

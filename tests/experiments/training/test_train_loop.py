@@ -88,6 +88,23 @@ def test_fewer_steps_than_are_saved_end_with_pictures_and_scores_of_the_step_the
     assert (config.folder / "samples" / "final.png").is_file()
 
 
+def test_a_run_without_final_samples_is_the_same_run_and_draws_nothing(tmp_path, capsys):
+    config = small(tmp_path, "train.final_samples=false")
+    assert config.name == small(tmp_path).name
+    folder = train(config)
+    printed = capsys.readouterr().out
+    assert "samples " not in printed and "weights " in printed
+    assert read_summary(folder)["step"] == 6
+    assert not (folder / "samples").exists() and not (folder / "progress.gif").exists()
+    assert train(config, quiet=True) == folder  # finished, though there are no samples
+    train(small(tmp_path, "train.steps=7"), quiet=True)
+    assert (folder / "samples" / "final.png").is_file()
+    # Those of fewer steps do not stay.
+    train(small(tmp_path, "train.steps=8", "train.final_samples=false"), quiet=True)
+    assert read_summary(folder)["step"] == 8
+    assert not (folder / "samples" / "final.png").exists()
+
+
 def test_pictures_of_fewer_steps_are_made_anew_after_a_kill_between_two_of_more(
     tmp_path, monkeypatch
 ):

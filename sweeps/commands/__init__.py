@@ -1,0 +1,1 @@
+"""The commands of `python -m sweeps`: thin, one file for each or for a few."""

@@ -1,0 +1,117 @@
+"""Arguments of the sweep commands: cluster keys, overrides of the runs, filters of runs."""
+
+import argparse
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from routing.errors import one_of, require, suggest
+from sweeps import SweepError
+from sweeps.plan import resources
+from sweeps.plan.grid import check_name
+from sweeps.store import overrides
+from sweeps.store.folder import JobBatch, Sweep, all_sweeps
+from sweeps.store.overrides import Typed, runs_root
+from sweeps.store.planned_run import PlannedRun
+from sweeps.store.resource_options import Resources
+
+# Keys that belong to some commands only; elsewhere they are refused.
+_COMMANDS_OF = {"cluster": ("launch", "predict", "retry"), "dry": ("launch",)}
+
+
+class Arguments:
+    """The `key=value` arguments of a command.
+
+    Attributes:
+        typed: All values by key.
+        overrides: Those for the runs; `scale` and the keys of a cluster are left out.
+        cluster: `cluster=`, or "".
+        cluster_keys: `cluster.KEY=`, by key.
+        dry: `dry=`: true, false or full.
+        root: Folder of the run folders.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.typed = overrides.parse(options.overrides)
+        self.overrides: dict[str, list[Typed]] = {}
+        self.cluster_keys: dict[str, str] = {}
+        for key, values in self.typed.items():
+            group, _, cluster_key = key.partition(".")
+            commands = _COMMANDS_OF.get(group)
+            if commands is not None and options.command not in commands:
+                raise SweepError(f"{group}= belongs to {', '.join(commands)}; leave it out")
+            if group == "cluster" and cluster_key:
+                # One value with its commas, as sbatch has lists: cluster.exclude=n1,n2
+                self.cluster_keys[cluster_key] = ",".join(values).strip("'\"")
+            elif key not in ("scale", "cluster", "dry"):
+                self.overrides[key] = values
+        throttle = getattr(options, "throttle", None)
+        if throttle is not None:
+            require(
+                "throttle" not in self.cluster_keys,
+                "--throttle and cluster.throttle are one setting; type one",
+                SweepError,
+            )
+            self.cluster_keys["throttle"] = str(throttle)
+        self.root = runs_root(self.overrides)
+        self.cluster, self.dry = self.only("cluster", ""), self.only("dry", "false")
+        one_of("dry", self.dry, ("true", "false", "full"), SweepError)
+
+    def only(self, key: str, default: str) -> str:
+        """Return the one value of a key, or `default`."""
+        return overrides.only(key, self.typed.get(key, [Typed(default)]))
+
+    @property
+    def scale(self) -> str:
+        """The scale of what is launched; in other commands it is a filter like any other key."""
+        return self.only("scale", "tiny")
+
+    def resources(self, default: str = "", scale: str = "") -> Resources:
+        """Return the requested resources; by default Slurm where there is sbatch, else local."""
+        default = default or ("slurm" if shutil.which("sbatch") else "local")
+        return resources.load(self.cluster or default, scale or self.scale, self.cluster_keys)
+
+    def resources_of_last_launch(
+        self, runs: Mapping[str, PlannedRun], run: PlannedRun, batch: JobBatch | None
+    ) -> Resources:
+        """Return where one of a sweep's runs was submitted last, unless `cluster=` is typed."""
+        if self.cluster or batch is None or not batch.resources:
+            return self.resources(scale=run_values(run, runs).get("scale", ""))
+        return resources.resume(batch.resources, self.cluster_keys)
+
+    def matching_runs(self, sweep: Sweep) -> list[PlannedRun]:
+        """Return the runs of a sweep with the values that were typed."""
+        runs = sweep.runs()
+        filters = {key: values for key, values in self.overrides.items() if key != "paths.runs"}
+        if "scale" in self.typed:
+            filters["scale"] = self.typed["scale"]
+        matching = []
+        for run in runs.values():
+            values = run_values(run, runs)
+            if all(
+                overrides.is_any_of(Typed(values.get(key, "")), filters[key]) for key in filters
+            ):
+                matching.append(run)
+        return matching
+
+    def select(self, grid: str, shown: str) -> tuple[Sweep, list[PlannedRun]]:
+        """Return a launched sweep by the name of its grid, and its matching runs.
+
+        `shown`: the arguments as typed, for error messages.
+        """
+        name = check_name(re.sub(r"\.(yaml|yml|py)\Z", "", Path(grid).name))
+        names = [sweep.name for sweep in all_sweeps(self.root)]
+        if name not in names:
+            expected = f"expected {', '.join(names)}{suggest(name, names)}" if names else "none was"
+            raise SweepError(f"no sweep {name!r} was launched below {self.root}; {expected}")
+        sweep = Sweep(self.root, name)
+        runs = self.matching_runs(sweep)
+        require(runs, f"sweep {name}: none of its runs has {shown}", SweepError)
+        return sweep, runs
+
+
+def run_values(run: PlannedRun, runs: Mapping[str, PlannedRun]) -> dict[str, str]:
+    """Return a run's overrides by key; for a command, with those of the run that it reads."""
+    parent = runs.get(Path(run.folder).name, run)
+    return {**parent.values, **run.values}

@@ -1,0 +1,74 @@
+"""The dry run of a sweep: what a launch would submit now, what it costs, and the script."""
+
+import shlex
+import shutil
+from collections.abc import Sequence
+
+from sweeps.jobs import sbatch_script
+from sweeps.jobs.pool_gpus import choose_gpus
+from sweeps.plan.cost import estimate
+from sweeps.plan.dependencies import is_parent_done
+from sweeps.plan.plan import Plan
+from sweeps.plan.resources import by_run, ignored_text
+from sweeps.store.planned_run import PlannedRun
+from sweeps.store.resource_options import Resources
+from sweeps.submission.arrays import split_into_arrays
+from sweeps.submission.missing import find_missing
+
+
+def print_plan(plan: Plan, resources: Resources, with_arguments: bool) -> None:
+    """Print what a launch would submit now: without runs that are finished or live."""
+    sweep, runs = plan.sweep, plan.runs
+    if plan.grid.search is None:  # the trials of a search are chosen as it runs
+        runs, _ = find_missing(sweep, plan.runs, print, need_queue=False)
+    each = by_run(resources, runs)  # first, since it refuses what a launch would refuse
+    if resources.kind == "local":
+        choose_gpus(sweep, resources.workers, list(each.values()))
+    arrays = split_into_arrays(runs, each) if resources.kind == "slurm" else []
+    scripts = []
+    for array in arrays:
+        code = sweep.snapshots / "SNAPSHOT"
+        scripts.append(
+            sbatch_script.script(sweep, array.resources, array.task_count, code, array.sharing)
+        )
+    lines = estimate(runs, plan.configs, resources.tflops)
+    for run in runs if with_arguments else ():
+        lines.append(f"{run.entry} {shlex.join(run.args)}")
+    hint = "" if with_arguments else " (dry=full adds the arguments of every run)"
+    lines.append(
+        f"{len(runs)} runs on cluster={resources.name}, {_count_waiting(plan, runs)} of them "
+        f"after others; nothing was submitted{hint}"
+    )
+    if len(arrays) > 1 or resources.runs_per_gpu > 1:
+        for number, array in enumerate(arrays, 1):
+            differences = _differences(scripts[number - 1], scripts[0])
+            text = f" ({differences})" if differences else ""
+            lines.append(f"array {number}: {array.describe()}{text}")
+    if not with_arguments:
+        scripts = scripts[:1]
+    lines += filter(None, [ignored_text(resources, runs)])
+    if resources.kind == "slurm" and shutil.which("sbatch") is None:
+        lines.append("there is no sbatch here: without cluster= a launch trains on this machine")
+    print("\n".join([*lines, *scripts]))
+
+
+def _differences(script: str, first_script: str) -> str:
+    """Return the options of a script that the first one lacks: `--mem=80G --gpus-per-node=2`."""
+    # Those that follow from its length.
+    of_length = ("#SBATCH --array", "#SBATCH --error", "#SBATCH --output")
+    options = []
+    for line in script.splitlines():
+        is_option = line.startswith("#SBATCH") and not line.startswith(of_length)
+        if is_option and line not in first_script.splitlines():
+            options.append(line.removeprefix("#SBATCH "))
+    return " ".join(options)
+
+
+def _count_waiting(plan: Plan, runs: Sequence[PlannedRun]) -> int:
+    """Return how many of the runs wait for another one."""
+    names = {run.name for run in runs}
+    count = 0
+    for run in runs:
+        waits = not names.isdisjoint(run.needs) or not is_parent_done(plan.sweep, run)
+        count += int(waits)
+    return count

@@ -1,0 +1,1 @@
+"""Jobs: arrays on Slurm, pools on this machine, and the process that trains one run."""

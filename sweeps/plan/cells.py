@@ -1,0 +1,195 @@
+"""Cells of a grid: its stages multiplied out, with the user's overrides.
+
+A cell is one of `cells` x `zip` x `axes`, once per seed. Seeds are the outermost loop, so that a
+sweep that is cut short has complete tables of fewer seeds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from backbones.parsing import whole
+from routing.errors import UserError, require, suggest
+from sweeps import SweepError
+from sweeps.plan.grid import MAX_CELLS, Grid, Rows, Stage
+from sweeps.store.overrides import Typed, format_overrides, format_value, is_any_of
+
+UserValues = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class GridCell:
+    """One run of a stage.
+
+    Attributes:
+        overrides: All overrides by key.
+        varies: Those that distinguish it from other cells.
+        parent: Index of the cell whose run this one starts from.
+        cluster: Keys of the cluster file that its stage and its row of `cells` change.
+    """
+
+    stage: Stage
+    overrides: Mapping[str, Any]
+    varies: Mapping[str, Any]
+    parent: int | None = None
+    cluster: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What distinguishes the cell, as typed on a command line."""
+        text = " ".join(format_overrides(self.varies))
+        return text if self.stage.name == "train" else f"{self.stage.name}: {text}".rstrip(": ")
+
+
+def expand(grid: Grid, scale: str = "tiny", user: UserValues | None = None) -> list[GridCell]:
+    """Expand a grid at a scale (tiny, small or paper) to cells, which are not checked yet.
+
+    A user's values by key replace an axis (or `seed`) or select rows of `cells` and `zip`; several
+    values of another key become a new axis, and a single one overrides every cell.
+
+    Raises:
+        SweepError: A value selects no row, the grid refuses the scale, or no cell is left.
+    """
+    user = user or {}
+    cells: list[GridCell] = []
+    try:
+        stages = grid.stages(scale)
+        command_keys = _command_keys(stages)
+        for stage in stages:
+            _add_cells(cells, _apply_user(stage, user, command_keys), scale, bool(user))
+        require(cells, f"no cell is left at scale {scale} with these overrides", SweepError)
+    except UserError as error:
+        raise SweepError(f"grid {grid.name}: {error}") from None
+    return cells
+
+
+def _command_keys(stages: Sequence[Stage]) -> set[str]:
+    """Return the keys that other commands take and training does not: `samples=100`, `w=1.5`."""
+    training, commands = {"seed"}, set[str]()
+    for stage in stages:
+        (training if stage.trains else commands).update(stage.set_keys())
+    return commands - training
+
+
+def _add_cells(cells: list[GridCell], stage: Stage, scale: str, has_overrides: bool) -> None:
+    """Append a stage's cells, once for each of its parents among `cells`."""
+    parents = _parents(cells, stage)
+    # A user's overrides may have removed all parents.
+    require(
+        parents or has_overrides, f"stage {stage.name!r} has no parent at scale {scale}", SweepError
+    )
+    require(
+        len(cells) + len(parents) * math.prod(map(len, stage.factors.values())) <= MAX_CELLS,
+        f"stage {stage.name!r} makes more than {MAX_CELLS} cells: launch it in parts, with "
+        "fewer values of its axes each",
+        SweepError,
+    )
+    for parent in parents:
+        base: dict[str, Any] = {"scale": Typed(scale)} if stage.trains else {}
+        inherited: Mapping[str, Any] = {}
+        if parent is not None:
+            inherited = cells[parent].varies
+            base |= cells[parent].overrides if stage.trains else {}
+        for rows in itertools.product(*stage.factors.values()):
+            varies: dict[str, Any] = {}
+            for row in rows:
+                varies.update(row)
+            cluster = {**stage.cluster, **(varies.pop("cluster", None) or {})}
+            if "seed" in varies:
+                varies["seed"] = varies.pop("seed")  # last in labels
+            overrides = {**base, **stage.base, **varies}
+            cells.append(GridCell(stage, overrides, {**inherited, **varies}, parent, cluster))
+
+
+def _parents(cells: Sequence[GridCell], stage: Stage) -> list[int | None]:
+    """Return the indices of the cells that a stage starts from; [None] for a first stage."""
+    if stage.of is None:
+        return [None]
+    parents: list[int | None] = []
+    for index, cell in enumerate(cells):
+        if cell.stage.name == stage.of and _matches(cell, stage.where):
+            parents.append(index)
+    return parents
+
+
+def _matches(cell: GridCell, where: Mapping[str, Any]) -> bool:
+    for key, value in where.items():
+        if not is_any_of(cell.overrides.get(key), value if isinstance(value, list) else [value]):
+            return False
+    return True
+
+
+def _apply_user(stage: Stage, user: UserValues, command_keys: Collection[str]) -> Stage:
+    """Return the stage with a user's values; `command_keys` are those of other commands only."""
+    base, factors = dict(stage.base), dict(stage.factors)
+    for key, values in user.items():
+        if key in factors:
+            if key == "seed":
+                values = [whole(format_value(value), "seed=", SweepError) for value in values]
+            factors[key] = [{key: value} for value in values]
+            continue
+        table = _table_with(key, factors)
+        if table is not None:
+            # An option such as sampler.steps=5 is set in every row; backbone=... selects rows.
+            if not _sets_option(key, values, factors[table]):
+                factors[table] = _select_rows(key, values, factors[table])
+                continue
+            factors[table] = [_without(key, row) for row in factors[table]]
+        elif not _takes(stage, key, command_keys):
+            continue
+        if len(values) > 1:
+            base.pop(key, None)
+            factors[key] = [{key: value} for value in values]
+        else:
+            base[key] = values[0]
+    return replace(stage, base=base, factors=factors)
+
+
+def _takes(stage: Stage, key: str, command_keys: Collection[str]) -> bool:
+    """Return whether a stage takes an override of a key that none of its factors has."""
+    if key == "paths.runs" and not stage.trains:
+        return False  # other commands have folders as arguments
+    is_later = stage.of is not None or stage.after is not None
+    return key in stage.base or not (is_later or key in command_keys)
+
+
+def _table_with(key: str, factors: Mapping[str, Rows]) -> str | None:
+    for name in ("cells", "zip"):
+        if any(key in row for row in factors[name]):
+            return name
+    return None
+
+
+def _sets_option(key: str, values: Sequence[Any], rows: Rows) -> bool:
+    """Return whether values are new ones of an option in rows, rather than a selection of rows.
+
+    Raises:
+        SweepError: They are neither: a name that no row has, or a mixture.
+    """
+    present = [row[key] for row in rows if key in row]
+    new = [value for value in values if not is_any_of(value, present)]
+    if new and ("." not in key or len(new) < len(values)):
+        texts = list(dict.fromkeys(map(format_value, present)))
+        suggestion = suggest(new[0], texts)
+        if key == "route":
+            suggestion = (
+                f"; launch route_placement route={new[0]} for other routes, or add it to cells in "
+                "a copy of the grid"
+            )
+        raise SweepError(
+            f"{key}={new[0]}: no cell has it; expected one of {', '.join(texts)}{suggestion}"
+        )
+    return bool(new)
+
+
+def _select_rows(key: str, values: Sequence[Any], rows: Rows) -> Rows:
+    """Return the rows with one of the values, and those without the key, which fit all values."""
+    return [row for row in rows if key not in row or is_any_of(row[key], values)]
+
+
+def _without(key: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != key}

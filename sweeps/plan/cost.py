@@ -1,0 +1,104 @@
+"""What the runs of a sweep cost, and how many steps cost as much as a dense run.
+
+At equal FLOPs a routed run gets `steps * dense / routed` steps (forward MACs of one image; backward
+is twice the forward for both; REPA's frozen encoder is not counted). At equal hours it gets
+`steps * speed / speed of the dense run`, with speeds that earlier runs measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from experiments.config import Config, role
+from experiments.config.model import run_cost
+from experiments.config.routes import TrainingRoutes
+from experiments.runtime import run_folder
+from experiments.runtime.console import big
+from sweeps import SweepError
+from sweeps.plan.composition import load_config
+from sweeps.store.planned_run import PlannedRun
+
+COMPARISONS = ("steps", "flops", "hours")
+
+
+def training_macs(config: Config) -> float:
+    """Return the forward MACs of a whole run, schedules of the route included."""
+    routes, steps = TrainingRoutes(config), config.train.steps
+    routing = config.routing
+    constant = routing.schedule == "constant" and routing.off_after >= 1 and "/" not in config.route
+    # A schedule is smooth, so its mean over a thousand points is accurate.
+    points = 1 if constant else min(steps, 1000)
+    macs = 0.0
+    for point in range(points):
+        macs += routes.macs(routes.schedule.at(point / points))
+    return macs / points * config.train.batch * steps
+
+
+def equal_cost_steps(config: Config, arguments: Sequence[str], compare_at: str) -> int:
+    """Return the steps of a run that costs as much as its dense run.
+
+    Args:
+        config: The run's configuration.
+        arguments: The overrides that it was composed from.
+        compare_at: `flops` or `hours`; with `steps` the run keeps its own.
+
+    Raises:
+        SweepError: No speed was measured for `hours`.
+    """
+    steps = config.train.steps
+    if compare_at == "steps":
+        return steps
+    # A decoder or an aligned block is part of a method's cost, not of the dense run's.
+    plain = [text for text in arguments if role(text.partition("=")[0]) != "routes"]
+    dense = load_config([*plain, "route=none"])
+    if compare_at == "flops":
+        per_image = training_macs(config) / steps / config.train.batch
+        return max(1, round(steps * run_cost(dense).macs_dense / per_image))
+    if dense.name == config.name:
+        return steps
+    return max(1, round(steps * _measured_speed(config) / _measured_speed(dense)))
+
+
+def _measured_speed(config: Config) -> float:
+    speed = run_folder.speed(Path(config.paths.runs) / config.name)
+    if speed is None:
+        raise SweepError(
+            f"--compare-at hours needs the measured speed of {config.name}: first run the same "
+            "sweep for a few steps (train.steps=50); the longer runs resume from there"
+        )
+    return speed
+
+
+def estimate(
+    runs: Sequence[PlannedRun], configs: Mapping[str, Config], tflops: float | None
+) -> list[str]:
+    """Return what runs will cost, one line each and their sum.
+
+    Args:
+        runs: The runs.
+        configs: Configurations of those that train, by name.
+        tflops: What one GPU reaches, in TFLOP/s; None for no estimate of hours.
+    """
+    lines, total = [], 0.0
+    for run in runs:
+        columns = [run.name, run.label]
+        config = configs.get(run.name)
+        if config is not None:
+            # Backward takes two forwards; 2 FLOPs per MAC.
+            flops, cost = 6 * training_macs(config), run_cost(config)
+            total += flops
+            dense = config.resolved_route == "none"
+            saving = "" if dense else f", {cost.speedup:.2f}x fewer per image than dense"
+            columns += [f"{run.steps} steps", f"{big(cost.params)} parameters"]
+            columns.append(_format_flops(flops, saving, tflops))
+        lines.append("  ".join(columns))
+    return [*lines, f"together: {_format_flops(total, '', tflops)}"] if total else lines
+
+
+def _format_flops(flops: float, saving: str, tflops: float | None) -> str:
+    text = f"{big(flops)} FLOPs{saving}"
+    if tflops is None:
+        return text
+    hours = flops / (tflops * 1e12) / 3600
+    return f"{text}, about {hours:.3g} GPU hours at {tflops:g} TFLOP/s"

@@ -1,0 +1,106 @@
+"""What a run of a later stage waits for, and how it gets its configuration when it starts.
+
+A run with a `parent` starts once that run is done; a run with `after` starts once those runs have
+ended, however they ended. Where `init={parent}` makes the parent's weights part of the identity of
+a run, its name is known only when the parent is done: until then the run has the name of its cell,
+and its job works out the run folder as it starts (`resolve`).
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.runtime import run_folder
+from routing.errors import UserError, require
+from sweeps import SweepError
+from sweeps.store.folder import Sweep, read_record
+from sweeps.store.planned_run import PARENT, PlannedRun
+
+
+def with_stored_names(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return planned runs under the names of their cells where the sweep has these already.
+
+    A run that was submitted before its parent was done keeps that name, so that it is recognised.
+    """
+    stored = sweep.runs()
+    renamed: dict[str, str] = {}
+    results = []
+    for run in runs:
+        # Another folder: its parent was trained further, so this is a different run.
+        if run.alias in stored and sweep.resolution(run.alias) in ("", run.folder):
+            renamed[run.name] = run.alias
+            run = dataclasses.replace(run, name=run.alias)
+        results.append(dataclasses.replace(run, parent=renamed.get(run.parent, run.parent)))
+    return results
+
+
+def levels(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
+    """Group runs so that each group waits for earlier groups only."""
+    depth: dict[str, int] = {}
+    groups: list[list[PlannedRun]] = []
+    for run in runs:
+        own_depth = 0
+        for name in run.needs:
+            own_depth = max(own_depth, depth.get(name, -1) + 1)
+        depth[run.name] = own_depth
+        while len(groups) <= own_depth:
+            groups.append([])
+        groups[own_depth].append(run)
+    return groups
+
+
+def is_parent_done(sweep: Sweep, run: PlannedRun) -> bool:
+    """Return whether a run has no parent, or one that is done."""
+    if not run.parent:
+        return True
+    parent = sweep.runs().get(run.parent)
+    return parent is not None and sweep.is_done(parent)
+
+
+def resolve(sweep: Sweep, run: PlannedRun, write: bool = True, wait_s: float = 0.0) -> PlannedRun:
+    """Return a run with its final arguments and folder, as its job starts.
+
+    Args:
+        sweep: Its sweep.
+        run: The run.
+        write: Whether to store the folder for `status`.
+        wait_s: How long files that another node has written may take to appear on this one.
+
+    Raises:
+        SweepError: Its parent is not done.
+    """
+    deadline = time.monotonic() + wait_s
+    while not is_parent_done(sweep, run) and time.monotonic() < deadline:
+        time.sleep(1.0)
+    require(
+        is_parent_done(sweep, run),
+        f"its parent {run.parent} has not finished; when it has, type {sweep.command('retry')}",
+        SweepError,
+    )
+    if not run.deferred:
+        return run
+    folder = sweep.runs()[run.parent].folder
+    # Within the quotes that the argument has where the path needs them.
+    arguments = [text.replace(PARENT, folder.replace('"', '\\"')) for text in run.args]
+    if run.trains:
+        from sweeps.plan.composition import load_config
+
+        folder = str(sweep.root / load_config(arguments).name)
+    if write:
+        sweep.resolve(run.name, folder)
+    return dataclasses.replace(run, args=arguments, folder=folder, deferred=False)
+
+
+def read_job(path: str) -> PlannedRun | None:
+    """Return the run of a pool's job file; None if it is damaged, which the job will report."""
+    try:
+        return read_record(PlannedRun, run_folder.read(path).get("run"))
+    except UserError:
+        return None
+
+
+def display_name(run: PlannedRun) -> str:
+    """Return the name of the run folder, or of the cell while that is unknown."""
+    resolved = run.trains and run.deferred and Path(run.folder).is_dir()
+    return Path(run.folder).name if resolved else run.name

@@ -1,0 +1,231 @@
+"""Plans: the cells of a grid as runs, each composed and checked, with its name and its steps."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from experiments.config import Config
+from routing.errors import UserError, one_of
+from sweeps import SweepError
+from sweeps.plan.cells import GridCell, expand
+from sweeps.plan.composition import MISFITS, load_config
+from sweeps.plan.cost import COMPARISONS, equal_cost_steps
+from sweeps.plan.grid import Grid
+from sweeps.store.folder import Sweep
+from sweeps.store.overrides import Typed, fill, format_overrides, format_value, runs_root
+from sweeps.store.planned_run import PARENT, PlannedRun
+
+
+@dataclass
+class Plan:
+    """The runs of a grid at a scale.
+
+    Attributes:
+        root: Folder of the run folders.
+        configs: Configurations of the runs that train, by name.
+        waiting: Runs that start when a parent is done: label, and the parent's name.
+        left_out: Cells that do not fit: label and reason.
+    """
+
+    grid: Grid
+    scale: str
+    root: Path
+    runs: list[PlannedRun] = field(default_factory=list)
+    configs: dict[str, Config] = field(default_factory=dict)
+    waiting: list[tuple[str, str]] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def sweep(self) -> Sweep:
+        """The folder of the grid in the folder of runs."""
+        return Sweep(self.root, self.grid.name)
+
+    def notes(self) -> list[str]:
+        """Return a line for each cell that is left out, and each run that waits for another."""
+        lines = [f"left out: {label} ({reason})" for label, reason in self.left_out]
+        for label, parent in self.waiting:
+            lines.append(f"waits for {parent}: {label}")
+        return lines
+
+
+def make_plan(
+    grid: Grid,
+    scale: str = "tiny",
+    user: Mapping[str, Sequence[Typed]] | None = None,
+    compare_at: str = "steps",
+    check: Callable[[Config, PlannedRun], None] | None = None,
+) -> Plan:
+    """Compose and check every cell of a grid at a scale, with a user's overrides by key.
+
+    Args:
+        grid: The grid.
+        scale: tiny, small or paper.
+        user: Values by key, as typed; `paths.runs` is the folder of the run folders.
+        compare_at: What each cell gets as much of as its dense run: steps, flops or hours.
+        check: Called with each configuration and its run before the next is composed, so that a
+            large grid fails at its first cell.
+
+    Raises:
+        SweepError: A cell cannot be composed, or two cells are the same run at this scale.
+    """
+    one_of("--compare-at", compare_at, COMPARISONS, SweepError)
+    plan = Plan(grid, scale, runs_root(user or {}))
+    planned: dict[int, PlannedRun] = {}
+    cells: dict[str, GridCell] = {}
+    for index, cell in enumerate(expand(grid, scale, user)):
+        parent = None if cell.parent is None else planned.get(cell.parent)
+        if cell.parent is not None and parent is None:
+            plan.left_out.append((cell.label, "what it starts from is left out"))
+            continue
+        waits = parent is not None and not parent.finished
+        if waits and compare_at == "hours" and cell.stage.trains:
+            plan.left_out.append((cell.label, "its speed is unknown: launch again later"))
+            continue
+        if cell.stage.trains:
+            run = _plan_training(plan, cell, parent, compare_at)
+        else:
+            run = _plan_command(plan, cell, parent)
+        if run is None:
+            continue
+        if parent is not None and waits:
+            plan.waiting.append((cell.label, parent.name))
+        if check is not None and run.name in plan.configs:
+            check(plan.configs[run.name], run)
+        if run.name in cells:
+            raise _same_run(plan, run, cells[run.name], cell)
+        cells[run.name] = cell
+        planned[index] = run
+        plan.runs.append(run)
+    if not plan.runs:
+        reasons = "; ".join(f"{label}: {reason}" for label, reason in plan.left_out)
+        raise SweepError(f"grid {grid.name}: no cell fits at scale {scale} ({reasons})")
+    return plan
+
+
+def _same_run(plan: Plan, run: PlannedRun, first: GridCell, second: GridCell) -> SweepError:
+    config = plan.configs.get(run.name)
+    route = f", route {config.resolved_route} at depth {config.depth}" if config else ""
+    return SweepError(
+        f"grid {plan.grid.name}: cells coincide at scale {plan.scale}, '{first.label}' and "
+        f"'{second.label}' are one run{route}; a dense run does not depend on how tokens are "
+        "routed, and names omit keys that only affect reports, such as train.steps: launch once "
+        "for each"
+    )
+
+
+def _plan_training(
+    plan: Plan, cell: GridCell, parent: PlannedRun | None, compare_at: str
+) -> PlannedRun | None:
+    """Plan a cell that trains; None if it is left out because it does not fit.
+
+    A run whose arguments name its parent's folder before the parent is done is composed without
+    its initial weights, which are all that its configuration lacks, and named after its cell.
+    """
+    arguments = _arguments(cell, parent, {"paths.runs": str(plan.root)})
+    deferred = any(PARENT in text for text in arguments)
+    try:
+        config = load_config(_without_parent(arguments))
+        steps = equal_cost_steps(config, _without_parent(arguments), compare_at)
+        if steps != config.train.steps:
+            arguments = [text for text in arguments if not text.startswith("train.steps=")]
+            arguments.append(f"train.steps={steps}")
+            config = load_config(_without_parent(arguments))
+    except UserError as error:
+        if isinstance(error, tuple(MISFITS[kind] for kind in cell.stage.fits)):
+            plan.left_out.append((cell.label, str(error)))
+            return None
+        raise SweepError(f"{cell.label or 'the cell'}: {error}") from None
+    alias = ""
+    if parent and any(PARENT in text for text in format_overrides(cell.overrides)):
+        alias = _cell_name(cell, parent, format_overrides(cell.overrides))
+    name = alias if deferred else config.name
+    plan.configs[name] = config
+    run = _planned_run(plan, cell, name, arguments, str(plan.root / name), steps)
+    return replace(run, parent=parent.name if parent else "", deferred=deferred, alias=alias)
+
+
+def _without_parent(arguments: Sequence[str]) -> list[str]:
+    """Return arguments that can be composed before there is a parent."""
+    texts = []
+    for text in arguments:
+        if PARENT not in text:
+            texts.append(text)
+        elif text.startswith("init="):
+            texts.append("init=null")  # a preset may require it
+    return texts
+
+
+def _cell_name(cell: GridCell, parent: PlannedRun, arguments: Sequence[str]) -> str:
+    """Return the name of a cell's run until its parent is done, the same at each launch."""
+    lasting = [text for text in arguments if not text.startswith("train.steps=")]
+    call = json.dumps([cell.stage.entry, lasting, parent.alias or parent.name])
+    return f"{cell.stage.name}-{hashlib.sha256(call.encode()).hexdigest()[:12]}"
+
+
+def _plan_command(plan: Plan, cell: GridCell, parent: PlannedRun | None) -> PlannedRun:
+    """Plan a cell of another command.
+
+    `{parent}`, `{runs}`, `{out}` and `{key}` are filled into its arguments; other keys follow as
+    overrides.
+    """
+    texts, in_arguments = {"runs": str(plan.root)}, set()
+    for key, value in cell.overrides.items():
+        texts[key] = format_value(value).strip("'\"")
+        if any(f"{{{key}}}" in argument for argument in cell.stage.args):
+            in_arguments.add(key)
+    alias, deferred = "", parent is not None and parent.deferred
+    unfilled = [fill(argument, texts) for argument in cell.stage.args]
+    for argument in format_overrides(cell.overrides):
+        if argument.partition("=")[0] not in in_arguments:
+            unfilled.append(argument)
+    if parent and parent.alias:
+        alias = _cell_name(cell, parent, unfilled)
+    if parent and not deferred:
+        texts["parent"] = parent.folder
+    arguments = [fill(argument, texts) for argument in cell.stage.args]
+    for argument in _arguments(cell, None if deferred else parent, {}, parent is not None):
+        if argument.partition("=")[0] not in in_arguments:
+            arguments.append(argument)
+    call = json.dumps([cell.stage.entry, arguments, parent.name if parent else None])
+    name = f"{cell.stage.name}-{hashlib.sha256(call.encode()).hexdigest()[:12]}"
+    name = alias if deferred else name
+    output = plan.root / ".sweeps" / plan.grid.name / "outputs" / name
+    arguments = [fill(argument, {"out": str(output)}) for argument in arguments]
+    run = _planned_run(plan, cell, name, arguments, parent.folder if parent else "", None)
+    return replace(run, parent=parent.name if parent else "", deferred=deferred, alias=alias)
+
+
+def _arguments(
+    cell: GridCell, parent: PlannedRun | None, fixed: Mapping[str, str], is_command: bool = False
+) -> list[str]:
+    """Return a cell's overrides as arguments, with `fixed` ones set.
+
+    `{parent}` is filled in once the parent is done; for a command as soon as its folder is known.
+    """
+    ready = parent is not None and (is_command or parent.finished)
+    folders = {"parent": parent.folder} if parent and ready else {}
+    overrides = {key: fill(value, folders) for key, value in cell.overrides.items()}
+    return format_overrides({**overrides, **fixed})
+
+
+def _planned_run(
+    plan: Plan, cell: GridCell, name: str, arguments: list[str], folder: str, steps: int | None
+) -> PlannedRun:
+    earlier = [run.name for run in plan.runs if run.stage == cell.stage.after]
+    return PlannedRun(
+        name=name,
+        stage=cell.stage.name,
+        label=cell.label,
+        entry=cell.stage.entry,
+        args=arguments,
+        trains=cell.stage.trains,
+        folder=folder,
+        steps=steps,
+        varies={key: format_value(value) for key, value in cell.varies.items()},
+        after=earlier,
+        cluster=dict(cell.cluster),
+    )

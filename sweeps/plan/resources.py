@@ -1,0 +1,238 @@
+"""Where a sweep runs: one YAML file per cluster (by name or path), and `cluster.KEY=VALUE`.
+
+The file has everything that a Slurm site needs (partition, account, time, GPUs, constraint);
+`extra` passes any other sbatch option through. docs/cluster.md lists the keys.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from backbones.parsing import yaml_of
+from backbones.validation import fields_of, validate
+from experiments.runtime.memory import visible_gpus
+from routing.errors import UserError, require, suggest
+from sweeps import SweepError
+from sweeps.plan.config_files import read_yaml
+from sweeps.store.folder import JobBatch
+from sweeps.store.planned_run import PlannedRun
+from sweeps.store.resource_options import (
+    SBATCH_OPTIONS,
+    Resources,
+    RunResources,
+    is_slurm_cluster,
+    untrusted_keys,
+)
+
+FOLDER = Path(__file__).parents[1] / "resources"
+_NUMBERS = ("memory_gb", "max_memory_gb", "retry_memory", "tflops")
+# What a pool on this machine takes from a grid's `cluster`; `debug` takes nothing.
+_POOL_KEYS = ("gpus", "runs_per_gpu")
+
+
+def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = None) -> Resources:
+    """Read a cluster file by name or path, with its section for a scale and `cluster.KEY=VALUE`.
+
+    Raises:
+        SweepError: There is no such file, or a key or value is invalid.
+    """
+    # Texts stay as they are written: an account 0123 is not 83.
+    path, raw = read_yaml("cluster", name, FOLDER, numbers_as_text=True)
+    # A user's file is stored by its path, so that a retry from another folder has it.
+    name = str(path.resolve()) if path.parent != FOLDER else path.stem
+    scales = raw.get("scales") or {}
+    section = scales.get(scale) if isinstance(scales, dict) else None
+    values = {**raw, **section} if isinstance(section, dict) else raw
+    require("fixed" not in values, f"unknown key cluster.fixed (cluster={name})", SweepError)
+    return _build(name, values, overrides or {})
+
+
+def resume(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
+    """Return the resources of an earlier submission, with `cluster.KEY=VALUE` overrides.
+
+    Raises:
+        SweepError: It had lines of a shell, or sbatch options that may run code: a folder of runs
+            may come from anywhere, so nothing in it is executed.
+    """
+    refused = untrusted_keys(values)
+    if refused:
+        name = str(values.get("name"))
+        name = name if name.isprintable() else repr(name)  # no control codes for the terminal
+        raise SweepError(
+            f"the last launch had cluster.{refused[0]}, and what may run code is not taken from a "
+            f"folder of runs: type cluster= again (it was cluster={name})"
+        )
+    options = {key: value for key, value in values.items() if key in fields_of(Resources)}
+    return _build(str(options.pop("name", "")), options, overrides)
+
+
+def check_cluster(section: Any) -> None:
+    """Refuse what a `cluster` section of a stage or cell cannot have: anything but resources."""
+    if section is None:
+        return
+    require(
+        isinstance(section, Mapping),
+        f"cluster={section}: expected resources such as {{memory_gb: 80, gpus: 2}}",
+        SweepError,
+    )
+    names = fields_of(RunResources)
+    for key in section:
+        belongs = ", which belongs to the cluster file" if key in fields_of(Resources) else ""
+        require(
+            key in names,
+            f"cluster.{key}={section[key]}{belongs}: expected one of {', '.join(names)}"
+            f"{suggest(str(key), names)}",
+            SweepError,
+        )
+    validate(RunResources, set_values(section), "cluster.")
+
+
+def for_run(resources: Resources, changes: Mapping[str, Any]) -> Resources:
+    """Return the resources of a run whose stage or cell has `cluster` keys of its own.
+
+    Keys that were typed (`fixed`) stay as typed. Where a run has several GPUs or none, it shares
+    none. A pool takes the GPUs only, and `debug` nothing.
+
+    Raises:
+        UserError: A key or value is invalid, or does not fit the others.
+    """
+    values = set_values(changes)
+    own: RunResources = validate(RunResources, values, "cluster.")
+    for key in ignored_keys(resources, values):
+        del values[key]
+    values = {key: value for key, value in values.items() if key not in resources.fixed}
+    if not values:
+        return resources
+    if "gpus" in values and own.gpu_count != 1:
+        values.setdefault("runs_per_gpu", 1)
+    merged = {**dataclasses.asdict(resources), **values}
+    result: Resources = validate(Resources, merged, "cluster.")
+    return result
+
+
+def set_values(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a grid's `cluster` that are not null, each with the type that it takes."""
+    values = {}
+    for key, value in changes.items():
+        if value is not None:
+            values[key] = _read_number(key, value) if key in fields_of(RunResources) else value
+    return values
+
+
+def ignored_keys(resources: Resources, changes: Iterable[str]) -> list[str]:
+    """Return the keys of a grid's `cluster` that have no effect with this kind of cluster."""
+    if resources.kind == "slurm":
+        return []
+    accepted = _POOL_KEYS if resources.kind == "local" else ()
+    return [key for key in changes if key not in accepted]
+
+
+def ignored_text(resources: Resources, runs: Iterable[PlannedRun]) -> str:
+    """Return the line that says what of the grid's `cluster` has no effect; "" for nothing."""
+    texts: dict[str, None] = {}
+    for run in runs:
+        for key in ignored_keys(resources, run.cluster):
+            texts[f"{key}={run.cluster[key]}"] = None
+    if not texts:
+        return ""
+    return f"cluster={resources.name} ignores {', '.join(texts)} of the grid"
+
+
+def by_run(resources: Resources, runs: Sequence[PlannedRun]) -> dict[str, Resources]:
+    """Return the resources of each run by its name.
+
+    Raises:
+        SweepError: The message names the run.
+    """
+    cache: dict[str, Resources] = {}
+    results = {}
+    for run in runs:
+        key = json.dumps(run.cluster, sort_keys=True, default=str)
+        if key not in cache:
+            try:
+                cache[key] = for_run(resources, run.cluster)
+            except UserError as error:
+                raise SweepError(f"{run.label or run.name}: {error}") from None
+        results[run.name] = cache[key]
+    return results
+
+
+def describe_stored(batch: JobBatch | None, run: PlannedRun) -> str:
+    """Return in words what a run got in a submission; "" where the record is damaged."""
+    values = dict(batch.resources) if batch is not None else {}
+    if values.get("kind") == "local":  # a pool has one record for all its runs
+        values |= {key: run.cluster[key] for key in _POOL_KEYS if key in run.cluster}
+    values = {key: values[key] for key in fields_of(RunResources) if values.get(key) is not None}
+    with contextlib.suppress(UserError):
+        own: RunResources = validate(RunResources, values)
+        return own.describe() if values else ""
+    return ""
+
+
+def _build(name: str, values: Mapping[str, Any], typed: Mapping[str, str]) -> Resources:
+    """Validate resources; a typed throttle also limits the workers of a pool."""
+    for key in ("scales", "name", "fixed"):
+        require(key not in typed, f"cluster.{key} belongs to the file", SweepError)
+    merged = dict(values)
+    for key, text in typed.items():
+        is_text = key in (*SBATCH_OPTIONS, "time", "python")
+        merged[key] = text if is_text else yaml_of(text, f"cluster.{key}={text}", True)
+    options: dict[str, Any] = {}
+    for key, value in merged.items():
+        if key not in fields_of(Resources):
+            options[key] = value  # refused below, also where it is null
+        elif value is not None:
+            options[key] = _read_number(key, value)
+    options["name"] = name
+    earlier = options.get("fixed", [])
+    if isinstance(earlier, list):  # anything else, from a damaged file, is refused below
+        options["fixed"] = sorted({*map(str, earlier), *typed})
+    try:
+        resources: Resources = validate(Resources, options, "cluster.")
+        resources = _with_environment_cluster(resources)
+    except UserError as error:
+        raise SweepError(f"{error} (cluster={name})") from None
+    if resources.kind != "local":
+        return resources
+    workers = resources.workers
+    if resources.runs_per_gpu > 1 and "workers" not in options:
+        workers = max(1, resources.runs_per_gpu * len(visible_gpus()))
+    if "throttle" in typed:
+        workers = min(workers, resources.throttle)
+    return dataclasses.replace(resources, workers=workers)
+
+
+def _read_number(key: str, value: Any) -> Any:
+    """Convert a text to the number that its key takes, and a number to the text that it takes."""
+    if key in SBATCH_OPTIONS and type(value) is int:
+        return str(value)  # as in `account: 12345`
+    if isinstance(value, str) and key in _NUMBERS:
+        is_number = re.fullmatch(r"\d*\.?\d*(e[+-]?\d{1,2})?", value) and re.match(r"\.?\d", value)
+        return float(value) if is_number else value
+    expects_integer = key == "gpus" or fields_of(Resources)[key].type is int
+    if isinstance(value, str) and expects_integer and re.fullmatch(r"0|[1-9][0-9]{0,17}", value):
+        return int(value)
+    return value
+
+
+def _with_environment_cluster(resources: Resources) -> Resources:
+    """Store the cluster that sbatch would take from the environment, for later calls of Slurm."""
+    if resources.kind != "slurm" or resources.slurm_cluster:
+        return resources
+    for variable in ("SBATCH_CLUSTERS", "SLURM_CLUSTERS"):
+        name = os.environ.get(variable)
+        if not name:
+            continue
+        require(
+            is_slurm_cluster(name),
+            f"{variable}={name}: expected the name of one cluster; unset it, or choose one "
+            "with cluster.extra={clusters: NAME}",
+            SweepError,
+        )
+        return dataclasses.replace(resources, extra={**resources.extra, "clusters": name})
+    return resources

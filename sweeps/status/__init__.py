@@ -1,0 +1,1 @@
+"""Status of every run, from its folder, its events and the queue."""

@@ -1,0 +1,176 @@
+"""Status of every run of a sweep, with jobs of other sweeps and estimates of when they end."""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from routing.errors import require
+from sweeps import SweepError
+from sweeps.jobs import pool, slurm
+from sweeps.plan.dependencies import display_name
+from sweeps.status.eta import estimate_etas
+from sweeps.status.run_status import STATES, WAITS_FOR_WORKER, RunStatus, job_status
+from sweeps.store.folder import JobBatch, Sweep, all_sweeps
+from sweeps.store.planned_run import PlannedRun
+
+Jobs = dict[str, slurm.QueueJob]
+Queue = Callable[[str], tuple[Jobs, str]]
+
+
+def statuses(
+    sweep: Sweep, runs: Iterable[PlannedRun] | None = None, queue: Queue | None = None
+) -> tuple[list[RunStatus], str]:
+    """Return the status of runs, and what is wrong with the scheduler ("" if nothing).
+
+    A run that is a job of another sweep only has its status there.
+
+    Args:
+        sweep: The sweep.
+        runs: Some of its runs, None for all.
+        queue: `cached_queue()`, to share between several sweeps.
+    """
+    queue = queue or cached_queue()
+    latest = sweep.latest_batches()
+    jobs, trouble = find_jobs(sweep, latest, queue)
+    all_runs = sweep.runs()
+    selected = all_runs if runs is None else {run.name: run for run in runs}
+    # All runs, since the ETA of one is estimated from the others.
+    rows = {}
+    for name, run in (all_runs | selected).items():
+        folder = sweep.resolution(name) if run.deferred else ""
+        run = replace(run, folder=folder or run.folder)
+        rows[name] = job_status(sweep, run, latest.get(name), jobs.get(name), trouble)
+    for other in all_sweeps(sweep.root):
+        if other.name != sweep.name:
+            other_trouble = _look_in_other_sweep(other, rows, queue)
+            trouble = trouble or other_trouble
+    explain_waiting(rows)
+    estimate_etas(list(rows.values()), latest)
+    shown = [row for name, row in rows.items() if name in selected]
+    order = list(STATES)
+    return sorted(shown, key=lambda row: order.index(row.state)), trouble
+
+
+def cached_queue() -> Queue:
+    """Return a function that asks each Slurm cluster once for its queue."""
+    return functools.cache(slurm_queue)
+
+
+def require_queue(trouble: str) -> None:
+    """Raise `SweepError` if the scheduler did not answer."""
+    require(
+        not trouble, f"{trouble} (which runs are live is unknown without the queue)", SweepError
+    )
+
+
+def _look_in_other_sweep(other: Sweep, rows: dict[str, RunStatus], queue: Queue) -> str:
+    """Replace rows of runs that are live jobs of another sweep; return the scheduler's trouble."""
+    batches = {}
+    if any(not row.live and row.state != "done" for row in rows.values()):
+        for name, batch in other.latest_batches().items():
+            if name in rows and not rows[name].live and rows[name].state != "done":
+                batches[name] = batch
+    jobs, trouble = find_jobs(other, batches, queue, history=False)
+    for name, batch in batches.items():
+        if jobs[name].live:
+            rows[name] = job_status(other, rows[name].run, batch, jobs[name], trouble)
+            rows[name].sweep, rows[name].why = other.name, f"queued by sweep {other.name}"
+    return trouble
+
+
+def slurm_queue(slurm_cluster: str) -> tuple[Jobs, str]:
+    """Return a cluster's queued jobs by id, and why they are unknown ("" if they are known)."""
+    try:
+        return slurm.queue(slurm_cluster), ""
+    except SweepError as error:
+        return {}, str(error)
+
+
+def find_jobs(
+    sweep: Sweep, latest: Mapping[str, JobBatch], queue: Queue, history: bool = True
+) -> tuple[Jobs, str]:
+    """Return the jobs of runs by run, from Slurm (two calls per cluster) and the pools."""
+    jobs: Jobs = {}
+    trouble = ""
+    pools: dict[str, dict[str, str]] = {}
+    by_cluster: dict[str, dict[str, JobBatch]] = {}
+    for run, batch in latest.items():
+        if batch.kind == "slurm":
+            by_cluster.setdefault(batch.slurm_cluster, {})[run] = batch
+            continue
+        state = ""
+        if batch.kind == "local":
+            if batch.name not in pools:
+                pools[batch.name] = pool.states(sweep, batch.name)
+            state = pools[batch.name].get(run, "")
+        jobs[run] = slurm.QueueJob(batch.ids.get(run, ""), state, WAITS_FOR_WORKER)
+    for cluster, batches in sorted(by_cluster.items()):
+        cluster_jobs, cluster_trouble = _find_slurm_jobs(sweep, cluster, batches, queue, history)
+        jobs |= cluster_jobs
+        trouble = trouble or cluster_trouble
+    return jobs, trouble
+
+
+def _find_slurm_jobs(
+    sweep: Sweep, cluster: str, latest: Mapping[str, JobBatch], queue: Queue, history: bool
+) -> tuple[Jobs, str]:
+    """Return the jobs of runs whose latest batches are on one cluster of Slurm, by run."""
+    queued, trouble = queue(cluster)
+    adopt(sweep, {batch.name: batch for batch in latest.values()}.values(), queued)
+    ids = {run: batch.ids.get(run, "") for run, batch in latest.items()}
+    gone = [job_id for job_id in ids.values() if job_id not in queued]
+    ended = slurm.history(gone, cluster) if history and any(gone) and not trouble else {}
+    jobs = {}
+    for run, batch in latest.items():
+        job = queued.get(ids[run])
+        # A cluster that was reinstalled reuses job ids: the name differs.
+        if job is None or job.name != batch.name:
+            job = ended.get(ids[run], slurm.QueueJob(ids[run], ""))
+        if (
+            job.live
+            and batch.runs_per_task > 1
+            and pool.has_left_task(sweep, batch, run, job.running)
+        ):
+            job = replace(job, state="ENDED")
+        jobs[run] = job
+    return jobs, trouble
+
+
+def adopt(sweep: Sweep, batches: Iterable[JobBatch], queued: Jobs) -> None:
+    """Give a batch whose submission was cut off the ids of the jobs with its name."""
+    for batch in batches:
+        if batch.kind != "slurm" or batch.ids:
+            continue
+        # Tasks of an array are numbered in the order of the batch's runs; some may have ended.
+        ids: dict[str, str] = {}
+        for job_id, job in queued.items():
+            if job.name == batch.name:
+                index = int(job_id.partition("_")[2] or 0)
+                for names in batch.tasks()[index : index + 1]:
+                    ids |= dict.fromkeys(names, job_id)
+        if ids:
+            batch.ids.update(ids)
+            sweep.submitted(batch.name, ids, "found in the queue")
+
+
+def explain_waiting(rows: Mapping[str, RunStatus]) -> None:
+    """Say in the status of runs which other runs they wait for, or which failed before them."""
+    for row in rows.values():
+        unfinished = []
+        for name in row.run.needs:
+            other = rows.get(name)
+            if other is None:
+                continue
+            is_unfinished_parent = name == row.run.parent and other.state != "done"
+            if other.live or is_unfinished_parent:
+                unfinished.append(other)
+        if not unfinished or row.sweep:
+            continue
+        if row.state == "pending" and not row.held:
+            first = unfinished[0].run
+            text = first.label or display_name(first)
+            row.why = f"waits for {text}" if len(unfinished) == 1 else ""
+            row.why = row.why or f"waits for {len(unfinished)} runs"
+        # New with a reason: it was submitted, but `cluster=debug` left it out.
+        elif not row.attempts and not row.live and (row.state != "new" or row.why):
+            row.state, row.why = "stopped", f"its parent is {unfinished[0].state}"

@@ -1,0 +1,326 @@
+"""A sweep on disk: `<runs>/.sweeps/<grid>/`, readable from any shell, later, without a database.
+
+sweep.json        the runs: name, overrides, folder, steps            (rewritten as a whole)
+batches.jsonl     submissions: intent, then ids, times, code          (appended)
+attempts/*.jsonl  per run: every start and end, by the jobs           (appended)
+logs/             output of the jobs
+outputs/          of commands other than training
+resolved/         run folders that became known when a parent had finished
+../code/<hash>/   a copy of the code, so that a requeued job runs what was submitted
+
+The files may be damaged, or written by somebody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from backbones.parsing import is_number
+from backbones.validation import validate, validate_value
+from experiments.runtime import run_folder
+from experiments.runtime.files import atomic_write
+from experiments.runtime.records import append_jsonl, read_jsonl
+from routing.errors import UserError, require
+from sweeps import SweepError
+from sweeps.store.overrides import format_value, runs_root
+from sweeps.store.planned_run import PlannedRun
+from sweeps.store.resource_options import Resources, is_slurm_cluster, untrusted_keys
+
+Record = TypeVar("Record")
+
+
+@dataclass
+class JobBatch:
+    """One submission.
+
+    Attributes:
+        name: Name of its jobs, and of a pool's folder.
+        cluster: Name or path of its cluster file.
+        kind: slurm, local or debug.
+        runs: Names of its runs; an array has a task for each, in this order.
+        time: When it was submitted, in seconds since the epoch.
+        code: Name of its code snapshot; "" for `debug`.
+        resources: Values of its cluster file.
+        ids: Job ids by run; none if the submission was cut off.
+        slurm_cluster: Cluster of a multi-cluster Slurm that the ids belong to; "" for the default.
+    """
+
+    name: str
+    cluster: str
+    kind: str
+    runs: list[str]
+    time: float
+    code: str
+    resources: dict[str, Any] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
+    slurm_cluster: str = ""
+
+    @classmethod
+    def create(
+        cls, sweep: str, runs: Sequence[PlannedRun], resources: Resources, code: str
+    ) -> JobBatch:
+        """Return a submission of a sweep's runs, with a new name."""
+        return cls(
+            name=f"{sweep}.{uuid.uuid4().hex[:8]}",
+            cluster=resources.name,
+            kind=resources.kind,
+            runs=[run.name for run in runs],
+            time=time.time(),
+            code=code,
+            resources=asdict(resources),
+            slurm_cluster=resources.slurm_cluster,
+        )
+
+    @property
+    def runs_per_task(self) -> int:
+        """How many of its runs share a task of its array; 1 outside Slurm."""
+        value = self.resources.get("runs_per_gpu")
+        return value if self.kind == "slurm" and type(value) is int and value > 0 else 1
+
+    def tasks(self) -> list[list[str]]:
+        """Return the names of the runs of each task."""
+        size = self.runs_per_task
+        return [self.runs[start : start + size] for start in range(0, len(self.runs), size)]
+
+    def task_name(self, run: str) -> str:
+        """Return the name of the folder of the task that has a run."""
+        return f"{self.name}.{self.runs.index(run) // self.runs_per_task}"
+
+
+class Sweep:
+    """The folder of one grid in a folder of runs.
+
+    Attributes:
+        locked_folder: Locked by a launch, since two grids may share a run.
+        snapshots: Copies of the code, shared by all sweeps of the folder of runs.
+        logs: Output of the jobs.
+        pools: Folders of the pools on this machine, by batch.
+    """
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.root, self.name = root, name
+        self.locked_folder = root / ".sweeps"
+        self.snapshots = self.locked_folder / "code"
+        self.path = self.locked_folder / name
+        self.logs = self.path / "logs"
+        self.pools = self.path / "pools"
+
+    def command(self, name: str) -> str:
+        """Return a command on this sweep as typed in the folder that it was launched from."""
+        words = ["python", "-m", "sweeps", name, self.name]
+        if self.root != runs_root({}):
+            words.append(shlex.quote(f"paths.runs={format_value(str(self.root))}"))
+        return " ".join(words)
+
+    def log(self, batch: JobBatch, run: str, kind: str) -> Path | None:
+        """Return the path of a run's log in a batch (`kind` is out or err), None without a job."""
+        own_log = self.logs / f"{batch.name}_{run}.{kind}"
+        if batch.kind != "slurm" or (batch.runs_per_task > 1 and own_log.exists()):
+            return own_log
+        return self.task_log(batch, run, kind)
+
+    def task_log(self, batch: JobBatch, run: str, kind: str) -> Path | None:
+        """Return the path of the log of a run's task on Slurm, None without a job."""
+        return self.logs / f"{batch.ids[run]}_0_log.{kind}" if run in batch.ids else None
+
+    def runs(self) -> dict[str, PlannedRun]:
+        """Return the runs of every launch so far, by name.
+
+        Raises:
+            SweepError: The file is damaged; launching the grid again writes a new one.
+        """
+        runs = {}
+        for name, run in self._stored_runs().items():
+            folder = self.resolution(name) if run.deferred else ""
+            runs[name] = replace(run, folder=folder) if folder else run
+        return runs
+
+    def _stored_runs(self) -> dict[str, PlannedRun]:
+        path = self.path / "sweep.json"
+        values: Any = run_folder.read(path).get("runs") if path.is_file() else {}
+        with contextlib.suppress(AttributeError, UserError):
+            runs = {name: read_record(PlannedRun, run) for name, run in values.items()}
+            if all(is_file_name(run.name) for run in runs.values()):
+                return runs
+        raise SweepError(
+            f"{path} cannot be read; if it is damaged, remove it, then launch the grid again"
+        )
+
+    def add(self, title: str, runs: Iterable[PlannedRun]) -> None:
+        """Write runs to the sweep's file; one of the same name is replaced."""
+        values = {name: run.__dict__ for name, run in self._stored_runs().items()}
+        for run in runs:
+            values[run.name] = run.__dict__
+        content = {"format": 1, "title": title, "runs": values}
+        atomic_write(self.path / "sweep.json", json.dumps(content, indent=1))
+
+    def batches(self) -> list[JobBatch]:
+        """Return the submissions in order, each with its ids if they were written."""
+        batches: dict[str, JobBatch] = {}
+        for line in read_jsonl(self.path / "batches.jsonl"):
+            name = str(line.get("batch"))
+            if "runs" not in line:
+                if name in batches:
+                    _add_ids(batches[name], line)
+            elif is_file_name(name) and is_timestamp(line.get("time")):
+                with contextlib.suppress(UserError):
+                    batch = read_record(JobBatch, {**line, "name": name})
+                    if is_slurm_cluster(batch.slurm_cluster or "default"):
+                        batches[name] = batch
+        return list(batches.values())
+
+    def latest_batches(self) -> dict[str, JobBatch]:
+        """Return the last submission of each run, by the run's name."""
+        latest = {}
+        for batch in self.batches():
+            for run in batch.runs:
+                latest[run] = batch
+        return latest
+
+    def intend(self, batch: JobBatch) -> None:
+        """Note a submission before it is made, so that one that is cut off is found in the queue.
+
+        Lines of `setup` may hold secrets: with them the file is readable by its owner only.
+        """
+        path = self.path / "batches.jsonl"
+        if untrusted_keys(batch.resources):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            path.chmod(0o600)
+        line = {"batch": batch.name, **batch.__dict__}
+        del line["name"], line["ids"]
+        append_jsonl(path, [line])
+
+    @contextlib.contextmanager
+    def undo_if_refused(self) -> Iterator[None]:
+        """Remove what was noted of a submission that is refused; the caller holds the lock.
+
+        Enter it after looking at the queue, which may note ids of an earlier submission.
+        """
+        runs, batches = self.path / "sweep.json", self.path / "batches.jsonl"
+        content = runs.read_bytes() if runs.is_file() else None
+        size = batches.stat().st_size if batches.is_file() else None
+        try:
+            yield
+        except SweepError:
+            if content is None:
+                runs.unlink(missing_ok=True)
+            else:
+                atomic_write(runs, content)
+            if size is None:
+                batches.unlink(missing_ok=True)
+            elif batches.is_file():
+                os.truncate(batches, size)  # only appended to; a new file would lose its mode
+            raise
+
+    def submitted(
+        self, batch: str, ids: Mapping[str, str], note: str = "", slurm_cluster: str = ""
+    ) -> None:
+        """Note the ids that the runs of a submission got, and the cluster that sbatch named."""
+        line: dict[str, Any] = {"batch": batch, "ids": dict(ids), "note": note}
+        if slurm_cluster:
+            line["slurm_cluster"] = slurm_cluster
+        append_jsonl(self.path / "batches.jsonl", [line])
+
+    def note_throttle(self, batch: JobBatch, throttle: int) -> None:
+        """Note another limit of runs at once of a live array."""
+        append_jsonl(self.path / "batches.jsonl", [{"batch": batch.name, "throttle": throttle}])
+
+    def resolution(self, run: str) -> str:
+        """Return the folder of a run that was submitted before its parent was done, "" before."""
+        folder = run_folder.read(self._resolution(run)).get("folder")
+        return folder if isinstance(folder, str) else ""
+
+    def resolve(self, run: str, folder: str) -> None:
+        """Store the folder of a run, which is known once its parent is done."""
+        atomic_write(self._resolution(run), json.dumps({"folder": folder}))
+
+    def forget_resolution(self, run: str) -> None:
+        """Forget a run's folder, since its parent trains further and its weights will change."""
+        self._resolution(run).unlink(missing_ok=True)
+
+    def _resolution(self, run: str) -> Path:
+        return self.path / "resolved" / f"{run}.json"
+
+    def is_done(self, run: PlannedRun) -> bool:
+        """Return whether a run is finished; a command is not if its parent has trained on since."""
+        if run.trains:
+            return run.finished
+        mark, parent_step = run_folder.read(self._mark(run.name)), run.parent_step
+        return bool(mark) and parent_step in (None, mark.get("step", parent_step))
+
+    def mark_done(self, run: str, step: int | None) -> None:
+        """Note that a command other than training has ended well, at a step of its parent."""
+        values = {"run": run, "time": time.time(), "step": step}
+        atomic_write(self._mark(run), json.dumps(values))
+
+    def _mark(self, run: str) -> Path:
+        return self.path / "done" / f"{run}.json"
+
+    def events(self, run: str) -> list[dict[str, Any]]:
+        """Return the starts and ends of a run, and cancellations, oldest first."""
+        events = []
+        for line in read_jsonl(self.attempts(run)):
+            if isinstance(line.get("event"), str) and is_timestamp(line.get("time")):
+                events.append(line)
+        return events
+
+    def attempts(self, run: str) -> Path:
+        """Return the file of a run's events, appended by its jobs."""
+        return self.path / "attempts" / f"{run}.jsonl"
+
+    def note(self, run: str, event: str, **values: Any) -> None:
+        """Append an event of a run with the time."""
+        append_jsonl(self.attempts(run), [{"event": event, "time": time.time(), **values}])
+
+
+def _add_ids(batch: JobBatch, line: Mapping[str, Any]) -> None:
+    """Add the ids or the throttle in a line of batches.jsonl to its batch, unless damaged."""
+    if type(line.get("throttle")) is int:
+        batch.resources["throttle"] = line["throttle"]
+    with contextlib.suppress(UserError):
+        cluster = line.get("slurm_cluster")
+        batch.ids.update(validate_value(dict[str, str], line.get("ids"), "ids"))
+        if isinstance(cluster, str) and is_slurm_cluster(cluster):
+            batch.slurm_cluster = cluster
+
+
+def all_sweeps(root: Path) -> list[Sweep]:
+    """Return the sweeps in a folder of runs."""
+    paths = sorted((root / ".sweeps").glob("*/sweep.json"))
+    return [Sweep(root, path.parent.name) for path in paths]
+
+
+def read_record(record_type: type[Record], values: Any) -> Record:
+    """Build a dataclass from plain values, ignoring keys that it does not have.
+
+    Raises:
+        UserError: A value is missing or has another type.
+    """
+    require(
+        isinstance(values, Mapping),
+        f"expected a mapping with the fields of {record_type.__name__}",
+        SweepError,
+    )
+    names = {field.name for field in dataclasses.fields(record_type)}  # type: ignore[arg-type]
+    return validate(record_type, {key: values[key] for key in values if key in names})
+
+
+def is_timestamp(value: object) -> bool:
+    """Return whether a value is a time in seconds that the calendar of C can show."""
+    return is_number(value) and abs(value) < 1e11
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether a name is that of a file in a folder: no path, and not hidden."""
+    return bool(name) and Path(name).name == name and not name.startswith(".")

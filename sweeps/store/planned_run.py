@@ -1,0 +1,83 @@
+"""One run of a sweep, as planned, submitted and stored (imports no configuration)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.runtime import run_folder
+from sweeps.store.overrides import KEY
+
+# In arguments: the run folder of the parent.
+PARENT = "{parent}"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep; plain values only, since it is stored as JSON.
+
+    Attributes:
+        name: Name of the run folder, or of the call of another command.
+        stage: Stage of the grid that it belongs to.
+        label: What distinguishes it from the others, for messages.
+        entry: What it runs, `module:function`.
+        args: Arguments of that function.
+        trains: Whether it trains; other commands read the folder of a trained run.
+        folder: Run folder; of another command that of its parent, or "" without one.
+        steps: Training steps, None for other commands.
+        varies: Overrides that differ between the cells of the grid.
+        parent: Name of the run that has to be done before it starts; "" for none.
+        after: Names of runs that have to end before it starts, however they end.
+        deferred: Whether its job fills in `{parent}`, and works out the run folder, as it starts.
+        alias: Its name from before its parent was done; "" for none.
+        cluster: Keys of the cluster file that its stage or cell of the grid changes.
+    """
+
+    name: str
+    stage: str
+    label: str
+    entry: str
+    args: list[str]
+    trains: bool
+    folder: str
+    steps: int | None
+    varies: dict[str, str] = field(default_factory=dict)
+    parent: str = ""
+    after: list[str] = field(default_factory=list)
+    deferred: bool = False
+    alias: str = ""
+    cluster: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def needs(self) -> list[str]:
+        """Names of all runs that it waits for."""
+        return [self.parent, *self.after] if self.parent else list(self.after)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run folder holds a finished run of at least `steps` steps."""
+        return run_folder.finished(self.folder, self.steps)
+
+    @property
+    def saved_step(self) -> int:
+        """Step of the newest checkpoint; 0 for commands that save none."""
+        return run_folder.saved_step(self.folder) if self.trains else 0
+
+    @property
+    def parent_step(self) -> int | None:
+        """Step at which the run in `folder` ended; None if it has not, or there is no folder."""
+        if not self.folder:
+            return None
+        step = run_folder.read(Path(self.folder) / "summary.json").get("step")
+        return step if isinstance(step, int) else None
+
+    @property
+    def values(self) -> dict[str, str]:
+        """Overrides by key, including those that a command takes in its own arguments."""
+        values = {}
+        for argument in self.args:
+            key, equals, value = argument.partition("=")
+            if equals and KEY.match(key):
+                values[key] = value
+        return values | self.varies

@@ -1,0 +1,273 @@
+"""Options of a cluster file, and those of them that a grid may change for a stage or a cell.
+
+docs/cluster.md lists the keys.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from backbones.validation import fields_of, show
+from routing.errors import require
+from sweeps import SweepError
+
+SBATCH_OPTIONS = ("partition", "account", "qos", "constraint", "exclude")
+# sbatch options that the sweep itself sets, and those that have a key of their own here.
+_SET_BY_SWEEP = (
+    "array", "chdir", "error", "job-name", "open-mode", "output", "requeue", "signal", "wrap",
+    "nodes", "ntasks", "ntasks-per-node", "time",
+)  # fmt: skip
+_FOREIGN_OPTIONS = "sbatch options that the sweep does not set, such as {mail-type: END}"
+# Keys whose values a job executes.
+CODE_KEYS = ("setup", "srun", "python")
+# Options in `extra` that replace `memory_gb`.
+MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
+# sbatch options that only request resources, or say when a job runs and whom it notifies. Others
+# are not taken from a folder of runs: export (LD_PRELOAD=...), container and plugins run code.
+_RETRY_EXTRA = {
+    "begin", "clusters", "comment", "contiguous", "core-spec", "cores-per-socket", "cpu-freq",
+    "cpus-per-gpu", "cpus-per-task", "deadline", "delay-boot", "dependency", "distribution",
+    "exclusive", "gpu-bind", "gpu-freq", "gpus", "gpus-per-node", "gpus-per-socket",
+    "gpus-per-task", "gres", "gres-flags", "hint", "hold", "licenses", "mail-type", "mem",
+    "mem-per-cpu", "mem-per-gpu", "mincpus", "nice", "nodelist", "no-kill", "overcommit",
+    "oversubscribe", "prefer", "priority", "reservation", "sockets-per-node", "spread-job",
+    "switches", "thread-spec", "threads-per-core", "time-min", "tmp", "use-min-nodes",
+    "wait-all-nodes", "wckey",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Characters:
+    """The pattern that every item of a value must match, and what to call it in a message."""
+
+    pattern: str
+    expected: str
+
+    def match(self, value: Any) -> bool:
+        """Return whether a text, or every item of a list, matches."""
+        items = value if isinstance(value, list) else [value]
+        return all(re.fullmatch(self.pattern, str(item), re.ASCII) for item in items)
+
+
+_SBATCH_CHARACTERS = r"[\w.,:&|*@\-\[\]()/ +=%!?~]+"
+_PRINTABLE = r"[^\x00-\x1f\x7f]+"
+_SBATCH = Characters(_SBATCH_CHARACTERS, "no characters but those of sbatch options")
+SbatchText = Annotated[str | None, _SBATCH, "sbatch's own option"]
+Count = Annotated[int, Ge(1), Le(99_999)]
+
+
+@dataclass(frozen=True)
+class RunResources:
+    """What one run gets; the `cluster` section of a grid's stage or cell may change these keys.
+
+    `gpus` and `tasks` are per node; a task is one process of the run.
+    """
+
+    partition: SbatchText = None
+    qos: SbatchText = None
+    constraint: SbatchText = None
+    exclude: SbatchText = None
+    nodes: Annotated[Count, "nodes of a run"] = 1
+    tasks: Annotated[Count, "processes per node"] = 1
+    gpus: Annotated[
+        int | str,
+        Characters(
+            r"([A-Za-z][\w.-]*:)?(0|[1-9]\d{0,3})", "a whole number or TYPE:NUMBER, such as a100:2"
+        ),
+        "GPUs per node",
+    ] = 0
+    runs_per_gpu: Annotated[int, Ge(1), Le(64), "runs that share one GPU"] = 1
+    cpus: Annotated[Count, "CPUs per process"] = 1
+    memory_gb: Annotated[float | None, Gt(0), "memory per node"] = None
+    retry_memory: Annotated[
+        float | None, Gt(1), Le(16), "what a retry multiplies memory_gb by, if memory ran out"
+    ] = None
+    max_memory_gb: Annotated[float | None, Gt(0), "the most that such a retry asks for"] = None
+    time: Annotated[str | int, _SBATCH, "time limit of a job"] = "4:00:00"
+    signal_s: Annotated[int, Ge(5), Le(99_999), "how early it is told to save"] = 180
+
+    def check_consistency(self) -> None:
+        """Refuse characters and combinations that a job cannot have."""
+        problem = next(self._problems(), "")
+        require(not problem, problem, SweepError)
+
+    def _problems(self) -> Iterator[str]:
+        options: type = type(self)
+        for name, option in fields_of(options).items():
+            value = getattr(self, name)
+            for constraint in option.metadata:
+                if value is None or not isinstance(constraint, Characters):
+                    continue
+                if not constraint.match(value):
+                    yield f"{name}={_shorten(value)}: expected {constraint.expected}"
+        minutes(self.time)
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs per node, of whatever type."""
+        return int(str(self.gpus).rpartition(":")[2])
+
+    def describe(self) -> str:
+        """Return what a run gets in words: `2 GPUs, 80 GB, 8 CPUs, 4:00:00`."""
+        gpus = f"{self.gpus} GPU{'s' if self.gpu_count > 1 else ''}"
+        if self.runs_per_gpu > 1:
+            gpus = f"{gpus} shared by {self.runs_per_gpu} runs"
+        texts = [gpus if self.gpu_count else "no GPU"]
+        if self.memory_gb is not None:
+            texts.append(f"{self.memory_gb:g} GB")
+        cpus = self.cpus * self.tasks
+        texts += [f"{cpus} CPU{'s' if cpus > 1 else ''}", str(self.time)]
+        if self.nodes > 1:
+            texts = [f"{self.nodes} nodes of {texts[0]}", *texts[1:]]
+        if self.partition:
+            texts.append(f"partition {self.partition}")
+        return ", ".join(texts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources(RunResources):
+    """The options of a cluster file: what one run gets, and how many run at once."""
+
+    name: Annotated[str, "name or path of the file"]
+    kind: Annotated[Literal["slurm", "local", "debug"], "Slurm, a pool here, or this process"]
+    account: SbatchText = None
+    throttle: Annotated[Count, "runs at once on Slurm"] = 16
+    workers: Annotated[Count, "runs at once in a pool"] = 1
+    tflops: Annotated[float | None, Gt(0), "what one GPU reaches in training"] = None
+    setup: Annotated[
+        list[str],
+        Characters(
+            _PRINTABLE, "a list of lines such as [module load cuda/12.4]; quote one with ': ' in it"
+        ),
+        "lines of the job's script before the run",
+    ] = field(default_factory=list)
+    srun: Annotated[
+        list[str],
+        Characters("-" + _PRINTABLE, "a list of options, such as [--NAME=VALUE]"),
+        "further options of srun",
+    ] = field(default_factory=list)
+    python: Annotated[
+        str | None,
+        Characters(_PRINTABLE, "the command that starts Python, such as apptainer exec IMAGE.sif"),
+        "what starts Python in the job",
+    ] = None
+    extra: Annotated[
+        dict[str, str | int | float | bool | None], "any other long option of sbatch"
+    ] = field(default_factory=dict)
+    scales: Annotated[dict[str, dict[str, Any] | None], "changes at one scale"] = field(
+        default_factory=dict
+    )
+    fixed: Annotated[list[str], "keys that a grid does not change, since they were typed"] = field(
+        default_factory=list
+    )
+
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
+        yield from _extra_problems(self.extra)
+        code = [key for key in CODE_KEYS if getattr(self, key)]
+        if self.kind != "slurm" and code:
+            yield f"{code[0]} with kind={self.kind}: expected only with kind=slurm"
+        if self.kind != "slurm" and self.nodes * self.tasks > 1:
+            yield (
+                f"nodes={self.nodes}, tasks={self.tasks} with kind={self.kind}: a run has one "
+                "process; for several on this machine use torchrun experiments/run.py, for several "
+                "nodes cluster=slurm"
+            )
+        if minutes(self.time) * 60 <= self.signal_s:
+            yield (
+                f"signal_s={self.signal_s}: expected less than time={self.time}, since a run would "
+                "be stopped as it starts"
+            )
+        yield from self._sharing_problems()
+        yield from self._memory_problems()
+
+    def _sharing_problems(self) -> Iterator[str]:
+        if self.runs_per_gpu == 1 or self.kind == "debug":
+            return
+        if self.gpu_count != 1 or self.nodes * self.tasks > 1:
+            yield (
+                f"runs_per_gpu={self.runs_per_gpu} with gpus={self.gpus}, nodes={self.nodes}, "
+                f"tasks={self.tasks}: expected gpus=1, nodes=1 and tasks=1, since the runs share "
+                "one GPU"
+            )
+
+    def _memory_problems(self) -> Iterator[str]:
+        in_extra = [option for option in MEMORY_OPTIONS if self.extra.get(option) is not None]
+        if self.retry_memory is not None and (self.memory_gb is None or in_extra):
+            reason = f"extra={{{in_extra[0]}: ...}}" if in_extra else "memory_gb=null"
+            yield (
+                f"retry_memory={self.retry_memory:g} with {reason}: expected memory_gb, which a "
+                "retry multiplies"
+            )
+        limit = self.max_memory_gb
+        if limit is not None and self.memory_gb is not None and limit < self.memory_gb:
+            yield f"max_memory_gb={limit:g}: expected at least memory_gb={self.memory_gb:g}"
+
+    @property
+    def slurm_cluster(self) -> str:
+        """Cluster of a multi-cluster Slurm that the jobs go to; "" for the default one."""
+        return str(self.extra.get("clusters") or "")
+
+
+def untrusted_keys(values: Mapping[str, Any]) -> list[str]:
+    """Return the keys of resources that may run code in a job, or contain a user's secrets."""
+    keys = [key for key in CODE_KEYS if values.get(key)]
+    extra = values.get("extra")
+    for option in extra if isinstance(extra, dict) else ():
+        if option not in _RETRY_EXTRA:
+            keys.append(f"extra={{{option}: ...}}")
+    return keys
+
+
+def is_slurm_cluster(name: str) -> bool:
+    """Return whether a text can name one cluster: `a,b` and `all` are several."""
+    return re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name, re.ASCII) is not None and name != "all"
+
+
+def minutes(time: str | int) -> int:
+    """Return the minutes of a Slurm time: `90`, `4:00:00`, `2-00:00:00`, `1-12`."""
+    form = re.compile(r"(?:(\d{1,6})-)?(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?", re.ASCII)
+    match = form.fullmatch(str(time).strip())
+    if match is None:
+        raise SweepError(
+            f"time={time}: expected minutes, hours:minutes:seconds or days-hours:minutes:seconds"
+        )
+    days, *parts = match.groups()
+    hours, mins, seconds = (int(part or 0) for part in parts)
+    if days is None and parts[2] is None:
+        hours, mins, seconds = 0, hours, mins  # minutes, or minutes:seconds
+    total = ((int(days or 0) * 24 + hours) * 60 + mins) * 60 + seconds
+    return max(1, math.ceil(total / 60))
+
+
+def _extra_problems(extra: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with options in `extra`."""
+    for option, value in extra.items():
+        plain = re.fullmatch(r"[a-z][a-z0-9-]*", option, re.ASCII) and re.fullmatch(
+            _SBATCH_CHARACTERS, str(value), re.ASCII
+        )
+        if not plain or option in _SET_BY_SWEEP:
+            yield f"extra={{{option}: {_shorten(value)}}}: expected {_FOREIGN_OPTIONS}"
+        # sbatch takes an abbreviation for the option that it begins.
+        for full_name in (*_SET_BY_SWEEP, "clusters"):
+            if full_name.startswith(option) and option != full_name:
+                yield (
+                    f"extra={{{option}: ...}} is short for {full_name}: expected "
+                    f"{_FOREIGN_OPTIONS}, by their full names"
+                )
+    name = extra.get("clusters")
+    if name is not None and not (isinstance(name, str) and is_slurm_cluster(name)):
+        yield (
+            f"extra={{clusters: {name}}}: expected the name of one cluster, since job ids are "
+            "unique within a cluster only"
+        )
+
+
+def _shorten(value: object) -> str:
+    text = show(value)
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= 200 else f"{text[:80]}... ({len(text)} characters)"

@@ -1,0 +1,81 @@
+"""Launch and retry: read the status and submit under one lock, so that nothing runs twice."""
+
+from collections.abc import Mapping, Sequence
+
+from experiments.runtime.locks import locked
+from sweeps.jobs.debug import run_here
+from sweeps.plan.grid import Grid
+from sweeps.store.folder import Sweep
+from sweeps.store.planned_run import PlannedRun
+from sweeps.store.resource_options import Resources
+from sweeps.submission.live_jobs import set_throttles
+from sweeps.submission.missing import Runs, check_entries, find_failed, find_missing
+from sweeps.submission.submit import Print, submit
+
+
+def launch(
+    sweep: Sweep, grid: Grid, planned: Sequence[PlannedRun], resources: Resources,
+    say: Print = print, throttle: int | None = None,
+) -> Runs | None:  # fmt: skip
+    """Submit the planned runs that are neither done, live nor failed.
+
+    Args:
+        sweep: The sweep.
+        grid: Its grid.
+        planned: The runs of the grid, each after the run that it starts from.
+        resources: Where to run them.
+        say: Prints a line.
+        throttle: New limit for arrays of these runs that are already in the queue.
+
+    Returns:
+        Runs that failed in this process; None if there was nothing to submit.
+
+    Raises:
+        SweepError: The scheduler refuses, or a run's resources are invalid; nothing is noted as
+            submitted then.
+    """
+    with locked(sweep.locked_folder, wait_s=60.0):
+        runs, noted = find_missing(sweep, planned, say)
+        if throttle is not None:
+            set_throttles(sweep, planned, throttle, say)
+        with sweep.undo_if_refused():
+            sweep.add(grid.title, noted)
+            if not runs:
+                say("nothing to submit")
+                return None
+            batch = submit(sweep, runs, resources, grid.code, say)
+    return run_here(sweep, runs, batch, say)
+
+
+def retry(
+    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, say: Print = print,
+    grid: Grid | None = None, resources_by_run: Mapping[str, Resources] | None = None,
+) -> Runs | None:  # fmt: skip
+    """Submit failed and stopped runs of a sweep again; each resumes from its last checkpoint.
+
+    Args:
+        sweep: The sweep.
+        runs: Which of its runs.
+        resources: Where to run them.
+        say: Prints a line.
+        grid: Its grid, if that is one in Python.
+        resources_by_run: What each run gets there, by name; by default `resources`, with the keys
+            that the grid changes.
+
+    Returns:
+        What `launch` returns.
+
+    Raises:
+        SweepError: A run's entry point, from the sweep's file, is neither in this suite nor in
+            `grid`; or the scheduler refuses.
+    """
+    check_entries(sweep, runs, grid)
+    with locked(sweep.locked_folder, wait_s=60.0):
+        selected = find_failed(sweep, runs, say)
+        if not selected:
+            say("nothing has failed or stopped")
+            return None
+        with sweep.undo_if_refused():
+            code = grid.code if grid else None
+            batch = submit(sweep, selected, resources, code, say, resources_by_run)
+    return run_here(sweep, selected, batch, say)

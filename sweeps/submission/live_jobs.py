@@ -1,0 +1,130 @@
+"""Live jobs: what new runs wait for, how many run at once, and how they are cancelled."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from experiments.runtime.locks import locked
+from routing.errors import require
+from sweeps import SweepError
+from sweeps.jobs import pool, slurm
+from sweeps.plan.dependencies import with_stored_names
+from sweeps.status.status import require_queue, statuses
+from sweeps.store.folder import JobBatch, Sweep
+from sweeps.store.planned_run import PlannedRun
+
+
+@dataclass
+class LiveJobs:
+    """Jobs that runs of a launch may wait for.
+
+    Attributes:
+        ids: Job ids by run.
+        shared: Runs whose task other runs share: how it ends says nothing about one of them.
+    """
+
+    ids: dict[str, str] = field(default_factory=dict)
+    shared: set[str] = field(default_factory=set)
+
+    def condition(self, run: PlannedRun) -> str:
+        """Return sbatch's `--dependency` of a run; "" if it waits for none of these jobs.
+
+        `afterok` of its parent's task, so that Slurm removes it where that fails; `afterany` where
+        tasks are shared, which then look themselves whose parent is done.
+        """
+        conditions = []
+        if run.parent in self.ids:
+            kind = "afterany" if self.shared & {run.name, run.parent} else "afterok"
+            conditions.append(f"{kind}:{self.ids[run.parent]}")
+        arrays: dict[str, None] = {}
+        for name in run.after:
+            if name in self.ids:
+                arrays[self.ids[name].partition("_")[0]] = None
+        if arrays:
+            conditions.append("afterany:" + ":".join(arrays))
+        return ",".join(conditions)
+
+
+def find_live_jobs(sweep: Sweep, runs: Sequence[PlannedRun], kind: str) -> LiveJobs:
+    """Return jobs of earlier launches that some runs wait for.
+
+    Raises:
+        SweepError: One of them runs elsewhere, where this launch cannot wait for it.
+    """
+    names = {run.name for run in runs}
+    needed: set[str] = set()
+    for run in runs:
+        needed.update(set(run.needs) - names)
+    live = LiveJobs()
+    if not needed:
+        return live
+    stored = sweep.runs()
+    rows, _ = statuses(sweep, [stored[name] for name in sorted(needed) if name in stored])
+    for row in rows:
+        if not row.live:
+            continue
+        holder = Sweep(sweep.root, row.sweep) if row.sweep else sweep
+        batch = holder.latest_batches()[row.run.name]
+        require(
+            batch.kind == kind and kind != "debug",
+            f"{row.run.name} is live on cluster={batch.cluster}: launch the runs that start from "
+            "it there, or wait until it is done",
+            SweepError,
+        )
+        live.ids[row.run.name] = row.job
+        if batch.runs_per_task > 1:
+            live.shared.add(row.run.name)
+    return live
+
+
+def set_throttles(
+    sweep: Sweep, runs: Sequence[PlannedRun], throttle: int, say: Callable[[str], None]
+) -> None:
+    """Change the limit of the live arrays of some runs."""
+    latest = sweep.latest_batches()
+    arrays: dict[str, JobBatch] = {}
+    for row in statuses(sweep, with_stored_names(sweep, runs))[0]:
+        batch = latest.get(row.run.name)
+        if row.live and not row.sweep and batch is not None and "_" in row.job:
+            arrays[row.job.partition("_")[0]] = batch
+    for array_id, batch in arrays.items():
+        if batch.resources.get("throttle") != throttle:
+            tasks = max(1, throttle // batch.runs_per_task)
+            slurm.set_throttle(array_id, tasks, batch.slurm_cluster)
+            sweep.note_throttle(batch, throttle)
+            say(f"job {array_id}: at most {throttle} at once from now on")
+
+
+def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Callable[[str], None] = print) -> int:
+    """Cancel live runs (what they have saved stays); return how many."""
+    count = 0
+    job_ids: dict[str, list[str]] = {}  # by cluster
+    with locked(sweep.locked_folder, wait_s=60.0):
+        latest = sweep.latest_batches()
+        rows, trouble = statuses(sweep)
+        require_queue(trouble)
+        names = {run.name for run in runs}
+        # Runs may share a task of Slurm with others, which must continue.
+        shared_with_others = {row.job for row in rows if row.live and row.run.name not in names}
+        for row in rows:
+            if row.run.name not in names:
+                continue
+            name, batch = row.run.name, latest.get(row.run.name)
+            if not row.live:
+                continue
+            if row.sweep or batch is None:
+                say(f"{name}: {row.why}: {Sweep(sweep.root, row.sweep).command('cancel')}")
+            elif batch.kind == "debug":
+                say(f"{name}: runs in another shell: press Ctrl-C there")
+            else:
+                sweep.note(name, "cancelled")
+                count += 1
+                if batch.kind == "slurm" and row.job in shared_with_others:
+                    pool.cancel_in_task(sweep, batch, name)
+                elif batch.kind == "slurm":
+                    job_ids.setdefault(batch.slurm_cluster, []).append(row.job)
+                else:
+                    pool.cancel(sweep, batch.name, name)
+        for cluster, ids in job_ids.items():
+            slurm.call(["scancel", *slurm.on_cluster(cluster), *ids])
+    say(f"cancelled {count} of {len(runs)} runs" if count else "nothing is in the queue or running")
+    return count

@@ -1,0 +1,121 @@
+"""Which runs of a sweep need a job: for a launch, and for a retry."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from routing.errors import require
+from sweeps import SweepError
+from sweeps.plan.dependencies import with_stored_names
+from sweeps.plan.grid import ENTRIES, Grid
+from sweeps.status.run_status import LIVE_STATES, RunStatus
+from sweeps.status.status import require_queue, statuses
+from sweeps.store.folder import Sweep
+from sweeps.store.planned_run import PlannedRun
+
+Runs = list[PlannedRun]
+Print = Callable[[str], None]
+BLOCKED = "waiting for a run that has not finished"
+LIVE = "in the queue or running"
+
+
+def find_missing(
+    sweep: Sweep, runs: Sequence[PlannedRun], say: Print, need_queue: bool = True
+) -> tuple[Runs, Runs]:
+    """Return the runs that need a job, and those to note; print how many need none and why.
+
+    Without `need_queue` runs whose jobs Slurm does not answer for count as live; with it that is a
+    `SweepError`.
+    """
+    stored = sweep.runs()
+    runs = with_stored_names(sweep, runs)
+    rows, trouble = statuses(sweep, runs)
+    if need_queue:
+        require_queue(trouble)
+    elif trouble:
+        say(f"{trouble}; what was submitted earlier counts as {LIVE}")
+    states = {row.run.name: row for row in rows}
+    reasons: dict[str, str] = {}
+    for run in runs:
+        reasons[run.name] = _reason(sweep, run, states, reasons)
+    for reason, count in Counter(filter(None, reasons.values())).items():
+        say(f"{count} of {len(runs)} {reason}")
+    # A live run, and a retry of it, keeps the overrides that it was submitted with.
+    noted = [run for run in runs if reasons[run.name] != LIVE or run.name not in stored]
+    return [run for run in runs if not reasons[run.name]], noted
+
+
+def _reason(
+    sweep: Sweep, run: PlannedRun, rows: Mapping[str, RunStatus], reasons: Mapping[str, str]
+) -> str:
+    """Return why a run needs no job, "" if it needs one; `reasons` are those of earlier runs."""
+    row = rows[run.name]
+    if row.sweep:
+        return f"{row.why}: {Sweep(sweep.root, row.sweep).command('status')}"
+    if row.live:
+        return LIVE
+    if row.state == "failed":
+        return f"failed: {sweep.command('retry')}"
+    # What it reads is recomputed or trained further.
+    renewed = any(reasons.get(name) in ("", LIVE) for name in run.needs)
+    if row.state == "done" and not renewed:
+        return "done (extended: trained for more steps than asked)" if row.extended else "done"
+    # A row may be missing: the job itself checks a parent outside of the plan.
+    parent = rows.get(run.parent)
+    can_start = parent is None or parent.live or parent.state == "done"
+    is_blocked = not can_start and reasons[run.parent] != ""
+    return f"{BLOCKED}: {sweep.command('retry')}" if is_blocked else ""
+
+
+def find_failed(sweep: Sweep, runs: Sequence[PlannedRun], say: Print) -> Runs:
+    """Return the failed and stopped ones of some runs, and tables of their results.
+
+    Raises:
+        SweepError: The scheduler does not answer.
+    """
+    rows, trouble = statuses(sweep)
+    require_queue(trouble)
+    states = {row.run.name: row.state for row in rows}
+    names = {run.name for run in runs}
+    due = {name for name in names if states[name] in ("failed", "stopped")}
+    due |= {run.name for run in runs if due.intersection(run.after)}  # tables are made again
+    selected, blocked = select_startable(runs, states, due)
+    if blocked:
+        say(f"{len(blocked)} of {len(due)} {BLOCKED}")
+    return selected
+
+
+def select_startable(
+    runs: Sequence[PlannedRun], states: Mapping[str, str], due: Collection[str]
+) -> tuple[list[PlannedRun], list[PlannedRun]]:
+    """Split runs that are due into those that can be submitted, and those that are blocked.
+
+    Args:
+        runs: Runs, each after its parent.
+        states: State of every run by name.
+        due: Names of the runs that need a job.
+    """
+    startable: list[PlannedRun] = []
+    blocked: list[PlannedRun] = []
+    names: set[str] = set()
+    for run in runs:
+        if run.name not in due:
+            continue
+        parent_state = states.get(run.parent, "new")
+        if not run.parent or run.parent in names or parent_state in (*LIVE_STATES, "done"):
+            startable.append(run)
+            names.add(run.name)
+        else:
+            blocked.append(run)
+    return startable, blocked
+
+
+def check_entries(sweep: Sweep, runs: Sequence[PlannedRun], grid: Grid | None) -> None:
+    """Refuse an entry point, from the sweep's file, that neither this suite nor `grid` has."""
+    entries = {*ENTRIES.values(), *(grid.commands.values() if grid else ())}
+    foreign = {run.entry for run in runs} - entries
+    require(
+        not foreign,
+        f"sweep {sweep.name} runs {', '.join(sorted(foreign))}, a command of a grid in Python; "
+        f"type python -m sweeps retry PATH/{sweep.name}.py",
+        SweepError,
+    )

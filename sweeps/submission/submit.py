@@ -1,0 +1,62 @@
+"""One submission: recorded, then handed to Slurm or a pool."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from sweeps.jobs import pool
+from sweeps.jobs.snapshot import snapshot
+from sweeps.plan.resources import by_run, ignored_text
+from sweeps.store.folder import JobBatch, Sweep
+from sweeps.store.planned_run import PlannedRun
+from sweeps.store.resource_options import Resources
+from sweeps.submission.arrays import count, split_into_arrays, submit_arrays
+from sweeps.submission.live_jobs import find_live_jobs
+
+Print = Callable[[str], None]
+
+
+def submit(
+    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, code: Path | None, say: Print,
+    resources_by_run: Mapping[str, Resources] | None = None,
+) -> JobBatch:  # fmt: skip
+    """Record a submission, then hand its runs to Slurm or a pool; `debug` runs start later.
+
+    Args:
+        sweep: The sweep.
+        runs: The runs, each after those that it waits for.
+        resources: Where they run.
+        code: The grid, if it is one in Python.
+        say: Prints a line.
+        resources_by_run: What each run gets there, by name; by default `resources`, with the keys
+            that the grid changes.
+
+    Returns:
+        The batch, the last one of several.
+
+    Raises:
+        SweepError: The scheduler refuses, or the resources of a run are invalid.
+    """
+    kind = resources.kind
+    each = resources_by_run or by_run(resources, runs)
+    ignored = ignored_text(resources, runs)
+    if ignored:
+        say(ignored)
+    for run in runs:
+        # The weights of its parent may be others by the time it finds its folder again.
+        sweep.forget_resolution(run.name)
+    sweep.logs.mkdir(parents=True, exist_ok=True)  # a pool without it would wait for it
+    code_name = "" if kind == "debug" else snapshot(sweep.snapshots, grid_code=code).name
+    live = find_live_jobs(sweep, runs, kind)
+    if kind == "slurm":
+        arrays = split_into_arrays(runs, each)
+        return submit_arrays(sweep, arrays, code_name, live, say)
+    batch = JobBatch.create(sweep.name, runs, resources, code_name)
+    sweep.intend(batch)
+    if kind == "debug":
+        return batch
+    ids = pool.start(sweep, runs, resources.workers, each, batch, live.ids)
+    sweep.submitted(batch.name, ids)
+    workers = min(resources.workers, len(runs))
+    say(f"submitted {count(runs)} to a pool of {count(range(workers), 'worker')}; code {code_name}")
+    say(sweep.command("status"))
+    return batch

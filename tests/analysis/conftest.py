@@ -1,0 +1,21 @@
+"""Fixtures of the analysis tests: the published records, unpacked and read once."""
+
+import functools
+
+import pytest
+from suite import RESULTS
+
+from analysis.archives import unpack
+from analysis.results import Results
+
+
+@pytest.fixture(scope="session")
+def records(tmp_path_factory):
+    """Return a function from the name of an archive in results/ to its `Results`."""
+    folder = tmp_path_factory.mktemp("records")
+
+    @functools.cache
+    def read(name):
+        return Results.of(unpack(RESULTS / f"{name}.tar.gz", folder))
+
+    return read
