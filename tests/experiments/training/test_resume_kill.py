@@ -16,8 +16,10 @@ from small import command, overrides, run
 from experiments.runtime import records
 
 # Saves, pictures and scores often, so that kills land in the middle of each of them too.
-BUSY = ("route=1-2", "train.steps=24", "train.save_every=2", "train.sample_every=4", "train.log_every=1", "eval=digits",
-        "eval.every=8", "eval.samples=80", "eval.batch=40", "eval.metrics=[fd,accuracy]")  # fmt: skip
+BUSY = (
+    "route=1-2", "train.steps=24", "train.save_every=2", "train.sample_every=4", "train.final_samples=true",
+    "train.log_every=1", "eval=digits", "eval.every=8", "eval.samples=80", "eval.batch=40", "eval.metrics=[fd,accuracy]",
+)  # fmt: skip
 
 
 def arguments(runs: Path, cache: Path, backbone: str) -> list[str]:

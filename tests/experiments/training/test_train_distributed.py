@@ -39,6 +39,7 @@ def test_two_ranks_equal_one(tmp_path):
     words = (
         "route=1-2",
         "train.micro_batch=2",
+        "train.final_samples=true",
         "eval=digits",
         "eval.samples=80",
         "eval.metrics=[fd,accuracy]",

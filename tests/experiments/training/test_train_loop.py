@@ -32,6 +32,8 @@ from experiments.training.step import TrainingStep
 from experiments.training.summary import read_summary
 from routing.errors import UserError
 
+FINAL = "train.final_samples=true"  # which `small` leaves out
+
 
 def make_run(config):
     return Trainer(config, build.make_accelerator(config), console.Console(quiet=True))
@@ -46,7 +48,7 @@ def same(a, b):
 
 
 def test_a_run_leaves_the_files_it_promises(tmp_path):
-    config = small(tmp_path, "backbone=mamba", "route=1-2", "train.sample_every=3")
+    config = small(tmp_path, "backbone=mamba", "route=1-2", "train.sample_every=3", FINAL)
     folder = train(config, quiet=True)
     assert folder == config.folder
     for name in ("config.yaml", "env.json", "metrics.jsonl", "summary.json", "status.json", "model.safetensors",
@@ -77,7 +79,7 @@ def test_the_same_command_again_says_done_and_more_steps_go_on(tmp_path):
 
 
 def test_fewer_steps_than_are_saved_end_with_pictures_and_scores_of_the_step_there_is(tmp_path):
-    words = ("train.save_every=2", "eval=digits", "eval.samples=20", "eval.metrics=[heldout_loss]")
+    words = (FINAL, "train.save_every=2", "eval=digits", "eval.samples=20", "eval.metrics=[heldout_loss]")
     config = small(tmp_path, *words, "train.steps=5")
     train(config, quiet=True)
     for name in ("summary.json", "scores.jsonl", "samples/final.png"):
@@ -90,14 +92,14 @@ def test_fewer_steps_than_are_saved_end_with_pictures_and_scores_of_the_step_the
 
 def test_a_run_without_final_samples_is_the_same_run_and_draws_nothing(tmp_path, capsys):
     config = small(tmp_path, "train.final_samples=false")
-    assert config.name == small(tmp_path).name
+    assert config.name == small(tmp_path, FINAL).name
     folder = train(config)
     printed = capsys.readouterr().out
     assert "samples " not in printed and "weights " in printed
     assert read_summary(folder)["step"] == 6
     assert not (folder / "samples").exists() and not (folder / "progress.gif").exists()
     assert train(config, quiet=True) == folder  # finished, though there are no samples
-    train(small(tmp_path, "train.steps=7"), quiet=True)
+    train(small(tmp_path, FINAL, "train.steps=7"), quiet=True)
     assert (folder / "samples" / "final.png").is_file()
     # Those of fewer steps do not stay.
     train(small(tmp_path, "train.steps=8", "train.final_samples=false"), quiet=True)
@@ -108,7 +110,7 @@ def test_a_run_without_final_samples_is_the_same_run_and_draws_nothing(tmp_path,
 def test_pictures_of_fewer_steps_are_made_anew_after_a_kill_between_two_of_more(
     tmp_path, monkeypatch
 ):
-    folder = train(small(tmp_path), quiet=True)
+    folder = train(small(tmp_path, FINAL), quiet=True)
     names = ("samples/final.png", "progress.gif")
     before = [(folder / name).read_bytes() for name in names]
 
@@ -119,8 +121,8 @@ def test_pictures_of_fewer_steps_are_made_anew_after_a_kill_between_two_of_more(
 
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
         killed.setattr("experiments.training.run_evaluation.save_png", kill)
-        train(small(tmp_path, "train.steps=9"), quiet=True)
-    train(small(tmp_path, "train.steps=9"), quiet=True)
+        train(small(tmp_path, FINAL, "train.steps=9"), quiet=True)
+    train(small(tmp_path, FINAL, "train.steps=9"), quiet=True)
     assert (folder / "samples" / "step-00000009.png").is_file()
     for name, old in zip(names, before, strict=True):
         assert (folder / name).read_bytes() != old, name
@@ -212,7 +214,7 @@ def test_a_spike_is_seen_above_the_least_loss_there_is(encoder, losses, spikes, 
 def test_the_time_left_counts_previews_a_final_picture_and_scores(tmp_path):
     """By hand: 10 classes, 4 previews a class by 5 Euler steps, 8 final pictures a class, 40 scored samples."""
     run = make_run(
-        small(tmp_path, "train.steps=30", "train.sample_every=10", "eval=digits", "eval.every=15",
+        small(tmp_path, FINAL, "train.steps=30", "train.sample_every=10", "eval=digits", "eval.every=15",
               "eval.samples=40", "eval.metrics=[fd,heldout_loss]", "sampler=heun", "sampler.steps=5",
               "guidance=none", "backbone=mamba", "route=1-2")
     )  # fmt: skip
@@ -282,7 +284,7 @@ def test_roll_back_goes_to_before_the_first_bad_step_with_other_numbers(keep, tm
 def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_path, monkeypatch):
     from experiments.evaluation.guided_denoiser import GuidedDenoiser
 
-    words = ("train.steps=6", "train.save_every=100", "train.sample_every=4", "train.log_every=1")
+    words = (FINAL, "train.save_every=100", "train.sample_every=4", "train.log_every=1")
     straight = train(small(tmp_path / "a", *words), quiet=True)
     config, honest = small(tmp_path / "b", *words), GuidedDenoiser.__call__
 

@@ -64,6 +64,7 @@ def test_scenes_train_with_classes_and_with_captions(backbone, task, tmp_path):
         f"task={task}",
         "size=T/2",
         "route=1-2",
+        "train.final_samples=true",
         "train.steps=3",
     )
     folder = train(config, quiet=True)
