@@ -13,7 +13,6 @@ from experiments.config.routes import check_guided, guided_route
 from experiments.config.schema import Config
 from experiments.data import registry
 from experiments.options.evaluation import PUBLISHED, options_for, plan_scores
-from experiments.options.roles import ConfigError
 from experiments.runtime.trackers import check_tracker
 from routing.errors import require
 
@@ -48,8 +47,9 @@ def _check_runs_folder(runs: str) -> None:
     folder = Path(runs).expanduser().absolute()
     for path in (folder, *folder.parents):
         if os.path.exists(path):
-            if not os.path.isdir(path):
-                raise ConfigError(f"paths.runs={runs}: expected a folder, but {path} is a file")
+            require(
+                os.path.isdir(path), f"paths.runs={runs}: expected a folder, but {path} is a file"
+            )
             return
 
 
@@ -98,8 +98,9 @@ def _check_evaluation(config: Config, info: dict[str, Any]) -> None:
             networks_of_scenes.append("eval.features=[scenes-probe]")
         for key in ("reference", "inception_weights", "dinov2_weights"):
             path = config.eval.get(key)
-            if path and not Path(path).expanduser().is_file():
-                raise ConfigError(f"eval.{key}={path}: no such file")
+            require(
+                not path or Path(path).expanduser().is_file(), f"eval.{key}={path}: no such file"
+            )
     height, width = info["shape"][1:]
     # Only their autoencoder knows the size of the images behind latents.
     fits = info["name"] == "latents" or (height, width) == (32, 32)
@@ -107,5 +108,4 @@ def _check_evaluation(config: Config, info: dict[str, Any]) -> None:
         fits or not networks_of_scenes,
         f"{' and '.join(networks_of_scenes)}: expected data of 32x32 pixels such as data=scenes, "
         f"data={info['name']} has {height}x{width}",
-        ConfigError,
     )

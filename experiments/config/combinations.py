@@ -7,11 +7,10 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from backbones.sizes import AlignOptions, parse_size
-from backbones.validation import validate_value
+from backbones.validation import OptionError, validate_value
 from experiments.config import groups
 from experiments.config.run_options import RunOptions
 from experiments.data.registry import describe
-from experiments.options.roles import ConfigError
 from experiments.options.training import ENCODERS, SELF_ENCODER
 from experiments.runtime.nested import flatten
 from routing.errors import require
@@ -27,18 +26,18 @@ def check_combinations(options: RunOptions) -> None:
     """
     for key, value in flatten(options.to_dict()).items():
         if isinstance(value, int) and abs(value) >= 2**63:
-            raise ConfigError(f"{key}={value}: expected an integer below 2^63")
+            raise OptionError(f"{key}={value}: expected an integer below 2^63")
     for group in groups.REQUIRED_GROUPS:
         values = getattr(options, group)
         if "name" not in values:
-            raise ConfigError(f"missing key {group}.name: choose one with {group}=NAME")
+            raise OptionError(f"missing key {group}.name: choose one with {group}=NAME")
         if group == "backbone":
             groups.parse_backbone(values, options.size)
         else:
             groups.parse(group, values)
     for key, path in (("paths.runs", options.paths.runs), ("init", options.init)):
         if path is not None and not path.strip():
-            raise ConfigError(f"{key}= is empty: expected a folder, such as runs or runs/NAME")
+            raise OptionError(f"{key}= is empty: expected a folder, such as runs or runs/NAME")
     _check_training(options)
     _, height, width = describe(options.data)["shape"]
     patch = parse_size(options.size).patch
@@ -49,7 +48,7 @@ def check_combinations(options: RunOptions) -> None:
         f"size={options.size}: its patch of {patch} does not divide {height}x{width} "
         f"(data={options.data['name']}); expected a patch of {', '.join(map(str, patches))}, as in "
         f"size={letter}/{closest}",
-        ConfigError,
+        OptionError,
     )
     model = f"{options.backbone['name']}-{options.size}"
     try:
@@ -67,17 +66,17 @@ def _check_training(options: RunOptions) -> None:
     require(
         not graphs_of_drawn_routes,
         "train.graphs=true records one step under a fixed route: expected routing.random_end=false",
-        ConfigError,
+        OptionError,
     )
     if train.residual == "bf16" and train.precision == "fp32":
-        raise ConfigError("train.residual=bf16: expected train.precision=bf16 or auto as well")
+        raise OptionError("train.residual=bf16: expected train.precision=bf16 or auto as well")
     has_decoder = options.backbone.get("decoder") is not None
     maskdit_of_ddpm = has_decoder and options.objective["name"] == "ddpm"
     require(
         not maskdit_of_ddpm,
         "backbone.decoder with objective=ddpm: expected objective=edm or flow, since MaskDiT "
         "reconstructs the denoised image, which is unstable at DDPM's noisiest steps",
-        ConfigError,
+        OptionError,
     )
 
 
@@ -93,7 +92,7 @@ def _check_alignment(options: RunOptions) -> None:
         encoder != "none",
         f"backbone.align={align}: expected train.encoder to be one of "
         f"{', '.join((*ENCODERS, SELF_ENCODER))}",
-        ConfigError,
+        OptionError,
     )
     block = align.get("block", AlignOptions.block)
     validate_value(block_of_model, block, "backbone.align.block")
@@ -103,5 +102,5 @@ def _check_alignment(options: RunOptions) -> None:
         channels == expected,
         f"backbone.align.channels={channels}: expected {expected}, the features of "
         f"train.encoder={encoder}",
-        ConfigError,
+        OptionError,
     )

@@ -26,15 +26,18 @@ def dry_run(config: Config) -> None:
     cost = run_cost(config, arguments)
     train = config.train
     model = None
-    if config.dry == "full":
+    precision: str = train.precision
+    if config.dry == "full" or precision == "auto":
         from experiments.training import timed_step  # imports torch
-
+    if config.dry == "full":
         model = timed_step.build(config, arguments)
+    if precision == "auto":
+        precision = f"precision auto ({timed_step.precision_here(config)} here)"
     samples = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
     state = "exists: it would be resumed, or has finished" if config.folder.exists() else "new"
     lines = [
         *banner_lines(config, cost, model.describe() if model else []),
-        _training_line(config, info),
+        f"{_training_line(config, info)}, {precision}",
     ]
     if train.optimizer == "muon":
         rate = train.lr if train.muon_lr is None else train.muon_lr
@@ -66,21 +69,8 @@ def _training_line(config: Config, info: dict[str, Any]) -> str:
     prediction = config.objective.get("prediction", "v")
     if prediction != "v":
         objective += f" with {prediction}-prediction"
-    precision: str = train.precision
-    if precision == "auto":
-        precision = f"precision auto ({_precision_here(config)} here)"
     shape = "x".join(str(size) for size in info["shape"])
     return (
         f"trains      {train.steps} steps of {train.batch} on {info['name']} ({shape}, "
-        f"task {config.task}), {objective}, lr {train.lr:g}, {precision}"
+        f"task {config.task}), {objective}, lr {train.lr:g}"
     )
-
-
-def _precision_here(config: Config) -> str:
-    """Return what `train.precision=auto` becomes on this machine."""
-    import torch
-
-    from experiments.training.precision import resolve_precision
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return resolve_precision(config, device)

@@ -1,4 +1,4 @@
-"""What `dry=full` adds: the model, built where it would train, and a timed step."""
+"""What the dry run tries out on this machine: the model, a timed step, the precision."""
 
 from __future__ import annotations
 
@@ -18,9 +18,19 @@ from experiments.training.precision import resolve_precision
 from routing.rng import Draws
 
 
+def training_device() -> torch.device:
+    """Return the device on which a run would train here."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def precision_here(config: Config) -> str:
+    """Return what `train.precision=auto` becomes on this machine."""
+    return resolve_precision(config, training_device())
+
+
 def build(config: Config, arguments: dict[str, Any]) -> backbones.Backbone:
     """Build the model where it will train, since kernels are chosen by the device."""
-    model = backbones.create(**arguments).to("cuda" if torch.cuda.is_available() else "cpu")
+    model = backbones.create(**arguments).to(training_device())
     SamplingPipeline.make(model, config)
     return model
 
