@@ -19,7 +19,7 @@ from scipy.special import stdtrit
 
 ENOUGH_SEEDS = 3
 DENSE = "dense"
-# What scores share that are averaged over seeds.
+# Scores are averaged over seeds within these columns.
 KEYS = ("group", "variant", "metric", "step")
 _STATISTICS = ("mean", "n", "std", "low", "high")
 

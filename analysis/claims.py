@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from annotated_types import MinLen
 
 from analysis.errors import AnalysisError
 from analysis.tables.table import markdown_escape, markdown_rows
+from backbones.parsing import Malformed, yaml_of
 from backbones.validation import validate
 from experiments.runtime.command import ROOT, run_command
 from experiments.runtime.files import atomic_write
@@ -105,10 +105,9 @@ def read_ledger(path: Path = LEDGER) -> Ledger:
         UserError: A field is missing, unknown or of another type.
     """
     try:
-        loader = _NoDuplicates(path.read_text(encoding="utf-8"))
-        document = loader.get_single_data()
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise AnalysisError(f"{path} is no claims ledger: {' '.join(str(error).split())}") from None
+        document = yaml_of(path.read_text(encoding="utf-8"), path.name)
+    except (OSError, UnicodeDecodeError, Malformed) as error:
+        raise AnalysisError(f"{path} is no claims ledger: {error}") from None
     if not isinstance(document, Mapping) or set(document) != {"papers", "claims"}:
         raise AnalysisError(f"{path}: expected the two keys papers and claims")
     papers = {}
@@ -122,21 +121,6 @@ def read_ledger(path: Path = LEDGER) -> Ledger:
                 f"claims.{key}.paper={claims[key].paper}: expected one of {', '.join(papers)}"
             )
     return Ledger(papers, claims)
-
-
-class _NoDuplicates(yaml.SafeLoader):
-    """Refuse a key that appears twice: the first entry would be lost without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in keys:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key} appears twice", key_node.start_mark
-                )
-            keys.add(key)
-        return super().construct_mapping(node, deep)
 
 
 def _claim(entry: Any, prefix: str) -> Claim:

@@ -132,7 +132,7 @@ def _dispatch(words: list[str]) -> int:
     # Figures and similarity need torch, a list of runs does not: only one module is imported.
     module, _ = _COMMANDS[options.command]
     usual_format = warnings.formatwarning
-    # A file that is left out is named in one line, without the line of code that read it.
+    # Warnings are one line, without the source line that issued them.
     warnings.formatwarning = _one_line
     try:
         return int(importlib.import_module(f"analysis.{module}").command(options))

@@ -13,7 +13,7 @@ from analysis.run_files import Damaged
 from analysis.run_rows import read_run
 from experiments.config.removed_keys import REMOVED
 
-# Names and places of a run say nothing about what it is.
+# Names and paths of a run are not compared.
 _IGNORED_PREFIXES = ("run", "path", "name", "hash", "config_keys", "config.paths.")
 # `config.route` says the first too; wall-clock times reflect the load of the machine.
 _IGNORED_KEYS = ("config.routing.route", "wall_s", "images_per_s")
@@ -70,7 +70,7 @@ def _read(folder: str | Path) -> dict[str, Any]:
         raise AnalysisError(f"{folder} cannot be compared: {error}; give finished runs") from None
     if row.get("status") != "done":
         raise AnalysisError(f"{folder} is {row.get('status')}, not done; wait for its end")
-    # Older runs have these, newer ones do not, and both do the same.
+    # Removed keys at their default: older runs have them, newer ones do not.
     for key, value in REMOVED.items():
         if row.get(f"config.{key}", _ABSENT) == value:
             del row[f"config.{key}"]

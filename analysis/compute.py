@@ -38,7 +38,7 @@ _BLOCK = re.compile(
     r"(<!-- (penalty|arms|endpoints) ([^>]*?) -->\n).*?(<!-- end of \2 -->)", re.DOTALL
 )
 _NOT_YET = "No finished run of this study is published yet ({})."
-# Keys of `config.yaml` that make an arm, with the text that names it; defaults of `evidence`.
+# Batch and depth of the experiment `evidence`: an arm's label names other values.
 _USUAL_BATCH, _USUAL_DEPTH = 16, 12
 # Dense steps, and routed steps of about the same multiply-adds, in the exploratory records.
 FIGURE_STEPS = (3000, 4200)
@@ -170,7 +170,7 @@ def arms_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
     """Return every arm's held-out loss at its end, with its multiply-adds and its gap."""
     rows = [["Backbone", "Arm", "Learning rate", "Steps", "MACs", "Seeds", "Held-out loss", "Gap"]]
     for arm, curves in table.items():
-        # The length that all seeds have, should some have been continued.
+        # The shortest seed: some may have been continued.
         step = min(curve["step"].max() for curve in curves.values())
         losses, gaps = [], []
         for curve in curves.values():

@@ -99,7 +99,7 @@ def placement(results: Results) -> list[str]:
     for group in results.groups:
         if not group.tread:
             continue
-        # Routes are ranked after equal steps alone: those after which most of them were read.
+        # Routes are ranked after equal steps: the most frequent number of steps.
         steps = Counter(variant.step for variant in group.tread).most_common(1)[0][0]
         ranked, seeds = [], []
         for variant in group.tread:

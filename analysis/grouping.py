@@ -83,7 +83,7 @@ def _comparable(runs: pd.DataFrame) -> pd.DataFrame:
             if column in frame:
                 frame[column] = frame[column].mask(frame["data"] == data)
     if "config.init" in frame:
-        # Each seed fine-tunes a parent of its own; what they share is the kind of parent.
+        # Each seed fine-tunes its own parent: only the kind of parent is compared.
         frame["config.init"] = frame["config.init"].map(parent)
     return frame
 

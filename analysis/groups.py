@@ -104,7 +104,7 @@ class Variant:
             if best is not None and counts[best]:
                 return replace(self, step=best)
         counts = Counter(self._last_steps.values())
-        # Of two as frequent the larger.
+        # On a tie the larger.
         most_frequent = max(counts, key=lambda step: (counts[step], step), default=float("nan"))
         return replace(self, step=most_frequent)
 

@@ -157,7 +157,7 @@ class Measurement:
         check_protocol("guidance-scale", levels, samples, batch, least=2)
         self.levels, self.samples, self.batch = sorted(levels), samples, batch
         self.open = functools.lru_cache(2)(functools.partial(HeldOut.open, device=device))
-        # Those of an instrument serve several runs in a row.
+        # Several runs in a row share an instrument.
         self.predict = functools.lru_cache(4)(self._predict)
         self.loss = functools.lru_cache(None)(self._loss)
         self.configs: dict[Path, Config] = {}
@@ -207,7 +207,7 @@ class Measurement:
         if against:
             self._check_against(run, against)
             weak = self.predict(against).conditional
-            # No run is its own instrument, however its path was typed.
+            # A run must not be its own instrument under another path.
             is_instrument = instrument is not None and against.run.samefile(instrument)
             direction = None if is_instrument else z
             sums[f"over {against}"] = _products(clean, conditional, weak, direction)

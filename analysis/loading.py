@@ -71,7 +71,7 @@ SCORE = (
     "metric", "key", "value", "step", "macs", "better", "n", "features", "reference", "guidance",
     "sampler", "weights", "sample_seed", "macs_per_sample", "own", "final",
 )  # fmt: skip
-# Columns of a run that are called otherwise beside a score.
+# Columns of a run that have another name beside a score.
 RENAMED = {
     "step": "last_step", "guidance": "own_guidance", "sampler": "own_sampler",
     "reference": "own_reference",
@@ -85,7 +85,7 @@ def find(root: str | os.PathLike[str]) -> list[Path]:
 
     `AnalysisError` if `root` is no folder.
     """
-    # A run is called by its folder's name, which `.` and `..` do not say.
+    # `.` and `..` do not contain the folder's name, which is the run's.
     top = Path(root).resolve() if Path(root).name in ("", "..") else Path(root)
     if not top.is_dir():
         raise AnalysisError(f"{root} is not a folder; give the folder of the runs, such as runs")
@@ -155,7 +155,7 @@ def read_folder(root: Roots, filters: Mapping[str, Any] | None = None) -> RunFol
         runs = runs.reindex(columns=list(_ALWAYS)).astype({"path": "string"})
     runs = assign_groups(runs)
     if filters:
-        # Labels of groups say what differs between those that are left.
+        # Labels of groups name what differs between the remaining runs.
         runs = assign_groups(select(runs, filters))
     return RunFolder(runs, typed(problems).reindex(columns=list(_PROBLEM)))
 

@@ -37,7 +37,7 @@ def source(name: str, runs: Path | None = None) -> Any:
 
     notebook = jupytext.read(path)
     for index, cell in enumerate(notebook.cells):
-        # Random ids would make every export a change.
+        # Random ids would change with every export.
         cell["id"] = f"{name}-{index}"
         cell["metadata"] = {}
         if runs is not None:
@@ -65,7 +65,7 @@ def execute(name: str, runs: Path | None = None) -> Any:
     with tempfile.TemporaryDirectory(prefix="kernel-") as sockets:
         # Relative to the working directory otherwise: a kernel that is killed leaves them there.
         kernel.ip = f"{sockets}/ipc"
-        # A kernel that the client was given is otherwise left running, its sockets open.
+        # Otherwise the kernel is left running with its sockets open.
         try:
             client.execute(cleanup_kc=True, env={**os.environ, **quiet})
         except CellExecutionError as error:

@@ -84,7 +84,7 @@ def _archived(archive: Path) -> Results:
 
 def _table(name: str, options: list[str], results: Results) -> str:
     table = tables.make(name, results)
-    # Groups are asked for by their heading before headings become notes.
+    # Groups are chosen by their heading before `flat` turns headings into notes.
     for option in sorted(options, key=_option_order):
         if option.startswith("columns="):
             columns = option.removeprefix("columns=").split(",")
@@ -94,7 +94,7 @@ def _table(name: str, options: list[str], results: Results) -> str:
             table = dataclasses.replace(table, rows=rows, notes=(*table.groups, *table.notes))
         else:
             table = _filtered(table, option)
-    # The page has headings of its own.
+    # Without the table's title: the page has its own heading.
     return markdown(table.only()).split("\n", 2)[2]
 
 

@@ -21,7 +21,7 @@ from analysis.tables.cost import benchmarks
 from analysis.tables.render import frame_csv
 from experiments.runtime.files import atomic_write
 
-# What a run leaves but for its weights: enough for every table.
+# Files of a run without its weights: enough for every table.
 RECORDS = (
     "config.yaml", "env.json", "status.json", "summary.json", "scores.jsonl", "metrics.jsonl",
     "guidance_scale.json",
@@ -29,7 +29,7 @@ RECORDS = (
 # Of the lowest seed alone: they are most of the bytes and say the same for each seed.
 PICTURES = ("similarity.npz", "samples/final.png")
 ARCHIVE = "runs.tar.gz"
-# Columns of the runs that say nothing outside this machine.
+# Columns of the runs that have no meaning on another machine.
 _LOCAL = ("path", "root", "config_keys", "shared_config")
 
 

@@ -26,7 +26,7 @@ from analysis.tables.table import Table
 from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, check_replaceable
 
-# Parts of the work that are reported on the way.
+# Parts of the work whose completion is reported.
 STAGES = len(tables.TABLES) + len(figures.FIGURES) + 1
 
 

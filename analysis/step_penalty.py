@@ -82,7 +82,7 @@ def loss_at_macs(curve: pd.DataFrame, macs: float) -> float:
 
 def _interpolated(curve: pd.DataFrame, axis: str, position: float) -> float:
     points = curve[axis].to_numpy(float)
-    # A total that is equal up to rounding (steps are whole) counts as reached.
+    # Steps are whole numbers: a total that is equal up to rounding counts as reached.
     low, high = points.min() * (1 - 1e-3), points.max() * (1 + 1e-3)
     if not low <= position <= high:
         raise AnalysisError(

@@ -14,7 +14,7 @@ from routing.check import RoutedModel
 
 
 def vit(seed: int = 0) -> RoutedModel:
-    """timm's ViT, routed by routing.attach: 16 tokens behind a class token."""
+    """timm's ViT, routed by routing.attach: a class token, then 16 image tokens."""
     torch.manual_seed(seed)
     model = VisionTransformer(
         img_size=8, patch_size=2, in_chans=1, num_classes=10, embed_dim=32, depth=5, num_heads=2
@@ -56,7 +56,7 @@ class Rewrite(nn.Module):
 
 
 def rewrite(seed: int = 0) -> RoutedModel:
-    """The rewrite above: its tokens come unsorted, and from torch's global generator."""
+    """The rewrite above: unsorted tokens, drawn with torch's global generator."""
     torch.manual_seed(seed)
     model, x = Rewrite(seed=seed), torch.randn(4, 16, 32)
 

@@ -1,4 +1,4 @@
-"""A backbone of one's own in one file: minGRU (arXiv 2410.01201), trained by the real command.
+"""Your own backbone in one file: minGRU (arXiv 2410.01201), trained by this suite's command.
 
 TREAD_BACKBONES=$PWD/examples/mingru.py python -m experiments.run backbone=mingru route=2-8
 """
@@ -20,7 +20,7 @@ from routing import Layout
 
 @dataclass(frozen=True)
 class Options:
-    """What `backbone.KEY=` sets: types and ranges are checked, comments stand in `--help`."""
+    """What `backbone.KEY=` sets: types and ranges are checked, `--help` shows the comments."""
 
     gate: Annotated[bool, "Gate the recurrence's output, as Mamba does."] = True
 
@@ -72,7 +72,7 @@ def block_cost(size: Size, options: Options, index: int) -> BlockCost:
 
 register(Spec("mingru", Options, block_cost, f"{__name__}:MinGRUBlock"))
 
-if __name__ == "__main__":  # python examples/mingru.py: the same command, short
+if __name__ == "__main__":  # python examples/mingru.py: a short run of the same command
     from experiments.run import start
 
     sys.argv[1:1] = ["backbone=mingru", "route=2-4", "train.steps=100", "eval=none"]

@@ -1,4 +1,4 @@
-"""Route tokens in a model that knows nothing of routing: timm's ViT on real handwritten digits.
+"""Add routing to an unmodified model: timm's ViT on real handwritten digits.
 
 python examples/route_your_own.py [route] [steps]
 """

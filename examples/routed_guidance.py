@@ -1,4 +1,4 @@
-"""Guidance by routing on a flow model of one's own: the pass with fewer tokens is the weaker model.
+"""Routed guidance on your own flow model: the pass with fewer tokens is the weaker model.
 
 python examples/routed_guidance.py [steps] [samples]    (pip install scikit-learn)
 """

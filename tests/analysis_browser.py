@@ -21,9 +21,7 @@ FLAGS = [
 
 def find():
     """The browser's path, or None."""
-    return next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 class Browser:
@@ -38,19 +36,8 @@ class Browser:
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
         # Chromium reads commands from descriptor 3 and writes to 4.
-        command = [
-            "bash",
-            "-c",
-            f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}',
-            "browser",
-            path or find(),
-            *FLAGS,
-        ]
-        command += [
-            f"--user-data-dir={self._profile}",
-            f"--window-size={width},{height}",
-            "about:blank",
-        ]
+        command = ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "browser", path or find(), *FLAGS]
+        command += [f"--user-data-dir={self._profile}", f"--window-size={width},{height}", "about:blank"]
         self._process = subprocess.Popen(
             command,
             pass_fds=(theirs_in, theirs_out),
@@ -62,9 +49,7 @@ class Browser:
         os.close(theirs_out)
         self._session = None
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
-            "sessionId"
-        ]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Runtime", "Log", "Page", "Network"):
             self.call(f"{domain}.enable")
 
@@ -98,24 +83,16 @@ class Browser:
             self._replies[message["id"]] = message
         elif message["method"] == "Runtime.exceptionThrown":
             self.errors.append(str(message["params"]["exceptionDetails"]))
-        elif message["method"] == "Log.entryAdded" and message["params"]["entry"]["level"] in (
-            "error",
-            "warning",
-        ):
+        elif message["method"] == "Log.entryAdded" and message["params"]["entry"]["level"] in ("error", "warning"):
             self.errors.append(message["params"]["entry"]["text"])
-        elif message["method"] == "Runtime.consoleAPICalled" and message["params"]["type"] in (
-            "error",
-            "warning",
-        ):
+        elif message["method"] == "Runtime.consoleAPICalled" and message["params"]["type"] in ("error", "warning"):
             self.errors.append(str(message["params"]["args"]))
         elif message["method"] == "Network.requestWillBeSent":
             self.requests.append(message["params"]["request"]["url"])
 
     def run(self, script):
         """Evaluate JavaScript and return its value."""
-        result = self.call(
-            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
-        )
+        result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise RuntimeError(str(result["exceptionDetails"]))
         return result["result"].get("value")

@@ -99,17 +99,7 @@ def lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write(
-    root,
-    backbone="dit",
-    route="none",
-    seed=0,
-    *,
-    evaluations=8,
-    guidance=False,
-    samples=False,
-    **over,
-):
+def write(root, backbone="dit", route="none", seed=0, *, evaluations=8, guidance=False, samples=False, **over):
     """Write one finished run and return its folder."""
     values = config(backbone, route, seed, **over)
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
@@ -118,9 +108,7 @@ def write(
     folder = Path(root) / name
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    (folder / "env.json").write_text(
-        json.dumps({"python": "3.11.7", "torch": "2.9.0", "device": "cpu"})
-    )
+    (folder / "env.json").write_text(json.dumps({"python": "3.11.7", "torch": "2.9.0", "device": "cpu"}))
     steps, batch = values["train"]["steps"], values["train"]["batch"]
     blocks, rate = sparse(route)
     dense = 48_000_000
@@ -140,18 +128,11 @@ def write(
     every = max(steps // evaluations, 1)
     marks = list(range(every, steps + 1, every))
     rows = [score(values, s, fd(values, s)) for s in marks]
-    rows += [
-        score(values, s, 1 - fd(values, s) / 100, ACCURACY, key="accuracy", better="higher")
-        for s in marks
-    ]
+    rows += [score(values, s, 1 - fd(values, s) / 100, ACCURACY, key="accuracy", better="higher") for s in marks]
     if guidance:
         rows += guided(values, marks[-1])
     lines(folder / "scores.jsonl", rows)
-    final = {
-        row["metric"]: row["value"]
-        for row in rows
-        if row["step"] == marks[-1] and row["seed"] == 100000
-    }
+    final = {row["metric"]: row["value"] for row in rows if row["step"] == marks[-1] and row["seed"] == 100000}
     summary = {
         "status": "done", "name": name, "hash": digest, "backbone": backbone, "size": values["size"],
         "data": values["data"]["name"], "scale": values["scale"], "seed": seed, "route": route, "step": steps,
@@ -194,13 +175,7 @@ def picture(seed, route):
 
 def compile_latex(folder):
     """Compile `tables.tex` in a folder, as a user without shell escapes does; return what LaTeX prints."""
-    words = [
-        "pdflatex",
-        "-interaction=nonstopmode",
-        "-halt-on-error",
-        "-no-shell-escape",
-        "tables.tex",
-    ]
+    words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "tables.tex"]
     result = subprocess.run(words, cwd=folder, capture_output=True, text=True, errors="replace")
     assert result.returncode == 0, result.stdout[-2000:]
     return result.stdout
@@ -212,14 +187,7 @@ def study(root, seeds=3, backbones=("dit", "mamba", "rwkv")):
         for seed in range(seeds):
             for route in ("none", "2-8", "0-8", "3-8", "0-10", "4-8"):
                 samples = route in ("none", "2-8") and seed == 0
-                write(
-                    root,
-                    backbone,
-                    route,
-                    seed,
-                    samples=samples,
-                    guidance=backbone == "dit" and route == "2-8",
-                )
+                write(root, backbone, route, seed, samples=samples, guidance=backbone == "dit" and route == "2-8")
     for seed in range(seeds):
         write(root, "dit", "2-8@0.25", seed)
         write(root, "dit", "2-8@0.75", seed)

@@ -63,7 +63,7 @@ def test_route_your_own_learns(capsys):
 def test_a_diffusers_dit_trains_routed_and_its_own_pipeline_samples_it(tmp_path):
     from PIL import Image
 
-    example(tmp_path, "diffusers_dit", "30")
+    example(tmp_path, "diffusers_dit", "15")
     made = [Image.open(tmp_path / f"diffusers_dit_{k}.png") for k in range(10)]
     assert {image.size for image in made} == {(64, 64)}
     assert len({image.tobytes() for image in made}) == 10
@@ -73,7 +73,7 @@ def test_a_diffusers_dit_trains_routed_and_its_own_pipeline_samples_it(tmp_path)
 def test_lora_adapters_train_routed_and_dense_inference_knows_nothing_of_it(tmp_path):
     from safetensors.torch import load_file
 
-    said = example(tmp_path, "sd3_lora", "30")
+    said = example(tmp_path, "sd3_lora", "20")
     assert "attached and detached: 0.0 apart" in said
     adapters = load_file(tmp_path / "sd3_lora" / "pytorch_lora_weights.safetensors")
     idle = [key for key, value in adapters.items() if "lora_B" in key and not value.any()]
@@ -86,7 +86,7 @@ def test_lora_adapters_train_routed_and_dense_inference_knows_nothing_of_it(tmp_
 @pytest.mark.slow
 def test_a_masked_lora_trains_dense_and_routed(tmp_path):
     copy = shutil.copy(ROOT / "examples" / "masked_lora.py", tmp_path)
-    said = outside(tmp_path, sys.executable, copy, "40")
+    said = outside(tmp_path, sys.executable, copy, "20")
     for route, tokens in (("none", "64"), ("1-4@0.5", "32")):
         lines = [line for line in said.splitlines() if line.startswith(f"{route}: step")]
         losses = [float(re.search(r"loss (\S+)", line)[1]) for line in lines]
@@ -97,7 +97,7 @@ def test_a_masked_lora_trains_dense_and_routed(tmp_path):
 
 @pytest.mark.slow
 def test_a_routed_pass_guides_a_flow_model(tmp_path):
-    said = example(tmp_path, "routed_guidance", "30", "20")
+    said = example(tmp_path, "routed_guidance", "20", "5")
     assert len(re.findall(r"scale \S+: .* \S+% of samples", said)) == 3
 
     flow = runpy.run_path(str(ROOT / "examples" / "routed_guidance.py"))
@@ -118,7 +118,7 @@ def test_a_backbone_of_ones_own_is_known_to_the_real_commands(tmp_path):
     setting, _, *words = shlex.split(command.splitlines()[-1])
     assert setting == "TREAD_BACKBONES=$PWD/examples/mingru.py"
     own = {"TREAD_BACKBONES": "mingru.py"}  # the copy, in the folder of the command
-    more = [*SMALL, "route=1-2", "train.batch=32", "train.steps=40", "train.lr=3e-3"]
+    more = [*SMALL, "route=1-2", "train.batch=16", "train.steps=24", "train.lr=3e-3"]
     said = outside(tmp_path, sys.executable, *words, *more, **own)
     assert re.search(r"tokens +64 -> 32", said)
     (run,) = (tmp_path / "runs").glob("mingru-*")

@@ -107,14 +107,14 @@ def _differences(rows: pd.DataFrame, form: str) -> pd.DataFrame:
 
 def _line_name(setting: str, route: str, pair: str, step: float) -> str:
     name = "dense model" if route == "none" else f"route {route}, {pair} pass"
-    # Two runs of one setting and seed have their run's name.
+    # The run's name distinguishes two runs of one setting and seed.
     return fill(name + setting.partition(f"{step:.0f} steps")[2], 40)
 
 
 def _look(route: str, pair: str, backbone: str) -> dict[str, Any]:
     if route == "none":
         return style.line(DENSE) | {"color": style.DENSE_COLOUR}
-    # The dense pass of a routed model has the line of the guideline's route.
+    # The dense pass of a routed model is drawn with the guideline's line style.
     return style.line("2-8" if pair == "dense" else pair) | {"color": style.colour(backbone)}
 
 

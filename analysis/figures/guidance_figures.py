@@ -98,7 +98,7 @@ def _draw_map(ax: Axes, part: pd.DataFrame, ends: tuple[float, float]) -> None:
     for row in part.to_dict("records"):
         values[strong.index(row["strong"]), weak.index(row["weak"])] = row["value"]
     ax.set_facecolor("#f2f2f2")
-    # The dark end is the better one.
+    # Dark is better.
     higher = part["better"].iloc[0] == "higher"
     cmap = colormaps["viridis_r" if higher else "viridis"]
     image = ax.imshow(values, cmap=cmap, vmin=ends[0], vmax=ends[1], aspect="auto", zorder=1)
@@ -171,7 +171,7 @@ def _metric_title(metric: str, better: str | None) -> str:
 
 
 def _set_setting_ticks(axes: np.ndarray, settings: Sequence[str]) -> None:
-    # The first is no guidance; of the others the scale is enough.
+    # Labels: the first setting in full, then the scale alone.
     ticks = [settings[0], *(name.removeprefix("CFG ") for name in settings[1:])]
     for ax in axes.flat:
         ax.set_xticks(range(len(settings)), ticks)
@@ -197,6 +197,6 @@ def _draw_responses(ax: Axes, frame: pd.DataFrame, settings: list[str]) -> dict[
             if not part.empty:
                 error = part["std"].astype(float).fillna(0.0)
                 styled_look = look | {"linestyle": linestyle}
-                # The line of CFG, drawn last, stands in the legend.
+                # The legend shows the line of CFG, which is drawn last.
                 handles[label] = ax.errorbar(part["x"], part["mean"], yerr=error, **styled_look)
     return handles

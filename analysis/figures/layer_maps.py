@@ -35,7 +35,7 @@ def similarity(files: Sequence[str | Path | SimilarityFile]) -> Plot:
     lowest = min(float(np.nanmin(item.cosine)) for item in maps)
     side = (style.DOUBLE - 0.6) / columns if columns > 1 else style.SINGLE - 0.6
     figure, axes = style.panels(len(maps), columns, side + 0.35)
-    # Square maps leave room that the usual layout gives away to titles of the next line.
+    # The usual layout would leave gaps between square maps.
     figure.set_layout_engine("compressed")
     image: Any = None
     for index, (ax, item) in enumerate(zip(axes.flat, maps, strict=False)):
@@ -120,6 +120,6 @@ def similarity_maps(results: Results) -> Plot | None:
     """Draw the files `similarity.npz` of the run folders; None without one."""
     first: dict[tuple[str, str], SimilarityFile] = {}
     for item in read_beside(results.runs["path"], "similarity.npz", read):
-        # One map per data set, architecture and route says it; further seeds say it again.
+        # One map per data set, architecture and route: seeds look alike.
         first.setdefault((item.protocol["data"], item.label), item)
     return similarity([first[key] for key in sorted(first)]) if first else None

@@ -226,7 +226,7 @@ def _draw_rates(ax: Axes, frame: pd.DataFrame, names: dict[str, str]) -> None:
         label = f"{fill(names[str(panel)], 40)}, {span}, step {steps} (n={seeds})"
         look = style.line(str(span)) | {"color": style.colour(str(part["backbone"].iloc[0]))}
         look |= {"capsize": 2, "label": label, "elinewidth": 0.8}
-        # Of two seeds an interval would say nothing.
+        # The interval of two seeds is too wide to be useful.
         half = ((part["high"] - part["low"]) / 2).astype(float)
         error = half.where(part["n"] >= ENOUGH_SEEDS, 0.0)
         ax.errorbar(part["rate"], part["mean"], yerr=error, **look)

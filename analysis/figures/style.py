@@ -105,7 +105,7 @@ class Plot:
 
     def png(self, dpi: int = 110) -> bytes:
         """Return the figure as PNG."""
-        # Without matplotlib's version, which would change the file where no pixel did.
+        # Without matplotlib's version, which would change the file but no pixel.
         return self._drawn(format="png", dpi=dpi, metadata={"Software": None})
 
     @styled

@@ -33,7 +33,7 @@ def half_rate_routes(group: Group) -> dict[str, Variant]:
 def span_order(span: str) -> tuple[int, int]:
     """Return the sort key of a route `start-end`."""
     start, end = map(int, span.split("-"))
-    # Fig. 8's order: routes from block 0 by their end, then the others by their start, last first.
+    # Order of Fig. 8: routes from block 0 by end, then the others by start, descending.
     return (0, end) if start == 0 else (1, -start)
 
 

@@ -8,7 +8,7 @@ from analysis.results import Results
 from analysis.tables.table import Table
 
 _COMMIT_LENGTH = 7
-# Tables of costs, which no version of the code changes: they compare no scores.
+# Tables of costs compare no scores, so that versions of the code do not matter.
 _UNPAIRED = ("throughput", "benchmark")
 # Commit of the run behind each score, by group, variant, metric and step, then by seed.
 Commits = dict[tuple[str, str, str, float], dict[int, str]]

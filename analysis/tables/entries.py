@@ -75,7 +75,7 @@ def heading(group: Group, *variants: Variant | None, tail: str = "", content: st
     guidance = group.first("guidance")
     text = f"{group.label}: {content or metric_label(group.metric)}"
     if guidance:
-        # A plain pass has a scale of 1 by definition.
+        # Without guidance the scale is 1 by definition.
         text += f", guidance {'none' if guidance == 'none scale=1.0' else guidance}"
     present = list(filter(None, variants)) or list(group.variants)
     result = Heading(f"{text}{after(present)}{tail}")

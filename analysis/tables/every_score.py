@@ -57,7 +57,7 @@ def _metrics(results: Results) -> list[str]:
     """Return the metrics of the runs' last scores."""
     names = []
     for metric in results.final_metrics:
-        # What held-out images get themselves is no score of a run: a note says it.
+        # The ratio of held-out images is no score of a run; it is in a note.
         if not str(results.metrics[metric].get("key")).endswith("_heldout"):
             names.append(metric)
     return names

@@ -17,11 +17,11 @@ from analysis.tables.main import score_set
 from analysis.tables.table import PAIRED, Column, Entry, RowValues, Table, Value, build, head
 from analysis.tables.table import measured as measured_entry
 
-# Kinds of scores that guidance moves.
+# Kinds of scores that guidance changes.
 _RESPONDING = ("fd", "precision", "recall", "accuracy", "adherence")
-# Rates that `routed` leaves unsaid where they are the defaults (conf/guidance/routed.yaml).
+# Default rates of `routed`, which a score leaves out (conf/guidance/routed.yaml).
 _ROUTED_DEFAULTS = {"strong": "0.5", "weak": "0.9"}
-# What scores share that are compared over guidances.
+# Scores are compared over guidances where these are equal.
 _PROTOCOL = ("metric", "sampler", "reference", "weights")
 _COLUMNS = ["path", "seed", "step", "value", "macs_per_sample", "key", "features", "guidance"]
 _COLUMNS += _PROTOCOL
@@ -98,7 +98,7 @@ def _scores_by_path(results: Results) -> Any:
     scores = results.scores[_COLUMNS].dropna(subset=["seed", "step"]).reset_index(drop=True)
     for name in ("key", "features", "guidance", *_PROTOCOL):
         scores[name] = scores[name].astype(object).map(_text)
-    # A weaker model is named by its step alone: the paths of seeds differ.
+    # The weaker model is named by its step alone: its path differs between seeds.
     guidance = scores["guidance"].replace("", "not recorded")
     scores["guidance"] = guidance.str.replace(
         r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1", regex=True
@@ -210,7 +210,7 @@ def _setting_entries(curve: pd.DataFrame, settings: list[str]) -> list[Value]:
     digits = entries.metric_decimals(str(curve["metric"].iloc[0]))
     scores: dict[str, Entry] = {}
     for row in curve.to_dict("records"):
-        # A lone seed has no spread, which a column of numbers holds as NaN.
+        # A single seed has no spread: NaN in a column of numbers.
         std = None if pd.isna(row["std"]) else row["std"]
         scores[row["setting"]] = Entry("", row["mean"], std, decimals=digits)
     return [scores.get(name, "") for name in settings]

@@ -22,7 +22,7 @@ FILE = "guidance_scale.json"
 LEVELS = (1.5, 7 / 3, 4.0, 9.0, 19.0)
 FORMS = ("plain", "instrumented")
 _LOSSES = ("loss_strong", "loss_weak", "square")
-# What a row may hold: both forms with their intervals, losses, and the square of the difference.
+# Numbers of a row: both forms with their intervals, losses, and the squared difference.
 NUMBERS = [f"{form}{end}" for form in FORMS for end in ("", "_low", "_high")] + [*_LOSSES]
 _FIELDS = {
     "run": str, "backbone": str, "size": str, "data": str, "route": str, "notes": list, "rows": list
@@ -149,7 +149,7 @@ def scale_table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
 def _scale_entry(rows: list[dict[str, Any]], name: str, single_run: bool) -> Entry:
     numbers = [row[name] for row in rows if row.get(name) is not None]
     if not numbers:
-        # A contrast has no loss, and without an instrument there is no instrumented form.
+        # Contrasts have no loss; without an instrument there is no instrumented form.
         return Entry("undefined" if any(name in row for row in rows) else "")
     decimals = 3 if name in FORMS else 5
     if len(rows) > 1:

@@ -67,7 +67,7 @@ def main(results: Results) -> Table:
         content += f"route {routed.name}" if routed else "no route was run"
         heading = entries.heading(group, dense, routed, content=content)
         penalty = pair_penalty(results, group, dense, routed) if dense and routed else None
-        # Fewer seeds give no interval: they are in the figure alone.
+        # Fewer seeds give no interval and are shown in the figure only.
         if penalty is not None and len(penalty.last_steps) < ENOUGH_SEEDS:
             penalty = None
         for metric, meaning in score_set(group).items():
@@ -83,7 +83,7 @@ def main(results: Results) -> Table:
         published_row = published_row or paper.main_row(backbone, objective, "B/2")
         if published_row:
             rows.append((heading, [*_paper_row(published_row), Entry(), Entry()]))
-    # Where no run is ours, the paper's numbers have the columns to themselves.
+    # Without runs of ours the columns hold the paper's numbers only.
     columns = Column.each("Dense", "+ TREAD", "\u0394", published=not rows)
     if not rows:
         rows = [(NOT_RUN, [*_paper_row(row), Entry(), Entry()]) for row in paper.rows("main")]
@@ -159,7 +159,7 @@ def sota(results: Results) -> Table:
                 estimate = variant.estimate(metric) if metric else None
                 values.append(measured(estimate, entries.metric_decimals(kind)))
             rows.append((f"Ours: {entries.heading(group, *pair)}", values))
-    # The numbers of other people's rows share the columns: only ours make the table ours.
+    # Published rows share the columns: the table is covered only by rows of ours.
     only_published = len(rows) == published_rows
     columns = list(
         Column.each("Method", "Epochs or steps", numeric=False, published=only_published)

@@ -24,7 +24,7 @@ _LATEX = {
     "\u0394": r"$\Delta$", "\u2192": r"$\rightarrow$", "\u2026": r"\dots{}", "\u00b7": r"$\cdot$",
     "\u2191": r"$\uparrow$", "\u2193": r"$\downarrow$",
 }  # fmt: skip
-# What the tables need, `preamble.tex`.
+# Content of `preamble.tex`, which the tables need.
 PREAMBLE = r"""\usepackage{array,booktabs,graphicx,longtable,siunitx}
 \sisetup{detect-all,separate-uncertainty=true,group-digits=false}
 """
@@ -51,7 +51,7 @@ def latex_escape(text: str) -> str:
     for character in " ".join(text.split()):
         printable = character.isascii() and character.isprintable()
         escaped += _LATEX.get(character, character if printable else "?")
-    # An arrow stays in the line of the word before it.
+    # No line break between a word and its arrow.
     return re.sub(r" (\$\\(?:up|down)arrow\$)", r"~\1", escaped)
 
 
@@ -169,7 +169,7 @@ def _latex_part(table: Table, width: float, continued: bool, compact: bool = Fal
         label=None if continued else f"tab:{table.name.replace('_', '-')}",
         hrules=True,
     )
-    # A group's heading takes the place of the empty cells beside it.
+    # A group's heading spans the row: its empty cells are removed.
     text = re.sub(r"(?m)^(\\multicolumn\{\d+\}\{@.*?)(?: +&)+ +\\\\$", r"\1 \\\\", text)
     notes = " ".join(map(latex_escape, table.notes))
     below = rf"\par\smallskip\noindent\parbox{{\linewidth}}{{\scriptsize {notes}}}" if notes else ""
@@ -318,7 +318,7 @@ def _csv_number(value: float | None) -> str:
     return "" if value is None or not math.isfinite(value) else str(float(value))
 
 
-# A spreadsheet runs what starts like a formula. A signed number is none, nor are our own headings,
+# A spreadsheet evaluates what starts like a formula. Signed numbers are harmless, our headings too,
 # which readers know as they are; a metric's name is whoever's wrote the run.
 _HARMLESS = re.compile(r"(?is)(?![=+\-@\t\n]).*|[+-][\d.]+(e[+-]?\d+)?|\+ (TREAD|tail)( \w+)?")
 

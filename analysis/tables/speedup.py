@@ -121,7 +121,7 @@ def masking(results: Results) -> Table:
     mixed = False
     for group in results.groups:
         heading = entries.heading(group)
-        # A run that was trained longer is not the better one for it; at equal cost there is a best.
+        # After unequal steps no entry is marked as the best; at equal cost one is.
         mixed = mixed or heading.mixed
         if len({variant.first("method") for variant in group.routed}) < 2:
             continue

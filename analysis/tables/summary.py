@@ -23,7 +23,7 @@ def summary(results: Results) -> Table:
     """The main table in a row per backbone: `dense -> routed (paired difference)` of each score."""
     rows: list[RowValues] = []
     for group, dense, routed in results.pairs():
-        # What backbones share heads their rows.
+        # The heading is what the backbones share.
         metric = entries.metric_label(group.metric)
         heading = f"{group.label.partition(', ')[2]}: route {routed.name}, {metric}"
         heading += entries.after([routed])

@@ -90,7 +90,7 @@ class Column:
         return tuple(cls(label, **options) for label in labels)
 
 
-# What an entry is made from: text, a number with or without seeds, or None for an unknown one.
+# An entry is made from text, a number with or without seeds, or None (unknown).
 Value = Entry | Estimate | str | float | None
 # Heading of a row's group and the row's values.
 RowValues = tuple[str, Sequence[Value]]

@@ -51,7 +51,7 @@ def tails(results: Results) -> Table:
 
 def _rows(comparison: Tail, controlled: bool) -> list[RowValues]:
     group, dense, routed, tail, *continued = comparison
-    # What distinguishes the tails' own configuration says nothing here.
+    # The details in brackets are those of the tails' own configuration.
     label = group.label.partition(" (")[0]
     heading = f"{label}: route {routed.name}, after {routed.step:.0f} steps, "
     heading += f"and {tail.step:.0f} of tail"

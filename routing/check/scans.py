@@ -99,12 +99,17 @@ def scan_steps(module: nn.Module, call: Call, columns: Tensor) -> Tensor | None:
     again = Call(call.signature, call.args, call.kwargs)
     again.tokens = x
     outputs: list[Tensor] = []
+
+    def note(image: Tensor) -> Tensor:
+        outputs.append(image)
+        return image
+
     # Under activation checkpointing, hooks would note what this saves as the model's own.
     saved_as_they_are = torch.autograd.graph.saved_tensors_hooks(_same, _same)
     with torch.enable_grad(), saved_as_they_are:
         try:
             output = inner(module).forward(*again.args, **again.kwargs)
-            replace_image(output, again, outputs.append)
+            replace_image(output, again, note)
         except Exception:  # a block that cannot be run twice is not compared
             return None
         if not _one_way(outputs[0], x, columns[:, [0, -1]]).any():

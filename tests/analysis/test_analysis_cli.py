@@ -26,9 +26,7 @@ def folders(root):
 
 
 def test_compare_prints_what_differs_and_every_score(runs, capsys):
-    dense, routed = (
-        next(p for p in folders(runs) if part in p.name) for part in ("_none_s0", "_2-8_s0")
-    )
+    dense, routed = (next(p for p in folders(runs) if part in p.name) for part in ("_none_s0", "_2-8_s0"))
     assert main(["compare", str(dense), str(routed)]) == 0
     text = capsys.readouterr().out
     assert "route  none  ->  2-8" in text and METRIC in text and ACCURACY in text
@@ -77,9 +75,7 @@ def test_tables_are_printed_or_written(runs, capsys):
     assert main(["tables", str(runs)]) == 0
     out = capsys.readouterr().out
     assert "main" in out and "not covered by these runs" in out and "route_placement" in out
-    assert (runs / "tables" / "main.tex").is_file() and not (
-        runs / "tables" / "route_placement.md"
-    ).exists()
+    assert (runs / "tables" / "main.tex").is_file() and not (runs / "tables" / "route_placement.md").exists()
 
 
 def test_columns_are_chosen_and_missing_rows_asked_for(runs, capsys):
@@ -98,10 +94,7 @@ def test_columns_are_chosen_and_missing_rows_asked_for(runs, capsys):
 
 
 def test_figures_are_written_and_the_rest_named(runs, capsys):
-    assert (
-        main(["figures", str(runs), "--only", "convergence", "guidance", "--out", str(runs / "f")])
-        == 0
-    )
+    assert main(["figures", str(runs), "--only", "convergence", "guidance", "--out", str(runs / "f")]) == 0
     out = capsys.readouterr().out
     assert "not given by these runs: guidance" in out
     assert {p.suffix for p in (runs / "f").iterdir()} == {".pdf", ".png", ".csv"}

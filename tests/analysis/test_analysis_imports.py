@@ -50,6 +50,4 @@ def test_modules_import_only_what_they_may(path):
             assert path.name in MODELS and package == "experiments", f"imports {name}"
         if package in ("routing", "backbones") and name not in PLAIN:
             assert path.name in MODELS or path.parent.name == "figures", f"imports {name}"
-        assert package not in ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"), (
-            f"imports {name}"
-        )
+        assert package not in ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"), f"imports {name}"

@@ -31,12 +31,7 @@ def test_one_row_per_run_with_typed_columns(tmp_path):
     assert frame["seed"].dtype == "Int64" and frame["config.routing.shared"].dtype == "boolean"
     assert frame["config.train.lr"].dtype == "float64" and frame["backbone"].dtype == "string"
     row = frame[frame["backbone"] == "mamba"].iloc[0]
-    assert (row["span"], row["rate"], row["selection"], row["method"]) == (
-        "2-8",
-        0.75,
-        "rows",
-        "TREAD",
-    )
+    assert (row["span"], row["rate"], row["selection"], row["method"]) == ("2-8", 0.75, "rows", "TREAD")
     assert json.loads(row["config.train.betas"]) == [0.9, 0.999]
     scores = analysis.scores(frame)
     assert set(scores.loc[scores["metric"] == METRIC, "better"]) == {"lower"}
@@ -182,21 +177,13 @@ def test_import_and_load_and_tables_need_no_torch(tmp_path):
         "import sys, analysis; analysis.load(sys.argv[1]); analysis.tables.make_all(sys.argv[1]);"
         "bad = [m for m in ('torch', 'matplotlib', 'experiments.components') if m in sys.modules]; sys.exit(str(bad) if bad else 0)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
-    )
+    result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 
 values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**40), 2**40)
-    | st.floats(allow_nan=False)
-    | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
 
@@ -209,13 +196,9 @@ def test_any_values_become_columns_of_one_type(rows):
     assert {str(t) for t in frame.dtypes} <= {"boolean", "Int64", "float64", "string"}
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=12, deadline=None
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=12, deadline=None)
 @given(
-    st.sampled_from(
-        ["config.yaml", "summary.json", "status.json", "scores.jsonl", "metrics.jsonl"]
-    ),
+    st.sampled_from(["config.yaml", "summary.json", "status.json", "scores.jsonl", "metrics.jsonl"]),
     st.binary(max_size=60),
 )
 def test_no_bytes_in_any_file_are_fatal(tmp_path_factory, name, content):
@@ -240,10 +223,7 @@ def test_evaluations_beside_a_run_are_scores_but_never_its_own(tmp_path):
     (records / "step-00000400-bbbb.json").write_text('{"scores": [')
     with pytest.warns(UserWarning, match="bbbb.json cannot be read"):
         found = analysis.scores(tmp_path)
-    assert (
-        set(found.loc[found["value"].isin([1.5, 2.5]), "own"]) == {False}
-        and len(found[found["value"] < 3]) >= 2
-    )
+    assert set(found.loc[found["value"].isin([1.5, 2.5]), "own"]) == {False} and len(found[found["value"] < 3]) >= 2
     assert analysis.load(tmp_path)[f"score.{METRIC}"].item() == before
 
 

@@ -55,9 +55,7 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path):
     assert not list(tmp_path.iterdir())  # the known one was not run
 
 
-def test_a_folder_of_runs_is_found_from_the_current_folder_and_from_the_checkout(
-    tmp_path, monkeypatch
-):
+def test_a_folder_of_runs_is_found_from_the_current_folder_and_from_the_checkout(tmp_path, monkeypatch):
     study(tmp_path / "mine", seeds=1, backbones=("dit",))
     monkeypatch.chdir(tmp_path)
     assert notebook_files.runs_folder("mine") == Path("mine")

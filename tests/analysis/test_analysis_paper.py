@@ -25,9 +25,7 @@ def test_placement_is_baseline_plus_delta_for_sixteen_routes():
     frame = paper.table("placement")
     assert len(frame) == 16 and frame["route"].is_unique
     for row in frame.to_dict("records"):
-        assert math.isclose(frame.attrs["baseline"] + row["delta"], row["fid"], abs_tol=0.005), row[
-            "route"
-        ]
+        assert math.isclose(frame.attrs["baseline"] + row["delta"], row["fid"], abs_tol=0.005), row["route"]
     assert frame.loc[frame["fid"].idxmin(), "route"] == "2-8"
 
 

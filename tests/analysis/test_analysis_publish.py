@@ -28,9 +28,7 @@ Words stay.
 """
 
 
-@pytest.mark.parametrize(
-    "text", [PAGE.replace("old\n<!-- end -->", "old"), PAGE[: PAGE.rindex("<!-- end")]]
-)
+@pytest.mark.parametrize("text", [PAGE.replace("old\n<!-- end -->", "old"), PAGE[: PAGE.rindex("<!-- end")]])
 def test_a_block_without_an_end_is_refused(text, runs):
     with pytest.raises(AnalysisError, match="opens 3 blocks and ends 2; put <!-- end -->"):
         publish.fill(text, Results.of(runs))
@@ -62,10 +60,7 @@ def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, cap
     assert "dit-T/1" in page and "Paper, FID-50K" in page
     assert "do not answer" in page.partition("<!-- finding placement -->")[2]
     assert "| Metric | \u0394 |" in other.read_text()
-    assert (
-        "| dit-T/1 | " in other.read_text()
-        and "\n- digits, edm, scale tiny: route 2-8" in other.read_text()
-    )
+    assert "| dit-T/1 | " in other.read_text() and "\n- digits, edm, scale tiny: route 2-8" in other.read_text()
     assert other.read_text().count("dit-T/1") > page.count("dit-T/1") > 0
     assert (out / "figures" / "samples.png").is_file() and (out / "tables" / "main.csv").is_file()
     assert len((out / "runs.csv").read_text().splitlines()) == 5
@@ -95,16 +90,9 @@ def test_the_archive_holds_every_run_and_benchmark(tmp_path):
         path.write_text("{}")
     study = Results.of(tmp_path)
     names = publish.records(study)
-    held = {
-        name.removeprefix("runs/").removesuffix("/summary.json")
-        for name in names
-        if "summary" in name
-    }
+    held = {name.removeprefix("runs/").removesuffix("/summary.json") for name in names if "summary" in name}
     assert held == {f"a/{folder.name}", f"b/{folder.name}", alone.name}
-    assert {name for name in names if "bench" in name} == {
-        "runs/bench.json",
-        f"runs/{timed.relative_to(tmp_path)}",
-    }
+    assert {name for name in names if "bench" in name} == {"runs/bench.json", f"runs/{timed.relative_to(tmp_path)}"}
     # Whatever an environment file holds.
     assert "torch: not recorded" in machine_lines(study.runs)
 
@@ -131,12 +119,9 @@ def test_a_block_may_take_other_records(runs, tmp_path, monkeypatch):
 
 def test_a_damaged_archive_is_refused_whole(runs, tmp_path):
     study = Results.of(runs)
-    whole = publish.archive(
-        {name: path.read_bytes() for name, path in publish.records(study).items()}
-    )
+    whole = publish.archive({name: path.read_bytes() for name, path in publish.records(study).items()})
     flipped = [
-        bytes(b ^ (0xFF if place == at else 0) for place, b in enumerate(whole))
-        for at in (2000, len(whole) - 6)
+        bytes(b ^ (0xFF if place == at else 0) for place, b in enumerate(whole)) for at in (2000, len(whole) - 6)
     ]
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as nameless:
@@ -154,9 +139,7 @@ def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_p
     (tmp_path / "empty").mkdir()
     assert command.main(["publish", str(tmp_path / "empty"), "--out", str(out)]) == 2
     assert "no finished run" in capsys.readouterr().err
-    assert (
-        command.main(["publish", str(runs), "--out", str(out), "--pages", str(out / "no.md")]) == 2
-    )
+    assert command.main(["publish", str(runs), "--out", str(out), "--pages", str(out / "no.md")]) == 2
     assert "no.md cannot be read" in capsys.readouterr().err
     (tmp_path / "page.md").write_bytes(b"\xff")
     words = ["publish", str(runs), "--out", str(out), "--pages", str(tmp_path / "page.md")]

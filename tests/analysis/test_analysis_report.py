@@ -29,9 +29,7 @@ def folder(tmp_path_factory):
     write(root, "dit", "2-8@0.25", 0)
     live = write(root, "dit", "none", 7)
     (live / "summary.json").unlink()
-    (live / "status.json").write_text(
-        json.dumps({"status": "failed", "step": 30, "error": HOSTILE})
-    )
+    (live / "status.json").write_text(json.dumps({"status": "failed", "step": 30, "error": HOSTILE}))
     (write(root, "dit", "none", 8) / "config.yaml").unlink()
     hostile = write(root, "dit", "none", 9, experiment=HOSTILE)
     (hostile / "env.json").write_text(json.dumps({"device": HOSTILE}))
@@ -70,9 +68,7 @@ def test_it_holds_every_table_figure_and_run(page, folder):
 
 def test_it_opens_on_the_answer(page, folder):
     text = page.read_text()
-    order = [
-        text.index(mark) for mark in ('id="table-answer"', 'id="figure-overview"', 'id="figures"')
-    ]
+    order = [text.index(mark) for mark in ('id="table-answer"', 'id="figure-overview"', 'id="figures"')]
     assert order == sorted(order)
     answer = text[order[0] : text.index("</table>", order[0])]
     rows = [r for r in analysis.tables.make("main", folder).rows if r.group.startswith("dit")]
@@ -108,8 +104,7 @@ def test_a_broken_picture_is_left_out(folder, tmp_path):
 
 
 browser_needed = pytest.mark.skipif(
-    analysis_browser.find() is None,
-    reason="no Chromium on PATH (apt-get install --no-install-recommends chromium)",
+    analysis_browser.find() is None, reason="no Chromium on PATH (apt-get install --no-install-recommends chromium)"
 )
 
 

@@ -93,26 +93,6 @@ def test_the_set_of_a_base_begins_with_its_own_metric_and_space(runs):
     assert list(score_set(mamba)) == names[:8]
 
 
-def test_the_main_table_has_dense_routed_and_their_paired_difference_for_each_metric(runs):
-    table = analysis.tables.make("main", runs)
-    assert [c.label for c in table.columns] == ["Metric", "Dense", "+ TREAD", "\u0394"]
-    group = table.groups[0]
-    assert "1.03M parameters, route 2-8" in group and group.endswith("after 400 steps")
-    rows = {row.entries[0].text: row.entries[1:] for row in table.rows if row.group == group}
-    assert list(rows)[0] == "FD-500 (digits-classifier) \u2193"
-    assert "precision-500 (autoencoder) \u2191" in rows
-    for name in ("FD-500 (autoencoder) \u2193", "heldout-loss-360 \u2193"):
-        dense, routed, change = rows[name]
-        # Seeds 50, 51, 52 and 40, 42, 44: differences -10, -9, -8.
-        assert (dense.value, routed.value, change.value) == (51.0, 42.0, -9.0)
-        assert change.n == 3 and change.low < -9 < change.high
-    plain = rows["w_eff (plain)"]
-    assert [entry.value for entry in plain] == [1.0, 2.0, 1.0]
-    assert "Paper" in list(rows)[-1] and rows[list(rows)[-1]][0].value == 43.47
-    # What others run is told where nothing is ours, and nowhere else.
-    assert not any(row.group not in [table.groups[0], table.groups[1]] for row in table.rows)
-
-
 @pytest.mark.parametrize(
     "text, place",
     [

@@ -27,20 +27,14 @@ def test_cosine_is_per_token_over_channels():
     mean = cosine(hidden) / 10
     for i in range(4):
         for j in range(4):
-            expected = torch.nn.functional.cosine_similarity(
-                hidden[i].double(), hidden[j].double(), dim=-1
-            ).mean()
+            expected = torch.nn.functional.cosine_similarity(hidden[i].double(), hidden[j].double(), dim=-1).mean()
             assert mean[i, j].item() == pytest.approx(expected.item(), abs=1e-12)
     assert torch.allclose(mean.diagonal(), torch.ones(4, dtype=torch.float64))
     # Scale does not count, sign does.
-    assert torch.allclose(
-        cosine([hidden[0], -3 * hidden[0]])[0, 1], torch.tensor(-10.0, dtype=torch.float64)
-    )
+    assert torch.allclose(cosine([hidden[0], -3 * hidden[0]])[0, 1], torch.tensor(-10.0, dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("samples", 0), ("batch", 0), ("levels", ()), ("levels", (0.0, 1.0))]
-)
+@pytest.mark.parametrize(("key", "value"), [("samples", 0), ("batch", 0), ("levels", ()), ("levels", (0.0, 1.0))])
 def test_a_protocol_without_samples_or_levels_is_refused(key, value):
     with pytest.raises(AnalysisError, match=f"similarity --{key} .*: expected"):
         Protocol(**{key: value})

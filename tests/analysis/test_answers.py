@@ -23,11 +23,7 @@ def final_scores(folder, metric):
     for run in sorted(path.parent for path in folder.glob("*/summary.json")):
         summary = json.loads((run / "summary.json").read_text())
         routing = yaml.safe_load((run / "config.yaml").read_text())["routing"]
-        if [routing[key] for key in ("selection", "reinsert", "remove")] != [
-            "random",
-            "identity",
-            "start",
-        ]:
+        if [routing[key] for key in ("selection", "reinsert", "remove")] != ["random", "identity", "start"]:
             continue
         for line in map(json.loads, (run / "scores.jsonl").read_text().splitlines()):
             if line["metric"] == metric and line["step"] == summary["step"]:
@@ -63,9 +59,7 @@ def test_the_rates_are_those_of_the_records(records):
     results = records("ablations")
     scores = final_scores(results.folder, FD)
     text = answers.make("rate", results)
-    assert (
-        "In the paper, a rate of 0.5 is the best: FID 21.34 against 43.47 without a route." in text
-    )
+    assert "In the paper, a rate of 0.5 is the best: FID 21.34 against 43.47 without a route." in text
     intervals = []
     for rate, name in ((0.25, "2-8@0.25"), (0.5, "2-8"), (0.75, "2-8@0.75")):
         mean, low, high, n = difference(scores["dit", "none", 1500], scores["dit", name, 1500])
@@ -109,10 +103,7 @@ def test_the_main_answer_is_that_of_the_records(records):
         intervals.append((mean, low, high, n))
         common = dense.keys() & routed.keys()
         before, after = (statistics.mean(part[seed] for seed in common) for part in (dense, routed))
-        assert (
-            f"{FD} {before:.2f} and {after:.2f}, {mean:+.2f} [{low:+.2f}, {high:+.2f}] (n={n}, "
-            in text
-        )
+        assert f"{FD} {before:.2f} and {after:.2f}, {mean:+.2f} [{low:+.2f}, {high:+.2f}] (n={n}, " in text
     digits = final_scores(results.folder, "FD-200 (digits-classifier)")
     for backbone in ("dit", "rwkv"):
         intervals.append(difference(digits[backbone, "none", 2000], digits[backbone, "2-8", 2000]))
@@ -130,11 +121,7 @@ def test_the_response_to_guidance_is_that_of_the_records(records):
         stored = [json.loads(line) for line in (run / "scores.jsonl").read_text().splitlines()]
         for path in sorted((run / "evaluations").glob("*.json")):
             stored += json.loads(path.read_text())["scores"]
-        seen = {
-            line["guidance"]: line["value"]
-            for line in stored
-            if line["metric"] == FD and line["step"] == 3000
-        }
+        seen = {line["guidance"]: line["value"] for line in stored if line["metric"] == FD and line["step"] == 3000}
         for guidance, value in seen.items():
             values[backbone, kind][guidance].append(value)
     for kind in ("dense", "routed"):
@@ -152,14 +139,7 @@ def test_the_response_to_guidance_is_that_of_the_records(records):
 
 
 def a_map(route, values):
-    protocol = {
-        "run": "r",
-        "backbone": "dit",
-        "size": "T/1",
-        "data": "digits",
-        "route": route,
-        "weights": "ema",
-    }
+    protocol = {"run": "r", "backbone": "dit", "size": "T/1", "data": "digits", "route": route, "weights": "ema"}
     return SimilarityFile(np.array(values), protocol | {"levels": [1.0], "samples": 4})
 
 
@@ -174,9 +154,7 @@ def test_similarity_is_of_the_outputs_inside_the_route_and_of_neighbours():
     assert "more alike after training with it in 1 of 1 pairs" in text
     assert "dit-T/1 0.50 dense and 0.97 with route 1-2" in text
     assert f"{before:.2f} and {after:.2f})" in text
-    assert "in 0 of 1 pairs" in answers.similarity(
-        [a_map("none", routed.tolist()), a_map("1-2", dense)]
-    )
+    assert "in 0 of 1 pairs" in answers.similarity([a_map("none", routed.tolist()), a_map("1-2", dense)])
     assert answers.similarity([a_map("none", dense)]).startswith("These runs do not answer")
 
 
@@ -185,9 +163,7 @@ def test_the_relative_cost_stands_where_losses_were_logged_on_the_way(tmp_path):
         for route, slower in (("none", 1.0), ("2-8", 1.25 * 1.02**seed)):
             logged(write(tmp_path, "dit", route, seed), slower)
     m = 1 - 7 / 12 * 0.5 * 0.98
-    assert f"relative to dense: dit-T/1 {1.275 * m:.2f} [" in answers.make(
-        "main", Results.of(tmp_path)
-    )
+    assert f"relative to dense: dit-T/1 {1.275 * m:.2f} [" in answers.make("main", Results.of(tmp_path))
     # A seed that never reaches the loss leaves no mean.
     folder = next(path for path in tmp_path.iterdir() if "2-8_s2" in path.name)
     lines(folder / "scores.jsonl", [score({}, step, 9.0, "heldout-loss-500", key="heldout_loss", features=None,
@@ -198,6 +174,4 @@ def test_the_relative_cost_stands_where_losses_were_logged_on_the_way(tmp_path):
 @pytest.mark.parametrize("name", sorted(answers.ANSWERS))
 def test_runs_without_an_answer_say_what_is_missing(name, tmp_path):
     write(tmp_path)
-    assert answers.make(name, Results.of(tmp_path)).startswith(
-        "These runs do not answer this question: it needs "
-    )
+    assert answers.make(name, Results.of(tmp_path)).startswith("These runs do not answer this question: it needs ")

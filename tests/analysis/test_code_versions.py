@@ -31,16 +31,10 @@ def runs(tmp_path):
 
 def test_the_seed_and_both_commits_are_named(runs):
     results = Results.of(runs)
-    pairs = {
-        group.backbone: mixed_seeds(results, group, routed) for group, _, routed in results.pairs()
-    }
+    pairs = {group.backbone: mixed_seeds(results, group, routed) for group, _, routed in results.pairs()}
     assert pairs == {"dit": {1: ("1111111", "2222222")}, "mamba": {}}
     for name in ("main", "summary", "differences", "speedup", "all_scores"):
-        notes = [
-            note
-            for note in analysis.tables.make(name, results).notes
-            if "two versions of the code" in note
-        ]
+        notes = [note for note in analysis.tables.make(name, results).notes if "two versions of the code" in note]
         (note,) = notes
         assert note.endswith("digits, edm, scale tiny, 2-8: dit-T/1 seeds 1.")
         assert "mamba" not in note

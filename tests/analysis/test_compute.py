@@ -21,9 +21,7 @@ def curve(losses, macs_per_step, first=500):
     """A run that was scored every 500 steps."""
     steps = [first + 500 * index for index in range(len(losses))]
     macs = [step * macs_per_step for step in steps]
-    return pd.DataFrame(
-        {"step": steps, "macs": macs, "loss": losses, "routed_loss": math.nan}
-    ).astype(float)
+    return pd.DataFrame({"step": steps, "macs": macs, "loss": losses, "routed_loss": math.nan}).astype(float)
 
 
 def test_records_of_a_continued_run_are_one_curve():

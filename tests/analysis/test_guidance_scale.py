@@ -116,16 +116,8 @@ def measured(*words: object) -> int:
 
 
 @pytest.mark.slow  # it trains three runs
-def test_runs_are_each_others_instruments_and_controls(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    long = (
-        "train.steps=60",
-        "train.save_every=30",
-        "train.lr=0.004",
-        "train.ema=0.9",
-        "train.batch=32",
-    )
+def test_runs_are_each_others_instruments_and_controls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = ("train.steps=60", "train.save_every=30", "train.lr=0.004", "train.ema=0.9", "train.batch=32")
     made = {"dense0": ("seed=0",), "dense1": ("seed=1",), "routed": ("seed=0", "route=1-2")}
     runs = {k: train(small(tmp_path / "runs", *long, *v), quiet=True) for k, v in made.items()}
     assert measured(*runs.values(), "--out", tmp_path, "--against", f"{runs['dense1']}@30") == 0
@@ -133,9 +125,7 @@ def test_runs_are_each_others_instruments_and_controls(
     routed, dense = rows(runs["routed"]), rows(runs["dense0"])
     over = f"over {runs['dense1'].name}@30"
     contrasts = {"dense - routed", "dense - equal loss"}
-    assert {pair for pair, _ in routed} == contrasts | {
-        *("dense", "routed", "dense over routed", "equal loss", over)
-    }
+    assert {pair for pair, _ in routed} == contrasts | {*("dense", "routed", "dense over routed", "equal loss", over)}
     assert {pair for pair, _ in dense} == {"dense", "two seeds", over}
     for table in (routed, dense):
         for (pair, _), row in table.items():
@@ -152,11 +142,7 @@ def test_runs_are_each_others_instruments_and_controls(
     assert passes["loss_weak"] == routed["routed", 9.0]["loss_strong"] != passes["loss_strong"]
     assert f"the instrument is {runs['dense1'].name}".replace("_", "\\_") in printed
     assert "equal loss is that of" in printed
-    for name in (
-        "tables/guidance_scale.tex",
-        "tables/guidance_scale.md",
-        "figures/guidance_scale.png",
-    ):
+    for name in ("tables/guidance_scale.tex", "tables/guidance_scale.md", "figures/guidance_scale.png"):
         assert (tmp_path / name).stat().st_size
     # What is stored reaches the usual tables and figures.
     study = Results.of(runs["routed"].parent, None)
@@ -180,9 +166,7 @@ def test_batches_and_companions_do_not_change_a_run(models: dict[str, Path]) -> 
     alone = Measurement([routed], LEVELS, 50, 7, "cpu").measure(routed)
     among = Measurement(list(models.values()), LEVELS, 50, 50, "cpu").measure(routed)
     for key in ("plain", "square", "loss_weak"):
-        first, second = (
-            {(r["pair"], r["level"]): r.get(key) or 0 for r in m["rows"]} for m in (alone, among)
-        )
+        first, second = ({(r["pair"], r["level"]): r.get(key) or 0 for r in m["rows"]} for m in (alone, among))
         assert first == pytest.approx({pair: second[pair] for pair in first}, rel=2e-3)
     # The other seed is the instrument; one that never saw the null class is no control.
     assert among["notes"][0] == "routed.safetensors: the instrument is other.safetensors."
@@ -195,17 +179,11 @@ def test_batches_and_companions_do_not_change_a_run(models: dict[str, Path]) -> 
         (("{blind}",), "has no null class"),
         (("{dense}", "--levels", "nan"), "--levels nan: expected noise levels above 0"),
         (("{dense}", "--against", "{dense}/none"), "--against .* does not exist"),
-        (
-            ("{dense}", "--against", "{flow}", "--samples", "20"),
-            "has other data, task or objective",
-        ),
+        (("{dense}", "--against", "{flow}", "--samples", "20"), "has other data, task or objective"),
     ],
 )
 def test_what_cannot_be_measured_is_one_sentence(
-    models: dict[str, Path],
-    words: tuple[str, ...],
-    sentence: str,
-    capsys: pytest.CaptureFixture[str],
+    models: dict[str, Path], words: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["guidance-scale", *(word.format(**models) for word in words)]) == 2
     said = capsys.readouterr().err
@@ -222,14 +200,7 @@ def test_what_cannot_be_measured_is_one_sentence(
 )  # fmt: skip
 def test_another_file_is_refused(tmp_path: Path, change: Any) -> None:
     about = {key: "x" for key in ("run", "backbone", "size", "data", "route")}
-    whole = {
-        "format": guidance_table.FORMAT,
-        **about,
-        "step": 1,
-        "seed": 0,
-        "notes": [],
-        "rows": [],
-    }
+    whole = {"format": guidance_table.FORMAT, **about, "step": 1, "seed": 0, "notes": [], "rows": []}
     path = tmp_path / "scale.json"
     path.write_text(json.dumps(whole))
     assert guidance_table.read_scales(path) == whole

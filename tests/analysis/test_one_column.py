@@ -11,15 +11,7 @@ from analysis.command import main
 from analysis.tables import make, render
 
 COLUMN = 3.3  # inches
-NAMES = (
-    "main",
-    "summary",
-    "differences",
-    "all_scores",
-    "route_placement",
-    "throughput",
-    "high_res",
-)
+NAMES = ("main", "summary", "differences", "all_scores", "route_placement", "throughput", "high_res")
 
 
 @pytest.fixture(scope="module")
@@ -49,25 +41,15 @@ def test_dense_and_routed_stay_in_the_same_float(runs):
     reason="pdflatex or poppler-utils is not installed",
 )
 def test_a_two_column_paper_compiles_and_no_word_leaves_its_column(runs, tmp_path):
-    assert (
-        main(
-            ["tables", str(runs), "--width", str(COLUMN), "--out", str(tmp_path), "--only", *NAMES]
-        )
-        == 0
-    )
+    assert main(["tables", str(runs), "--width", str(COLUMN), "--out", str(tmp_path), "--only", *NAMES]) == 0
     printed = compile_latex(tmp_path)
     assert "Overfull" not in printed
     subprocess.run(["pdftotext", "-bbox", "tables.pdf", "words.html"], cwd=tmp_path, check=True)
     text = (tmp_path / "words.html").read_text()
     # A4 is 595 points wide: the text is two columns of 3.3 inches, 0.2 apart, in the middle.
     left = (595.28 - (2 * COLUMN + 0.2) * 72) / 2
-    columns = [
-        (left, left + COLUMN * 72),
-        (left + (COLUMN + 0.2) * 72, left + (2 * COLUMN + 0.2) * 72),
-    ]
-    words = re.findall(
-        r'xMin="([\d.]+)" yMin="[\d.]+" xMax="([\d.]+)" yMax="([\d.]+)">(.*?)<', text
-    )
+    columns = [(left, left + COLUMN * 72), (left + (COLUMN + 0.2) * 72, left + (2 * COLUMN + 0.2) * 72)]
+    words = re.findall(r'xMin="([\d.]+)" yMin="[\d.]+" xMax="([\d.]+)" yMax="([\d.]+)">(.*?)<', text)
     assert len(words) > 500
     for low, high, bottom, word in words:
         inside = any(start - 2 <= float(low) and float(high) <= end + 2 for start, end in columns)

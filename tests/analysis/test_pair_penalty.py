@@ -87,10 +87,7 @@ def test_the_figure_has_the_line_of_equal_cost_and_open_marks_of_censored_seeds(
         dotted = [line for line in ax.lines if line.get_linestyle() == ":"]
         assert dotted[0].get_ydata()[0] == pytest.approx(1 / m, rel=1e-6)
     triangles = [line for line in second.lines if line.get_marker() == "^"]
-    assert (
-        len(triangles[0].get_xdata())
-        == plot.data.query("group.str.startswith('mamba')")["censored"].sum()
-    )
+    assert len(triangles[0].get_xdata()) == plot.data.query("group.str.startswith('mamba')")["censored"].sum()
     assert {"step", "seed", "s", "m", "sm", "censored", "bound"} <= set(plot.data)
 
 

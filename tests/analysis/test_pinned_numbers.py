@@ -81,10 +81,7 @@ def numbers(tmp_path_factory):
 
 
 def regenerate(numbers) -> None:
-    lines, previous = (
-        ["# archive, table, row; below them column, mean, std, low, high, n, numbers in the text"],
-        None,
-    )
+    lines, previous = (["# archive, table, row; below them column, mean, std, low, high, n, numbers in the text"], None)
     for (archive, table, row, column), values in numbers.items():
         if (archive, table, row) != previous:
             previous = archive, table, row

@@ -13,9 +13,7 @@ import analysis
 from analysis.errors import AnalysisError
 
 PAGE = Path(__file__).parents[2] / "docs" / "dataframe.md"
-RECIPES = re.findall(
-    r"<!-- recipe -->\n```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
-)
+RECIPES = re.findall(r"<!-- recipe -->\n```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -36,23 +34,17 @@ def scores(folder):
 def test_means_and_bands_are_those_of_the_seeds(scores):
     plot = analysis.plot(scores, x="macs", y="accuracy", hue="route", col="backbone")
     assert len([ax for ax in plot.figure.axes if ax.get_visible()]) == 2
-    chosen = scores[
-        (scores["key"] == "accuracy") & (scores["backbone"] == "mamba") & (scores["route"] == "2-8")
-    ]
+    chosen = scores[(scores["key"] == "accuracy") & (scores["backbone"] == "mamba") & (scores["route"] == "2-8")]
     values = chosen[chosen["step"] == 200]["value"].to_numpy(float)
     low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
     row = plot.data.query("backbone == 'mamba' and route == '2-8' and step == 200").iloc[0]
-    assert (row["mean"], row["low"], row["high"], row["n"]) == pytest.approx(
-        (values.mean(), low, high, 3)
-    )
+    assert (row["mean"], row["low"], row["high"], row["n"]) == pytest.approx((values.mean(), low, high, 3))
     assert row["macs"] == pytest.approx(chosen[chosen["step"] == 200]["macs"].mean())
 
 
 def test_differences_are_paired_by_seed(scores):
     plot = analysis.plot(scores, y="accuracy", hue="route", baseline="none")
-    part = scores[
-        (scores["key"] == "accuracy") & (scores["backbone"] == "dit") & (scores["step"] == 400)
-    ]
+    part = scores[(scores["key"] == "accuracy") & (scores["backbone"] == "dit") & (scores["step"] == 400)]
     table = part.pivot(index="seed", columns="route", values="value").astype(float)
     difference = (table["2-8"] - table["none"]).to_numpy()
     low, high = stats.t.interval(0.95, 2, difference.mean(), stats.sem(difference))
@@ -64,9 +56,7 @@ def test_differences_are_paired_by_seed(scores):
 def test_the_bootstrap_is_one_of_seeds_and_repeats(scores):
     first, second = (analysis.plot(scores, y="accuracy", bootstrap=500).data for _ in range(2))
     pd.testing.assert_frame_equal(first, second)
-    part = scores[
-        (scores["key"] == "accuracy") & (scores["backbone"] == "dit") & (scores["route"] == "none")
-    ]
+    part = scores[(scores["key"] == "accuracy") & (scores["backbone"] == "dit") & (scores["route"] == "none")]
     values = part[part["step"] == 400]["value"].to_numpy(float)
     row = first.query("backbone == 'dit' and route == 'none' and step == 400").iloc[0]
     assert values.min() <= row["low"] <= values.mean() <= row["high"] <= values.max()
@@ -109,13 +99,7 @@ def test_the_recipes_of_the_page_run(recipe, folder, scores, tmp_path, monkeypat
 def test_the_page_names_every_column(folder, scores):
     text = PAGE.read_text(encoding="utf-8")
     runs = analysis.load(folder)
-    hidden = {
-        "config_keys",
-        "shared_config",
-        "objective",
-        "macs_dense_no_attention",
-        "macs_routed_no_attention",
-    }
+    hidden = {"config_keys", "shared_config", "objective", "macs_dense_no_attention", "macs_routed_no_attention"}
     hidden |= {"wall_s", "images_per_s", "name", "hash"}
     plain = {name for name in runs if "." not in name} - hidden
     missing = [name for name in plain if f"`{name}`" not in text]

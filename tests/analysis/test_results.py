@@ -43,9 +43,7 @@ def test_results_pages_ask_a_question_and_their_links_lead_somewhere(page):
         assert path.exists(), target
         if anchor:
             headings = re.findall(r"(?m)^#+ (.*)$", path.read_text(encoding="utf-8"))
-            slugs = {
-                re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings
-            }
+            slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
             assert anchor in slugs, f"{target}#{anchor}"
 
 

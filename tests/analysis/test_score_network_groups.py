@@ -14,10 +14,7 @@ from analysis.results import Results
 def features_of(folder, network):
     """Write a network into a run's scores; None: as records that name none."""
     path = folder / "scores.jsonl"
-    lines = [
-        json.loads(line) | {"features": network, "reference": None}
-        for line in path.read_text().splitlines()
-    ]
+    lines = [json.loads(line) | {"features": network, "reference": None} for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -41,9 +38,7 @@ def test_scores_of_two_networks_are_two_groups(tmp_path):
     first, second = pair(tmp_path, "digits-classifier@11111111", "digits-classifier@22222222")
     study = Results.of(tmp_path)
     assert len(study.groups) == 2 and not list(study.pairs())
-    assert {"11111111", "22222222"} <= set(
-        " ".join(base.label for base in study.groups).replace(")", "=").split("=")
-    )
+    assert {"11111111", "22222222"} <= set(" ".join(base.label for base in study.groups).replace(")", "=").split("="))
     text = compare.text(first, second)
     line = next(line for line in text.splitlines() if METRIC in line)
     assert "(+" not in line and "(-" not in line

@@ -67,9 +67,7 @@ def test_a_loss_outside_the_logged_steps_is_refused(step):
 
 
 def test_the_interval_is_that_of_the_logarithm():
-    slower = {
-        s: curve({step * s: loss for step, loss in DENSE.items()}, 7.0) for s in (1.2, 1.3, 1.4)
-    }
+    slower = {s: curve({step * s: loss for step, loss in DENSE.items()}, 7.0) for s in (1.2, 1.3, 1.4)}
     result = penalty.paired_penalty({s: curve(DENSE) for s in slower}, slower, 2000)
     assert list(result.seeds["sm"]) == pytest.approx([0.84, 0.91, 0.98])
     logs = [math.log(value) for value in (0.84, 0.91, 0.98)]
@@ -145,9 +143,7 @@ def published(records):
     merged = {}
     for key, runs in frame.groupby(["backbone", "route", "seed"]):
         parts = [curves[run] for run in runs["run"]]
-        merged[key] = (
-            pd.concat(parts).drop_duplicates("step").sort_values("step").reset_index(drop=True)
-        )
+        merged[key] = pd.concat(parts).drop_duplicates("step").sort_values("step").reset_index(drop=True)
     return merged
 
 
@@ -158,25 +154,17 @@ def published(records):
         ("mamba", [1.305, 1.264, 1.266], 0.71, 0.909, 0.869, 0.950),
     ],
 )
-def test_the_published_records_give_the_declared_values(
-    published, backbone, penalties, m, sm, low, high
-):
-    arms = [
-        {seed: published[backbone, route, seed] for seed in range(3)} for route in ("none", "2-8")
-    ]
+def test_the_published_records_give_the_declared_values(published, backbone, penalties, m, sm, low, high):
+    arms = [{seed: published[backbone, route, seed] for seed in range(3)} for route in ("none", "2-8")]
     result = penalty.paired_penalty(*arms, 3000)
     assert list(result.seeds["s"]) == pytest.approx(penalties, abs=1e-3)
     assert list(result.seeds["m"]) == pytest.approx([m] * 3, abs=5e-3)
     assert result.sm is not None
-    assert [result.sm.mean, result.sm.low, result.sm.high] == pytest.approx(
-        [sm, low, high], abs=1e-3
-    )
+    assert [result.sm.mean, result.sm.low, result.sm.high] == pytest.approx([sm, low, high], abs=1e-3)
 
 
 def test_one_published_pair_is_censored(published):
-    arms = [
-        {seed: published["rwkv", route, seed] for seed in range(3)} for route in ("none", "2-8")
-    ]
+    arms = [{seed: published["rwkv", route, seed] for seed in range(3)} for route in ("none", "2-8")]
     result = penalty.paired_penalty(*arms, 3000)
     assert list(result.seeds["censored"]) == [True, False, False] and result.sm is None
     assert list(result.seeds["s"])[1:] == pytest.approx([1.357, 1.264], abs=1e-3)

@@ -13,9 +13,7 @@ from experiments.evaluation.images import split_indices
 
 
 def test_candidates_are_the_sixteen_routes_of_the_paper():
-    assert set(route_probe.candidate_routes(12)) == {
-        row["route"] for row in paper.rows("placement")
-    }
+    assert set(route_probe.candidate_routes(12)) == {row["route"] for row in paper.rows("placement")}
     assert len(route_probe.candidate_routes(12)) == 16
 
 
