@@ -32,7 +32,7 @@ class Module:
     name: str  # dotted
     path: Path
     text: str
-    tree: ast.Module
+    nodes: tuple[ast.AST, ...]  # of the whole syntax tree, parents before their children
 
     @property
     def package(self) -> str:
@@ -54,7 +54,7 @@ class Module:
         return sum(1 for line in stripped if line and not line.startswith("#"))
 
     def count(self, *kinds: type) -> int:
-        return sum(isinstance(node, kinds) for node in ast.walk(self.tree))
+        return sum(isinstance(node, kinds) for node in self.nodes)
 
 
 @cache
@@ -67,7 +67,7 @@ def modules() -> dict[str, Module]:
                 continue
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
             text = path.read_text(encoding="utf-8")
-            result[name] = Module(name, path, text, ast.parse(text))
+            result[name] = Module(name, path, text, tuple(ast.walk(ast.parse(text))))
     return result
 
 
@@ -93,7 +93,7 @@ def imports() -> tuple[tuple[str, str, str], ...]:
     result = []
     for module in modules().values():
         kinds: dict[ast.AST, str] = {}
-        for node in ast.walk(module.tree):  # parents come before their children
+        for node in module.nodes:
             for child in ast.iter_child_nodes(node):
                 kinds[child] = kinds.get(node, "top")
                 if isinstance(node, (*FUNCTIONS, ast.Lambda)):
@@ -125,21 +125,10 @@ def imported_subpackages() -> dict[str, set[str]]:
     return graph
 
 
-def mutual_subpackages() -> list[tuple[str, str]]:
-    """Return the pairs of subpackages of one package that import each other."""
-    graph = imported_subpackages()
-    pairs = []
-    for first, targets in sorted(graph.items()):
-        for second in sorted(targets):
-            if first < second and first in graph.get(second, ()):
-                pairs.append((first, second))
-    return pairs
-
-
 def functions() -> Iterator[tuple[int, str]]:
     """Return length and name of every function, decorators left out."""
     for module in modules().values():
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, FUNCTIONS):
                 yield (
                     (node.end_lineno or node.lineno) - node.lineno + 1,
@@ -161,7 +150,7 @@ def raise_share() -> float:
     raises = [
         (node.end_lineno or node.lineno) - node.lineno + 1
         for module in modules().values()
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Raise)
     ]
     return 100 * sum(raises) / code_lines()
@@ -172,7 +161,7 @@ def generic_names_share() -> float:
     names = [
         node.id
         for module in modules().values()
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     ]
     return 100 * sum(name in GENERIC for name in names) / len(names)

@@ -1,11 +1,8 @@
-"""The README and the pages of docs/ say what is true: trees, paths, commands, keys, links, examples."""
+"""README.md, CONTRIBUTING.md and docs/: paths and links exist, commands parse, keys exist, examples run."""
 
-import ast
+import functools
 import itertools
-import os
 import re
-import subprocess
-import sys
 import tomllib
 
 import documents
@@ -16,57 +13,44 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from small import ROOT
 
+from backbones import names
+from backbones.cost import cost
+from backbones.options.family import KERNELS
 from backbones.validation import fields_of
 from experiments import config, evaluate, export, prepare, sample
 from experiments.config import groups
 from experiments.config.compose import compose
 from experiments.runtime.nested import flatten
 
-PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
-# What stands for something of the reader's: a name, or a run that has to be there.
-PLACES = ("NAME", "RUN")
+# Placeholders for the reader's own names.
+PLACEHOLDERS = ("NAME", "RUN")
 pages = pytest.mark.parametrize("page", PAGES, ids=label)
 
 
-# --- the tree ------------------------------------------------------------------------------------
+def test_the_readme_is_short():
+    assert (ROOT / "README.md").stat().st_size < 6500
 
 
-def test_the_tree_shows_every_room():
-    shown, there = documents.tree(), documents.rooms()
-    hidden = {f"{name}/" for name in ("tests", "docs", "examples", "results")}
-    assert there - shown == set(), "not shown"
-    gone = {path for path in shown - hidden if not (ROOT / path).is_dir()}
-    assert gone == set(), "not there"
-
-
-def test_contributing_lists_every_file():
-    page = ROOT / "CONTRIBUTING.md"
-    head, rest = page.read_text(encoding="utf-8").split("<!-- files -->\n")
-    listed, tail = rest.split("<!-- end -->")
-    if os.environ.get("REGENERATE"):
-        page.write_text(f"{head}<!-- files -->\n{documents.files()}<!-- end -->{tail}")
-    else:
-        assert listed == documents.files(), "type make surface"
-
-
-# --- paths, commands, keys -----------------------------------------------------------------------
+def test_the_tree_of_contributing_shows_every_folder_and_none_that_is_gone():
+    shown = documents.tree()
+    assert documents.package_folders() <= shown
+    assert [folder for folder in shown if not (ROOT / folder).is_dir()] == []
 
 
 @pages
-def test_paths_exist(page):
-    roots = "|".join((*PACKAGES, "docs", "tests", "examples"))
+def test_paths_and_links_exist(page):
     text = page.read_text(encoding="utf-8")
-    for found in re.findall(rf"(?<![\w./-])((?:{roots})/[\w./*-]*)", text):
-        path = found.rstrip(".")
-        if not any(word in path for word in PLACES):
+    roots = "|".join((*documents.PACKAGES, "docs", "tests", "examples"))
+    for match in re.findall(rf"(?<![\w./-])((?:{roots})/[\w./*-]*)", text):
+        path = match.rstrip(".")
+        if not any(word in path for word in PLACEHOLDERS):
             assert list(ROOT.glob(path)) if "*" in path else (ROOT / path).exists(), path
-
-
-@pages
-def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         if not target.startswith(("http://", "https://")):
             assert (page.parent / target).exists(), target
+
+
+# --- commands and keys ---------------------------------------------------------------------------
 
 
 def train(words):
@@ -81,7 +65,7 @@ def train(words):
         for run in itertools.product(*lists):
             config.load(run)
         return
-    config.load([word for word in words if word != "..." and word.split("=")[-1] not in PLACES])
+    config.load([word for word in words if word != "..." and word.split("=")[-1] not in PLACEHOLDERS])
 
 
 def bench(words):
@@ -156,6 +140,7 @@ def test_commands_parse(page):
             pytest.fail(f"{' '.join(words)}: {error}")
 
 
+@functools.cache
 def known_keys():
     keys = set(flatten(compose([])))
     for group in config.GROUPS[:6]:
@@ -180,59 +165,38 @@ def test_keys_exist(page):
                     assert one in config.names(name), f"{name}={one}"
 
 
-# --- examples, the site, the order of imports ----------------------------------------------------
+# --- examples and tables -------------------------------------------------------------------------
+
+EXAMPLES = [(page, text) for page in PAGES for text in documents.blocks(page, "python") if "import" in text]
 
 
-@pytest.mark.parametrize(
-    ("page", "source"),
-    [
-        (page, text)
-        for page in PAGES
-        for text in documents.blocks(page, "python")
-        if "import" in text
-    ],
-    ids=lambda value: label(value) if hasattr(value, "parts") else "",
-)
-def test_examples_run(page, source, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize(("page", "source"), EXAMPLES, ids=[label(page) for page, _ in EXAMPLES])
+def test_examples_run(page, source, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    exec(compile(source, label(page), "exec"), {"__name__": "__main__"})
     printed = "".join(re.findall(r"print\(.*?\) +# (.+)", source))
-    assert printed in done.stdout
+    assert printed in capsys.readouterr().out
 
 
-def test_every_page_is_in_the_menu():
-    text = (ROOT / "mkdocs.yml").read_text()
-    for page in (ROOT / "docs").rglob("*.md"):
-        assert str(page.relative_to(ROOT / "docs")) in text, page
+def rows_by_first_word(text):
+    """Cells of every table row, by the code word that its first cell begins with."""
+    rows = re.findall(r"^\| \[?`(\w+)`(.*)\|$", text, re.MULTILINE)
+    return {word: [cell.strip() for cell in rest.split(" | ")] for word, rest in rows}
 
 
-def test_every_backbone_has_a_page():
-    from backbones import names
-
-    text = "".join(page.read_text() for page in (ROOT / "docs" / "backbones").glob("*.md"))
+def test_the_page_of_backbones_has_their_parameters_and_their_kernels_in_the_order_of_preference():
+    page = (ROOT / "docs" / "backbones" / "index.md").read_text(encoding="utf-8")
+    sizes, kernels = map(rows_by_first_word, page.split("## Which implementation runs"))
     for name in names():
-        assert f"`backbone={name}`" in text, name
+        counts = [cost(name, size).params for size in ("S/2", "B/2", "L/2", "XL/2")]
+        assert sizes[name][-4:] == [f"{count / 1e6:.1f}M" for count in counts], name
+    for operation, preferred in KERNELS.items():
+        on_cpu, on_cuda = (re.findall(r"`([\w-]+)`", cell) for cell in kernels[operation][2:4])
+        assert on_cpu == [kernel for kernel in preferred if kernel == "native"], operation
+        assert on_cuda == [kernel for kernel in preferred if kernel != "native"], operation
 
 
-def imported(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.split(".")[0]
-
-
-@pytest.mark.parametrize("package", PACKAGES[:4])
-def test_imports_run_one_way(package):
-    """What the analysis may import is in test_analysis_imports.py."""
-    later = set(PACKAGES[PACKAGES.index(package) + 1 :])
-    for path in (ROOT / package).rglob("*.py"):
-        wrong = later & set(imported(path))
-        if path.stem.startswith("predict"):  # a prediction is an analysis of the pilot's runs
-            wrong -= {"analysis"}
-        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+# --- the environment and the workflow ------------------------------------------------------------
 
 
 def test_constraints_pin_every_dependency_within_its_range():

@@ -150,11 +150,11 @@ def tokenize(captions: Sequence[str]) -> Tensor:
             f"a caption has {len(tokens)} words and commas; expected at most {LENGTH}",
         )
         for position, token in enumerate(tokens):
-            require(
-                token in _INDEX,
-                f"data=scenes has no word {token!r}{suggest(token, WORDS)}; it knows "
-                + " ".join(WORDS[1:]),
-            )
+            if token not in _INDEX:
+                raise DataError(
+                    f"data=scenes has no word {token!r}{suggest(token, WORDS)}; it knows "
+                    + " ".join(WORDS[1:])
+                )
             ids[row, position] = _INDEX[token]
     return ids
 

@@ -23,7 +23,7 @@ from sweeps import SweepError
 #: Predictions are supported up to this multiple of the last fitted step.
 HORIZON = 2.0
 #: Bound on the relative error of a predicted s * m up to the horizon; the largest one measured on
-#: steps that were not fitted is 18 % (docs/grids.md). A prediction is undecided if its interval,
+#: steps that were not fitted is 18 % (docs/predict.md). A prediction is undecided if its interval,
 #: widened by this, contains 1.
 MODEL_ERROR = 0.2
 

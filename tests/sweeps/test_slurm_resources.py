@@ -81,7 +81,7 @@ def test_a_retry_keeps_the_resources_of_each_run(shop):  # noqa: F811
 
 def test_runs_that_share_a_gpu_are_processes_of_one_task_and_end_one_by_one(shop):  # noqa: F811
     shop.stub({"sleep": 0.1, "save_every": 5}, seed1={"fail": 10})
-    shared = ["cluster.gpus=1", "cluster.runs_per_gpu=2", "cluster.memory_gb=0.25", "train.steps=150"]
+    shared = ["cluster.gpus=1", "cluster.runs_per_gpu=2", "cluster.memory_gb=0.25", "train.steps=300"]
     shop("launch", *shared)
     rows = shop.rows()
     assert rows[0].job == rows[1].job != rows[2].job == rows[3].job
@@ -100,7 +100,7 @@ def test_runs_that_share_a_gpu_are_processes_of_one_task_and_end_one_by_one(shop
     # What has failed can be submitted again at once.
     shop.running(0, step=5)
     shop.stub({"sleep": 0.02})
-    shop("retry", "seed=1,2,3", "cluster.runs_per_gpu=3")
+    shop("retry", "seed=1,2,3", "cluster.gpus=1", "cluster.runs_per_gpu=3")
     assert shop.rows()[1].job == shop.rows()[2].job == shop.rows()[3].job != rows[0].job
     shop.done(0, 1, 2, 3)
     gpus = {seed: (row.node, summary(row)["gpus"]) for seed, row in shop.rows().items()}
@@ -108,7 +108,7 @@ def test_runs_that_share_a_gpu_are_processes_of_one_task_and_end_one_by_one(shop
     until(lambda: squeue()[rows[0].job][0] == "FAILED", what="the task to fail in Slurm as well")
     assert [len(shop.starts(seed)) for seed in range(4)] == [1, 2, 2, 2]
     # All runs of a task: it is Slurm that ends it.
-    shop("launch", *shared[:-1], "seed=7,8", "train.steps=1000")
+    shop("launch", *shared[:-1], "seed=7,8", "train.steps=5000")
     shop.running(7, step=3)
     assert "cancelled 2 of 2" in shop("cancel", "seed=7,8")
     until(lambda: {shop.states()[7], shop.states()[8]} == {"stopped"}, what="the end")
@@ -117,7 +117,7 @@ def test_runs_that_share_a_gpu_are_processes_of_one_task_and_end_one_by_one(shop
 
 def test_usr2_reaches_all_runs_of_a_task_and_those_that_have_not_ended_go_on(shop):  # noqa: F811
     shop.stub({"sleep": 0.1, "save_every": 1000}, seed1={"fail": 3})
-    shop("launch", "cluster.gpus=1", "cluster.runs_per_gpu=3", "train.steps=60", "seed=0,1,2")
+    shop("launch", "cluster.gpus=1", "cluster.runs_per_gpu=3", "train.steps=150", "seed=0,1,2")
     job = shop.running(2, step=5).job
     until(lambda: shop.states()[1] == "failed", what="a failed run")
     subprocess.run(["scancel", "--signal=USR2", job], check=True)

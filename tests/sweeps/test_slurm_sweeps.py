@@ -109,7 +109,7 @@ def test_runs_of_one_array_fail_are_stopped_and_are_requeued_each_by_itself(shop
     shop.resources(signal_s=10)
     slow = {"sleep": 0.1, "save_every": 1000}
     shop.stub(slow, seed0={**slow, "deaf": True, "save_every": 5}, seed1={"fail": 7})
-    shop("launch", "train.steps=300")
+    shop("launch", "train.steps=600")
     jobs = {seed: shop.running(seed, step=12).job for seed in (0, 2, 3)}
     # The last task is the one whose raw id is the array's own: it must not requeue the others.
     for seed, name in ((0, "USR2"), (2, "TERM"), (3, "USR2")):
@@ -136,14 +136,14 @@ def test_runs_of_one_array_fail_are_stopped_and_are_requeued_each_by_itself(shop
     assert "not answered in time" in ends[0]["signal"]
     assert ends[3]["how"] == "requeued" and ends[3]["signal"] == "SIGUSR2"
     assert shop.starts(3)[1]["step"] == ends[3]["step"]
-    assert "1 of 4 failed" in shop("launch", "train.steps=300") and len(shop.sweep.batches()) == 1
+    assert "1 of 4 failed" in shop("launch", "train.steps=600") and len(shop.sweep.batches()) == 1
     shop("retry")
     shop.done(0, 1, 2, 3)
     assert len(shop.starts(1)) == 2
 
 
 def test_a_killed_run_is_failed_and_one_without_progress_is_given_up_until_a_retry(shop):
-    words = ["seed=0,1", "train.steps=200"]
+    words = ["seed=0,1", "train.steps=600"]
     shop.stub({"sleep": 0.05, "save_every": 5}, seed0={"sleep": 0.05, "stuck": True})
     shop("launch", *words)
     row = shop.running(1, step=12)

@@ -22,15 +22,15 @@ QUICK = [
 ]  # fmt: skip
 # What the other commands take.
 QUICK_COMMANDS = ["samples=20", "step=1", "rounds=1", "batch=2"]
-# One grid for each kind of stage, data set and method, and for each table and figure; all compose in other tests.
+# One grid for each kind of stage, data set and method; the tables of the others have tests of their own.
 GRIDS = [
-    "ablations", "bench", "evidence", "guidance", "high_res", "main_table", "masking", "one_two_routes",
+    "bench", "evidence", "guidance", "high_res", "main_table", "masking", "one_two_routes",
     "relative_absolute", "repa", "scan_order", "search_route", "selection_rate", "similarity", "sota", "study_jit",
     "study_objective", "text_to_image", "throughput", "tokens_256_1024",
 ]  # fmt: skip
 # Fewer cells where these do what others do.
 FEWER = {
-    "ablations": ["backbone=dit"], "evidence": ["backbone=dit"], "main_table": ["backbone=dit,mamba"],
+    "evidence": ["backbone=dit"], "main_table": ["backbone=dit,mamba"],
     "scan_order": ["backbone=mamba"], "study_objective": ["route=2-8"], "tokens_256_1024": ["backbone=dit"],
 }  # fmt: skip
 

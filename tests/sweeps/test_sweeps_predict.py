@@ -173,7 +173,7 @@ def test_published_pairs_are_predicted_without_training(tmp_path, monkeypatch, c
     out = capsys.readouterr().out
     assert "fitted at 3 steps, N = 1000 to 3000, 1 paired seed; m = 0.691" in out
     assert "left out, since a routed run ends above the dense loss there: N = 6000" in out
-    # docs/grids.md has this error.
+    # docs/predict.md has this error.
     assert "s*m at N = 3000 predicted 0.764, measured 0.865 (-11.7%)" in out
 
 

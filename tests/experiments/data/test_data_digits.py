@@ -45,7 +45,7 @@ def test_split_is_stratified_and_disjoint(digits):
     assert not any(tuple(r.flatten().tolist()) in rows for r in test.x)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(
     counts=st.lists(st.integers(10, 40), min_size=2, max_size=8),
     fraction=st.floats(0.2, 0.7),
@@ -83,7 +83,7 @@ def test_outside_the_split(digits):
         digits.batch(torch.tensor([0]), None, "validation")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 700), st.integers(0, 2**62), st.integers(0, 2**33))
 def test_order_is_a_permutation_of_every_epoch(size, seed, epoch):
     positions = torch.arange(size) + epoch * size

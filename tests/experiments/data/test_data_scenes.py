@@ -116,7 +116,7 @@ def test_captions_and_reading_them_are_inverses():
 
 def test_tokens_are_those_of_the_captions():
     for most in (1, 2, 3):
-        a = scenes(max_shapes=most).attributes(torch.arange(300))
+        a = scenes(max_shapes=most).attributes(torch.arange(1000))
         assert torch.equal(a.tokens(), words.tokenize(a.captions()))
 
 

@@ -166,20 +166,6 @@ def test_nothing_is_unpickled_that_is_not_the_published_file(tmp_path, monkeypat
     assert mark.exists()  # the bomb is one
 
 
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("SVHN", "test_32x32.mat"),
-        ("EMNIST", "EMNIST/raw/gzip.zip"),
-    ],
-)
-def test_a_file_that_was_cut_short_is_refused(tmp_path, monkeypatch, name, file):
-    write(tmp_path, name, monkeypatch)
-    (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:-1])
-    with pytest.raises(DataError, match=f"data.set={name}: .*{Path(file).name} is truncated"):
-        create(options(tmp_path, name))
-
-
 def test_what_is_missing_is_downloaded_and_said(tmp_path, server, monkeypatch, capsys):
     served, address = server
     write(tmp_path / "made", "CIFAR10", monkeypatch)

@@ -61,21 +61,8 @@ def folder(tmp_path, pictures):
 
 
 def arguments(source, out, vae, *more):
-    given = [
-        source,
-        out,
-        "--vae",
-        vae,
-        "--size",
-        SIZE,
-        "--shard",
-        3,
-        "--batch",
-        2,
-        "--device",
-        "cpu",
-    ]
-    return [str(word) for word in (*given, *more)]
+    options = ["--size", SIZE, "--shard", 3, "--batch", 2, "--device", "cpu"]
+    return [str(word) for word in (source, out, "--vae", vae, *options, *more)]
 
 
 def run(source, out, vae, *more):
@@ -654,14 +641,7 @@ def test_killed_for_real_under_torchrun_and_continued(folder, tmp_path, vae):
     one.wait()
     finished = len(list(out.glob("shard-*.json")))
     assert finished >= 2
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-    ]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     done = subprocess.run([*launch, script, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("7 images as moments") >= 1

@@ -80,16 +80,8 @@ def projections(values: torch.Tensor) -> list[float]:
 
 def wavy(family: str = "dit", **settings):
     """A small model whose weights come from no generator: cosines of their index, no gate at zero."""
-    settings = {
-        "num_classes": 5,
-        "in_channels": 2,
-        "input_size": 4,
-        "depth": 4,
-        "width": 32,
-        "heads": 2,
-        **settings,
-    }
-    model = create_model(family, "T/1", **settings)
+    shape = {"num_classes": 5, "in_channels": 2, "input_size": 4}
+    model = create_model(family, "T/1", **{**shape, "depth": 4, "width": 32, "heads": 2, **settings})
     with torch.no_grad():
         for number, weight in enumerate(model.parameters()):
             index = torch.arange(weight.numel(), dtype=torch.float64).reshape(weight.shape)

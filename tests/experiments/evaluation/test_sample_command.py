@@ -183,7 +183,6 @@ def test_text_model(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--classes", "12"], "10 classes, 0..9"),
         (["--classes", "cat"], "no class of that name"),
         (["--guidance", "autoguidance"], "guidance.checkpoint=RUN@STEP"),
         (["--guidance", "cfg", "guidance.sclae=2"], "did you mean scale"),
@@ -197,10 +196,8 @@ def test_text_model(tmp_path, capsys):
             "guidance.checkpoint=/no: /no does",
         ),
         (["--captions", "a cat"], "not conditioned on text"),
-        (["scale=3"], "type --scale 3"),
         (["--classes", "3,", "7"], "a list is one word, such as 3,7"),
         (["model.width=3"], "sampling can change sampler.KEY=VALUE"),
-        (["--step", "3"], "run folder"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_code_2(weights, tmp_path, capsys, arguments, says):
@@ -229,21 +226,12 @@ def test_a_run_without_what_guidance_needs(tmp_path, capsys):
 @pytest.mark.slow
 def test_help_needs_no_torch_and_the_script_runs_from_anywhere(weights, tmp_path):
     script = str(ROOT / "experiments" / "sample.py")
-    shown = subprocess.run(
-        [sys.executable, "-X", "importtime", script, "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
+    captured = {"capture_output": True, "text": True, "cwd": tmp_path}
+    shown = subprocess.run([sys.executable, "-X", "importtime", script, "--help"], **captured)
     assert "--guidance" in shown.stdout and "examples:" in shown.stdout
     assert " torch" not in shown.stderr
-    done = subprocess.run(
-        [sys.executable, script, str(weights), "--seeds", "0-1", "--device", "cpu", "--pngs", "0"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
+    words = ["--seeds=0-1", "--device=cpu", "--pngs=0"]
+    done = subprocess.run([sys.executable, script, str(weights), *words], **captured)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "samples/grid.png").exists() and not (tmp_path / "samples/png").exists()
 
@@ -277,25 +265,12 @@ def test_captions_from_a_file(tmp_path):
 @pytest.mark.slow
 def test_two_processes_share_the_work(weights, tmp_path):
     script = str(ROOT / "experiments" / "sample.py")
-    common = [
-        str(weights),
-        "--seeds",
-        "0-1100",
-        "--steps",
-        "1",
-        "--guidance",
-        "none",
-        "--pngs",
-        "0",
-    ]
+    common = [str(weights), "--seeds=0-1100", "--steps=1", "--guidance=none", "--pngs=0"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
     launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     for name, start in (("one", [sys.executable]), ("two", launch)):
-        done = subprocess.run(
-            [*start, script, *common, "--device", "cpu", "--out", str(tmp_path / name)],
-            capture_output=True,
-            text=True,
-        )
+        words = [*common, "--device=cpu", f"--out={tmp_path / name}"]
+        done = subprocess.run([*start, script, *words], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("ADM's evaluator") == 1
     with np.load(tmp_path / "one/samples.npz") as a, np.load(tmp_path / "two/samples.npz") as b:

@@ -85,21 +85,13 @@ def test_the_command_refuses_a_data_set_without_a_shipped_network(capsys):
 
 
 def test_the_command_trains_both_networks(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "experiments.evaluation.features.Recipe", lambda epochs: small_networks.Recipe(epochs=1)
-    )
-    monkeypatch.setattr(
-        "experiments.evaluation.features.CodeRecipe", lambda: small_networks.CodeRecipe(steps=2)
-    )
+    quick, quick_code = small_networks.Recipe(epochs=1), small_networks.CodeRecipe(steps=2)
+    monkeypatch.setattr("experiments.evaluation.features.Recipe", lambda epochs: quick)
+    monkeypatch.setattr("experiments.evaluation.features.CodeRecipe", lambda: quick_code)
     assert train_score_networks.main(["digits", "--out", str(tmp_path)]) == 0
-    assert sorted(path.stem for path in tmp_path.iterdir()) == [
-        "digits-autoencoder",
-        "digits-classifier",
-    ]
-    assert (
-        "digits-classifier: differs from the weights that come with the package"
-        in capsys.readouterr().out
-    )
+    networks = sorted(path.stem for path in tmp_path.iterdir())
+    assert networks == ["digits-autoencoder", "digits-classifier"]
+    assert "digits-classifier: differs from the weights" in capsys.readouterr().out
 
 
 @pytest.fixture
