@@ -13,8 +13,8 @@ from experiments.config.routes import check_guided, guided_route
 from experiments.config.schema import Config
 from experiments.data import registry
 from experiments.options.evaluation import PUBLISHED, options_for, plan_scores
-from experiments.options.roles import require
 from experiments.runtime.trackers import check_tracker
+from routing.errors import require
 
 
 def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
@@ -103,8 +103,9 @@ def _check_evaluation(config: Config, info: dict[str, Any]) -> None:
             )
     height, width = info["shape"][1:]
     # Only their autoencoder knows the size of the images behind latents.
+    fits = info["name"] == "latents" or (height, width) == (32, 32)
     require(
-        not networks_of_scenes or info["name"] == "latents" or (height, width) == (32, 32),
+        fits or not networks_of_scenes,
         f"{' and '.join(networks_of_scenes)}: expected data of 32x32 pixels such as data=scenes, "
         f"data={info['name']} has {height}x{width}",
     )

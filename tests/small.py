@@ -20,6 +20,7 @@ SMALL = (
     "train.log_every=2",
     "train.save_every=3",
     "train.sample_every=0",
+    "train.final_samples=false",
     "train.steps=6",
     "sampler.steps=2",
     "eval=none",

@@ -257,7 +257,7 @@ def places(tmp_path_factory):
     from experiments.training.session import train
 
     root = tmp_path_factory.mktemp("table")
-    run = train(small(root / "runs"), quiet=True)
+    run = train(small(root / "runs", "train.final_samples=true"), quiet=True)
     bad = root / "bad"
     (bad / "store").mkdir(parents=True)
     (bad / "store" / "manifest.json").write_text("{")

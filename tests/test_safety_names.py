@@ -23,8 +23,7 @@ from routing.errors import UserError
 # --- tars -----------------------------------------------------------------------------------------------
 
 ESCAPES = [
-    "../0.latent.npy", "../../etc/0.latent.npy", "/tmp/0.latent.npy", "a/../../0.latent.npy", "./../0.latent.npy",
-    "//0.latent.npy", "a/b/../../../0.latent.npy",
+    "../0.latent.npy", "/tmp/0.latent.npy", "a/../../0.latent.npy", "./../0.latent.npy", "//0.latent.npy",
 ]  # fmt: skip
 
 
@@ -38,8 +37,14 @@ def member(archive, name, kind, target):
     archive.addfile(info)
 
 
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-@pytest.mark.parametrize("name", [*ESCAPES, "../" + "a" * 150 + ".latent.npy"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        *((name, tarfile.GNU_FORMAT) for name in ESCAPES),
+        (ESCAPES[0], tarfile.USTAR_FORMAT),
+        ("../" + "a" * 150 + ".latent.npy", tarfile.PAX_FORMAT),
+    ],
+)
 def test_members_that_point_outside_are_refused(name, form, tmp_path):
     from experiments.data.latent_store import open_store
 
@@ -49,16 +54,13 @@ def test_members_that_point_outside_are_refused(name, form, tmp_path):
     content = npy(latents(1, side=2)[0])
     info.size = len(content)
     with tarfile.open(folder / "a.tar", "w", format=form) as archive:
-        try:
-            archive.addfile(info, io.BytesIO(content))
-        except ValueError:
-            pytest.skip("this format has no room for the name")
+        archive.addfile(info, io.BytesIO(content))
     with pytest.raises(UserError, match="points outside"):
         open_store(folder)
     assert tree(tmp_path) == ["data", "data/a.tar"]
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])  # fmt: skip
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE])
 def test_links_and_devices_are_refused(kind, tmp_path):
     from experiments.data.latent_store import open_store
 
@@ -174,7 +176,7 @@ def specials_left(text):
     return re.findall(r"[\\&%$#_{}~^]", _COMMANDS.sub("", text))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     st.text(alphabet=st.one_of(st.characters(), st.sampled_from("\\{}&%$#_^~\n\r")), max_size=40)
 )
@@ -218,8 +220,7 @@ def main(words):
 """
 
 
-@pytest.mark.parametrize("cluster", ["debug", "local"])
-def test_values_arrive_verbatim(cluster, tmp_path, monkeypatch):
+def test_values_arrive_verbatim(tmp_path, monkeypatch):
     from slurm_lab import until
 
     from sweeps import command as sweeps_command
@@ -231,7 +232,7 @@ def test_values_arrive_verbatim(cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     grid = tmp_path / "shell.py"
     grid.write_text(f'commands = {{"probe": "probe_entry:main"}}\ncommand, args, seeds = "probe", {VALUES!r}, [0]\n')
-    words = ["launch", str(grid), f"cluster={cluster}", f"paths.runs={tmp_path / 'runs'}"]
+    words = ["launch", str(grid), "cluster=local", f"paths.runs={tmp_path / 'runs'}"]
     assert sweeps_command.main(words) == 0
     until(lambda: len(list((tmp_path / "out").glob("*.json"))) == 1, what="the command")
     (arrived,) = (json.loads(p.read_text()) for p in (tmp_path / "out").glob("*.json"))
@@ -239,10 +240,7 @@ def test_values_arrive_verbatim(cluster, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("marker"))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["a;touch marker", "$(touch marker)", "`touch marker`", "a b", "a' 'b", "a&touch marker"],
-)
+@pytest.mark.parametrize("name", ["a;touch marker", "$(touch marker)", "a' 'b"])
 def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
     """The script that sbatch gets, run by a real shell with a stand-in for srun."""
     from sweeps.jobs import sbatch_script
@@ -270,10 +268,15 @@ def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
     assert any(str(sweep.logs) in words_of_one for words_of_one in words), words
 
 
-@pytest.mark.parametrize("key", ["partition", "account", "qos", "constraint", "exclude"])
 @pytest.mark.parametrize(
-    "value",
-    ["a;touch marker", "$(touch marker)", "`touch marker`", "a\n#SBATCH --wrap=x", "a'b", 'a"b'],
+    ("key", "value"),
+    [
+        ("partition", "a;touch marker"),
+        ("account", "$(touch marker)"),
+        ("qos", "`touch marker`"),
+        ("constraint", "a\n#SBATCH --wrap=x"),
+        ("exclude", "a'b"),
+    ],
 )
 def test_resources_take_no_characters_of_a_shell(key, value):
     from sweeps.plan import resources

@@ -194,20 +194,14 @@ def test_the_bombs_go_off_where_they_are_unpickled(tmp_path):
 
 
 @pytest.mark.parametrize("name", hostile.READERS)
-def test_a_valid_input_is_read(name, tmp_path):
-    one = hostile.READERS[name]
-    one.make(tmp_path)
-    one.read(tmp_path)
-
-
-@pytest.mark.parametrize("name", hostile.READERS)
 def test_pickles_are_refused(name, tmp_path):
     one, marker = hostile.READERS[name], tmp_path / "marker"
     folder = tmp_path / "files"
     folder.mkdir()
     one.make(folder)
+    one.read(folder)  # a valid input is read
     contents = {p: p.read_bytes() for p in hostile.damage_targets(folder, one.files)}
-    for path in contents:
+    for path in {path.name: path for path in contents}.values():  # one of each name
         for kind, content in hostile.pickles(marker).items():
             path.write_bytes(content)
             try:
@@ -223,7 +217,7 @@ def test_pickles_are_refused(name, tmp_path):
                 other.write_bytes(whole)
 
 
-@pytest.mark.parametrize("field", ["latent.npy", "latent", "cls", "latent.pyd", "latent.pickle"])
+@pytest.mark.parametrize("field", ["latent.npy", "cls", "latent.pickle"])
 def test_pickles_inside_of_tars_are_refused(field, tmp_path):
     import tarfile
 

@@ -7,13 +7,13 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from backbones.sizes import AlignOptions, parse_size
-from backbones.validation import validate_value
+from backbones.validation import OptionError, validate_value
 from experiments.config import groups
 from experiments.config.run_options import RunOptions
 from experiments.data.registry import describe
-from experiments.options.roles import require
 from experiments.options.training import ENCODERS, SELF_ENCODER
 from experiments.runtime.nested import flatten
+from routing.errors import require
 from routing.options import RoutingError
 from routing.schedule import ScheduleError
 
@@ -25,29 +25,30 @@ def check_combinations(options: RunOptions) -> None:
         UserError: One sentence with the key, its value and what was expected.
     """
     for key, value in flatten(options.to_dict()).items():
-        if isinstance(value, int):
-            require(abs(value) < 2**63, f"{key}={value}: expected an integer below 2^63")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise OptionError(f"{key}={value}: expected an integer below 2^63")
     for group in groups.REQUIRED_GROUPS:
         values = getattr(options, group)
-        require("name" in values, f"missing key {group}.name: choose one with {group}=NAME")
+        if "name" not in values:
+            raise OptionError(f"missing key {group}.name: choose one with {group}=NAME")
         if group == "backbone":
             groups.parse_backbone(values, options.size)
         else:
             groups.parse(group, values)
     for key, path in (("paths.runs", options.paths.runs), ("init", options.init)):
-        require(
-            path is None or path.strip(),
-            f"{key}= is empty: expected a folder, such as runs or runs/NAME",
-        )
+        if path is not None and not path.strip():
+            raise OptionError(f"{key}= is empty: expected a folder, such as runs or runs/NAME")
     _check_training(options)
     _, height, width = describe(options.data)["shape"]
     patch = parse_size(options.size).patch
     patches = [side for side in range(1, height + 1) if height % side == width % side == 0]
+    letter, closest = options.size.partition("/")[0], max(p for p in patches if p <= patch)
     require(
         patch in patches,
         f"size={options.size}: its patch of {patch} does not divide {height}x{width} "
         f"(data={options.data['name']}); expected a patch of {', '.join(map(str, patches))}, as in "
-        f"size={options.size.partition('/')[0]}/{max(p for p in patches if p <= max(patch, 1))}",
+        f"size={letter}/{closest}",
+        OptionError,
     )
     model = f"{options.backbone['name']}-{options.size}"
     try:
@@ -61,18 +62,21 @@ def check_combinations(options: RunOptions) -> None:
 
 def _check_training(options: RunOptions) -> None:
     train = options.train
+    graphs_of_drawn_routes = train.graphs is True and options.routing.random_end
     require(
-        train.graphs is not True or not options.routing.random_end,
+        not graphs_of_drawn_routes,
         "train.graphs=true records one step under a fixed route: expected routing.random_end=false",
+        OptionError,
     )
+    if train.residual == "bf16" and train.precision == "fp32":
+        raise OptionError("train.residual=bf16: expected train.precision=bf16 or auto as well")
+    has_decoder = options.backbone.get("decoder") is not None
+    maskdit_of_ddpm = has_decoder and options.objective["name"] == "ddpm"
     require(
-        train.residual != "bf16" or train.precision != "fp32",
-        "train.residual=bf16: expected train.precision=bf16 or auto as well",
-    )
-    require(
-        options.backbone.get("decoder") is None or options.objective["name"] != "ddpm",
+        not maskdit_of_ddpm,
         "backbone.decoder with objective=ddpm: expected objective=edm or flow, since MaskDiT "
         "reconstructs the denoised image, which is unstable at DDPM's noisiest steps",
+        OptionError,
     )
 
 
@@ -88,6 +92,7 @@ def _check_alignment(options: RunOptions) -> None:
         encoder != "none",
         f"backbone.align={align}: expected train.encoder to be one of "
         f"{', '.join((*ENCODERS, SELF_ENCODER))}",
+        OptionError,
     )
     block = align.get("block", AlignOptions.block)
     validate_value(block_of_model, block, "backbone.align.block")
@@ -97,4 +102,5 @@ def _check_alignment(options: RunOptions) -> None:
         channels == expected,
         f"backbone.align.channels={channels}: expected {expected}, the features of "
         f"train.encoder={encoder}",
+        OptionError,
     )

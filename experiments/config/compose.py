@@ -20,9 +20,9 @@ from experiments.config.removed_keys import without_removed_words
 from experiments.config.schema import Config
 from experiments.data.registry import OWN_PICTURES, describe, evaluation_preset, options_class
 from experiments.options.evaluation import EvalOptions
-from experiments.options.roles import ConfigError, config_defaults, require
+from experiments.options.roles import ConfigError, config_defaults
 from experiments.runtime.nested import flatten
-from routing.errors import suggest
+from routing.errors import require, suggest
 
 #: Keys whose values are groups of keys.
 SECTIONS = frozenset(("routing", "train", "paths"))
@@ -198,7 +198,7 @@ def _unknown_key(key: str, valid_keys: Sequence[str]) -> ConfigError:
     )
 
 
-# --- from what was typed to what Hydra takes ------------------------------------------------------
+# --- from the command line to Hydra's grammar -----------------------------------------------------
 
 
 def normalize(text: str) -> str:
@@ -216,7 +216,8 @@ def normalize(text: str) -> str:
         )
     key, value = text.split("=", 1)
     plain = key.lstrip("-+~")
-    require(plain == key, f"{key}={value}: expected {plain}={value}")
+    if plain != key:
+        raise ConfigError(f"{key}={value}: expected {plain}={value}")
     if key == "route":
         value = _normalize_route(value.strip("'\""))
     return quote(f"{key}={value}")
@@ -226,13 +227,11 @@ def _normalize_route(value: str) -> str:
     if value.startswith("["):
         return value
     with_point = re.sub(r"@(\d*),(?=\d)", r"@\1.", value)
-    require(
-        with_point == value, f"route={value}: expected a decimal point, as in route={with_point}"
-    )
-    joined = "+".join(part.strip() for part in value.split(","))
-    require(
-        "," not in value, f"route={value}: expected one route; two are joined as route='{joined}'"
-    )
+    if with_point != value:
+        raise ConfigError(f"route={value}: expected a decimal point, as in route={with_point}")
+    if "," in value:
+        joined = "+".join(part.strip() for part in value.split(","))
+        raise ConfigError(f"route={value}: expected one route; two are joined as route='{joined}'")
     # Quoted, because characters of a route have a meaning in Hydra's grammar.
     return "'" + value.replace("'", "") + "'"
 
@@ -267,6 +266,7 @@ def _check_single(key: str, value: str) -> None:
         _is_single(value),
         f"{key}={value}: expected one value; -m runs each of several, and a list is typed as "
         f"{key}=[{value}]",
+        ConfigError,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from backbones.cost import Cost, cost, features_macs
 from backbones.registry import model_config
-from backbones.sizes import parse_size
+from backbones.sizes import AlignOptions, parse_size
 from experiments.config.schema import Config
 from experiments.data.registry import describe
 from experiments.options.training import SELF_ENCODER
@@ -54,18 +54,18 @@ def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
 
 def learned_parts(config: Config) -> dict[str, Any]:
     """Return the arguments of what a variant adds: SPRINT's fusion, REPA's or SRA's projector."""
-    parts: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if config.routing.learned == "fuse":
-        parts["fuse"] = str(config.first_route)
+        arguments["fuse"] = str(config.first_route)
     if config.train.encoder != "none" and config.backbone.get("align") is None:
         width = int(config.backbone.get("width") or parse_size(config.size).width)
         # REPA aligns its eighth block of 24 or 28, and the fourth of 12.
-        parts["align"] = {
+        arguments["align"] = {
             "block": max(0, min(8, config.depth // 3) - 1),
             "channels": config.encoder_width,
             "hidden": min(2048, 4 * width),
         }
-    return parts
+    return arguments
 
 
 def run_cost(
@@ -136,10 +136,8 @@ def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str
         tokens += f" -> {' and '.join(inside)} in routed blocks"
         tokens += f" ({config.routing.selection} selection)"
     kernels = [f"kernel      {line}" for line in kernels]
-    if config.train.encoder == SELF_ENCODER:
-        kernels.append(
-            f"teacher     block {teacher_block(config)} of the EMA; its dense pass is in the MACs"
-        )
+    if config.train.encoder != "none":
+        kernels.append(_alignment_line(config))
     if config.train.loss == "ensemble" and (not route or config.routing.reinsert == "none"):
         kernels.append("loss        plain: no tokens skip and come back, for train.loss=ensemble")
     return [
@@ -149,3 +147,17 @@ def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str
         f"tokens      {tokens}",
         *kernels,
     ]
+
+
+def _alignment_line(config: Config) -> str:
+    """Return the line that describes the loss of REPA or SRA."""
+    align = config.backbone.get("align") or learned_parts(config)["align"]
+    block, weight = align.get("block", AlignOptions.block), config.train.align_weight
+    if config.train.encoder == SELF_ENCODER:
+        teacher = teacher_block(config)
+        return (
+            f"SRA         block {block} to block {teacher} of the EMA, weight {weight:g}; its "
+            "dense pass is in the MACs"
+        )
+    encoder = config.train.encoder
+    return f"REPA        block {block} to features of encoder {encoder!r}, weight {weight:g}"

@@ -13,7 +13,8 @@ from experiments.config import identity
 from experiments.config.combinations import check_combinations
 from experiments.config.removed_keys import without_removed
 from experiments.config.run_options import RunOptions
-from experiments.options.roles import require
+from experiments.options.roles import ConfigError
+from routing.errors import require
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,10 @@ class Config(RunOptions):
         require(
             self.train.batch % count == 0,
             f"train.batch={self.train.batch}: expected a multiple of the {count} processes",
+            ConfigError,
         )
-        require(
-            self.train.graphs is not True or on_gpu,
-            "train.graphs=true: expected a CUDA GPU, there is none here",
-        )
+        if self.train.graphs is True and not on_gpu:
+            raise ConfigError("train.graphs=true: expected a CUDA GPU, there is none here")
 
     def hashed(self) -> dict[str, Any]:
         """Return what the hash covers: all that decides what is learnt and how it is scored."""

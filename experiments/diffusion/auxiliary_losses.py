@@ -1,4 +1,4 @@
-"""Losses beside the objective's own: TREAD's first version, MaskDiT, REPA. Pure functions.
+"""Auxiliary losses: TREAD's first version, MaskDiT, REPA and SRA. Pure functions.
 
 Token masks are bool `(B, N)`, true for tokens that were *dropped* (routed or masked), N = H W in
 raster order; a grid is (H, W). Loss maps are those of `Objective.loss_map`, `(B, C, H p, W p)`,

@@ -247,7 +247,7 @@ def diffusion_coefficient(form: str, norm: float, time: float) -> float:
 
 
 class Ancestral(Sampler):
-    """DDPM's ancestral sampling on the objective's grid, learned variance where there is one."""
+    """DDPM's ancestral sampling on the objective's grid, with the learned variance if any."""
 
     options: DDPMSamplerOptions
 

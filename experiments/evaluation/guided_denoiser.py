@@ -52,7 +52,7 @@ class GuidedDenoiser:
         Returns:
             The combined estimate, with the variance that the first pass predicts.
         """
-        signals.answer()
+        signals.check()
         level = float(self.objective.level(torch.tensor(time, dtype=torch.float64)))
         passes = self.guidance.passes(progress_of(step, self.steps), level)
         images: list[Tensor] = []

@@ -232,8 +232,8 @@ class EvalOptions:
 
     def check_consistency(self) -> None:
         """Refuse an empty list of metrics."""
-        expected = f"expected some of {', '.join(METRICS)}"
-        require(self.metrics, f"eval.metrics=[]: {expected}", MetricError)
+        if not self.metrics:
+            raise MetricError(f"eval.metrics=[]: expected some of {', '.join(METRICS)}")
 
     def without_metrics(self, *names: str) -> EvalOptions:
         """Return these options without some metrics.
@@ -331,11 +331,11 @@ def _check_features_of(metric: str, features: Collection[str]) -> None:
     """Refuse a metric that none of these extractors can measure."""
     if WITHOUT_FEATURES.intersection(METRICS[metric].needs):
         return
-    suitable = ", ".join(name for name in FEATURES if measurable(metric, name))
+    suitable = [name for name in FEATURES if measurable(metric, name)]
     require(
-        any(measurable(metric, name) for name in features),
+        set(suitable).intersection(features),
         f"metric {metric} cannot be measured on features {', '.join(features) or 'none'}; "
-        f"use {suitable} or leave it out",
+        f"use {', '.join(suitable)} or leave it out",
         MetricError,
     )
 
@@ -353,9 +353,8 @@ def _check_data_of(
         missing = f"data=scenes, here are {images}"
     elif "train" in needs and (not data or sizes.get("train", 1) is None):
         missing = f"a finite set with a held-out split, here are {images}"
-    require(
-        not missing, f"metric {metric} needs {missing}; leave it out of the metrics", MetricError
-    )
+    if missing:
+        raise MetricError(f"metric {metric} needs {missing}; leave it out of the metrics")
 
 
 def _check_neighbours(options: EvalOptions, sizes: Mapping[str, int | None]) -> None:

@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from experiments.options.roles import ConfigError, Default, require
+from experiments.options.roles import ConfigError, Default
+from routing.errors import require
 from routing.options import OMITTED_AT_DEFAULT
 from routing.schedule import Schedule, ScheduleError
 
@@ -49,6 +50,7 @@ class GuidanceOptions:
         require(
             self.high is None or self.low < self.high,
             f"guidance.low={self.low}: expected a value below guidance.high={self.high}",
+            ConfigError,
         )
 
     def check_model(
@@ -87,11 +89,11 @@ class GuidanceOptions:
             )
         elif isinstance(self, PathDropOptions) and not fused:
             missing = "a model with SPRINT's fusion (routing.learned=fuse)"
-        require(not missing, f"guidance={self.name} needs {missing}")
+        if missing:
+            raise ConfigError(f"guidance={self.name} needs {missing}")
         guided = getattr(self, "channels", None) or 0
-        require(
-            guided <= channels, f"guidance.channels={guided}: expected at most {channels} or null"
-        )
+        if guided > channels:
+            raise ConfigError(f"guidance.channels={guided}: expected at most {channels} or null")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from experiments.options.roles import Default, parse_named, require
+from experiments.options.roles import ConfigError, Default, parse_named
+from routing.errors import require
 from routing.options import OMITTED_AT_DEFAULT
 
 SIGMA_DATA = "Standard deviation to which the data are scaled."
@@ -30,8 +31,9 @@ class ObjectiveOptions:
         """Refuse a sampler's number of steps, or its shift, that this objective cannot have."""
         require(
             shift == 1,
-            f"sampler.shift={shift}: expected 1 for objective={self.name}, which spaces its "
-            "own times; only objective=flow can shift them",
+            f"sampler.shift={shift}: expected 1 for objective={self.name}, which spaces its own "
+            "times; only objective=flow can shift them",
+            ConfigError,
         )
 
 
@@ -60,6 +62,7 @@ class EDMOptions(ObjectiveOptions):
             self.sigma_min < self.sigma_max,
             f"objective.sigma_min={self.sigma_min}: expected a value below "
             f"objective.sigma_max={self.sigma_max}",
+            ConfigError,
         )
 
 
@@ -145,6 +148,7 @@ class DDPMOptions(ObjectiveOptions):
             self.beta_start <= self.beta_end,
             f"objective.beta_start={self.beta_start}: expected at most "
             f"objective.beta_end={self.beta_end}",
+            ConfigError,
         )
 
     def check_times(self, steps: int, shift: float) -> None:
@@ -153,6 +157,7 @@ class DDPMOptions(ObjectiveOptions):
         require(
             steps <= self.steps,
             f"sampler.steps={steps}: expected at most objective.steps={self.steps}",
+            ConfigError,
         )
 
 
@@ -179,6 +184,7 @@ def check_same_network(source: str, theirs: Any, ours: Any) -> None:
     require(
         trained == expected,
         f"{source}: trained with objective {_words(trained)}, expected {_words(expected)}",
+        ConfigError,
     )
 
 

@@ -9,12 +9,10 @@ Types, ranges and comments are those of `backbones.validation`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 from backbones.validation import OptionError, check_choice, fields_of, validate
-from routing import errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +37,6 @@ class Default:
 
 ConfigError = OptionError
 
-#: Refuse options unless a condition holds: `require(condition, message)`.
-require = functools.partial(errors.require, error=ConfigError)
-
 
 def parse_named(registry: Mapping[str, type], group: str, value: Any) -> Any:
     """Return the options that a value stands for.
@@ -61,9 +56,8 @@ def parse_named(registry: Mapping[str, type], group: str, value: Any) -> Any:
         return value
     if isinstance(value, str):
         value = {"name": value}
-    require(
-        isinstance(value, Mapping), f"{group}={value}: expected a name, or a mapping with a name"
-    )
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{group}={value}: expected a name, or a mapping with a name")
     name = value.get("name", next(iter(registry)))
     check_choice(name, list(registry), group)
     return validate(registry[name], value, f"{group}.")

@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from experiments.options.roles import require
+from experiments.options.roles import ConfigError
+from routing.errors import require
 
 STEPS = "Intervals from noise to data."
 Steps = Annotated[int, Ge(1), Le(10**5), STEPS]
@@ -60,6 +61,7 @@ class ChurnOptions(SamplerOptions):
             self.churn_min <= self.churn_max,
             f"sampler.churn_min={self.churn_min}: expected at most "
             f"sampler.churn_max={self.churn_max}",
+            ConfigError,
         )
 
 
@@ -91,11 +93,11 @@ class SDEOptions(SamplerOptions):
             ("diffusion", self.diffusion, "sigma"),
             ("last", self.last, "euler"),
         ):
-            require(
-                objective == "flow" or value == default,
-                f"sampler.{key}={value}: expected {default} for objective={objective}; the "
-                "others are defined for objective=flow",
-            )
+            if objective != "flow" and value != default:
+                raise ConfigError(
+                    f"sampler.{key}={value}: expected {default} for objective={objective}; the "
+                    "others are defined for objective=flow"
+                )
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,9 @@ def verify(path: Path) -> str | None:
                 differing.append(name)
     except MALFORMED:
         return "manifest.json: not a manifest"
-    return f"{' and '.join(differing)}: not as manifest.json says" if differing else None
+    if differing:
+        return f"{' and '.join(differing)}: size or checksum differs from manifest.json"
+    return None
 
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:

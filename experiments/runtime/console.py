@@ -13,8 +13,8 @@ from typing import Any
 
 from experiments.runtime.process_group import process_group
 
-# Seconds between lines of progress without a terminal: a tenth of the elapsed time, in this range.
-# The log of a short run moves, that of a long one stays short.
+# Without a terminal, progress is printed after this many seconds without output: a tenth of the
+# elapsed time, in this range. The log of a short run moves, that of a long one stays short.
 PLAIN_EVERY_S = (2.0, 10.0)
 # Seconds between the checks whether such a line is due.
 _PLAIN_CHECK_S = 0.5
@@ -74,12 +74,14 @@ class Console:
         self._bar: Any = None
         self._open: list[Progress] = []  # the displays that are open, the innermost last
         self._printed_once: set[str] = set()
+        self.last_output = time.monotonic()
 
     def say(self, text: str = "", wrap: bool = True) -> None:
         """Print text above the progress bar; on a terminal no line is wider than it.
 
         Without `wrap` the terminal breaks long lines, so that a command can be copied.
         """
+        self.last_output = time.monotonic()
         if self.live and wrap:
             text = "\n".join(fit(line, self.rich.width) for line in text.split("\n"))
         self.rich.print(text, markup=False, soft_wrap=True)
@@ -113,19 +115,26 @@ class Console:
         table.width = self.rich.measure(table, options=unlimited).maximum
         self.rich.print(table, crop=False)
 
-    def progress(self, what: str, total: int | None = None, done: int = 0) -> Progress:
+    def progress(
+        self,
+        what: str,
+        total: int | None = None,
+        done: int = 0,
+        count: Callable[[], int] | None = None,
+    ) -> Progress:
         """Open a progress display for `total` steps, of which `done` are finished.
 
-        Without `total`, it shows the elapsed time alone.
+        Without `total`, it shows the elapsed time alone. `count`, in place of `done`, returns the
+        number of finished steps: the display calls it whenever it is drawn.
         """
-        return Progress(self, what, total, done)
+        return Progress(self, what, total, done if count is None else count(), count)
 
     def part_of(self, steps: int) -> Callable[[float], None]:
         """Return a function that shows which share of the next `steps` steps is done (0 to 1)."""
 
         def show(share: float) -> None:
             if self._open:
-                self._open[-1].show_part(share * steps)
+                self._open[-1].part = share * steps
 
         return show
 
@@ -136,25 +145,30 @@ def loading() -> Progress:
 
 
 class Progress:
-    """A bar on a terminal, otherwise a line every few seconds; both with elapsed time and ETA.
+    """A bar on a terminal, otherwise a line after some seconds of silence; both with time and ETA.
 
-    Used as a context manager; `update` is called after each step. A nested one adds a line to the
-    outer display while it is open. The time moves on between updates, so that a long step does not
-    look like a process that hangs.
+    Used as a context manager. A nested one adds a line to the outer display while it is open. Time
+    and `count` move on between calls of `update`, so that nothing looks like a process that hangs.
     """
 
-    def __init__(self, console: Console, what: str, total: int | None, done: int) -> None:
-        self.console, self.what, self.total = console, what, total
-        self.start = self.last_line = self._updated = time.monotonic()
+    def __init__(
+        self,
+        console: Console,
+        what: str,
+        total: int | None,
+        done: int,
+        count: Callable[[], int] | None,
+    ) -> None:
+        self.console, self.what, self.total, self.count = console, what, total, count
+        self.start = self._updated = time.monotonic()
         self.paused = 0.0  # seconds of sampling and scoring, which do not count for the rate
         # Seconds and steps between the last updates: an average since the start would include a
         # slow beginning until the end.
         self._recent: deque[tuple[float, int]] = deque(maxlen=AVERAGED_UPDATES)
         self._worked, self._done = 0.0, done
-        self._count = self._first_count = done  # steps that are shown as finished
-        self._first = True
+        self._first_count, self._first = done, True
         self._text, self._eta = "", 0.0  # of the last update
-        self.part = 0.0  # finished part of the steps since the last update, where that is known
+        self.part = 0.0  # what is finished beyond the last whole step, in steps, where known
         self._task: Any = None
         self._owns_bar = False
         self._closed = threading.Event()
@@ -179,6 +193,14 @@ class Progress:
         from rich.table import Column
         from rich.text import Text
 
+        class Bar(BarColumn):
+            """A bar of the steps, and parts of them, that are finished when it is drawn."""
+
+            def render(self, task: Any) -> Any:
+                display = task.fields["display"]
+                task.completed = display.finished_steps() + display.part
+                return super().render(task)
+
         class Status(ProgressColumn):
             """Count, text and times as they are when the bar is drawn."""
 
@@ -188,7 +210,7 @@ class Progress:
         bar = RichProgress(
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             # The colours of the terminal's own theme are legible on dark and on light.
-            BarColumn(None, style="dim", complete_style="green", finished_style="green"),
+            Bar(None, style="dim", complete_style="green", finished_style="green"),
             Status(Column(no_wrap=True, overflow="ellipsis")),
             console=self.console.rich,
             expand=True,
@@ -234,7 +256,6 @@ class Progress:
         remaining_steps = max(0, (self.total or done) - done)
         self._eta = self.seconds_per_step(done) * remaining_steps + pending
         self._updated, self._text, self.part = time.monotonic(), text, 0.0
-        self._show_count(done)
         if (
             self._task is None
             and not self.console.live
@@ -242,34 +263,25 @@ class Progress:
         ):
             self._print_line()
 
-    def advance(self, done: int) -> None:
-        """Show that `done` steps are finished, between two updates.
+    def finished_steps(self) -> int:
+        """Return the number of steps that are finished by now.
 
-        The rate is counted from the end of the first step, which builds and fills caches.
+        The rate is counted from the first look after the first step, which builds and fills caches.
         """
-        if self._count == self._first_count and not self._recent:
+        done = self._done if self.count is None else self.count()
+        if done > self._done == self._first_count and not self._recent:
             self._worked, self._done = time.monotonic() - self.start - self.paused, done
-        self._show_count(done)
-
-    def show_part(self, steps: float) -> None:
-        """Show that this much of the next steps is finished, such as 12.5 of 64 images."""
-        self.part = steps
-        if self._task is not None:
-            self.bar.update(self._task, completed=self._count + steps)
-
-    def _show_count(self, done: int) -> None:
-        self._count = done
-        if self._task is not None:
-            self.bar.update(self._task, completed=done)
+        return done
 
     def status(self) -> str:
         """Return the finished steps, the text of the last update, and `[elapsed<remaining]`."""
         now = time.monotonic()
         elapsed, eta = clock(now - self.start), self._eta - (now - self._updated)
-        share = min(1.0, (self._count + self.part) / (self.total or 1))
+        finished = self.finished_steps()
+        share = min(1.0, (finished + self.part) / (self.total or 1))
         if self.total is None:
             return f"{share:.0%}  [{elapsed}]" if 0 < share < 1 else f"[{elapsed}]"
-        count = f"{self._count}/{self.total}"
+        count = f"{finished}/{self.total}"
         if self.part:
             return f"{count}  {share:.0%}  [{elapsed}]"
         if self._updated == self.start:  # nothing is known of the rate
@@ -285,8 +297,8 @@ class Progress:
     def _line_is_due(self) -> bool:
         now = time.monotonic()
         least, most = PLAIN_EVERY_S
-        return now - self.last_line >= min(most, max(least, (now - self.start) / 10))
+        elapsed = now - self.start
+        return now - self.console.last_output >= min(most, max(least, elapsed / 10))
 
     def _print_line(self) -> None:
-        self.last_line = time.monotonic()
         self.console.say(f"{self.what} {self.status()}")

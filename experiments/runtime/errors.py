@@ -42,7 +42,7 @@ def print_error(error: object) -> None:
 
 
 def sentence(error: Exception) -> str | None:
-    """Return an error that users can fix as one sentence; None for what may be a bug of ours."""
+    """Return an error that users can fix as one sentence; None for what may be a bug."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
@@ -90,7 +90,7 @@ def _file_error_sentence(error: OSError) -> str | None:
         )
     if error.filename is None or error.errno is None:
         return None
-    # An unusable folder is the user's to fix. A missing file may be a bug of ours, except in these
+    # An unusable folder is the user's to fix. A missing file may be a bug, except in these
     # folders, where nothing can be created and the system reports the parent as missing.
     special = str(error.filename).startswith(("/proc/", "/sys/", "/dev/"))
     if error.errno == errno.ENOENT and not special:
@@ -126,5 +126,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if isinstance(error, ImportError):  # a library is loaded while memory is short
         return "failed to map segment" in str(error)
-    parts = ("out of memory", "can't allocate memory", "std::bad_alloc", "can't start new thread")
-    return isinstance(error, RuntimeError) and any(part in str(error) for part in parts)
+    phrases = (
+        "out of memory", "can't allocate memory", "std::bad_alloc", "can't start new thread",
+    )  # fmt: skip
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in phrases)

@@ -48,7 +48,7 @@ def locked(folder: Path, wait_s: float = 0.5) -> Iterator[None]:
         ) from error
     except (OSError, NotImplementedError) as error:
         if getattr(error, "filename", None):
-            raise  # the file itself cannot be opened, which the error says
+            raise  # the error names a file that cannot be opened
         reason = getattr(error, "strerror", None) or error
         raise LockedError(
             f"{folder} cannot be locked ({reason}), so two processes could write to it at once: "

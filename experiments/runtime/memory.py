@@ -105,10 +105,10 @@ def memory_line(cost: Cost, samples: int) -> str:
     """Predict the peak memory of a training step: on the GPU, or of the process on a CPU."""
     state = cost.training_bytes(0) / 2**30
     peak, process = cost.training_bytes(samples) / 2**30, PROCESS_BYTES / 2**30
-    parts = f"{state:.3g} GB of weights, gradients, moments and EMA, the rest activations"
+    rest = f"{state:.3g} GB of weights, gradients, moments and EMA, the rest activations"
     if visible_gpus():
-        return f"memory      about {peak:.3g} GB of the GPU at the peak: {parts}"
+        return f"memory      about {peak:.3g} GB of the GPU at the peak: {rest}"
     return (
         f"memory      about {peak + process:.3g} GB at the peak: {process:.3g} GB for Python, "
-        f"PyTorch and data, {parts}"
+        f"PyTorch and data, {rest}"
     )

@@ -18,18 +18,20 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
         """Refuse `--option=--`, of which argparse makes an empty list instead of a value."""
-        words = list(sys.argv[1:] if args is None else args)
-        for word in words:
-            option, equals, value = word.partition("=")
+        arguments = list(sys.argv[1:] if args is None else args)
+        for argument in arguments:
+            option, equals, value = argument.partition("=")
             if option.startswith("-") and equals and value == "--":
                 self.error(f"argument {option}: expected a value, not --")
-        return super().parse_known_args(words, namespace)
+        return super().parse_known_args(arguments, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raise `UserError` instead of printing the usage and exiting."""
-        unknown = message.partition("unrecognized arguments: ")[2].split()
-        if flags := [word.partition("=")[0] for word in unknown if word.startswith("-")]:
-            message += suggest(flags[0], self._option_string_actions)
+        for argument in message.partition("unrecognized arguments: ")[2].split():
+            if argument.startswith("-"):
+                flag = argument.partition("=")[0]
+                message += suggest(flag, self._option_string_actions)
+                break
         if choice := re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", message):
             message += suggest(choice[1], choice[2].replace("'", "").split(", "))
         problem, colon, names = message.partition("required: ")

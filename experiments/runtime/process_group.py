@@ -58,7 +58,7 @@ def process_group() -> ProcessGroup:
 
 
 def _check_host(name: str) -> None:
-    """Refuse the name of a host that nobody knows; torch would try it for minutes."""
+    """Refuse a host name that cannot be resolved; torch would retry it for minutes."""
     try:
         socket.getaddrinfo(name, None)
     except (OSError, UnicodeError):  # a label of more than 63 characters is no host name

@@ -26,7 +26,7 @@ def join(device: str | None = None) -> str | torch.device:
 
     check_accelerate_device()
     leave_at_exit()
-    # Unless told so, accelerate starts no process group without a GPU.
+    # Without a GPU, accelerate starts a process group only with cpu=True.
     return PartialState(cpu=device == "cpu" or not gpu).device
 
 

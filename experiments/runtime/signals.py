@@ -11,13 +11,13 @@ import signal
 from collections.abc import Iterator
 from types import FrameType, SimpleNamespace
 
-#: The signal that requested a stop; the process that handles signals; whether `answer` raises.
-NOW = SimpleNamespace(reason=None, pid=None, answers=False)
+#: The signal that requested a stop; the process that handles signals; whether `check` raises.
+STATE = SimpleNamespace(reason=None, pid=None, interruptible=False)
 NAMES = ("SIGINT", "SIGTERM", "SIGUSR2")
 
 
-class Asked(Exception):
-    """The signal `reason` requested a stop inside an `answered` block."""
+class StopRequested(Exception):
+    """The signal `reason` requested a stop inside an `interruptible` block."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason} requested a stop")
@@ -25,41 +25,41 @@ class Asked(Exception):
 
 
 @contextlib.contextmanager
-def answered(now: bool = True) -> Iterator[None]:
-    """Let `answer` raise inside the block, whose work can be repeated after a resume."""
-    previous, NOW.answers = NOW.answers, now
+def interruptible(enabled: bool = True) -> Iterator[None]:
+    """Let `check` raise inside the block, whose work can be repeated after a resume."""
+    previous, STATE.interruptible = STATE.interruptible, enabled
     try:
         yield
     finally:
-        NOW.answers = previous
+        STATE.interruptible = previous
 
 
-def answer() -> None:
-    """Raise `Asked` inside an `answered` block if a stop was requested; otherwise do nothing."""
-    if NOW.answers and NOW.reason is not None:
-        raise Asked(NOW.reason)
+def check() -> None:
+    """Raise `StopRequested` if a signal requested a stop inside an `interruptible` block."""
+    if STATE.interruptible and STATE.reason is not None:
+        raise StopRequested(STATE.reason)
 
 
 def requested() -> str | None:
     """Return the name of the signal that requested a stop, or None."""
-    return NOW.reason
+    return STATE.reason
 
 
 def request(reason: str) -> None:
     """Request a stop as a signal would."""
-    NOW.reason = reason
+    STATE.reason = reason
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    if os.getpid() != NOW.pid:
+    if os.getpid() != STATE.pid:
         # A forked worker inherited this handler; the parent got the signal too.
         return
     name = signal.Signals(number).name
-    if name == "SIGINT" and NOW.reason is not None:
+    if name == "SIGINT" and STATE.reason is not None:
         # A second Ctrl-C, or one after another signal, stops at once.
         raise KeyboardInterrupt
-    if NOW.reason is None:
-        NOW.reason = name
+    if STATE.reason is None:
+        STATE.reason = name
         if name == "SIGINT":
             message = "stopping after this step and a save; press Ctrl-C again to stop at once"
             os.write(2, f"\n{message}\n".encode())
@@ -72,10 +72,10 @@ def installed() -> Iterator[None]:
     A nested block leaves handlers and requests to the outer one: a signal that arrives between the
     two must not be lost.
     """
-    if NOW.pid == os.getpid():
+    if STATE.pid == os.getpid():
         yield
         return
-    NOW.reason, NOW.pid = None, os.getpid()
+    STATE.reason, STATE.pid = None, os.getpid()
     previous = {}
     for name in NAMES:
         if not hasattr(signal, name):
@@ -89,4 +89,4 @@ def installed() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-        NOW.pid = None
+        STATE.pid = None

@@ -21,7 +21,7 @@ def check_tracker(name: str) -> None:
 def open_tracker(
     name: str, folder: Path, run: str, config: Mapping[str, Any], accelerator: Any
 ) -> None:
-    """Start the tracker of a run beside its files."""
+    """Start the experiment tracker of a run."""
     if name == "none":
         return
     values = {}

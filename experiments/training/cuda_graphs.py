@@ -274,7 +274,7 @@ class GraphedTrainingStep(TrainingStep):
         try:
             self.graph.run()
         except RecordingError as error:
-            if self.distributed:  # DDP waits for the gradients of the recording for good
+            if self.distributed:  # DDP would wait forever for the gradients of the recording
                 raise UserError(
                     "train.graphs=true: this step of several processes cannot be recorded "
                     f"({error}); type train.graphs=false, which resumes the run without graphs"

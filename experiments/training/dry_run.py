@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import yaml
 
 from experiments.config.model import banner_lines, model_arguments, run_cost
@@ -24,20 +26,23 @@ def dry_run(config: Config) -> None:
     cost = run_cost(config, arguments)
     train = config.train
     model = None
-    if config.dry == "full":
+    precision: str = train.precision
+    if config.dry == "full" or precision == "auto":
         from experiments.training import timed_step  # imports torch
-
+    if config.dry == "full":
         model = timed_step.build(config, arguments)
-    shape = "x".join(str(size) for size in info["shape"])
+    if precision == "auto":
+        precision = f"precision auto ({timed_step.precision_here(config)} here)"
     samples = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
     state = "exists: it would be resumed, or has finished" if config.folder.exists() else "new"
     lines = [
         *banner_lines(config, cost, model.describe() if model else []),
-        f"trains      {train.steps} steps of {train.batch} on {info['name']} ({shape}, "
-        f"task {config.task}), {config.objective['name']}, lr {train.lr:g}, {train.precision}",
-        f"scores      eval={config.eval['name']}",
-        memory_line(cost, samples),
+        f"{_training_line(config, info)}, {precision}",
     ]
+    if train.optimizer == "muon":
+        rate = train.lr if train.muon_lr is None else train.muon_lr
+        lines.append(f"optimizer   Muon (lr {rate:g}) for linear layers in blocks, AdamW otherwise")
+    lines += [f"scores      eval={config.eval['name']}", memory_line(cost, samples)]
     if model is not None:
         lines.append(timed_step.time_line(config, model))
     else:
@@ -56,3 +61,16 @@ def dry_run(config: Config) -> None:
     check_fits(cost, 0 if on_gpu else least)
     if model is None:
         console.say("dry=full adds the whole configuration, the kernels and a timed step")
+
+
+def _training_line(config: Config, info: dict[str, Any]) -> str:
+    """Return steps, data, objective, learning rate and precision."""
+    train, objective = config.train, config.objective["name"]
+    prediction = config.objective.get("prediction", "v")
+    if prediction != "v":
+        objective += f" with {prediction}-prediction"
+    shape = "x".join(str(size) for size in info["shape"])
+    return (
+        f"trains      {train.steps} steps of {train.batch} on {info['name']} ({shape}, "
+        f"task {config.task}), {objective}, lr {train.lr:g}"
+    )

@@ -60,7 +60,7 @@ class Trainer:
         self.model.train()
         if self.dataset.reads_disk:
             self.step.start_prefetch()
-        with self.console.progress("step", total, state.step) as progress:
+        with self.console.progress("step", total, count=lambda: state.step) as progress:
             if self.evaluation.due():  # cut short by the end of an earlier process
                 self.evaluate(progress)
             while state.step < total:
@@ -70,7 +70,6 @@ class Trainer:
                 state.macs += routes.macs(route) * train.batch
                 state.step += 1
                 state.seconds += time.perf_counter() - start_time
-                progress.advance(state.step)
 
                 stop_reason = self.stop_requested()
                 is_last = state.step == total
@@ -87,7 +86,7 @@ class Trainer:
 
     def stop_requested(self) -> str | None:
         """Return the signal that any process received, the same on every process."""
-        reason = signals.NOW.reason
+        reason = signals.requested()
         if self.cpu_group is not None:
             names = ["", *signals.NAMES]
             code = torch.tensor(names.index(reason or ""))
@@ -108,9 +107,9 @@ class Trainer:
         start_time = time.monotonic()
         self.step.release()
         try:
-            with signals.answered(self.accelerator.num_processes == 1):
+            with signals.interruptible(self.accelerator.num_processes == 1):
                 self.evaluation.run_due()
-        except signals.Asked as signal:
+        except signals.StopRequested as signal:
             if not is_saved:
                 self.save()
             raise Interrupted(signal.reason, self.state.step) from None

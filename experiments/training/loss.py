@@ -1,4 +1,4 @@
-"""Reduce a loss map where tokens are dropped for good, or with one loss for each route."""
+"""Reduce a loss map with permanently dropped tokens, or with one loss for each route."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reduce_loss(
 ) -> Tensor:
     """Reduce a loss map `(B, C, H, W)`, accounting for dropped tokens.
 
-    Tokens dropped for good are not denoised: without a decoder they have no loss, with one they
+    Permanently dropped tokens are not denoised: without a decoder they have no loss, with one they
     are reconstructed (MaskDiT). The ensemble loss averages over the routes of the pass.
     """
     grid, patch = model.grid, model.size.patch

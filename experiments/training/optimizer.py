@@ -1,4 +1,4 @@
-"""The optimizer of a run: AdamW for every parameter, or Muon for the blocks' matrices beside it."""
+"""The optimizers of a run: AdamW, or Muon for the blocks' matrices and AdamW for the rest."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def record_precision(config: Config, precision: str) -> None:
 
 
 def slow_bf16(config: Config, device: torch.device) -> str | None:
-    """Return a warning where bf16 is asked of a CPU that only emulates it, else None."""
+    """Return a warning if the run trains in bf16 on a CPU that only emulates it, else None."""
     if config.train.precision == "bf16" and device.type == "cpu" and not has_bf16(device):
         return (
             "train.precision=bf16: this CPU has neither AVX512-BF16 nor AMX, so a step takes "

@@ -117,16 +117,16 @@ class Evaluation:
     def _macs(self) -> dict[str, float]:
         """Multiply-accumulates of each part of an evaluation, all of them dense passes."""
         model, config = self.state.model, self.config
-        own = SamplingPipeline.make(model, config).cost()
+        final = SamplingPipeline.make(model, config).cost()
         preview = SamplingPipeline.make(model, config, self._preview_sampler).cost()
         rows = self._picture_rows if self.dataset.can_decode else 0
-        scores = int(config.eval.get("samples", 0)) * own.macs
+        scores = int(config.eval.get("samples", 0)) * final.macs
         if "heldout_loss" in config.eval.get("metrics", ()):
             # A dense and a routed pass of each image, about as expensive.
-            scores += 2 * NOISY_INPUTS * own.macs / max(1, own.passes)
+            scores += 2 * NOISY_INPUTS * final.macs / max(1, final.passes)
         return {
             PREVIEW: PREVIEW_COLUMNS * rows * preview.macs,
-            FINAL: COLUMNS * rows * own.macs,
+            FINAL: COLUMNS * rows * final.macs,
             SCORES: scores,
         }
 

@@ -135,7 +135,7 @@ class TrainingStep:
             loss_map = self.objective.loss_map(output.sample, pair)
             if output.kept is None and train.loss == "plain":
                 loss = loss_map.mean()
-            else:  # tokens dropped for good (MaskDiT), or one loss per route
+            else:  # permanently dropped tokens (MaskDiT), or one loss per route
                 loss = reduce_loss(loss_map, output, pair, self.objective, model, train)
             if self.alignment is not None:
                 loss = loss + train.align_weight * self.alignment(
@@ -173,7 +173,7 @@ class TrainingStep:
     @torch.no_grad()
     def update_ema(self) -> None:
         """Move the EMA towards the weights."""
-        # Without no_grad autograd remembers every average of parameters: 25 KB a step, for good.
+        # Without no_grad the EMA would carry an autograd history that grows by 25 KB a step.
         torch._foreach_lerp_(self.state.ema, self.state.params, 1 - self.config.train.ema)
 
     def set_learning_rate(self) -> None:

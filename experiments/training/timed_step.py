@@ -1,4 +1,4 @@
-"""What `dry=full` adds: the model, built where it would train, and a timed step."""
+"""What the dry run tries out on this machine: the model, a timed step, the precision."""
 
 from __future__ import annotations
 
@@ -14,12 +14,23 @@ from experiments.data.registry import describe
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.runtime.console import clock
 from experiments.runtime.memory import out_of_memory
+from experiments.training.precision import resolve_precision
 from routing.rng import Draws
+
+
+def training_device() -> torch.device:
+    """Return the device on which a run would train here."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def precision_here(config: Config) -> str:
+    """Return what `train.precision=auto` becomes on this machine."""
+    return resolve_precision(config, training_device())
 
 
 def build(config: Config, arguments: dict[str, Any]) -> backbones.Backbone:
     """Build the model where it will train, since kernels are chosen by the device."""
-    model = backbones.create(**arguments).to("cuda" if torch.cuda.is_available() else "cpu")
+    model = backbones.create(**arguments).to(training_device())
     SamplingPipeline.make(model, config)
     return model
 
@@ -33,11 +44,12 @@ def time_line(config: Config, model: backbones.Backbone) -> str:
     x = torch.randn(samples, *describe(config.data)["shape"], device=device)
     t = torch.rand(samples, device=device)
     draws = Draws(config.seed, 0, torch.arange(samples), device=device)
+    precision = resolve_precision(config, model.positions.device)
     training_routes = TrainingRoutes(config)
     routing = training_routes.step_routing.on(training_routes.schedule.at(0.0), draws)
 
     def step() -> None:
-        with torch.autocast(device, torch.bfloat16, enabled=train.precision == "bf16"):
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
             loss = model(x, t, routing=routing).float().square().mean()
         loss.backward()
         loss.item()

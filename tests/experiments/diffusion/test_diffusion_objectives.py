@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +12,6 @@ from oracles import GAUSSIAN, MIXTURE, Oracle, loss_map
 from torch.distributions import Normal, kl_divergence
 
 from experiments.diffusion import create_objective
-from experiments.diffusion.objective import expand
 from experiments.options.guidance import GUIDANCE, rate_over_steps
 from experiments.options.objective import EDMOptions
 from experiments.options.roles import parse_named
@@ -270,25 +266,15 @@ def test_learned_variance_and_channels_must_agree():
         loss_map(path, zero, torch.zeros(1, 3, 2, 2), torch.zeros(1, 3, 2, 2), torch.zeros(1))
 
 
-def test_expand():
-    assert expand(torch.ones(3), torch.zeros(3, 2, 4, 4)).shape == (3, 1, 1, 1)
-
-
 @pytest.mark.parametrize(
     ("value", "says"),
     [
         ("emd", "did you mean edm"),
         ({"name": "edm", "sigma_mn": 1}, "did you mean sigma_min"),
         ({"name": "edm", "rho": -1}, "objective.rho=-1: expected a number > 0"),
-        ({"name": "edm", "rho": "seven"}, "objective.rho=seven: expected a number"),
         ({"name": "edm", "sigma_max": 0.001}, "expected a value below objective.sigma_max=0.001"),
-        ({"name": "flow", "times": "logit"}, "objective.times=logit: expected one of lognormal, uniform"),
         ({"name": "ddpm", "steps": 2.5}, "objective.steps=2.5: expected an integer >= 2"),
-        ({"name": "ddpm", "beta_end": 2}, "objective.beta_end=2: expected a number > 0 and < 1"),
-        ({"name": "ddpm", "beta_start": None}, "objective.beta_start=null: expected a number"),
-        ({"name": "edm", "p_mean": float("nan")}, "objective.p_mean=nan: expected a finite number"),
         ({"name": "edm", "sigma_max": float("inf")}, "objective.sigma_max=inf: expected a finite number"),
-        ({"name": "flow", "mean": None}, "objective.mean=null: expected a number"),
         ({"name": "flow", "reverse": "no"}, "objective.reverse=no: expected true or false"),
         (3, "objective=3: expected a name, or a mapping with a name"),
     ],
@@ -296,12 +282,6 @@ def test_expand():
 def test_wrong_options_say_what_to_type(value, says):
     with pytest.raises(UserError, match=says):
         create_objective(value)
-
-
-def test_options_import_no_torch():
-    code = "import experiments.options.objective, experiments.options.sampler, experiments.options.guidance, experiments.diffusion, sys; assert 'torch' not in sys.modules"
-    root = Path(__file__).parents[3]
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
 
 
 def test_options_come_from_hydra_too():

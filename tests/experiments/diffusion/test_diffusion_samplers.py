@@ -37,9 +37,8 @@ def draw(objective_name, sampler, data, n=N, **options):
 
 
 @pytest.mark.parametrize("sampler", STEPS)
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_gaussian_has_the_right_mean_and_covariance(objective, sampler):
-    x = draw(objective, sampler, GAUSSIAN)
+def test_gaussian_has_the_right_mean_and_covariance(sampler):
+    x = draw("flow", sampler, GAUSSIAN)
     error = GAUSSIAN.covariance.diagonal().sqrt() / math.sqrt(N)
     assert ((x.mean(0) - GAUSSIAN.mean).abs() < 4 * error).all()
     # A covariance estimate of a Gaussian has standard error at most sqrt(2 / N) of the variances.
@@ -47,7 +46,7 @@ def test_gaussian_has_the_right_mean_and_covariance(objective, sampler):
 
 
 @pytest.mark.parametrize("sampler", STEPS)
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", ["edm", "ddpm"])
 def test_mixture_has_the_right_weights(objective, sampler):
     x = draw(objective, sampler, MIXTURE)
     left = (x[:, 0] < -0.4).double()
@@ -60,32 +59,29 @@ def test_mixture_has_the_right_weights(objective, sampler):
         assert torch.allclose(x[inside].var(0), spread, rtol=0.25)
 
 
-@pytest.mark.parametrize(("eta", "sampler"), [(1.0, "ddim"), (0.5, "ddim")])
-def test_ddim_keeps_the_covariance_at_any_eta(eta, sampler):
-    x = draw("ddpm", sampler, GAUSSIAN, eta=eta)
+@pytest.mark.parametrize("eta", [0.5, 1.0])
+def test_ddim_keeps_the_covariance_at_any_eta(eta):
+    x = draw("ddpm", "ddim", GAUSSIAN, eta=eta)
     assert (x.T.cov() - GAUSSIAN.covariance).abs().max() < 5 * math.sqrt(2 / N) * 0.25
 
 
-@pytest.mark.parametrize("diffusion", SIT_FORMS)
-@pytest.mark.parametrize("strength", [0.5, 1.0])
-def test_sde_keeps_the_covariance_with_any_diffusion(diffusion, strength):
-    x = draw("flow", "sde", GAUSSIAN, diffusion=diffusion, strength=strength)
+@pytest.mark.parametrize("diffusion", ["constant", "SBDM"])
+def test_sde_keeps_the_covariance_with_any_diffusion(diffusion):
+    x = draw("flow", "sde", GAUSSIAN, diffusion=diffusion, strength=0.5)
     assert (x.T.cov() - GAUSSIAN.covariance).abs().max() < 5 * math.sqrt(2 / N) * 0.25
 
 
-@pytest.mark.parametrize("strength", [1.0, 4.0])
 @pytest.mark.parametrize("objective", ["edm", "ddpm"])
-def test_sde_of_few_steps_is_stable_near_the_data(objective, strength):
-    x = draw(objective, "sde", GAUSSIAN, strength=strength, steps=40)
+def test_sde_of_few_steps_is_stable_near_the_data(objective):
+    x = draw(objective, "sde", GAUSSIAN, strength=4.0, steps=40)
     assert (x.T.cov() - GAUSSIAN.covariance).abs().max() < 5 * math.sqrt(2 / N) * 0.25
 
 
-@pytest.mark.parametrize("norm", [1.0, 0.7])
 @pytest.mark.parametrize("last", ["mean", "tweedie", "euler"])
 @pytest.mark.parametrize("form", SIT_FORMS)
-def test_sde_is_sits_sampler(form, last, norm):
+def test_sde_is_sits_sampler(form, last):
     """SiT's `sample_sde` written out: s = 1 - t runs from noise to data, alpha = s, sigma = 1 - s."""
-    steps, last_size = 25, 0.04
+    steps, last_size, norm = 25, 0.04, 0.7
     generator = torch.Generator().manual_seed(0)
     first, *fresh = torch.randn(steps, 3, 2, 1, 1, generator=generator, dtype=torch.float64)
 
@@ -161,7 +157,7 @@ def exact_end(objective, walk, denoise, x):
     return denoise(middle, last, 0, 0).x0
 
 
-@pytest.mark.parametrize(("sampler", "order"), [("euler", 1), ("heun", 2), ("ddim", 1)])
+@pytest.mark.parametrize(("sampler", "order"), [("euler", 1), ("heun", 2)])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_order_of_convergence(objective, sampler, order):
     """On a mixture: on a single Gaussian an error term may cancel (the midpoint method then measures 3)."""
@@ -232,21 +228,6 @@ def test_churn_zero_is_heun_and_sde_without_noise_is_euler():
     assert torch.allclose(sde, draw("flow", "euler", MIXTURE, n=20), atol=1e-9)
 
 
-@pytest.mark.parametrize(("last", "weight"), [("mean", 1.5), ("euler", 0)])
-def test_the_last_sde_step_is_one_of_sit(last, weight):
-    # SiT counts s = 1 - t from noise to data: x + (v + w score) last_step_size, w = norm sigma.
-    flow = create_objective("flow")
-    options = {"name": "sde", "steps": 1, "strength": 1.5, "last": last}
-    walk = create_sampler({**options, "last_step": 0}, flow)
-    t, x = 0.04, torch.randn(3, 2, 1, 1, dtype=torch.float64)
-    x0 = torch.tanh(x)
-    walk.times = [t, 0.0]
-    found = walk.step(lambda *_: Prediction(x0), x, 0, None)
-    velocity = (x0 - x) / t  # of s: from noise to data
-    score = ((1 - t) * velocity - x) / t
-    assert torch.allclose(found, x + (velocity + weight * t * score) * t)
-
-
 def test_shift_spends_steps_on_noise():
     flow = create_objective("flow")
     plain, moved = (create_sampler({"name": "euler", "shift": s}, flow).times for s in (1, 3))
@@ -262,14 +243,9 @@ def test_shift_spends_steps_on_noise():
         ("edm", {"name": "heun", "shift": 2}, "sampler.shift=2.0: expected 1 for objective=edm"),
         ("ddpm", {"name": "ddim", "steps": 1001}, "sampler.steps=1001: expected at most objective.steps=1000"),
         ("edm", {"name": "huen"}, "did you mean heun?"),
-        ("edm", {"name": "heun", "stpes": 3}, "did you mean steps?"),
         ("edm", {"name": "heun", "steps": 0}, "sampler.steps=0: expected an integer >= 1"),
-        ("edm", {"name": "heun", "steps": "many"}, "sampler.steps=many: expected an integer"),
         ("edm", {"name": "ddim", "eta": 2}, "sampler.eta=2: expected a number >= 0 and <= 1"),
         ("flow", {"name": "sde", "diffusion": "sigm"}, "did you mean sigma?"),
-        ("flow", {"name": "sde", "last_step": 1}, "sampler.last_step=1: expected a number >= 0 and < 1"),
-        ("flow", {"name": "sde", "last": "Mean"}, "sampler.last=Mean: expected one of euler, mean"),
-        ("flow", {"name": "sde", "diffusion": "increasing"}, "did you mean"),
         (
             "edm",
             {"name": "sde", "diffusion": "decreasing"},

@@ -181,17 +181,6 @@ def test_weights_of_another_prediction_are_refused():
         check_same_network("RUN", {"name": "flow"}, {"name": "flow", "noise_scale": 2.0})
 
 
-def test_new_options_leave_the_names_of_older_runs():
-    plain = load(["objective=flow", "data=digits"])
-    words = ("objective.prediction=v", "objective.noise_scale=1", "objective.clamp=0.05")
-    assert (
-        load(["objective=flow", "data=digits", *words, "backbone.bottleneck=null"]).name
-        == plain.name
-    )
-    for word in ("objective.prediction=x", "objective.noise_scale=2", "backbone.bottleneck=8"):
-        assert load(["objective=flow", "data=digits", word]).hash != plain.hash
-
-
 def test_a_bottleneck_is_two_linear_layers_and_is_counted():
     options = {"num_classes": 3, "in_channels": 3, "input_size": 8}
     model = backbones.create("lightningdit", "T/4", depth=1, bottleneck=5, **options)

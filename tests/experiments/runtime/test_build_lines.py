@@ -9,7 +9,7 @@ import torch
 from small import overrides, small
 
 from backbones.ops import native
-from experiments import bench, components, evaluate, run, sample
+from experiments import bench, components, run, sample
 from experiments.evaluation import trained_model
 
 LINE = "building the CPU kernels, once for this machine ..."
@@ -42,7 +42,7 @@ def no_library_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-@pytest.mark.parametrize("name", ["run", "sample", "evaluate", "bench"])
+@pytest.mark.parametrize("name", ["run", "sample", "bench"])
 def test_the_build_of_the_kernels_is_shown(
     name: str,
     weights: Path,
@@ -52,12 +52,11 @@ def test_the_build_of_the_kernels_is_shown(
 ) -> None:
     out = str(tmp_path / "out")
     commands = {
-        "run": (run.main, overrides(tmp_path, "train.steps=1", "backbone=mamba")),
+        "run": (run.main, overrides(tmp_path, "train.steps=1", "sampler.steps=1")),
         "sample": (sample.main, [str(weights), "--seeds", "0", "--out", out]),
-        "evaluate": (evaluate.main, [str(weights), "--metrics", "accuracy", "--out", out]),
         "bench": (bench.main, [
             "size=T/2", "tokens=16", "depth=4", "route=1-2", "batch=2", "rounds=1", "block_tokens=16",
-            "device=cpu", "parts=loop", f"out={out}.json",
+            "backbone=dit", "device=cpu", "parts=blocks", f"out={out}.json",
         ]),
     }  # fmt: skip
     command, words = commands[name]

@@ -13,13 +13,9 @@ from experiments.runtime.process_group import MPI_SIZES, REQUIRED, ProcessGroup,
 from routing.errors import UserError
 
 TORCHRUN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+SECOND_OF_TWO = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", **TORCHRUN}
 COMMANDS = {
     "run": ["experiments/run.py", "dry=true"],
-    "sample": ["experiments/sample.py", "nowhere"],
-    "evaluate": ["experiments/evaluate.py", "nowhere"],
-    "export": ["experiments/export.py", "nowhere", "out.safetensors"],
-    "prepare": ["experiments/prepare.py", "nowhere", "out"],
-    "bench": ["experiments/bench.py", "backbone=dit"],
     "sweeps": ["-m", "sweeps", "list"],
     "analysis": ["-m", "analysis", "table", "nowhere"],
 }
@@ -64,40 +60,18 @@ def test_consistent_environments(monkeypatch, environment, group):
         ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 without RANK, LOCAL_RANK"),
         ({"RANK": "3"}, "RANK=3 with WORLD_SIZE not set"),
         ({"LOCAL_RANK": "0"}, "LOCAL_RANK=0 without RANK, WORLD_SIZE"),
-        ({"LOCAL_RANK": "3"}, "LOCAL_RANK=3 with WORLD_SIZE not set"),
         ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE='' .expected a whole number, 1 or more"),
-        ({"RANK": ""}, "RANK='' .expected a whole number, 0 or more"),
-        ({"RANK": "a"}, "RANK='a'"),
         ({"RANK": "-1"}, "RANK='-1'"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
-        ({"WORLD_SIZE": "2.0"}, "WORLD_SIZE='2.0'"),
         ({"WORLD_SIZE": "9" * 5000}, "WORLD_SIZE='999"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2 without LOCAL_RANK, MASTER_ADDR"),
         ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0", **TORCHRUN}, "RANK=2 with WORLD"),
-        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "2", **TORCHRUN}, "LOCAL_RANK=2 with"),
+        ({**SECOND_OF_TWO, "LOCAL_RANK": "2"}, "LOCAL_RANK=2 with"),
         (
-            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", **TORCHRUN, "MASTER_PORT": "x"},
+            {**SECOND_OF_TWO, "MASTER_PORT": "x"},
             "MASTER_PORT='x' .expected a whole number, 1 to 65535",
         ),
         (
-            {
-                "RANK": "1",
-                "WORLD_SIZE": "2",
-                "LOCAL_RANK": "1",
-                **TORCHRUN,
-                "MASTER_ADDR": "nohost.invalid",
-            },
+            {**SECOND_OF_TWO, "MASTER_ADDR": "nohost.invalid"},
             "MASTER_ADDR='nohost.invalid' .expected the name or address of a host",
-        ),
-        (
-            {
-                "RANK": "1",
-                "WORLD_SIZE": "2",
-                "LOCAL_RANK": "1",
-                **TORCHRUN,
-                "MASTER_ADDR": "x" * 70,
-            },
-            "MASTER_ADDR='xxx",
         ),
         ({"LOCAL_WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE=2 with WORLD_SIZE not set"),
         ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4 .from MPI or srun."),

@@ -19,7 +19,6 @@ from small import command, overrides
 
 from experiments.runtime.console import Console
 from experiments.runtime.errors import print_error
-from sweeps.status.run_status import STATES
 
 LEGIBLE = {"0", "1", "2", "3", "31", "32", "35"}  # plain, bold, dim, italic, red, green, magenta
 
@@ -121,10 +120,6 @@ def test_the_colours_of_a_run_show_on_dark_and_light(tmp_path):
     assert "done already" in again and not re.search(r"\x1b\[[0-9;]*(3[1-7]|38)", again)
 
 
-def test_the_status_of_a_sweep_is_legible_too():
-    assert set(" ".join(STATES.values()).split()) <= {"green", "red", "magenta", "bold", "dim"}
-
-
 def test_lines_break_between_words_on_a_terminal_and_nowhere_else(capsys):
     console = Console()
     line = "kernel  one two three four /a/path/that/no/line/of/so/few/columns/holds and more"
@@ -182,31 +177,25 @@ def test_the_time_left_follows_the_last_steps_and_survives_a_return_to_earlier_o
         assert bar.seconds_per_step(done) == pytest.approx(0.1)
 
 
-def test_the_title_of_a_table_is_whole_whatever_the_tables_width(capsys):
-    name = "dit-T4-mnist_2-8_s0-656b00e3, step 3000"
-    Console().table(name, [["loss", "1"]], ["score", "value"])
-    assert name in capsys.readouterr().out.splitlines()
-
-
 def test_a_display_inside_another_shares_it():
     """An evaluation shows its own progress on a terminal, where the run's line stands still."""
     console = Console()
     console.live = True
     with console.progress("step", 10) as outer, console.progress("sample", 4) as inner:
         inner.update(2)
-        shown = {task.description: task.completed for task in console._bar.tasks}
+        tasks = console._bar.tasks
+        shown = {task.description: task.fields["display"].finished_steps() for task in tasks}
         assert shown == {"step": 0, "sample": 2} and inner.bar is outer.bar
     assert console._bar is None
 
 
 def test_the_first_step_does_not_count_for_the_time_left(monkeypatch):
-    now = [0.0]
+    now, finished = [0.0], 0
     monkeypatch.setattr("experiments.runtime.console.time.monotonic", lambda: now[0])
-    bar = Console(quiet=True).progress("step", 3000)
+    bar = Console(quiet=True).progress("step", 3000, count=lambda: finished)
     now[0] = 60.0  # compilation
-    for done in range(1, 51):
-        bar.advance(done)
-        assert bar.status() == f"{done}/3000  [1:{int(now[0]) - 60:02d}]"
+    for finished in range(1, 51):
+        assert bar.status() == f"{finished}/3000  [1:{int(now[0]) - 60:02d}]"
         now[0] += 0.1
     now[0] -= 0.1
     bar.update(50, "loss 1")
@@ -252,10 +241,10 @@ def test_lines_of_a_log_thin_out(monkeypatch, elapsed, interval):
     now = [0.0]
     monkeypatch.setattr("experiments.runtime.console.time.monotonic", lambda: now[0])
     bar = Console(quiet=True).progress("step", 10)
-    bar.last_line = elapsed - interval + 0.1
+    bar.console.last_output = elapsed - interval + 0.1
     now[0] = float(elapsed)
     assert not bar._line_is_due()
-    bar.last_line = elapsed - interval - 0.1
+    bar.console.last_output = elapsed - interval - 0.1
     assert bar._line_is_due()
 
 

@@ -6,9 +6,7 @@ import json
 
 import pytest
 import torch
-from small import ROOT, overrides, small
-from small import run as run_command
-from test_train_distributed import losses, torchrun
+from small import ROOT, small
 
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.trained_model import load_model
@@ -74,12 +72,24 @@ def test_the_page_has_every_method_and_guidance():
     assert {words[0].partition("=")[2] for words, _ in GUIDANCE.values()} == set(GUIDANCE_OPTIONS)
 
 
+def combinations() -> list[tuple[str, str, str]]:
+    """Every pair of backbone and tokens and of tokens and addition, in a run each."""
+    runs = []
+    for row, tokens in enumerate(TOKENS):
+        for column, added in enumerate(ADDED):
+            runs.append((BACKBONES[(row + column) % len(BACKBONES)], tokens, added))
+    return runs
+
+
+def test_the_page_refuses_nothing_that_is_not_tried():
+    assert all(all(verdicts.values()) for _, verdicts in [*TOKENS.values(), *ADDED.values()])
+    pairs = {(backbone, tokens) for backbone, tokens, _ in combinations()}
+    assert len(pairs) == len(BACKBONES) * len(TOKENS)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("added", ADDED)
-@pytest.mark.parametrize("tokens", TOKENS)
-@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize(("backbone", "tokens", "added"), combinations())
 def test_a_combination_trains(backbone, tokens, added, tmp_path):
-    assert TOKENS[tokens][1][backbone] and ADDED[added][1][tokens], "the page says no here"
     config, run = two_steps(tmp_path, f"backbone={backbone}", *TOKENS[tokens][0], *ADDED[added][0])
     summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "done" and summary["step"] == 2 and summary["skipped"] == 0
@@ -109,16 +119,10 @@ def test_everything_that_adds_up_trains_together(backbone, tmp_path):
     sample(config, run, ["guidance=interval", "guidance.high=9.0"])
 
 
-def test_jit_trains_routed_and_samples(tmp_path):
-    config, run = two_steps(tmp_path, "experiment=jit", "route=1-2")
-    assert config.backbone["name"] == "lightningdit"
-    sample(config, run, ["guidance=cfg"])
-
-
 CLASS_TOKENS = ("route=1-2", "backbone.context_tokens=4", "train.encoder=ema", "train.align_loss=smooth_l1")
 
 
-@pytest.mark.parametrize("backbone", ["lightningdit", "mamba", "rwkv"])
+@pytest.mark.parametrize("backbone", ["lightningdit", "mamba"])
 def test_class_tokens_train_routed_and_sample(backbone, tmp_path):
     """With SRA's other loss, micro-batches and bf16; guidance drops the class in them too."""
     words = ["experiment=jit", f"backbone={backbone}", *CLASS_TOKENS]
@@ -129,17 +133,5 @@ def test_class_tokens_train_routed_and_sample(backbone, tmp_path):
 
 
 def test_class_tokens_without_classes_are_one_sentence(tmp_path):
-    result = run_command(*overrides(tmp_path, "task=none", "backbone.context_tokens=4"))
-    assert result.returncode == 2
-    error = "context_tokens=4: expected 0 in a model without classes"
-    assert error in result.stderr and "Traceback" not in result.stderr
-
-
-@pytest.mark.slow
-def test_two_ranks_learn_what_one_learns_with_x_prediction(tmp_path):
-    words = ("experiment=jit", "route=1-2", "sampler.steps=2")
-    one = run_command(*overrides(tmp_path / "one", *words))
-    two = torchrun(*overrides(tmp_path / "two", *words))
-    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
-    for (a, _), (b, _) in zip(losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True):
-        assert a == pytest.approx(b, rel=1e-5)
+    with pytest.raises(UserError, match="context_tokens=4: expected 0 in a model without classes"):
+        train(small(tmp_path, "task=none", "backbone.context_tokens=4"), quiet=True)

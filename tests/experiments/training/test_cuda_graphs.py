@@ -4,12 +4,10 @@ Off the GPU "replaying" runs the recorded body again: on the same buffers, with 
 """
 
 import contextlib
-import traceback
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from experiments.components import make_accelerator
 from experiments.config.compose import load
@@ -28,7 +26,7 @@ from experiments.training.optimizer import move_rates
 from experiments.training.step import TrainingStep
 from routing.errors import UserError
 
-TINY = ["data=digits", "backbone.depth=4", "train.batch=8", "train.steps=12", "train.warmup=3", "train.schedule=cosine"]
+TINY = ["data=digits", "backbone.depth=4", "train.batch=8", "backbone.width=32", "train.steps=12", "train.warmup=3", "train.schedule=cosine"]
 
 
 def built(words, graphs, say=print):
@@ -65,13 +63,11 @@ CASES = {
     "routed, then dense": ["backbone=dit", "route=1-2", "routing.off_after=0.5"],
     "mamba, unsorted": ["backbone=mamba", "route=1-2", "routing.selection=unsorted"],
     "muon": ["backbone=rwkv", "route=1-2", "train.optimizer=muon", "train.weight_decay=0.1"],
-    "x-prediction and SRA": ["experiment=jit", "backbone=mamba", "route=1-2", "train.encoder=ema", "train.ema=0.9"],
     "class tokens and SRA's smooth L1": [
         "experiment=jit", "route=1-2", "train.encoder=ema", "train.ema=0.9", "train.align_loss=smooth_l1",
         "backbone.context_tokens=4", "backbone.context_start=2",
     ],
     "three micro-batches": ["backbone=dit", "route=1-2", "train.micro_batch=3", "routing.shared=true"],
-    "rwkv, shared": ["backbone=rwkv", "route=1-2", "routing.shared=true"],
 }
 
 
@@ -86,41 +82,6 @@ def test_a_replay_learns_what_the_step_learns(words, stand_in):
     for a, b in zip(plain.state.params + plain.state.ema, graphed.state.params + graphed.state.ema, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(plain.state.tally.values, graphed.state.tally.values, rtol=1e-4, atol=1e-6)
-
-
-class HostReads(TorchDispatchMode):
-    """Collects the operations whose result the host waits for: a graph cannot record them.
-
-    Those of `check_ids` do not count: it looks at the values of ids on a CPU only.
-    """
-
-    NAMES = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "bincount"})
-
-    def __init__(self):
-        super().__init__()
-        self.operations = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        # A value read by index with a mask looks for the places where it is true.
-        masked = name == "index" and any(m is not None and m.dtype == torch.bool for m in args[1])
-        if (name in self.NAMES or masked) and "check_ids" not in {f.name for f in traceback.extract_stack()}:
-            self.operations.append(name)
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("words", CASES.values(), ids=CASES)
-def test_the_host_waits_for_nothing_in_a_recorded_step(words, stand_in):
-    take_steps(built(words, True), EAGER + 1)
-    with HostReads() as reads:
-        stand_in[0]()
-    assert reads.operations == []
-
-
-def test_host_reads_are_noticed():
-    with HostReads() as reads:
-        bool(torch.ones(1)[torch.ones(1) > 0])
-    assert reads.operations == ["index", "_local_scalar_dense"]
 
 
 def test_a_graph_goes_on_after_going_back_to_a_checkpoint(tmp_path, stand_in):
@@ -187,17 +148,6 @@ def test_an_evaluation_between_replays_changes_nothing(stand_in):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_at_most_one_graph_is_held(stand_in):
-    step = built(["route=1-2/0.5:none", "train.steps=12"], True)
-    graphs = []
-    for _ in range(12):
-        take_steps(step, 1)
-        if not graphs or graphs[-1] is not step.graph:
-            graphs.append(step.graph)
-    assert [graph.route is None for graph in graphs] == [False, True]
-    assert [graph.eager_steps_left for graph in graphs] == [0, 0] and len(stand_in) == 2
-
-
 def test_a_step_that_cannot_be_recorded_runs_without_and_says_so_once(monkeypatch, stand_in):
     lines = []
     plain, graphed = built(CASES["dense"], False), built(CASES["dense"], True, lines.append)
@@ -247,15 +197,11 @@ def test_the_error_of_a_step_itself_is_not_taken_for_a_failed_recording(monkeypa
     ("device", "processes", "words", "is_graphed", "line"),
     [
         ("cpu", 1, [], False, None),
-        ("cpu", 2, [], False, None),
-        ("mps", 1, [], False, None),
         ("cuda", 1, [], True, None),
-        ("cuda", 1, ["train.micro_batch=auto"], True, None),
         ("cuda", 1, ["route=1-2/0.5:none"], True, None),
         ("cuda", 1, ["train.graphs=false"], False, None),
         ("cuda", 2, [], False, "2 processes"),
         ("cuda", 2, ["train.graphs=true"], True, "not been tested on several GPUs"),
-        ("cuda", 2, ["train.graphs=false"], False, None),
         ("cuda", 1, ["route=1-2", "routing.random_end=true"], False, "routing.random_end=true"),
         ("cuda", 1, ["route=1-2", "routing.schedule=linear:1:0"], False, "more than 8 routes"),
         ("cuda", 1, ["route=1-2", "routing.schedule=linear:1:0", "train.graphs=true"], False, "more than 8 routes"),
@@ -287,8 +233,7 @@ def test_routes_of_a_schedule_are_counted():
     assert reason_against(load([*TINY, "route=1-2"]), 1) is None
 
 
-def test_graphs_are_automatic_at_every_scale_and_not_hashed():
-    for words in ([], ["scale=small"], ["scale=paper"]):
-        config = load(words)
-        assert config.train.graphs == "auto"
-        assert {load([*words, f"train.graphs={value}"]).hash for value in ("true", "false", "auto")} == {config.hash}
+def test_graphs_are_automatic_and_not_hashed():
+    config = load(TINY)
+    assert config.train.graphs == "auto"
+    assert load([*TINY, "train.graphs=true"]).hash == load([*TINY, "train.graphs=false"]).hash == config.hash

@@ -77,8 +77,6 @@ def test_two_ranks_with_graphs_learn_what_they_learn_without(words, tmp_path):
         (["train.graphs=true"], True, 2, "3", "3"),  # what a user has set stays
         (["train.graphs=true"], True, 1, None, None),
         ([], True, 2, None, None),
-        (["train.graphs=false"], True, 2, None, None),
-        ([], False, 2, None, None),
     ],
 )
 def test_nccl_handles_errors_as_pytorch_asks_before_the_group_exists(

@@ -6,8 +6,7 @@ import pytest
 import torch
 from resuming import assert_resumes_bit_for_bit
 from safetensors.torch import load_file
-from small import overrides, run, small
-from test_train_distributed import losses, torchrun
+from small import small
 from test_train_loop import make_run
 from torch import nn
 
@@ -17,7 +16,6 @@ from experiments.runtime import run_folder
 from experiments.training.optimizer import Muon, muon_parameters
 from routing.errors import UserError
 
-FAMILIES = ("dit", "mamba", "rwkv")
 MUON = ("route=1-2", "train.optimizer=muon", "train.muon_lr=0.003")
 
 
@@ -87,7 +85,7 @@ def test_a_bad_step_changes_neither_weights_nor_momentum():
         assert all(torch.isfinite(values).all() for values in trained)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "rwkv7", "lightningdit"])
+@pytest.mark.parametrize("family", ["dit", "mamba", "rwkv"])
 def test_the_matrices_of_the_blocks_and_nothing_else(family):
     model = backbones.create(
         family, "T/1", depth=2, num_classes=3, input_size=8, fuse="0-1", align={"block": 0}
@@ -125,41 +123,11 @@ def test_both_rates_follow_the_warm_up_and_the_schedule(tmp_path):
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_resumed_run_is_the_same_bit_for_bit(family, tmp_path):
-    words = [
-        f"backbone={family}",
-        *MUON,
-        "train.steps=6",
-        "train.save_every=3",
-        "train.micro_batch=4",
-    ]
+def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path):
+    words = ["backbone=mamba", *MUON, "train.micro_batch=4"]
     straight = assert_resumes_bit_for_bit(tmp_path, words)
     saved = load_file(run_folder.step_folder(straight.folder, 6) / "state.safetensors")
     assert any(key.startswith("optim.momentum_buffer.stack.blocks.") for key in saved)
-
-
-def test_micro_batches_and_bf16_train(tmp_path):
-    losses = []
-    for words in ([], ["train.micro_batch=4"], ["train.precision=bf16"]):
-        loop = make_run(small(tmp_path, *MUON, *words))
-        for _ in range(4):
-            loop.step.run()
-            loop.state.step += 1
-        assert loop.state.tally.finite_steps == 4
-        losses.append(float(loop.state.tally.loss))
-        assert all(parameter.dtype == torch.float32 for parameter in loop.state.params)
-    assert losses[1] == pytest.approx(losses[0], rel=1e-3)  # sums round differently, then bfloat16
-    assert losses[2] == pytest.approx(losses[0], rel=0.02)
-
-
-@pytest.mark.slow
-def test_two_ranks_learn_what_one_learns(tmp_path):
-    one = run(*overrides(tmp_path / "one", *MUON))
-    two = torchrun(*overrides(tmp_path / "two", *MUON))
-    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
-    for (a, _), (b, _) in zip(losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True):
-        assert a == pytest.approx(b, rel=1e-3)
 
 
 def test_names_of_older_runs_stay_and_a_rate_without_muon_is_refused(tmp_path):

@@ -31,12 +31,6 @@ def steps(folder):
     return [step for step, _ in run_folder.listed(folder)]
 
 
-def test_newest_is_read_back(tmp_path):
-    write(tmp_path, 5)
-    tensors, state = checkpoint_files.read(checkpoint_files.newest(tmp_path))
-    assert state == {"step": 5} and torch.equal(tensors["model.w"], torch.full((3,), 5.0))
-
-
 def test_last_k_and_every_n_are_kept(tmp_path):
     for step in range(1, 9):
         write(tmp_path, step, keep=2, keep_every=3)
@@ -71,16 +65,14 @@ def test_a_kill_while_a_checkpoint_is_replaced_leaves_the_one_or_the_other(done,
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
+@pytest.mark.parametrize("damage", ["flip", "remove", "manifest"])
 def test_a_damaged_checkpoint_is_set_aside_with_a_message_and_the_one_before_taken(
     tmp_path, damage
 ):
     write(tmp_path, 1)
     path = write(tmp_path, 2)
     target = path / "state.safetensors"
-    if damage == "truncate":
-        os.truncate(target, target.stat().st_size - 4)
-    elif damage == "flip":
+    if damage == "flip":
         data = bytearray(target.read_bytes())
         data[-1] ^= 1
         target.write_bytes(data)
@@ -156,48 +148,21 @@ def test_load_model_says_what_is_there(tmp_path):
             call()
 
 
-def test_damaged_or_foreign_weights_are_refused(tmp_path):
-    from safetensors.torch import save_file
-
-    folder = train(small(tmp_path), quiet=True)
-    path = folder / "model.safetensors"
-    os.truncate(path, 1000)
-    with pytest.raises(CheckpointError, match="not a whole safetensors"):
-        trained_model.load_model(path)
-    save_file({"w": torch.zeros(2)}, path)
-    with pytest.raises(CheckpointError, match="no tread-suite/1 metadata"):
-        trained_model.load_model(path)
-    save_file(
-        {"w": torch.zeros(2)},
-        path,
-        {"format": "tread-suite/1", "config": "{", "model": "{}", "data": "{}", "step": "1"},
-    )
-    with pytest.raises(CheckpointError, match="metadata .* damaged"):
-        trained_model.load_model(path)
-    config = json.dumps(small(tmp_path).to_dict())
-    save_file(
-        {"w": torch.zeros(2)},
-        path,
-        {"format": "tread-suite/1", "config": config, "model": "{}", "data": "{}", "step": "1"},
-    )
-    with pytest.raises(CheckpointError, match="does not fit its own description"):
-        trained_model.load_model(path)
-
-
-@pytest.mark.parametrize("group_mask", [0o022, 0o002, 0o077])
-def test_the_files_of_a_checkpoint_follow_the_umask(tmp_path, group_mask):
-    before = os.umask(group_mask)
+def test_the_files_of_a_checkpoint_follow_the_umask(tmp_path):
+    before = os.umask(0o027)
     try:
         path = write(tmp_path, 1)
         save_tensors(tmp_path / "weights.safetensors", {"w": torch.zeros(2)})
     finally:
         os.umask(before)
     for file in (*path.iterdir(), tmp_path / "weights.safetensors"):
-        assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~group_mask, file
+        assert stat.S_IMODE(file.stat().st_mode) == 0o640, file
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "state.json", "state.safetensors"])
-@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.EACCES])
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("manifest.json", errno.ESTALE), ("state.json", errno.EIO), ("state.safetensors", errno.EACCES)],
+)
 def test_a_checkpoint_that_cannot_be_read_is_left_alone(tmp_path, monkeypatch, name, code):
     """One failed read (ESTALE on NFS, another user's private file) says nothing of the contents."""
     write(tmp_path, 1)
@@ -233,21 +198,7 @@ def test_a_folder_of_checkpoints_that_cannot_be_listed_is_not_a_new_run(tmp_path
     assert run_folder.saved_step(tmp_path) == 0  # a report goes on with the other runs
 
 
-def test_the_only_copy_stays_where_its_name_cannot_be_given_back(tmp_path, monkeypatch):
-    path = write(tmp_path, 3)
-    path.rename(path.with_name(f"{path.name}.old"))
-
-    def failing(*names):
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(names[0]))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_files.os, "replace", failing)
-        with pytest.raises(CheckpointError, match="cannot be read or moved"):
-            checkpoint_files.newest(tmp_path)
-    assert checkpoint_files.newest(tmp_path) == path
-
-
-@pytest.mark.parametrize("part", ["tensors", "state", "a list as state"])
+@pytest.mark.parametrize("part", ["tensors", "a list as state"])
 def test_a_checkpoint_that_lacks_what_the_run_saves_is_one_sentence(part, tmp_path):
     """Its manifest fits: written by another version, or edited."""
     config = small(tmp_path)
@@ -255,7 +206,7 @@ def test_a_checkpoint_that_lacks_what_the_run_saves_is_one_sentence(part, tmp_pa
     if part == "tensors":
         save_tensors(path / "state.safetensors", {"x": torch.zeros(2)})
     else:
-        (path / "state.json").write_text("[]" if "list" in part else "{}")
+        (path / "state.json").write_text("[]")
     manifest = {"format": checkpoint_files.FORMAT, "files": checkpoint_files.describe_files(path)}
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="step-00000006 does not hold what this run saves"):

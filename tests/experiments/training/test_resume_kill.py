@@ -16,8 +16,10 @@ from small import command, overrides, run
 from experiments.runtime import records
 
 # Saves, pictures and scores often, so that kills land in the middle of each of them too.
-BUSY = ("route=1-2", "train.steps=24", "train.save_every=2", "train.sample_every=4", "train.log_every=1", "eval=digits",
-        "eval.every=8", "eval.samples=80", "eval.batch=40", "eval.metrics=[fd,accuracy]")  # fmt: skip
+BUSY = (
+    "route=1-2", "train.steps=24", "train.save_every=2", "train.sample_every=4", "train.final_samples=true",
+    "train.log_every=1", "eval=digits", "eval.every=8", "eval.samples=80", "eval.batch=40", "eval.metrics=[fd,accuracy]",
+)  # fmt: skip
 
 
 def arguments(runs: Path, cache: Path, backbone: str) -> list[str]:
@@ -108,9 +110,8 @@ def disturbed_equals_undisturbed(tmp_path: Path, backbone: str, kills: int, seed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backbone", ["mamba"])
-def test_five_kills(backbone, tmp_path):
-    disturbed_equals_undisturbed(tmp_path, backbone, kills=5, seed=1)
+def test_three_kills(tmp_path):
+    disturbed_equals_undisturbed(tmp_path, "mamba", kills=3, seed=1)
 
 
 @pytest.mark.soak
@@ -120,36 +121,21 @@ def test_fifty_kills(backbone, tmp_path):
 
 
 @pytest.mark.slow
-def test_sigint_saves_says_how_to_go_on_and_exits_130(tmp_path):
-    call = command(*overrides(tmp_path, "train.steps=100000", "train.save_every=100000"))
-    process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_a_second_process_is_refused_and_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+    words = overrides(tmp_path, "train.steps=100000", "train.save_every=100000")
+    process = subprocess.Popen(
+        command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     while not alive_in(tmp_path, process.pid):
         time.sleep(0.05)
-    time.sleep(1)
+    second = run(*words)
+    assert second.returncode == 2 and len(second.stderr.strip().splitlines()) == 1
+    assert f"process {process.pid} on" in second.stderr
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "saved step" in errors and "run the same command again to resume" in errors
-    status = json.loads((folder_of(tmp_path) / "status.json").read_text())
+    folder = folder_of(tmp_path)
+    status = json.loads((folder / "status.json").read_text())
     assert status["status"] == "stopped" and status["step"] > 0
-    assert (
-        folder_of(tmp_path) / "checkpoints" / f"step-{status['step']:08d}" / "manifest.json"
-    ).is_file()
-
-
-@pytest.mark.slow
-def test_a_second_process_on_the_same_folder_is_refused(tmp_path):
-    call = overrides(tmp_path, "train.steps=100000")
-    process = subprocess.Popen(command(*call), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while not alive_in(tmp_path, process.pid):
-            time.sleep(0.05)
-        second = run(*call)
-        assert second.returncode == 2
-        assert (
-            f"process {process.pid} on" in second.stderr
-            and len(second.stderr.strip().splitlines()) == 1
-        )
-    finally:
-        process.kill()
-        process.wait()
+    assert (folder / "checkpoints" / f"step-{status['step']:08d}" / "manifest.json").is_file()

@@ -32,7 +32,7 @@ from experiments.training.step import TrainingStep
 from experiments.training.summary import read_summary
 from routing.errors import UserError
 
-BACKBONES = ("dit", "mamba", "rwkv")
+FINAL = "train.final_samples=true"  # which `small` leaves out
 
 
 def make_run(config):
@@ -47,9 +47,8 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-@pytest.mark.parametrize("backbone", BACKBONES)
-def test_a_run_leaves_the_files_it_promises(backbone, tmp_path):
-    config = small(tmp_path, f"backbone={backbone}", "route=1-2", "train.sample_every=3")
+def test_a_run_leaves_the_files_it_promises(tmp_path):
+    config = small(tmp_path, "backbone=mamba", "route=1-2", "train.sample_every=3", FINAL)
     folder = train(config, quiet=True)
     assert folder == config.folder
     for name in ("config.yaml", "env.json", "metrics.jsonl", "summary.json", "status.json", "model.safetensors",
@@ -80,7 +79,7 @@ def test_the_same_command_again_says_done_and_more_steps_go_on(tmp_path):
 
 
 def test_fewer_steps_than_are_saved_end_with_pictures_and_scores_of_the_step_there_is(tmp_path):
-    words = ("train.save_every=2", "eval=digits", "eval.samples=20", "eval.metrics=[heldout_loss]")
+    words = (FINAL, "train.save_every=2", "eval=digits", "eval.samples=20", "eval.metrics=[heldout_loss]")
     config = small(tmp_path, *words, "train.steps=5")
     train(config, quiet=True)
     for name in ("summary.json", "scores.jsonl", "samples/final.png"):
@@ -93,14 +92,14 @@ def test_fewer_steps_than_are_saved_end_with_pictures_and_scores_of_the_step_the
 
 def test_a_run_without_final_samples_is_the_same_run_and_draws_nothing(tmp_path, capsys):
     config = small(tmp_path, "train.final_samples=false")
-    assert config.name == small(tmp_path).name
+    assert config.name == small(tmp_path, FINAL).name
     folder = train(config)
     printed = capsys.readouterr().out
     assert "samples " not in printed and "weights " in printed
     assert read_summary(folder)["step"] == 6
     assert not (folder / "samples").exists() and not (folder / "progress.gif").exists()
     assert train(config, quiet=True) == folder  # finished, though there are no samples
-    train(small(tmp_path, "train.steps=7"), quiet=True)
+    train(small(tmp_path, FINAL, "train.steps=7"), quiet=True)
     assert (folder / "samples" / "final.png").is_file()
     # Those of fewer steps do not stay.
     train(small(tmp_path, "train.steps=8", "train.final_samples=false"), quiet=True)
@@ -111,7 +110,7 @@ def test_a_run_without_final_samples_is_the_same_run_and_draws_nothing(tmp_path,
 def test_pictures_of_fewer_steps_are_made_anew_after_a_kill_between_two_of_more(
     tmp_path, monkeypatch
 ):
-    folder = train(small(tmp_path), quiet=True)
+    folder = train(small(tmp_path, FINAL), quiet=True)
     names = ("samples/final.png", "progress.gif")
     before = [(folder / name).read_bytes() for name in names]
 
@@ -122,8 +121,8 @@ def test_pictures_of_fewer_steps_are_made_anew_after_a_kill_between_two_of_more(
 
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
         killed.setattr("experiments.training.run_evaluation.save_png", kill)
-        train(small(tmp_path, "train.steps=9"), quiet=True)
-    train(small(tmp_path, "train.steps=9"), quiet=True)
+        train(small(tmp_path, FINAL, "train.steps=9"), quiet=True)
+    train(small(tmp_path, FINAL, "train.steps=9"), quiet=True)
     assert (folder / "samples" / "step-00000009.png").is_file()
     for name, old in zip(names, before, strict=True):
         assert (folder / name).read_bytes() != old, name
@@ -143,15 +142,6 @@ def test_more_steps_that_are_refused_leave_a_finished_run_as_it_was(tmp_path, mo
     assert [(folder / name).read_bytes() for name in names] == before
 
 
-def test_micro_batches_change_nothing_but_rounding(tmp_path):
-    whole = train(small(tmp_path / "a", "route=1-2"), quiet=True)
-    parts = train(small(tmp_path / "b", "route=1-2", "train.micro_batch=3"), quiet=True)
-    a, b = (records.read_jsonl(f / "metrics.jsonl") for f in (whole, parts))
-    for x, y in zip(a, b, strict=True):
-        assert x["loss"] == pytest.approx(y["loss"], rel=1e-5)
-        assert x["grad_norm"] == pytest.approx(y["grad_norm"], rel=1e-4)
-
-
 def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, monkeypatch, capsys):
     config = small(tmp_path, "train.micro_batch=auto")
     assert make_run(config).step.micro_batch_size == 8
@@ -162,26 +152,6 @@ def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, m
     assert (
         "micro-batch 2: the largest that fits; 8 samples are accumulated" in capsys.readouterr().out
     )
-
-
-def test_what_a_model_too_large_is_advised_is_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.components.check_fits", lambda *_: None)
-    monkeypatch.setattr(memory, "available_memory", lambda: 0)
-    with pytest.raises(memory.MemoryLimit, match="routing.checkpoint=") as caught:
-        make_run(small(tmp_path, "train.micro_batch=auto"))
-    assert small(tmp_path, re.search(r"routing\.checkpoint=\w+", str(caught.value))[0])
-
-
-def test_out_of_memory_names_the_value_to_type(tmp_path, monkeypatch):
-    def fail(self, rows, batch=None):
-        raise RuntimeError(
-            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"
-        )
-
-    monkeypatch.setattr(TrainingStep, "loss", fail)
-    with pytest.raises(ValueError, match=r"train\.micro_batch=4 .*micro_batch=auto"):
-        train(small(tmp_path), quiet=True)
-    assert json.loads((small(tmp_path).folder / "status.json").read_text())["status"] == "failed"
 
 
 def test_random_numbers_of_a_sample_depend_on_seed_step_and_index_alone(tmp_path):
@@ -244,7 +214,7 @@ def test_a_spike_is_seen_above_the_least_loss_there_is(encoder, losses, spikes, 
 def test_the_time_left_counts_previews_a_final_picture_and_scores(tmp_path):
     """By hand: 10 classes, 4 previews a class by 5 Euler steps, 8 final pictures a class, 40 scored samples."""
     run = make_run(
-        small(tmp_path, "train.steps=30", "train.sample_every=10", "eval=digits", "eval.every=15",
+        small(tmp_path, FINAL, "train.steps=30", "train.sample_every=10", "eval=digits", "eval.every=15",
               "eval.samples=40", "eval.metrics=[fd,heldout_loss]", "sampler=heun", "sampler.steps=5",
               "guidance=none", "backbone=mamba", "route=1-2")
     )  # fmt: skip
@@ -290,72 +260,31 @@ def test_data_that_are_not_finite_are_named_and_not_the_learning_rate(tmp_path):
     assert "train.lr" not in str(caught.value)
 
 
-def test_roll_back_goes_on_with_other_numbers(tmp_path, monkeypatch):
-    honest = TrainingStep.loss
-
-    def poison(self, rows, batch=None):
-        return honest(self, rows) * (
-            float("nan") if self.state.rollbacks == 0 and self.state.step >= 4 else 1.0
-        )
-
-    monkeypatch.setattr(TrainingStep, "loss", poison)
-    config = small(
-        tmp_path,
-        "train.steps=12",
-        "train.max_bad_steps=2",
-        "train.rollback=1",
-        "train.save_every=4",
-    )
-    train(config, quiet=True)
-    summary = json.loads((config.folder / "summary.json").read_text())
-    assert summary["step"] == 12
-    steps = [line["step"] for line in records.read_jsonl(config.folder / "metrics.jsonl")]
-    assert steps == sorted(set(steps)), "lines of the branch that was given up are gone"
-
-
 @pytest.mark.parametrize("keep", [1, 9])
-def test_roll_back_goes_to_before_the_first_bad_step(keep, tmp_path, monkeypatch):
-    honest, went = TrainingStep.loss, []
+def test_roll_back_goes_to_before_the_first_bad_step_with_other_numbers(keep, tmp_path, monkeypatch):
+    honest, taken = TrainingStep.loss, []
 
     def poison(self, rows, batch=None):
-        went.append((self.state.rollbacks, self.state.step))
-        return honest(self, rows) * (
-            float("nan") if self.state.rollbacks == 0 and self.state.step >= 3 else 1.0
-        )
-
-    monkeypatch.setattr(TrainingStep, "loss", poison)
-    config = small(
-        tmp_path,
-        "train.steps=9",
-        "train.max_bad_steps=2",
-        "train.rollback=1",
-        "train.save_every=1",
-        f"train.keep={keep}",
-    )
-    train(config, quiet=True)
-    # Steps 3 to 5 (counted from 0) were bad and saved as 4 to 6; step 3 is the last before them.
-    assert (1, 3) in went and (1, 2) not in went
-    assert json.loads((config.folder / "summary.json").read_text())["skipped"] == 0
-
-
-def test_roll_back_keeps_the_count_of_what_was_skipped_before(tmp_path, monkeypatch):
-    honest = TrainingStep.loss
-
-    def poison(self, rows, batch=None):
+        taken.append((self.state.rollbacks, self.state.step))
         bad = self.state.step == 1 or (self.state.rollbacks == 0 and self.state.step >= 4)
         return honest(self, rows) * (float("nan") if bad else 1.0)
 
     monkeypatch.setattr(TrainingStep, "loss", poison)
-    words = ("train.steps=9", "train.max_bad_steps=2", "train.rollback=1", "train.save_every=1")
-    config = small(tmp_path, *words, "train.keep=9")
+    words = ["train.max_bad_steps=2", "train.rollback=1", "train.save_every=1", f"train.keep={keep}"]
+    config = small(tmp_path, "train.steps=9", *words)
     train(config, quiet=True)
-    assert json.loads((config.folder / "summary.json").read_text())["skipped"] == 1
+    # Steps 4 to 6 (counted from 0) were bad and saved as 5 to 7; step 4 is the last before them.
+    assert (1, 4) in taken and (1, 3) not in taken
+    summary = json.loads((config.folder / "summary.json").read_text())
+    assert (summary["step"], summary["skipped"]) == (9, 1), "the bad step before stays counted"
+    steps = [line["step"] for line in records.read_jsonl(config.folder / "metrics.jsonl")]
+    assert steps == sorted(set(steps)), "the abandoned branch leaves no lines"
 
 
 def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_path, monkeypatch):
     from experiments.evaluation.guided_denoiser import GuidedDenoiser
 
-    words = ("train.steps=6", "train.save_every=100", "train.sample_every=4", "train.log_every=1")
+    words = (FINAL, "train.save_every=100", "train.sample_every=4", "train.log_every=1")
     straight = train(small(tmp_path / "a", *words), quiet=True)
     config, honest = small(tmp_path / "b", *words), GuidedDenoiser.__call__
 
@@ -394,8 +323,9 @@ def test_ctrl_c_twice_leaves_a_run_that_was_stopped_and_has_not_failed(tmp_path,
     assert json.loads((config.folder / "status.json").read_text())["status"] == "stopped"
 
 
-@pytest.mark.parametrize("code, part", [(errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "the disk is full"),
-                                        (errno.EACCES, "cannot be used"), (errno.EEXIST, "cannot be used")])  # fmt: skip
+@pytest.mark.parametrize(
+    "code, part", [(errno.ENOSPC, "the disk is full"), (errno.EACCES, "cannot be used")]
+)
 def test_a_disk_that_refuses_is_one_sentence_and_the_heartbeat_says_failed(
     tmp_path, monkeypatch, capsys, code, part
 ):
@@ -441,21 +371,6 @@ def test_a_signal_saves_and_the_same_command_goes_on_bit_for_bit(tmp_path, monke
     assert clean[0] == clean[1]
 
 
-def test_a_block_of_handlers_inside_another_forgets_no_signal():
-    before = [signal.getsignal(getattr(signal, name)) for name in signals.NAMES]
-    with signals.installed():
-        assert signals.requested() is None
-        os.kill(os.getpid(), signal.SIGUSR2)
-        with signals.installed():
-            assert signals.requested() == "SIGUSR2"
-        # The inner block has not taken the outer one's handlers away either.
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.requested() == "SIGUSR2"
-    with signals.installed():
-        assert signals.requested() is None
-    assert [signal.getsignal(getattr(signal, name)) for name in signals.NAMES] == before
-
-
 def test_a_run_that_diverged_looks_for_a_checkpoint_in_the_first_process_first(
     tmp_path, monkeypatch
 ):
@@ -472,28 +387,6 @@ def test_a_run_that_diverged_looks_for_a_checkpoint_in_the_first_process_first(
     monkeypatch.setattr(loop, "newest", lambda *_: first == [True] and tmp_path / "found")
     with pytest.raises(Diverged, match="last good checkpoint: .*found;"):
         run.roll_back(1)
-
-
-def test_ema_follows_the_weights(tmp_path):
-    run = make_run(small(tmp_path, "train.ema=0.5"))
-    run.model.train()
-    start = [p.detach().clone() for p in run.state.params]
-    run.step.run()
-    for before, now, average in zip(start, run.state.params, run.state.ema, strict=True):
-        torch.testing.assert_close(average, 0.5 * before + 0.5 * now.detach())
-
-
-def test_learning_rate_warms_up_and_follows_its_schedule(tmp_path):
-    run = make_run(
-        small(tmp_path, "train.lr=1", "train.warmup=2", "train.schedule=cosine", "train.steps=8")
-    )
-    rates = []
-    for run.state.step in range(8):
-        rates.append(run.step.learning_rate(peak=1.0))
-    assert rates[0] == pytest.approx(0.5) and rates[1] == pytest.approx(
-        0.5 * (1 + math.cos(math.pi / 8))
-    )
-    assert rates == sorted(rates, reverse=True) or rates[1] > rates[0]
 
 
 def test_init_loads_the_parents_ema_and_is_another_run(tmp_path):
@@ -525,11 +418,11 @@ def test_routing_can_be_switched_off_after_a_fraction(tmp_path):
 @pytest.mark.parametrize(
     "name, line",
     [
-        ("metrics.jsonl", '{"loss": 1.0}'), ("metrics.jsonl", '{"step": 6, "loss": "a"}'),
-        ("metrics.jsonl", '{"step": 6, "images_per_s": []}'), ("metrics.jsonl", '{"step": 6, "loss": 1e999}'),
-        ("metrics.jsonl", None), ("scores.jsonl", '{"step": 6}'), ("scores.jsonl", '{"step": 6, "metric": [], "value": 1}'),
+        ("metrics.jsonl", '{"step": 6, "loss": "a"}'),
+        ("metrics.jsonl", None),
+        ("scores.jsonl", '{"step": 6, "metric": [], "value": 1}'),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_line_does_not_keep_a_run_from_its_end(name, line, tmp_path, capsys):
     config = small(tmp_path)
     folder = train(config)

@@ -8,7 +8,7 @@ import os
 import pytest
 from small import overrides, run
 
-from experiments.runtime import records, trackers
+from experiments.runtime import records
 from experiments.training.session import train
 
 # What accelerate calls of W&B and of trackio, written down instead of sent.
@@ -101,13 +101,3 @@ def test_tensorboard_holds_the_numbers_of_the_run_folder(tmp_path):
     assert score.step == 6
     # The files are the record: the same run again asks for no tracker.
     assert train(load(overrides(tmp_path / "runs", *SCORED)), quiet=True) == folder
-
-
-def test_an_absent_package_is_named(monkeypatch):
-    import importlib.util
-
-    from routing.errors import UserError
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install trackio"):
-        trackers.check_tracker("trackio")

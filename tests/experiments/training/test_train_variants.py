@@ -9,7 +9,6 @@ import torch
 from small import small
 from test_train_loop import make_run
 
-from experiments.config.compose import load
 from experiments.config.model import model_arguments, run_cost
 from experiments.config.routes import check_guided
 from experiments.data.registry import describe
@@ -27,32 +26,8 @@ VARIANTS = {
         "backbone.decoder={depth: 1, width: 32, heads: 2}",
     ],
     "ensemble": ["route=0-1+2-2", "train.loss=ensemble", "routing.reinsert=sum_input"],
-    "random end": ["route=0-2", "routing.random_end=true", "train.loss=ensemble"],
-    "sprint": [
-        "route=1-2@0.75",
-        "routing.learned=fuse",
-        "routing.path_drop=0.1",
-        "routing.selection=quad",
-    ],
-    "delayed": ["route=0-2", "routing.remove=after:1"],
-    "no removal": ["route=0-2", "routing.remove=never"],
     "repa": ["route=1-2", "train.encoder=random"],
-    "checkpointing": ["route=1-2", "routing.checkpoint=true"],
-    "stages": ["route=1-2/0.5:0-2/0.8:none"],
-    "rate schedule": ["route=1-2", "routing.schedule=linear:1:0"],
-    "unconditional": ["task=none", "guidance=none"],
-    "flow": ["objective=flow", "sampler=euler", "route=1-2"],
-    "ddpm": ["experiment=dit_ddpm", "sampler=ddim", "sampler.steps=2", "route=1-2"],
 }
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_every_variant_trains_samples_and_ends(name, tmp_path):
-    config = small(tmp_path, *VARIANTS[name], "train.steps=3", "backbone.heads=2")
-    folder = train(config, quiet=True)
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "done" and summary["skipped"] == 0
-    assert (folder / "samples" / "final.png").is_file()
 
 
 @pytest.mark.parametrize(
@@ -71,16 +46,6 @@ def test_guidance_that_the_model_cannot_make_is_refused_before_training(words, s
     assert not list(config.folder.glob("checkpoints/*"))
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [("size=T/3", "patch of 3 does not divide 8x8"), ("backbone.decoder={x:1}", "unknown key")],
-)
-def test_a_model_that_cannot_be_made_leaves_no_run_folder(word, said, tmp_path):
-    with pytest.raises(UserError, match=said):
-        train(small(tmp_path, word), quiet=True)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("word", ["guidance.scale=1", "guidance.checkpoint=other"])
 def test_a_weak_pass_that_the_model_never_makes_is_not_asked_of_it(word, tmp_path):
     words = ["route=1-2@0.75", "routing.selection=quad", "guidance=routed", "guidance.strong=0.75"]
@@ -90,9 +55,8 @@ def test_a_weak_pass_that_the_model_never_makes_is_not_asked_of_it(word, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backbone", ["dit", "mamba", "rwkv"])
-@pytest.mark.parametrize("task", ["class", "text"])
-def test_scenes_train_on_every_backbone(backbone, task, tmp_path):
+@pytest.mark.parametrize(("backbone", "task"), [("dit", "class"), ("mamba", "text")])
+def test_scenes_train_with_classes_and_with_captions(backbone, task, tmp_path):
     config = small(
         tmp_path,
         f"backbone={backbone}",
@@ -100,6 +64,7 @@ def test_scenes_train_on_every_backbone(backbone, task, tmp_path):
         f"task={task}",
         "size=T/2",
         "route=1-2",
+        "train.final_samples=true",
         "train.steps=3",
     )
     folder = train(config, quiet=True)
@@ -205,48 +170,33 @@ def test_repa_pulls_on_the_aligned_block(tmp_path):
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in run.model.align.parameters())
 
 
-def test_fine_tune_from_a_routed_run_is_dense(tmp_path):
-    parent = train(small(tmp_path, "route=1-2"), quiet=True)
-    pattern = f"init={parent.parent}/{parent.name[:-8]}*"  # as typed: without the hash
-    child = load([*small_words(tmp_path), "experiment=finetune", pattern, "train.steps=2"])
-    assert child.resolved_route == "none" and child.train.lr == 1e-5
-    folder = train(child, quiet=True)
-    assert (
-        json.loads((folder / "summary.json").read_text())["macs_routed"]
-        == json.loads((folder / "summary.json").read_text())["macs_dense"]
-    )
-
-
-def small_words(tmp_path):
-    from small import overrides
-
-    return overrides(tmp_path)
-
-
-@pytest.mark.parametrize("words", [["train.encoder=random"], ["routing.learned=fuse", "routing.reinsert=identity"]])
-def test_a_dense_fine_tune_follows_repa_and_sprint(words, tmp_path):
-    parent = train(small(tmp_path, "route=1-2", *words), quiet=True)
-    more = ["route=1-2", "routing.learned=fuse", "routing.off_after=0"] if "routing" in words[0] else []
-    child = load([*small_words(tmp_path), "experiment=finetune", f"init={parent}", "train.steps=2", *more])
+@pytest.mark.parametrize(
+    ("parent_words", "child_words"),
+    [
+        (["train.encoder=random"], []),
+        (
+            ["routing.learned=fuse"],
+            ["route=1-2", "routing.learned=fuse", "routing.off_after=0"],
+        ),
+    ],
+    ids=["REPA", "SPRINT"],
+)
+def test_a_fine_tune_from_a_routed_run_is_dense(parent_words, child_words, tmp_path):
+    parent = train(small(tmp_path, "route=1-2", *parent_words), quiet=True)
+    source = str(parent) if child_words else f"{parent.parent}/{parent.name[:-8]}*"
+    words = ["experiment=finetune", f"init={source}", "train.steps=2", *child_words]
+    child = small(tmp_path, *words)
+    assert child.train.lr == 1e-5
     summary = json.loads((train(child, quiet=True) / "summary.json").read_text())
     assert summary["macs_routed"] == summary["macs_dense"]
     assert summary["macs"] == summary["macs_dense"] * 2 * child.train.batch
 
 
-@pytest.mark.parametrize(
-    ("parent", "child", "said"),
-    [
-        ([], ["objective=flow"], "trained with objective name=edm, expected name=flow"),
-        # The same velocity with the other sign, at other times.
-        (
-            ["experiment=sit"],
-            ["objective=flow"],
-            "trained with objective name=flow time_scale=1.0 reverse=True, expected name=flow",
-        ),
-    ],
-)
-def test_weights_of_another_objective_are_refused(parent, child, said, tmp_path):
-    weights = train(small(tmp_path, *parent, "train.steps=1"), quiet=True)
+def test_weights_of_another_objective_are_refused(tmp_path):
+    # SiT's velocity has the other sign, at other times.
+    said = "trained with objective name=flow time_scale=1.0 reverse=True, expected name=flow"
+    weights = train(small(tmp_path, "experiment=sit", "train.steps=1"), quiet=True)
+    child = ["objective=flow"]
     child_run = small(tmp_path, *child, f"init={weights}")
     with pytest.raises(UserError, match=said):
         train(child_run, quiet=True)
