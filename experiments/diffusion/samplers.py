@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import math
+import pkgutil
 from collections.abc import Callable
 from functools import cache
 from typing import Any, ClassVar
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from experiments.diffusion.objective import Objective, Prediction
 from experiments.options.roles import parse_named
-from experiments.options.sampler import SAMPLERS as SAMPLER_OPTIONS
 from experiments.options.sampler import (
+    SAMPLERS,
     ChurnOptions,
     DDIMOptions,
     DDPMSamplerOptions,
@@ -299,20 +300,11 @@ class DDIM(Sampler):
         return x + math.sqrt(spread) * noise(i, x) if spread else x
 
 
-SAMPLERS: dict[str, type[Sampler]] = {
-    "euler": Euler,
-    "heun": Heun,
-    "churn": Churn,
-    "sde": SDE,
-    "ddpm": Ancestral,
-    "ddim": DDIM,
-}
-
-
 def create_sampler(options: Any, objective: Objective) -> Sampler:
     """Return the sampler that `options` names, on the grid of the model's `objective`.
 
     `options` is a name, or a mapping or dataclass with the keys of `sampler.`.
     """
-    resolved = parse_named(SAMPLER_OPTIONS, "sampler", options)
-    return SAMPLERS[resolved.name](resolved, objective)
+    resolved = parse_named(SAMPLERS, "sampler", options)
+    sampler: Sampler = pkgutil.resolve_name(resolved.SAMPLER)(resolved, objective)
+    return sampler

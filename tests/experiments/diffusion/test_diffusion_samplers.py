@@ -12,6 +12,7 @@ from experiments.diffusion import create_guidance, create_objective, create_samp
 from experiments.diffusion.objective import Prediction
 from experiments.diffusion.samplers import TwoStage
 from experiments.evaluation import generate
+from experiments.options.sampler import SAMPLERS, HeunOptions
 from routing.errors import UserError
 
 OBJECTIVES = ("edm", "flow", "ddpm")
@@ -235,6 +236,10 @@ def test_evaluations_are_those_made():
     assert len(create_sampler("heun", create_objective("edm")).evaluations()) == 79
 
 
+def test_every_registered_sampler_is_tested_here():
+    assert set(STEPS) == set(SAMPLERS)
+
+
 def test_edm_grid_is_karras():
     times = create_sampler("heun", create_objective("edm")).times
     assert times[0] == pytest.approx(80.0) and times[-2] == pytest.approx(0.002) and times[-1] == 0
@@ -261,6 +266,11 @@ def test_churn_zero_is_heun_and_sde_without_noise_is_euler():
     )
     sde = draw("flow", "sde", MIXTURE, n=20, strength=0, last_step=0.0, steps=200)
     assert torch.allclose(sde, draw("flow", "euler", MIXTURE, n=20), atol=1e-9)
+
+
+def test_options_without_a_class_that_samples_are_refused_where_they_are_defined():
+    with pytest.raises(TypeError, match="RalstonOptions: set SAMPLER to the class that samples"):
+        type("RalstonOptions", (HeunOptions,), {})
 
 
 def test_shift_spends_steps_on_noise():
