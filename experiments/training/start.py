@@ -39,7 +39,7 @@ def start(config: Config, accelerator: Any, console: Console) -> None:
         trainer.check_folder()
         seconds = time.monotonic() - start_time
         with console.progress("weights and loss curve"):
-            finish(config, state, cost, seconds, trainer.step.precision)
+            finish(config, state, cost, seconds, trainer.training_step.precision)
     accelerator.wait_for_everyone()
     for tracker in accelerator.trackers:  # not `end_training`, which ends the process group too
         tracker.finish()
