@@ -77,7 +77,7 @@ def placement(results: Results) -> str:
         f"In the paper, route {best['route']} is the best of {len(table)}: FID {best['fid']:.2f} "
         f"against {table.attrs['baseline']:.2f} without a route."
     )
-    return " ".join([start, f"Here: {tally(comparisons)}.", *sentences])
+    return " ".join([start, f"Here: {tally(comparisons)}.", *map(str, sentences)])
 
 
 def rate(results: Results) -> str:
@@ -100,7 +100,7 @@ def rate(results: Results) -> str:
             share = float(comparison.variant.first("rate"))
             shares.setdefault(share, []).append(comparison.variant.macs_share)
     costs = [f"{_range(values, 2)} at rate {share:g}" for share, values in sorted(shares.items())]
-    paragraph = [start, f"Here: {tally(comparisons)}.", *sentences]
+    paragraph = [start, f"Here: {tally(comparisons)}.", *map(str, sentences)]
     if costs:
         text = ", ".join(costs)
         paragraph.append(f"Multiply-adds of a routed step relative to a dense one: {text}.")

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from analysis.archives import PUBLISHED, unpack
+from analysis.errors import AnalysisError
 from experiments.runtime.command import run_command
 from experiments.runtime.parser import Parser
 
@@ -17,6 +19,7 @@ examples:
   python -m analysis tables runs             every table: .md .tex .csv .html
   python -m analysis tables runs main_table where="lr < 3e-3"
   python -m analysis tables runs --only main --columns Dense "+ TREAD" 3
+  python -m analysis tables results/scan_order.tar.gz --print   records in an archive
   python -m analysis figures runs --only route_placement
   python -m analysis compare RUN_A RUN_B     what differs in keys and scores
   python -m analysis similarity runs         how alike the blocks of a run are
@@ -72,7 +75,10 @@ def _add_reading(commands: Mapping[str, argparse.ArgumentParser]) -> None:
     for name in ("report", "tables", "figures", "publish"):
         text = "full name of the metric (default: each group's Frechet distance)"
         commands[name].add_argument(
-            "runs", help="folder with run folders", metavar="RUNS", type=Path
+            "runs",
+            help="folder with run folders" + (" or .tar.gz" if name != "publish" else ""),
+            metavar="RUNS",
+            type=Path,
         )
         commands[name].add_argument("--metric", help=text)
         text = "which runs: backbone=dit,mamba, where='lr < 3e-3' or the name of a launched grid"
@@ -129,6 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str]) -> int:
     options = parser().parse_args(words)
+    if options.command in ("report", "tables", "figures", "list"):
+        _unpack_archive(options)
     # Figures and similarity need torch, a list of runs does not: only one module is imported.
     module, _ = _COMMANDS[options.command]
     usual_format = warnings.formatwarning
@@ -138,6 +146,23 @@ def _dispatch(words: list[str]) -> int:
         return int(importlib.import_module(f"analysis.{module}").command(options))
     finally:
         warnings.formatwarning = usual_format
+
+
+def _unpack_archive(options: argparse.Namespace) -> None:
+    """Where the runs are an archive of records, unpack it and read that folder.
+
+    Its folder is a hidden one, so the command line has to say where files are written.
+    """
+    archive: Path = options.runs
+    if not archive.name.endswith(".tar.gz"):
+        return
+    writes = options.command != "list" and not getattr(options, "print", False)
+    if writes and options.out is None:
+        also = ", or --print" if options.command == "tables" else ""
+        raise AnalysisError(f"{options.command} {archive}: an archive needs --out PATH{also}")
+    if options.command == "report" and options.title is None:
+        options.title = f"Runs in {archive.name}"
+    options.runs = unpack(archive, PUBLISHED)
 
 
 def _one_line(message: Warning | str, *_: Any, **__: Any) -> str:

@@ -6,7 +6,8 @@
 Between `<!-- KIND of=results/NAME.tar.gz KEY=VALUE -->` and `<!-- end of KIND -->` of a page stands
 what the archive says; an archive that does not exist yet says so. Kinds: `penalty` (step penalty s
 and s * m of routed runs), `arms` (every arm of a study), `endpoints` (declared paired endpoints).
-An arm is identified by its configuration; the records of a run that was continued are merged.
+An arm is a group and variant of `analysis.grouping`; the records of a run that was continued are
+merged.
 """
 
 import argparse
@@ -14,18 +15,19 @@ import functools
 import math
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from scipy.special import stdtr
 
-from analysis.aggregation import Estimate, interval
+from analysis.aggregation import DENSE, Estimate, interval
 from analysis.archives import PUBLISHED, unpack
 from analysis.errors import AnalysisError
 from analysis.figures import against_macs
+from analysis.grouping import short_labels
 from analysis.loading import load, scores
 from analysis.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
 from analysis.tables.table import markdown_rows
@@ -47,7 +49,11 @@ Curves = dict[int, pd.DataFrame]  # by seed
 
 @dataclass(frozen=True, order=True)
 class Arm:
-    """What was trained, apart from the seed and the number of steps."""
+    """What was trained, apart from the seed and the number of steps.
+
+    `group` and `variant` identify it (`analysis.grouping.assign_groups`). The other fields are what
+    its label and its baseline depend on; `detail` names the group where the others do not.
+    """
 
     data: str
     backbone: str
@@ -55,23 +61,33 @@ class Arm:
     width: int
     depth: int
     batch: int
-    route: str
+    variant: str
     lr: float
+    group: str
+    detail: str = ""
 
     @property
     def label(self) -> str:
         """How it differs from the dense model of the same backbone."""
-        parts = ["dense" if self.route == "none" else f"route {self.route}"]
+        parts = [f"route {self.variant}" if self.variant[0].isdigit() else self.variant]
         if self.depth != _USUAL_DEPTH:
             parts.append(f"{self.depth} blocks")
         if self.batch != _USUAL_BATCH:
             parts.append(f"batch {self.batch}")
+        if self.detail:
+            parts.append(self.detail)
         return ", ".join(parts)
 
     @property
     def is_dense_baseline(self) -> bool:
         """Whether it is the dense model of usual depth and batch."""
-        return self.label == "dense"
+        usual = self.depth == _USUAL_DEPTH and self.batch == _USUAL_BATCH
+        return self.variant == DENSE and usual
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether tokens were routed; else it is dense, from scratch or fine-tuned."""
+        return not self.variant.startswith(DENSE)
 
     @property
     def setting(self) -> tuple[str, str, str, int]:
@@ -83,15 +99,16 @@ def arms(source: Path) -> dict[Arm, Curves]:
     """Return the curves of held-out loss of every arm by seed, from a folder of run folders.
 
     Records of one run at several lengths (a run that was continued: the same hash) are merged by
-    step. Of two configurations of one arm and seed the one that was trained longer counts.
+    step. Of two runs of one arm and seed the one that was trained longer counts.
     """
     runs = load(source)
     curves = loss_curves(runs)
     parts: dict[tuple[Arm, int, str], list[pd.DataFrame]] = {}
-    for row in runs.to_dict("records"):
-        if row["run"] in curves:
-            key = (_arm(row), int(row["seed"]), str(row["hash"]))
-            parts.setdefault(key, []).append(curves[row["run"]])
+    scored = [row for row in runs.to_dict("records") if row["run"] in curves]
+    arm_by_row = _with_details([_arm(row) for row in scored])
+    for row, arm in zip(scored, arm_by_row, strict=True):
+        key = (arm, int(row["seed"]), str(row["hash"]))
+        parts.setdefault(key, []).append(curves[row["run"]])
     result: dict[Arm, Curves] = {}
     for arm, seed, name_hash in sorted(parts):
         joined = pd.concat(parts[arm, seed, name_hash]).drop_duplicates("step", keep="last")
@@ -111,16 +128,45 @@ def _arm(row: Mapping[Any, Any]) -> Arm:
         width=0 if pd.isna(width) else int(width),
         depth=_USUAL_DEPTH if pd.isna(depth) else int(depth),
         batch=int(row["config.train.batch"]),
-        route=str(row["route"]),
+        variant=str(row["variant"]),
         lr=float(row["config.train.lr"]),
+        group=str(row["group"]),
     )
 
 
+def _with_details(unnamed: Sequence[Arm]) -> list[Arm]:
+    """Return the arms; where only their groups distinguish some of them, with what differs."""
+    groups: dict[Arm, set[str]] = {}
+    for arm in unnamed:
+        groups.setdefault(_without_group(arm), set()).add(arm.group)
+    result = []
+    for arm in unnamed:
+        names = short_labels(sorted(groups[_without_group(arm)]))
+        detail = names[arm.group] if len(names) > 1 else ""
+        models = {name.split(", ")[0] for name in names.values()}
+        if len(models) == 1:
+            _, _, detail = detail.partition(", ")
+        result.append(replace(arm, detail=detail))
+    return result
+
+
+def _without_group(arm: Arm) -> Arm:
+    return replace(arm, group="", variant="")
+
+
 def _baseline(arm: Arm, table: Mapping[Arm, Curves]) -> Arm | None:
-    """Return the dense arm that an arm is compared with: that of its rate, or the only one."""
+    """Return the dense arm that an arm is compared with.
+
+    It is that of its group. An arm of another depth, batch or rate is in a group without one: it
+    is compared with the dense arm of its rate, or the only one.
+    """
     candidates = []
     for dense in table:
-        if dense.is_dense_baseline and dense.setting == arm.setting:
+        if not dense.is_dense_baseline:
+            continue
+        if dense.group == arm.group:
+            return dense
+        if dense.setting == arm.setting and dense.detail == arm.detail:
             candidates.append(dense)
     for dense in candidates:
         if dense.lr == arm.lr:
@@ -140,7 +186,7 @@ def penalty_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
     rows = [[*head, "s*m (95 % interval)"]]
     for arm, curves in table.items():
         baseline = _baseline(arm, table)
-        if arm.route == "none" or baseline is None:
+        if baseline is None or not arm.is_routed:
             continue
         pairs = {}
         for seed, curve in curves.items():
@@ -160,7 +206,7 @@ def penalty_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
             sm_texts.append("not reached" if row["censored"] else f"{row['sm']:.2f}")
         m = f"{penalty.seeds['m'].mean():.2f}"
         texts = [f"{arm.lr:g}", m, ", ".join(s_texts), ", ".join(sm_texts), verdict]
-        rows.append([arm.backbone, arm.route, *texts])
+        rows.append([arm.backbone, arm.variant, *texts])
     if len({row[2] for row in rows[1:]}) <= 1:
         rows = [[*row[:2], *row[3:]] for row in rows]
     return rows
@@ -208,7 +254,7 @@ def endpoints_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
         estimate = interval(ratios)
         if estimate is None:
             continue
-        is_primary = arm.route != "none" and estimate.std is not None
+        is_primary = arm.is_routed and estimate.std is not None
         if is_primary:
             p_values[len(rows)] = _two_sided_p(estimate)
         penalty = paired_penalty(table[baseline], curves, steps)

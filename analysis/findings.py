@@ -6,6 +6,7 @@ its paired 95 % interval over seeds excludes zero; it is not judged below three 
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -18,6 +19,17 @@ from analysis.tables.entries import gap, metric_decimals, metric_label
 from routing.route import Route
 
 NOT_SIGNIFICANT = "no significant difference"
+
+
+class Finding(NamedTuple):
+    """A sentence: what it is about, printed in bold, and what is said of it."""
+
+    subject: str
+    statement: str
+
+    def __str__(self) -> str:
+        """Return the sentence in Markdown."""
+        return f"**{self.subject}**, {self.statement}"
 
 
 def verdict(difference: Estimate, better: str | None) -> str:
@@ -41,7 +53,7 @@ def change(difference: Estimate, decimals: int) -> str:
     return f"{text} [{difference.low:+.{decimals}f}, {difference.high:+.{decimals}f}]"
 
 
-def response(results: Results) -> list[str]:
+def response(results: Results) -> list[Finding]:
     """Say by how much guidance changes the distance of dense and of routed runs."""
     frame = guidance.responses(results)
     if frame.empty:
@@ -58,11 +70,11 @@ def response(results: Results) -> list[str]:
                 texts.append(f"{variant} {', '.join(ratios)}")
         if texts:
             text = f"{metric} over that without guidance: {'; '.join(texts)}"
-            sentences.append(f"**{group}**, {text}.")
+            sentences.append(Finding(str(group), f"{text}."))
     return sentences
 
 
-def scale(results: Results) -> list[str]:
+def scale(results: Results) -> list[Finding]:
     """Say how the effective guidance scale of routed runs differs from that of dense runs."""
     frame = guidance_scale.scale_rows(guidance_scale.stored_scales(results))
     frame = frame[frame["level"].isna() & frame["instrumented"].notna()]
@@ -74,7 +86,7 @@ def scale(results: Results) -> list[str]:
     return sentences
 
 
-def _scale_sentences(name: str, part: pd.DataFrame) -> list[str]:
+def _scale_sentences(name: str, part: pd.DataFrame) -> list[Finding]:
     """Return a sentence per route and kind of inference, for runs of one configuration."""
     by_seed: dict[tuple[str, str], dict[int, float]] = {}
     for row in part.to_dict("records"):
@@ -89,11 +101,11 @@ def _scale_sentences(name: str, part: pd.DataFrame) -> list[str]:
                 subject = f"{name}, route {route}" if len(routes) > 1 else name
                 text = f"inference {inference}: instrumented w_eff against dense "
                 text += f"{change(difference, 3)}: {verdict(difference, None)} (n={difference.n})"
-                sentences.append(f"**{subject}**, {text}.")
+                sentences.append(Finding(subject, f"{text}."))
     return sentences
 
 
-def placement(results: Results) -> list[str]:
+def placement(results: Results) -> list[Finding]:
     """Say which routes did best and worst, and how the score goes with the blocks skipped."""
     sentences = []
     for group in results.groups:
@@ -115,7 +127,7 @@ def placement(results: Results) -> list[str]:
     return sentences
 
 
-def _placement_sentence(group: Group, ranked: list[tuple[float, str]], seeds: int) -> str:
+def _placement_sentence(group: Group, ranked: list[tuple[float, str]], seeds: int) -> Finding:
     digits = metric_decimals(group.metric)
     blocks, texts = [], []
     for mean, name in ranked:
@@ -123,13 +135,13 @@ def _placement_sentence(group: Group, ranked: list[tuple[float, str]], seeds: in
         texts.append(f"{name} ({mean:.{digits}f})")
     half = len(blocks) // 2
     text = (
-        f"**{group.label}**, {metric_label(group.metric)}: best {texts[0]}, worst {texts[-1]}; the "
-        f"better half of the {len(ranked)} routes skips {sum(blocks[:half]) / half:.1f} blocks, "
+        f"{metric_label(group.metric)}: best {texts[0]}, worst {texts[-1]}; the better half of "
+        f"the {len(ranked)} routes skips {sum(blocks[:half]) / half:.1f} blocks, "
         f"the other {sum(blocks[-half:]) / half:.1f}."
     )
     if seeds < ENOUGH_SEEDS:
         text += f" With n={seeds} the order of routes is not significant."
-    return text
+    return Finding(group.label, text)
 
 
 def rate_differences(results: Results) -> list[tuple[Group, Variant, Estimate]]:
@@ -149,27 +161,27 @@ def rate_differences(results: Results) -> list[tuple[Group, Variant, Estimate]]:
     return differences
 
 
-def rate(results: Results) -> list[str]:
+def rate(results: Results) -> list[Finding]:
     """Say how the score differs from dense by the share of tokens that skips, for each route."""
-    texts: dict[str, list[str]] = {}
+    texts: dict[tuple[str, str], list[str]] = {}
     for group, variant, difference in rate_differences(results):
-        subject = f"**{group.label}, route {variant.first('span')}**, {metric_label(group.metric)}"
+        subject = f"{group.label}, route {variant.first('span')}"
         text = change(difference, metric_decimals(group.metric))
         text = f"{variant.first('rate'):g} {text}: {verdict(difference, group.better)}"
-        texts.setdefault(subject, []).append(text)
+        texts.setdefault((subject, metric_label(group.metric)), []).append(text)
     sentences = []
-    for subject, by_rate in texts.items():
-        sentences.append(f"{subject} against dense by rate: {'; '.join(by_rate)}.")
+    for (subject, metric), by_rate in texts.items():
+        sentences.append(Finding(subject, f"{metric} against dense by rate: {'; '.join(by_rate)}."))
     return sentences
 
 
-FINDINGS: dict[str, Callable[[Results], list[str]]] = {
+FINDINGS: dict[str, Callable[[Results], list[Finding]]] = {
     "response": response, "scale": scale, "placement": placement, "rate": rate,
 }  # fmt: skip
 
 
-def text(sentences: Iterable[str]) -> str:
-    """Return sentences as a Markdown list; one that says so where there are none."""
+def text(sentences: Iterable[Finding]) -> str:
+    """Return findings as a Markdown list; one that says so where there are none."""
     return "\n".join(f"- {line}" for line in sentences) or "- These runs do not answer this."
 
 
@@ -181,7 +193,6 @@ def make(name: str, results: Results, having: Iterable[str] = ()) -> str:
     parts = list(having)
     chosen = []
     for sentence in pick("findings", name, FINDINGS)(results):
-        subject = sentence.split("**")[1]  # a sentence begins with its subject, in bold
-        if all(part in subject for part in parts):
+        if all(part in sentence.subject for part in parts):
             chosen.append(sentence)
     return text(chosen)

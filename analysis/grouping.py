@@ -29,13 +29,12 @@ USUAL_OPTIONS = {
     for option in fields(RoutingOptions)
     if option.name not in ("route", "learned", "block", "fp32_after", "checkpoint")
 }
-# Further keys that distinguish variants, by a word of the variant's name.
-_FURTHER_KEYS = {
+# Further keys that distinguish variants, by method (`run_rows.method`, "TREAD + REPA" is both).
+_KEYS_OF_METHOD = {
     "REPA": ("train.encoder", "train.align_weight", "backbone.align"),
     "SRA": ("train.align_weight", "train.teacher_", "backbone.align"),
     "MaskDiT": ("train.mae_weight", "backbone.decoder"),
     "TREAD v1": ("train.loss",),
-    "selection=blocks": ("routing.block",),
 }
 
 
@@ -94,12 +93,12 @@ def _variants(frame: pd.DataFrame) -> pd.Series:
     needed = frame.columns.intersection(["method", "route", "config.init", *routing])
     names = [variant_of(row) for row in frame[needed].to_dict("records")]
     variants = pd.Series(names, frame.index)
+    unset = pd.Series(None, frame.index, dtype=object)
+    selections = frame.get("config.routing.selection", unset)
     # Grouping the names alone: a slice of all columns per variant takes longer than the rest.
     for (_, name), part in variants.copy().groupby([frame["key"], variants.copy()], sort=False):
-        prefixes: tuple[str, ...] = ()
-        for pattern, keys in _FURTHER_KEYS.items():
-            if pattern in str(name):
-                prefixes += tuple(f"config.{key}" for key in keys)
+        first = part.index[0]
+        prefixes = _further_prefixes(str(frame.at[first, "method"]), selections[first])
         if not prefixes:
             continue
         columns = [column for column in map(str, frame) if column.startswith(prefixes)]
@@ -109,6 +108,16 @@ def _variants(frame: pd.DataFrame) -> pd.Series:
             if detail:
                 variants[index] = f"{name}, {detail}".replace("config.", "")
     return variants
+
+
+def _further_prefixes(method: str, selection: object) -> tuple[str, ...]:
+    """Return the columns, by how they begin, that also distinguish the variants of a method."""
+    keys: list[str] = []
+    for part in method.split(" + "):
+        keys += _KEYS_OF_METHOD.get(part, ())
+    if selection == "blocks" and not method.startswith("dense"):
+        keys.append("routing.block")
+    return tuple(f"config.{key}" for key in keys)
 
 
 def variant_of(row: Mapping[Any, Any]) -> str:

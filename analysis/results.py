@@ -1,7 +1,8 @@
 """Loaded runs and their scores, sorted into groups of comparable variants.
 
-`Results` holds the two frames that tables and figures are made from. Its groups are what may be
-compared: a baseline (the dense runs) and routed variants (`analysis.groups`).
+`Results` holds the two frames that tables and figures are made from. `analysis.grouping` labels
+their rows with group and variant; from these labels `Results.groups` makes the objects of
+`analysis.groups`: a baseline (the dense runs) and routed variants.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from analysis_runs import ACCURACY, METRIC, write
+from suite import RESULTS
 
 from analysis import compare
 from analysis.command import main, parser
@@ -35,6 +36,20 @@ def test_compare_prints_what_differs_and_every_score(runs, capsys):
     assert [row.key for row in config] == ["route"] and len(scores) == 2
     assert main(["compare", str(dense), str(dense)]) == 0
     assert "config: the same" in capsys.readouterr().out
+
+
+def test_commands_read_an_archive_of_records(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    archive = str(RESULTS / "scan_order.tar.gz")
+    assert main(["list", archive]) == 0
+    assert "18 done, 0 unfinished, 0 damaged" in capsys.readouterr().out
+    assert main(["tables", archive, "--only", "main", "--print"]) == 0
+    assert "mamba" in capsys.readouterr().out
+    # Nothing is written beside the unpacked records.
+    assert main(["tables", archive]) == main(["report", archive]) == 2
+    assert "an archive needs --out PATH, or --print" in capsys.readouterr().err
+    assert main(["tables", archive, "--only", "main", "--out", "written"]) == 0
+    assert (tmp_path / "written" / "main.md").is_file()
 
 
 def test_compare_of_unequal_steps_and_unset_keys(tmp_path, capsys):

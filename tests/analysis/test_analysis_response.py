@@ -165,7 +165,7 @@ def test_a_map_of_fewer_samples_and_seeds_without_guidance_leave_the_curve_alone
 
 
 def test_findings_say_what_the_tables_show(runs):
-    dense, routed = findings.scale(runs)
+    dense, routed = map(str, findings.scale(runs))
     assert "dense: instrumented w_eff against dense +0.000 [+0.000, +0.000]: no significant difference (n=3)" in dense
     assert "routed: instrumented w_eff against dense +8.100 [+8.100, +8.100]: significantly higher (n=3)" in routed
     text = findings.make("response", runs)

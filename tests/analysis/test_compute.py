@@ -12,9 +12,10 @@ from analysis import compute
 from analysis.aggregation import interval
 from analysis.figures import against_macs
 
-DENSE = compute.Arm("fashion", "dit", "edm", 0, 12, 16, "none", 2e-3)
-ROUTED = compute.Arm("fashion", "dit", "edm", 0, 12, 16, "2-8", 2e-3)
-SHALLOW = compute.Arm("fashion", "dit", "edm", 0, 8, 16, "none", 2e-3)
+GROUP = "dit-T/4, fashion, edm, scale tiny"
+DENSE = compute.Arm("fashion", "dit", "edm", 0, 12, 16, "dense", 2e-3, GROUP)
+ROUTED = dataclasses.replace(DENSE, variant="2-8")
+SHALLOW = dataclasses.replace(DENSE, depth=8, group=f"{GROUP} (backbone.depth=8)")
 
 
 def curve(losses, macs_per_step, first=500):
@@ -31,6 +32,31 @@ def test_records_of_a_continued_run_are_one_curve():
     assert {seed: len(points) for seed, points in dense.items()} == {0: 4, 1: 1, 2: 1, 3: 1, 4: 1}
 
 
+def test_routes_that_select_differently_are_different_arms():
+    labels = {}
+    for arm, curves in compute.archived_arms(RESULTS / "scan_order.tar.gz").items():
+        labels.setdefault(arm.backbone, set()).add(arm.label)
+        assert set(curves) == {0, 1, 2}
+    expected = {"dense", "route 2-8", "route 2-8, selection=unsorted"}
+    assert labels == {"mamba": expected, "rwkv": expected}
+
+
+def test_arms_that_differ_in_an_option_without_a_column_are_named_and_paired_by_it():
+    arms = []
+    for rate in (0.001, 0.002):
+        dense = dataclasses.replace(DENSE, group=f"{GROUP} (train.muon_lr={rate})")
+        arms += [dense, dataclasses.replace(dense, variant="2-8")]
+    arms = compute._with_details(arms)
+    assert [arm.label for arm in arms] == [
+        "dense, train.muon_lr=0.001", "route 2-8, train.muon_lr=0.001",
+        "dense, train.muon_lr=0.002", "route 2-8, train.muon_lr=0.002",
+    ]  # fmt: skip
+    table = dict.fromkeys(arms, {})
+    assert compute._baseline(arms[1], table) == arms[0] and compute._baseline(arms[3], table) == arms[2]
+    # Never with the dense arm of another such option.
+    assert compute._baseline(arms[3], {arms[0]: {}, arms[3]: {}}) is None
+
+
 def test_arms_are_read_at_the_length_that_all_seeds_have():
     curves = {0: curve([0.4, 0.3, 0.2], 1e9), 1: curve([0.5, 0.3], 1e9)}
     (row,) = compute.arms_table({DENSE: curves})[1:]
@@ -38,7 +64,8 @@ def test_arms_are_read_at_the_length_that_all_seeds_have():
 
 
 def test_penalties_at_several_learning_rates_name_them():
-    other = dataclasses.replace(DENSE, lr=4e-3), dataclasses.replace(ROUTED, lr=4e-3)
+    dense_faster = dataclasses.replace(DENSE, lr=4e-3, group=f"{GROUP} (train.lr=0.004)")
+    other = dense_faster, dataclasses.replace(dense_faster, variant="2-8")
     dense = {0: curve([0.4, 0.3, 0.2], 2e9)}
     routed = {0: curve([0.5, 0.4, 0.3, 0.2], 1e9)}
     one_rate = compute.penalty_table({DENSE: dense, ROUTED: routed}, 1500)
@@ -75,11 +102,11 @@ def test_p_is_that_of_a_t_test():
 
 
 def test_an_arm_at_another_rate_is_paired_with_the_dense_run_of_its_rate_or_the_only_one():
-    faster = compute.Arm(*[*vars(ROUTED).values()][:-1], 4e-3)
-    dense_faster = compute.Arm(*[*vars(DENSE).values()][:-1], 4e-3)
+    dense_faster = dataclasses.replace(DENSE, lr=4e-3, group=f"{GROUP} (train.lr=0.004)")
+    faster = dataclasses.replace(dense_faster, variant="2-8")
     assert compute._baseline(faster, {DENSE: {}, faster: {}}) == DENSE
     assert compute._baseline(faster, {DENSE: {}, dense_faster: {}}) == dense_faster
-    third = compute.Arm(*[*vars(ROUTED).values()][:-1], 8e-3)
+    third = dataclasses.replace(faster, lr=8e-3, group=f"{GROUP} (train.lr=0.008)")
     assert compute._baseline(third, {DENSE: {}, dense_faster: {}}) is None
 
 

@@ -82,7 +82,7 @@ def test_learning_rates_are_told_apart_and_no_seed_counts_twice(tmp_path: Path) 
     files = guidance_table.stored_scales(results)
     rows = guidance_table.scale_table(files).rows
     assert len(rows) == 4 and all(row.entries[3].n == 3 for row in rows)
-    sentences = findings.scale(results)
+    sentences = list(map(str, findings.scale(results)))
     assert len(sentences) == 2 and all("+0.011 [" in line and "(n=3)" in line for line in sentences)
     plot = draw(files)
     # For each rate the scale and the paired differences.
