@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backbones.build import build_stack, describe_kernels, kernels
+from backbones.build import build_stack, check_initialised, describe_kernels, kernels
 from backbones.heads import (
     BlockNorms,
     ContextTokens,
@@ -89,8 +89,8 @@ class Backbone(nn.Module, Pretrained):
         config: Every argument, fit for JSON; `create(**config)` builds the same model.
 
     Raises:
-        BackboneError: Values that do not fit, or a block whose parameters are not what its family
-            counts.
+        BackboneError: Values that do not fit, a block whose parameters are not what its family
+            counts, or one that it does not initialise.
     """
 
     positions: Tensor
@@ -137,6 +137,7 @@ class Backbone(nn.Module, Pretrained):
             self._check_taps([align.block], least=0)
             self.align = Projector(shape.width, align)
         self.initialise()
+        check_initialised(self.name, self.stack.blocks)
 
     @property
     def dtype(self) -> torch.dtype:
