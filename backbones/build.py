@@ -4,7 +4,7 @@ import pkgutil
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from backbones.context import with_context
 from backbones.cost import check_block_params
@@ -14,12 +14,8 @@ from backbones.ops.dispatch import Choice, resolve
 from backbones.options import ModelConfig
 from backbones.options.dit import DiTOptions
 from backbones.registry import find
-from backbones.sizes import BackboneError
-from routing.errors import require
 from routing.learned import Fuse
 from routing.stack import Stack
-
-LARGEST_INITIAL_VALUE = 1e4  # Uninitialised memory is mostly beyond it, or NaN.
 
 
 def build_stack(config: ModelConfig) -> Stack:
@@ -48,25 +44,6 @@ def build_stack(config: ModelConfig) -> Stack:
     check_block_params(config, params)
     fuse = Fuse(shape.width, config.fuse, shape.depth) if config.fuse else None
     return Stack(blocks, fuse=fuse)
-
-
-def check_initialised(name: str, blocks: Iterable[nn.Module]) -> None:
-    """Refuse blocks with a parameter that still holds the garbage of `torch.empty`.
-
-    Raises:
-        BackboneError: A parameter has values that no initialisation gives.
-    """
-    for index, block in enumerate(blocks):
-        for parameter_name, parameter in block.named_parameters():
-            if parameter.is_meta or type(parameter.data) is not Tensor or parameter.numel() == 0:
-                continue  # a shape without values: on the meta device, or a fake tensor
-            largest = float(parameter.detach().abs().max())
-            require(
-                largest < LARGEST_INITIAL_VALUE,
-                f"backbone {name}: parameter {parameter_name} of block {index} has values up to "
-                f"{largest:.3g} after initialisation; give it values in the block's initialise()",
-                BackboneError,
-            )
 
 
 def kernels(blocks: Iterable[Any], device: str | None = None) -> list[Choice]:

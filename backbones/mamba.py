@@ -3,8 +3,8 @@
 A mixer has about 6 D^2 parameters and a DiT block's two branches 12 D^2, so two mixers make one
 block: route indices count blocks, never mixers (one makes a block in ZigMa and DiS: `mixers=1`).
 The residual stream stays in raster order; a mixer gets its input (B, T, D) along its scan path
-(`MambaBlock.paths`; in a route, the dense path with the absent tokens deleted), and its output is put
-back into raster order.
+(`MambaBlock.paths`; in a route, the dense path with the absent tokens deleted), and its output is
+put back into raster order.
 
 On a CPU the mixers call the native operators themselves where these take the inputs, as the blocks
 do for `adaln`; everything else goes through `ops.conv` and `ops.ssd`, which choose a kernel.

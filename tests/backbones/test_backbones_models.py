@@ -57,7 +57,7 @@ def test_every_parameter_is_initialised(name, empty_is_nan):
 
 def test_a_parameter_that_nobody_initialises_is_one_sentence(monkeypatch, empty_is_nan):
     monkeypatch.setattr(Conv, "initialise", lambda self: None)
-    message = r"backbone mamba: parameter one.conv.weight of block 0 has values up to nan after initialisation"
+    message = r"backbone mamba: parameter 0.one.conv.weight of the blocks has values up to nan after initialisation"
     with pytest.raises(BackboneError, match=message):
         tiny("mamba")
 
