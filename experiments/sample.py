@@ -48,9 +48,18 @@ def parser() -> argparse.ArgumentParser:
     add("--classes", help="3,7 or 0-9 or names or all (default: drawn from each seed)")
     add("--captions", help="for text models: separated by ; or a .txt file, one per line")
     add("--seeds", default="0-63", help="one image per seed and class (default: 0-63)")
-    add("--guidance", help=f"{', '.join(GUIDANCE)} (default: the run's)")
+    named = "NAME[,KEY=VALUE...]"
+    add(
+        "--guidance",
+        metavar=named,
+        help=f"{', '.join(sorted(GUIDANCE))}, and options (default: the run's)",
+    )
     add("--scale", type=float, help="guidance scale; 1 is none (default: the guidance's)")
-    add("--sampler", help=f"{', '.join(SAMPLERS)} (default: the run's)")
+    add(
+        "--sampler",
+        metavar=named,
+        help=f"{', '.join(sorted(SAMPLERS))}, and options (default: the run's)",
+    )
     add("--steps", type=int, help="sampling steps (default: the run's)")
     add("--out", default="samples", help="folder to write to (default: samples)")
     add("--pngs", type=int, default=1000, help="largest number of PNGs to write (default: 1000)")

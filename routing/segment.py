@@ -152,7 +152,7 @@ class Routing:
     def is_plain(self) -> bool:
         """Whether this is TREAD without variants (`routing.variants`)."""
         plain = self.reinsert == "identity" and self.remove == "start"
-        return plain and not self.random_end
+        return plain and not self.random_end and not self.path_drop
 
     def on(self, route: Route, draws: Draws | None) -> Routing | None:
         """Return these settings with a step's route and random numbers; None if dense."""

@@ -136,7 +136,15 @@ def build_segments(
         depth: Number of blocks.
         fuse: The stack's fusion, if it has one.
         tokens: The tokens before block 0.
+
+    Raises:
+        RoutingError: The routing asks for a fused span that the stack does not have.
     """
+    if routing.path_drop and fuse is None:
+        raise RoutingError(
+            f"path_drop={routing.path_drop:g}: leaves a fused span out, and this model has none; "
+            "try path_drop=0"
+        )
     ends = draw_ends(route.segments, routing)
     if fuse is not None:
         check_fused_span(route, ends, routing, fuse)

@@ -19,7 +19,7 @@ from analysis.tables.table import measured as measured_entry
 
 # Kinds of scores that guidance changes.
 _RESPONDING = ("fd", "precision", "recall", "accuracy", "adherence")
-# Default rates of `routed`, which a score leaves out (conf/guidance/routed.yaml).
+# Default rates of `routed`, which a score leaves out (experiments/options/guidance.py).
 _ROUTED_DEFAULTS = {"strong": "0.5", "weak": "0.9"}
 # Scores are compared over guidances where these are equal.
 _PROTOCOL = ("metric", "sampler", "reference", "weights")

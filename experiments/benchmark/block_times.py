@@ -71,7 +71,7 @@ def loop_share(backbone: str, clock: str = "wall", steps: int = LOOP_STEPS) -> d
         run = Trainer(config, make_accelerator(config), Console(quiet=True))
         for owner, name in (
             (run.model, "forward"),
-            (run.step, "backward"),
+            (run.training_step, "backward"),
             (run.state.optimizers[0], "step"),
         ):
             _wrap(owner, name, partial(timed, "work"))

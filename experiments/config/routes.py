@@ -28,8 +28,8 @@ class TrainingRoutes:
         self.macs = cache(lambda route: float(run_cost(config, model, route).macs_routed))
 
     @cached_property
-    def step_routing(self) -> Routing:
-        """Routing settings shared by all steps."""
+    def run_routing(self) -> Routing:
+        """The run's routing settings, without a route and random numbers, which `on` adds."""
         from routing.segment import Routing
 
         return Routing.from_options(self.config.routing)
@@ -42,7 +42,7 @@ def routed_pass(config: Config, draws: Draws | None) -> Routing | None:
     """
     if config.routing.off_after == 0:
         return None
-    return TrainingRoutes(config).step_routing.on(config.first_route, draws)
+    return TrainingRoutes(config).run_routing.on(config.first_route, draws)
 
 
 def guided_route(config: Config, guidance: GuidanceOptions) -> Route:

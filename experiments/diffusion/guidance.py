@@ -162,7 +162,7 @@ def create_guidance(options: Any = None, route: Any = None, **routing: Any) -> G
     """Return the guidance that `options` names.
 
     Args:
-        options: A name, a mapping or dataclass with the keys of `conf/guidance/<name>.yaml`.
+        options: A name, a mapping or dataclass with the keys of `guidance.`.
         route: The route the model was trained with (text or `routing.Route`); routed guidance
             uses it unless `guidance.route` names another.
         **routing: Further fields of `routing.Routing` for passes with a route, as `selection`.

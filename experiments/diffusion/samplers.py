@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import abc
 import math
+import pkgutil
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from experiments.diffusion.objective import Objective, Prediction
 from experiments.options.roles import parse_named
-from experiments.options.sampler import SAMPLERS as SAMPLER_OPTIONS
 from experiments.options.sampler import (
+    SAMPLERS,
     ChurnOptions,
     DDIMOptions,
     DDPMSamplerOptions,
@@ -126,22 +127,39 @@ class Euler(Sampler):
         return self._move(x, self._slope(x, x0, time), time, after)
 
 
-class Heun(Sampler):
-    """Heun's method (EDM, Algorithm 1), order 2; Euler last, as the slope at u = 0 is 0 / 0."""
+class TwoStage(Sampler):
+    """A Runge-Kutta method of order 2 with two evaluations a step, at its start and at `node`.
+
+    The last step is Euler's, as the slope at u = 0 is 0 / 0.
+    """
+
+    #: Where the second evaluation is: 0 is the start of the interval of times, 1 its end.
+    node: ClassVar[float]
 
     def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
-        """Average the slopes at both ends."""
+        """Follow a weighted mean of the two slopes."""
         return self._step(denoise, x, i, self.times[i])
 
     def _step(self, denoise: Denoise, x: Tensor, i: int, time: float) -> Tensor:
         """Take step `i` from `time` on."""
         after = self.times[i + 1]
         first = self._slope(x, denoise(x, time).x0, time)
-        guess = self._move(x, first, time, after)
         if i == self.steps - 1:
-            return guess
-        second = self._slope(guess, denoise(guess, after).x0, after)
-        return self._move(x, (first + second) / 2, time, after)
+            return self._move(x, first, time, after)
+        between = (1 - self.node) * time + self.node * after
+        guess = self._move(x, first, time, between)
+        second = self._slope(guess, denoise(guess, between).x0, between)
+        # Order 2 needs the weight 1 / (2 node) of the node in u, in which the ODE is solved. It is
+        # another share of the interval than in time where u is not linear in time, as with ddpm.
+        share = (self.u(between) - self.u(time)) / (self.u(after) - self.u(time))
+        weight = 1 / (2 * share)
+        return self._move(x, (1 - weight) * first + weight * second, time, after)
+
+
+class Heun(TwoStage):
+    """Heun's method (EDM, Algorithm 1): the mean of the slopes at both ends."""
+
+    node = 1.0
 
 
 class Churn(Heun):
@@ -282,20 +300,11 @@ class DDIM(Sampler):
         return x + math.sqrt(spread) * noise(i, x) if spread else x
 
 
-SAMPLERS: dict[str, type[Sampler]] = {
-    "euler": Euler,
-    "heun": Heun,
-    "churn": Churn,
-    "sde": SDE,
-    "ddpm": Ancestral,
-    "ddim": DDIM,
-}
-
-
 def create_sampler(options: Any, objective: Objective) -> Sampler:
     """Return the sampler that `options` names, on the grid of the model's `objective`.
 
     `options` is a name, or a mapping or dataclass with the keys of `sampler.`.
     """
-    resolved = parse_named(SAMPLER_OPTIONS, "sampler", options)
-    return SAMPLERS[resolved.name](resolved, objective)
+    resolved = parse_named(SAMPLERS, "sampler", options)
+    sampler: Sampler = pkgutil.resolve_name(resolved.SAMPLER)(resolved, objective)
+    return sampler

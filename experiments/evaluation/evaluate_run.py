@@ -43,12 +43,10 @@ def evaluate_run(
         refuse_flags(args, ["split"], reason)
     if args.write_samples and len(args.guidance or ()) > 1:
         raise MetricError("--write-samples takes the samples of one --guidance; give one")
-    overrides = [*args.changes, *group_overrides("sampler", args.sampler or "")]
-    changes = parse_overrides(overrides, steps=args.steps)
+    changes = parse_overrides(args.changes, sampler=args.sampler, steps=args.steps)
     guidance_changes = []
-    for choice in args.guidance or [""]:
-        guided_overrides = [*overrides, *group_overrides("guidance", choice)]
-        guidance_changes.append(parse_overrides(guided_overrides)["guidance"])
+    for choice in args.guidance or [None]:
+        guidance_changes.append(parse_overrides(args.changes, guidance=choice)["guidance"])
     loaded = load_model(source, args.step, args.weights or "ema", device, report=console.say)
     _check_split(loaded.config.data, changes["data"])
     config = dataclasses.replace(loaded.config, data={**loaded.config.data, **changes["data"]})
@@ -73,20 +71,6 @@ def evaluate_run(
         pipeline = SamplingPipeline.make(loaded.model, config, sampler, guidance)
         _score_pipeline(args, pipeline, config, dataset, options, settings, folder, device, console)
     return 0
-
-
-def group_overrides(group: str, choice: str) -> list[str]:
-    """Return `NAME[,KEY=VALUE...]` as overrides `group.KEY=VALUE`.
-
-    An empty name keeps the run's own.
-    """
-    name, *options = choice.split(",")
-    if "=" in name:
-        raise MetricError(f"--{group} {choice}: a name comes first, as in NAME,{choice}")
-    overrides = [f"{group}.name={name}"] if name else []
-    for option in options:
-        overrides.append(f"{group}.{option}")
-    return overrides
 
 
 def _check_split(data: Mapping[str, Any], changes: Mapping[str, Any]) -> None:

@@ -29,11 +29,16 @@ FLAGS = {
 def parse_overrides(overrides: Sequence[str], **flags: Any) -> dict[str, dict[str, Any]]:
     """Parse overrides such as `guidance.scale=2` into one mapping per group.
 
-    `flags` are values of some of `FLAGS`; None means that a flag was not given.
+    `flags` are values of some of `FLAGS`; None means that a flag was not given. Those of
+    sampler and guidance may have options: `cfg,scale=2`.
     """
     items = list(overrides)
     for name, value in flags.items():
-        if value is not None:
+        if value is None:
+            continue
+        if name in REGISTRIES:
+            items += _group_overrides(name, value)
+        else:
             items.append(f"{FLAGS[name]}={value}")
     values: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     for item in items:
@@ -49,6 +54,23 @@ def parse_overrides(overrides: Sequence[str], **flags: Any) -> dict[str, dict[st
         except Malformed:
             values[group][name] = text  # a path, such as one that begins with a bracket
     return without_removed(values)
+
+
+def _group_overrides(group: str, choice: str) -> list[str]:
+    """Return `NAME[,KEY=VALUE...]` as overrides `group.KEY=VALUE`.
+
+    An empty name keeps the run's own.
+    """
+    name, *options = choice.split(",")
+    require(
+        "=" not in name,
+        f"--{group} {choice}: a name comes first, as in NAME,{choice}",
+        ConfigError,
+    )
+    overrides = [f"{group}.name={name}"] if name else []
+    for option in options:
+        overrides.append(f"{group}.{option}")
+    return overrides
 
 
 def _split_key(item: str) -> tuple[str, str]:

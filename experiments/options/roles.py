@@ -59,7 +59,7 @@ def parse_named(registry: Mapping[str, type], group: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{group}={value}: expected a name, or a mapping with a name")
     name = value.get("name", next(iter(registry)))
-    check_choice(name, list(registry), group)
+    check_choice(name, sorted(registry), group)
     return validate(registry[name], value, f"{group}.")
 
 

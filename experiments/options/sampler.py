@@ -1,4 +1,7 @@
-"""Options of the samplers (no torch here)."""
+"""Options of the samplers, each with the class that samples (no torch here).
+
+A sampler is a dataclass derived from `SamplerOptions`, and an entry in `SAMPLERS`.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,13 @@ Steps = Annotated[int, Ge(1), Le(10**5), STEPS]
 
 @dataclass(frozen=True)
 class SamplerOptions:
-    """Options shared by all samplers, and all of Heun's (order 2).
-
-    Heun's last step is an Euler step, so `2 * steps - 1` evaluations: 79 for 40.
-    """
+    """Options shared by all samplers."""
 
     GROUP: ClassVar[str] = "sampler"
+    #: The class that samples, `module:Class`; it is imported when a sampler is made.
+    SAMPLER: ClassVar[str]
 
-    name: str = "heun"
+    name: str
     steps: Steps = 40
     shift: Annotated[
         float,
@@ -32,13 +34,29 @@ class SamplerOptions:
         "is 1/0.3 here).",
     ] = 1.0
 
+    def __init_subclass__(cls) -> None:
+        # An inherited class would sample, but by another method than the name says.
+        if "SAMPLER" not in vars(cls):
+            raise TypeError(f"{cls.__name__}: set SAMPLER to the class that samples, MODULE:CLASS")
+
     def check_objective(self, objective: str) -> None:
         """Refuse options that have no meaning for the objective of this name."""
 
 
 @dataclass(frozen=True)
+class HeunOptions(SamplerOptions):
+    """Heun's method (order 2); its last step is Euler's, so 79 evaluations for 40 steps."""
+
+    SAMPLER = "experiments.diffusion.samplers:Heun"
+
+    name: str = "heun"
+
+
+@dataclass(frozen=True)
 class EulerOptions(SamplerOptions):
     """Euler steps of the probability-flow ODE (SG: 40 steps, TREAD: 50, LightningDiT: 250)."""
+
+    SAMPLER = "experiments.diffusion.samplers:Euler"
 
     name: str = "euler"
     steps: Steps = 50
@@ -47,6 +65,8 @@ class EulerOptions(SamplerOptions):
 @dataclass(frozen=True)
 class ChurnOptions(SamplerOptions):
     """EDM's stochastic sampler (Karras et al. 2022, Algorithm 2) with its ImageNet-64 values."""
+
+    SAMPLER = "experiments.diffusion.samplers:Churn"
 
     name: str = "churn"
     steps: Steps = 256
@@ -68,6 +88,8 @@ class ChurnOptions(SamplerOptions):
 @dataclass(frozen=True)
 class SDEOptions(SamplerOptions):
     """Euler-Maruyama on the reverse SDE (SiT, section 3.3); the last step adds no noise."""
+
+    SAMPLER = "experiments.diffusion.samplers:SDE"
 
     name: str = "sde"
     steps: Steps = 250
@@ -104,6 +126,8 @@ class SDEOptions(SamplerOptions):
 class DDPMSamplerOptions(SamplerOptions):
     """Ancestral sampling (Ho et al. 2020) on evenly spaced times: DiT's sampler."""
 
+    SAMPLER = "experiments.diffusion.samplers:Ancestral"
+
     name: str = "ddpm"
     steps: Steps = 250
     variance: Annotated[
@@ -117,6 +141,8 @@ class DDPMSamplerOptions(SamplerOptions):
 class DDIMOptions(SamplerOptions):
     """DDIM (Song et al. 2021)."""
 
+    SAMPLER = "experiments.diffusion.samplers:DDIM"
+
     name: str = "ddim"
     steps: Steps = 50
     eta: Annotated[
@@ -125,7 +151,7 @@ class DDIMOptions(SamplerOptions):
 
 
 SAMPLERS: dict[str, type[SamplerOptions]] = {
-    "heun": SamplerOptions,
+    "heun": HeunOptions,
     "euler": EulerOptions,
     "churn": ChurnOptions,
     "sde": SDEOptions,

@@ -36,9 +36,9 @@ class Trainer:
         self.config, self.accelerator, self.console = config, accelerator, console
         self.folder = config.folder
         self.owns_folder = owns_folder
-        self.step = build_step(config, accelerator, say=console.say)
-        self.dataset, self.model, self.state = self.step.dataset, self.step.model, self.step.state
-        self.metrics = MetricsLog(config, self.step, accelerator, console, self.folder)
+        step = self.training_step = build_step(config, accelerator, say=console.say)
+        self.dataset, self.model, self.state = step.dataset, step.model, step.state
+        self.metrics = MetricsLog(config, step, accelerator, console, self.folder)
         self.evaluation = Evaluation(
             config, self.dataset, self.state, self.folder, accelerator, console, self.check_folder
         )
@@ -56,16 +56,16 @@ class Trainer:
         """
         train, state = self.config.train, self.state
         total = train.steps if steps is None else steps
-        routes = self.step.routes
+        routes = self.training_step.routes
         self.model.train()
         if self.dataset.reads_disk:
-            self.step.start_prefetch()
+            self.training_step.start_prefetch()
         with self.console.progress("step", total, count=lambda: state.step) as progress:
             if self.evaluation.due():  # cut short by the end of an earlier process
                 self.evaluate(progress)
             while state.step < total:
                 start_time = time.perf_counter()
-                self.step.run()
+                self.training_step.run()
                 route = routes.schedule.at(state.step / train.steps)
                 state.macs += routes.macs(route) * train.batch
                 state.step += 1
@@ -105,7 +105,7 @@ class Trainer:
             Interrupted: A signal asked for a stop; everything is saved.
         """
         start_time = time.monotonic()
-        self.step.release()
+        self.training_step.release()
         try:
             with signals.interruptible(self.accelerator.num_processes == 1):
                 self.evaluation.run_due()
@@ -166,7 +166,7 @@ class Trainer:
         bad_step = self.state.step
         # Bad steps change no weights, but the steps before them may have caused them.
         checkpoint = self.newest_checkpoint(bad_step - bad_streak)
-        divergence.roll_back(self.step, bad_streak, checkpoint)
+        divergence.roll_back(self.training_step, bad_streak, checkpoint)
         self.console.say(
             f"{bad_streak} non-finite steps up to {bad_step}: back to step {self.state.step} with "
             "other random numbers"

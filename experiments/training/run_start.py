@@ -20,7 +20,7 @@ from experiments.training.precision import record_precision, slow_bf16
 
 def print_start(trainer: Trainer, resumed: bool) -> None:
     """Print model and cost, the run folder, the device and what is unusual about them."""
-    config, console, step = trainer.config, trainer.console, trainer.step
+    config, console, step = trainer.config, trainer.console, trainer.training_step
     cost = run_cost(config, trainer.model.config)
     console.say("\n".join(banner_lines(config, cost, trainer.model.describe())))
     status = f"resumed at step {trainer.state.step}"
@@ -65,7 +65,7 @@ def check_evaluation(trainer: Trainer) -> None:
         console.say(f"no pictures and no scores in this run: {dataset.cannot_decode}")
         return
     with console.progress("score networks"):
-        notes = scoring.check(config, dataset, trainer.step.device)
+        notes = scoring.check(config, dataset, trainer.training_step.device)
     for note in notes:
         console.once(note)
 
@@ -95,4 +95,4 @@ def write_start(trainer: Trainer) -> None:
     records.cut_records(folder, trainer.state.step)
     atomic_write(folder / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
     atomic_write(folder / "env.json", json.dumps(environment(), indent=1))
-    record_precision(config, trainer.step.precision)
+    record_precision(config, trainer.training_step.precision)

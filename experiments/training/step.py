@@ -114,7 +114,7 @@ class TrainingStep:
         if batch is None:
             batch = self.dataset.batch(self.samples(step, rows), draws)
         route = self.routes.schedule.at(step / self.config.train.steps)
-        return batch, draws, self.routes.step_routing.on(route, draws)
+        return batch, draws, self.routes.run_routing.on(route, draws)
 
     def batch_loss(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:
         """Return the mean loss of a batch under these random numbers and routes.

@@ -46,7 +46,7 @@ def time_line(config: Config, model: backbones.Backbone) -> str:
     draws = Draws(config.seed, 0, torch.arange(samples), device=device)
     precision = resolve_precision(config, model.positions.device)
     training_routes = TrainingRoutes(config)
-    routing = training_routes.step_routing.on(training_routes.schedule.at(0.0), draws)
+    routing = training_routes.run_routing.on(training_routes.schedule.at(0.0), draws)
 
     def step() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):

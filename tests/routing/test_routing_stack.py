@@ -368,6 +368,9 @@ def test_path_drop_leaves_the_span_out():
     assert not torch.allclose(some.x[~dropped], out.x[~dropped])
     with pytest.raises(RoutingError, match="block 3 does not run"):
         model(x, cond, layout, none, taps=(3,))
+    for plain in (none, routing("2-5", path_drop=0.5)):
+        with pytest.raises(RoutingError, match=r"path_drop=.*this model has none; try path_drop=0"):
+            stack()(x, cond, layout, plain)
 
 
 def test_options_that_contradict():

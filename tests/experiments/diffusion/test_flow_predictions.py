@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 from oracles import GAUSSIAN, loss_map
+from suite import registered
 
 import backbones
 from experiments.config.compose import load
@@ -122,8 +123,8 @@ def test_sampling_is_jits_with_its_guidance_interval(s, steps):
 
 @pytest.mark.parametrize(
     "options",
-    [{"name": name} for name in ("heun", "euler", "churn", "ddpm", "ddim")]
-    + [{"name": "sde", "diffusion": form} for form in ("sigma", "SBDM", "decreasing")]
+    [{"name": name} for name in registered("sampler")]
+    + [{"name": "sde", "diffusion": form} for form in ("SBDM", "decreasing")]
     + [{"name": "sde", "last": "mean"}],
 )
 def test_a_noise_scale_is_the_same_process_in_another_unit(options):

@@ -41,6 +41,7 @@ GUIDANCE = {
     "autoguidance": {"name": "autoguidance", "scale": 2.0},
     "pathdrop": {"name": "pathdrop"},
 }
+# A sampler that so few steps do not tell from another one gets its own number: {"name": "ralston", "steps": 2}.
 SAMPLERS = {
     "euler": {"name": "euler"},
     "heun": {"name": "heun"},
@@ -96,9 +97,9 @@ def bundled():
 
 def sample_objective(objective: str, sampler: str, guidance: str) -> torch.Tensor:
     model = wavy(learn_sigma=objective == "ddpm learned variance")
-    steps = {**SAMPLERS[sampler], "steps": STEPS}
+    options = {"steps": STEPS, **SAMPLERS[sampler]}
     return sample(
-        model, OBJECTIVES[objective], steps, GUIDANCE[guidance], torch.tensor(SEEDS), "1-2"
+        model, OBJECTIVES[objective], options, GUIDANCE[guidance], torch.tensor(SEEDS), "1-2"
     )
 
 

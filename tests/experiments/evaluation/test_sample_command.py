@@ -252,6 +252,10 @@ def test_numbers_classes_captions_overrides():
     )
     assert found["guidance"] == {"scale": 2, "weak": "cosine:0.6:0"}
     assert found["sampler"] == {"shift": None}
+    # As for evaluate.py, a name may have options behind it.
+    found = parse_overrides([], sampler="ddim,eta=0.5", guidance="cfg,scale=2,channels=1", steps=12)
+    assert found["sampler"] == {"name": "ddim", "eta": 0.5, "steps": 12}
+    assert found["guidance"] == {"name": "cfg", "scale": 2, "channels": 1}
 
 
 def test_captions_from_a_file(tmp_path):

@@ -109,7 +109,7 @@ def test_both_rates_follow_the_warm_up_and_the_schedule(tmp_path):
     loop = make_run(small(tmp_path, *MUON, *words))
     rates = []
     for _ in range(3):
-        loop.step.run()
+        loop.training_step.run()
         loop.state.step += 1
         rates.append([optimizer.param_groups[0]["lr"] for optimizer in loop.state.optimizers])
     for adamw, muon in rates:

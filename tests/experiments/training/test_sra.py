@@ -58,7 +58,7 @@ CASES = [
 def test_the_loss_is_the_papers(family, route, form, tmp_path):
     words = [f"backbone={family}", f"route={route}", f"train.align_loss={form}"]
     loop = perturbed(make_run(small(tmp_path, *SRA, *words)))
-    step, model = loop.step, loop.model
+    step, model = loop.training_step, loop.model
     batch, draws, routing = step.make_batch(torch.arange(8), None)
     outputs = []
     step.net = lambda *args, **options: outputs.append(model(*args, **options)) or outputs[-1]
@@ -94,22 +94,22 @@ def test_the_loss_is_the_papers(family, route, form, tmp_path):
 def test_gradients_reach_the_student_and_its_projector_and_not_the_teacher(tmp_path):
     loop = perturbed(make_run(small(tmp_path, *ROUTED)))
     before = [average.clone() for average in loop.state.ema]
-    loop.step.loss(torch.arange(8)).backward()
+    loop.training_step.loss(torch.arange(8)).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in loop.model.align.parameters())
-    assert all(p.grad is None for p in loop.step.alignment.teacher.parameters())
+    assert all(p.grad is None for p in loop.training_step.alignment.teacher.parameters())
     assert all(torch.equal(a, b) for a, b in zip(before, loop.state.ema, strict=True))
 
 
 def test_the_teacher_is_the_ema_after_steps_and_after_loading(tmp_path):
     loop = make_run(small(tmp_path, *ROUTED, "train.ema=0.5"))
-    teacher = loop.step.alignment.teacher
+    teacher = loop.training_step.alignment.teacher
     loop.fit(3)
     again = make_run(small(tmp_path, *ROUTED, "train.ema=0.5"))
     again.state.load(run_folder.step_folder(again.folder, 3), again.config.hashed())
     for student, (name, weight) in ((loop, pair) for pair in teacher.named_parameters()):
         average = student.state.ema[student.state.names.index(name)]
         assert weight.data_ptr() == average.data_ptr()
-    resumed = dict(again.step.alignment.teacher.named_parameters())
+    resumed = dict(again.training_step.alignment.teacher.named_parameters())
     for name, weight in teacher.named_parameters():
         assert torch.equal(resumed[name], weight), name
     assert not all(
@@ -142,7 +142,7 @@ def test_micro_batches_bf16_and_fusion_train(tmp_path):
     fused = ["routing.learned=fuse", "route=1-2@0.75", "routing.selection=quad"]
     for words in ([], ["train.micro_batch=4"], ["train.precision=bf16"], fused):
         loop = make_run(small(tmp_path, *ROUTED, *words))
-        loop.step.run()
+        loop.training_step.run()
         losses.append(float(loop.state.tally.loss))
         assert loop.state.tally.finite_steps == 1
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)

@@ -144,10 +144,10 @@ def test_more_steps_that_are_refused_leave_a_finished_run_as_it_was(tmp_path, mo
 
 def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, monkeypatch, capsys):
     config = small(tmp_path, "train.micro_batch=auto")
-    assert make_run(config).step.micro_batch_size == 8
+    assert make_run(config).training_step.micro_batch_size == 8
     cost = run_cost(config)
     monkeypatch.setattr(memory, "available_memory", lambda: int(cost.training_bytes(3) / 0.8))
-    assert make_run(config).step.micro_batch_size == 2
+    assert make_run(config).training_step.micro_batch_size == 2
     train(config)
     assert (
         "micro-batch 2: the largest that fits; 8 samples are accumulated" in capsys.readouterr().out
@@ -157,12 +157,12 @@ def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, m
 def test_random_numbers_of_a_sample_depend_on_seed_step_and_index_alone(tmp_path):
     run = make_run(small(tmp_path, "route=1-2"))
     run.state.step = 5
-    whole, part = run.step.draws(torch.arange(8)), run.step.draws(torch.tensor([6, 3]))
+    whole, part = run.training_step.draws(torch.arange(8)), run.training_step.draws(torch.tensor([6, 3]))
     for stream, n in (("sigma", 1), ("noise", 64), ("drop", 1), ("route.0", 64)):
         assert torch.equal(whole.uniform(stream, n)[[6, 3]], part.uniform(stream, n))
     run.state.step = 6
     assert not torch.equal(
-        run.step.draws(torch.arange(8)).uniform("noise", 64), whole.uniform("noise", 64)
+        run.training_step.draws(torch.arange(8)).uniform("noise", 64), whole.uniform("noise", 64)
     )
 
 
@@ -171,9 +171,9 @@ def test_routes_share_initialisation_data_and_noise(tmp_path):
     assert same(dict(dense.model.state_dict()), dict(routed.model.state_dict()))
     rows = torch.arange(8)
     assert torch.equal(
-        dense.step.draws(rows).uniform("noise", 9), routed.step.draws(rows).uniform("noise", 9)
+        dense.training_step.draws(rows).uniform("noise", 9), routed.training_step.draws(rows).uniform("noise", 9)
     )
-    assert torch.equal(dense.step.order.lookup(rows), routed.step.order.lookup(rows))
+    assert torch.equal(dense.training_step.order.lookup(rows), routed.training_step.order.lookup(rows))
 
 
 def test_a_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch):
@@ -184,12 +184,12 @@ def test_a_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch):
         TrainingStep, "loss", lambda self, rows, batch=None: honest(self, rows) * float("nan")
     )
     before = [p.detach().clone() for p in run.state.params]
-    run.step.run()
+    run.training_step.run()
     assert all(torch.equal(a, b) for a, b in zip(before, run.state.params, strict=True))
     assert run.state.tally.bad_steps == 1 and run.state.tally.bad_streak == 1
     monkeypatch.setattr(TrainingStep, "loss", honest)
-    run.step.run()
-    run.step.run()
+    run.training_step.run()
+    run.training_step.run()
     assert not all(torch.equal(a, b) for a, b in zip(before, run.state.params, strict=True))
     assert run.state.tally.bad_steps == 1 and run.state.tally.bad_streak == 0
 
@@ -407,12 +407,12 @@ def test_init_loads_the_parents_ema_and_is_another_run(tmp_path):
 
 def test_routing_can_be_switched_off_after_a_fraction(tmp_path):
     run = make_run(small(tmp_path, "route=1-2", "routing.off_after=0.5"))
-    rows = run.step.draws(torch.arange(8))
+    rows = run.training_step.draws(torch.arange(8))
     assert (
-        str(run.step.routes.step_routing.on(run.step.routes.schedule.at(0.49), rows).route) == "1-2"
-        and run.step.routes.step_routing.on(run.step.routes.schedule.at(0.5), rows) is None
+        str(run.training_step.routes.run_routing.on(run.training_step.routes.schedule.at(0.49), rows).route) == "1-2"
+        and run.training_step.routes.run_routing.on(run.training_step.routes.schedule.at(0.5), rows) is None
     )
-    assert run.step.routes.macs(run.step.routes.schedule.at(0.9)) == run_cost(run.config).macs_dense
+    assert run.training_step.routes.macs(run.training_step.routes.schedule.at(0.9)) == run_cost(run.config).macs_dense
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_scenes_train_with_classes_and_with_captions(backbone, task, tmp_path):
 
 
 def one_loss(run, rows=None):
-    return run.step.loss(torch.arange(8) if rows is None else rows)
+    return run.training_step.loss(torch.arange(8) if rows is None else rows)
 
 
 def perturbed(run):
@@ -86,12 +86,12 @@ def perturbed(run):
 
 def test_dropping_counts_only_tokens_that_stayed(tmp_path):
     run = perturbed(make_run(small(tmp_path, *VARIANTS["dropping"])))
-    batch, draws, routing = run.step.make_batch(torch.arange(8), None)
-    noise, time = draws.normal("noise", (1, 8, 8)), run.step.objective.times(draws)
-    pair = run.step.objective.training_pair(batch.x, noise, time)
+    batch, draws, routing = run.training_step.make_batch(torch.arange(8), None)
+    noise, time = draws.normal("noise", (1, 8, 8)), run.training_step.objective.times(draws)
+    pair = run.training_step.objective.training_pair(batch.x, noise, time)
     labels = torch.full((8,), 10)
     output = run.model(pair.inputs, pair.time, y=labels, routing=routing, return_output=True)
-    terms = run.step.objective.loss_map(output.sample, pair)
+    terms = run.training_step.objective.loss_map(output.sample, pair)
     kept = output.kept.expand(8, -1).reshape(8, 1, 8, 8)
     assert kept.sum() == 8 * 32
     run.config.train.__dict__["label_drop"] = 1.0
@@ -105,7 +105,7 @@ def test_maskdit_reconstructs_with_the_preconditioned_output(tmp_path):
     # noisy image y + n over what is not, each patch of y + n at mean 0 and variance 1.
     words = [*VARIANTS["maskdit"], "size=T/2", "train.label_drop=1"]
     run = perturbed(make_run(small(tmp_path, *words)))
-    batch, draws, routing = run.step.make_batch(torch.arange(8), None)
+    batch, draws, routing = run.training_step.make_batch(torch.arange(8), None)
     y = batch.x
     sigma = (draws.normal("sigma", 1)[:, 0] * 1.2 - 1.2).exp()
     s = sigma.reshape(-1, 1, 1, 1)
@@ -210,7 +210,7 @@ def test_weights_of_another_objective_are_refused(tmp_path):
 def test_macs_of_a_run_follow_its_stages_and_its_drawn_ends(tmp_path):
     def total(*words):
         run = make_run(small(tmp_path, *words))
-        routes = run.step.routes
+        routes = run.training_step.routes
         return run_cost(run.config), [routes.macs(routes.schedule.at(i / 4)) for i in range(4)]
 
     plain, _ = total("route=0-2")
@@ -223,14 +223,14 @@ def test_macs_of_a_run_follow_its_stages_and_its_drawn_ends(tmp_path):
 def test_tokens_shared_by_the_batch_are_aligned_with_their_own_features(tmp_path):
     words = ["route=1-2", "train.encoder=random", "backbone.align={block: 1, channels: 64, hidden: 16}"]
     run = perturbed(make_run(small(tmp_path, *words, "routing.shared=true")))
-    batch, draws, routing = run.step.make_batch(torch.arange(8), None)
+    batch, draws, routing = run.training_step.make_batch(torch.arange(8), None)
     seen = {}
-    run.step.net = lambda *args, **options: seen.setdefault("output", run.model(*args, **options))
-    loss = run.step.batch_loss(batch, draws, routing)
-    seen["features"] = run.step.alignment.encode(batch.x)
-    run.step.alignment = None
-    run.step.net = run.model
-    plain = run.step.batch_loss(batch, draws, routing)
+    run.training_step.net = lambda *args, **options: seen.setdefault("output", run.model(*args, **options))
+    loss = run.training_step.batch_loss(batch, draws, routing)
+    seen["features"] = run.training_step.alignment.encode(batch.x)
+    run.training_step.alignment = None
+    run.training_step.net = run.model
+    plain = run.training_step.batch_loss(batch, draws, routing)
     output = seen["output"]
     ids = output.aligned_layout.ids
     assert ids.shape[0] == 1
