@@ -26,9 +26,11 @@ class Block(nn.Module):
     modulation (B, 6, 1, D) and returns tokens; `backbones.dit.DiTBlock` is a short one.
 
     Attributes:
-        scans: Scan orders that it uses (names for `Layout.reorder`).
-        operations: Dispatched operations that it calls, each with the requested kernel.
-        tables: Other tables of the layout that it looks up (`Layout.prepare`).
+        scans: Every scan order that it uses (names for `Layout.scan_order`).
+        operations: Dispatched operations that it calls, each with the requested kernel, as in
+            ("biwkv", "auto"): the banner names the kernel, and one that is missing is refused.
+        tables: Other tables of the layout that it looks up, as in ("gaps", "zigzag:0")
+            (`Layout.prepare`).
     """
 
     scans: tuple[str, ...] = ()
@@ -40,7 +42,7 @@ class Block(nn.Module):
         self.tables: list[tuple[str, str]] = []
 
     def initialise(self) -> None:
-        """Initialise the linear layers; families extend this."""
+        """Initialise the linear layers; a family with other parameters extends this."""
         xavier(self)
 
 
@@ -96,6 +98,6 @@ def head_norm(y: Tensor, norm: nn.GroupNorm) -> Tensor:
     return F.group_norm(flat, norm.num_groups, weight, bias, norm.eps).view(*y.shape[:2], -1)
 
 
-def turns(index: int) -> str:
+def rotating_path(index: int) -> str:
     """Return the scan path of block `index` if each block scans once: four paths in rotation."""
     return ("zigzag:0", "zigzag:0:reversed", "zigzag:1", "zigzag:1:reversed")[index % 4]

@@ -3,8 +3,8 @@
 A mixer has about 6 D^2 parameters and a DiT block's two branches 12 D^2, so two mixers make one
 block: route indices count blocks, never mixers (one makes a block in ZigMa and DiS: `mixers=1`).
 The residual stream stays in raster order; a mixer gets its input (B, T, D) along its scan path
-(`Block.scans`; in a route, the dense path with the absent tokens deleted), and its output is put
-back into raster order.
+(`MambaBlock.paths`; in a route, the dense path with the absent tokens deleted), and its output is
+put back into raster order.
 
 On a CPU the mixers call the native operators themselves where these take the inputs, as the blocks
 do for `adaln`; everything else goes through `ops.conv` and `ops.ssd`, which choose a kernel.
@@ -56,7 +56,8 @@ def look_up(layout: Layout, kind: str, path: str) -> Any:
     if kind == "taps":
         layout.tables[kind, path] = taps(layout.positions(path), Conv.taps)
         return layout.tables[kind, path]
-    return {"scan": layout.reorder, "positions": layout.positions, "gaps": layout.gaps}[kind](path)
+    compute = {"scan": layout.scan_order, "positions": layout.positions, "gaps": layout.gaps}
+    return compute[kind](path)
 
 
 class Conv(nn.Module):
@@ -140,9 +141,9 @@ class Mixer(nn.Module):
     def scan_backwards(self, layout: Layout, *inputs: Tensor) -> Tensor:
         """Scan along the reversed path; inputs (B, T, *) and output are in the order of `path`."""
         backwards = self.path + REVERSED
-        turned = [layout.turn(x, self.path, backwards) for x in inputs]
+        turned = [layout.between_scans(x, self.path, backwards) for x in inputs]
         y = self.scan(layout, backwards, self.directions[1], *turned)
-        return layout.turn(y, backwards, self.path)
+        return layout.between_scans(y, backwards, self.path)
 
     def initialise(self) -> None:
         """Initialise steps, decays and the convolution."""
@@ -271,17 +272,16 @@ class MambaBlock(Block):
     ) -> None:
         super().__init__(index)
         mixer = Mamba2 if options.mixer == "mamba2" else Mamba1
-        self.scans = paths(options.scan, index, options.mixers)
-        self.one = mixer(size, self.scans[0], options)
-        self.two = mixer(size, self.scans[1], options) if options.mixers == 2 else None
+        self.paths = paths(options.scan, index, options.mixers)
+        self.one = mixer(size, self.paths[0], options)
+        self.two = mixer(size, self.paths[1], options) if options.mixers == 2 else None
         self.operations = [(options.operation, options.kernel)]
         if options.conv != "none":
             self.operations.append(("conv", "auto"))
-        scans = list(self.scans)
+        self.scans = self.paths
         if options.directions == 2:
-            scans += [scan + REVERSED for scan in self.scans]
-        for scan in scans:
-            self.tables.append(("scan", scan))
+            self.scans += tuple(path + REVERSED for path in self.paths)
+        for scan in self.scans:
             if options.conv == "true":
                 self.tables.append(("positions", scan))
             if options.gap != "off":
@@ -295,12 +295,12 @@ class MambaBlock(Block):
         ops = ACTIVE.operations[x.device.type]
         modulation = cond.unbind(1)
         shift, scale, gate = modulation[:3]
-        order = look_up(layout, "scan", self.scans[0])
+        order = look_up(layout, "scan", self.paths[0])
         x = ops.gated_sum(x, gate, self.one(ops.adaln(x, shift, scale, order), layout), order)
         if self.two is None:
             return x
         shift, scale, gate = modulation[3:]
-        order = look_up(layout, "scan", self.scans[1])
+        order = look_up(layout, "scan", self.paths[1])
         return ops.gated_sum(x, gate, self.two(ops.adaln(x, shift, scale, order), layout), order)
 
     def initialise(self) -> None:

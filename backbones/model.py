@@ -46,6 +46,8 @@ from routing.layout import Layout, Move
 from routing.segment import Routing
 from routing.stack import StackOutput
 
+LARGEST_INITIAL_VALUE = 1e4  # Uninitialised memory is often beyond it, or NaN.
+
 
 @dataclass
 class Output:
@@ -89,8 +91,8 @@ class Backbone(nn.Module, Pretrained):
         config: Every argument, fit for JSON; `create(**config)` builds the same model.
 
     Raises:
-        BackboneError: Values that do not fit, or a block whose parameters are not what its family
-            counts.
+        BackboneError: Values that do not fit, a block whose parameters are not what its family
+            counts, or one that it does not initialise.
     """
 
     positions: Tensor
@@ -137,6 +139,7 @@ class Backbone(nn.Module, Pretrained):
             self._check_taps([align.block], least=0)
             self.align = Projector(shape.width, align)
         self.initialise()
+        self._check_initialised()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -154,6 +157,19 @@ class Backbone(nn.Module, Pretrained):
         for module in (*embedders, self.head, self.decoder, self.align):
             if module is not None:
                 module.initialise()
+
+    def _check_initialised(self) -> None:
+        """Refuse a block with a parameter that still holds the garbage of `torch.empty`."""
+        for name, parameter in self.stack.blocks.named_parameters():
+            values = parameter.data
+            if values.is_meta or type(values) is not Tensor or values.numel() == 0:
+                continue  # a shape without values: on the meta device, or a fake tensor
+            largest = float(values.abs().max())
+            if not largest < LARGEST_INITIAL_VALUE:
+                raise BackboneError(
+                    f"backbone {self.name}: parameter {name} of the blocks has values up to "
+                    f"{largest:.3g} after initialisation; set it in the block's initialise()"
+                )
 
     def embed(
         self,

@@ -112,7 +112,8 @@ class RWKVBlock(Block):
         self.spatial = SpatialMix(width, options)
         self.channel = ChannelMix(width, options.hidden(width), options.missing)
         self.operations = [("biwkv", options.kernel), ("shift", "auto")]
-        self.tables = [("neighbours", options.missing), ("scan", "raster")]
+        self.scans = ("raster",)
+        self.tables = [("neighbours", options.missing)]
         if options.wkv == "true":
             self.tables.append(("positions", "raster"))
 

@@ -1,7 +1,7 @@
 """RWKV-7 (Goose, arXiv 2503.14456) for images: a matrix state with a delta-rule update.
 
 Each block scans one path, the next block another one: forward and reversed, along rows and
-along columns, in rotation (`layers.turns`). The token shift is the two-dimensional one of
+along columns, in rotation (`layers.rotating_path`). The token shift is the two-dimensional one of
 `backbones.rwkv`, by the layout's table of neighbours.
 
 The values of the first block travel with the tokens as `v_first`: later blocks mix them in, so a
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers import Block, head_norm, turns
+from backbones.layers import Block, head_norm, rotating_path
 from backbones.ops.matrix_state import rwkv7
 from backbones.ops.native import ACTIVE
 from backbones.options.rwkv7 import RWKV7Options, low_rank, matrix_head
@@ -54,7 +54,7 @@ class TimeMix7(nn.Module):
 
     def __init__(self, width: int, index: int, options: RWKV7Options) -> None:
         super().__init__()
-        self.path, self.kernel = turns(index), options.kernel
+        self.path, self.kernel = rotating_path(index), options.kernel
         self.heads = width // matrix_head(width)
         self.shift = Shift(width, 6, options.missing)
         self.receptance = nn.Linear(width, width, bias=False)
@@ -126,7 +126,8 @@ class RWKV7Block(Block):
         hidden = hidden_for(width, mixer_params, 2, width * width)
         self.channel = ChannelMix(width, hidden, options.missing)
         self.operations = [("rwkv7", options.kernel), ("shift", "auto")]
-        self.tables = [("neighbours", options.missing), ("scan", turns(index))]
+        self.scans = (rotating_path(index),)
+        self.tables = [("neighbours", options.missing)]
 
     def initialise(self) -> None:
         """Initialise the weights."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers import Block, SwiGLU, turns
+from backbones.layers import Block, SwiGLU, rotating_path
 from backbones.ops.native import ACTIVE
 from backbones.registry import BlockCost, Spec, register
 from backbones.sizes import Size, hidden_for
@@ -48,7 +48,7 @@ class MinGRUBlock(Block):
 
     def __init__(self, size: Size, index: int, grid: tuple[int, int], options: Options) -> None:
         super().__init__(index)
-        self.scans = (turns(index),)  # rows and columns, forward and back, block by block
+        self.scans = (rotating_path(index),)  # rows and columns, forward and back, block by block
         self.mixer = MinGRU(size.width, options.gate)
         spent = sum(p.numel() for p in self.mixer.parameters())
         self.mlp = SwiGLU(size.width, hidden_for(size.width, spent, 3), bias=False)
@@ -57,7 +57,7 @@ class MinGRUBlock(Block):
         """Run the block on tokens (B, T, D) under its modulation (B, 6, 1, D)."""
         ops = ACTIVE.operations[x.device.type]
         shift1, scale1, gate1, shift2, scale2, gate2 = cond.unbind(1)
-        order = layout.reorder(self.scans[0])  # adaLN sorts into scan order, the sum sorts back
+        order = layout.scan_order(self.scans[0])  # adaLN sorts into scan order, the sum sorts back
         x = ops.gated_sum(x, gate1, self.mixer(ops.adaln(x, shift1, scale1, order), layout), order)
         return ops.gated_sum(x, gate2, self.mlp(ops.adaln(x, shift2, scale2), layout))
 

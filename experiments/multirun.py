@@ -19,7 +19,7 @@ from experiments.config.schema import Config
 from experiments.runtime import run_folder
 from experiments.runtime.errors import EXIT_CODES, Interrupted, print_error, sentence
 from experiments.runtime.process_group import process_group
-from experiments.training.run_one import run_one
+from experiments.training.dry_run import train_or_dry_run
 from routing.errors import UserError, require
 
 _MOST = 10_000  # runs one after another; each is composed and checked before the first
@@ -31,7 +31,7 @@ def job(cfg: object) -> None:
 
     words = HydraConfig.get().overrides.task
     try:
-        run_one(load([word for word in words if not word.startswith("hydra")]))
+        train_or_dry_run(load([word for word in words if not word.startswith("hydra")]))
     except Interrupted as stop:
         # Hydra takes an exception for one failed job, and would start the next.
         raise SystemExit(EXIT_CODES[stop.reason]) from None
@@ -129,7 +129,7 @@ def multirun(argv: list[str]) -> int:
             return 0
         for config in runs:
             try:
-                run_one(config)
+                train_or_dry_run(config)
             except Exception as error:
                 # The other runs still start, except in a process group: its other processes may
                 # wait for this one inside the failed run.

@@ -29,11 +29,11 @@ def main(argv: list[str]) -> int:
         return 0
     from experiments.config.compose import load
     from experiments.multirun import multirun
-    from experiments.training.run_one import run_one
+    from experiments.training.dry_run import train_or_dry_run
 
     if any(flag in argv for flag in ("-m", "--multirun")):
         return multirun(argv)
-    run_one(load(argv))
+    train_or_dry_run(load(argv))
     return 0
 
 

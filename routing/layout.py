@@ -175,7 +175,7 @@ class Layout:
             self.tables = _DENSE_TABLES.setdefault(key, {})
 
     def prepare(self, tables: Iterable[tuple[str, str]]) -> None:
-        """Compute tables, so that `reorder`, `positions`, `gaps` and `neighbours` look them up.
+        """Compute tables, so that `scan_order`, `positions`, `gaps` and `neighbours` look them up.
 
         Args:
             tables: Pairs of a kind, one of `scan`, `positions`, `gaps` and `neighbours`, and what
@@ -197,21 +197,21 @@ class Layout:
         """
         return self._table("order", name)
 
-    def reorder(self, name: str) -> Order | None:
+    def scan_order(self, name: str) -> Order | None:
         """Return the order in the form that `permute` takes; None where nothing moves."""
         key = "scan", name
         return self.tables[key] if key in self.tables else self._table(*key)
 
     def to_scan(self, x: Tensor, name: str) -> Tensor:
         """Put tokens from ascending into scan order, `(B, T, C)`; no copy where nothing moves."""
-        return permute(x, self.reorder(name))
+        return permute(x, self.scan_order(name))
 
     def from_scan(self, y: Tensor, name: str) -> Tensor:
         """Undo `to_scan`."""
-        order = self.reorder(name)
+        order = self.scan_order(name)
         return permute(y, order and order.inverse())
 
-    def turn(self, x: Tensor, start: str, end: str) -> Tensor:
+    def between_scans(self, x: Tensor, start: str, end: str) -> Tensor:
         """Put tokens from one scan order into another."""
         return self.to_scan(self.from_scan(x, start), end)
 

@@ -287,7 +287,15 @@ class RoutedSegment:
     rate: float
 
     def process(self, tokens: Tokens, subset: Subset | None, run: RunBlocks) -> Tokens:
-        """Gather the kept tokens and run the segment's blocks on them."""
+        """Gather the kept tokens and run the segment's blocks on them.
+
+        `Stack.forward` calls it, then `restore`.
+
+        Args:
+            tokens: The state before block `start`.
+            subset: The tokens that stay, drawn for this pass; None if the rate is 0.
+            run: `BlockRunner.run`.
+        """
         return run(tokens.gather(subset), self.start, self.end + 1)
 
     def restore(self, tokens: Tokens, subset: Subset | None, processed: Tokens) -> Tokens:

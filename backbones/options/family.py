@@ -49,8 +49,12 @@ class BlockCost:
     Attributes:
         params: Parameters without the block's share of the modulation.
         linear: MACs of the linear layers per token.
-        mixing: Given the number of tokens, the MACs of everything that mixes them, per sample.
-        saved: Floats saved for the backward pass, per token (measured, within 15 %).
+        mixing: Given the number of tokens, the MACs of everything that mixes them, per sample:
+            attention, scans, convolutions, shifts. Norms, activations and gates are not counted.
+        saved: Floats that autograd keeps for the backward pass, per token, in float32, gates and
+            activations included. `test_activations_are_what_autograd_saves` in
+            tests/backbones/test_backbones_cost.py measures them with `saved_tensors_hooks`: run it
+            with a first estimate, and correct that until it is within 15 %.
     """
 
     params: int

@@ -64,6 +64,8 @@ DEFAULTS_NOTE = "Keys with their defaults (a scale or an experiment may set othe
 def help_text(topic: str = "") -> str:
     """Return the help: an overview, a section, one entry of a group (`data=digits`), or all.
 
+    A backbone's name alone (`mamba`) means its entry.
+
     Raises:
         ConfigError: There is no such topic.
     """
@@ -71,6 +73,9 @@ def help_text(topic: str = "") -> str:
     if name in GROUPS and entry:
         check_choice(entry, groups.names(name), f"--help {name}")
         return _entry_text(name, entry)
+    backbones = groups.names("backbone")
+    if topic in backbones:
+        return _entry_text("backbone", topic)
     name = name.split(".")[0]
     if name in SECTIONS:
         return _section_text(name)
@@ -79,7 +84,7 @@ def help_text(topic: str = "") -> str:
     if topic == "all":
         return "\n".join([overview(), *(_section_text(section) for section in SECTIONS)])
     if topic and "=" not in topic:
-        check_choice(topic, [*SECTIONS, *GROUPS, "all"], "--help")
+        check_choice(topic, [*SECTIONS, *GROUPS, *backbones, "all"], "--help")
     return overview()
 
 
@@ -109,6 +114,12 @@ def _section_text(section: str) -> str:
     prefix, options = SECTIONS[section]
     lines = [ROUTES] if section == "route" else []
     lines.append(DEFAULTS_NOTE)
+    default_scale = fields_of(Config)["scale"].default
+    changed = flatten(dict(preset("scale", default_scale)).get(prefix, {}))
+    if changed:
+        values = " ".join(f"{prefix}.{key}={show(value)}" for key, value in changed.items())
+        text = f"scale={default_scale}, the default, sets {values}"
+        lines += textwrap.wrap(text, 78, initial_indent="  ", subsequent_indent="  ")
     lines += _options_lines(options, f"{prefix}.", leave_out=("route",))
     return "\n".join([*lines, ""])
 

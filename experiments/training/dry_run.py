@@ -10,9 +10,24 @@ from experiments.config.model import banner_lines, model_arguments, run_cost
 from experiments.config.schema import Config
 from experiments.data.registry import describe, parse
 from experiments.preflight import check_ready
-from experiments.runtime.console import Console, big
+from experiments.runtime.console import Console, big, loading
 from experiments.runtime.memory import check_fits, memory_line, visible_gpus
 from experiments.runtime.process_group import process_group
+
+
+def train_or_dry_run(config: Config) -> None:
+    """Train one run, or print what would be trained (dry=true).
+
+    Raises:
+        UserError: Anything a user can fix, in one sentence.
+        Interrupted: Stopped by a signal, after saving.
+    """
+    if config.dry:
+        dry_run(config)
+        return
+    with loading():  # of torch, which a dry run does without
+        from experiments.training.session import train
+    train(config)
 
 
 def dry_run(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""The last heartbeat of a run that ends with an error or on a signal."""
+"""How a run ends: its results, or the last heartbeat after an error or a signal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments.config.model import run_cost
+from experiments.config.schema import Config
+from experiments.evaluation import trained_model
 from experiments.runtime import records, run_folder
 from experiments.runtime.errors import Interrupted
+from experiments.runtime.files import atomic_write
+from experiments.runtime.locks import locked
+from experiments.training.run_files import draw_curve
+from experiments.training.state import TrainingState
+
+
+@contextlib.contextmanager
+def owned_folder(folder: Path, steps: int) -> Iterator[None]:
+    """Lock the run folder inside the block; write a last heartbeat when that ends with an error."""
+    with locked(folder), record_end(folder, steps):
+        yield
 
 
 @contextlib.contextmanager
@@ -49,3 +63,50 @@ def write_end(folder: Path, status: str, **fields: Any) -> None:
     """Write the last heartbeat of a run, unless its folder is gone: this would make it again."""
     if not run_folder.is_lost(folder):
         records.write_status(folder, status, **fields)
+
+
+def write_results(
+    config: Config, state: TrainingState, session_seconds: float, precision: str
+) -> None:
+    """Write the weights, the loss curve and, last, `summary.json`."""
+    folder, step = config.folder, state.step
+    cost = run_cost(config, state.model.config)
+    weights = state.ema_state_dict()
+    trained_model.export(
+        folder / "model.safetensors", state.model, weights, config, step, state.info
+    )
+    loss_curve = draw_curve(folder)
+    scores = {}
+    for line in filter(records.is_score, records.read_jsonl(folder / "scores.jsonl")):
+        if line.get("step") == step:
+            scores[line["metric"]] = line["value"]
+    last_metrics = (records.read_metrics(folder) or [{}])[-1]
+    summary = {
+        "status": "done",
+        "name": config.name,
+        "hash": config.hash,
+        "backbone": config.backbone["name"],
+        "size": config.size,
+        "data": config.data["name"],
+        "task": config.task,
+        "route": config.resolved_route,
+        "scale": config.scale,
+        "seed": config.seed,
+        "precision": precision,
+        "step": step,
+        "params": cost.params,
+        "macs_dense": cost.macs_dense,
+        "macs_routed": cost.macs_routed,
+        "macs_dense_no_attention": cost.macs_dense_no_attention,
+        "macs_routed_no_attention": cost.macs_routed_no_attention,
+        "macs": state.macs,
+        "wall_s": round(state.seconds, 1),
+        "session_s": round(session_seconds, 1),
+        "images_per_s": last_metrics.get("images_per_s"),
+        "loss": last_metrics.get("loss"),
+        "skipped": last_metrics.get("skipped"),
+        "scores": scores,
+        "loss_curve": loss_curve,
+    }
+    records.write_status(folder, "done", step=step, steps=config.train.steps)
+    atomic_write(folder / "summary.json", json.dumps(summary, indent=1))

@@ -1,4 +1,4 @@
-"""The first messages, checks and files of a start of a run."""
+"""The first messages, checks and files of a run that starts or resumes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import json
 import torch
 import yaml
 
+from experiments.config.model import banner_lines, run_cost
 from experiments.evaluation import scoring
 from experiments.evaluation.pipeline import SamplingPipeline
-from experiments.runtime import records
+from experiments.runtime import records, trackers
 from experiments.runtime.environment import environment
 from experiments.runtime.files import atomic_write
 from experiments.training.cuda_graphs import GraphedTrainingStep
@@ -18,8 +19,10 @@ from experiments.training.precision import record_precision, slow_bf16
 
 
 def print_start(trainer: Trainer, resumed: bool) -> None:
-    """Print the run folder, the device and what is unusual about them."""
+    """Print model and cost, the run folder, the device and what is unusual about them."""
     config, console, step = trainer.config, trainer.console, trainer.training_step
+    cost = run_cost(config, trainer.model.config)
+    console.say("\n".join(banner_lines(config, cost, trainer.model.describe())))
     status = f"resumed at step {trainer.state.step}"
     if not resumed:
         status = "new; rerun to resume"
@@ -65,6 +68,21 @@ def check_evaluation(trainer: Trainer) -> None:
         notes = scoring.check(config, dataset, trainer.training_step.device)
     for note in notes:
         console.once(note)
+
+
+def open_tracker(trainer: Trainer) -> None:
+    """Open the run in the experiment tracker of `log`."""
+    config = trainer.config
+    trackers.open_tracker(
+        config.log, trainer.folder, config.name, config.to_dict(), trainer.accelerator
+    )
+
+
+def write_running(trainer: Trainer) -> None:
+    """Write the first heartbeat."""
+    records.write_status(
+        trainer.folder, "running", step=trainer.state.step, steps=trainer.config.train.steps
+    )
 
 
 def write_start(trainer: Trainer) -> None:

@@ -1,8 +1,10 @@
-"""One start of a training run: lock the run folder, train, record how it ended."""
+"""Train a run: lock its folder, start or resume, train to the last step, record how it ended."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 from backbones.ops import native
 from experiments.components import make_accelerator
@@ -10,9 +12,8 @@ from experiments.config.schema import Config
 from experiments.preflight import check_ready
 from experiments.runtime import signals
 from experiments.runtime.console import Console
-from experiments.runtime.locks import locked
-from experiments.training.run_end import record_end
-from experiments.training.start import start
+from experiments.training import run_end, run_start
+from experiments.training.loop import Trainer
 from experiments.training.summary import read_summary, show_results
 
 
@@ -40,8 +41,36 @@ def train(config: Config, *, quiet: bool = False) -> Path:
         native.start_build(console.say)  # while the data are read and the model is made
     with signals.installed():
         if not accelerator.is_main_process:
-            start(config, accelerator, console)
+            _train_in_folder(config, accelerator, console)
             return folder
-        with locked(folder), record_end(folder, config.train.steps):
-            start(config, accelerator, console)
+        with run_end.owned_folder(folder, config.train.steps):
+            _train_in_folder(config, accelerator, console)
     return folder
+
+
+def _train_in_folder(config: Config, accelerator: Any, console: Console) -> None:
+    """Train to the last step in the run folder, which the first process has locked."""
+    start_time = time.monotonic()
+    is_main = accelerator.is_main_process
+    with console.progress("preparing data and model"):
+        trainer = Trainer(config, accelerator, console, owns_folder=is_main)
+        resumed = trainer.resume()
+    if not resumed and config.init:
+        trainer.state.start_from(config, console.say)
+    if is_main:
+        run_start.write_running(trainer)
+    run_start.print_start(trainer, resumed)
+    run_start.check_evaluation(trainer)
+    run_start.open_tracker(trainer)
+    if is_main:
+        run_start.write_start(trainer)
+    trainer.fit()
+    if is_main:
+        trainer.check_folder()
+        seconds = time.monotonic() - start_time
+        with console.progress("weights and loss curve"):
+            run_end.write_results(config, trainer.state, seconds, trainer.training_step.precision)
+    accelerator.wait_for_everyone()
+    for tracker in accelerator.trackers:  # not `end_training`, which ends the process group too
+        tracker.finish()
+    show_results(console, trainer.folder)

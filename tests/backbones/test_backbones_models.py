@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import backbones
 from backbones import registry
+from backbones.mamba import Conv
 from backbones.ops import conv, ssd
 from backbones.sizes import SIZES, BackboneError, parse_size
 from routing.route import Route
@@ -38,6 +39,27 @@ def stir(model, scale=0.2, seed=0):
             if p.dim() > 1 and not p.any() or p.dim() == 1 and not p.any():
                 p.copy_(torch.randn(p.shape, generator=g) * scale)
     return model
+
+
+@pytest.fixture
+def empty_is_nan():
+    """`torch.empty` is filled with NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name", backbones.names())
+def test_every_parameter_is_initialised(name, empty_is_nan):
+    missing = [key for key, parameter in tiny(name).named_parameters() if not parameter.isfinite().all()]
+    assert not missing, f"{name}: initialise() leaves {missing} as torch.empty made them"
+
+
+def test_a_parameter_that_nobody_initialises_is_one_sentence(monkeypatch, empty_is_nan):
+    monkeypatch.setattr(Conv, "initialise", lambda self: None)
+    message = r"backbone mamba: parameter 0.one.conv.weight of the blocks has values up to nan after initialisation"
+    with pytest.raises(BackboneError, match=message):
+        tiny("mamba")
 
 
 def test_no_torch_before_a_model_is_built():

@@ -6,32 +6,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import backbones
+from backbones import registry
 from routing.layout import Layout
 from routing.route import Route
 from routing.segment import Routing
 
 torch.set_num_threads(1)
+# The options that are drawn; every other family has its defaults.
+OPTIONS = {
+    "dit": {"rope": st.booleans()},
+    "mamba": {
+        "scan": st.sampled_from(["alternate", "zigzag", "bidirectional"]),
+        "conv": st.sampled_from(["true", "none"]),
+        "gap": st.sampled_from(["off", "decay", "dt"]),
+        "mixer": st.sampled_from(["mamba2", "mamba1"]),
+        "chunk": st.sampled_from([3, 8, 64]),
+        "attention": st.sampled_from([0, 2]),
+    },
+    "rwkv": {"missing": st.sampled_from(["self", "zero", "nearest"]), "key_norm": st.just(False)},
+}
 FAMILIES = st.one_of(
-    st.fixed_dictionaries({"name": st.just("dit"), "rope": st.booleans()}),
-    st.fixed_dictionaries(
-        {
-            "name": st.just("mamba"),
-            "scan": st.sampled_from(["alternate", "zigzag", "bidirectional"]),
-            "conv": st.sampled_from(["true", "none"]),
-            "gap": st.sampled_from(["off", "decay", "dt"]),
-            "mixer": st.sampled_from(["mamba2", "mamba1"]),
-            "chunk": st.sampled_from([3, 8, 64]),
-            "attention": st.sampled_from([0, 2]),
-        }
-    ),
-    st.fixed_dictionaries(
-        {
-            "name": st.just("rwkv"),
-            "missing": st.sampled_from(["self", "zero", "nearest"]),
-            "key_norm": st.just(False),
-        }
-    ),
-    st.fixed_dictionaries({"name": st.just("rwkv7")}),
+    st.fixed_dictionaries({"name": st.just(name), **OPTIONS.get(name, {})}) for name in registry.names()
 )
 
 

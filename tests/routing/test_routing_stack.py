@@ -255,7 +255,7 @@ def test_declared_tables_are_computed_before_the_blocks_run():
         def forward(self, x, cond, layout):
             before = set(layout.tables)
             assert before >= {("scan", "zigzag:1"), *self.tables}
-            layout.reorder("zigzag:1"), layout.gaps("zigzag:1"), layout.neighbours("zero")
+            layout.scan_order("zigzag:1"), layout.gaps("zigzag:1"), layout.neighbours("zero")
             assert set(layout.tables) == before
             return super().forward(x, cond, layout)
 

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from small import ROOT, small
+from suite import registered
 
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.trained_model import load_model
@@ -66,7 +67,7 @@ def sample(config, run, words):
 
 
 def test_the_page_has_every_method_and_guidance():
-    assert BACKBONES == ["dit", "mamba", "rwkv", "lightningdit", "rwkv7"]
+    assert sorted(BACKBONES) == registered("backbone"), "a column of docs/combining.md for each backbone"
     assert list(TOKENS) == ["none", "TREAD", "SPRINT", "MaskDiT"]
     assert {"REPA", "SRA", "Muon", "x-prediction"} <= set(ADDED)
     assert {words[0].partition("=")[2] for words, _ in GUIDANCE.values()} == set(GUIDANCE_OPTIONS)
@@ -76,8 +77,9 @@ def combinations() -> list[tuple[str, str, str]]:
     """Every pair of backbone and tokens and of tokens and addition, in a run each."""
     runs = []
     for row, tokens in enumerate(TOKENS):
-        for column, added in enumerate(ADDED):
-            runs.append((BACKBONES[(row + column) % len(BACKBONES)], tokens, added))
+        for column in range(max(len(BACKBONES), len(ADDED))):
+            backbone = BACKBONES[(row + column) % len(BACKBONES)]
+            runs.append((backbone, tokens, list(ADDED)[column % len(ADDED)]))
     return runs
 
 
