@@ -281,6 +281,37 @@ def test_roll_back_goes_to_before_the_first_bad_step_with_other_numbers(keep, tm
     assert steps == sorted(set(steps)), "the abandoned branch leaves no lines"
 
 
+def test_a_roll_back_in_the_last_step_is_not_the_end(tmp_path, monkeypatch):
+    honest, evaluated = TrainingStep.loss, []
+
+    def poison(self, rows, batch=None):
+        bad = self.state.rollbacks == 0 and self.state.step >= 4
+        return honest(self, rows) * (float("nan") if bad else 1.0)
+
+    monkeypatch.setattr(TrainingStep, "loss", poison)
+    honest_evaluate = Trainer.evaluate
+
+    def evaluate(self, *arguments):
+        evaluated.append(self.state.step)
+        honest_evaluate(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    saved = []
+    honest_save = Trainer.save
+
+    def save(self):
+        saved.append(self.state.step)
+        honest_save(self)
+
+    monkeypatch.setattr(Trainer, "save", save)
+    words = ["train.max_bad_steps=1", "train.rollback=1", "train.save_every=2", "train.log_every=6"]
+    run = make_run(small(tmp_path, "train.steps=6", *words))
+    run.folder.mkdir()
+    run.fit()
+    # Step 4 is a multiple of train.save_every; only the end is evaluated.
+    assert (evaluated, saved) == ([6], [2, 4, 4, 6]) and run.state.rollbacks == 1
+
+
 def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_path, monkeypatch):
     from experiments.evaluation.guided_denoiser import GuidedDenoiser
 
