@@ -383,6 +383,8 @@ def test_more_memory_is_asked_for_after_it_ran_out_and_only_then():
         (row, dataclasses.replace(base, retry_memory=None)),
         (RunStatus(make_run(), "failed", why="killed by signal 9 (out of memory?)"), base),
         (RunStatus(make_run(), "failed", why="the loss is not a number"), base),
+        # The text that is shown decides nothing.
+        (RunStatus(make_run(), "failed", why="no such folder: runs/out of memory"), base),
         (RunStatus(make_run(), "stopped", why="cancelled"), base),
     ):
         assert retried(*unchanged) == (10, "")
