@@ -23,3 +23,7 @@ __all__ = sorted([*_names, "SweepError"])
 
 class SweepError(UserError):
     """An invalid grid, cluster file, override or command, described in one sentence."""
+
+
+class NothingSubmitted(SweepError):
+    """A submission failed, and none of its jobs is in the queue: it need not be remembered."""

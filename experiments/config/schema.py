@@ -17,6 +17,25 @@ from experiments.options.roles import ConfigError
 from routing.errors import require
 
 
+def _route_text(route: Any) -> Any:
+    """Return a route that YAML has read as a list or as null in the form that is typed."""
+    if route is None or isinstance(route, list):
+        return "+".join(str(part) for part in route or ["none"])
+    return route
+
+
+def _check_routing_route(routing: Any, route: Any) -> None:
+    """Refuse a `routing.route` that `route` would replace; saved configurations repeat `route`."""
+    if isinstance(routing, Mapping):
+        repeated = _route_text(routing.get("route", "none"))
+        require(
+            repeated in ("none", route),
+            f"routing.route={repeated}: expected route={repeated} at the top level, where the "
+            f"configuration has route={route}",
+            ConfigError,
+        )
+
+
 @dataclass(frozen=True)
 class Config(RunOptions):
     """One run: its options, checked by `from_dict`, and the identity that follows from them."""
@@ -31,9 +50,10 @@ class Config(RunOptions):
         if isinstance(values, Mapping):
             values = without_removed(values)
             # YAML reads an unquoted route or size as a list, as null or as a number.
-            route = values.get("route", "none")
-            if route is None or isinstance(route, list):
-                values["route"] = "+".join(str(part) for part in route or ["none"])
+            route = _route_text(values.get("route", "none"))
+            if "route" in values:
+                values["route"] = route
+            _check_routing_route(values.get("routing"), route)
             if isinstance(values.get("size"), int | float):
                 values["size"] = str(values["size"])
         config: Config = validate(cls, values)

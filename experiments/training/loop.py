@@ -72,9 +72,9 @@ class Trainer:
                 state.seconds += time.perf_counter() - start_time
 
                 stop_reason = self.stop_requested()
-                is_last = state.step == total
-                if state.step % train.log_every == 0 or is_last:
+                if state.step % train.log_every == 0 or state.step == total:
                     self.report(progress)
+                is_last = state.step == total  # unless the report has rolled back
                 is_saved = state.step % train.save_every == 0 or is_last or stop_reason is not None
                 if is_saved:
                     self.save()

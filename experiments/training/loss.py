@@ -1,4 +1,4 @@
-"""Reduce a loss map with permanently dropped tokens, or with one loss for each route."""
+"""Reduce a loss map: with permanently dropped tokens, or as the ensemble loss over routes."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from experiments.evaluation.pictures import image_grid, save_gif, save_png
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.scoring import score
 from experiments.runtime import console, records
+from experiments.runtime.processes import gather
 from experiments.training.state import TrainingState
 
 COLUMNS = 8
@@ -209,18 +210,27 @@ class Evaluation:
     def _scores(self) -> bool:
         """Append this step's scores to `scores.jsonl`; return False if all are there already."""
         path, step = self.folder / "scores.jsonl", self.state.step
-        previous = [entry for entry in records.read_jsonl(path) if entry.get("step") == step]
-        intact = all(map(records.is_score, previous))
-        if previous and intact and len(previous) == previous[0].get("of"):
+        # The first process decides and cuts the file: others may see it in an older state, and
+        # scoring is a collective call.
+        if gather(self.accelerator.is_main_process and self._are_scores_complete(path))[0]:
             return False
-        if previous:
-            records.cut_jsonl(path, step - 1)
         with self.state.ema_weights() as model:
             scores = score(model, self.config, self.dataset, step=step, console=self.console)
         if self.accelerator.is_main_process and scores:
             self.check_folder()
             self._write_scores(path, [entry.to_dict() for entry in scores])
         return True
+
+    def _are_scores_complete(self, path: Path) -> bool:
+        """Return whether this step's scores are on disk; remove them if only some are."""
+        step = self.state.step
+        previous = [entry for entry in records.read_jsonl(path) if entry.get("step") == step]
+        intact = all(map(records.is_score, previous))
+        if previous and intact and len(previous) == previous[0].get("of"):
+            return True
+        if previous:
+            records.cut_jsonl(path, step - 1)
+        return False
 
     def _write_scores(self, path: Path, scores: list[dict[str, Any]]) -> None:
         step = self.state.step

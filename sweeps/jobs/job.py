@@ -45,6 +45,8 @@ MAX_FRUITLESS_STARTS = 3  # attempts from the same step before a run is given up
 # Exit codes of a worker on this machine: it asks to be queued again (EX_TEMPFAIL), ...
 REQUEUE = 75
 STOPPED = 76  # ... or it has saved and stopped as it was asked to
+# Names of the signals that ask for a save and a requeue; Windows has no such `signal.Signals`.
+REQUEUE_SIGNALS = ("SIGUSR1", "SIGUSR2")
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,7 @@ def _watchdog(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
     def watch() -> None:
         requested_at = None
         while not finished.wait(0.5):
-            if "USR" not in (signals.requested() or ""):
+            if signals.requested() not in REQUEUE_SIGNALS:
                 requested_at = None
             elif requested_at is None:
                 requested_at = time.monotonic()
@@ -258,7 +260,7 @@ def _watchdog(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
 
 def _end_interrupted(job: Job, run: PlannedRun, rank: int, signal_name: str) -> NoReturn:
     """Requeue after USR2; after TERM wait for Slurm to end the job. Every rank has saved."""
-    step, requested_requeue = run.saved_step, "USR" in signal_name
+    step, requested_requeue = run.saved_step, signal_name in REQUEUE_SIGNALS
     if rank == 0:
         # Give up now rather than after another wait in the queue.
         if requested_requeue:

@@ -18,7 +18,7 @@ import psutil
 from experiments.runtime import run_folder
 from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import is_locked
-from sweeps import SweepError
+from sweeps import NothingSubmitted
 from sweeps.jobs.job import Job
 from sweeps.jobs.pool_gpus import choose_gpus
 from sweeps.jobs.snapshot import job_environment
@@ -42,7 +42,7 @@ def start(
         live_jobs: Job ids, by run, of runs in other pools that some of these wait for.
 
     Raises:
-        SweepError: It did not start, or there are too few GPUs.
+        NothingSubmitted: It did not start, or there are too few GPUs.
     """
     gpus = choose_gpus(sweep, workers, [by_run[run.name] for run in runs])
     folder, code = sweep.pools / batch.name, sweep.snapshots / batch.code
@@ -70,7 +70,7 @@ def start(
         time.sleep(0.02)
     if not state.is_file():
         process.terminate()  # avoid orphaned runs
-        raise SweepError(f"the pool did not start; see {folder / 'pool.log'}")
+        raise NothingSubmitted(f"the pool did not start; see {folder / 'pool.log'}")
     process.returncode = 0  # it outlives this command: without this, Popen warns
     return {run.name: f"{batch.name}/{run.name}" for run in runs}
 

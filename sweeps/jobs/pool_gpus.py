@@ -8,7 +8,7 @@ from experiments.runtime import run_folder
 from experiments.runtime.locks import is_locked
 from experiments.runtime.memory import visible_gpus
 from routing.errors import require
-from sweeps import SweepError
+from sweeps import NothingSubmitted
 from sweeps.store.folder import Sweep
 from sweeps.store.resource_options import Resources
 
@@ -48,7 +48,7 @@ def choose_gpus(sweep: Sweep, workers: int, wanted: Collection[Resources]) -> li
             otherwise there have to be enough for all workers.
 
     Raises:
-        SweepError: There are too few.
+        NothingSubmitted: There are too few.
     """
     kinds = {(resources.gpu_count, resources.runs_per_gpu) for resources in wanted}
     if not any(count for count, _ in kinds):
@@ -61,13 +61,13 @@ def choose_gpus(sweep: Sweep, workers: int, wanted: Collection[Resources]) -> li
             count <= len(visible),
             f"cluster.gpus={count} needs {count} GPUs, {len(visible)} are visible; try "
             f"cluster.gpus={len(visible)}",
-            SweepError,
+            NothingSubmitted,
         )
         needed = max(needed, math.ceil(workers / runs_per_gpu) * count)
     if len(kinds) == 1 and needed > len(visible):
         ((count, runs_per_gpu),) = kinds
         sharing = f" and cluster.runs_per_gpu={runs_per_gpu}" if runs_per_gpu > 1 else ""
-        raise SweepError(
+        raise NothingSubmitted(
             f"cluster.workers={workers} with cluster.gpus={count}{sharing} needs {needed} GPUs, "
             f"{len(visible)} are visible; try "
             f"cluster.workers={len(visible) // count * runs_per_gpu}"

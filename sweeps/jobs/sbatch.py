@@ -18,7 +18,7 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from routing.errors import UserError
-from sweeps import SweepError
+from sweeps import NothingSubmitted, SweepError
 from sweeps.jobs import slurm
 from sweeps.jobs.job import Job
 from sweeps.jobs.sbatch_script import job_environment, parameters, python_command
@@ -44,7 +44,7 @@ def submit(
     The cluster that sbatch names in its answer is stored in the batch.
 
     Raises:
-        SweepError: sbatch refused.
+        NothingSubmitted: sbatch refused, or the array was cancelled while it was held.
         UserError: Some of the jobs are, or may be, in the queue.
     """
     find_by_name = functools.partial(_find_by_name, slurm_cluster=batch.slurm_cluster)
@@ -117,7 +117,12 @@ def _join(conditions: Sequence[str]) -> str:
 def _set_dependencies(
     ids: Sequence[str], conditions: Sequence[str], slurm_cluster: str, release: bool
 ) -> None:
-    """Give each task of a held array its dependency, then release it; if refused, cancel it."""
+    """Give each task of a held array its dependency, then release it; if refused, cancel it.
+
+    Raises:
+        NothingSubmitted: Slurm refused, or did not answer; the array is cancelled.
+        UserError: The array could not be cancelled either, and may be in the queue.
+    """
     cluster, array_id = slurm.on_cluster(slurm_cluster), ids[0].partition("_")[0]
     try:
         for job_id, condition in zip(ids, conditions, strict=True):
@@ -126,9 +131,17 @@ def _set_dependencies(
                 slurm.call(["scontrol", *cluster, *change])
         if release:
             slurm.call(["scontrol", *cluster, "release", array_id])
-    except SweepError:
-        slurm.call(["scancel", *cluster, array_id])
-        raise
+    except SweepError as error:
+        cancel = ["scancel", *cluster, array_id]
+        try:
+            slurm.call(cancel)
+        except SweepError as cancel_error:
+            raise UserError(
+                f"sbatch accepted job {array_id}, which then could be neither given its "
+                f"dependencies ({error}) nor cancelled ({cancel_error}); it may still be in the "
+                f"queue: type {' '.join(cancel)} before you launch again"
+            ) from None
+        raise NothingSubmitted(str(error)) from None
 
 
 def _refusal(reason: str, count: int, is_later_array: bool) -> UserError:
@@ -138,7 +151,7 @@ def _refusal(reason: str, count: int, is_later_array: bool) -> UserError:
         return UserError(
             f"sbatch refused {count} of the runs: {reason}; type the same launch to submit them"
         )
-    return SweepError(f"sbatch refused: {reason}")
+    return NothingSubmitted(f"sbatch refused: {reason}")
 
 
 def parse_answer(text: str) -> tuple[str, str] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.runtime.command import environment_of_jobs
 from routing.errors import require
-from sweeps import SweepError
+from sweeps import NothingSubmitted
 from sweeps.jobs.snapshot import python_path
 from sweeps.store.folder import Sweep
 from sweeps.store.resource_options import SBATCH_OPTIONS, Resources, minutes
@@ -44,12 +44,12 @@ def parameters(
         sharing: How many runs share a task; each gets what it asks for.
 
     Raises:
-        SweepError: Slurm would replace characters in the path of the logs.
+        NothingSubmitted: Slurm would replace characters in the path of the logs.
     """
     require(
         not {"%", "\\"} & set(str(logs)),
         f"Slurm replaces % and \\ in {logs}; type another paths.runs=FOLDER",
-        SweepError,
+        NothingSubmitted,
     )
     extra: dict[str, Any] = {"requeue": True, "chdir": str(code)}
     for option, value in resources.extra.items():

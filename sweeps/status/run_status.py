@@ -12,7 +12,7 @@ import psutil
 from backbones.parsing import is_number
 from experiments.runtime import run_folder
 from sweeps.jobs import slurm
-from sweeps.jobs.job_end import KILLED, end_reason, last_lines, memory_ran_out
+from sweeps.jobs.job_end import KILLED, end_reason, is_allocation_error, last_lines, memory_ran_out
 from sweeps.jobs.job_process import host
 from sweeps.store.folder import JobBatch, Sweep
 from sweeps.store.planned_run import PlannedRun
@@ -49,6 +49,7 @@ class RunStatus:
         elapsed: Seconds that its starts have run so far.
         trained: Seconds of these that were spent on steps.
         memory_ran_out: Whether it was ended for using more main memory than its job has.
+        allocation_failed: Whether its own error was that memory, perhaps of its GPU, ran out.
     """
 
     run: PlannedRun
@@ -68,6 +69,7 @@ class RunStatus:
     elapsed: float = 0.0
     trained: float = 0.0
     memory_ran_out: bool = False
+    allocation_failed: bool = False
 
     @property
     def extended(self) -> bool:
@@ -211,7 +213,10 @@ def _ended(
     """
     how = last.get("how")
     if how in ("failed", "given up"):
-        return "failed", _failure(last, events)
+        event = _failure(last, events)
+        row.allocation_failed = is_allocation_error(str(event.get("error", "")))
+        place = f"  ({event['where']})" if event.get("where") else ""
+        return "failed", " ".join(str(event.get("error", "")).split()) + place
     if how == "done":
         why = "more steps requested" if row.run.trains else "its run was trained further"
         return "stopped", why
@@ -230,19 +235,20 @@ def _ended(
     if batch.runs_per_task > 1:  # Slurm's lines are in the log of the task
         slurm_lines = last_lines(sweep.task_log(batch, row.run.name, "err"))[1]
     reason = end_reason(job, slurm_lines)
-    # The log of a run that a signal ended does not say why.
-    message = f": {message}" if message and not reason.startswith("killed") else ""
+    if reason.startswith("killed"):  # then the log does not say why
+        message = ""
+    row.allocation_failed = is_allocation_error(message)
+    message = f": {message}" if message else ""
     return "failed", f"{reason}, saved step {row.step or 0}{message}"
 
 
-def _failure(last: Mapping[str, Any], events: Events) -> str:
-    """Return the error of rank 0, since other ranks fail because the first one does."""
+def _failure(last: Mapping[str, Any], events: Events) -> Mapping[str, Any]:
+    """Return the event of rank 0, since other ranks fail because the first one does."""
     event = last
     ends = [end for end in events if end["event"] == "end" and end.get("rank") == 0]
     if ends and "error" in ends[-1] and ends[-1].get("job") == last.get("job"):
         event = ends[-1]
-    place = f"  ({event['where']})" if event.get("where") else ""
-    return " ".join(str(event.get("error", "")).split()) + place
+    return event
 
 
 def elapsed_seconds(events: Events, now: float) -> float:

@@ -31,7 +31,7 @@ from experiments.runtime import run_folder
 from experiments.runtime.files import atomic_write
 from experiments.runtime.records import append_jsonl, read_jsonl
 from routing.errors import UserError, require
-from sweeps import SweepError
+from sweeps import NothingSubmitted, SweepError
 from sweeps.store.overrides import format_value, runs_root
 from sweeps.store.planned_run import PlannedRun
 from sweeps.store.resource_options import Resources, is_slurm_cluster, untrusted_keys
@@ -205,6 +205,8 @@ class Sweep:
     def undo_if_refused(self) -> Iterator[None]:
         """Remove what was noted of a submission that is refused; the caller holds the lock.
 
+        From `intend` on, the scheduler may have the jobs: only `NothingSubmitted` undoes it then.
+
         Enter it after looking at the queue, which may note ids of an earlier submission.
         """
         runs, batches = self.path / "sweep.json", self.path / "batches.jsonl"
@@ -212,7 +214,10 @@ class Sweep:
         size = batches.stat().st_size if batches.is_file() else None
         try:
             yield
-        except SweepError:
+        except SweepError as error:
+            is_intended = batches.is_file() and batches.stat().st_size != (size or 0)
+            if is_intended and not isinstance(error, NothingSubmitted):
+                raise
             if content is None:
                 runs.unlink(missing_ok=True)
             else:

@@ -16,9 +16,9 @@ from sweeps.store.resource_options import Resources
 from sweeps.submission.live_jobs import LiveJobs
 
 
-def count(items: Sequence[object], noun: str = "run") -> str:
+def plural(count: int, noun: str) -> str:
     """Return `1 run`, `2 runs`."""
-    return f"{len(items)} {noun}{'s' if len(items) > 1 else ''}"
+    return f"{count} {noun}{'s' if count > 1 else ''}"
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class JobArray:
 
     def describe(self) -> str:
         """Return its runs, what each gets, and how many run at once, on one line."""
-        text = count(self.runs)
+        text = plural(len(self.runs), "run")
         if self.task_count < len(self.runs):
-            text = f"{text} in {count(range(self.task_count), 'task')}"
+            text = f"{text} in {plural(self.task_count, 'task')}"
         return f"{text}: {self.resources.describe()}; at most {self.resources.throttle} at once"
 
 
@@ -103,7 +103,7 @@ def submit_arrays(
     all_runs = [run for array in arrays for run in array.runs]
     jobs, each = ", ".join(array_ids), " each" if len(array_ids) > 1 else ""
     limit_text = f"at most {arrays[0].resources.throttle} at once{each}"
-    say(f"submitted {count(all_runs)} as job {jobs}, {limit_text}; code {code}")
+    say(f"submitted {plural(len(all_runs), 'run')} as job {jobs}, {limit_text}; code {code}")
     for line in lines if len(array_ids) > 1 or resources.runs_per_gpu > 1 else ():
         say(line)
     say(sweep.command("status"))

@@ -7,15 +7,11 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sweeps.jobs.job_end import KILLED
 from sweeps.plan.resources import by_run
 from sweeps.status.run_status import RunStatus, finite_number
 from sweeps.store.folder import JobBatch, Sweep
 from sweeps.store.planned_run import PlannedRun
 from sweeps.store.resource_options import Resources
-
-# Errors with which a run itself reports that an allocation failed.
-_ALLOCATION_ERRORS = ("out of memory", "allocate memory", "MemoryError", "std::bad_alloc")
 
 
 @dataclass(frozen=True)
@@ -81,14 +77,12 @@ def resources_of_retry(
     factor, memory = resources.retry_memory, resources.memory_gb
     if factor is None or memory is None or resources.kind != "slurm" or is_typed:
         return resources, ""
-    is_own_error = any(text in row.why for text in _ALLOCATION_ERRORS)
-    is_own_error = is_own_error and row.state == "failed" and not row.why.startswith(KILLED)
-    if not row.memory_ran_out and is_own_error and resources.gpu_count:
+    if not row.memory_ran_out and row.allocation_failed and resources.gpu_count:
         return resources, (
             f"{row.run.name} ran out of GPU memory, which cluster.retry_memory does not change: "
             "type a smaller train.micro_batch="
         )
-    if not row.memory_ran_out and not is_own_error:
+    if not row.memory_ran_out and not row.allocation_failed:
         return resources, ""
     memory = max(memory, last_gb or 0.0)
     limit = resources.max_memory_gb

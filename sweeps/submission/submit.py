@@ -9,7 +9,7 @@ from sweeps.plan.resources import by_run, ignored_text
 from sweeps.store.folder import JobBatch, Sweep
 from sweeps.store.planned_run import PlannedRun
 from sweeps.store.resource_options import Resources
-from sweeps.submission.arrays import count, split_into_arrays, submit_arrays
+from sweeps.submission.arrays import plural, split_into_arrays, submit_arrays
 from sweeps.submission.live_jobs import find_live_jobs
 
 Print = Callable[[str], None]
@@ -57,6 +57,7 @@ def submit(
     ids = pool.start(sweep, runs, resources.workers, each, batch, live.ids)
     sweep.submitted(batch.name, ids)
     workers = min(resources.workers, len(runs))
-    say(f"submitted {count(runs)} to a pool of {count(range(workers), 'worker')}; code {code_name}")
+    runs_text, pool_text = plural(len(runs), "run"), plural(workers, "worker")
+    say(f"submitted {runs_text} to a pool of {pool_text}; code {code_name}")
     say(sweep.command("status"))
     return batch

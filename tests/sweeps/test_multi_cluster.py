@@ -5,6 +5,8 @@ import os
 import pytest
 from slurm_lab import STUB, Launcher, use_stubs
 
+from sweeps.submission.live_jobs import LiveJobs
+
 
 @pytest.fixture(autouse=True)
 def stubs(monkeypatch):
@@ -114,6 +116,27 @@ def test_several_clusters_are_refused_before_anything_is_submitted(value, shop, 
         text = shop("launch", *words, code=2)
         assert f"SLURM_CLUSTERS={value}: expected the name of one cluster" in text
     assert not (fake_slurm / "submissions").exists() and not shop.sweep.path.exists()
+
+
+@pytest.mark.parametrize("cancel", ["works", "fails"])
+def test_a_held_array_is_forgotten_only_if_it_could_be_cancelled(cancel, shop, fake_slurm, monkeypatch):
+    """sbatch has accepted the array; then scontrol gives no answer to the update of a dependency."""
+    monkeypatch.setattr(LiveJobs, "condition", lambda self, run: "afterok:7" if "_s0" in run.name else "")
+    scontrol = fake_slurm / "scontrol"
+    scontrol.write_text('#!/bin/bash\n[ "$1" != update ] && echo "MaxArraySize = 1001" || exit 1\n')
+    if cancel == "fails":
+        (fake_slurm / "scancel").write_text("#!/bin/bash\nexit 1\n")
+    else:
+        (fake_slurm / "scancel").write_text('#!/bin/bash\necho "$@" > "$FAKE/scancelled"; rm "$FAKE/sent"\n')
+    text = shop("launch", "cluster=slurm", code=2)
+    assert "scontrol: " in text and "Traceback" not in text
+    if cancel == "works":
+        assert (fake_slurm / "scancelled").read_text() == "101\n" and not shop.sweep.batches()
+        return
+    assert "it may still be in the queue: type scancel 101 before you launch again" in " ".join(text.split())
+    assert len(shop.sweep.batches()) == 1
+    assert "2 of 2 in the queue or running" in shop("launch", "cluster=slurm")
+    assert (fake_slurm / "submissions").read_text() == "1\n"
 
 
 def test_an_answer_without_a_job_id_is_one_sentence_and_stays_noted(shop, fake_slurm, monkeypatch):

@@ -383,6 +383,8 @@ def test_more_memory_is_asked_for_after_it_ran_out_and_only_then():
         (row, dataclasses.replace(base, retry_memory=None)),
         (RunStatus(make_run(), "failed", why="killed by signal 9 (out of memory?)"), base),
         (RunStatus(make_run(), "failed", why="the loss is not a number"), base),
+        # The text that is shown decides nothing.
+        (RunStatus(make_run(), "failed", why="no such folder: runs/out of memory"), base),
         (RunStatus(make_run(), "stopped", why="cancelled"), base),
     ):
         assert retried(*unchanged) == (10, "")
@@ -392,7 +394,7 @@ def test_more_memory_is_asked_for_after_it_ran_out_and_only_then():
 def test_the_memory_of_a_gpu_is_another():
     base = resources.load("slurm", "tiny", {"retry_memory": "2", "gpus": "1"})
     why = "out of memory with 64 samples at once: type train.micro_batch=32"
-    row = RunStatus(make_run(), "failed", why=why)
+    row = RunStatus(make_run(), "failed", why=why, allocation_failed=True)
     same, text = resources_of_retry(row, base, None, False)
     assert same == base and text == (
         "r ran out of GPU memory, which cluster.retry_memory does not change: type a smaller train.micro_batch="

@@ -690,6 +690,7 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
         "out of memory (cluster.memory_gb= asks for more), saved step 0: MemoryError: all of it"
     )
     assert rows["r0003"].why == "ValueError: [red]no[/] second  (experiments/x.py:3)"
+    assert rows["r0004"].allocation_failed and not rows["r0003"].allocation_failed
     assert (rows["r0001"].step, rows["r0001"].eta, rows["r0002"].why) == (4, 75, "Priority")
     # Cancelled while it waited to go on, and forgotten by the queue.
     requeued, ended = queue.pop("18_5"), sweep.runs()["r0005"]

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.trained_model import load_model
 from experiments.runtime import console, memory, records, signals
 from experiments.runtime.errors import Interrupted
-from experiments.training import loop
+from experiments.training import loop, run_evaluation
 from experiments.training.divergence import Diverged
 from experiments.training.loop import Trainer
 from experiments.training.session import train
@@ -279,6 +280,56 @@ def test_roll_back_goes_to_before_the_first_bad_step_with_other_numbers(keep, tm
     assert (summary["step"], summary["skipped"]) == (9, 1), "the bad step before stays counted"
     steps = [line["step"] for line in records.read_jsonl(config.folder / "metrics.jsonl")]
     assert steps == sorted(set(steps)), "the abandoned branch leaves no lines"
+
+
+@pytest.mark.parametrize("first_has_scores", [True, False])
+def test_the_first_process_decides_whether_a_step_is_scored(first_has_scores, tmp_path, monkeypatch):
+    """Another process sees the opposite in scores.jsonl; it joins and cuts nothing by itself."""
+    run = make_run(small(tmp_path, "eval=digits", "eval.samples=10"))
+    run.state.step = 6
+    path = run.folder / "scores.jsonl"
+    run.folder.mkdir()
+    if not first_has_scores:
+        records.append_jsonl(path, [{"step": 6, "metric": "fd", "value": 1.0, "of": 2}])
+    before = path.read_bytes() if path.is_file() else None
+    scored = []
+    monkeypatch.setattr(run.evaluation, "accelerator", SimpleNamespace(is_main_process=False))
+    monkeypatch.setattr(run_evaluation, "gather", lambda value: [first_has_scores, value])
+    monkeypatch.setattr(run_evaluation, "score", lambda *_, **__: scored.append(True) or [])
+    assert run.evaluation._scores() is not first_has_scores
+    assert bool(scored) is not first_has_scores
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def test_a_roll_back_in_the_last_step_is_not_the_end(tmp_path, monkeypatch):
+    honest, evaluated = TrainingStep.loss, []
+
+    def poison(self, rows, batch=None):
+        bad = self.state.rollbacks == 0 and self.state.step >= 4
+        return honest(self, rows) * (float("nan") if bad else 1.0)
+
+    monkeypatch.setattr(TrainingStep, "loss", poison)
+    honest_evaluate = Trainer.evaluate
+
+    def evaluate(self, *arguments):
+        evaluated.append(self.state.step)
+        honest_evaluate(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    saved = []
+    honest_save = Trainer.save
+
+    def save(self):
+        saved.append(self.state.step)
+        honest_save(self)
+
+    monkeypatch.setattr(Trainer, "save", save)
+    words = ["train.max_bad_steps=1", "train.rollback=1", "train.save_every=2", "train.log_every=6"]
+    run = make_run(small(tmp_path, "train.steps=6", *words))
+    run.folder.mkdir()
+    run.fit()
+    # Step 4 is a multiple of train.save_every; only the end is evaluated.
+    assert (evaluated, saved) == ([6], [2, 4, 4, 6]) and run.state.rollbacks == 1
 
 
 def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_path, monkeypatch):
