@@ -162,8 +162,8 @@ class Penalty:
         count = f"n = {len(self.seeds)}"
         if self.censored:
             reached = self.seeds.loc[~self.seeds["censored"], "sm"]
-            texts = ", ".join(map("{:.3f}".format, reached)) or "none"
-            return f"s*m undecided: {self.censored} seeds censored ({count}; the others: {texts})"
+            others = ", ".join(map("{:.3f}".format, reached))
+            return f"s*m {self.censored_text}" + (f" (the others: {others})" if others else "")
         assert self.sm is not None
         bounds = "" if self.sm.low is None else f", 95 % {self.sm.low:.3f}-{self.sm.high:.3f}"
         return f"s*m {self.sm.mean:.3f}{bounds} ({count})"

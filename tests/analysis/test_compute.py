@@ -89,7 +89,7 @@ def test_endpoints_are_log_ratios_at_equal_macs_with_holm():
     p = ttest_1samp([math.log(1.05), math.log(1.10)], 0).pvalue
     assert by_label["route 2-8"][4] == f"{p:.3f}"  # one backbone: Holm changes nothing
     assert by_label["dense, 8 blocks"][4] == ""  # a gate, no primary endpoint
-    assert "undecided: 2 seeds censored" in by_label["route 2-8"][5]
+    assert "undecided: 2 of 2 seeds censored" in by_label["route 2-8"][5]
 
 
 def test_holm_by_hand():

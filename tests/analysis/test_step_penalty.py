@@ -86,7 +86,7 @@ def test_a_censored_seed_is_counted_and_leaves_no_mean():
     assert list(result.seeds.index) == [0, 1]
     assert list(result.seeds["censored"]) == [False, True] and math.isnan(result.seeds["sm"][1])
     assert result.sm is None and result.s is None and result.censored == 1
-    assert str(result) == "s*m undecided: 1 seeds censored (n = 2; the others: 0.700)"
+    assert str(result) == "s*m undecided: 1 of 2 seeds censored (the others: 0.700)"
 
 
 def test_losses_at_equal_multiply_adds():
