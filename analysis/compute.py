@@ -6,30 +6,23 @@
 Between `<!-- KIND of=results/NAME.tar.gz KEY=VALUE -->` and `<!-- end of KIND -->` of a page stands
 what the archive says; an archive that does not exist yet says so. Kinds: `penalty` (step penalty s
 and s * m of routed runs), `arms` (every arm of a study), `endpoints` (declared paired endpoints).
-An arm is a group and variant of `analysis.grouping`; the records of a run that was continued are
-merged.
+An arm is a group and variant (`analysis.arms`).
 """
 
 import argparse
 import functools
-import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-from scipy.special import stdtr
 
-from analysis.aggregation import DENSE, Estimate, interval
 from analysis.archives import PUBLISHED, unpack
+from analysis.arms import Arm, Curves, arms, arms_table, endpoints_table, penalty_table
 from analysis.errors import AnalysisError
 from analysis.figures import against_macs
-from analysis.grouping import short_labels
 from analysis.loading import load, scores
-from analysis.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
 from analysis.tables.table import markdown_rows
 from experiments.runtime.command import ROOT, run_command
 from experiments.runtime.files import atomic_write
@@ -40,278 +33,8 @@ _BLOCK = re.compile(
     r"(<!-- (penalty|arms|endpoints) ([^>]*?) -->\n).*?(<!-- end of \2 -->)", re.DOTALL
 )
 _NOT_YET = "No finished run of this study is published yet ({})."
-# Batch and depth of the experiment `evidence`: an arm's label names other values.
-_USUAL_BATCH, _USUAL_DEPTH = 16, 12
 # Dense steps, and routed steps of about the same multiply-adds, in the exploratory records.
 FIGURE_STEPS = (3000, 4200)
-Curves = dict[int, pd.DataFrame]  # by seed
-
-
-@dataclass(frozen=True, order=True)
-class Arm:
-    """What was trained, apart from the seed and the number of steps.
-
-    `group` and `variant` identify it (`analysis.grouping.assign_groups`). The other fields are what
-    its label and its baseline depend on; `detail` names the group where the others do not.
-    """
-
-    data: str
-    backbone: str
-    objective: str
-    width: int
-    depth: int
-    batch: int
-    variant: str
-    lr: float
-    group: str
-    detail: str = ""
-
-    @property
-    def label(self) -> str:
-        """How it differs from the dense model of the same backbone."""
-        parts = [f"route {self.variant}" if self.variant[0].isdigit() else self.variant]
-        if self.depth != _USUAL_DEPTH:
-            parts.append(f"{self.depth} blocks")
-        if self.batch != _USUAL_BATCH:
-            parts.append(f"batch {self.batch}")
-        if self.detail:
-            parts.append(self.detail)
-        return ", ".join(parts)
-
-    @property
-    def is_dense_baseline(self) -> bool:
-        """Whether it is the dense model of usual depth and batch."""
-        usual = self.depth == _USUAL_DEPTH and self.batch == _USUAL_BATCH
-        return self.variant == DENSE and usual
-
-    @property
-    def is_routed(self) -> bool:
-        """Whether tokens were routed; else it is dense, from scratch or fine-tuned."""
-        return not self.variant.startswith(DENSE)
-
-    @property
-    def setting(self) -> tuple[str, str, str, int]:
-        """What two arms must share to be compared."""
-        return (self.data, self.backbone, self.objective, self.width)
-
-
-def arms(source: Path) -> dict[Arm, Curves]:
-    """Return the curves of held-out loss of every arm by seed, from a folder of run folders.
-
-    Records of one run at several lengths (a run that was continued: the same hash) are merged by
-    step. Of two runs of one arm and seed the one that was trained longer counts.
-    """
-    runs = load(source)
-    curves = loss_curves(runs)
-    parts: dict[tuple[Arm, int, str], list[pd.DataFrame]] = {}
-    scored = [row for row in runs.to_dict("records") if row["run"] in curves]
-    arm_by_row = _with_details([_arm(row) for row in scored])
-    for row, arm in zip(scored, arm_by_row, strict=True):
-        key = (arm, int(row["seed"]), str(row["hash"]))
-        parts.setdefault(key, []).append(curves[row["run"]])
-    result: dict[Arm, Curves] = {}
-    for arm, seed, name_hash in sorted(parts):
-        joined = pd.concat(parts[arm, seed, name_hash]).drop_duplicates("step", keep="last")
-        joined = joined.sort_values("step").astype(float).reset_index(drop=True)
-        by_seed = result.setdefault(arm, {})
-        if seed not in by_seed or joined["step"].max() > by_seed[seed]["step"].max():
-            by_seed[seed] = joined
-    return result
-
-
-def _arm(row: Mapping[Any, Any]) -> Arm:
-    width, depth = row["config.backbone.width"], row["config.backbone.depth"]
-    return Arm(
-        data=str(row["data"]),
-        backbone=str(row["backbone"]),
-        objective=str(row["objective"]),
-        width=0 if pd.isna(width) else int(width),
-        depth=_USUAL_DEPTH if pd.isna(depth) else int(depth),
-        batch=int(row["config.train.batch"]),
-        variant=str(row["variant"]),
-        lr=float(row["config.train.lr"]),
-        group=str(row["group"]),
-    )
-
-
-def _with_details(unnamed: Sequence[Arm]) -> list[Arm]:
-    """Return the arms; where only their groups distinguish some of them, with what differs."""
-    groups: dict[Arm, set[str]] = {}
-    for arm in unnamed:
-        groups.setdefault(_without_group(arm), set()).add(arm.group)
-    result = []
-    for arm in unnamed:
-        names = short_labels(sorted(groups[_without_group(arm)]))
-        detail = names[arm.group] if len(names) > 1 else ""
-        models = {name.split(", ")[0] for name in names.values()}
-        if len(models) == 1:
-            _, _, detail = detail.partition(", ")
-        result.append(replace(arm, detail=detail))
-    return result
-
-
-def _without_group(arm: Arm) -> Arm:
-    return replace(arm, group="", variant="")
-
-
-def _baseline(arm: Arm, table: Mapping[Arm, Curves]) -> Arm | None:
-    """Return the dense arm that an arm is compared with.
-
-    It is that of its group. An arm of another depth, batch or rate is in a group without one: it
-    is compared with the dense arm of its rate, or the only one.
-    """
-    candidates = []
-    for dense in table:
-        if not dense.is_dense_baseline:
-            continue
-        if dense.group == arm.group:
-            return dense
-        if dense.setting == arm.setting and dense.detail == arm.detail:
-            candidates.append(dense)
-    for dense in candidates:
-        if dense.lr == arm.lr:
-            return dense
-    return candidates[0] if len(candidates) == 1 else None
-
-
-# --- tables ---------------------------------------------------------------------------------------
-
-
-def penalty_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
-    """Return the step penalty of routed arms at N = `steps` dense steps, a row per arm.
-
-    The column of learning rates is left out where all arms have the same one.
-    """
-    head = ["Backbone", "Route", "Learning rate", "m", "s by seed", "s*m by seed"]
-    rows = [[*head, "s*m (95 % interval)"]]
-    for arm, curves in table.items():
-        baseline = _baseline(arm, table)
-        if baseline is None or not arm.is_routed:
-            continue
-        pairs = {}
-        for seed, curve in curves.items():
-            # Only a routed run that was trained for longer can reach the target.
-            if seed in table[baseline] and curve["step"].max() > steps:
-                pairs[seed] = curve
-        if not pairs:
-            continue
-        penalty = paired_penalty(table[baseline], pairs, steps)
-        if penalty.sm is None:
-            verdict = penalty.censored_text
-        else:
-            verdict = _interval_text(penalty.sm, ".2f") + f" (n = {len(penalty.seeds)})"
-        s_texts, sm_texts = [], []
-        for row in penalty.seeds.to_dict("records"):
-            s_texts.append("not reached" if row["censored"] else f"{row['s']:.2f}")
-            sm_texts.append("not reached" if row["censored"] else f"{row['sm']:.2f}")
-        m = f"{penalty.seeds['m'].mean():.2f}"
-        texts = [f"{arm.lr:g}", m, ", ".join(s_texts), ", ".join(sm_texts), verdict]
-        rows.append([arm.backbone, arm.variant, *texts])
-    if len({row[2] for row in rows[1:]}) <= 1:
-        rows = [[*row[:2], *row[3:]] for row in rows]
-    return rows
-
-
-def arms_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
-    """Return every arm's held-out loss at its end, with its multiply-adds and its gap."""
-    rows = [["Backbone", "Arm", "Learning rate", "Steps", "MACs", "Seeds", "Held-out loss", "Gap"]]
-    for arm, curves in table.items():
-        # The shortest seed: some may have been continued.
-        step = min(curve["step"].max() for curve in curves.values())
-        losses, gaps = [], []
-        for curve in curves.values():
-            last = curve[curve["step"] <= step].iloc[-1]
-            losses.append(float(last["loss"]))
-            gaps.append(float(last["routed_loss"] / last["loss"] - 1))
-            macs = float(last["macs"])
-        loss = interval(losses)
-        if loss is None:
-            continue
-        text = f"{loss.mean:.4f}"
-        if loss.low is not None:
-            text += f" \u00b1 {loss.mean - loss.low:.4f}"
-        gap = "" if math.isnan(gaps[0]) else f"{100 * sum(gaps) / len(gaps):.2f} %"
-        name = arm.label + (f", {arm.objective}" if arm.objective != "edm" else "")
-        name += f", width {arm.width}" if arm.width else ""
-        cost = f"{macs / 1e12:.2f}T"
-        seeds = ", ".join(str(seed) for seed in curves)
-        rows.append([arm.backbone, name, f"{arm.lr:g}", f"{step:.0f}", cost, seeds, text, gap])
-    return rows
-
-
-def endpoints_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
-    """Return the paired log ratio of loss at the multiply-adds of `steps` dense steps.
-
-    Holm's correction is over the routed arms, one per backbone (`study_equal_macs`).
-    """
-    heading = ["Backbone", "Arm", "Pairs", "Loss at equal MACs, over dense (95 %)", "p (Holm)"]
-    rows, p_values = [[*heading, "s*m at equal loss"]], {}
-    for arm, curves in table.items():
-        baseline = _baseline(arm, table)
-        if baseline is None or arm == baseline:
-            continue
-        ratios = _log_ratios(table[baseline], curves, steps)
-        estimate = interval(ratios)
-        if estimate is None:
-            continue
-        is_primary = arm.is_routed and estimate.std is not None
-        if is_primary:
-            p_values[len(rows)] = _two_sided_p(estimate)
-        penalty = paired_penalty(table[baseline], curves, steps)
-        change = _percent(estimate)
-        rows.append([arm.backbone, arm.label, str(estimate.n), change, "", str(penalty)])
-    for index, p in _holm(p_values).items():
-        rows[index][4] = f"{p:.3f}"
-    return rows
-
-
-def _log_ratios(baselines: Curves, curves: Curves, steps: int) -> list[float]:
-    """Return ln(arm / dense) at equal multiply-adds of the seeds that both arms have."""
-    ratios = []
-    for seed in sorted(set(baselines) & set(curves)):
-        dense = baselines[seed]
-        macs = float(dense["macs"].iloc[-1] / dense["step"].iloc[-1] * steps)
-        pair = log_ratio_at_equal_macs({seed: dense}, {seed: curves[seed]}, macs)
-        ratios.append(pair[seed])
-    return ratios
-
-
-def _two_sided_p(estimate: Estimate) -> float:
-    """Return the p of a t-test of the mean against 0."""
-    assert estimate.std is not None
-    if estimate.std == 0:
-        return float(estimate.mean == 0)
-    t = estimate.mean / (estimate.std / math.sqrt(estimate.n))
-    return float(2 * stdtr(estimate.n - 1, -abs(t)))
-
-
-def _holm(p_values: Mapping[int, float]) -> dict[int, float]:
-    """Return Holm's adjusted p-values (Holm 1979)."""
-    adjusted, largest = {}, 0.0
-    ordered = sorted(p_values.items(), key=lambda item: item[1])
-    for rank, (key, p) in enumerate(ordered):
-        largest = max(largest, min(1.0, p * (len(ordered) - rank)))
-        adjusted[key] = largest
-    return adjusted
-
-
-def _percent(estimate: Estimate) -> str:
-    """Return a mean of log ratios as a change in per cent."""
-    text = f"{100 * math.expm1(estimate.mean):+.2f} %"
-    if estimate.low is None or estimate.high is None:
-        return text
-    low, high = 100 * math.expm1(estimate.low), 100 * math.expm1(estimate.high)
-    return f"{text} [{low:+.2f}, {high:+.2f}]"
-
-
-def _interval_text(estimate: Estimate, form: str) -> str:
-    text = f"{estimate.mean:{form}}"
-    if estimate.low is None or estimate.high is None:
-        return text
-    return f"{text} [{estimate.low:{form}}, {estimate.high:{form}}]"
-
-
-# --- pages ----------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=8)

@@ -19,7 +19,6 @@ from experiments.evaluation.pictures import image_grid, save_gif, save_png
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.scoring import score
 from experiments.runtime import console, records
-from experiments.runtime.processes import gather
 from experiments.training.state import TrainingState
 
 COLUMNS = 8
@@ -212,7 +211,8 @@ class Evaluation:
         path, step = self.folder / "scores.jsonl", self.state.step
         # The first process decides and cuts the file: others may see it in an older state, and
         # scoring is a collective call.
-        if gather(self.accelerator.is_main_process and self._are_scores_complete(path))[0]:
+        is_done = self.accelerator.is_main_process and self._are_scores_complete(path)
+        if self.accelerator.gather(torch.tensor([is_done], device=self.accelerator.device))[0]:
             return False
         with self.state.ema_weights() as model:
             scores = score(model, self.config, self.dataset, step=step, console=self.console)

@@ -10,10 +10,11 @@ from suite import RESULTS
 
 from analysis import compute
 from analysis.aggregation import interval
+from analysis.arms import Arm, baseline_arm, holm, two_sided_p, with_details
 from analysis.figures import against_macs
 
 GROUP = "dit-T/4, fashion, edm, scale tiny"
-DENSE = compute.Arm("fashion", "dit", "edm", 0, 12, 16, "dense", 2e-3, GROUP)
+DENSE = Arm("fashion", "dit", "edm", 0, 12, 16, "dense", 2e-3, GROUP)
 ROUTED = dataclasses.replace(DENSE, variant="2-8")
 SHALLOW = dataclasses.replace(DENSE, depth=8, group=f"{GROUP} (backbone.depth=8)")
 
@@ -46,15 +47,15 @@ def test_arms_that_differ_in_an_option_without_a_column_are_named_and_paired_by_
     for rate in (0.001, 0.002):
         dense = dataclasses.replace(DENSE, group=f"{GROUP} (train.muon_lr={rate})")
         arms += [dense, dataclasses.replace(dense, variant="2-8")]
-    arms = compute._with_details(arms)
+    arms = with_details(arms)
     assert [arm.label for arm in arms] == [
         "dense, train.muon_lr=0.001", "route 2-8, train.muon_lr=0.001",
         "dense, train.muon_lr=0.002", "route 2-8, train.muon_lr=0.002",
     ]  # fmt: skip
     table = dict.fromkeys(arms, {})
-    assert compute._baseline(arms[1], table) == arms[0] and compute._baseline(arms[3], table) == arms[2]
+    assert baseline_arm(arms[1], table) == arms[0] and baseline_arm(arms[3], table) == arms[2]
     # Never with the dense arm of another such option.
-    assert compute._baseline(arms[3], {arms[0]: {}, arms[3]: {}}) is None
+    assert baseline_arm(arms[3], {arms[0]: {}, arms[3]: {}}) is None
 
 
 def test_arms_are_read_at_the_length_that_all_seeds_have():
@@ -93,21 +94,21 @@ def test_endpoints_are_log_ratios_at_equal_macs_with_holm():
 
 
 def test_holm_by_hand():
-    assert compute._holm({1: 0.01, 2: 0.04, 3: 0.03}) == pytest.approx({1: 0.03, 3: 0.06, 2: 0.06})
+    assert holm({1: 0.01, 2: 0.04, 3: 0.03}) == pytest.approx({1: 0.03, 3: 0.06, 2: 0.06})
 
 
 def test_p_is_that_of_a_t_test():
     values = [0.1, -0.02, 0.07, 0.03]
-    assert compute._two_sided_p(interval(values)) == pytest.approx(ttest_1samp(values, 0).pvalue)
+    assert two_sided_p(interval(values)) == pytest.approx(ttest_1samp(values, 0).pvalue)
 
 
 def test_an_arm_at_another_rate_is_paired_with_the_dense_run_of_its_rate_or_the_only_one():
     dense_faster = dataclasses.replace(DENSE, lr=4e-3, group=f"{GROUP} (train.lr=0.004)")
     faster = dataclasses.replace(dense_faster, variant="2-8")
-    assert compute._baseline(faster, {DENSE: {}, faster: {}}) == DENSE
-    assert compute._baseline(faster, {DENSE: {}, dense_faster: {}}) == dense_faster
+    assert baseline_arm(faster, {DENSE: {}, faster: {}}) == DENSE
+    assert baseline_arm(faster, {DENSE: {}, dense_faster: {}}) == dense_faster
     third = dataclasses.replace(faster, lr=8e-3, group=f"{GROUP} (train.lr=0.008)")
-    assert compute._baseline(third, {DENSE: {}, dense_faster: {}}) is None
+    assert baseline_arm(third, {DENSE: {}, dense_faster: {}}) is None
 
 
 def test_a_study_without_records_says_so_and_a_wrong_block_is_refused():

@@ -15,6 +15,7 @@ from backbones.ops import conv, ssd
 from backbones.sizes import SIZES, BackboneError, parse_size
 from routing.route import Route
 from routing.segment import Routing
+from routing.stack import prepare
 
 torch.set_num_threads(1)
 TINY = {"in_channels": 1, "input_size": 4, "num_classes": 3, "depth": 4, "width": 32, "heads": 2}
@@ -180,8 +181,7 @@ def test_tables_are_made_before_blocks_look_them_up(name):
     """What a block makes itself is compiled in, once for every block and table."""
     model = tiny(name, depth=8)
     layout = model.layout().subset(torch.arange(0, 16, 2).expand(2, -1))
-    for block in model.stack.blocks:
-        layout.prepare(block.tables)
+    prepare(model.stack.blocks, layout)
     tables, state = set(layout.tables), {}
     for block, mods in zip(model.stack.blocks, model.modulate(torch.randn(2, 32)), strict=True):
         extra = (state,) if getattr(block, "carries", ()) else ()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from slurm_lab import STUB, Launcher, until, use_stubs
 
-from sweeps import SweepError
+from sweeps import NothingSubmitted
 from sweeps.jobs.snapshot import PACKAGES, SnapshotWarning
 from sweeps.jobs.snapshot import snapshot as take_snapshot
 from sweeps.store.folder import JobBatch, Sweep
@@ -141,9 +141,9 @@ def test_what_may_hold_secrets_is_for_its_owner_alone(resources, mode, tmp_path)
         file = sweep.path / "batches.jsonl"
         assert file.stat().st_mode & 0o777 == mode and len(sweep.batches()) == 2
         # A refusal takes its line back, and leaves the mode.
-        with pytest.raises(SweepError), sweep.undo_if_refused():
+        with pytest.raises(NothingSubmitted), sweep.undo_if_refused():
             sweep.intend(JobBatch("b2", "slurm", "slurm", ["r"], 1.0, "c", resources))
-            raise SweepError("refused")
+            raise NothingSubmitted("refused")
         assert file.stat().st_mode & 0o777 == mode and len(sweep.batches()) == 2
     finally:
         os.umask(before)

@@ -293,8 +293,9 @@ def test_the_first_process_decides_whether_a_step_is_scored(first_has_scores, tm
         records.append_jsonl(path, [{"step": 6, "metric": "fd", "value": 1.0, "of": 2}])
     before = path.read_bytes() if path.is_file() else None
     scored = []
-    monkeypatch.setattr(run.evaluation, "accelerator", SimpleNamespace(is_main_process=False))
-    monkeypatch.setattr(run_evaluation, "gather", lambda value: [first_has_scores, value])
+    second = SimpleNamespace(is_main_process=False, device="cpu")
+    second.gather = lambda value: torch.cat([torch.tensor([first_has_scores]), value])
+    monkeypatch.setattr(run.evaluation, "accelerator", second)
     monkeypatch.setattr(run_evaluation, "score", lambda *_, **__: scored.append(True) or [])
     assert run.evaluation._scores() is not first_has_scores
     assert bool(scored) is not first_has_scores
