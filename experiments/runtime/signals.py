@@ -40,11 +40,6 @@ def check() -> None:
         raise StopRequested(STATE.reason)
 
 
-def requested() -> str | None:
-    """Return the name of the signal that requested a stop, or None."""
-    return STATE.reason
-
-
 def request(reason: str) -> None:
     """Request a stop as a signal would."""
     STATE.reason = reason

@@ -86,7 +86,7 @@ class Trainer:
 
     def stop_requested(self) -> str | None:
         """Return the signal that any process received, the same on every process."""
-        reason = signals.requested()
+        reason = signals.STATE.reason
         if self.cpu_group is not None:
             names = ["", *signals.NAMES]
             code = torch.tensor(names.index(reason or ""))

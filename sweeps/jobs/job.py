@@ -239,7 +239,7 @@ def _watchdog(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
     def watch() -> None:
         requested_at = None
         while not finished.wait(0.5):
-            if signals.requested() not in REQUEUE_SIGNALS:
+            if signals.STATE.reason not in REQUEUE_SIGNALS:
                 requested_at = None
             elif requested_at is None:
                 requested_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a reader of one Mamba training step meets: files, changes from one to another, calls of functions."""
+"""What a reader of one training step meets: files, changes from one to another, calls of functions."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import house_figures as house
 import pytest
 from small import ROOT
 
-LIMITS = (15, 120, 500)
+LIMITS = {"dit": (12, 60, 500), "mamba": (15, 120, 500)}
 
 # Names the file of each call of ours between the second step of the optimizer and the third.
 STEP = """
@@ -35,8 +35,9 @@ finally:
 
 
 @pytest.mark.slow
-def test_a_reader_of_one_training_step_turns_few_pages(tmp_path):
-    run = ["backbone=mamba", "route=2-8", "train.steps=4", "train.batch=8", "eval=none"]
+@pytest.mark.parametrize("backbone", list(LIMITS))
+def test_a_reader_of_one_training_step_turns_few_pages(backbone, tmp_path):
+    run = [f"backbone={backbone}", "route=2-8", "train.steps=4", "train.batch=8", "eval=none"]
     command = [
         sys.executable,
         "-c",
@@ -50,5 +51,5 @@ def test_a_reader_of_one_training_step_turns_few_pages(tmp_path):
     files = json.loads(done.stdout.splitlines()[-1])
     changes = sum(a != b for a, b in zip(files, files[1:], strict=False))
     figures = len(set(files)), changes, len(files)
-    for figure, limit in zip(figures, LIMITS, strict=True):
+    for figure, limit in zip(figures, LIMITS[backbone], strict=True):
         assert 0 < figure <= limit, figures

@@ -74,7 +74,7 @@ def work(config, folder, options, write):
         if step == options.get("fail"):
             tell("failed", error="RuntimeError: the loss is not a number")
             raise RuntimeError(f"the loss is not a number at step {step}")
-        reason = None if options.get("deaf") else agreed(signals.requested())
+        reason = None if options.get("deaf") else agreed(signals.STATE.reason)
         if step % options["save_every"] == 0 or reason or step == steps:
             save()
         every = config.eval.get("every")
