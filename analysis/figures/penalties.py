@@ -50,8 +50,8 @@ def _draw_penalty(ax: Axes, pair: PairPenalty) -> None:
     censored = rows[rows["censored"]]
     if len(censored):
         ax.plot(
-            censored["step"], censored["bound"], color=tint, label="censored", marker="^",
-            markerfacecolor="white", linestyle="none",
+            censored["step"], censored["bound"], color=tint, marker="^", markerfacecolor="white",
+            linestyle="none", label="censored: s is larger",
         )  # fmt: skip
     ax.axhline(1 / pair.m, color=style.DENSE_COLOUR, linestyle=":", label=f"1/m = {1 / pair.m:.2f}")
     ax.set_xscale("log")
