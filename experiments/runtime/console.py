@@ -278,12 +278,12 @@ class Progress:
         now = time.monotonic()
         elapsed, eta = clock(now - self.start), self._eta - (now - self._updated)
         finished = self.finished_steps()
-        share = min(1.0, (finished + self.part) / (self.total or 1))
         if self.total is None:
+            share = min(1.0, finished + self.part)
             return f"{share:.0%}  [{elapsed}]" if 0 < share < 1 else f"[{elapsed}]"
-        count = f"{finished}/{self.total}"
+        count = f"{int(finished + self.part)}/{self.total}"
         if self.part:
-            return f"{count}  {share:.0%}  [{elapsed}]"
+            return f"{count}  [{elapsed}]"
         if self._updated == self.start:  # nothing is known of the rate
             return f"{count}  [{elapsed}]"
         return f"{count}  {self._text}  [{elapsed}<{clock(eta)}]"
