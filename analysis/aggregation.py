@@ -34,6 +34,13 @@ class Estimate:
     low: float | None = None
     high: float | None = None
 
+    def text(self, form: str) -> str:
+        """Return `mean [low, high]` in a number format, or the mean alone without an interval."""
+        text = f"{self.mean:{form}}"
+        if self.low is None or self.high is None:
+            return text
+        return f"{text} [{self.low:{form}}, {self.high:{form}}]"
+
 
 def mean_std(values: Iterable[float | None]) -> Estimate | None:
     """Return mean and sample standard deviation, or None without finite values."""

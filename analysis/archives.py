@@ -44,6 +44,11 @@ def unpack(archive: Path, folder: Path) -> Path:
     return target
 
 
+def unpacked(source: Path, folder: Path = PUBLISHED) -> Path:
+    """Return a folder of runs: `source` itself, or where it was unpacked if it is an archive."""
+    return unpack(source, folder) if source.name.endswith(".tar.gz") else source
+
+
 def _decompressed(archive: Path) -> io.BytesIO:
     """Return the tar inside an archive; `AnalysisError` beyond `MAX_UNPACKED` bytes.
 

@@ -114,10 +114,10 @@ def with_details(unnamed: Sequence[Arm]) -> list[Arm]:
     """Return the arms; where only their groups distinguish some of them, with what differs."""
     groups: dict[Arm, set[str]] = {}
     for arm in unnamed:
-        groups.setdefault(_without_group(arm), set()).add(arm.group)
+        groups.setdefault(_shown_fields(arm), set()).add(arm.group)
     result = []
     for arm in unnamed:
-        names = short_labels(sorted(groups[_without_group(arm)]))
+        names = short_labels(sorted(groups[_shown_fields(arm)]))
         detail = names[arm.group] if len(names) > 1 else ""
         models = {name.split(", ")[0] for name in names.values()}
         if len(models) == 1:
@@ -126,7 +126,8 @@ def with_details(unnamed: Sequence[Arm]) -> list[Arm]:
     return result
 
 
-def _without_group(arm: Arm) -> Arm:
+def _shown_fields(arm: Arm) -> Arm:
+    """Return what tables show of an arm's group; several groups that agree in it need a detail."""
     return replace(arm, group="", variant="")
 
 
@@ -172,7 +173,7 @@ def penalty_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
         if penalty.sm is None:
             verdict = penalty.censored_text
         else:
-            verdict = _interval_text(penalty.sm, ".2f") + f" (n = {len(penalty.seeds)})"
+            verdict = f"{penalty.sm.text('.2f')} (n = {len(penalty.seeds)})"
         s_texts, sm_texts = [], []
         for row in penalty.seeds.to_dict("records"):
             s_texts.append("not reached" if row["censored"] else f"{row['s']:.2f}")
@@ -223,8 +224,9 @@ def endpoints_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
         baseline = baseline_arm(arm, table)
         if baseline is None or arm == baseline:
             continue
-        ratios = _log_ratios(table[baseline], curves, steps)
-        estimate = interval(ratios)
+        dense = next(iter(table[baseline].values())).iloc[-1]
+        macs = float(dense["macs"] / dense["step"] * steps)
+        estimate = interval(log_ratio_at_equal_macs(table[baseline], curves, macs).values())
         if estimate is None:
             continue
         is_primary = arm.is_routed and estimate.std is not None
@@ -236,17 +238,6 @@ def endpoints_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
     for index, p in holm(p_values).items():
         rows[index][4] = f"{p:.3f}"
     return rows
-
-
-def _log_ratios(baselines: Curves, curves: Curves, steps: int) -> list[float]:
-    """Return ln(arm / dense) at equal multiply-adds of the seeds that both arms have."""
-    ratios = []
-    for seed in sorted(set(baselines) & set(curves)):
-        dense = baselines[seed]
-        macs = float(dense["macs"].iloc[-1] / dense["step"].iloc[-1] * steps)
-        pair = log_ratio_at_equal_macs({seed: dense}, {seed: curves[seed]}, macs)
-        ratios.append(pair[seed])
-    return ratios
 
 
 def two_sided_p(estimate: Estimate) -> float:
@@ -275,10 +266,3 @@ def _percent(estimate: Estimate) -> str:
         return text
     low, high = 100 * math.expm1(estimate.low), 100 * math.expm1(estimate.high)
     return f"{text} [{low:+.2f}, {high:+.2f}]"
-
-
-def _interval_text(estimate: Estimate, form: str) -> str:
-    text = f"{estimate.mean:{form}}"
-    if estimate.low is None or estimate.high is None:
-        return text
-    return f"{text} [{estimate.low:{form}}, {estimate.high:{form}}]"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.archives import PUBLISHED, unpack
+from analysis.archives import PUBLISHED, unpack, unpacked
 from analysis.arms import Arm, Curves, arms, arms_table, endpoints_table, penalty_table
 from analysis.errors import AnalysisError
 from analysis.figures import against_macs
@@ -120,8 +120,7 @@ def score_points(source: Path) -> pd.DataFrame:
 
 
 def _print(options: argparse.Namespace) -> int:
-    records = options.records
-    table = archived_arms(records) if records.suffix == ".gz" else arms(records)
+    table = arms(unpacked(options.records, ROOT / PUBLISHED))
     for kind in ("arms", "penalty"):
         head, *rows = make(kind, table, options.steps)
         print(markdown_rows(head, rows))

@@ -70,8 +70,7 @@ def relative_cost(results: Results, group: Group) -> str | None:
     estimate = pair.penalty.sm
     if estimate is None or estimate.low is None or estimate.high is None:
         return pair.penalty.censored_text
-    interval = f"[{estimate.low:.2f}, {estimate.high:.2f}]"
-    return f"{estimate.mean:.2f} {interval} at {pair.step:.0f} dense steps"
+    return f"{estimate.text('.2f')} at {pair.step:.0f} dense steps"
 
 
 def tally(comparisons: Iterable[DenseComparison]) -> str:

@@ -47,10 +47,8 @@ def verdict(difference: Estimate, better: str | None) -> str:
 
 def change(difference: Estimate, decimals: int) -> str:
     """Return a difference with its interval; of two seeds it would say nothing."""
-    text = f"{difference.mean:+.{decimals}f}"
-    if difference.n < ENOUGH_SEEDS or difference.low is None or difference.high is None:
-        return text
-    return f"{text} [{difference.low:+.{decimals}f}, {difference.high:+.{decimals}f}]"
+    form = f"+.{decimals}f"
+    return f"{difference.mean:{form}}" if difference.n < ENOUGH_SEEDS else difference.text(form)
 
 
 def response(results: Results) -> list[Finding]:

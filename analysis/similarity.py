@@ -111,9 +111,7 @@ def _mean_cosine(data: HeldOut, protocol: Protocol) -> np.ndarray:
     return np.asarray(total / tokens)
 
 
-def _hidden(
-    data: HeldOut, noisy: Tensor, time: Tensor, conditions: dict[str, Any]
-) -> list[Tensor]:
+def _hidden(data: HeldOut, noisy: Tensor, time: Tensor, conditions: dict[str, Any]) -> list[Tensor]:
     """Return the input and the output of every block in a dense pass, (B, T, D) each."""
     hidden: list[Tensor] = []
     model, blocks = data.model, tuple(range(-1, data.model.depth))

@@ -289,7 +289,6 @@ def _num(text: str, signed: bool) -> str:
     return rf"\num[retain-explicit-plus]{{{text}}}" if signed else rf"\num{{{text}}}"
 
 
-
 def to_csv(table: Table) -> str:
     """Return CSV: text per word column; value, std, low, high, n and text per numeric one."""
     columns = [pd.Series([row.group for row in table.rows], name="group", dtype=str)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, SimpleNamespace
 
 #: The signal that requested a stop; the process that handles signals; whether `check` raises.
@@ -61,6 +61,24 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
+def handled_by(
+    handler: Callable[[int, FrameType | None], None], names: Sequence[str]
+) -> Iterator[None]:
+    """Install a handler of signals inside the block; restore the old handlers after it."""
+    previous = {}
+    for name in names:
+        # Windows has no SIGUSR2; only the main thread may set handlers, not one of a notebook.
+        with contextlib.suppress(AttributeError, ValueError):
+            number = getattr(signal, name)
+            previous[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old_handler in previous.items():
+            signal.signal(number, old_handler)
+
+
+@contextlib.contextmanager
 def installed() -> Iterator[None]:
     """Handle SIGINT, SIGTERM and SIGUSR2 inside the block; restore the old handlers after it.
 
@@ -71,17 +89,8 @@ def installed() -> Iterator[None]:
         yield
         return
     STATE.reason, STATE.pid = None, os.getpid()
-    previous = {}
-    for name in NAMES:
-        if not hasattr(signal, name):
-            continue
-        number = getattr(signal, name)
-        # Only the main thread may set handlers; a notebook's worker thread has none.
-        with contextlib.suppress(ValueError):
-            previous[number] = signal.signal(number, _handle)
     try:
-        yield
+        with handled_by(_handle, NAMES):
+            yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
         STATE.pid = None

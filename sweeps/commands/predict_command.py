@@ -16,7 +16,7 @@ from sweeps.prediction.pilot import (
     pilot_grid,
     pilot_root,
 )
-from sweeps.prediction.predictions import print_predictions, records_folder
+from sweeps.prediction.predictions import print_predictions
 from sweeps.store.overrides import Typed
 from sweeps.submission.launch import launch
 
@@ -40,9 +40,9 @@ def predict_command(options: argparse.Namespace) -> int:
             f"steps={typed_steps} with --from: a pilot is not trained then",
             SweepError,
         )
-        folder = records_folder(Path(options.source))
+        source = Path(options.source)
     else:
-        folder = pilot_root(arguments.root, chosen)
+        source = pilot_root(arguments.root, chosen)
         default = max(LOGGED_POINTS, round(max(pair.full_steps for pair in pairs) * _PILOT_SHARE))
         steps = whole(typed_steps, "steps=", SweepError) if typed_steps else default
         require(
@@ -52,7 +52,7 @@ def predict_command(options: argparse.Namespace) -> int:
         )
         pairs = logged_on_the_way(pairs, steps)
         pilot = pilot_grid(chosen, pairs, steps, seeds)
-        user = {"paths.runs": [Typed(str(folder))]}
+        user = {"paths.runs": [Typed(str(source))]}
         plan = make_plan(pilot, arguments.scale, user)
         failed = launch(plan.sweep, pilot, plan.runs, arguments.resources("debug"))
         if failed:
@@ -60,7 +60,7 @@ def predict_command(options: argparse.Namespace) -> int:
         if not all(run.finished for run in plan.runs):
             print("the pilot is still running; type the same command again when it has finished")
             return 0
-    print_predictions(pairs, folder, seeds)
+    print_predictions(pairs, source, seeds)
     return 0
 
 

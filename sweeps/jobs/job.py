@@ -208,8 +208,7 @@ def _call(run: PlannedRun) -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def _unwind_on_signals() -> Iterator[None]:
+def _unwind_on_signals() -> contextlib.AbstractContextManager[None]:
     """Exit on USR2 and TERM until training installs its own handlers."""
     process = os.getpid()
 
@@ -218,17 +217,7 @@ def _unwind_on_signals() -> Iterator[None]:
         if os.getpid() == process:
             raise SystemExit(EXIT_CODES[signal.Signals(number).name])
 
-    handlers = {}
-    for name in ("SIGUSR2", "SIGTERM"):
-        # Windows has no USR2, and only the main thread can install handlers.
-        with contextlib.suppress(AttributeError, ValueError):
-            number = getattr(signal, name)
-            handlers[number] = signal.signal(number, unwind)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    return signals.handled_by(unwind, ("SIGUSR2", "SIGTERM"))
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 import analysis
-from analysis.archives import PUBLISHED, unpack
+from analysis.archives import unpacked
 from analysis.step_penalty import curves_by_run, penalties_by_step
 from routing.errors import require
 from sweeps import SweepError
@@ -15,22 +15,14 @@ from sweeps.prediction import penalty_fit
 from sweeps.prediction.pilot import PilotPair
 
 
-def records_folder(path: Path) -> Path:
-    """Return a folder of runs; an archive of records is unpacked once.
-
-    Raises:
-        AnalysisError: It is no archive of records.
-    """
-    return unpack(path, PUBLISHED) if path.name.endswith(".tar.gz") else path
-
-
-def print_predictions(pairs: Sequence[PilotPair], folder: Path, seeds: Sequence[int]) -> None:
-    """Print the prediction of every comparison from the runs in a folder.
+def print_predictions(pairs: Sequence[PilotPair], source: Path, seeds: Sequence[int]) -> None:
+    """Print the prediction of every comparison from the runs in a folder or an archive of records.
 
     Raises:
         SweepError: No comparison has a pair of runs there.
+        AnalysisError: It is no archive of records.
     """
-    curves = _curves(folder)
+    curves = _curves(unpacked(source))
     lines = []
     pair_count = 0
     for pair in pairs:
@@ -41,7 +33,7 @@ def print_predictions(pairs: Sequence[PilotPair], folder: Path, seeds: Sequence[
             lines.append(f"  {line}")
     require(
         pair_count,
-        f"{folder}: no pair of runs, dense and routed, of this grid with seeds "
+        f"{source}: no pair of runs, dense and routed, of this grid with seeds "
         f"{', '.join(map(str, seeds))} has held-out losses at two or more steps; type the "
         "eval.metrics= and eval.every= that the runs were trained with",
         SweepError,
