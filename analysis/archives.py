@@ -23,7 +23,7 @@ def unpack(archive: Path, folder: Path) -> Path:
     `AnalysisError` if it is no archive with a folder `runs`, or unpacks to more than the limits.
     """
     if not archive.is_file():
-        raise AnalysisError(f"there is no archive {archive}; give a folder of runs")
+        raise AnalysisError(f"there is no archive {archive}; pass another, or a folder of runs")
     with archive.open("rb") as stream:
         target = folder / hashlib.file_digest(stream, "sha256").hexdigest()[:12]
     if not target.is_dir():

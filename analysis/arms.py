@@ -62,7 +62,7 @@ class Arm:
 
     @property
     def is_routed(self) -> bool:
-        """Whether tokens were routed; else it is dense, from scratch or fine-tuned."""
+        """Whether tokens were routed; otherwise it is dense, from scratch or fine-tuned."""
         return not self.variant.startswith(DENSE)
 
     @property

@@ -107,7 +107,7 @@ def read_ledger(path: Path = LEDGER) -> Ledger:
     try:
         document = yaml_of(path.read_text(encoding="utf-8"), path.name)
     except (OSError, UnicodeDecodeError, Malformed) as error:
-        raise AnalysisError(f"{path} is no claims ledger: {error}") from None
+        raise AnalysisError(f"{path} cannot be read as a claims ledger: {error}") from None
     if not isinstance(document, Mapping) or set(document) != {"papers", "claims"}:
         raise AnalysisError(f"{path}: expected the two keys papers and claims")
     papers = {}

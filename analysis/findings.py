@@ -1,4 +1,4 @@
-"""What runs show, in sentences: for the blocks of pages and the paragraphs of notebooks.
+"""Findings from runs as sentences, for the blocks of pages and the paragraphs of notebooks.
 
 Every sentence is made from the numbers in the table beside it. A difference is significant where
 its paired 95 % interval over seeds excludes zero; it is not judged below three seeds.
@@ -22,7 +22,7 @@ NOT_SIGNIFICANT = "no significant difference"
 
 
 class Finding(NamedTuple):
-    """A sentence: what it is about, printed in bold, and what is said of it."""
+    """One finding: its subject, printed in bold, and a sentence."""
 
     subject: str
     statement: str

@@ -111,7 +111,7 @@ def _variants(frame: pd.DataFrame) -> pd.Series:
 
 
 def _further_prefixes(method: str, selection: object) -> tuple[str, ...]:
-    """Return the columns, by how they begin, that also distinguish the variants of a method."""
+    """Return the prefixes of further columns that distinguish variants of a method."""
     keys: list[str] = []
     for part in method.split(" + "):
         keys += _KEYS_OF_METHOD.get(part, ())

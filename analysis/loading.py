@@ -71,7 +71,7 @@ SCORE = (
     "metric", "key", "value", "step", "macs", "better", "n", "features", "reference", "guidance",
     "sampler", "weights", "sample_seed", "macs_per_sample", "own", "final",
 )  # fmt: skip
-# Columns of a run that have another name beside a score.
+# Columns of a run that are renamed beside a score, which has columns of the same names.
 RENAMED = {
     "step": "last_step", "guidance": "own_guidance", "sampler": "own_sampler",
     "reference": "own_reference",

@@ -106,7 +106,7 @@ def _check_protocol(protocol: dict[str, Any]) -> None:
 
 
 def _check_map(cosine: np.ndarray) -> None:
-    """Raise `ValueError` where an array is no square map of two layers or more."""
+    """Raise `ValueError` if an array is not a square map of at least two layers."""
     is_square = cosine.ndim == 2 and cosine.shape[0] == cosine.shape[1] >= 2
     if not (is_square and cosine.dtype.kind == "f" and np.isfinite(cosine).any()):
-        raise ValueError("it holds no map of layers")
+        raise ValueError("it contains no square map of layer similarities")

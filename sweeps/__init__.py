@@ -26,4 +26,4 @@ class SweepError(UserError):
 
 
 class NothingSubmitted(SweepError):
-    """A submission failed, and none of its jobs is in the queue: it need not be remembered."""
+    """A submission failed, and none of its jobs is in the queue: its record can be removed."""

@@ -44,7 +44,7 @@ def open_source(
     [(kind, source_files)] = by_kind.items()
     require(
         captions is None or kind == "images",
-        "--captions is for folders; tars and tables contain their own",
+        "--captions applies to image folders; tars and tables contain their captions",
     )
     for role, name in (columns or {}).items():
         require(

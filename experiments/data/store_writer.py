@@ -328,7 +328,7 @@ class StoreWriter:
             name, reason = skipped[0]
             raise DataError(
                 f"none of {self.source.count} images could be read; the first, {name}: {reason}; "
-                "repair them and pass a new folder: here they are not read again"
+                "repair them and pass a new --out folder: this one does not read them again"
             )
         lowest = [summary.sums.lowest for summary in summaries if summary.sums.lowest is not None]
         if lowest and min(lowest) > 0:

@@ -114,7 +114,7 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
             require(
                 info.file_size <= max(_UNCHECKED_BYTES, _MAX_COMPRESSION * info.compress_size),
                 f"{path}: {name} would unpack from {info.compress_size} to "
-                f"{info.file_size} bytes: this is no array of images or statistics",
+                f"{info.file_size} bytes, too many for an array of images or statistics",
                 MetricError,
             )
             with archive.open(info) as handle:

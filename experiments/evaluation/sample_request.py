@@ -40,7 +40,7 @@ def plan_request(
     for flag, numbers in (("--seeds", seeds), ("--classes", classes or ())):
         require(
             len(set(numbers)) == len(numbers),
-            f"{flag}: a number is given twice; expected each once, as it names an image",
+            f"{flag}: a number is given twice; expected each once, since it identifies an image",
             ConfigError,
         )
     if not classes and captions is None:

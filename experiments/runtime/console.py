@@ -194,7 +194,7 @@ class Progress:
         from rich.text import Text
 
         class Bar(BarColumn):
-            """A bar of the steps, and parts of them, that are finished when it is drawn."""
+            """A bar of the finished steps, with the finished part of the current one."""
 
             def render(self, task: Any) -> Any:
                 display = task.fields["display"]

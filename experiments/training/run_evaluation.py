@@ -153,7 +153,7 @@ class Evaluation:
         if with_final:
             needed_paths.append(final_path)
         elif is_last and self.accelerator.is_main_process:
-            final_path.unlink(missing_ok=True)  # of fewer steps
+            final_path.unlink(missing_ok=True)  # from an earlier step
         if all(path.exists() for path in needed_paths):
             return False
         if not self.dataset.can_decode:
@@ -209,8 +209,8 @@ class Evaluation:
     def _scores(self) -> bool:
         """Append this step's scores to `scores.jsonl`; return False if all are there already."""
         path, step = self.folder / "scores.jsonl", self.state.step
-        # The first process decides and cuts the file: others may see it in an older state, and
-        # scoring is a collective call.
+        # Rank 0 decides, and truncates the file: other ranks may see an older version of it, and
+        # all have to agree, since scoring is a collective call.
         is_done = self.accelerator.is_main_process and self._are_scores_complete(path)
         if self.accelerator.gather(torch.tensor([is_done], device=self.accelerator.device))[0]:
             return False

@@ -19,7 +19,7 @@ from experiments.training.precision import record_precision, slow_bf16
 
 
 def print_start(trainer: Trainer, resumed: bool) -> None:
-    """Print model and cost, the run folder, the device and what is unusual about them."""
+    """Print model and cost, the run folder, the device, and warnings about them."""
     config, console, step = trainer.config, trainer.console, trainer.training_step
     cost = run_cost(config, trainer.model.config)
     console.say("\n".join(banner_lines(config, cost, trainer.model.describe())))

@@ -1,4 +1,4 @@
-"""What the dry run tries out on this machine: the model, a timed step, the precision."""
+"""What a dry run tries on this machine: it builds the model, times a step, finds the precision."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def memory_ran_out(job: QueueJob, slurm_lines: str) -> bool:
 
 
 def is_allocation_error(error: str) -> bool:
-    """Return whether a run's own error, or the last line of its log, is that memory ran out."""
+    """Return whether a run's own error, or the last line of its log, is a failed allocation."""
     return error != KILLED and any(text in error for text in _ALLOCATION_ERRORS)
 
 

@@ -137,9 +137,9 @@ def _set_dependencies(
             slurm.call(cancel)
         except SweepError as cancel_error:
             raise UserError(
-                f"sbatch accepted job {array_id}, which then could be neither given its "
-                f"dependencies ({error}) nor cancelled ({cancel_error}); it may still be in the "
-                f"queue: type {' '.join(cancel)} before you launch again"
+                f"sbatch accepted job {array_id}, but setting its dependencies failed ({error}) "
+                f"and so did cancelling it ({cancel_error}); it may still be in the queue: type "
+                f"{' '.join(cancel)} before you launch again"
             ) from None
         raise NothingSubmitted(str(error)) from None
 

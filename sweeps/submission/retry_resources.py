@@ -72,7 +72,7 @@ def resources_of_retry(
         row: The status of the run.
         resources: Those of its last launch, or of the cluster that was typed again.
         last_gb: What it had, None if that is unknown.
-        is_typed: Whether `cluster.memory_gb` is typed for the retry, which settles it.
+        is_typed: Whether `cluster.memory_gb` is typed for the retry; then it is not changed.
     """
     factor, memory = resources.retry_memory, resources.memory_gb
     if factor is None or memory is None or resources.kind != "slurm" or is_typed:
