@@ -37,8 +37,8 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     if config.init:
         check_parent(config.init, config.objective, model)
     _check_sampling(config, model)
-    _check_evaluation(config, info)
-    _check_weights(config, info)
+    networks = _check_evaluation(config, info)
+    _check_weights(config, networks)
     check_tracker(config.log)
 
 
@@ -71,29 +71,15 @@ def _check_sampling(config: Config, model: dict[str, Any]) -> None:
     sampler.check_objective(objective.name)
 
 
-def _check_weights(config: Config, info: dict[str, Any]) -> None:
-    """Refuse published feature networks whose weights the run could not load."""
-    options, networks = options_for(config), {config.train.encoder}
-    if config.eval["name"] != "none":
-        plan = plan_scores(options, info["name"], config.task != "none", {})
-        networks.update(name for name, metrics in plan.items() if metrics)
-    published = networks & PUBLISHED
-    # Latents without their autoencoder are trained on, and scored elsewhere.
-    if not published or registry.parse(config.data).undecodable_reason():
-        return
-    from experiments.evaluation.features import check_weights  # imports torch
-
-    for name in sorted(published):
-        check_weights(name, options, config.paths.cache)
-
-
-def _check_evaluation(config: Config, info: dict[str, Any]) -> None:
-    networks_of_scenes = []
+def _check_evaluation(config: Config, info: dict[str, Any]) -> set[str]:
+    """Refuse scores that the data cannot have; return the feature networks of the run."""
+    networks, networks_of_scenes = {config.train.encoder}, []
     if config.train.encoder == "probe":
         networks_of_scenes.append("train.encoder=probe")
     if config.eval["name"] != "none":
         options = options_for(config)
-        plan_scores(options, info["name"], config.task != "none", {})
+        plan = plan_scores(options, info["name"], config.task != "none", {})
+        networks.update(name for name, metrics in plan.items() if metrics)
         if "scenes-probe" in options.features:
             networks_of_scenes.append("eval.features=[scenes-probe]")
         for key in ("reference", "inception_weights", "dinov2_weights"):
@@ -109,3 +95,17 @@ def _check_evaluation(config: Config, info: dict[str, Any]) -> None:
         f"{' and '.join(networks_of_scenes)}: expected data of 32x32 pixels such as data=scenes, "
         f"data={info['name']} has {height}x{width}",
     )
+    return networks
+
+
+def _check_weights(config: Config, networks: set[str]) -> None:
+    """Refuse published networks, among these feature networks, that the run could not load."""
+    published = networks & PUBLISHED
+    # Latents without their autoencoder are trained on, and scored elsewhere.
+    if not published or registry.parse(config.data).undecodable_reason():
+        return
+    from experiments.evaluation.features import check_weights  # imports torch
+
+    options = options_for(config)
+    for name in sorted(published):
+        check_weights(name, options, config.paths.cache)

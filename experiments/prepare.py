@@ -59,12 +59,7 @@ def parser() -> argparse.ArgumentParser:
         help="folder of images, .tar files or .parquet tables",
     )
     add("out", metavar="OUT", type=home_path, help="folder of the latent store; created if missing")
-    add(
-        "--vae",
-        type=_full_path,
-        default=DEFAULT_VAE,
-        help="AutoencoderKL: a name or a folder",
-    )
+    add("--vae", type=_full_path, default=DEFAULT_VAE, help="AutoencoderKL: a name or a folder")
     add("--size", type=int, default=256, help="side of the cropped images in pixels (256)")
     add("--kind", choices=("moments", "sample"), default="moments", help="stored values (moments)")
     add("--no-flips", action="store_true", help="do not store mirrored images")

@@ -151,7 +151,9 @@ def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str
 
 def _alignment_line(config: Config) -> str:
     """Return the line that describes the loss of REPA or SRA."""
-    align = config.backbone.get("align") or learned_parts(config)["align"]
+    align = config.backbone.get("align")
+    if align is None:
+        align = learned_parts(config)["align"]
     block, weight = align.get("block", AlignOptions.block), config.train.align_weight
     if config.train.encoder == SELF_ENCODER:
         teacher = teacher_block(config)

@@ -6,6 +6,7 @@ import dataclasses
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
+from backbones.cost import Cost
 from backbones.sizes import parse_size
 from experiments.config.model import run_cost
 from experiments.config.schema import Config
@@ -22,10 +23,15 @@ class TrainingRoutes:
     """The routes of one run over its steps; `model`, if known, are its `model_arguments`."""
 
     def __init__(self, config: Config, model: dict[str, Any] | None = None) -> None:
-        self.config = config
+        self.config, self.model = config, model
         self.schedule = config.route_schedule
         # The forward MACs of one image on a route: a mean where an end is drawn.
         self.macs = cache(lambda route: float(run_cost(config, model, route).macs_routed))
+
+    @cached_property
+    def cost(self) -> Cost:
+        """Parameters of the run, and MACs of one image dense and on its `counted_route`."""
+        return run_cost(self.config, self.model)
 
     @cached_property
     def run_routing(self) -> Routing:

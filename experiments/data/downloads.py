@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 from experiments.data.data_options import DataError, require
 from experiments.runtime.files import atomic_path
@@ -50,22 +51,23 @@ def fetch(addresses: Sequence[str], path: Path, digest: str, kind: str = "md5") 
 @functools.cache
 def unreachable_reason(address: str) -> str:
     """Ask once whether a file can be downloaded; return why not, empty if it can."""
-    headers = {"User-Agent": "tread-suite"}
-    request = urllib.request.Request(address, headers=headers, method="HEAD")
     try:
-        with urllib.request.urlopen(request, timeout=_SERVER_TIMEOUT_S):
+        with _open(address, "HEAD"):
             return ""
     except (OSError, HTTPException) as error:
         return str(error)
 
 
-def _download(address: str, path: Path, digest: str, kind: str) -> None:
+def _open(address: str, method: str = "GET") -> Any:
+    """Send a request and return the response, which is closed as a context manager."""
     # Some servers refuse urllib's own user agent.
-    request = urllib.request.Request(address, headers={"User-Agent": "tread-suite"})
-    with (
-        urllib.request.urlopen(request, timeout=_SERVER_TIMEOUT_S) as response,
-        atomic_path(path) as temporary,
-    ):
+    headers = {"User-Agent": "tread-suite"}
+    request = urllib.request.Request(address, headers=headers, method=method)
+    return urllib.request.urlopen(request, timeout=_SERVER_TIMEOUT_S)
+
+
+def _download(address: str, path: Path, digest: str, kind: str) -> None:
+    with _open(address) as response, atomic_path(path) as temporary:
         with temporary.open("wb") as file:
             shutil.copyfileobj(response, file)
         if not checksum(temporary, kind).startswith(digest):

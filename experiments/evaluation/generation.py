@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -154,24 +155,13 @@ def _sample_batch(
     count, part = len(denoiser.seeds), _cached_images(denoiser)
     if batch_progress is not None:
         evaluations = len(sampler.evaluations()) * math.ceil(count / part)
-        denoiser.on_evaluation = _share_reporter(batch_progress, evaluations)
+        finished = itertools.count(1)
+        denoiser.on_evaluation = lambda: batch_progress(next(finished) / evaluations)
     images = []
     for start in range(0, count, part):
         rows = torch.arange(start, start + part, device=denoiser.seeds.device)
         images.append(_sample_part(denoiser.select(rows.clamp(max=count - 1)), sampler, shape))
     return torch.cat(images)[:count]
-
-
-def _share_reporter(report: Callable[[float], None], total: int) -> Callable[[], None]:
-    """Return a function to call after each of `total` evaluations; reports their share so far."""
-    finished = 0
-
-    def on_evaluation() -> None:
-        nonlocal finished
-        finished += 1
-        report(finished / total)
-
-    return on_evaluation
 
 
 def _sample_part(denoiser: GuidedDenoiser, sampler: Sampler, shape: tuple[int, ...]) -> Tensor:

@@ -63,9 +63,7 @@ def _group_overrides(group: str, choice: str) -> list[str]:
     """
     name, *options = choice.split(",")
     require(
-        "=" not in name,
-        f"--{group} {choice}: a name comes first, as in NAME,{choice}",
-        ConfigError,
+        "=" not in name, f"--{group} {choice}: a name comes first, as in NAME,{choice}", ConfigError
     )
     overrides = [f"{group}.name={name}"] if name else []
     for option in options:

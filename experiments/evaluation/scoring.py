@@ -131,7 +131,7 @@ def sample_and_score(
         store = open_store(out, options, settings)
     cost = pipeline.cost()
     record = {**sampling, "seed": options.seed, "step": step, "macs_per_sample": cost.macs}
-    pipeline.batch_progress = console.part_of(min(options.batch, options.samples) * world()[1])
+    pipeline.batch_progress = console.part_of(options.batch * world()[1])
     # The held-out loss alone needs no samples.
     batches = sample_batches(pipeline, dataset, options, device, store) if meters else ()
     scores = measure(meters, batches, options.samples, console, "sample", **record)

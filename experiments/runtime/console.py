@@ -130,11 +130,16 @@ class Console:
         return Progress(self, what, total, done if count is None else count(), count)
 
     def part_of(self, steps: int) -> Callable[[float], None]:
-        """Return a function that shows which share of the next `steps` steps is done (0 to 1)."""
+        """Return a function that shows which share of the next `steps` steps is done (0 to 1).
+
+        Where fewer steps remain, such as in a last batch, it is a share of those.
+        """
 
         def show(share: float) -> None:
             if self._open:
-                self._open[-1].part = share * steps
+                display = self._open[-1]
+                remaining = (display.total or 1) - display.finished_steps()
+                display.part = share * min(steps, remaining)
 
         return show
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from experiments import components
-from experiments.config.model import run_cost
 from experiments.config.schema import Config
 from experiments.data.dataset import Dataset
 from experiments.runtime.processes import gather
@@ -44,6 +43,5 @@ def build_step(
         components.compile_blocks(model.stack.blocks)
         if step.alignment is not None and step.alignment.blocks is not None:
             components.compile_blocks(step.alignment.blocks)
-    cost = run_cost(config, model.config)
-    step.micro_batch_size = choose_micro_batch_size(config, step, cost)
+    step.micro_batch_size = choose_micro_batch_size(config, step, step.routes.cost)
     return step

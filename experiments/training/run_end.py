@@ -8,15 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.config.model import run_cost
-from experiments.config.schema import Config
 from experiments.evaluation import trained_model
 from experiments.runtime import records, run_folder
 from experiments.runtime.errors import Interrupted
 from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import locked
 from experiments.training.run_files import draw_curve
-from experiments.training.state import TrainingState
+from experiments.training.step import TrainingStep
 
 
 @contextlib.contextmanager
@@ -65,12 +63,10 @@ def write_end(folder: Path, status: str, **fields: Any) -> None:
         records.write_status(folder, status, **fields)
 
 
-def write_results(
-    config: Config, state: TrainingState, session_seconds: float, precision: str
-) -> None:
+def write_results(training_step: TrainingStep, session_seconds: float) -> None:
     """Write the weights, the loss curve and, last, `summary.json`."""
+    config, state, cost = training_step.config, training_step.state, training_step.routes.cost
     folder, step = config.folder, state.step
-    cost = run_cost(config, state.model.config)
     weights = state.ema_state_dict()
     trained_model.export(
         folder / "model.safetensors", state.model, weights, config, step, state.info
@@ -92,7 +88,7 @@ def write_results(
         "route": config.resolved_route,
         "scale": config.scale,
         "seed": config.seed,
-        "precision": precision,
+        "precision": training_step.precision,
         "step": step,
         "params": cost.params,
         "macs_dense": cost.macs_dense,

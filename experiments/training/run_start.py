@@ -7,7 +7,7 @@ import json
 import torch
 import yaml
 
-from experiments.config.model import banner_lines, run_cost
+from experiments.config.model import banner_lines
 from experiments.evaluation import scoring
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.runtime import records, trackers
@@ -21,8 +21,8 @@ from experiments.training.precision import record_precision, slow_bf16
 def print_start(trainer: Trainer, resumed: bool) -> None:
     """Print model and cost, the run folder, the device, and warnings about them."""
     config, console, step = trainer.config, trainer.console, trainer.training_step
-    cost = run_cost(config, trainer.model.config)
-    console.say("\n".join(banner_lines(config, cost, trainer.model.describe())))
+    lines = banner_lines(config, step.routes.cost, trainer.model.describe())
+    console.say("\n".join(lines))
     status = f"resumed at step {trainer.state.step}"
     if not resumed:
         status = "new; rerun to resume"

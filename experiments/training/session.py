@@ -69,7 +69,7 @@ def _train_in_folder(config: Config, accelerator: Any, console: Console) -> None
         trainer.check_folder()
         seconds = time.monotonic() - start_time
         with console.progress("weights and loss curve"):
-            run_end.write_results(config, trainer.state, seconds, trainer.training_step.precision)
+            run_end.write_results(trainer.training_step, seconds)
     accelerator.wait_for_everyone()
     for tracker in accelerator.trackers:  # not `end_training`, which ends the process group too
         tracker.finish()

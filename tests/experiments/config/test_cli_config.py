@@ -20,6 +20,7 @@ from small import command, overrides
 from experiments.config import GROUPS, Config, ConfigError
 from experiments.config.compose import load
 from experiments.config.help import SECTIONS, help_text
+from experiments.config.model import banner_lines, run_cost
 from experiments.data import image_options
 from experiments.run import main
 from experiments.runtime import command as cli
@@ -297,6 +298,9 @@ def test_a_dry_run_names_what_is_not_the_default(tmp_path, capsys, monkeypatch):
     assert any(line.endswith("flow with x-prediction, lr 0.002, precision auto (bf16 here)") for line in lines)
     assert any(re.match(r"optimizer +Muon \(lr 0.01\)", line) for line in lines)
     assert any(re.match(r"SRA +block 3 to block 7 of the EMA, weight 0.5", line) for line in lines)
+    config = load(["data=digits", "train.encoder=dinov2-vitb14", "backbone.align={}"])  # all at their defaults
+    lines = banner_lines(config, run_cost(config), [])
+    assert any(re.match(r"REPA +block 7 to features of encoder 'dinov2-vitb14'", line) for line in lines)
 
 
 # Not `ru_maxrss`: a child process begins with the peak of the process that started it.

@@ -222,6 +222,17 @@ def test_times_move_on_between_updates(monkeypatch):
         assert inner.status() == "[0:25]"
 
 
+def test_a_last_batch_of_few_images_is_not_shown_as_finished_early():
+    console = Console(quiet=True)
+    with console.progress("sample", 100) as bar:
+        show = console.part_of(64)
+        show(0.5)
+        assert bar.part == 32
+        bar.update(64)
+        show(0.5)
+        assert bar.status().startswith("64/100  82%")
+
+
 def test_without_a_terminal_a_line_comes_without_updates_from_the_innermost_display(
     monkeypatch, capsys
 ):
