@@ -50,12 +50,12 @@ def look_up(layout: Layout, kind: str, path: str) -> Any:
     The stack has computed the first three (`Layout.prepare`), unless a block is called on its own.
     The first mixer on a path computes the taps for all later ones.
     """
-    table = layout.tables.get((kind, path))
-    if table is not None:
-        return table
+    key = kind, path
+    if key in layout.tables:
+        return layout.tables[key]
     if kind == "taps":
-        layout.tables[kind, path] = taps(layout.positions(path), Conv.taps)
-        return layout.tables[kind, path]
+        layout.tables[key] = taps(layout.positions(path), Conv.taps)
+        return layout.tables[key]
     compute = {"scan": layout.scan_order, "positions": layout.positions, "gaps": layout.gaps}
     return compute[kind](path)
 

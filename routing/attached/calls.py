@@ -153,9 +153,7 @@ class Call:
         """
         batch, joint = self.tokens.shape[0], self.joint_text
         after_front = prefix - front
-        lengths = {
-            tokens + more + text for more in (0, prefix, after_front) for text in (0, joint)
-        }
+        lengths = {tokens + more + text for more in (0, prefix, after_front) for text in (0, joint)}
         is_flags = table.dim() == 2 and not (table.is_floating_point() or table.is_complex())
         if is_flags and table.shape[0] == batch and table.shape[1] in lengths:
             return 1, False  # `(B, T)`, which has no features

@@ -9,7 +9,8 @@
     print(routing.check(build))               # or: python -m routing.check module:build
 
 It runs the model with marked tokens (`routing.check.marks`), judges each property
-(`routing.check.properties`, `routing.check.tables`) and returns a table with evidence.
+(`routing.check.properties`, `routing.check.tables`, `routing.check.scans`) and returns a table with
+evidence.
 """
 
 from __future__ import annotations

@@ -168,31 +168,25 @@ class _Tracker:
         if not bool(changed.any()):
             return
         arrival = self.result.arrival
+        if bool(back.any()):
+            arrival.stayed_changed += int(changed.sum())
+            return
         if arrival.exact < arrival.bypassed or arrival.stayed_changed:
-            if bool(back.any()):
-                arrival.stayed_changed += int(changed.sum())
             return  # a place that is wrong after one route is wrong in all later blocks
-        where = "between before= and its first block"
-        if self.before is not None:
+        if self.before is None:
+            where = "between before= and its first block"
+            advice = "; pass a module that is called with what the first block gets"
+        else:
             where = f"between block {self.before.block} and block {rows.block}"
+            advice = " (a skip connection, a norm), and cannot be followed there"
         unchanged = place.present & (place.features == self.features).all(-1)
-        if not bool(back.any()) and bool(unchanged[changed].all()):
+        if bool(unchanged[changed].all()):
             raise CheckError(
-                f"the model reorders its tokens {where}, for example a flip that turns the next "
-                "block's scan round, and routing needs every token at the same place throughout; "
+                f"the model reorders its tokens {where}, for example by a flip that reverses the "
+                "next block's scan, and routing needs every token at the same place throughout; "
                 "let each block reorder its input and put its output back in order"
             )
-        if self.before is not None and not bool(back.any()):
-            raise CheckError(
-                f"the model changes its tokens {where} (a skip connection, a norm), and cannot be "
-                "followed there"
-            )
-        if self.before is None:
-            raise CheckError(
-                f"the model changes its tokens {where}; pass a module that is called with what the "
-                "first block gets"
-            )
-        arrival.stayed_changed += int(changed.sum())
+        raise CheckError(f"the model changes its tokens {where}{advice}")
 
     def _extend_segments(self, rows: BlockInput, present: Tensor, sparse: bool) -> None:
         """Note the block as part of a segment, if it saw only a part of the tokens."""

@@ -9,6 +9,7 @@ that scan in both directions show no such path and are not judged.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from routing.check.marks import run_marked
 from routing.check.subject import RoutedModel
 
 _PROBES = 12  # tokens that are compared with each other in a block
-# How much stronger one dependence of a pair must be than the reverse, which in a scan is 0 but for
-# rounding: in attention, pairs differ less.
+# A pair depends one way if one gradient is this many times the reverse one: in a scan, the reverse
+# is 0 up to rounding; in attention, the two differ less.
 _ONE_WAY = 100
 
 
@@ -72,17 +73,17 @@ class _ScanOrders:
     def look_at(self, block: int, module: nn.Module, call: Call, ids: Tensor, total: int) -> None:
         """Find the order in one call of a block; `ids` as in `BlockInput`, of `total` tokens."""
         ids = ids.cpu()
-        counts = (ids >= 0).sum(1)
-        if self.tokens is not None and block not in self.tokens:
-            return
         if self.tokens is None:
+            counts = (ids >= 0).sum(1)
             count = int(counts.min())
             if count < 2 or count == total or count != int(counts.max()):
                 return  # not in a route
             present = ids.sort(1).values[:, -count:]
-            tokens = present[:, :: -(-count // _PROBES)]
-        else:
+            tokens = present[:, :: math.ceil(count / _PROBES)]
+        elif block in self.tokens:
             tokens = self.tokens[block].sort(1).values
+        else:
+            return
         is_token = tokens.unsqueeze(2) == ids.unsqueeze(1)
         if not bool(is_token.any(2).all()):
             return
@@ -112,8 +113,10 @@ def scan_steps(module: nn.Module, call: Call, columns: Tensor) -> Tensor | None:
             replace_image(output, again, note)
         except Exception:  # a block that cannot be run twice is not compared
             return None
+        if not outputs[0].requires_grad:
+            return None
         if not _one_way(outputs[0], x, columns[:, [0, -1]]).any():
-            return None  # spares attention the other gradients
+            return None  # as in attention: the other gradients are not needed
         later = _one_way(outputs[0], x, columns)
     steps = later.sum(2)
     is_path = torch.equal(later, steps.unsqueeze(2) > steps.unsqueeze(1))
@@ -137,11 +140,8 @@ def _one_way(output: Tensor, x: Tensor, columns: Tensor) -> Tensor:
     weights = torch.randn_like(output[0, 0])
     for number in range(columns.shape[1]):
         value = (output[sample[:, 0], columns[:, number]] * weights).sum()
-        gradient = None
-        if value.requires_grad:
-            (gradient,) = torch.autograd.grad(value, x, retain_graph=True, allow_unused=True)
-        if gradient is not None:
-            strength[:, number] = gradient.abs().amax(-1).float().cpu()[sample, columns]
+        (gradient,) = torch.autograd.grad(value, x, retain_graph=True, materialize_grads=True)
+        strength[:, number] = gradient.abs().amax(-1).float().cpu()[sample, columns]
     return strength > _ONE_WAY * strength.transpose(1, 2)
 
 
