@@ -46,7 +46,7 @@ def test_a_committed_notebook_is_its_script_with_a_figure_a_table_and_a_paragrap
 
 
 def test_what_cannot_be_read_is_one_sentence(tmp_path):
-    with pytest.raises(AnalysisError, match="no archive .*nope.tar.gz; give a folder"):
+    with pytest.raises(AnalysisError, match="no archive .*nope.tar.gz; pass another"):
         notebook_files.runs_folder("results/nope.tar.gz")
     with pytest.raises(AnalysisError, match="holds no runs"):
         notebook_files.runs_folder(tmp_path)

@@ -230,7 +230,7 @@ def test_a_last_batch_of_few_images_is_not_shown_as_finished_early():
         assert bar.part == 32
         bar.update(64)
         show(0.5)
-        assert bar.status().startswith("64/100  82%")
+        assert bar.status().startswith("82/100 ")
 
 
 def test_without_a_terminal_a_line_comes_without_updates_from_the_innermost_display(
