@@ -15,7 +15,7 @@ from routing import AttachError
 pytest.importorskip("diffusers")
 pytest.importorskip("timm")
 
-from test_attach_models import dit
+from foreign_models import build, dit
 from timm.models import vision_transformer
 
 BATCH, TOKENS = 3, 17
@@ -43,7 +43,7 @@ def run_dit(model, seed):
     return model(torch.randn(BATCH, 4, 8, 8).double(), **inputs, return_dict=False)[0]
 
 
-CASES = {"vit": (vit, run_vit), "dit": (lambda depth: dit(depth)[0].double(), run_dit)}
+CASES = {"vit": (vit, run_vit), "dit": (lambda depth: build(dit, depth)[0].double(), run_dit)}
 
 
 @pytest.mark.filterwarnings("ignore")  # dynamo hides its own warnings only from the printer
