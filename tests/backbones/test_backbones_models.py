@@ -131,8 +131,8 @@ def test_size_overrides():
 def test_every_block_is_the_identity_and_the_output_zero_at_init(name):
     model = tiny(name)
     x, t, y = inputs(model)
-    first, *_, last = model.forward_intermediates(x, t, y, indices=[-1, 0, 3])
-    assert torch.equal(first, last)
+    taps = model(x, t, y, taps=[-1, 3]).taps
+    assert torch.equal(taps[-1], taps[3])
     assert not model(x, t, y).any()
 
 
@@ -258,20 +258,6 @@ def test_positions_are_the_formula():
     omega = 1 / 10000 ** (torch.arange(8) / 8)
     row = torch.cat([torch.sin(2 * omega), torch.cos(2 * omega), torch.sin(omega), torch.cos(omega)])
     torch.testing.assert_close(table[1 * 3 + 2], row)
-
-
-@pytest.mark.parametrize("name", backbones.names())
-def test_intermediates(name):
-    model = stir(tiny(name, text=(2, 5)))
-    x, t, y = inputs(model)
-    every = model.forward_intermediates(x, t, y)
-    assert len(every) == 4 and every[0].shape == (2, 18, 32)
-    last = model.forward_intermediates(x, t, y, indices=2)
-    assert torch.equal(last[0], every[2]) and torch.equal(last[1], every[3])
-    with pytest.raises(BackboneError, match="0..3"):
-        model.forward_intermediates(x, t, y, indices=[4])
-    with pytest.raises(BackboneError, match="indices=5 must be a whole number, 0 to 4"):
-        model.forward_intermediates(x, t, y, indices=5)
 
 
 def test_hybrid_stacks():
