@@ -206,22 +206,6 @@ def test_a_model_in_bf16_runs(name):
     assert (out.float() - want).norm() < 0.1 * want.norm()
 
 
-@pytest.mark.parametrize("name", backbones.names())
-def test_checkpointing_changes_nothing(name):
-    """Activations recomputed inside a route: the same loss, the same gradients."""
-    grads = []
-    model = stir(tiny(name))
-    x, t, y = inputs(model)
-    plan = Routing(Route.parse("1-2"), ids=torch.arange(0, 16, 2))
-    for recompute in (False, True):
-        model.stack.checkpoint = recompute
-        model.zero_grad()
-        model(x, t, y, routing=plan).square().sum().backward()
-        grads.append([p.grad.clone() for p in model.parameters()])
-    for a, b in zip(*grads, strict=True):
-        assert torch.equal(a, b)
-
-
 @pytest.mark.parametrize("name", ["dit", "mamba", "rwkv"])
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_gradients_of_single_samples_by_torch_func(name):

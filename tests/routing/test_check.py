@@ -150,55 +150,36 @@ def test_random_numbers_and_hooks_are_put_back():
             assert not block._forward_hooks and not block._forward_pre_hooks
 
 
-class Tokens(nn.Module):
-    """Two blocks with something between them."""
+def linear_blocks(train, width=8, dtype=torch.float32):
+    """Return a function that builds three linear blocks; `train` runs them on tokens (2, 8, D)."""
 
-    def __init__(self, between=None, width=8, dtype=torch.float32):
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(3)).to(dtype)
-        self.between, self.x = between, torch.randn(2, 8, width, dtype=dtype)
+    def build(seed=0):
+        blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(3)).to(dtype)
+        x = torch.randn(2, 8, width, dtype=dtype)
+        return RoutedModel(blocks=blocks, train=lambda: train(blocks, x))
 
-    def forward(self):
-        x = self.x
-        for i, block in enumerate(self.blocks):
-            x = block(x)
-            if self.between is not None and i == 0:
-                x = self.between(x)
-        return x
+    return build
 
 
-def tokens(repeat=1, first=0, end=None, **options):
-    model = Tokens(**options)
-
-    def train():
-        if end is None:
-            return [model() for _ in range(repeat)]
-        x = model.x
-        for i, block in enumerate(model.blocks):
-            if i == first:
-                full, x = x, x[:, ::2]
-            x = block(x)
-            if i == end:
-                x = full.index_copy(1, torch.arange(0, 8, 2), x)
-        return x
-
-    return lambda: RoutedModel(blocks=model.blocks, train=train)
+def dense(blocks, x):
+    for block in blocks:
+        x = block(x)
+    return x
 
 
 @pytest.mark.parametrize(
     ("build", "part"),
     [
-        (tokens(repeat=2), "the blocks ran twice in one pass"),
-        (tokens(repeat=0), "did not run the blocks"),
-        (tokens(between=lambda x: x * 2), "no marked token comes into block 1"),
-        (tokens(between=lambda x: x.flip(1)), "the model reorders its tokens between block 0 and block 1"),
-        (tokens(between=lambda x: torch.cat((x[:, :7], x[:, 7:] * 2), 1)), "between block 0 and block 1"),
-        (tokens(width=4), "marks of 3 blocks need 5"),
-        (tokens(dtype=torch.bfloat16), "run the check in float32"),
-        (tokens(first=1, end=2), "a route ends with the last block 2.* pass after="),
+        (linear_blocks(lambda b, x: [dense(b, x), dense(b, x)]), "the blocks ran twice in one pass"),
+        (linear_blocks(lambda b, x: None), "did not run the blocks"),
+        (linear_blocks(lambda b, x: dense(b[1:], 2 * b[0](x))), "no marked token comes into block 1"),
+        (linear_blocks(lambda b, x: dense(b[1:], b[0](x).flip(1))), "the model reorders its tokens between block 0 and"),
+        (linear_blocks(lambda b, x: dense(b[1:], b[0](x)[:, ::2])), "a route ends with the last block 2.* pass after="),
+        (linear_blocks(dense, width=4), "marks of 3 blocks need 5"),
+        (linear_blocks(dense, dtype=torch.bfloat16), "run the check in float32"),
         (lambda: 3, "returns a int; expected"),
     ],
-)  # fmt: skip
+)
 def test_a_model_that_cannot_be_followed_is_refused_with_the_reason(build, part):
     with pytest.raises(CheckError, match=part):
         routing.check(build)
