@@ -45,25 +45,15 @@ def walk(grid, k):
     return steps
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("grid", [(8, 8), (1, 5), (5, 1), (3, 7), (4, 2)])
-def test_paths_are_permutations_with_step_one(name, grid):
-    steps = path(grid, name)
-    n = grid[0] * grid[1]
-    assert steps.sort().values.tolist() == list(range(n))
-    if name.startswith("zigzag"):
-        row, column = steps // grid[1], steps % grid[1]
-        assert (row.diff().abs() + column.diff().abs() == 1).all()
-
-
-def test_the_eight_snakes_are_the_eight_snakes():
-    for grid in ((4, 6), (5, 3)):
-        found = [path(grid, f"zigzag:{k}").tolist() for k in range(8)]
-        assert found == [walk(grid, k) for k in range(8)]
-        assert len({tuple(steps) for steps in found}) == 8
-        assert {steps[0] for steps in found} == {
-            0, grid[1] - 1, (grid[0] - 1) * grid[1], grid[0] * grid[1] - 1
-        }  # fmt: skip
+@pytest.mark.parametrize("grid", [(4, 6), (5, 3), (1, 5), (5, 1)])
+def test_paths_are_the_raster_and_the_eight_snakes(grid):
+    expected = {f"zigzag:{k}": walk(grid, k) for k in range(8)} | {"raster": list(range(grid[0] * grid[1]))}
+    assert set(PATHS) == set(expected)
+    for name, steps in expected.items():
+        assert path(grid, name).tolist() == steps
+        assert path(grid, f"{name}:reversed").tolist() == steps[::-1]
+    if 1 not in grid:
+        assert len({tuple(steps) for steps in expected.values()}) == 9
 
 
 @quick
