@@ -25,7 +25,7 @@ class CheckError(RoutingError):
 class RoutedModel:
     """A model with routing, as `routing.check` runs it.
 
-    Only the blocks are observed (by hooks, which are taken off again); whether routing happens in
+    Only the blocks are observed (by hooks, which are removed afterwards); whether routing happens in
     the model's `forward`, in a container of blocks or in hooks of its own does not matter.
 
     Args:
