@@ -299,7 +299,7 @@ class Backbone(nn.Module, Pretrained):
         indices: int | Sequence[int] | None = None,
         **conditions: Any,
     ) -> list[Tensor]:
-        """Return outputs of blocks, as timm's method of this name does.
+        """Return what blocks put out, as timm's method of this name does.
 
         Args:
             x: Noisy images (B, C, H p, W p).
