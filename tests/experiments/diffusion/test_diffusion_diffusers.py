@@ -94,15 +94,11 @@ def test_ddpm_chain():
     assert np.allclose(path.chain.abar, scheduler.alphas_cumprod, rtol=1e-4)
     x, eps = START.float(), torch.randn(2, 3, 2, 2)
     time = torch.tensor([3, 700])
-    assert torch.allclose(
-        path.corrupt(x, eps, time.float()), scheduler.add_noise(x, eps, time), atol=1e-5
-    )
+    assert torch.allclose(path.corrupt(x, eps, time.float()), scheduler.add_noise(x, eps, time), atol=1e-5)
 
 
 def test_edm_grid_and_preconditioning():
-    scheduler = diffusers.EDMEulerScheduler(
-        sigma_min=0.002, sigma_max=80.0, sigma_data=0.5, rho=7.0
-    )
+    scheduler = diffusers.EDMEulerScheduler(sigma_min=0.002, sigma_max=80.0, sigma_data=0.5, rho=7.0)
     scheduler.set_timesteps(40)
     path = create_objective("edm")
     walk = create_sampler({"name": "euler", "steps": 40}, path)

@@ -144,9 +144,7 @@ def test_flow_loss_is_the_velocity_error_and_its_cosine():
 
     square = ((noise - x0) ** 2).mean()
     assert loss_map(path, right, x0, noise, times).mean() == pytest.approx(float(square), rel=1e-5)
-    assert loss_map(path, opposite, x0, noise, times).mean() == pytest.approx(
-        float(4 * square + 2), rel=1e-5
-    )
+    assert loss_map(path, opposite, x0, noise, times).mean() == pytest.approx(float(4 * square + 2), rel=1e-5)
 
 
 def test_released_sit_weights_count_from_noise_to_data():
@@ -208,9 +206,7 @@ def test_ddpm_bound_is_the_divergence_of_two_gaussians(step, fraction):
         return (before.sqrt() * beta * x0 + (1 - beta).sqrt() * (1 - before) * x) / (1 - abar)
 
     variance = torch.exp(fraction * beta.log() + (1 - fraction) * tilde.log())
-    exact = kl_divergence(
-        Normal(posterior(x0), tilde.sqrt()), Normal(posterior(clean), variance.sqrt())
-    )
+    exact = kl_divergence(Normal(posterior(x0), tilde.sqrt()), Normal(posterior(clean), variance.sqrt()))
     assert torch.allclose(bits, exact.detach() / math.log(2), rtol=1e-6, atol=1e-9)
     # The bound must not train the mean (improved DDPM, section 4).
     grads = torch.autograd.grad(loss.sum(), [net.epsilon, net.raw])
@@ -229,11 +225,7 @@ def test_ddpm_bound_at_step_0_is_a_likelihood_of_8_bit_values():
 
 @pytest.mark.parametrize(
     ("name", "options", "log_mean", "log_std"),
-    [
-        ("edm", {}, -1.2, 1.2),
-        ("flow", {}, 0.0, 1.0),
-        ("flow", {"mean": -0.5, "std": 0.7}, -0.5, 0.7),
-    ],
+    [("edm", {}, -1.2, 1.2), ("flow", {}, 0.0, 1.0), ("flow", {"mean": -0.5, "std": 0.7}, -0.5, 0.7)],
 )
 def test_training_times_have_their_distribution(name, options, log_mean, log_std):
     path = create_objective({"name": name, **options})
@@ -293,18 +285,11 @@ def test_options_come_from_hydra_too():
     assert chosen.weak == 0.8 and parse_named(GUIDANCE, "guidance", chosen) is chosen
 
 
-@given(
-    st.sampled_from(["constant", "linear", "cosine"]),
-    st.floats(0, 0.99),
-    st.floats(0, 0.99),
-    st.floats(0, 1),
-)
+@given(st.sampled_from(["constant", "linear", "cosine"]), st.floats(0, 0.99), st.floats(0, 0.99), st.floats(0, 1))
 def test_rates_run_monotonically_from_start_to_end(shape, start, end, progress):
     text = f"{start!r}" if shape == "constant" else f"{shape}:{start!r}:{end!r}"
     rate = rate_over_steps(text, "rate")
     last = start if shape == "constant" else end
-    assert rate.at(0) == pytest.approx(start, abs=1e-12) and rate.at(1) == pytest.approx(
-        last, abs=1e-12
-    )
+    assert rate.at(0) == pytest.approx(start, abs=1e-12) and rate.at(1) == pytest.approx(last, abs=1e-12)
     low, high = sorted((start, last))
     assert low - 1e-12 <= rate.at(progress) <= high + 1e-12

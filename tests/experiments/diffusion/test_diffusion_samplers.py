@@ -55,9 +55,7 @@ def test_mixture_has_the_right_weights(objective, sampler):
     assert abs(left.mean() - 0.3) < 4 * math.sqrt(0.3 * 0.7 / N)
     for inside, k in ((left == 1, 0), (left == 0, 1)):
         spread = MIXTURE.covariances[k].diagonal()
-        assert (
-            (x[inside].mean(0) - MIXTURE.means[k]).abs() < 5 * (spread / inside.sum()).sqrt()
-        ).all()
+        assert ((x[inside].mean(0) - MIXTURE.means[k]).abs() < 5 * (spread / inside.sum()).sqrt()).all()
         assert torch.allclose(x[inside].var(0), spread, rtol=0.25)
 
 
@@ -261,9 +259,7 @@ def test_ddim_equals_euler_of_flow_and_ddpm():
 
 
 def test_churn_zero_is_heun_and_sde_without_noise_is_euler():
-    assert torch.equal(
-        draw("edm", "churn", MIXTURE, n=20, churn=0), draw("edm", "heun", MIXTURE, n=20, steps=80)
-    )
+    assert torch.equal(draw("edm", "churn", MIXTURE, n=20, churn=0), draw("edm", "heun", MIXTURE, n=20, steps=80))
     sde = draw("flow", "sde", MIXTURE, n=20, strength=0, last_step=0.0, steps=200)
     assert torch.allclose(sde, draw("flow", "euler", MIXTURE, n=20), atol=1e-9)
 
@@ -296,11 +292,7 @@ def test_shift_spends_steps_on_noise():
             {"name": "sde", "diffusion": "decreasing"},
             "sampler.diffusion=decreasing: expected sigma for objective=edm",
         ),
-        (
-            "ddpm",
-            {"name": "sde", "last": "mean"},
-            "sampler.last=mean: expected euler for objective=ddpm",
-        ),
+        ("ddpm", {"name": "sde", "last": "mean"}, "sampler.last=mean: expected euler for objective=ddpm"),
         ("edm", {"name": "churn", "churn_min": 60}, "sampler.churn_min=60.0: expected at most sampler.churn_max=50.0"),
     ],
 )

@@ -91,9 +91,7 @@ def jit_sampling(net, noise, labels, steps, scale, s, low):
 
     def velocity(z, t):
         time = torch.full((len(z),), t, dtype=torch.float64)
-        guided, unguided = (
-            (net(z, time, y=y) - z) / max(1 - t, 0.05) for y in (labels, torch.full_like(labels, 5))
-        )
+        guided, unguided = ((net(z, time, y=y) - z) / max(1 - t, 0.05) for y in (labels, torch.full_like(labels, 5)))
         return unguided + (scale if t > low else 1.0) * (guided - unguided)
 
     z, ends = s * noise, torch.linspace(0, 1, steps + 1, dtype=torch.float64).tolist()
@@ -186,9 +184,7 @@ def test_a_bottleneck_is_two_linear_layers_and_is_counted():
     options = {"num_classes": 3, "in_channels": 3, "input_size": 8}
     model = backbones.create("lightningdit", "T/4", depth=1, bottleneck=5, **options)
     x = images(0, 2, 3, 8, 8).float()
-    convolved = torch.nn.functional.conv2d(
-        x, model.patches.reduce.weight.reshape(5, 3, 4, 4), stride=4
-    )
+    convolved = torch.nn.functional.conv2d(x, model.patches.reduce.weight.reshape(5, 3, 4, 4), stride=4)
     expected = torch.nn.functional.conv2d(
         convolved, model.patches.project.weight[:, :, None, None], model.patches.project.bias
     )

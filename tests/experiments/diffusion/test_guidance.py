@@ -48,9 +48,7 @@ class Recorder:
         self.in_channels = 2
 
     def __call__(self, x, t, y=None, text=None, text_drop=None, routing=None):
-        self.calls.append(
-            SimpleNamespace(y=y, text=text, drop=text_drop, routing=routing, n=len(x))
-        )
+        self.calls.append(SimpleNamespace(y=y, text=text, drop=text_drop, routing=routing, n=len(x)))
         value = torch.zeros(len(x), dtype=x.dtype)
         if y is not None:
             value = value + torch.where(y == 5, -1.0, y.double())
@@ -65,9 +63,7 @@ def evaluate(guidance, model, labels=(1, 3), step=0, steps=5, time=0.5, weak=Non
     """The velocity of one guided evaluation of flow matching, one number per image."""
     flow = create_objective("flow")
     seeds = torch.arange(len(labels)) + 7
-    guided = GuidedDenoiser(
-        model, flow, guidance, seeds, steps, torch.tensor(labels), text=text, weak_model=weak
-    )
+    guided = GuidedDenoiser(model, flow, guidance, seeds, steps, torch.tensor(labels), text=text, weak_model=weak)
     x = torch.zeros(len(labels), 2, 4, 4, dtype=torch.float64)
     return (-guided(x, time, step, step).x0 / time)[:, 0, 0, 0].tolist()
 
@@ -105,9 +101,7 @@ def test_scale_one_is_no_second_pass():
         assert [c.n for c in model.calls] == [2]
 
 
-@pytest.mark.parametrize(
-    ("level", "acts"), [(0.27, False), (0.29, True), (2.89, True), (2.91, False)]
-)
+@pytest.mark.parametrize(("level", "acts"), [(0.27, False), (0.29, True), (2.89, True), (2.91, False)])
 def test_interval_acts_inside_only(level, acts):
     guidance, time = create_guidance({"name": "interval", "scale": 3}), level / (1 + level)
     model = Recorder()
@@ -155,9 +149,7 @@ def test_routed_with_the_null_class():
     assert [c.y.tolist() for c in model.calls] == [[1, 3], [5, 5]]
     # At equal rates the passes differ in the label only: one batch, on the same tokens.
     model = Recorder()
-    guidance = create_guidance(
-        {"name": "routed", "null_class": True, "weak": 0.5, "strong": 0.5}, route="1-2"
-    )
+    guidance = create_guidance({"name": "routed", "null_class": True, "weak": 0.5, "strong": 0.5}, route="1-2")
     evaluate(guidance, model)
     assert [c.y.tolist() for c in model.calls] == [[1, 3, 5, 5]]
     tokens = model.calls[0].routing.draws.uniform("route.0", 16)
@@ -315,10 +307,7 @@ SG = [  # Sparse Guidance, Table 1: SiT-XL/2, r_{2->24}, GFLOPs a step.
     ({"name": "apg"}, 228.84),
     ({"name": "autoguidance"}, 228.84),
     ({"name": "routed"}, 97.67),
-    (
-        {"name": "routed", "strong": "cosine:0:0.6", "weak": "cosine:0.6:0", "checkpoint": "50K"},
-        173.16,
-    ),
+    ({"name": "routed", "strong": "cosine:0:0.6", "weak": "cosine:0.6:0", "checkpoint": "50K"}, 173.16),
 ]
 
 
@@ -399,9 +388,7 @@ def test_path_drop_leaves_out_the_fused_span():
     ran, labels = [], []
     for i, block in enumerate(model.stack.blocks):
         block.register_forward_hook(lambda *_, i=i: ran.append(i))
-    model.register_forward_pre_hook(
-        lambda m, a, k: labels.append(k["y"][0].item()), with_kwargs=True
-    )
+    model.register_forward_pre_hook(lambda m, a, k: labels.append(k["y"][0].item()), with_kwargs=True)
     out = generate(model, path, walk, guidance, torch.arange(2), torch.tensor([3, 3]))
     assert out.isfinite().all() and ran == [0, 1, 2, 3, 4, 0, 4] * 3
     assert labels == [3, 5] * 3  # the weak pass has the null class

@@ -52,9 +52,7 @@ def parts(sampler="churn", guidance="routed", steps=3):
     return path, walk, create_guidance(guidance, route="1-2")
 
 
-@pytest.mark.parametrize(
-    ("family", "guidance"), [("dit", "cfg"), ("mamba", "routed"), ("rwkv", "routed")]
-)
+@pytest.mark.parametrize(("family", "guidance"), [("dit", "cfg"), ("mamba", "routed"), ("rwkv", "routed")])
 def test_an_image_belongs_to_its_seed(family, guidance):
     # Churn draws noise in every step, routed guidance tokens in every pass, labels come from seeds.
     model, rest = tiny(family), parts(guidance=guidance)
@@ -70,9 +68,7 @@ def test_an_image_belongs_to_its_seed(family, guidance):
     assert not torch.allclose(whole[0], whole[1])
 
 
-@pytest.mark.parametrize(
-    ("family", "dtype", "close"), [("dit", torch.float64, 1e-4), ("mamba", torch.bfloat16, 0.1)]
-)
+@pytest.mark.parametrize(("family", "dtype", "close"), [("dit", torch.float64, 1e-4), ("mamba", torch.bfloat16, 0.1)])
 def test_a_model_of_another_type_is_sampled(family, dtype, close):
     text = {"num_classes": 0, "text": (3, 6)}
     for options, given in [({}, {}), (text, {"text": torch.randn(4, 3, 6), "labels": None})]:
@@ -104,9 +100,7 @@ def test_the_last_batch_is_filled_up():
     assert set(sizes) == {3}
 
 
-@pytest.mark.parametrize(
-    ("family", "guidance"), [("dit", "cfg"), ("mamba", "none"), ("rwkv", "apg")]
-)
+@pytest.mark.parametrize(("family", "guidance"), [("dit", "cfg"), ("mamba", "none"), ("rwkv", "apg")])
 def test_a_batch_is_sampled_in_parts_that_fit_into_the_cache(family, guidance, monkeypatch):
     model, rest, sizes = tiny(family), parts(guidance=guidance), []
     seeds = torch.arange(50, 61)
@@ -161,11 +155,7 @@ def test_unconditional_and_text_models():
 def test_progress_callbacks_and_modes():
     model, seen = tiny().train(), []
     images = generate(
-        model,
-        *parts("euler", "none"),
-        torch.arange(5),
-        batch=2,
-        progress=lambda *args: seen.append(args),
+        model, *parts("euler", "none"), torch.arange(5), batch=2, progress=lambda *args: seen.append(args)
     )
     assert seen == [(2, 5), (4, 5), (5, 5)]
     assert model.training and not images.requires_grad
@@ -190,13 +180,7 @@ def pixels(x):
 
 
 def make(folder, n=11, **options):
-    settings = {
-        "shard": 4,
-        "batch": 2,
-        "to_pixels": pixels,
-        "settings": {"weights": "a"},
-        **options,
-    }
+    settings = {"shard": 4, "batch": 2, "to_pixels": pixels, "settings": {"weights": "a"}, **options}
     pipeline = SamplingPipeline(tiny(), *parts("euler", "cfg"))
     return generate_shards(folder, pipeline, torch.arange(n), **settings)
 

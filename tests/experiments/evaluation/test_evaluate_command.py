@@ -74,10 +74,7 @@ def test_a_run_is_scored_without_touching_its_record(
     (again,) = records(run / "evaluations")
     assert again["scores"] == record["scores"]
     # The batch of samples scores the same as the samples did.
-    assert (
-        command(samples, "--data", "digits", "--metrics", "fd,accuracy", "--out", tmp_path / "e")
-        == 0
-    )
+    assert command(samples, "--data", "digits", "--metrics", "fd,accuracy", "--out", tmp_path / "e") == 0
     (elsewhere,) = records(tmp_path / "e")
     for ours, theirs in zip(record["scores"], elsewhere["scores"], strict=True):
         assert ours["value"] == pytest.approx(theirs["value"], rel=1e-6)
@@ -165,9 +162,7 @@ def test_wrong_arguments_are_one_sentence(
 
 
 @pytest.mark.slow
-def test_other_data_are_scored_anew(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_data_are_scored_anew(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = (run, "--metrics", "accuracy", "--samples", 4, "--out", tmp_path)
     for more, again in (((), False), ((), True), (("data.sigma_data=1",), False)):
         assert command(*asked, *more) == 0

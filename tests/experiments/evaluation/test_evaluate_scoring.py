@@ -35,15 +35,11 @@ class Case:
         # In the first features, where a metric is measured in several.
         return {s.key: s for s in reversed(found)}
 
-    def run(
-        self, out: Path | None = None, **changes: Any
-    ) -> tuple[list[Score], SampleStore | None]:
+    def run(self, out: Path | None = None, **changes: Any) -> tuple[list[Score], SampleStore | None]:
         options = scoring.options_for(self.config, **changes)
         pipe = SamplingPipeline.make(self.model, self.config)
         identity = checksum(self.model)
-        return scoring.sample_and_score(
-            pipe, self.config, self.dataset, options, step=7, out=out, identity=identity
-        )
+        return scoring.sample_and_score(pipe, self.config, self.dataset, options, step=7, out=out, identity=identity)
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +67,10 @@ def test_a_score_says_all_that_is_needed_to_read_it(case: Case) -> None:
     assert found["accuracy"].better == "higher"
 
 
-def test_one_set_of_samples_is_scored_in_every_feature_space(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_set_of_samples_is_scored_in_every_feature_space(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     generate = SamplingPipeline.generate
-    monkeypatch.setattr(
-        SamplingPipeline, "generate", lambda *a, **k: made.append(len(a[1])) or generate(*a, **k)
-    )
+    monkeypatch.setattr(SamplingPipeline, "generate", lambda *a, **k: made.append(len(a[1])) or generate(*a, **k))
     with pytest.warns(UserWarning, match="singular"):
         found, _ = case.run(metrics=("fd", "accuracy", "precision"))
     assert sum(made) == 48  # 40 samples in batches of 16
@@ -103,14 +95,10 @@ def test_scores_are_repeatable_and_seeds_matter(case: Case) -> None:
 
 def test_labels_are_balanced_or_drawn(case: Case) -> None:
     options = scoring.options_for(case.config)
-    labels, _, _ = sample_conditions(
-        case.dataset, case.model, options, torch.arange(40), torch.device("cpu")
-    )
+    labels, _, _ = sample_conditions(case.dataset, case.model, options, torch.arange(40), torch.device("cpu"))
     assert labels.bincount().tolist() == [4] * 10
     options = scoring.options_for(case.config, labels="random")
-    drawn, _, _ = sample_conditions(
-        case.dataset, case.model, options, torch.arange(400), torch.device("cpu")
-    )
+    drawn, _, _ = sample_conditions(case.dataset, case.model, options, torch.arange(400), torch.device("cpu"))
     assert len(set(drawn.bincount().tolist())) > 1
     assert len(drawn.unique()) == 10
 

@@ -32,12 +32,7 @@ GUIDANCE = {
     "icg": {"name": "icg", "scale": 2.0},
     "routed": {"name": "routed", "strong": "0", "weak": "0.5"},
     "routed nested": {"name": "routed", "strong": "0.25", "weak": "0.75", "subsets": "nested"},
-    "routed null class": {
-        "name": "routed",
-        "strong": "0",
-        "weak": "cosine:0.6:0",
-        "null_class": True,
-    },
+    "routed null class": {"name": "routed", "strong": "0", "weak": "cosine:0.6:0", "null_class": True},
     "autoguidance": {"name": "autoguidance", "scale": 2.0},
     "pathdrop": {"name": "pathdrop"},
 }
@@ -73,9 +68,7 @@ FAMILIES = ("dit", "mamba", "rwkv")
 def projections(values: torch.Tensor) -> list[float]:
     flat = values.double().flatten()
     index = torch.arange(len(flat), dtype=torch.float64)
-    weighted = [
-        (flat * torch.cos(rate * index)).sum() / len(flat) ** 0.5 for rate in (0.0, 0.37, 1.1, 2.3)
-    ]
+    weighted = [(flat * torch.cos(rate * index)).sum() / len(flat) ** 0.5 for rate in (0.0, 0.37, 1.1, 2.3)]
     return [float(value) for value in [*weighted, flat.std()]]
 
 
@@ -98,9 +91,7 @@ def bundled():
 def sample_objective(objective: str, sampler: str, guidance: str) -> torch.Tensor:
     model = wavy(learn_sigma=objective == "ddpm learned variance")
     options = {"steps": STEPS, **SAMPLERS[sampler]}
-    return sample(
-        model, OBJECTIVES[objective], options, GUIDANCE[guidance], torch.tensor(SEEDS), "1-2"
-    )
+    return sample(model, OBJECTIVES[objective], options, GUIDANCE[guidance], torch.tensor(SEEDS), "1-2")
 
 
 def sample_bundled(family: str, guidance: str, bundled) -> torch.Tensor:
@@ -121,9 +112,7 @@ def predict(model) -> torch.Tensor:
     index = torch.arange(3 * model.in_channels * height * width, dtype=torch.float64)
     pictures = torch.sin(0.61 * index).float().reshape(3, model.in_channels, height, width)
     with torch.no_grad():
-        return model(
-            pictures, torch.tensor([-0.8, 0.1, 0.7]), torch.tensor([0, 7, model.num_classes])
-        )
+        return model(pictures, torch.tensor([-0.8, 0.1, 0.7]), torch.tensor([0, 7, model.num_classes]))
 
 
 def cases(bundled) -> dict:
@@ -153,9 +142,7 @@ def check(golden, bundled, *beginnings: str) -> None:
     assert chosen
     for name, (make, *rest) in chosen.items():
         scale = max(map(abs, golden[name]))
-        assert projections(make(*rest)) == pytest.approx(golden[name], rel=0, abs=CLOSE * scale), (
-            name
-        )
+        assert projections(make(*rest)) == pytest.approx(golden[name], rel=0, abs=CLOSE * scale), name
 
 
 @pytest.mark.parametrize(("objective", "sampler"), PAIRS)

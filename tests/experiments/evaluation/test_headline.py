@@ -9,9 +9,7 @@ from experiments.evaluation.headline import MEANINGS, headline, one_line
 from experiments.options.evaluation import METRICS, full_name
 
 
-def entry(
-    key: str, value: float, features: str | None = "a-classifier@12345678"
-) -> dict[str, object]:
+def entry(key: str, value: float, features: str | None = "a-classifier@12345678") -> dict[str, object]:
     name = full_name(key, 300, features and features.partition("@")[0])
     better = METRICS[key].better if key in METRICS else "higher"
     return {"key": key, "metric": name, "value": value, "features": features, "better": better}

@@ -65,16 +65,12 @@ def test_the_loss_is_the_objectives_own_mean_over_all_of_the_split(tmp_path: Pat
         time = held.objective.times(_EvenNoiseLevels(torch.arange(360), draw))
         levels = time.reshape(-1, 1, 1, 1)
         denoised = 0.25 / (levels**2 + 0.25) * (x + levels * noise)
-        expected.append(
-            ((levels**2 + 0.25) / (levels * 0.5) ** 2 * (denoised - x) ** 2).double().mean()
-        )
+        expected.append(((levels**2 + 0.25) / (levels * 0.5) ** 2 * (denoised - x) ** 2).double().mean())
     assert found["heldout_loss"] == pytest.approx(float(sum(expected)) / 2, rel=1e-5)
     assert found["heldout_loss_routed"] == pytest.approx(found["heldout_loss"], rel=1e-6)
 
 
-def test_a_process_without_a_sample_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_without_a_sample_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = torch.tensor([[4.0, 6.0]], dtype=torch.float64)  # of another process: images, loss
     monkeypatch.setattr(heldout_loss, "share", lambda n: range(0))
     monkeypatch.setattr(heldout_loss, "gather_rows", lambda own: torch.cat([own, other]))
@@ -83,9 +79,7 @@ def test_a_process_without_a_sample_changes_nothing(
 
 def test_noise_levels_cover_those_of_training_evenly() -> None:
     spread = _EvenNoiseLevels(torch.arange(1000, 1200), 3)
-    assert (spread.uniform("sigma", 1)[:, 0] * 10).long().bincount().tolist() == pytest.approx(
-        [20] * 10, abs=2
-    )
+    assert (spread.uniform("sigma", 1)[:, 0] * 10).long().bincount().tolist() == pytest.approx([20] * 10, abs=2)
     normal = spread.normal("sigma", 1)
     assert abs(normal.mean()) < 0.02 and normal.std() == pytest.approx(1, abs=0.03)
 
@@ -97,9 +91,7 @@ def test_tokens_dropped_for_good_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_reports_it_beside_its_scores_and_training_leaves_no_trace_in_the_noise(
-    tmp_path: Path,
-) -> None:
+def test_a_run_reports_it_beside_its_scores_and_training_leaves_no_trace_in_the_noise(tmp_path: Path) -> None:
     metrics = "eval.metrics=[memorisation_pixels,heldout_loss]"
     few = ("eval.every=3", "eval.samples=10", "eval.batch=10", "seed=3")
     folder = train(small(tmp_path, "route=1-2", "eval=digits", metrics, *few), quiet=True)

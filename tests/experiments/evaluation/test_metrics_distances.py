@@ -35,15 +35,9 @@ def test_precision_is_of_the_samples_and_recall_of_the_reference() -> None:
 
 def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     fake, real = rows(50, 4, 1, 0.5), rows(70, 4, 2)
-    whole = (
-        distances.precision_recall(fake, real),
-        distances.memorisation(fake, real, rows(30, 4, 3)),
-    )
+    whole = (distances.precision_recall(fake, real), distances.memorisation(fake, real, rows(30, 4, 3)))
     monkeypatch.setattr(distances, "_ROWS", 7)
-    assert whole == (
-        distances.precision_recall(fake, real),
-        distances.memorisation(fake, real, rows(30, 4, 3)),
-    )
+    assert whole == (distances.precision_recall(fake, real), distances.memorisation(fake, real, rows(30, 4, 3)))
 
 
 def test_too_few_images_for_the_neighbours() -> None:
@@ -57,15 +51,11 @@ def test_kernel_distance_equals_torch_fidelity() -> None:
     fake, real = rows(64, 16, 1, 0.3), rows(64, 16, 2)
     theirs = kid_features_to_metric(fake, real, kid_subsets=1, kid_subset_size=64, verbose=False)
     # One subset of everything: no choice is left to the generator.
-    assert distances.kernel_distance(fake, real, 1, 64) == pytest.approx(
-        theirs[KEY_METRIC_KID_MEAN], rel=1e-5
-    )
+    assert distances.kernel_distance(fake, real, 1, 64) == pytest.approx(theirs[KEY_METRIC_KID_MEAN], rel=1e-5)
 
 
 def test_kernel_distance_is_unbiased_and_repeatable() -> None:
-    same = [
-        distances.kernel_distance(rows(40, 5, s), rows(40, 5, 99 + s), 1, 40) for s in range(60)
-    ]
+    same = [distances.kernel_distance(rows(40, 5, s), rows(40, 5, 99 + s), 1, 40) for s in range(60)]
     mean, spread = torch.tensor(same).mean().item(), torch.tensor(same).std().item()
     assert abs(mean) < 4 * spread / math.sqrt(len(same))
     fake, real = rows(90, 5, 1, 1.0), rows(90, 5, 2)

@@ -165,9 +165,7 @@ def test_other_images_and_other_data_are_refused(digits: object, classifier: obj
         create_features("autoencoder", cache="x")
 
 
-def test_held_out_reference_is_computed_once(
-    digits: object, classifier: object, tmp_path: Path
-) -> None:
+def test_held_out_reference_is_computed_once(digits: object, classifier: object, tmp_path: Path) -> None:
     first = heldout_reference(digits, classifier, tmp_path)
     assert first.n == digits.sizes["test"]
     (path,) = (tmp_path / "references").iterdir()
@@ -179,9 +177,7 @@ def test_held_out_reference_is_computed_once(
 
 
 @pytest.mark.parametrize("space", ["classifier", "autoencoder"])
-def test_held_out_digits_score_better_than_noise(
-    digits: object, space: str, request: pytest.FixtureRequest
-) -> None:
+def test_held_out_digits_score_better_than_noise(digits: object, space: str, request: pytest.FixtureRequest) -> None:
     features = request.getfixturevalue(space)
     real = heldout_reference(digits, features, default_cache())
     metrics = ("fd", "precision", "recall", "kid") + ("accuracy",) * (space == "classifier")
@@ -226,9 +222,7 @@ def test_larger_images_have_networks_too() -> None:
 # --- weights ------------------------------------------------------------------------------------
 
 
-def test_absent_weights_offline_are_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_absent_weights_offline_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*args: object, **kwargs: object) -> None:
         raise urllib.error.URLError("no route to host")
 
@@ -236,19 +230,13 @@ def test_absent_weights_offline_are_one_sentence(
     with pytest.raises(MetricError) as caught:
         create_features("inception-adm", cache=tmp_path)
     message = str(caught.value)
-    for part in (
-        "no route to host",
-        "weights-inception-2015-12-05-6726825d.pth",
-        "eval.inception_weights=FILE",
-    ):
+    for part in ("no route to host", "weights-inception-2015-12-05-6726825d.pth", "eval.inception_weights=FILE"):
         assert part in message
     assert "\n" not in message
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["lock"]
 
 
-def test_a_check_before_the_run_refuses_absent_weights_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_before_the_run_refuses_absent_weights_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*args: object, **kwargs: object) -> None:
         raise urllib.error.URLError("no route to host")
 
@@ -270,9 +258,7 @@ def test_a_check_before_the_run_refuses_absent_weights_offline(
     unreachable_reason.cache_clear()
 
 
-def test_a_download_is_checked_before_it_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_is_checked_before_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: io.BytesIO(b"data"))
     digest = "3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7"
     target = tmp_path / "weights" / published.URL.rsplit("/", 1)[1]
@@ -349,9 +335,7 @@ def test_spatial_features_are_rows_over_height_width_channel(both: tuple) -> Non
 def test_every_inception_metric_end_to_end(inception: object, tmp_path: Path) -> None:
     real, fake = noise(12, 32, 1), noise(10, 32, 2) // 2
     wanted = ("moments", "rows", "spatial")
-    path = save_reference(
-        tmp_path / "real.npz", inception, collect(inception, real.split(6), wanted), "noise"
-    )
+    path = save_reference(tmp_path / "real.npz", inception, collect(inception, real.split(6), wanted), "noise")
     reference = load_reference(path, inception, rows=True, spatial=True)
     metrics = ("fd", "sfid", "is", "precision", "recall", "kid")
     meter = Meter(inception, metrics, EvalOptions(kid_subset_size=8, kid_subsets=4), reference)
@@ -373,16 +357,12 @@ def test_every_inception_metric_end_to_end(inception: object, tmp_path: Path) ->
 def test_local_inception_weights_are_loaded(both: tuple, tmp_path: Path) -> None:
     path, (network, inception) = tmp_path / "inception.pth", both
     torch.save(network.state_dict(), path)
-    again = create_features(
-        "inception-adm", EvalOptions(inception_weights=str(path)), cache=tmp_path
-    )
+    again = create_features("inception-adm", EvalOptions(inception_weights=str(path)), cache=tmp_path)
     assert again.checksum == inception.checksum
     for state in ({"fc.weight": torch.zeros(3)}, {}):
         torch.save(state, path)
         with pytest.raises(MetricError, match="holds another network"):
-            create_features(
-                "inception-adm", EvalOptions(inception_weights=str(path)), cache=tmp_path
-            )
+            create_features("inception-adm", EvalOptions(inception_weights=str(path)), cache=tmp_path)
 
 
 @pytest.mark.slow
@@ -397,9 +377,7 @@ def test_fd_dinov2_end_to_end(tmp_path: Path) -> None:
     features = published.dinov2(name, network)
     assert features.dim == 384
     real, fake = noise(4, 32, 1), noise(4, 32, 2) // 2
-    path = save_reference(
-        tmp_path / "real.npz", features, collect(features, [real], ("moments", "rows")), "noise"
-    )
+    path = save_reference(tmp_path / "real.npz", features, collect(features, [real], ("moments", "rows")), "noise")
     reference = load_reference(path, features, rows=True)
     meter = Meter(features, ("fd", "kid"), EvalOptions(), reference)
     meter.update(fake)

@@ -37,9 +37,7 @@ def test_batches_and_merges_equal_one_pass(sizes: list[int], split: int) -> None
     mu, sigma = first.finish()
     assert first.n == len(data)
     np.testing.assert_allclose(mu, data.double().mean(0).numpy(), rtol=1e-12)
-    np.testing.assert_allclose(
-        sigma, np.cov(data.double().numpy(), rowvar=False), rtol=1e-8, atol=1e-9
-    )
+    np.testing.assert_allclose(sigma, np.cov(data.double().numpy(), rowvar=False), rtol=1e-8, atol=1e-9)
 
 
 def test_a_large_mean_does_not_eat_the_variance() -> None:
@@ -67,9 +65,7 @@ def test_known_distances_between_gaussians() -> None:
     assert found == pytest.approx(expected, rel=1e-13)
     rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
     turned = [rotation @ np.diag(v) @ rotation.T for v in (a, b)]
-    assert frechet_distance(np.zeros(3), turned[0], mu, turned[1]) == pytest.approx(
-        expected, rel=1e-12
-    )
+    assert frechet_distance(np.zeros(3), turned[0], mu, turned[1]) == pytest.approx(expected, rel=1e-12)
     # One dimension: (mean difference)^2 + (std difference)^2.
     one = frechet_distance(np.array([2.0]), np.array([[9.0]]), np.array([5.0]), np.array([[1.0]]))
     assert one == pytest.approx(9 + 4, rel=1e-14)
@@ -87,9 +83,9 @@ def test_equals_torch_fidelity_and_scipy(d: int) -> None:
     from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
 
     x, y = rows(300, d, 1).double(), rows(200, d, 2, offset=0.4).double()
-    theirs = fid_statistics_to_metric(
-        fid_features_to_statistics(x), fid_features_to_statistics(y), verbose=False
-    )["frechet_inception_distance"]
+    theirs = fid_statistics_to_metric(fid_features_to_statistics(x), fid_features_to_statistics(y), verbose=False)[
+        "frechet_inception_distance"
+    ]
     ours = frechet_distance(*Moments(d).update(x).finish(), *Moments(d).update(y).finish())
     assert ours == pytest.approx(theirs, rel=1e-6)
     (m1, s1), (m2, s2) = Moments(d).update(x).finish(), Moments(d).update(y).finish()

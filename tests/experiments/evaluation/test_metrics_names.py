@@ -42,9 +42,7 @@ def options_of(values: dict[str, Any]) -> EvalOptions:
     return options
 
 
-@pytest.mark.parametrize(
-    "path", sorted(p for p in CONF.glob("*.yaml") if p.stem != "none"), ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("path", sorted(p for p in CONF.glob("*.yaml") if p.stem != "none"), ids=lambda p: p.stem)
 def test_every_preset_is_valid_and_can_be_measured(path: Path) -> None:
     options = options_of(defaults_for(path.stem))
     if path.stem != "latents":  # an alias of inception

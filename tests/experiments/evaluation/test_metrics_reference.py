@@ -44,13 +44,9 @@ def test_what_is_written_is_read_back(tmp_path: Path, pixels: Features) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_process_without_an_image_is_an_error_everywhere(
-    pixels: Features, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_without_an_image_is_an_error_everywhere(pixels: Features, monkeypatch: pytest.MonkeyPatch) -> None:
     # As two processes would see it, of which the other one has no image: it must not wait.
-    monkeypatch.setattr(
-        "experiments.evaluation.collect.gather_rows", lambda own: torch.cat([own, 0 * own])
-    )
+    monkeypatch.setattr("experiments.evaluation.collect.gather_rows", lambda own: torch.cat([own, 0 * own]))
     with pytest.raises(MetricError, match="3 images are fewer than 2 processes|give more images"):
         collect(pixels, [pictures(3)])
 
@@ -69,9 +65,7 @@ def test_pictures_of_another_autoencoder_are_another_reference(tmp_path: Path, v
     found = []
     for name in (vae, tmp_path / "other", vae):
         options = {"name": "latents", "path": str(store), "held_out": 3, "vae": str(name)}
-        found.append(
-            heldout_reference(create(options), pixel_features((16, 16)), tmp_path / "cache")
-        )
+        found.append(heldout_reference(create(options), pixel_features((16, 16)), tmp_path / "cache"))
     assert found[0].checksum == found[2].checksum != found[1].checksum
 
 
@@ -79,12 +73,7 @@ def test_adm_reference_batches_are_read(tmp_path: Path) -> None:
     # The layout of VIRTUAL_imagenet256_labeled.npz: images beside moments, no word about the features.
     images = pictures(20)
     rng = np.random.default_rng(0)
-    arrays = {
-        "mu": rng.normal(size=48),
-        "sigma": np.eye(48),
-        "mu_s": np.zeros(7),
-        "sigma_s": np.eye(7),
-    }
+    arrays = {"mu": rng.normal(size=48), "sigma": np.eye(48), "mu_s": np.zeros(7), "sigma_s": np.eye(7)}
     path = tmp_path / "VIRTUAL.npz"
     np.savez(path, arr_0=images.permute(0, 2, 3, 1).numpy(), **arrays)
     back = load_reference(path, other(), rows=True, spatial=True)
@@ -98,17 +87,13 @@ def test_adm_reference_batches_are_read(tmp_path: Path) -> None:
 def test_other_features_are_refused(tmp_path: Path, pixels: Features) -> None:
     found = collect(pixels, [pictures(60)], ("moments",))
     path = save_reference(tmp_path / "real.npz", pixels, found, "pictures")
-    with pytest.raises(
-        MetricError, match="holds features pixels@00000000, the samples have inception-adm@11111111"
-    ):
+    with pytest.raises(MetricError, match="holds features pixels@00000000, the samples have inception-adm@11111111"):
         load_reference(path, other())
     adm = tmp_path / "adm.npz"
     np.savez(adm, mu=np.zeros(48), sigma=np.eye(48))
     with pytest.raises(MetricError, match="use features inception-adm"):
         load_reference(adm, pixels)
-    with pytest.raises(
-        MetricError, match="mu, sigma cannot be statistics of inception-adm's 2048 features"
-    ):
+    with pytest.raises(MetricError, match="mu, sigma cannot be statistics of inception-adm's 2048 features"):
         load_reference(adm, other(2048))
 
 

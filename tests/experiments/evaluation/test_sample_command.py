@@ -23,12 +23,7 @@ from experiments.data.latent_space import LatentSpace
 from experiments.evaluation import trained_model
 from experiments.evaluation.decoder import create_decoder
 from experiments.evaluation.sample_folder import write_pictures
-from experiments.evaluation.sample_request import (
-    parse_captions,
-    parse_classes,
-    parse_numbers,
-    plan_request,
-)
+from experiments.evaluation.sample_request import parse_captions, parse_classes, parse_numbers, plan_request
 from experiments.evaluation.sample_store import SampleStore
 from experiments.evaluation.sampling_options import parse_overrides
 from experiments.options.roles import ConfigError
@@ -186,15 +181,9 @@ def test_text_model(tmp_path, capsys):
         (["--classes", "cat"], "no class of that name"),
         (["--guidance", "autoguidance"], "guidance.checkpoint=RUN@STEP"),
         (["--guidance", "cfg", "guidance.sclae=2"], "did you mean scale"),
-        (
-            ["--guidance", "none", "--scale", "2"],
-            "scale 2: there is no guidance; add --guidance cfg",
-        ),
+        (["--guidance", "none", "--scale", "2"], "scale 2: there is no guidance; add --guidance cfg"),
         (["--scale", "2", "guidance.scale=3"], "guidance.scale is given twice, also as 2.0"),
-        (
-            ["--guidance", "autoguidance", "guidance.checkpoint=/no"],
-            "guidance.checkpoint=/no: /no does",
-        ),
+        (["--guidance", "autoguidance", "guidance.checkpoint=/no"], "guidance.checkpoint=/no: /no does"),
         (["--captions", "a cat"], "not conditioned on text"),
         (["--classes", "3,", "7"], "a list is one word, such as 3,7"),
         (["model.width=3"], "sampling can change sampler.KEY=VALUE"),
@@ -247,9 +236,7 @@ def test_numbers_classes_captions_overrides():
     assert parse_captions("a; b ;") == ["a", "b"]
     with pytest.raises(ConfigError, match="No such file"):
         parse_captions("none.txt")
-    found = parse_overrides(
-        ["guidance.scale=2", "sampler.shift=null", "guidance.weak=cosine:0.6:0"]
-    )
+    found = parse_overrides(["guidance.scale=2", "sampler.shift=null", "guidance.weak=cosine:0.6:0"])
     assert found["guidance"] == {"scale": 2, "weak": "cosine:0.6:0"}
     assert found["sampler"] == {"shift": None}
     # As for evaluate.py, a name may have options behind it.

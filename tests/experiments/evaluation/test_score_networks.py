@@ -20,14 +20,8 @@ from experiments.evaluation.small_networks import SHIPPED, SHIPPED_FOLDER, load_
 from experiments.options.evaluation import MetricError
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package dataset-fashion-mnist
-installed = pytest.mark.skipif(
-    not FASHION.is_dir(), reason="needs apt install dataset-fashion-mnist"
-)
-DATA = [
-    {"name": "digits"},
-    {"name": "mnist"},
-    pytest.param({"name": "fashion", "path": str(FASHION)}, marks=installed),
-]
+installed = pytest.mark.skipif(not FASHION.is_dir(), reason="needs apt install dataset-fashion-mnist")
+DATA = [{"name": "digits"}, {"name": "mnist"}, pytest.param({"name": "fashion", "path": str(FASHION)}, marks=installed)]
 KINDS = ["classifier", "autoencoder"]
 
 
@@ -64,9 +58,7 @@ def test_a_classifier_is_as_accurate_on_held_out_images_as_its_file_says(data, t
     some = torch.arange(0, len(pixels), -(-len(pixels) // 1000))
     right = features(pixels[some])["logits"].argmax(1) == labels[some]
     # Up to 1,000 images: three standard errors at 90 % are 3 %.
-    assert right.double().mean().item() == pytest.approx(
-        stored_quality(f"{data['name']}-classifier"), abs=0.03
-    )
+    assert right.double().mean().item() == pytest.approx(stored_quality(f"{data['name']}-classifier"), abs=0.03)
 
 
 @pytest.mark.slow

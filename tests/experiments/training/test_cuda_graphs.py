@@ -15,18 +15,20 @@ from experiments.options.roles import ConfigError
 from experiments.runtime import run_folder
 from experiments.training import cuda_graphs
 from experiments.training.build import build_step
-from experiments.training.cuda_graphs import (
-    EAGER,
-    EAGER_WITH_DDP,
-    GraphedTrainingStep,
-    count_routes,
-    reason_against,
-)
+from experiments.training.cuda_graphs import EAGER, EAGER_WITH_DDP, GraphedTrainingStep, count_routes, reason_against
 from experiments.training.optimizer import move_rates
 from experiments.training.step import TrainingStep
 from routing.errors import UserError
 
-TINY = ["data=digits", "backbone.depth=4", "train.batch=8", "backbone.width=32", "train.steps=12", "train.warmup=3", "train.schedule=cosine"]
+TINY = [
+    "data=digits",
+    "backbone.depth=4",
+    "train.batch=8",
+    "backbone.width=32",
+    "train.steps=12",
+    "train.warmup=3",
+    "train.schedule=cosine",
+]
 
 
 def built(words, graphs, say=print):
@@ -64,8 +66,13 @@ CASES = {
     "mamba, unsorted": ["backbone=mamba", "route=1-2", "routing.selection=unsorted"],
     "muon": ["backbone=rwkv", "route=1-2", "train.optimizer=muon", "train.weight_decay=0.1"],
     "class tokens and SRA's smooth L1": [
-        "experiment=jit", "route=1-2", "train.encoder=ema", "train.ema=0.9", "train.align_loss=smooth_l1",
-        "backbone.context_tokens=4", "backbone.context_start=2",
+        "experiment=jit",
+        "route=1-2",
+        "train.encoder=ema",
+        "train.ema=0.9",
+        "train.align_loss=smooth_l1",
+        "backbone.context_tokens=4",
+        "backbone.context_start=2",
     ],
     "three micro-batches": ["backbone=dit", "route=1-2", "train.micro_batch=3", "routing.shared=true"],
 }
@@ -159,7 +166,9 @@ def test_a_step_that_cannot_be_recorded_runs_without_and_says_so_once(monkeypatc
 
     monkeypatch.setattr(cuda_graphs, "record", fail)
     take_steps(plain, EAGER + 5), take_steps(graphed, EAGER + 5)
-    assert lines == ["CUDA graphs off: this step cannot be recorded (operation not permitted when stream is capturing more)"]
+    assert lines == [
+        "CUDA graphs off: this step cannot be recorded (operation not permitted when stream is capturing more)"
+    ]
     assert graphed.graph is None and not graphed.recordable
     for a, b in zip(plain.state.params, graphed.state.params, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
@@ -176,7 +185,9 @@ def test_a_recording_that_fails_with_several_processes_is_one_sentence(monkeypat
 
     monkeypatch.setattr(cuda_graphs, "record", fail)
     take_steps(step, EAGER_WITH_DDP)
-    with pytest.raises(UserError, match=r"cannot be recorded \(operation not permitted .*more\); type train.graphs=false"):
+    with pytest.raises(
+        UserError, match=r"cannot be recorded \(operation not permitted .*more\); type train.graphs=false"
+    ):
         step.run()
     assert lines == []
 

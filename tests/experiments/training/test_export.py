@@ -65,17 +65,7 @@ def test_it_draws_what_the_whole_weights_draw(weights, half, tmp_path):
     pictures = []
     for path in (weights, half):
         out = tmp_path / path.stem
-        words = [
-            str(path),
-            "--classes",
-            "3,7",
-            "--seeds",
-            "0-3",
-            "--device",
-            "cpu",
-            "--out",
-            str(out),
-        ]
+        words = [str(path), "--classes", "3,7", "--seeds", "0-3", "--device", "cpu", "--out", str(out)]
         assert run_command(sample.main, words) == 0
         with np.load(out / "samples.npz") as data:
             pictures.append(data["arr_0"].astype(int))

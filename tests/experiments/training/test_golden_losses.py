@@ -36,12 +36,7 @@ RUN = (
 ROUTED = "route=1-2"
 MASKED = ("route=0--1", "routing.reinsert=none")
 DECODER = "backbone.decoder={depth: 1, width: 32, heads: 2}"
-SPRINT = (
-    "route=1-2@0.75",
-    "routing.learned=fuse",
-    "routing.path_drop=0.1",
-    "routing.selection=quad",
-)
+SPRINT = ("route=1-2@0.75", "routing.learned=fuse", "routing.path_drop=0.1", "routing.selection=quad")
 CASES: dict[str, tuple[str, ...]] = {
     "dit none": ("route=none",),
     "dit 1-2": (ROUTED,),

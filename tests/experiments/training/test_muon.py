@@ -37,9 +37,7 @@ def test_the_update_is_the_orthogonalised_nesterov_momentum():
     for shape in ((6, 4), (4, 6)):
         weight, momentum = nn.Parameter(torch.randn(shape)), torch.zeros(shape)
         expected = weight.detach().clone()
-        muon = Muon(
-            [weight], lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-        )
+        muon = Muon([weight], lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
         muon.found_inf = torch.zeros(())
         for _ in range(3):
             weight.grad = torch.randn(shape)
@@ -87,17 +85,11 @@ def test_a_bad_step_changes_neither_weights_nor_momentum():
 
 @pytest.mark.parametrize("family", ["dit", "mamba", "rwkv"])
 def test_the_matrices_of_the_blocks_and_nothing_else(family):
-    model = backbones.create(
-        family, "T/1", depth=2, num_classes=3, input_size=8, fuse="0-1", align={"block": 0}
-    )
+    model = backbones.create(family, "T/1", depth=2, num_classes=3, input_size=8, fuse="0-1", align={"block": 0})
     matrices = muon_parameters(model)
     for name, parameter in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])
-        is_matrix = (
-            name.startswith("stack.blocks.")
-            and isinstance(owner, nn.Linear)
-            and parameter.ndim == 2
-        )
+        is_matrix = name.startswith("stack.blocks.") and isinstance(owner, nn.Linear) and parameter.ndim == 2
         assert (id(parameter) in matrices) is is_matrix, name
     # The blocks are most of the model, and most of a block is matrices.
     blocks = sum(p.numel() for p in model.stack.blocks.parameters())
@@ -116,9 +108,9 @@ def test_both_rates_follow_the_warm_up_and_the_schedule(tmp_path):
         assert muon == pytest.approx(3 * adamw)
     assert rates[0][0] == pytest.approx(0.001 / 4)
     assert (
-        make_run(
-            small(tmp_path, "train.optimizer=muon", "train.lr=0.004")
-        ).state.optimizers[1].param_groups[0]["peak_lr"]
+        make_run(small(tmp_path, "train.optimizer=muon", "train.lr=0.004"))
+        .state.optimizers[1]
+        .param_groups[0]["peak_lr"]
         == 0.004
     )
 

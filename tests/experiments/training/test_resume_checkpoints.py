@@ -22,9 +22,7 @@ from experiments.training.session import train
 
 
 def write(folder, step, **options):
-    return checkpoint_files.write(
-        folder, step, {"model.w": torch.full((3,), float(step))}, {"step": step}, **options
-    )
+    return checkpoint_files.write(folder, step, {"model.w": torch.full((3,), float(step))}, {"step": step}, **options)
 
 
 def steps(folder):
@@ -66,9 +64,7 @@ def test_a_kill_while_a_checkpoint_is_replaced_leaves_the_one_or_the_other(done,
 
 
 @pytest.mark.parametrize("damage", ["flip", "remove", "manifest"])
-def test_a_damaged_checkpoint_is_set_aside_with_a_message_and_the_one_before_taken(
-    tmp_path, damage
-):
+def test_a_damaged_checkpoint_is_set_aside_with_a_message_and_the_one_before_taken(tmp_path, damage):
     write(tmp_path, 1)
     path = write(tmp_path, 2)
     target = path / "state.safetensors"
@@ -100,9 +96,7 @@ def little_disk(tmp_path):
     """A file system of two megabytes."""
     place = tmp_path / "disk"
     place.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True
-    )
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True)
     if done.returncode:
         pytest.skip("needs the right to mount a small file system")
     yield place
@@ -112,14 +106,9 @@ def little_disk(tmp_path):
 def test_a_full_disk_leaves_the_checkpoint_before_intact(little_disk):
     write(little_disk, 1)
     big = {"model.w": torch.zeros(10**6)}
-    with pytest.raises(
-        CheckpointError, match=r"step 2 .*[Nn]o space left.*step 1 is intact: free some space"
-    ):
+    with pytest.raises(CheckpointError, match=r"step 2 .*[Nn]o space left.*step 1 is intact: free some space"):
         checkpoint_files.write(little_disk, 2, big, {"step": 2})
-    assert (
-        steps(little_disk) == [1]
-        and checkpoint_files.verify(run_folder.step_folder(little_disk, 1)) is None
-    )
+    assert steps(little_disk) == [1] and checkpoint_files.verify(run_folder.step_folder(little_disk, 1)) is None
     assert not list((little_disk / "checkpoints").glob(".step*"))
 
 
@@ -160,8 +149,7 @@ def test_the_files_of_a_checkpoint_follow_the_umask(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "code"),
-    [("manifest.json", errno.ESTALE), ("state.json", errno.EIO), ("state.safetensors", errno.EACCES)],
+    ("name", "code"), [("manifest.json", errno.ESTALE), ("state.json", errno.EIO), ("state.safetensors", errno.EACCES)]
 )
 def test_a_checkpoint_that_cannot_be_read_is_left_alone(tmp_path, monkeypatch, name, code):
     """One failed read (ESTALE on NFS, another user's private file) says nothing of the contents."""

@@ -33,9 +33,7 @@ def folder_of(runs: Path) -> Path:
 
 def start_and_kill(call: list[str], runs: Path, after: float) -> bool:
     """Start the command, kill it `after` seconds into training; return whether it finished before."""
-    process = subprocess.Popen(
-        call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-    )
+    process = subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
     try:
         began = time.time()
         while process.poll() is None and not alive_in(runs, process.pid):
@@ -77,12 +75,7 @@ def results(runs: Path) -> dict:
         **{f"w.{k}": v.numpy().tobytes() for k, v in weights.items()},
         **{k: v.numpy().tobytes() for k, v in state.items()},
     }
-    return {
-        "lines": lines,
-        "pictures": pictures,
-        "tensors": tensors,
-        "gif": (folder / "progress.gif").read_bytes(),
-    }
+    return {"lines": lines, "pictures": pictures, "tensors": tensors, "gif": (folder / "progress.gif").read_bytes()}
 
 
 def disturbed_equals_undisturbed(tmp_path: Path, backbone: str, kills: int, seed: int) -> None:
@@ -104,9 +97,7 @@ def disturbed_equals_undisturbed(tmp_path: Path, backbone: str, kills: int, seed
             left -= 1
         found = results(runs)
         for part in expected:
-            assert found[part] == expected[part], (
-                f"{part} differ after kills (seed {seed}, attempt {attempt})"
-            )
+            assert found[part] == expected[part], f"{part} differ after kills (seed {seed}, attempt {attempt})"
 
 
 @pytest.mark.slow
@@ -123,9 +114,7 @@ def test_fifty_kills(backbone, tmp_path):
 @pytest.mark.slow
 def test_a_second_process_is_refused_and_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     words = overrides(tmp_path, "train.steps=100000", "train.save_every=100000")
-    process = subprocess.Popen(
-        command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not alive_in(tmp_path, process.pid):
         time.sleep(0.05)
     second = run(*words)

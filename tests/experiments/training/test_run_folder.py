@@ -28,12 +28,7 @@ def _replace(folder):
 
 @pytest.mark.parametrize(
     ("change", "moment"),
-    [
-        (_rename, "step"),
-        (shutil.rmtree, "last evaluation"),
-        (_replace, "save"),
-        (_rename, "signal"),
-    ],
+    [(_rename, "step"), (shutil.rmtree, "last evaluation"), (_replace, "save"), (_rename, "signal")],
 )
 def test_a_run_folder_that_is_gone_ends_the_run_with_an_error_and_is_not_made_again(
     change, moment, tmp_path, monkeypatch, capsys

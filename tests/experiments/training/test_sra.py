@@ -112,9 +112,7 @@ def test_the_teacher_is_the_ema_after_steps_and_after_loading(tmp_path):
     resumed = dict(again.training_step.alignment.teacher.named_parameters())
     for name, weight in teacher.named_parameters():
         assert torch.equal(resumed[name], weight), name
-    assert not all(
-        torch.equal(p, a) for p, a in zip(loop.state.params, loop.state.ema, strict=True)
-    )
+    assert not all(torch.equal(p, a) for p, a in zip(loop.state.params, loop.state.ema, strict=True))
 
 
 @pytest.mark.parametrize("name", ["edm", "ddpm", "flow"])
@@ -127,9 +125,7 @@ def test_less_noisy_is_an_offset_of_flow_matchings_time(name):
     expected = flow_time / (1 - flow_time)
     assert torch.allclose(earlier[1:], expected[1:], rtol=1e-5)
     # 0.05 is t = 0.048: below the offset, so the least noise that the network knows.
-    assert float(earlier[0]) == pytest.approx(
-        {"edm": 0.002, "ddpm": 0.01, "flow": 0.0}[name], rel=1e-3
-    )
+    assert float(earlier[0]) == pytest.approx({"edm": 0.002, "ddpm": 0.01, "flow": 0.0}[name], rel=1e-3)
 
 
 def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path):
@@ -165,10 +161,7 @@ def test_the_teachers_pass_is_counted(tmp_path):
     folder = train(small(tmp_path, *ROUTED, "train.steps=2"), quiet=True)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["macs"] == summary["macs_routed"] * 2 * 8
-    ends = [
-        run_cost(load([*words[:3], "train.encoder=ema", f"route=1-{end}"])).macs_routed
-        for end in (1, 2)
-    ]
+    ends = [run_cost(load([*words[:3], "train.encoder=ema", f"route=1-{end}"])).macs_routed for end in (1, 2)]
     drawn = run_cost(load([*words, "train.encoder=ema", "routing.random_end=true"]))
     assert drawn.macs_routed == round(sum(ends) / 2)
 
@@ -179,10 +172,7 @@ def test_the_teachers_pass_is_counted(tmp_path):
         (["train.teacher_block=3"], "train.teacher_block=3: expected train.encoder=ema"),
         (["train.encoder=ema", "train.teacher_block=12"], "expected an integer >= 0 and <= 11"),
         (["train.encoder=ema", "train.teacher_offset=1"], "train.teacher_offset=1"),
-        (
-            ["train.encoder=ema", "backbone.align={channels:8}"],
-            "expected 64, the features of train.encoder=ema",
-        ),
+        (["train.encoder=ema", "backbone.align={channels:8}"], "expected 64, the features of train.encoder=ema"),
     ],
 )
 def test_what_does_not_fit_is_refused(words, sentence):

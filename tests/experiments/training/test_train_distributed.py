@@ -75,14 +75,7 @@ def test_two_killed_ranks_go_on_where_they_were(tmp_path):
     more = ("route=1-2", "train.steps=60", "train.save_every=5")
     straight = torchrun(*overrides(tmp_path / "straight", *more))
     assert straight.returncode == 0, straight.stderr
-    call = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        *TWO,
-        RUN,
-        *overrides(tmp_path / "killed", *more),
-    ]
+    call = [sys.executable, "-m", "torch.distributed.run", *TWO, RUN, *overrides(tmp_path / "killed", *more)]
     process = subprocess.Popen(
         call, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV, start_new_session=True
     )
@@ -96,10 +89,7 @@ def test_two_killed_ranks_go_on_where_they_were(tmp_path):
     assert not list((tmp_path / "killed").glob("*/summary.json")), "killed before its end"
     again = torchrun(*overrides(tmp_path / "killed", *more))
     assert again.returncode == 0 and "resumed at step" in again.stdout, again.stderr
-    a, b = (
-        next(p.iterdir()) / "model.safetensors"
-        for p in (tmp_path / "straight", tmp_path / "killed")
-    )
+    a, b = (next(p.iterdir()) / "model.safetensors" for p in (tmp_path / "straight", tmp_path / "killed"))
     # The metadata name the folders, which differ; the weights may not.
     a, b = load_file(a), load_file(b)
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -124,15 +114,7 @@ def test_a_multirun_trains_each_run_on_two_ranks_and_ends_with_one_that_failed_o
 
 def test_one_process_under_accelerate_launch(tmp_path):
     accelerate = shutil.which("accelerate", path=str(Path(sys.executable).parent))
-    call = [
-        accelerate,
-        "launch",
-        "--cpu",
-        "--num_processes",
-        "1",
-        RUN,
-        *overrides(tmp_path / "launched", "route=1-2"),
-    ]
+    call = [accelerate, "launch", "--cpu", "--num_processes", "1", RUN, *overrides(tmp_path / "launched", "route=1-2")]
     done = subprocess.run(call, capture_output=True, text=True, timeout=300, env=ENV)
     assert done.returncode == 0, done.stderr
     plain = run(*overrides(tmp_path / "plain", "route=1-2"), env=ENV)

@@ -108,9 +108,7 @@ def test_a_run_without_final_samples_is_the_same_run_and_draws_nothing(tmp_path,
     assert not (folder / "samples" / "final.png").exists()
 
 
-def test_pictures_of_fewer_steps_are_made_anew_after_a_kill_between_two_of_more(
-    tmp_path, monkeypatch
-):
+def test_pictures_of_fewer_steps_are_made_anew_after_a_kill_between_two_of_more(tmp_path, monkeypatch):
     folder = train(small(tmp_path, FINAL), quiet=True)
     names = ("samples/final.png", "progress.gif")
     before = [(folder / name).read_bytes() for name in names]
@@ -150,9 +148,7 @@ def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, m
     monkeypatch.setattr(memory, "available_memory", lambda: int(cost.training_bytes(3) / 0.8))
     assert make_run(config).training_step.micro_batch_size == 2
     train(config)
-    assert (
-        "micro-batch 2: the largest that fits; 8 samples are accumulated" in capsys.readouterr().out
-    )
+    assert "micro-batch 2: the largest that fits; 8 samples are accumulated" in capsys.readouterr().out
 
 
 def test_random_numbers_of_a_sample_depend_on_seed_step_and_index_alone(tmp_path):
@@ -162,9 +158,7 @@ def test_random_numbers_of_a_sample_depend_on_seed_step_and_index_alone(tmp_path
     for stream, n in (("sigma", 1), ("noise", 64), ("drop", 1), ("route.0", 64)):
         assert torch.equal(whole.uniform(stream, n)[[6, 3]], part.uniform(stream, n))
     run.state.step = 6
-    assert not torch.equal(
-        run.training_step.draws(torch.arange(8)).uniform("noise", 64), whole.uniform("noise", 64)
-    )
+    assert not torch.equal(run.training_step.draws(torch.arange(8)).uniform("noise", 64), whole.uniform("noise", 64))
 
 
 def test_routes_share_initialisation_data_and_noise(tmp_path):
@@ -181,9 +175,7 @@ def test_a_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch):
     run = make_run(small(tmp_path))
     run.model.train()
     honest = TrainingStep.loss
-    monkeypatch.setattr(
-        TrainingStep, "loss", lambda self, rows, batch=None: honest(self, rows) * float("nan")
-    )
+    monkeypatch.setattr(TrainingStep, "loss", lambda self, rows, batch=None: honest(self, rows) * float("nan"))
     before = [p.detach().clone() for p in run.state.params]
     run.training_step.run()
     assert all(torch.equal(a, b) for a, b in zip(before, run.state.params, strict=True))
@@ -242,9 +234,7 @@ def test_a_run_that_diverges_stops_and_says_where(tmp_path, monkeypatch):
 
     monkeypatch.setattr(TrainingStep, "loss", poison)
     config = small(tmp_path, "train.steps=20", "train.max_bad_steps=3")
-    with pytest.raises(
-        Diverged, match=r"step 8: .*steps in a row.*times .* samples .*step-0000000"
-    ):
+    with pytest.raises(Diverged, match=r"step 8: .*steps in a row.*times .* samples .*step-0000000"):
         train(config, quiet=True)
 
 
@@ -375,12 +365,8 @@ def test_ctrl_c_twice_leaves_a_run_that_was_stopped_and_has_not_failed(tmp_path,
     assert json.loads((config.folder / "status.json").read_text())["status"] == "stopped"
 
 
-@pytest.mark.parametrize(
-    "code, part", [(errno.ENOSPC, "the disk is full"), (errno.EACCES, "cannot be used")]
-)
-def test_a_disk_that_refuses_is_one_sentence_and_the_heartbeat_says_failed(
-    tmp_path, monkeypatch, capsys, code, part
-):
+@pytest.mark.parametrize("code, part", [(errno.ENOSPC, "the disk is full"), (errno.EACCES, "cannot be used")])
+def test_a_disk_that_refuses_is_one_sentence_and_the_heartbeat_says_failed(tmp_path, monkeypatch, capsys, code, part):
     from experiments.runtime.command import run_command
 
     def full(path, entries):
@@ -414,18 +400,14 @@ def test_a_signal_saves_and_the_same_command_goes_on_bit_for_bit(tmp_path, monke
     assert json.loads((config.folder / "status.json").read_text())["status"] == "preempted"
     monkeypatch.setattr(TrainingStep, "run", honest)
     train(config, quiet=True)
-    straight = train(
-        small(tmp_path / "b", "route=1-2", "train.save_every=100", "train.steps=7"), quiet=True
-    )
+    straight = train(small(tmp_path / "b", "route=1-2", "train.save_every=100", "train.steps=7"), quiet=True)
     assert same(weights(config.folder), weights(straight))
     clean = [[{k: v for k, v in line.items() if k not in ("time", "images_per_s")} for line in records.read_jsonl(f / "metrics.jsonl")]
              for f in (config.folder, straight)]  # fmt: skip
     assert clean[0] == clean[1]
 
 
-def test_a_run_that_diverged_looks_for_a_checkpoint_in_the_first_process_first(
-    tmp_path, monkeypatch
-):
+def test_a_run_that_diverged_looks_for_a_checkpoint_in_the_first_process_first(tmp_path, monkeypatch):
     """Two processes would set the same damaged checkpoint aside at once."""
     run, first = make_run(small(tmp_path)), []
 
@@ -448,10 +430,7 @@ def test_init_loads_the_parents_ema_and_is_another_run(tmp_path):
     run = make_run(child)
     run.state.start_from(child, print)
     expected = weights(parent)
-    assert all(
-        torch.equal(p.detach(), expected[n])
-        for n, p in zip(run.state.names, run.state.params, strict=True)
-    )
+    assert all(torch.equal(p.detach(), expected[n]) for n, p in zip(run.state.names, run.state.params, strict=True))
     wrong = small(tmp_path, f"init={parent}", "backbone.width=48")
     with pytest.raises(ValueError, match="does not fit"):
         make_run(wrong).state.start_from(wrong, print)

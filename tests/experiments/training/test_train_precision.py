@@ -36,9 +36,7 @@ def test_cpus_with_bf16_in_hardware_take_it(tmp_path, monkeypatch, flags, chosen
     assert resolve_precision(small(tmp_path, "train.precision=auto"), CPU) == chosen
 
 
-@pytest.mark.parametrize(
-    ("capability", "chosen"), [((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")]
-)
+@pytest.mark.parametrize(("capability", "chosen"), [((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")])
 def test_gpus_take_it_from_ampere_on(tmp_path, monkeypatch, capability, chosen):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert resolve_precision(small(tmp_path, "train.precision=auto"), CUDA) == chosen
@@ -81,9 +79,7 @@ def test_the_precision_of_accelerates_own_configuration_is_not_taken(tmp_path, m
     assert build.make_accelerator(small(tmp_path)).mixed_precision == "no"
 
 
-@pytest.mark.parametrize(
-    ("backbone", "objective"), [("dit", "ddpm"), ("mamba", "flow"), ("rwkv", "edm")]
-)
+@pytest.mark.parametrize(("backbone", "objective"), [("dit", "ddpm"), ("mamba", "flow"), ("rwkv", "edm")])
 def test_a_float64_model_trains(tmp_path, backbone, objective):
     """Its loss and gradients are those of the float32 model to float32's precision."""
     words = ["backbone.depth=2", "backbone.width=32", "route=0-1", "train.label_drop=0"]

@@ -20,11 +20,7 @@ from routing.errors import UserError
 
 VARIANTS = {
     "dropping": ["route=0--1", "routing.reinsert=none"],
-    "maskdit": [
-        "route=0--1",
-        "routing.reinsert=none",
-        "backbone.decoder={depth: 1, width: 32, heads: 2}",
-    ],
+    "maskdit": ["route=0--1", "routing.reinsert=none", "backbone.decoder={depth: 1, width: 32, heads: 2}"],
     "ensemble": ["route=0-1+2-2", "train.loss=ensemble", "routing.reinsert=sum_input"],
     "repa": ["route=1-2", "train.encoder=random"],
 }
@@ -95,9 +91,7 @@ def test_dropping_counts_only_tokens_that_stayed(tmp_path):
     kept = output.kept.expand(8, -1).reshape(8, 1, 8, 8)
     assert kept.sum() == 8 * 32
     run.config.train.__dict__["label_drop"] = 1.0
-    assert float(one_loss(run).detach()) == pytest.approx(
-        float(terms[kept].detach().mean()), rel=1e-5
-    )
+    assert float(one_loss(run).detach()) == pytest.approx(float(terms[kept].detach().mean()), rel=1e-5)
 
 
 def test_maskdit_reconstructs_with_the_preconditioned_output(tmp_path):
@@ -111,21 +105,13 @@ def test_maskdit_reconstructs_with_the_preconditioned_output(tmp_path):
     s = sigma.reshape(-1, 1, 1, 1)
     noisy = y + s * draws.normal("noise", (1, 8, 8))
     total = (s**2 + 0.25).sqrt()
-    out = run.model(
-        noisy / total,
-        sigma.log() / 4,
-        torch.full((8,), 10),
-        routing=routing,
-        return_output=True,
-    )
+    out = run.model(noisy / total, sigma.log() / 4, torch.full((8,), 10), routing=routing, return_output=True)
     denoised = 0.25 / total**2 * noisy + s * 0.5 / total * out.sample
     seen, hidden = [], []
     for image in range(8):
         for token in range(16):
             row, column = token // 4 * 2, token % 4 * 2
-            clean, input_, guess = (
-                x[image, 0, row : row + 2, column : column + 2] for x in (y, noisy, denoised)
-            )
+            clean, input_, guess = (x[image, 0, row : row + 2, column : column + 2] for x in (y, noisy, denoised))
             if out.kept.expand(8, -1)[image, token]:
                 weight = (sigma[image] ** 2 + 0.25) / (sigma[image] * 0.5) ** 2
                 seen.append(weight * ((guess - clean) ** 2).mean())
@@ -140,18 +126,12 @@ def test_maskdit_reconstructs_with_the_preconditioned_output(tmp_path):
 def test_ensemble_weighs_tokens_that_skipped(tmp_path):
     losses = {}
     for weight in (0.0, 1.0):
-        run = perturbed(
-            make_run(small(tmp_path, *VARIANTS["ensemble"], f"train.mae_weight={weight}"))
-        )
+        run = perturbed(make_run(small(tmp_path, *VARIANTS["ensemble"], f"train.mae_weight={weight}")))
         losses[weight] = float(one_loss(run).detach())
     plain = float(
-        one_loss(
-            perturbed(make_run(small(tmp_path, "route=0-1+2-2", "routing.reinsert=sum_input")))
-        ).detach()
+        one_loss(perturbed(make_run(small(tmp_path, "route=0-1+2-2", "routing.reinsert=sum_input")))).detach()
     )
-    assert losses[1.0] == pytest.approx(2 * plain, rel=1e-5), (
-        "half stays, half skips: both means add up"
-    )
+    assert losses[1.0] == pytest.approx(2 * plain, rel=1e-5), "half stays, half skips: both means add up"
     assert losses[0.0] < losses[1.0]
 
 
@@ -174,10 +154,7 @@ def test_repa_pulls_on_the_aligned_block(tmp_path):
     ("parent_words", "child_words"),
     [
         (["train.encoder=random"], []),
-        (
-            ["routing.learned=fuse"],
-            ["route=1-2", "routing.learned=fuse", "routing.off_after=0"],
-        ),
+        (["routing.learned=fuse"], ["route=1-2", "routing.learned=fuse", "routing.off_after=0"]),
     ],
     ids=["REPA", "SPRINT"],
 )
