@@ -10,12 +10,10 @@ import torch
 from small import make_model_and_data, small
 
 from experiments.diffusion.objectives import create_objective
-from experiments.evaluate import parser
 from experiments.evaluation import heldout_loss
-from experiments.evaluation.evaluate_command import evaluate
 from experiments.evaluation.heldout import HeldOut, _EvenNoiseLevels
 from experiments.evaluation.scoring import score
-from experiments.options.evaluation import MetricError, Score
+from experiments.options.evaluation import Score
 from experiments.runtime.console import Console
 from experiments.training.session import train
 
@@ -125,9 +123,3 @@ def test_data_without_a_held_out_split_say_that_the_loss_is_missing(
     metrics = ("heldout_loss",)
     assert score(held.model, held.config, held.dataset, metrics=metrics, console=Console()) == []
     assert "heldout_loss is missing: data=digits has no held-out split" in capsys.readouterr().out
-
-
-def test_images_have_no_loss(tmp_path: Path) -> None:
-    arguments = parser().parse_args([str(tmp_path), "--metrics", "heldout_loss"])
-    with pytest.raises(MetricError, match="heldout_loss is a model's own loss"):
-        evaluate(arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -15,7 +14,6 @@ from experiments.data import create
 from experiments.evaluation import create_features, small_networks, train_score_networks
 from experiments.evaluation.features import own_network_plan
 from experiments.evaluation.images import whole_split
-from experiments.evaluation.reference import heldout_reference
 from experiments.evaluation.small_networks import SHIPPED, SHIPPED_FOLDER, load_shipped
 from experiments.options.evaluation import MetricError
 
@@ -71,11 +69,6 @@ def test_training_a_network_anew_gives_the_quality_of_the_one_in_the_package(kin
     assert network.path.name == f"{data['name']}-{kind}.safetensors"
 
 
-def test_the_command_refuses_a_data_set_without_a_shipped_network(capsys):
-    assert train_score_networks.main(["icons"]) == 2
-    assert "invalid choice: 'icons'" in capsys.readouterr().err
-
-
 def test_the_command_trains_both_networks(tmp_path, monkeypatch, capsys):
     quick, quick_code = small_networks.Recipe(epochs=1), small_networks.CodeRecipe(steps=2)
     monkeypatch.setattr("experiments.evaluation.features.Recipe", lambda epochs: quick)
@@ -116,16 +109,3 @@ def test_a_damaged_network_is_refused(copies, damage):
         save_file(weights, path, metadata=metadata)
     with pytest.raises(MetricError, match=r"digits-classifier\.safetensors is missing or damaged"):
         shipped_digits()
-
-
-def test_a_held_out_reference_has_one_name_whatever_the_last_digits_of_its_file(tmp_path):
-    digits = create({"name": "digits"})
-    features = create_features("digits-classifier", cache=tmp_path, dataset=digits)
-    first = heldout_reference(digits, features, tmp_path)
-    (path,) = (tmp_path / "references").iterdir()
-    with np.load(path) as arrays:
-        changed = {**arrays, "mu": arrays["mu"] + 1e-13}
-    np.savez(path, **changed)
-    assert heldout_reference(digits, features, tmp_path).label == first.label
-    other = create_features("autoencoder", cache=tmp_path, dataset=digits)
-    assert heldout_reference(digits, other, tmp_path).label != first.label

@@ -50,28 +50,19 @@ def test_two_ranks_with_graphs_learn_what_they_learn_without(words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "gpu", "processes", "earlier", "value"),
-    [
-        (["train.graphs=true"], True, 2, None, "0"),
-        (["train.graphs=true"], True, 2, "3", "3"),  # what a user has set stays
-        (["train.graphs=true"], True, 1, None, None),
-        ([], True, 2, None, None),
-    ],
+    ("words", "processes", "value"), [(["train.graphs=true"], 2, "0"), (["train.graphs=true"], 1, None), ([], 2, None)]
 )
-def test_nccl_handles_errors_as_pytorch_asks_before_the_group_exists(
-    words, gpu, processes, earlier, value, tmp_path, monkeypatch
-):
+def test_nccl_handles_errors_as_pytorch_asks_before_the_group_exists(words, processes, value, tmp_path, monkeypatch):
     values = []
 
     def create(**options):
         values.append(os.environ.get(VARIABLE))
-        return SimpleNamespace(num_processes=processes, device=torch.device("cuda" if gpu else "cpu"))
+        return SimpleNamespace(num_processes=processes, device=torch.device("cuda"))
 
-    monkeypatch.setenv(VARIABLE, earlier or "")
-    if earlier is None:
-        monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.delenv(VARIABLE)
     monkeypatch.setattr(accelerate, "Accelerator", create)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(components, "process_group", lambda: SimpleNamespace(world_size=processes))
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda name: None)
     components.make_accelerator(small(tmp_path, *words))

@@ -95,12 +95,6 @@ def test_two_killed_ranks_go_on_where_they_were(tmp_path):
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_batch_that_ranks_cannot_share_is_refused(tmp_path):
-    done = torchrun(*overrides(tmp_path, "train.batch=7"))
-    assert done.returncode != 0
-    assert "train.batch=7: expected a multiple of the 2 processes" in done.stderr
-
-
 def test_a_multirun_trains_each_run_on_two_ranks_and_ends_with_one_that_failed_on_one(tmp_path):
     words = overrides(tmp_path, "log=tensorboard", "train.steps=2")
     done = torchrun("-m", *words, "seed=0,1")
