@@ -1,13 +1,10 @@
 """Our paths and samplers against those of diffusers, an independent implementation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
 from experiments.diffusion import create_objective, create_sampler
-from experiments.diffusion.objective import Prediction
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -41,7 +38,7 @@ def sample(walk, network, start=START):
 
     net.dtype = torch.float64
 
-    def denoise(x, time, step, evaluation) -> Prediction:
+    def denoise(x, time, step, evaluation):
         return path.predict(net, x, torch.full((len(x),), time, dtype=torch.float64))
 
     return walk.sample(denoise, start, noise)

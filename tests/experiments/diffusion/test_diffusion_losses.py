@@ -1,7 +1,5 @@
 """The losses beside the objective's own, against loops written out by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Objectives against closed forms: conversions, targets, loss weights, minimisers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -89,25 +87,6 @@ def test_flow_loss_is_the_velocity_error_and_its_cosine():
     square = ((noise - x0) ** 2).mean()
     assert loss_map(path, right, x0, noise, times).mean() == pytest.approx(float(square), rel=1e-5)
     assert loss_map(path, opposite, x0, noise, times).mean() == pytest.approx(float(4 * square + 2), rel=1e-5)
-
-
-def test_released_sit_weights_count_from_noise_to_data():
-    # SiT's network sees t = 1 at the data and predicts x - noise: the same flow, read backwards.
-    ours = create_objective({"name": "flow", "time_scale": 1.0})
-    theirs = create_objective({"name": "flow", "time_scale": 1.0, "reverse": True})
-    gen = torch.Generator().manual_seed(0)
-    x0, noise = (torch.randn(4, 2, 3, 3, generator=gen) for _ in range(2))
-    time = torch.rand(4, generator=gen)
-
-    def net(x, t, **_):
-        return x * t[:, None, None, None]
-
-    def sit(x, t, **_):
-        return -net(x, 1 - t)
-
-    assert torch.equal(loss_map(theirs, sit, x0, noise, time), loss_map(ours, net, x0, noise, time))
-    x = ours.corrupt(x0, noise, time)
-    assert torch.equal(theirs.predict(sit, x, time).x0, ours.predict(net, x, time).x0)
 
 
 def test_ddpm_loss_is_the_epsilon_error():

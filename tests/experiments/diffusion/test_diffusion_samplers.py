@@ -1,7 +1,5 @@
 """Every sampler against data whose exact denoiser is known."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

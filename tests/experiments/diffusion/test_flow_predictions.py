@@ -4,8 +4,6 @@ JiT (arXiv 2511.13720) counts time from noise (0) to data (1): z = t x + (1 - t)
 e has the standard deviation s. Everything here is written in that time; the suite's t is 1 - t.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from oracles import GAUSSIAN, loss_map

@@ -1,7 +1,5 @@
 """Guidance: its algebra, its passes, its labels, its tokens, its cost."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

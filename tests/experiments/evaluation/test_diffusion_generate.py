@@ -1,7 +1,5 @@
 """Seeded generation: the same seed is the same image, in any batch, on any rank, after any kill."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

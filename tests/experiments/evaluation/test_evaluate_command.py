@@ -1,12 +1,9 @@
 """python experiments/evaluate.py on runs, exported files, folders, archives, and two processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ SCRIPT = str(ROOT / "experiments" / "evaluate.py")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     """A run folder with exported weights, as training leaves it."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     config = small(folder.parent, "eval=digits", "eval.samples=70", "eval.batch=35", "route=1-2")
@@ -35,17 +32,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(*arguments: object) -> int:
+def command(*arguments):
     return run_command(main, [str(a) for a in arguments])
 
 
-def records(folder: Path) -> list[dict]:
+def records(folder):
     return [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
 
 
-def test_a_run_is_scored_without_touching_its_record(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_scored_without_touching_its_record(run, tmp_path, capsys):
     before = {p: p.read_bytes() for p in run.iterdir() if p.is_file()}
     samples = tmp_path / "samples.npz"
     asked = ("--metrics", "fd", "accuracy", "--guidance", "none", "--steps", 3)
@@ -81,7 +76,7 @@ def test_a_run_is_scored_without_touching_its_record(
         assert theirs["source"] == str(samples)
 
 
-def test_several_guidances_and_the_exported_file_alone(run: Path, tmp_path: Path) -> None:
+def test_several_guidances_and_the_exported_file_alone(run, tmp_path):
     code = command(
         run / "model.safetensors", "--metrics", "accuracy", "--samples", 20, "--out", tmp_path,
         "--guidance", "none", "cfg,scale=3", "routed,strong=0,weak=0.75", "--keep-samples",
@@ -92,7 +87,7 @@ def test_several_guidances_and_the_exported_file_alone(run: Path, tmp_path: Path
     assert len(list((tmp_path / "samples").rglob("*.npz"))) == 3
 
 
-def test_a_reference_is_written_and_compared_with(run: Path, tmp_path: Path) -> None:
+def test_a_reference_is_written_and_compared_with(run, tmp_path):
     real = tmp_path / "real.npz"
     assert command(run, "--write-reference", real) == 0
     with np.load(real, allow_pickle=False) as file:
@@ -109,7 +104,7 @@ def test_a_reference_is_written_and_compared_with(run: Path, tmp_path: Path) -> 
     assert len(records(tmp_path / "1")) == 2
 
 
-def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pictures_are_scored(run, tmp_path, capsys):
     folder = tmp_path / "pictures"
     folder.mkdir()
     pixels, _ = whole_split(create({"name": "digits"}), "test")
@@ -138,9 +133,7 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (("--write-samples", "x.npz", "--guidance", "none", "cfg"), "one --guidance"),
     ],
 )
-def test_wrong_arguments_are_one_sentence(
-    run: Path, arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments_are_one_sentence(run, arguments, sentence, capsys):
     assert command(run, *arguments) == 2
     error = capsys.readouterr().err
     assert sentence in error
@@ -149,7 +142,7 @@ def test_wrong_arguments_are_one_sentence(
 
 
 @pytest.mark.slow
-def test_other_data_are_scored_anew(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_data_are_scored_anew(run, tmp_path, capsys):
     asked = (run, "--metrics", "accuracy", "--samples", 4, "--out", tmp_path)
     for more, again in (((), False), ((), True), (("data.sigma_data=1",), False)):
         assert command(*asked, *more) == 0
@@ -157,7 +150,7 @@ def test_other_data_are_scored_anew(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert len(records(tmp_path)) == 2
 
 
-def test_a_named_choice_keeps_the_runs_other_options(run: Path, tmp_path: Path) -> None:
+def test_a_named_choice_keeps_the_runs_other_options(run, tmp_path):
     asked = ("--metrics", "accuracy", "--samples", 4, "--guidance", ",low=0.1", "cfg,scale=2")
     changes = ("guidance.high=9", "sampler.steps=1")
     assert command(run, *changes, *asked, "--out", tmp_path) == 0
@@ -170,7 +163,7 @@ def test_a_named_choice_keeps_the_runs_other_options(run: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_two_processes_score_as_one(run: Path, tmp_path: Path) -> None:
+def test_two_processes_score_as_one(run, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     metrics = ["fd,accuracy,precision,recall,kid,memorisation,memorisation_pixels"]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]

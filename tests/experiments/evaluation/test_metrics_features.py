@@ -1,19 +1,16 @@
 """Feature extractors: the data set's own two networks, and the real Inception and DINOv2 with random weights."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time
 import urllib.error
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from small import small
 
 from experiments.data import create
@@ -37,7 +34,7 @@ from experiments.preflight import check_ready
 from experiments.runtime.files import default_cache
 
 
-def noise(n: int, side: int, seed: int = 0) -> torch.Tensor:
+def noise(n, side, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (n, 3, side, side), generator=generator, dtype=torch.uint8)
 
@@ -46,27 +43,27 @@ def noise(n: int, side: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def digits() -> object:
+def digits():
     return create({"name": "digits"})
 
 
 @pytest.fixture(scope="module")
-def classifier(digits: object) -> object:
+def classifier(digits):
     return create_features("digits-classifier", cache=default_cache(), dataset=digits)
 
 
-def test_no_feature_of_the_classifier_is_dead(digits: object, classifier: object) -> None:
+def test_no_feature_of_the_classifier_is_dead(digits, classifier):
     """So that the covariance of the held-out split has full rank."""
     features = classifier(whole_split(digits, "test")[0])["features"]
     assert torch.linalg.matrix_rank(torch.cov(features.double().T)).item() == classifier.dim == 64
 
 
 @pytest.fixture(scope="module")
-def autoencoder(digits: object) -> object:
+def autoencoder(digits):
     return create_features("autoencoder", cache=default_cache(), dataset=digits)
 
 
-def test_the_autoencoder_draws_held_out_digits_again(digits: object, autoencoder: object) -> None:
+def test_the_autoencoder_draws_held_out_digits_again(digits, autoencoder):
     (quality,) = re.findall(r"(\S+)% of held-out variance explained", autoencoder.note)
     assert float(quality) > 90
     codes = autoencoder(whole_split(digits, "train")[0])["features"]
@@ -75,21 +72,21 @@ def test_the_autoencoder_draws_held_out_digits_again(digits: object, autoencoder
     assert 0.5 < codes.var(dim=0).min() < codes.var(dim=0).max() < 2
 
 
-def _classifier(folder: Path, fingerprint: str, splits: object) -> object:
+def _classifier(folder, fingerprint, splits):
     recipe = Recipe(epochs=1, width=4)
     build = partial(SmallClassifier, 8, 10, recipe)
     return load_or_make(folder, "digits", [fingerprint], recipe, build, splits)
 
 
-def _autoencoder(folder: Path, fingerprint: str, splits: object) -> object:
+def _autoencoder(folder, fingerprint, splits):
     recipe = CodeRecipe(steps=3, width=4, batch=16)
     build = partial(SmallAutoencoder, 8, recipe)
     return load_or_make(folder, "digits", [fingerprint], recipe, build, splits)
 
 
 @pytest.mark.parametrize("get", [_classifier, _autoencoder])
-def test_training_is_repeatable_and_ignores_the_global_state(tmp_path: Path, get: object) -> None:
-    def splits(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+def test_training_is_repeatable_and_ignores_the_global_state(tmp_path, get):
+    def splits(name):
         return noise(48, 8), torch.arange(48) % 10
 
     torch.manual_seed(1)
@@ -103,10 +100,10 @@ def test_training_is_repeatable_and_ignores_the_global_state(tmp_path: Path, get
     assert not first.model.training
 
 
-def test_a_broken_or_foreign_cache_file_is_made_again(tmp_path: Path) -> None:
+def test_a_broken_or_foreign_cache_file_is_made_again(tmp_path):
     calls, get = [], _classifier
 
-    def splits(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def splits(name):
         calls.append(name)
         return noise(24, 8), torch.arange(24) % 10
 
@@ -121,17 +118,17 @@ def test_a_broken_or_foreign_cache_file_is_made_again(tmp_path: Path) -> None:
     assert checksum(get(tmp_path, "a", splits).model) == checksum(first.model)
 
 
-def test_of_two_that_want_a_network_one_trains_it(tmp_path: Path) -> None:
+def test_of_two_that_want_a_network_one_trains_it(tmp_path):
     trained = []
 
     class Slow(torch.nn.Linear):
-        def learn(self, images: torch.Tensor) -> None:
+        def learn(self, images):
             trained.append(time.sleep(0.3))
 
-        def quality(self, images: torch.Tensor) -> float:
+        def quality(self, images):
             return 0.5
 
-    def get() -> None:
+    def get():
         build, splits = lambda: Slow(2, 2), lambda split: (noise(1, 8),)
         found.append(load_or_make(tmp_path, "x", [1], Recipe(), build, splits))
 
@@ -146,7 +143,7 @@ def test_of_two_that_want_a_network_one_trains_it(tmp_path: Path) -> None:
     assert len({checksum(kept.model) for kept in found}) == 1
 
 
-def test_other_images_and_other_data_are_refused(digits: object, classifier: object) -> None:
+def test_other_images_and_other_data_are_refused(digits, classifier):
     with pytest.raises(MetricError, match="takes images of 8x8 pixels, got 16x16"):
         classifier(noise(2, 16))
     with pytest.raises(MetricError, match="uint8 images"):
@@ -158,9 +155,7 @@ def test_other_images_and_other_data_are_refused(digits: object, classifier: obj
         create_features("autoencoder", cache="x")
 
 
-def test_a_held_out_reference_is_computed_once(
-    digits: object, classifier: object, autoencoder: object, tmp_path: Path
-) -> None:
+def test_a_held_out_reference_is_computed_once(digits, classifier, autoencoder, tmp_path):
     first = heldout_reference(digits, classifier, tmp_path)
     assert first.n == digits.sizes["test"]
     (path,) = (tmp_path / "references").iterdir()
@@ -178,7 +173,7 @@ def test_a_held_out_reference_is_computed_once(
 
 
 @pytest.mark.parametrize("space", ["classifier", "autoencoder"])
-def test_held_out_digits_score_better_than_noise(digits: object, space: str, request: pytest.FixtureRequest) -> None:
+def test_held_out_digits_score_better_than_noise(digits, space, request):
     features = request.getfixturevalue(space)
     real = heldout_reference(digits, features, default_cache())
     metrics = ("fd", "precision", "recall", "kid") + ("accuracy",) * (space == "classifier")
@@ -198,7 +193,7 @@ def test_held_out_digits_score_better_than_noise(digits: object, space: str, req
         assert values["train"]["accuracy"] > 0.97 > 0.4 > values["noise"]["accuracy"]
 
 
-def test_an_even_selection_of_a_split(digits: object) -> None:
+def test_an_even_selection_of_a_split(digits):
     chosen = split_indices(digits, "train", 100)
     assert (len(chosen), chosen[0]) == (100, 0)
     assert chosen.diff().min() >= digits.sizes["train"] // 100
@@ -206,7 +201,7 @@ def test_an_even_selection_of_a_split(digits: object) -> None:
         split_indices(digits, "validation")
 
 
-def test_images_of_any_side_have_an_autoencoder() -> None:
+def test_images_of_any_side_have_an_autoencoder():
     """They are halved while their side is even."""
     for side, dim in ((32, 64), (28, 64), (12, 64), (8, 32)):
         model = SmallAutoencoder(side, CodeRecipe(width=4)).eval()
@@ -218,8 +213,8 @@ def test_images_of_any_side_have_an_autoencoder() -> None:
 
 
 @pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def fail(*args: object, **kwargs: object) -> None:
+def offline(monkeypatch):
+    def fail(*args, **kwargs):
         raise urllib.error.URLError("no route to host")
 
     monkeypatch.setattr("urllib.request.urlopen", fail)
@@ -230,7 +225,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("offline")
-def test_absent_weights_offline_are_one_sentence_before_a_run_too(tmp_path: Path) -> None:
+def test_absent_weights_offline_are_one_sentence_before_a_run_too(tmp_path):
     inception = r"weights-inception-2015-12-05-6726825d\.pth.*no route to host.*eval.inception_weights=FILE"
     with pytest.raises(MetricError, match=inception):
         create_features("inception-adm", cache=tmp_path)
@@ -249,7 +244,7 @@ def test_absent_weights_offline_are_one_sentence_before_a_run_too(tmp_path: Path
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple:
+def both(tmp_path_factory):
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
     path = tmp_path_factory.mktemp("weights") / "none.pth"
@@ -262,12 +257,12 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple:
 
 
 @pytest.fixture(scope="module")
-def inception(both: tuple) -> object:
+def inception(both):
     return both[1]
 
 
 @pytest.mark.slow
-def test_inception_is_torch_fidelitys(both: tuple) -> None:
+def test_inception_is_torch_fidelitys(both):
     kept, (network, inception) = {}, both
     hook = network.Mixed_6d.register_forward_hook(lambda m, i, o: kept.update(out=o))
     images = noise(2, 32)
@@ -284,7 +279,7 @@ def test_inception_is_torch_fidelitys(both: tuple) -> None:
 
 
 @pytest.mark.slow
-def test_every_inception_metric_end_to_end(inception: object, tmp_path: Path) -> None:
+def test_every_inception_metric_end_to_end(inception, tmp_path):
     real, fake = noise(12, 32, 1), noise(10, 32, 2) // 2
     wanted = ("moments", "rows", "spatial")
     path = save_reference(tmp_path / "real.npz", inception, collect(inception, real.split(6), wanted), "noise")
@@ -306,7 +301,7 @@ def test_every_inception_metric_end_to_end(inception: object, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_local_inception_weights_are_loaded(both: tuple, tmp_path: Path) -> None:
+def test_local_inception_weights_are_loaded(both, tmp_path):
     path, (network, inception) = tmp_path / "inception.pth", both
     torch.save(network.state_dict(), path)
     again = create_features("inception-adm", EvalOptions(inception_weights=str(path)), cache=tmp_path)
@@ -317,30 +312,19 @@ def test_local_inception_weights_are_loaded(both: tuple, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_fd_dinov2_end_to_end(tmp_path: Path) -> None:
+def test_dinov2s_features_are_the_class_token_after_the_last_norm(tmp_path):
     import timm
-    from safetensors.torch import save_file
 
     name = "dinov2-vits14"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = timm.create_model(published.MODELS[name], num_classes=0, img_size=224)
-    features = published.dinov2(name, network)
+    features, images = published.dinov2(name, network), noise(4, 32, 1)
     assert features.dim == 384
-    real, fake = noise(4, 32, 1), noise(4, 32, 2) // 2
-    path = save_reference(tmp_path / "real.npz", features, collect(features, [real], ("moments", "rows")), "noise")
-    reference = load_reference(path, features, rows=True)
-    meter = Meter(features, ("fd", "kid"), EvalOptions(), reference)
-    meter.update(fake)
-    with pytest.warns(UserWarning, match="singular"):
-        values = {r.key: r.value for r in meter.results()}
-    assert values["fd"] > 0
-    # The class token after the last norm, and the same weights from a local file.
-    x = torch.nn.functional.interpolate(real.float(), size=224, mode="bicubic", antialias=True)
+    x = torch.nn.functional.interpolate(images.float(), size=224, mode="bicubic", antialias=True)
     mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 1, 3, 1, 1)
-    x = (x.clamp(0, 255) / 255 - mean) / std
-    token = network.forward_features(x)[:, 0]
-    assert torch.allclose(features(real)["features"], token, atol=1e-5)
+    token = network.forward_features((x.clamp(0, 255) / 255 - mean) / std)[:, 0]
+    assert torch.allclose(features(images)["features"], token, atol=1e-5)
     local = tmp_path / "model.safetensors"
     save_file(network.state_dict(), local)
     again = create_features(name, EvalOptions(dinov2_weights=str(local)), cache=tmp_path)

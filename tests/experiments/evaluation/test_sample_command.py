@@ -1,7 +1,5 @@
 """experiments/sample.py: what it writes, from what, and what it says when it cannot."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -290,21 +288,15 @@ def test_rows_can_have_names():
         assert (named[row * 50 : row * 50 + 50, :margin] < 128).any()
 
 
-def test_png_and_gif(tmp_path):
-    frames = []
-    for i in range(3):
-        path = tmp_path / f"{i}.png"
-        save_png(image_grid(images(i + 1) * 40, columns=3), path)
-        frames.append(path)
-    save_png(image_grid(images(6), columns=3), tmp_path / "3.png")
-    save_gif([*frames, tmp_path / "3.png"], tmp_path / "progress.gif", seconds=0.1)
+def test_a_gif_of_pngs_stays_longer_on_its_last_frame(tmp_path):
+    frames = [tmp_path / f"{i}.png" for i in range(4)]
+    for i, path in enumerate(frames):
+        save_png(image_grid(images(2 * i + 1) * 40, columns=3), path)
+    save_gif(frames, tmp_path / "progress.gif", seconds=0.1)
     with Image.open(tmp_path / "progress.gif") as gif:
-        assert gif.n_frames == 4 and gif.size == (152, 102) and gif.info["loop"] == 0
+        assert gif.n_frames == 4 and gif.size == (152, 152) and gif.info["loop"] == 0
         durations = []
-        for k in range(4):
-            gif.seek(k)
+        for frame in range(4):
+            gif.seek(frame)
             durations.append(gif.info["duration"])
-        assert durations == [100, 100, 100, 400]
-        gif.seek(0)
-        first = np.asarray(gif.convert("RGB"))
-    assert abs(int(first[20, 20, 0]) - 40) <= 2 and (first[60:, :] == 255).all()
+    assert durations == [100, 100, 100, 400]

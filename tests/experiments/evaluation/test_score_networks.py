@@ -1,7 +1,5 @@
 """The score networks that come with the package: their size, their hashes, their accuracy and how they are trained."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -23,11 +21,11 @@ DATA = [{"name": "digits"}, {"name": "mnist"}, pytest.param({"name": "fashion", 
 KINDS = ["classifier", "autoencoder"]
 
 
-def features_name(data: dict, kind: str) -> str:
+def features_name(data, kind):
     return f"{data['name']}-classifier" if kind == "classifier" else kind
 
 
-def stored_quality(name: str) -> float:
+def stored_quality(name):
     with safe_open(SHIPPED_FOLDER / f"{name}.safetensors", framework="pt") as handle:
         return float(handle.metadata()["accuracy"])
 

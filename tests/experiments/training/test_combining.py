@@ -1,7 +1,5 @@
 """docs/combining.md says the truth: every "yes" of its tables trains and samples, every "no" is refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -21,7 +19,7 @@ SMALLER = {"route=auto": "route=1-2", "route=2--4@0.75": "route=1-2@0.75"}
 SMALLER["backbone.decoder={depth:8,width:512,heads:16}"] = "backbone.decoder={depth: 1, width: 32, heads: 2}"
 
 
-def table(heading: str) -> tuple[list[str], dict[str, tuple[list[str], dict[str, bool]]]]:
+def table(heading):
     """The columns after the words, and for each row its words and what it says in each column."""
     lines = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0].splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
@@ -64,7 +62,7 @@ def test_the_page_has_every_method_and_guidance():
     assert {words[0].partition("=")[2] for words, _ in GUIDANCE.values()} == set(GUIDANCE_OPTIONS)
 
 
-def combinations() -> list[tuple[str, str, str]]:
+def combinations():
     """Every pair of backbone and tokens and of tokens and addition, in a run each."""
     runs = []
     for row, tokens in enumerate(TOKENS):

@@ -1,7 +1,5 @@
 """`train.optimizer=muon`: torch.optim.Muon on the blocks' matrices, AdamW on the rest."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file

@@ -1,7 +1,5 @@
 """Checkpoint folders: whole or absent, verified, kept as asked, refused by name of what differs."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,13 +1,10 @@
 """Real processes, killed with SIGKILL at random moments, end bit for bit where an undisturbed one ends."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -22,16 +19,16 @@ BUSY = (
 )  # fmt: skip
 
 
-def arguments(runs: Path, cache: Path, backbone: str) -> list[str]:
+def arguments(runs, cache, backbone):
     return overrides(runs, *BUSY, f"backbone={backbone}", f"paths.cache={cache}")
 
 
-def folder_of(runs: Path) -> Path:
+def folder_of(runs):
     (found,) = runs.iterdir()
     return found
 
 
-def start_and_kill(call: list[str], runs: Path, after: float) -> bool:
+def start_and_kill(call, runs, after):
     """Start the command, kill it `after` seconds into training; return whether it finished before."""
     process = subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
     try:
@@ -50,7 +47,7 @@ def start_and_kill(call: list[str], runs: Path, after: float) -> bool:
         process.stderr.close()
 
 
-def alive_in(runs: Path, pid: int) -> bool:
+def alive_in(runs, pid):
     for path in runs.glob("*/status.json"):
         try:
             found = json.loads(path.read_text())
@@ -61,7 +58,7 @@ def alive_in(runs: Path, pid: int) -> bool:
     return False
 
 
-def results(runs: Path) -> dict:
+def results(runs):
     """Everything a run leaves that must not depend on where it was killed."""
     folder = folder_of(runs)
     weights = load_file(folder / "model.safetensors")
@@ -78,7 +75,7 @@ def results(runs: Path) -> dict:
     return {"lines": lines, "pictures": pictures, "tensors": tensors, "gif": (folder / "progress.gif").read_bytes()}
 
 
-def disturbed_equals_undisturbed(tmp_path: Path, backbone: str, kills: int, seed: int) -> None:
+def disturbed_equals_undisturbed(tmp_path, backbone, kills, seed):
     cache = tmp_path / "cache"
     straight = tmp_path / "straight"
     done = run(*arguments(straight, cache, backbone))

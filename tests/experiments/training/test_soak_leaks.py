@@ -3,8 +3,6 @@
 SOAK_STEPS=100000 pytest -m soak tests/experiments/training/test_soak_leaks.py -s    (the default; hours on two cores: see the figure that it prints)
 """
 
-from __future__ import annotations
-
 import os
 
 import psutil

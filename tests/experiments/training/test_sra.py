@@ -1,7 +1,5 @@
 """SRA (arXiv 2505.02831): the student's block against a later block of the EMA, less noisy."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from small import small

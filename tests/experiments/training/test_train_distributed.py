@@ -1,7 +1,5 @@
 """One process under accelerate, two gloo ranks under torchrun: the same numbers as one plain process."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -24,12 +22,12 @@ TWO = ["--standalone", "--nproc_per_node", "2"]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def torchrun(*arguments: str, **options) -> subprocess.CompletedProcess:
+def torchrun(*arguments, **options):
     call = [sys.executable, "-m", "torch.distributed.run", *TWO, RUN, *arguments]
     return subprocess.run(call, capture_output=True, text=True, timeout=400, env=ENV, **options)
 
 
-def losses(runs: Path) -> list[tuple[float, float]]:
+def losses(runs):
     (folder,) = runs.iterdir()
     return [(line["loss"], line["grad_norm"]) for line in records.read_jsonl(folder / "metrics.jsonl")]
 

@@ -1,7 +1,5 @@
 """The training loop: what a run leaves, resumes, skips and refuses."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

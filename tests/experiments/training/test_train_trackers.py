@@ -1,7 +1,5 @@
 """Optional trackers: what they are told, and what happens without them or where they refuse."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """Training variants through the one loop: dropping, MaskDiT, v1's ensemble, SPRINT, REPA, text."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

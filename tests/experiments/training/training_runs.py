@@ -1,24 +1,19 @@
 """Runs in this process for the tests of training."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import torch
 from small import small
 
 from experiments import components
-from experiments.config.schema import Config
 from experiments.runtime import run_folder
 from experiments.runtime.console import Console
 from experiments.training.loop import Trainer
 
 
-def make_run(config: Config) -> Trainer:
+def make_run(config):
     return Trainer(config, components.make_accelerator(config), Console(quiet=True))
 
 
-def perturbed(run: Trainer) -> Trainer:
+def perturbed(run):
     """Give a run random weights everywhere and another EMA: its gates are zero at first, and hide the rest."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -28,7 +23,7 @@ def perturbed(run: Trainer) -> Trainer:
     return run
 
 
-def assert_resumes_bit_for_bit(folder: Path, words: list[str]) -> Trainer:
+def assert_resumes_bit_for_bit(folder, words):
     """Compare a run of six steps with one that stopped after three and was resumed; return the first."""
     straight = make_run(small(folder / "straight", *words))
     straight.fit()
