@@ -142,11 +142,10 @@ def test_wrong_arguments_are_one_sentence(run, arguments, sentence, capsys):
 
 
 @pytest.mark.slow
-def test_other_data_are_scored_anew(run, tmp_path, capsys):
+def test_other_data_are_scored_anew(run, tmp_path):
     asked = (run, "--metrics", "accuracy", "--samples", 4, "--out", tmp_path)
-    for more, again in (((), False), ((), True), (("data.sigma_data=1",), False)):
+    for more in ((), ("data.sigma_data=1",)):
         assert command(*asked, *more) == 0
-        assert ("scored before" in capsys.readouterr().out) == again
     assert len(records(tmp_path)) == 2
 
 

@@ -1,4 +1,4 @@
-"""Precision and recall, KID, Inception Score and memorisation against libraries and hand-made cases."""
+"""Moments, Frechet distance, precision, recall, KID, Inception Score, memorisation: against libraries and closed forms."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Names, options and YAML: what can be asked for, and what is said when it cannot."""
+"""Names and options of scores: what can be asked for, what is said when it cannot, and which six a run prints."""
 
 from pathlib import Path
 

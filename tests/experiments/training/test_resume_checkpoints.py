@@ -1,4 +1,4 @@
-"""Checkpoint folders: whole or absent, verified, kept as asked, refused by name of what differs."""
+"""Checkpoint folders: whole or absent, verified, kept as asked, refused by name of what differs; run folders that vanish."""
 
 import errno
 import json

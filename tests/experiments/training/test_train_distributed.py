@@ -11,10 +11,11 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from small import ROOT, overrides, run, small
+from small import ROOT, overrides, small
 
 from experiments.runtime import records
 from experiments.runtime.locks import locked
+from experiments.training.session import train
 
 pytestmark = pytest.mark.slow
 RUN = str(ROOT / "experiments" / "run.py")
@@ -32,39 +33,32 @@ def losses(runs):
     return [(line["loss"], line["grad_norm"]) for line in records.read_jsonl(folder / "metrics.jsonl")]
 
 
+def scores(runs):
+    (folder,) = runs.iterdir()
+    return {line["metric"]: line["value"] for line in records.read_jsonl(folder / "scores.jsonl")}
+
+
 def test_two_ranks_equal_one(tmp_path):
     """Losses, gradient norms and scores; with micro-batches."""
-    words = (
-        "route=1-2",
-        "train.micro_batch=2",
-        "train.final_samples=true",
-        "eval=digits",
-        "eval.samples=80",
-        "eval.metrics=[fd,accuracy]",
-        f"paths.cache={tmp_path / 'cache'}",
-    )
-    one = run(*overrides(tmp_path / "one", *words))
-    two = torchrun(*overrides(tmp_path / "two", *words))
-    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
-    assert two.stdout.count("parameters") == 1, "only the first rank speaks"
-    for (a, x), (b, y) in zip(losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True):
+    words = ["route=1-2", "train.micro_batch=2", "train.final_samples=true", f"paths.cache={tmp_path / 'cache'}"]
+    words += ["eval=digits", "eval.samples=80", "eval.metrics=[fd,accuracy]"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(small(one, *words), quiet=True)
+    done = torchrun(*overrides(two, *words))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("parameters") == 1, "only the first rank speaks"
+    for (a, x), (b, y) in zip(losses(one), losses(two), strict=True):
         assert a == pytest.approx(b, rel=1e-5)
         assert x == pytest.approx(y, rel=1e-4)
-    scores = []
-    for runs in ("one", "two"):
-        (folder,) = (tmp_path / runs).iterdir()
-        scores.append({e["metric"]: e["value"] for e in records.read_jsonl(folder / "scores.jsonl")})
-    assert scores[0].keys() == scores[1].keys()
-    for name, value in scores[0].items():
-        assert scores[1][name] == pytest.approx(value, rel=1e-2), name
+    assert scores(one) == pytest.approx(scores(two), rel=1e-2)
 
 
 def test_two_ranks_equal_one_with_x_prediction_muon_and_sra(tmp_path):
-    words = ("experiment=jit", "backbone=mamba", "route=1-2", "sampler.steps=2")
-    words = (*words, "train.optimizer=muon", "train.encoder=ema")
-    one = run(*overrides(tmp_path / "one", *words))
-    two = torchrun(*overrides(tmp_path / "two", *words))
-    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
+    words = ["experiment=jit", "backbone=mamba", "route=1-2", "sampler.steps=2"]
+    words += ["train.optimizer=muon", "train.encoder=ema"]
+    train(small(tmp_path / "one", *words), quiet=True)
+    done = torchrun(*overrides(tmp_path / "two", *words))
+    assert done.returncode == 0, done.stderr
     for (a, _), (b, _) in zip(losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True):
         assert a == pytest.approx(b, rel=1e-3)  # Muon rounds to bfloat16
 
@@ -109,6 +103,5 @@ def test_one_process_under_accelerate_launch(tmp_path):
     call = [accelerate, "launch", "--cpu", "--num_processes", "1", RUN, *overrides(tmp_path / "launched", "route=1-2")]
     done = subprocess.run(call, capture_output=True, text=True, timeout=300, env=ENV)
     assert done.returncode == 0, done.stderr
-    plain = run(*overrides(tmp_path / "plain", "route=1-2"), env=ENV)
-    assert plain.returncode == 0
+    train(small(tmp_path / "plain", "route=1-2"), quiet=True)
     assert losses(tmp_path / "launched") == losses(tmp_path / "plain")

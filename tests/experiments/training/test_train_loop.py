@@ -306,7 +306,7 @@ def test_a_roll_back_in_the_last_step_is_not_the_end(tmp_path, monkeypatch):
     assert steps == {"evaluate": [6], "save": [2, 4, 4, 6]} and run.state.rollbacks == 1
 
 
-def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_path, monkeypatch):
+def test_a_signal_in_an_evaluation_saves_its_step(tmp_path, monkeypatch):
     words = (FINAL, "train.save_every=100", "train.sample_every=4", "train.log_every=1")
     straight = train(small(tmp_path / "a", *words), quiet=True)
     config, honest = small(tmp_path / "b", *words), GuidedDenoiser.__call__
@@ -326,11 +326,6 @@ def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_p
     for name in ("step-00000004.png", "final.png"):
         picture = [(folder / "samples" / name).read_bytes() for folder in (straight, config.folder)]
         assert picture[0] == picture[1]
-    with signals.installed():
-        signals.request("SIGTERM")
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(1)
 
 
 def test_ctrl_c_twice_leaves_a_run_that_was_stopped_and_has_not_failed(tmp_path, monkeypatch):
