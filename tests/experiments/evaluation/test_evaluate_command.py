@@ -113,6 +113,8 @@ def test_pictures_are_scored(run, tmp_path, capsys):
     asked = (folder, "--data", "digits", "--metrics", "fd", "--out", tmp_path / "e")
     assert command(*asked) == 0
     assert records(tmp_path / "e")[0]["scores"][0]["value"] < 10
+    assert command(folder, "--metrics", "heldout_loss") == 2
+    assert "heldout_loss is a model's own loss" in capsys.readouterr().err
     assert command(*asked, "--samples", 91) == 2
     assert "holds 90 images, fewer than --samples 91" in capsys.readouterr().err
     for option in ("--steps=3", "--keep-samples", "--split=train"):
