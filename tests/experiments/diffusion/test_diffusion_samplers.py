@@ -231,14 +231,6 @@ def test_every_registered_sampler_is_tested_here():
     assert set(STEPS) == set(SAMPLERS)
 
 
-def test_edm_grid_is_karras():
-    times = create_sampler("heun", create_objective("edm")).times
-    assert times[0] == pytest.approx(80.0) and times[-2] == pytest.approx(0.002) and times[-1] == 0
-    middle = (80 ** (1 / 7) + 0.5 * (0.002 ** (1 / 7) - 80 ** (1 / 7))) ** 7
-    odd = create_sampler({"name": "heun", "steps": 41}, create_objective("edm")).times
-    assert odd[20] == pytest.approx(middle)
-
-
 def test_ddpm_grid_is_dits_respacing():
     times = create_sampler("ddpm", create_objective("ddpm")).times
     assert len(times) == 251 and times[0] == 999 and times[-2:] == [0, -1]
@@ -255,15 +247,6 @@ def test_churn_zero_is_heun_and_sde_without_noise_is_euler():
     assert torch.equal(draw("edm", "churn", MIXTURE, n=20, churn=0), draw("edm", "heun", MIXTURE, n=20, steps=80))
     sde = draw("flow", "sde", MIXTURE, n=20, strength=0, last_step=0.0, steps=200)
     assert torch.allclose(sde, draw("flow", "euler", MIXTURE, n=20), atol=1e-9)
-
-
-def test_shift_spends_steps_on_noise():
-    flow = create_objective("flow")
-    plain, moved = (create_sampler({"name": "euler", "shift": s}, flow).times for s in (1, 3))
-    assert moved[0] == 1 and moved[-1] == 0
-    assert all(b > a for a, b in zip(plain[1:-1], moved[1:-1], strict=True))
-    # A shift multiplies the noise level (1 - t) / t by its value.
-    assert moved[25] / (1 - moved[25]) == pytest.approx(3 * plain[25] / (1 - plain[25]))
 
 
 @pytest.mark.parametrize(

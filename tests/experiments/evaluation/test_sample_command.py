@@ -277,15 +277,6 @@ def test_grid_is_row_major_and_enlarged_by_a_whole_factor():
     assert (picture[50 + GAP :, 2 * 50 + GAP :] == 255).all()  # a place without an image
 
 
-def test_rows_can_have_names():
-    plain = image_grid(images(4), columns=2)
-    named = image_grid(images(4), columns=2, row_names=["zero", "one"])
-    margin = named.shape[1] - plain.shape[1]
-    assert margin > 10 and np.array_equal(named[:, margin:], plain)
-    for row in range(2):
-        assert (named[row * 50 : row * 50 + 50, :margin] < 128).any()
-
-
 def test_a_gif_of_pngs_stays_longer_on_its_last_frame(tmp_path):
     frames = [tmp_path / f"{i}.png" for i in range(4)]
     for i, path in enumerate(frames):
