@@ -48,6 +48,7 @@ def test_maskdit_loss():
     loss, rebuilt = loss_map(), torch.rand(2, 6, dtype=torch.float64)
     expected = by_token(loss)[~DROPPED].mean() + 0.1 * rebuilt[DROPPED].mean()
     assert torch.allclose(maskdit_loss(loss, rebuilt, DROPPED, GRID), expected)
+    assert torch.allclose(maskdit_loss(loss, rebuilt, torch.zeros_like(DROPPED), GRID), loss.mean())
 
 
 def test_ensemble_loss():
