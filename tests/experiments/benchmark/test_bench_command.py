@@ -30,7 +30,9 @@ SMALL = ("size=T/2", "tokens=16", "depth=4", "route=1-2", "batch=2", "rounds=2",
 
 
 def test_words_become_options():
-    o = parse(["backbone=dit,rwkv", "tokens=64,256", "rate=0.5,0.75", "depth=3", "plain=false", "threads=null"], BenchOptions)
+    o = parse(
+        ["backbone=dit,rwkv", "tokens=64,256", "rate=0.5,0.75", "depth=3", "plain=false", "threads=null"], BenchOptions
+    )
     assert o == BenchOptions(
         backbone=("dit", "rwkv"), tokens=(64, 256), rate=(0.5, 0.75), depth=3, plain=False, threads=None
     )
@@ -58,10 +60,7 @@ def test_help_names_every_key_and_needs_no_torch():
     text = help_text()
     for key in BenchOptions.__dataclass_fields__:
         assert f"  {key}=" in text
-    code = (
-        "import sys, io; from experiments import bench; bench.main(['--help'])\n"
-        "assert 'torch' not in sys.modules\n"
-    )
+    code = "import sys, io; from experiments import bench; bench.main(['--help'])\nassert 'torch' not in sys.modules\n"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -147,9 +146,7 @@ def test_the_plain_model_routes_the_same_share():
         assert seen == tokens == [*case.cost(4).tokens]
 
 
-@pytest.mark.parametrize(
-    ("name", "route"), [("dit", "1-2"), ("mamba", "none"), ("rwkv", "1-2"), ("plain", "1-2")]
-)
+@pytest.mark.parametrize(("name", "route"), [("dit", "1-2"), ("mamba", "none"), ("rwkv", "1-2"), ("plain", "1-2")])
 def test_a_step_moves_every_weight_and_the_average(name, route):
     step = make_step(Case(name, "T/2", 16, Route.parse(route), 0.5), BenchOptions(depth=4, batch=2), CPU)
     before = [p.detach().clone() for p in step.params]
@@ -176,7 +173,11 @@ def test_the_plain_step_is_a_variant_of_dit_alone_and_compared_within_rounds(mon
     monkeypatch.setattr(step_times, "make_step", make)
     monkeypatch.setattr(step_times, "interleave", lambda runs, o, device: (seconds[: len(runs)], None))
     o = BenchOptions(
-        backbone=("dit", "mamba"), size=("T/2",), depth=4, route="none", variants=("compiled", "plain", "plain+compiled")
+        backbone=("dit", "mamba"),
+        size=("T/2",),
+        depth=4,
+        route="none",
+        variants=("compiled", "plain", "plain+compiled"),
     )
     dit, mamba = step_times.compare(o, "T/2", 16, CPU)
     assert made == [

@@ -179,7 +179,10 @@ def test_the_batch_is_halved_until_it_fits(monkeypatch, tmp_path):
     def run(words, seconds):
         batch = next(int(word.removeprefix("batch=")) for word in words if word.startswith("batch="))
         asked.append(batch)
-        return {"rc": int(batch > 8), "output": ["", "torch.OutOfMemoryError: CUDA out of memory."] if batch > 8 else []}
+        return {
+            "rc": int(batch > 8),
+            "output": ["", "torch.OutOfMemoryError: CUDA out of memory."] if batch > 8 else [],
+        }
 
     monkeypatch.setattr(gpu_report, "run", run)
     measurement = gpu_report.GpuMeasurement("steps", ("bench",), "XL/2")

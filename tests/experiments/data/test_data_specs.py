@@ -17,8 +17,7 @@ LABELS = [k % 4 for k in range(8)]
 
 
 @pytest.mark.parametrize(
-    ("name", "task"),
-    [("digits", "class"), ("mnist", "class"), ("scenes", "class"), ("scenes", "text")],
+    ("name", "task"), [("digits", "class"), ("mnist", "class"), ("scenes", "class"), ("scenes", "text")]
 )
 def test_embedded_data_are_as_described(name, task):
     known, data = describe({"name": name}), create({"name": name}, task=task)
@@ -62,9 +61,7 @@ def test_latents_are_described_by_their_headers(tmp_path, layout):
 
 def test_latents_of_another_shape_than_asked_are_refused(tmp_path):
     words = ["scale=paper", "size=T/1", "backbone=lightningdit"]
-    vavae = write_lightning(
-        tmp_path / "v", latents(8, 32, side=16), latents(8, 32, side=16), LABELS
-    )
+    vavae = write_lightning(tmp_path / "v", latents(8, 32, side=16), latents(8, 32, side=16), LABELS)
     stable = write_store(tmp_path / "s", latents(8, side=32), LABELS)
     for path in (vavae, tmp_path / "nowhere"):
         config = load([*words, f"data.path={path}", "data.shape=[32,16,16]"])

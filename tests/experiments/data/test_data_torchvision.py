@@ -70,9 +70,7 @@ def write_mnist(root, kind, monkeypatch):
     raw = root / kind.__name__ / "raw"
     raw.mkdir(parents=True)
     known = []
-    for (name, _), (k, n) in zip(
-        kind.resources, ((0, TRAIN), (1, TRAIN), (0, TEST), (1, TEST)), strict=True
-    ):
+    for (name, _), (k, n) in zip(kind.resources, ((0, TRAIN), (1, TRAIN), (0, TEST), (1, TEST)), strict=True):
         values = pictures(kind.__name__, n)[k]
         (raw / name).write_bytes(gzip.compress(idx(values[:, 0] if k == 0 else values)))
         known.append((name, md5(raw / name)))
@@ -85,10 +83,7 @@ def write_emnist(root, kind, monkeypatch):
     with zipfile.ZipFile(path, "w") as archive:
         for split, n in (("train", TRAIN), ("test", TEST)):
             images, labels = pictures("EMNIST", n)
-            for what, values in (
-                ("images-idx3", images[:, 0].swapaxes(1, 2)),
-                ("labels-idx1", labels),
-            ):
+            for what, values in (("images-idx3", images[:, 0].swapaxes(1, 2)), ("labels-idx1", labels)):
                 name = f"gzip/emnist-balanced-{split}-{what}-ubyte.gz"
                 archive.writestr(name, gzip.compress(idx(values)))
     monkeypatch.setattr(kind, "md5", md5(path))
@@ -96,12 +91,7 @@ def write_emnist(root, kind, monkeypatch):
 
 def write(root, name, monkeypatch):
     """Write a set as it is published, and put its checksums where torchvision has the real ones."""
-    ways = {
-        "CIFAR10": write_cifar,
-        "CIFAR100": write_cifar,
-        "SVHN": write_svhn,
-        "EMNIST": write_emnist,
-    }
+    ways = {"CIFAR10": write_cifar, "CIFAR100": write_cifar, "SVHN": write_svhn, "EMNIST": write_emnist}
     ways.get(name, write_mnist)(root, getattr(datasets, name), monkeypatch)
 
 
@@ -157,9 +147,7 @@ def test_nothing_is_unpickled_that_is_not_the_published_file(tmp_path, monkeypat
     write(tmp_path, "CIFAR10", monkeypatch)
     mark, path = tmp_path / "mark", tmp_path / "cifar-10-batches-py" / "data_batch_2"
     path.write_bytes(pickle.dumps(Bomb(mark)))
-    with pytest.raises(
-        DataError, match="data_batch_2 is truncated or differs from the published file: its MD5"
-    ) as e:
+    with pytest.raises(DataError, match="data_batch_2 is truncated or differs from the published file: its MD5") as e:
         create(options(tmp_path))
     assert not mark.exists() and "\n" not in str(e.value) and "data.root=FOLDER" in str(e.value)
     pickle.loads(path.read_bytes())

@@ -207,11 +207,7 @@ def test_unreadable_pictures_are_listed_and_skipped(folder, tmp_path, vae, capsy
     assert run(folder, out, vae) == 0
     assert "skipped   3" in capsys.readouterr().out
     listed = (out / "skipped.txt").read_text().splitlines()
-    assert [line.split("\t")[0] for line in listed] == [
-        "animals/broken.jpg",
-        "grey/cut.png",
-        "things/empty.png",
-    ]
+    assert [line.split("\t")[0] for line in listed] == ["animals/broken.jpg", "grey/cut.png", "things/empty.png"]
     assert all(line.split("\t")[1] for line in listed)
     store = open_store(out)
     assert store.count == 7 and store.labels.tolist() == [0, 0, 1, 1, 2, 2, 2]
@@ -334,10 +330,7 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
     [
         (lambda p: [p / "nowhere"], ["does not exist"]),
         (lambda p: [p / "loose"], ["is beside the class folders"]),
-        (
-            lambda p: [p / "mixed"],
-            ["holds images such as a.png and tars such as z.tar", "one kind", "--files '*.png'"],
-        ),
+        (lambda p: [p / "mixed"], ["holds images such as a.png and tars such as z.tar", "one kind", "--files '*.png'"]),
         (lambda p: [p / "photos", "--size", "60"], ["--size 60", "try --size 56"]),
         (lambda p: [p / "photos", "--captions", "c.json"], ["--captions needs --text"]),
         (lambda p: [p / "photos", "--label-column", "kind"], ["--label-column is for tables"]),
@@ -345,15 +338,10 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
         (lambda p: [p / "bad.tar"], ["bad.tar is truncated, compressed, or no tar"]),
         (lambda p: [p / "bad.parquet"], ["bad.parquet is damaged"]),
         (lambda p: [p / "half.tar"], ["0001 has no cls"]),
-        (
-            lambda p: [p / "x.parquet", "--image-column", "picture"],
-            ["no column 'picture'; it has image"],
-        ),
+        (lambda p: [p / "x.parquet", "--image-column", "picture"], ["no column 'picture'; it has image"]),
     ],
 )
-def test_wrong_input_in_one_sentence(
-    folder, pictures, tmp_path, vae, capsys, monkeypatch, make, words
-):
+def test_wrong_input_in_one_sentence(folder, pictures, tmp_path, vae, capsys, monkeypatch, make, words):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "empty").mkdir()
     for name in ("a/x.png", "y.png"):
@@ -380,9 +368,7 @@ def test_another_preparation_in_the_same_folder_is_refused(folder, tmp_path, vae
     out = tmp_path / "out"
     assert run(folder, out, vae) == 0
     before = content(out)
-    fails(
-        capsys, run(folder, out, vae, "--dtype", "float32"), "dtype 'float16' instead of 'float32'"
-    )
+    fails(capsys, run(folder, out, vae, "--dtype", "float32"), "dtype 'float16' instead of 'float32'")
     (folder / "grey/coins.png").rename(folder / "grey/money.png")
     fails(capsys, run(folder, out, vae), "another list of images")
     assert content(out) == before
@@ -497,9 +483,7 @@ def clip(folder):
     folder.mkdir()
     (folder / "vocab.json").write_text(json.dumps({w: i for i, w in enumerate(vocabulary)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    transformers.CLIPTokenizer(
-        str(folder / "vocab.json"), str(folder / "merges.txt")
-    ).save_pretrained(folder)
+    transformers.CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt")).save_pretrained(folder)
     torch.manual_seed(0)
     config = transformers.CLIPTextConfig(
         vocab_size=len(vocabulary),
@@ -525,9 +509,7 @@ def t5(folder):
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     ).save_pretrained(folder)
     torch.manual_seed(0)
-    config = transformers.T5Config(
-        vocab_size=7, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2
-    )
+    config = transformers.T5Config(vocab_size=7, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     transformers.T5EncoderModel(config).save_pretrained(folder)
     return folder
 
@@ -537,11 +519,7 @@ def coco(folder, tmp_path, pictures):
     """COCO's annotation layout: images with ids, captions that point to them, out of order."""
     names = sorted(pictures)
     notes = [
-        {
-            "id": 10 * k + i,
-            "image_id": 500 - i,
-            "caption": f"a {'cat' if k else 'picture'} number {i}",
-        }
+        {"id": 10 * k + i, "image_id": 500 - i, "caption": f"a {'cat' if k else 'picture'} number {i}"}
         for i in range(len(names))
         for k in (1, 0)
     ]
@@ -586,9 +564,7 @@ def test_captions_beside_pictures_in_tars_and_tables(pictures, tmp_path):
         source = open_source(tmp_path / name)
         assert source.captioned
         assert [raw.captions for raw in source.read(2, 5)] == [(s,) for s in said[2:5]]
-        assert [raw.content for raw in source.read(2, 5)] == [
-            pictures[k] for k in sorted(pictures)[2:5]
-        ]
+        assert [raw.content for raw in source.read(2, 5)] == [pictures[k] for k in sorted(pictures)[2:5]]
 
 
 def test_lines_of_captions_are_read_whatever_is_in_them(pictures, tmp_path):
@@ -613,7 +589,9 @@ def test_missing_captions_are_named(folder, coco, tmp_path, vae, capsys):
     extra = folder / "grey/extra.png"
     extra.write_bytes((folder / "grey/coins.png").read_bytes())
     more = ("--captions", coco, "--text", encoder)
-    fails(capsys, run(folder, tmp_path / "a", vae, *more), "no caption for grey/extra.png (images without a caption: 1)")
+    fails(
+        capsys, run(folder, tmp_path / "a", vae, *more), "no caption for grey/extra.png (images without a caption: 1)"
+    )
     coco.write_text("{}")
     fails(capsys, run(folder, tmp_path / "b", vae, *more), "holds no captions", "annotations")
     fails(capsys, run(folder, tmp_path / "c", vae, "--text", encoder), "give them with --captions")

@@ -106,9 +106,7 @@ def test_captioned_latents_train_text_to_image(tmp_path):
     fit(tmp_path, "data=latents", f"data.path={path}", "task=text", "route=0-1")
 
 
-@pytest.mark.parametrize(
-    ("backbone", "task"), [("dit", "text"), ("mamba", "class"), ("rwkv", "none")]
-)
+@pytest.mark.parametrize(("backbone", "task"), [("dit", "text"), ("mamba", "class"), ("rwkv", "none")])
 def test_scenes_train_every_backbone(tmp_path, backbone, task):
     more = ["train.batch=2", "route=0-1", "train.final_samples=false", *(["guidance=none"] if task == "none" else [])]
     fit(tmp_path, f"backbone={backbone}", "data=scenes", f"task={task}", *more)

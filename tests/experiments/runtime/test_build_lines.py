@@ -18,9 +18,7 @@ LINE = "building the CPU kernels, once for this machine ..."
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
     """Exported weights of an untrained model."""
-    config = small(
-        tmp_path / "none", "route=1-2", "eval=digits", "eval.samples=20", "sampler.steps=2"
-    )
+    config = small(tmp_path / "none", "route=1-2", "eval=digits", "eval.samples=20", "sampler.steps=2")
     info = components.describe_data(components.make_dataset(config))
     model = components.make_model(config, info)
     path = tmp_path / "model.safetensors"
@@ -44,11 +42,7 @@ def no_library_yet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["run", "sample", "bench"])
 def test_the_build_of_the_kernels_is_shown(
-    name: str,
-    weights: Path,
-    tmp_path: Path,
-    no_library_yet: None,
-    capsys: pytest.CaptureFixture[str],
+    name: str, weights: Path, tmp_path: Path, no_library_yet: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "out")
     commands = {

@@ -65,10 +65,7 @@ def test_consistent_environments(monkeypatch, environment, group):
         ({"WORLD_SIZE": "9" * 5000}, "WORLD_SIZE='999"),
         ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0", **TORCHRUN}, "RANK=2 with WORLD"),
         ({**SECOND_OF_TWO, "LOCAL_RANK": "2"}, "LOCAL_RANK=2 with"),
-        (
-            {**SECOND_OF_TWO, "MASTER_PORT": "x"},
-            "MASTER_PORT='x' .expected a whole number, 1 to 65535",
-        ),
+        ({**SECOND_OF_TWO, "MASTER_PORT": "x"}, "MASTER_PORT='x' .expected a whole number, 1 to 65535"),
         (
             {**SECOND_OF_TWO, "MASTER_ADDR": "nohost.invalid"},
             "MASTER_ADDR='nohost.invalid' .expected the name or address of a host",
@@ -86,9 +83,7 @@ def test_inconsistent_environments(monkeypatch, environment, problem):
 def test_every_command_stops_with_one_sentence(tmp_path, command):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "WORLD_SIZE": "4"}
     words = [str(ROOT / w) if w.endswith(".py") else w for w in COMMANDS[command]]
-    done = subprocess.run(
-        [sys.executable, *words], env=environment, cwd=tmp_path, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, *words], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("error: the environment has WORLD_SIZE=4 without RANK")
     assert len(done.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())

@@ -71,9 +71,7 @@ def test_a_step_without_memory_names_the_micro_batch(tmp_path, monkeypatch):
         train(small(tmp_path), quiet=True)
 
 
-def test_compiled_blocks_without_a_compiler_are_refused_before_the_first_step(
-    tmp_path, monkeypatch, capsys
-):
+def test_compiled_blocks_without_a_compiler_are_refused_before_the_first_step(tmp_path, monkeypatch, capsys):
     from torch._inductor import cpp_builder
 
     cpp_builder.cpp_compiler_search.cache_clear()

@@ -18,10 +18,7 @@ def test_gpus_are_those_before_the_first_that_is_none(named, seen, monkeypatch):
 
 
 def test_out_of_memory_never_asks_for_what_just_failed():
-    for samples, advice in (
-        (9, "type train.micro_batch=4 "),
-        (1, "with one sample: take a smaller size="),
-    ):
+    for samples, advice in ((9, "type train.micro_batch=4 "), (1, "with one sample: take a smaller size=")):
         with pytest.raises(memory.MemoryLimit, match=advice), memory.out_of_memory(samples):
             raise RuntimeError("CUDA out of memory")
     with pytest.raises(RuntimeError, match="^something else$"), memory.out_of_memory(1):

@@ -32,12 +32,8 @@ def shown(
     """Return what a command writes to a terminal of 80 columns; `watch` gets each piece."""
     ours, theirs = pty.openpty()
     ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")} | {
-        "TERM": "xterm-256color"
-    }
-    process = subprocess.Popen(
-        words, cwd=cwd, env=env | environment, stdin=theirs, stdout=theirs, stderr=theirs
-    )
+    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")} | {"TERM": "xterm-256color"}
+    process = subprocess.Popen(words, cwd=cwd, env=env | environment, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     found = b""
     while True:
@@ -106,15 +102,11 @@ def test_a_first_run_is_never_silent_and_fits_eighty_columns(tmp_path):
 
 @pytest.mark.slow
 def test_the_colours_of_a_run_show_on_dark_and_light(tmp_path):
-    words = command(
-        *overrides(Path("runs"), "backbone=mamba", "route=1-2", "eval=digits", "train.steps=3")
-    )
+    words = command(*overrides(Path("runs"), "backbone=mamba", "route=1-2", "eval=digits", "train.steps=3"))
     text = shown(words, tmp_path)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     lines = re.split(r"[\r\n]+", plain)
-    assert (
-        any(line.startswith("step ") and "img/s" in line for line in lines) and "accuracy" in plain
-    )
+    assert any(line.startswith("step ") and "img/s" in line for line in lines) and "accuracy" in plain
     styles = {code for codes in re.findall(r"\x1b\[([0-9;]*)m", text) for code in codes.split(";")}
     assert "32" in styles <= LEGIBLE, styles
     again = shown(words, tmp_path, NO_COLOR="1")
@@ -233,9 +225,7 @@ def test_a_last_batch_of_few_images_is_not_shown_as_finished_early():
         assert bar.status().startswith("82/100 ")
 
 
-def test_without_a_terminal_a_line_comes_without_updates_from_the_innermost_display(
-    monkeypatch, capsys
-):
+def test_without_a_terminal_a_line_comes_without_updates_from_the_innermost_display(monkeypatch, capsys):
     monkeypatch.setattr("experiments.runtime.console._PLAIN_CHECK_S", 0.01)
     monkeypatch.setattr("experiments.runtime.console.PLAIN_EVERY_S", (0.05, 0.05))
     console = Console()
