@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small import ROOT, command, overrides, small
+from small import ROOT, overrides, small
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -135,30 +135,12 @@ def test_the_training_loop_keeps_its_sums_in_what_the_device_has():
         assert not re.search(r"float64|\.double\(\)", path.read_text(encoding="utf-8")), path.name
 
 
-@pytest.mark.slow
-def test_a_device_that_is_not_there_is_named_in_one_sentence(tmp_path):
-    words = command(*overrides(tmp_path))
-    done = subprocess.run(words, env=os.environ | {"ACCELERATE_TORCH_DEVICE": "mps"}, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("error: ACCELERATE_TORCH_DEVICE=mps: expected a device"), (
-        done.stderr
-    )
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "experiments/run.py backbone=mamba route=2-8",
-        "-m analysis tables runs",
-        "-m sweeps list",
-        "experiments/prepare.py tests out",
-        "experiments/sample.py x",
-        "experiments/evaluate.py x",
-        "experiments/export.py x y",
-        "experiments/bench.py",
-    ],
-)
-def test_a_python_without_the_packages_is_told_in_one_sentence(words):
-    # -S: no site-packages, as before `make env` or with another Python than the environment's.
-    ran = subprocess.run([sys.executable, "-S", *words.split()], cwd=ROOT, capture_output=True, text=True)
-    assert ran.returncode == 2 and ran.stderr.count("\n") == 1, ran.stderr
-    assert ran.stderr.startswith(f"error: {sys.executable} has no package '")
+def test_a_python_without_the_packages_is_told_in_one_sentence():
+    commands = [["-m", "analysis", "tables", "runs"], ["-m", "sweeps", "list"]]
+    for name in ("run", "prepare", "sample", "evaluate", "export", "bench"):
+        commands.append([f"experiments/{name}.py"])
+    for words in commands:
+        # -S: no site-packages, as before `make env` or with another Python than the environment's.
+        ran = subprocess.run([sys.executable, "-S", *words], cwd=ROOT, capture_output=True, text=True)
+        assert ran.returncode == 2 and ran.stderr.count("\n") == 1, ran.stderr
+        assert ran.stderr.startswith(f"error: {sys.executable} has no package '")
