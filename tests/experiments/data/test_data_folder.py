@@ -1,17 +1,15 @@
 """data=folder: a user's own pictures, from files on disk to a trained and sampled model."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small import ROOT
 
+from experiments import run, sample
 from experiments.config import load
 from experiments.data import DataError, create, picture_folder
 from experiments.data.registry import describe, fingerprint, parse
+from experiments.runtime.command import run_command
 from routing.rng import Draws
 
 SIDE = 8
@@ -37,12 +35,6 @@ def options(root, **more):
     return {"name": "folder", "path": str(root), "size": SIDE, **more}
 
 
-def command(name, *words):
-    """Run a command of experiments/ as a user does."""
-    path = str(ROOT / "experiments" / f"{name}.py")
-    return subprocess.run([sys.executable, path, *words], capture_output=True, text=True)
-
-
 def pixels_of(data, split):
     """Pixels and labels of a split."""
     batch = data.batch(torch.arange(data.sizes[split]), None, split)
@@ -62,7 +54,7 @@ def test_class_folders_are_classes_with_a_share_of_each_held_out(tmp_path):
     assert describe(options(tmp_path))["num_classes"] == 3
 
 
-@pytest.mark.parametrize("test", ["test", "val", "Validation"])
+@pytest.mark.parametrize("test", ["test", "Validation"])
 def test_split_folders_are_the_split_and_classes_match_by_name(tmp_path, test):
     class_folders(tmp_path / "train", 4)
     class_folders(tmp_path / test, 2, ("dog", "fish"))
@@ -165,44 +157,33 @@ def test_more_pixels_than_memory_should_hold_are_refused_unread(tmp_path, monkey
     parse(options(root, channels=1)).check_files()
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ([], "holds no images"),
-        (["0.png", "cat/0.png"], "is beside the class folders"),
-        (["train/cat/0.png", "test/0.png"], "holds no classes, unlike"),
-    ],
-)
-def test_other_layouts_are_one_sentence(tmp_path, files, message):
-    for name in files:
+def test_other_layouts_and_missing_folders_are_one_sentence(tmp_path):
+    def refused(path, message):
+        with pytest.raises(DataError, match=message) as error:
+            parse({"name": "folder", "path": path}).check_files()
+        assert "\n" not in str(error.value)
+
+    (tmp_path / "empty").mkdir()
+    for name in ("beside/0.png", "beside/cat/0.png", "unlike/train/cat/0.png", "unlike/test/0.png"):
         picture(tmp_path / name)
-    with pytest.raises(DataError, match=message) as error:
-        parse(options(tmp_path)).check_files()
-    assert "\n" not in str(error.value)
-
-
-def test_a_missing_folder_is_one_sentence(tmp_path):
-    with pytest.raises(DataError, match=r"needs your pictures: data\.path=DIR"):
-        parse({"name": "folder"}).check_files()
-    with pytest.raises(DataError, match="is no folder"):
-        parse(options(tmp_path / "nowhere")).check_files()
+    refused(str(tmp_path / "empty"), "holds no images")
+    refused(str(tmp_path / "beside"), "is beside the class folders")
+    refused(str(tmp_path / "unlike"), "holds no classes, unlike")
+    refused(str(tmp_path / "nowhere"), "is no folder")
+    refused(None, r"needs your pictures: data\.path=DIR")
 
 
 @pytest.mark.slow
-def test_from_a_folder_to_samples_of_a_class_by_its_name(tmp_path):
+def test_from_a_folder_to_samples_of_a_class_by_its_name(tmp_path, capsys):
     root = class_folders(tmp_path / "pictures")
     words = ["data=folder", f"data.path={root}", "data.size=8", "size=T/2", "route=2-8"]
     words += ["train.steps=4", "train.batch=4", f"paths.runs={tmp_path / 'runs'}"]
-    train = command("run", *words)
-    assert train.returncode == 0 and "held-out loss" in train.stdout, train.stderr
-    [run] = (tmp_path / "runs").glob("dit-T2-folder_2-8_s0-*")
-    again = command("run", *words)
-    assert again.returncode == 0 and run.name in again.stdout
-    assert len(list((tmp_path / "runs").glob("dit-*"))) == 1
-
-    where = ["--out", str(tmp_path / "samples"), "--seeds", "0-1"]
-    sampled = command("sample", str(run), "--classes", "dog,fish", *where)
-    assert sampled.returncode == 0, sampled.stderr
-    assert len(list((tmp_path / "samples").glob("png/**/*.png"))) == 4
-    refused = command("sample", str(run), "--classes", "horse", *where)
-    assert refused.returncode == 2 and "there are cat, dog, fish" in refused.stderr
+    assert run_command(run.main, words) == 0
+    assert "held-out loss" in capsys.readouterr().out
+    [folder] = (tmp_path / "runs").glob("dit-T2-folder_2-8_s0-*")
+    out = tmp_path / "samples"
+    words = [str(folder), "--out", str(out), "--seeds", "0-1", "--classes"]
+    assert run_command(sample.main, [*words, "dog,fish"]) == 0
+    assert len(list(out.glob("png/**/*.png"))) == 4
+    assert run_command(sample.main, [*words, "horse"]) == 2
+    assert "there are cat, dog, fish" in capsys.readouterr().err
