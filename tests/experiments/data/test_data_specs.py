@@ -16,17 +16,15 @@ from routing.errors import UserError
 LABELS = [k % 4 for k in range(8)]
 
 
-@pytest.mark.parametrize(
-    ("name", "task"), [("digits", "class"), ("mnist", "class"), ("scenes", "class"), ("scenes", "text")]
-)
-def test_embedded_data_are_as_described(name, task):
-    known, data = describe({"name": name}), create({"name": name}, task=task)
-    assert tuple(known["shape"]) == data.shape
-    if task == "class":
-        assert known["num_classes"] == data.num_classes
-    else:
-        assert tuple(known["text"]) == data.text
-    assert fingerprint({"name": name}) == "embedded"
+def test_embedded_data_are_as_described():
+    for name, task in (("digits", "class"), ("mnist", "class"), ("scenes", "class"), ("scenes", "text")):
+        description, data = describe({"name": name}), create({"name": name}, task=task)
+        assert tuple(description["shape"]) == data.shape
+        if task == "class":
+            assert description["num_classes"] == data.num_classes
+        else:
+            assert tuple(description["text"]) == data.text
+        assert fingerprint({"name": name}) == "embedded"
 
 
 def test_the_patch_of_scale_tiny_follows_the_data():
@@ -42,21 +40,20 @@ def test_a_data_set_names_what_scores_it():
     assert registry.evaluation_preset("blobs") == "none"
 
 
-@pytest.mark.parametrize("layout", ["store", "tars", "moments", "lightning"])
-def test_latents_are_described_by_their_headers(tmp_path, layout):
-    path = tmp_path / layout
-    {
-        "store": lambda: write_store(path, latents(8, side=6), LABELS),
-        "tars": lambda: write_tars(path, latents(8, channels=16, side=6), LABELS),
-        "moments": lambda: write_tars(path, latents(8, channels=8, side=6), LABELS),
-        "lightning": lambda: write_lightning(path, latents(8, 32), latents(8, 32), LABELS),
-    }[layout]()
-    options = {"name": "latents", "path": str(path), "scale": "std", "num_classes": 4}
-    before = fingerprint(options)
-    known, data = describe(options), create(options)
-    assert tuple(known["shape"]) == data.shape and known["num_classes"] == data.num_classes
-    # Opening tars leaves a list of positions there; that is no other data.
-    assert fingerprint(options) == before != "absent"
+def test_latents_are_described_by_their_headers(tmp_path):
+    stores = (
+        write_store(tmp_path / "store", latents(8, side=6), LABELS),
+        write_tars(tmp_path / "tars", latents(8, channels=16, side=6), LABELS),
+        write_tars(tmp_path / "moments", latents(8, channels=8, side=6), LABELS),
+        write_lightning(tmp_path / "lightning", latents(8, 32), latents(8, 32), LABELS),
+    )
+    for path in stores:
+        options = {"name": "latents", "path": str(path), "scale": "std", "num_classes": 4}
+        before = fingerprint(options)
+        description, data = describe(options), create(options)
+        assert tuple(description["shape"]) == data.shape and description["num_classes"] == data.num_classes
+        # Opening tars leaves a list of positions there; that is no other data.
+        assert fingerprint(options) == before != "absent"
 
 
 def test_latents_of_another_shape_than_asked_are_refused(tmp_path):
@@ -126,32 +123,26 @@ def test_a_data_set_without_a_split_of_its_own_holds_out_a_share_of_every_class(
     assert data.fingerprint != PixelSet(Own("own", split_seed=1)).fingerprint
 
 
-IMAGES = np.arange(4 * 64, dtype=np.uint8).reshape(4, 1, 8, 8)
-TURNS = [0, 1, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("splits", "says"),
-    [
-        ({"test": (IMAGES, TURNS)}, "no training images, or all their pixels are equal"),
-        ({"train": (IMAGES * 0, TURNS)}, "all their pixels are equal"),
-        ({"train": (IMAGES, np.eye(2)[TURNS])}, r"labels \(4, 2\), \[0.0\] to \[1.0\]"),
-        ({"train": (IMAGES, [0, 1, 2, 1])}, r"labels \(4,\), \[0\] to \[2\].*labels below 2"),
-        ({"train": (IMAGES, TURNS)}, None),
-        ({"train": (IMAGES, torch.tensor(TURNS))}, None),
-    ],
-)
-def test_what_a_data_set_of_ones_own_reads(splits, says):
+def test_what_a_data_set_of_ones_own_reads():
     """Labels are an array, a list or a tensor; what cannot be trained on is one sentence."""
+    images, labels = np.arange(4 * 64, dtype=np.uint8).reshape(4, 1, 8, 8), [0, 1, 0, 1]
 
-    class Own(image_options.ImageOptions):
-        sample_shape, class_count = (1, 8, 8), 2
+    def opened(split, read_images, read_labels):
+        class Own(image_options.ImageOptions):
+            sample_shape, class_count = (1, 8, 8), 2
 
-        def read(self):
-            return LabelledImages(splits, ["round", "square"])
+            def read(self):
+                return LabelledImages({split: (read_images, read_labels)}, ["round", "square"])
 
-    if says:
-        with pytest.raises(DataError, match=says):
-            PixelSet(Own("own"))
-    else:
-        assert PixelSet(Own("own")).batch(torch.arange(4)).y.tolist() == TURNS
+        return PixelSet(Own("own"))
+
+    for read_labels in (labels, np.array(labels), torch.tensor(labels)):
+        assert opened("train", images, read_labels).batch(torch.arange(4)).y.tolist() == labels
+    with pytest.raises(DataError, match="no training images, or all their pixels are equal"):
+        opened("test", images, labels)
+    with pytest.raises(DataError, match="all their pixels are equal"):
+        opened("train", images * 0, labels)
+    with pytest.raises(DataError, match=r"labels \(4, 2\), \[0.0\] to \[1.0\]"):
+        opened("train", images, np.eye(2)[labels])
+    with pytest.raises(DataError, match=r"labels \(4,\), \[0\] to \[2\].*labels below 2"):
+        opened("train", images, [0, 1, 2, 1])
