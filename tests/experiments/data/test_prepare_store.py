@@ -8,24 +8,21 @@ import tarfile
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from data_tools import add
 from PIL import Image
-from test_safety_fuzz import Memory
+from small import ROOT
 
 from experiments import prepare
 from experiments.data import DataError, create
-from experiments.data import raw_images as images
 from experiments.data.encoders import Autoencoder
 from experiments.data.latent_store import open_store
-from experiments.data.raw_images import RawImage, center_crop
+from experiments.data.raw_images import center_crop
 from experiments.runtime import console
 from experiments.runtime.locks import locked
 from routing.rng import Draws
 
-ROOT = Path(__file__).parents[3]
 SIZE = 64
 
 
@@ -269,7 +266,8 @@ def write_tar(path, pictures, **fields):
         for i, name in enumerate(sorted(pictures)):
             add(archive, f"{i:04d}.png", pictures[name])
             for field, values in fields.items():
-                add(archive, f"{i:04d}.{field}", str(values[i]).encode())
+                if values[i] is not None:
+                    add(archive, f"{i:04d}.{field}", str(values[i]).encode())
 
 
 def write_table(path, pictures, **columns):
@@ -325,43 +323,28 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
     assert store.labels is None and store.classes == ()
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda p: [p / "nowhere"], ["does not exist"]),
-        (lambda p: [p / "loose"], ["is beside the class folders"]),
-        (lambda p: [p / "mixed"], ["holds images such as a.png and tars such as z.tar", "one kind", "--files '*.png'"]),
-        (lambda p: [p / "photos", "--size", "60"], ["--size 60", "try --size 56"]),
-        (lambda p: [p / "photos", "--captions", "c.json"], ["--captions needs --text"]),
-        (lambda p: [p / "photos", "--label-column", "kind"], ["--label-column is for tables"]),
-        (lambda p: [p / "photos", "--vae", "nowhere/vae"], ["nowhere/vae cannot be loaded", "hf download"]),
-        (lambda p: [p / "bad.tar"], ["bad.tar is truncated, compressed, or no tar"]),
-        (lambda p: [p / "bad.parquet"], ["bad.parquet is damaged"]),
-        (lambda p: [p / "half.tar"], ["0001 has no cls"]),
-        (lambda p: [p / "x.parquet", "--image-column", "picture"], ["no column 'picture'; it has image"]),
-    ],
-)
-def test_wrong_input_in_one_sentence(folder, pictures, tmp_path, vae, capsys, monkeypatch, make, words):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (tmp_path / "empty").mkdir()
-    for name in ("a/x.png", "y.png"):
-        (tmp_path / "loose" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "loose" / name).write_bytes(b"x")
-    (tmp_path / "mixed").mkdir()
-    for name in ("a.png", "b.png", "z.tar"):
-        (tmp_path / "mixed" / name).write_bytes(b"x")
-    for name in ("bad.tar", "bad.parquet"):
-        (tmp_path / name).write_bytes(b"nonsense" * 200)
-    with tarfile.open(tmp_path / "half.tar", "w") as archive:
-        add(archive, "0000.png", b"x")
-        add(archive, "0000.cls", b"1")
-        add(archive, "0001.png", b"x")
-    with tarfile.open(tmp_path / "words.tar", "w") as archive:
-        add(archive, "0000.png", b"x")
-        add(archive, "0000.cls", b"cat")
+def test_wrong_input_in_one_sentence(folder, pictures, tmp_path, vae, capsys):
+    files = {"beside/a/x.png": b"x", "beside/y.png": b"x", "mixed/a.png": b"x", "mixed/z.tar": b"x"}
+    files |= {"bad.tar": b"nonsense" * 200, "bad.parquet": b"nonsense" * 200}
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    write_tar(tmp_path / "half.tar", dict(list(pictures.items())[:2]), cls=[1, None])
     write_table(tmp_path / "x.parquet", dict(list(pictures.items())[:1]))
-    source, *more = make(tmp_path)
-    fails(capsys, run(source, tmp_path / "out", vae, *more), *words)
+    cases = [
+        (["beside"], "is beside the class folders"),
+        (["mixed"], "holds images such as a.png and tars such as z.tar: expected one kind"),
+        (["photos", "--size", 60], "--size 60 is not a multiple of the VAE's factor 8; try --size 56"),
+        (["photos", "--captions", "c.json"], "--captions needs --text"),
+        (["photos", "--label-column", "kind"], "--label-column is for tables"),
+        (["photos", "--vae", "nowhere/vae"], "nowhere/vae cannot be loaded"),
+        (["bad.tar"], "bad.tar is truncated, compressed, or no tar"),
+        (["bad.parquet"], "bad.parquet is damaged"),
+        (["half.tar"], "0001 has no cls"),
+        (["x.parquet", "--image-column", "picture"], "no column 'picture'; it has image"),
+    ]
+    for (source, *more), words in cases:
+        fails(capsys, run(tmp_path / source, tmp_path / "out", vae, *more), words)
 
 
 def test_another_preparation_in_the_same_folder_is_refused(folder, tmp_path, vae, capsys):
@@ -387,89 +370,6 @@ def test_a_damaged_note_beside_a_shard_makes_the_shard_anew(folder, tmp_path, va
     (out / "manifest.json").unlink()
     assert run(folder, out, vae) == 0
     assert content(out) == before
-
-
-# --- the crop ----------------------------------------------------------------------------------
-
-
-def test_crop_halves_with_a_box_filter_and_cuts_the_middle():
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (128, 192, 3), dtype=np.uint8)
-    expected = pixels.reshape(64, 2, 96, 2, 3).mean((1, 3))[:, 16:80]
-    # Pillow rounds after each axis: at most one level off the mean of four pixels.
-    assert np.abs(center_crop(Image.fromarray(pixels), 64) - expected).max() <= 1
-    exact = pixels[:64, :80]
-    assert np.array_equal(center_crop(Image.fromarray(exact), 64), exact[:, 8:72])
-    for shape in ((37, 200), (200, 37), (64, 64), (65, 64), (1000, 65), (3, 3)):
-        assert center_crop(Image.new("RGB", shape), 64).shape == (64, 64, 3)
-    for mode in ("L", "RGBA", "P", "CMYK", "1", "I;16", "LA"):
-        crop = center_crop(Image.new(mode, (70, 64)), 64)
-        assert crop.shape == (64, 64, 3) and crop.dtype == np.uint8
-
-
-def encoded(image, kind, **options):
-    stream = io.BytesIO()
-    image.save(stream, kind, **options)
-    return stream.getvalue()
-
-
-def cropped(content, size=8):
-    return images.crop(RawImage("a", content, None), size)
-
-
-RAMP = np.linspace(0, 65535, 64).reshape(8, 8)
-SHADES = np.rint(RAMP / 257)  # 65535 becomes 255
-
-
-@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_sixteen_bits_are_scaled_to_eight(kind):
-    found = cropped(encoded(Image.fromarray(np.rint(RAMP).astype(np.uint16)), kind))
-    assert found.pixels is not None and (found.pixels == SHADES[..., None]).all()
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_photographs_are_turned_as_they_are_shown(kind):
-    sky = np.zeros((40, 60, 3), np.uint8)
-    sky[:, :30] = 255  # of a camera that was held on its side
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    stream = io.BytesIO()
-    Image.fromarray(sky).save(stream, kind, exif=exif)
-    pixels = images.crop(RawImage("a", stream.getvalue(), None), 16).pixels
-    assert pixels[:7].min() > 200 and pixels[9:].max() < 50
-    damaged = stream.getvalue().replace(b"MM\0*", b"MM\0!")
-    if kind in ("JPEG", "WEBP"):
-        assert images.crop(RawImage("a", damaged, None), 16).pixels is not None
-
-
-def test_what_is_transparent_is_laid_on_white():
-    grey = np.full((8, 8), 100, np.uint8)
-    alpha = np.zeros((8, 8), np.uint8)
-    alpha[:4], alpha[4:6] = 255, 51  # opaque, a fifth, nothing
-    expected = np.full((8, 8), 255.0)
-    expected[:4], expected[4:6] = 100, 255 - 0.2 * 155
-    rgba = np.stack([grey, grey, grey, alpha], -1)
-    for pixels in (rgba, rgba[..., [0, 3]]):
-        found = cropped(encoded(Image.fromarray(pixels), "PNG")).pixels
-        assert np.abs(found - expected[..., None]).max() <= 1
-    palette = Image.fromarray((alpha == 255).astype(np.uint8)).convert("P")
-    palette.putpalette([0, 0, 0, 100, 100, 100])
-    found = cropped(encoded(palette, "PNG", transparency=0)).pixels
-    assert (found[:4] == 100).all() and (found[4:] == 255).all()
-
-
-@pytest.mark.parametrize(
-    "image, kind, reason",
-    [
-        (Image.new("F", (8, 8)), "TIFF", "floating-point values"),
-        (Image.new("L", (9_000, 100)), "PNG", "9000x100 pixels are too long and narrow"),
-    ],
-)
-def test_what_cannot_be_cropped_is_listed_with_its_reason(image, kind, reason):
-    with Memory() as memory:
-        found = cropped(encoded(image, kind), 256)
-    assert found.pixels is None and reason in found.reason
-    assert memory.grown < 100
 
 
 # --- captions ----------------------------------------------------------------------------------
