@@ -226,6 +226,9 @@ def test_dry_run_prints_what_would_be_trained_and_writes_nothing(tmp_path):
 
 
 def test_a_dry_run_names_what_is_not_the_default(tmp_path, capsys, monkeypatch):
+    assert main(["route=0-4+6-9@0.75", f"paths.runs={tmp_path}", "dry=true"]) == 0
+    printed = capsys.readouterr().out
+    assert "[0 1 2 3 4] 5 [6 7 8 9] 10 11 " in printed and "64 -> 32 and 16 in routed" in printed
     monkeypatch.setattr("experiments.training.precision.has_bf16", lambda device: True)
     words = ["experiment=jit", "train.precision=auto", "train.optimizer=muon", "train.muon_lr=0.01"]
     assert main([*words, "train.encoder=ema", f"paths.runs={tmp_path}", "dry=true"]) == 0
@@ -291,12 +294,6 @@ def test_a_dry_run_refuses_what_the_run_would(words, said, tmp_path, capsys, mon
     with pytest.raises(UserError, match=said.format(tmp=tmp_path)):
         main([*words.format(tmp=tmp_path).split(), "dry=true"])
     assert "dry=full" not in capsys.readouterr().out
-
-
-def test_the_banner_says_how_many_tokens_stay_in_each_route(tmp_path, capsys):
-    assert main(["route=0-4+6-9@0.75", f"paths.runs={tmp_path}", "dry=true"]) == 0
-    printed = capsys.readouterr().out
-    assert "[0 1 2 3 4] 5 [6 7 8 9] 10 11 " in printed and "64 -> 32 and 16 in routed" in printed
 
 
 def test_waiting_threads_spin_briefly_beside_others(monkeypatch):

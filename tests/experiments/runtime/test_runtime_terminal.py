@@ -199,17 +199,6 @@ def test_times_move_on_between_updates(monkeypatch):
         assert inner.status() == "[0:25]"
 
 
-def test_a_last_batch_of_few_images_is_not_shown_as_finished_early():
-    console = Console(quiet=True)
-    with console.progress("sample", 100) as bar:
-        show = console.part_of(64)
-        show(0.5)
-        assert bar.part == 32
-        bar.update(64)
-        show(0.5)
-        assert bar.status().startswith("82/100 ")
-
-
 def test_without_a_terminal_a_line_comes_without_updates_from_the_innermost_display(monkeypatch, capsys):
     monkeypatch.setattr("experiments.runtime.console._PLAIN_CHECK_S", 0.01)
     monkeypatch.setattr("experiments.runtime.console.PLAIN_EVERY_S", (0.05, 0.05))
@@ -221,18 +210,6 @@ def test_without_a_terminal_a_line_comes_without_updates_from_the_innermost_disp
             time.sleep(0.02)
             printed += capsys.readouterr().out
     assert printed.count("preview [0:0") >= 2 and "step" not in printed and inner._closed.is_set()
-
-
-def test_lines_of_a_log_thin_out(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("experiments.runtime.console.time.monotonic", lambda: now[0])
-    bar = Console(quiet=True).progress("step", 10)
-    for elapsed, interval in ((5.0, 2), (50.0, 5), (5000.0, 10)):
-        now[0] = elapsed
-        bar.console.last_output = elapsed - interval + 0.1
-        assert not bar._line_is_due()
-        bar.console.last_output = elapsed - interval - 0.1
-        assert bar._line_is_due()
 
 
 def test_an_error_breaks_between_words_on_a_terminal_and_is_one_line_elsewhere(monkeypatch, capsys):
