@@ -104,11 +104,6 @@ def test_a_path_may_hold_what_means_something_to_hydra():
     quotes = ['a"b', "a b'c", "back\\'slash", "end\\", "\u00e4,b", "k=v"]
     for name in [*letters, *quotes]:
         assert load([f"paths.runs={name}"]).paths.runs == name, name
-
-
-def test_a_comma_in_a_path_can_be_quoted():
-    with pytest.raises(ConfigError, match="expected one value"):
-        load(["paths.runs=a,b"])
     assert load(["paths.runs='a,b'"]).paths.runs == "a,b"
 
 
@@ -128,7 +123,7 @@ MISTAKES = [
     ("--dry-rum", "did you mean --dry-run?"),
     ("--backbone=mamba", "expected backbone=mamba"),
     ("route=0-4,6-9", "'0-4+6-9'"),
-    ("backbone=dit,mamba", "-m runs each"),
+    ("backbone=dit,mamba", "expected one value; -m runs each"),
     ("data.path=nowhere", "data=fashion, data=folder and data=latents have it"),
     ("scale.steps=3", "unknown key scale.steps"),
     ("init=/@\u00b2", "RUN@STEP with a whole number"),
@@ -241,21 +236,15 @@ def test_a_dry_run_names_what_is_not_the_default(tmp_path, capsys, monkeypatch):
     assert any(re.match(r"REPA +block 7 to features of encoder 'dinov2-vitb14'", line) for line in lines)
 
 
-def test_a_full_dry_run_builds_the_parts_and_times_a_step(tmp_path, capsys):
-    words = ["route=2-8", "dry=full", f"paths.runs={tmp_path}", "backbone.depth=6", "train.batch=2", "route=1-3"]
-    assert main(words) == 0
+def test_a_full_dry_run_builds_the_parts_loads_a_weaker_model_and_times_a_step(tmp_path, capsys):
+    weak = ROOT / "results" / "models" / "mamba_2-8.safetensors"
+    words = ["backbone=mamba", "backbone.depth=4", "train.batch=2", "route=1-2", "dry=full", f"paths.runs={tmp_path}"]
+    assert main([*words, "guidance=autoguidance", f"guidance.checkpoint={weak}"]) == 0
     out = capsys.readouterr().out
-    assert "from a timed step" in out and "kernel" in out and "route: 1-3" in out
+    assert "from a timed step" in out and "route: 1-2" in out
+    assert "kernel " in out and "native is for CPUs" not in out
     with pytest.raises(UserError, match="guidance=cfg needs a model with classes"):
         main([*words, "task=none"])
-
-
-def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model(tmp_path, capsys):
-    weak = ROOT / "results" / "models" / "mamba_2-8.safetensors"
-    words = ["backbone=mamba", "backbone.depth=2", "train.batch=2", "guidance=autoguidance"]
-    assert main([*words, f"guidance.checkpoint={weak}", f"paths.runs={tmp_path}", "dry=full"]) == 0
-    out = capsys.readouterr().out
-    assert "kernel " in out and "native is for CPUs" not in out
 
 
 # One of each kind; {tmp} has a file, weights of no known model, and weights of a DiT trained with EDM.

@@ -47,12 +47,6 @@ def test_each_drawing_is_there_once_with_its_first_word(folder):
             assert abs(ink[0] - (27 - ink[-1])) <= 1
 
 
-def test_what_is_wider_than_the_canvas_is_shrunk():
-    font = icon_fonts.ImageFont.truetype(str(FONT), icon_fonts._RENDERED_SIDE)
-    image = icon_fonts.render_character(font, "\u2014\u2014")
-    assert image.shape == (28, 28) and image.any() and image[:, :1].max() == image[:, -1:].max()
-
-
 def test_variants_share_a_base_name():
     bases = {
         "bell-ring-outline": "bell-ring",

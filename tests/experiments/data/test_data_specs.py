@@ -9,7 +9,7 @@ from experiments.config import load, names
 from experiments.data import create, image_options, registry
 from experiments.data.data_options import DataError, ShapeError
 from experiments.data.dataset import PixelSet
-from experiments.data.image_sets import LabelledImages, split_by_class
+from experiments.data.image_sets import LabelledImages
 from experiments.data.registry import describe, fingerprint
 from routing.errors import UserError
 
@@ -86,41 +86,24 @@ def test_a_data_set_of_ones_own_is_one_file(tmp_path, monkeypatch):
     """What CONTRIBUTING says, done: a file and its entry in DATA_SETS, which is described and read."""
     (tmp_path / "blobs.py").write_text(
         "from dataclasses import dataclass\n"
-        "from experiments.data.image_options import ImageOptions\n"
+        "from experiments.data.image_options import SplitOptions\n"
         "@dataclass(frozen=True)\n"
-        "class BlobsOptions(ImageOptions):\n"
+        "class BlobsOptions(SplitOptions):\n"
         "    name: str = 'blobs'\n"
         "    sample_shape, class_count = (1, 8, 8), 2\n"
         "    def read(self):\n"
         "        import numpy as np\n"
-        "        from experiments.data.image_sets import LabelledImages\n"
-        "        images = np.arange(4 * 64, dtype=np.uint8).reshape(4, 1, 8, 8)\n"
-        "        split = images, np.array([0, 1, 0, 1])\n"
-        "        return LabelledImages({'train': split, 'test': split}, ['round', 'square'])\n"
+        "        from experiments.data.image_sets import split_by_class\n"
+        "        images = np.arange(20 * 64).reshape(20, 8, 8) % 251\n"
+        "        return split_by_class(self, images, np.arange(20) % 2, white=255)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     options = importlib.import_module("blobs").BlobsOptions
     monkeypatch.setitem(registry.DATA_SETS, "blobs", options)
     assert registry.describe({"name": "blobs"})["shape"] == [1, 8, 8]
-    batch = create({"name": "blobs"}, task="class").batch(torch.arange(4), None)
-    assert batch.x.shape == (4, 1, 8, 8) and batch.y.tolist() == [0, 1, 0, 1]
-
-
-def test_a_data_set_without_a_split_of_its_own_holds_out_a_share_of_every_class():
-    """The recipe in CONTRIBUTING for images without a published split."""
-
-    class Own(image_options.SplitOptions):
-        sample_shape, class_count = (1, 8, 8), 2
-
-        def read(self):
-            images = np.arange(20 * 64).reshape(20, 8, 8) % 251
-            return split_by_class(self, images, np.arange(20) % 2, white=255)
-
-    data = PixelSet(Own("own"))
+    data = create({"name": "blobs"}, task="class")
     assert data.sizes == {"train": 16, "test": 4}
-    labels = data.batch(torch.arange(4), split="test").y
-    assert sorted(labels.tolist()) == [0, 0, 1, 1]
-    assert data.fingerprint != PixelSet(Own("own", split_seed=1)).fingerprint
+    assert sorted(data.batch(torch.arange(4), split="test").y.tolist()) == [0, 0, 1, 1]
 
 
 def test_what_a_data_set_of_ones_own_reads():

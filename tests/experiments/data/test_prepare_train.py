@@ -13,7 +13,6 @@ from experiments.config.compose import load
 from experiments.runtime import records
 from experiments.training import run_evaluation as evaluation
 from experiments.training.session import train
-from routing.errors import UserError
 
 TINY = (
     "backbone=dit", "backbone.depth=2", "backbone.width=32", "backbone.heads=2", "train.steps=3", "train.batch=4",
@@ -60,15 +59,6 @@ def test_foreign_latents_train_without_their_vae(tmp_path, capsys):
     folder = fit(tmp_path, *words)
     assert "no pictures and no scores in this run: the weights of nowhere/vae" in capsys.readouterr().out
     assert not (folder / "samples/final.png").exists() and not (folder / "scores.jsonl").exists()
-
-
-def test_scores_whose_weights_are_missing_stop_a_run_before_it_trains(tmp_path, vae):
-    path = write_store(tmp_path / "store", latents(8), [k % 3 for k in range(8)])
-    scores = ["eval=inception", "eval.features=[dinov2-vits14]", "eval.metrics=[fd]", "eval.dinov2_weights=nowhere.pth"]
-    words = [*TINY, *scores, "data=latents", f"data.path={path}", f"data.vae={vae}", f"paths.runs={tmp_path / 'runs'}"]
-    with pytest.raises(UserError, match="nowhere.pth: no such file"):
-        train(load(words), quiet=True)
-    assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
 def test_captioned_latents_train_text_to_image(tmp_path):
