@@ -10,7 +10,7 @@ import torch
 
 from experiments import bench
 from experiments.benchmark import bench_report, block_times, step_times
-from experiments.benchmark.bench_options import BenchOptions, help_text, parse
+from experiments.benchmark.bench_options import BenchOptions, parse
 from experiments.benchmark.step_times import Case, interleave, kept_bytes, make_step, ratio
 from experiments.runtime.command import run_command
 from experiments.training.cuda_graphs import EAGER
@@ -45,11 +45,6 @@ def test_wrong_words_are_one_sentence():
     for word, message in messages.items():
         with pytest.raises(UserError, match=message):
             parse([word], BenchOptions)
-
-
-def test_help_names_every_key():
-    for key in BenchOptions.__dataclass_fields__:
-        assert f"  {key}=" in help_text()
 
 
 def test_what_this_machine_cannot_do_is_said(capsys, monkeypatch):

@@ -18,6 +18,7 @@ from experiments import prepare
 from experiments.data import DataError, create
 from experiments.data.encoders import Autoencoder
 from experiments.data.latent_store import open_store
+from experiments.data.open_source import open_source
 from experiments.data.raw_images import center_crop
 from experiments.runtime import console
 from experiments.runtime.locks import locked
@@ -356,30 +357,8 @@ def test_another_preparation_in_the_same_folder_is_refused(folder, tmp_path, vae
 # --- captions ----------------------------------------------------------------------------------
 
 
-def clip(folder):
-    import transformers
-
-    letters = [chr(c) for c in range(97, 123)]
-    vocabulary = [*letters, *(f"{c}</w>" for c in letters), "<|startoftext|>", "<|endoftext|>"]
-    folder.mkdir()
-    (folder / "vocab.json").write_text(json.dumps({w: i for i, w in enumerate(vocabulary)}))
-    (folder / "merges.txt").write_text("#version: 0.2\n")
-    transformers.CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt")).save_pretrained(folder)
-    torch.manual_seed(0)
-    config = transformers.CLIPTextConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        bos_token_id=52,
-        eos_token_id=53,
-    )
-    transformers.CLIPTextModel(config).save_pretrained(folder)
-    return folder
-
-
-def t5(folder):
+def text_encoder(folder, family):
+    """Write a small CLIP or T5 with random weights and a tokenizer of five words."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -390,8 +369,13 @@ def t5(folder):
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     ).save_pretrained(folder)
     torch.manual_seed(0)
-    config = transformers.T5Config(vocab_size=7, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
-    transformers.T5EncoderModel(config).save_pretrained(folder)
+    if family == "clip":
+        layers = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        model = transformers.CLIPTextModel(transformers.CLIPTextConfig(vocab_size=len(words), **layers))
+    else:
+        layers = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+        model = transformers.T5EncoderModel(transformers.T5Config(vocab_size=len(words), **layers))
+    model.save_pretrained(folder)
     return folder
 
 
@@ -410,9 +394,9 @@ def coco(folder, tmp_path, pictures):
     return path
 
 
-@pytest.mark.parametrize("make", [clip, t5])
-def test_captions_train_text_to_image(folder, coco, tmp_path, vae, make, capsys, monkeypatch):
-    encoder = make(tmp_path / "encoder")
+@pytest.mark.parametrize("family", ["clip", "t5"])
+def test_captions_are_embedded(folder, coco, tmp_path, vae, family, capsys, monkeypatch):
+    encoder = text_encoder(tmp_path / "encoder", family)
     out = tmp_path / "out"
     monkeypatch.chdir(tmp_path)  # a store is read from elsewhere: its encoder is kept in full
     more = ("--captions", coco, "--text", "encoder", "--captions-per-image", 3)
@@ -435,8 +419,6 @@ def test_captions_train_text_to_image(folder, coco, tmp_path, vae, make, capsys,
 
 
 def test_captions_beside_pictures_in_tars_and_tables(pictures, tmp_path):
-    from experiments.data.open_source import open_source
-
     said = [f"caption {i}" for i in range(7)]
     # A field of the name `image` is no picture: the one with a picture's suffix is.
     write_tar(tmp_path / "txt.tar", pictures, txt=said, image=said)
@@ -449,24 +431,17 @@ def test_captions_beside_pictures_in_tars_and_tables(pictures, tmp_path):
 
 
 def test_lines_of_captions_are_read_whatever_is_in_them(pictures, tmp_path):
-    from experiments.data.open_source import open_source
-
     for i, content in enumerate(list(pictures.values())[:2]):
         (tmp_path / f"{i}.png").write_bytes(content)
-    path = tmp_path / "captions.jsonl"
-    rows = [
-        {"file_name": "0.png", "caption": "ends\u2028here"},
-        {"file_name": "1.png", "caption": " a"},
-        {"file_name": "0.png", "caption": "again"},
-    ]
-    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-    path.write_text("\n \n".join(lines) + "\n", encoding="utf-8")
-    source = open_source(tmp_path, captions=path)
+    rows = [("0.png", "ends\u2028here"), ("1.png", " a"), ("0.png", "again")]
+    lines = [json.dumps({"file_name": name, "caption": text}, ensure_ascii=False) for name, text in rows]
+    (tmp_path / "captions.jsonl").write_text("\n \n".join(lines) + "\n", encoding="utf-8")
+    source = open_source(tmp_path, captions=tmp_path / "captions.jsonl")
     assert [raw.captions for raw in source.read(0, 2)] == [("ends\u2028here", "again"), ("a",)]
 
 
 def test_missing_captions_are_named(folder, coco, tmp_path, vae, capsys):
-    encoder = t5(tmp_path / "encoder")
+    encoder = text_encoder(tmp_path / "encoder", "t5")
     extra = folder / "grey/extra.png"
     extra.write_bytes((folder / "grey/coins.png").read_bytes())
     more = ("--captions", coco, "--text", encoder)
