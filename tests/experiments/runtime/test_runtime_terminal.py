@@ -124,9 +124,15 @@ def test_lines_break_between_words_on_a_terminal_and_nowhere_else(capsys):
     ]
 
 
-def test_a_slow_start_does_not_stay_in_the_time_left(monkeypatch, capsys):
-    now = [0.0]
-    monkeypatch.setattr("experiments.runtime.console.time.monotonic", lambda: now[0])
+@pytest.fixture
+def now(monkeypatch):
+    """The time in seconds, as a list of one number that a test moves on."""
+    seconds = [0.0]
+    monkeypatch.setattr("experiments.runtime.console.time.monotonic", lambda: seconds[0])
+    return seconds
+
+
+def test_a_slow_start_does_not_stay_in_the_time_left(now, capsys):
     with Console().progress("step", 3000) as bar:
         now[0] = 60.0  # compilation
         bar.update(10, "loss 1")
@@ -142,9 +148,7 @@ def test_a_slow_start_does_not_stay_in_the_time_left(monkeypatch, capsys):
     assert lines[-1] == f"step 70/3000    [10:20<{(2930 + 90) // 60}:{(2930 + 90) % 60:02d}]"
 
 
-def test_the_time_left_follows_the_last_steps_and_survives_a_return_to_earlier_ones(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("experiments.runtime.console.time.monotonic", lambda: now[0])
+def test_the_time_left_follows_the_last_steps_and_survives_a_return_to_earlier_ones(now):
     bar = Console(quiet=True).progress("step", 1000)
     for done in range(1, 101):
         now[0] += 1.0 if done < 50 else 0.1
@@ -167,9 +171,8 @@ def test_a_display_inside_another_shares_it():
     assert console._bar is None
 
 
-def test_the_first_step_does_not_count_for_the_time_left(monkeypatch):
-    now, finished = [0.0], 0
-    monkeypatch.setattr("experiments.runtime.console.time.monotonic", lambda: now[0])
+def test_the_first_step_does_not_count_for_the_time_left(now):
+    finished = 0
     bar = Console(quiet=True).progress("step", 3000, count=lambda: finished)
     now[0] = 60.0  # compilation
     for finished in range(1, 51):
@@ -180,9 +183,7 @@ def test_the_first_step_does_not_count_for_the_time_left(monkeypatch):
     assert bar.status() == "50/3000  loss 1  [1:04<4:55]"  # 2950 steps of 0.1 s
 
 
-def test_times_move_on_between_updates(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("experiments.runtime.console.time.monotonic", lambda: now[0])
+def test_times_move_on_between_updates(now):
     console = Console(quiet=True)
     with console.progress("step", 100) as outer, console.progress("preview") as inner:
         assert (outer.status(), inner.status()) == ("0/100  [0:00]", "[0:00]")
