@@ -82,8 +82,6 @@ def test_4000_train_and_1000_are_held_out_the_same_share_of_each_digit(mnist):
     train, test = everything(mnist, "train"), everything(mnist, "test")
     assert mnist.sizes == {"train": 4000, "test": 1000} and mnist.shape == (1, 32, 32)
     assert train.y.bincount().tolist() == [400] * 10 and test.y.bincount().tolist() == [100] * 10
-    assert abs(float(train.x.double().mean())) < 1e-6
-    assert abs(float(train.x.double().std(correction=0)) - mnist.sigma_data) < 1e-6
     # The file holds no image twice, so that equal rows would be one image in both splits.
     rows = torch.cat([train.x, test.x]).flatten(1)
     assert len(rows.unique(dim=0)) == 5000

@@ -303,19 +303,6 @@ def test_one_file_and_a_pattern(pictures, tmp_path, vae):
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
-def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    for name in ("a.gif", ".hidden", "b.txt"):
-        (flat / name).write_bytes(b"x")
-    for name, data in pictures.items():
-        (flat / name.split("/")[1]).write_bytes(data)
-    assert run(flat, tmp_path / "out", vae) == 0
-    assert "ignored: 2 other files, such as a.gif; images end in .jpg" in capsys.readouterr().err
-    store = open_store(tmp_path / "out")
-    assert store.labels is None and store.classes == ()
-
-
 def test_wrong_input_in_one_sentence(folder, pictures, tmp_path, vae, capsys):
     files = {"beside/a/x.png": b"x", "beside/y.png": b"x", "mixed/a.png": b"x", "mixed/z.tar": b"x"}
     files |= {"bad.tar": b"nonsense" * 200, "bad.parquet": b"nonsense" * 200}
