@@ -16,10 +16,10 @@ SIDE = 8
 COLOURS = {"cat": (250, 10, 20), "dog": (30, 240, 60), "fish": (5, 80, 200)}
 
 
-def picture(path, colour=(90, 90, 90), width=SIDE, height=SIDE):
+def picture(path, colour=(90, 90, 90)):
     """Write a picture of one colour whose left column is darker, so that mirroring it shows."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.full((height, width, 3), colour, np.uint8)
+    pixels = np.full((SIDE, SIDE, 3), colour, np.uint8)
     pixels[:, 0] //= 2
     Image.fromarray(pixels).save(path)
 
