@@ -1,10 +1,12 @@
 """Feature extractors: the data set's own two networks, and the real Inception and DINOv2 with random weights."""
 
+import io
 import re
 import threading
 import time
 import urllib.error
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -238,6 +240,32 @@ def test_absent_weights_offline_are_one_sentence_before_a_run_too(tmp_path):
     file = tmp_path / "weights" / published.URL.rsplit("/", 1)[1]
     file.touch()
     check_ready(small(tmp_path, cache, "eval=inception"), 1, False)
+
+
+def test_a_download_is_checked_before_it_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: io.BytesIO(b"data"))
+    digest = "3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7"
+    target = tmp_path / "weights" / published.URL.rsplit("/", 1)[1]
+    with pytest.raises(MetricError, match="its checksum differs"):
+        published._published(tmp_path)
+    assert not target.exists()
+    monkeypatch.setattr(published, "SHA256", digest[:8])
+    assert published._published(tmp_path).read_bytes() == b"data"
+    target.write_bytes(b"else")
+    with pytest.raises(MetricError, match="delete it and run again"):
+        published._published(tmp_path)
+
+
+def test_weights_files_are_not_unpickled(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "boom",))
+
+    path = tmp_path / "w.pth"
+    torch.save({"a": Bomb()}, path)
+    with pytest.raises(MetricError, match="is not readable as"):
+        published.load_state(path, "weights", "key")
+    assert not (tmp_path / "boom").exists()
 
 
 # --- the large networks, real architectures, random weights ---------------------------------------
