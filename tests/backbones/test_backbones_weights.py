@@ -151,6 +151,12 @@ CHECKPOINTS = {
     "timm": lambda s: {"state_dict": raw(s), "state_dict_ema": s},
     "torch's AveragedModel": averaged,
     "AveragedModel beside the weights": lambda s: {"model": raw(s), "other": averaged(s)},
+    "ema-pytorch": lambda s: {
+        **{f"online_model.{key}": value for key, value in raw(s).items()},
+        **{f"ema_model.{key}": value for key, value in s.items()},
+        "initted": torch.tensor(True),
+        "step": torch.tensor(2),
+    },
 }
 
 
@@ -160,6 +166,12 @@ def test_the_moving_average_is_taken_wherever_it_lies(tmp_path, script):
     torch.save(CHECKPOINTS[script](state), tmp_path / "x.pt")
     model = import_weights.load(tmp_path / "x.pt", "dit", heads=HEADS)
     assert torch.equal(model.time.mlp[2].bias, state["t_embedder.mlp.2.bias"])
+
+
+def test_an_empty_moving_average_is_warned_about(tmp_path):
+    torch.save({"ema": {}, "model": published("dit")}, tmp_path / "x.pt")
+    with pytest.warns(UserWarning, match="empty moving average at ema: these are the raw weights at model"):
+        assert import_weights.load(tmp_path / "x.pt", "dit", heads=HEADS).depth == DEPTH
 
 
 def test_several_averages_are_not_chosen_from():
