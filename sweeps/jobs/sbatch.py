@@ -75,8 +75,8 @@ def submit(
         with job_environment(code), contextlib.redirect_stderr(io.StringIO()), executor.batch():
             handles = [executor.submit(job) for job in jobs]
     except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
-        reason = " ".join(str(getattr(error, "stderr", None) or error).split())[-400:]
-        raise _refusal(reason, len(runs), bool(after)) from None
+        text = str(getattr(error, "stderr", None) or error)
+        raise _refusal(_reason(text), len(runs), bool(after)) from None
     batch.slurm_cluster = executor.slurm_cluster or batch.slurm_cluster
     task_ids = [handle.job_id for handle in handles]
     ids = {}
@@ -142,6 +142,14 @@ def _set_dependencies(
                 f"{' '.join(cancel)} before you launch again"
             ) from None
         raise NothingSubmitted(str(error)) from None
+
+
+def _reason(text: str) -> str:
+    """Return sbatch's messages in one line, without the `sbatch: error: ` before each of them."""
+    messages = []
+    for line in text.splitlines():
+        messages.append(line.removeprefix("sbatch: ").removeprefix("error: ").strip())
+    return "; ".join(filter(None, messages))[-400:]
 
 
 def _refusal(reason: str, count: int, is_later_array: bool) -> UserError:
