@@ -64,8 +64,6 @@ def test_several_folders_are_one_frame_with_their_own_labels(runs, tmp_path):
         (["where=__import__('os').system('true')"], "cannot be read"),
         (["where=backbone < 'dit'"], "compare it with =="),
         (["where=lr < banana"], "lr is compared with banana; expected a number, a text in quotes"),
-        (["where=lr in 3"], 'lr in 3: expected a list, such as lr in ["a", "b"]'),
-        (["mian"], "no grid called 'mian'"),
         (["seed=0", "seed=1"], "seed is given twice"),
         (["steps=400"], "give the whole key"),
         (["backbone=unet"], "no finished run"),

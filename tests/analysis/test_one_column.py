@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from analysis_runs import compile_latex, write
+from analysis_runs import compile_latex
 
 from analysis.command import main
 from analysis.tables import make, render
@@ -14,25 +14,15 @@ COLUMN = 3.3  # inches
 NAMES = ("main", "summary", "differences", "all_scores", "route_placement", "throughput", "high_res")
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    for backbone in ("dit", "mamba", "rwkv"):
-        for seed in range(3):
-            for route in ("none", "2-8", "0-8", "3-8"):
-                write(root, backbone, route, seed)
-    return root
-
-
-def test_dense_and_routed_stay_in_the_same_float(runs):
+def test_dense_and_routed_stay_in_the_same_float(made_runs):
     for name in ("main", "high_res"):
-        text = render.latex(make(name, runs), COLUMN)
+        text = render.latex(make(name, made_runs), COLUMN)
         assert "table*" not in text and "longtable" not in text
         for float_text in text.split(r"\begin{table}")[1:]:
             columns = re.findall(r"\\shortstack\[[lr]\]\{([^}]*)\}", float_text)
             assert ("+ TREAD" in columns) == ("Dense" in columns), columns
             assert ("Paper dense" in columns) == ("Paper + TREAD" in columns)
-    assert render.latex(make("main", runs), COLUMN).count(r"\begin{table}") > 1
+    assert render.latex(make("main", made_runs), COLUMN).count(r"\begin{table}") > 1
 
 
 @pytest.mark.slow
@@ -40,8 +30,8 @@ def test_dense_and_routed_stay_in_the_same_float(runs):
     shutil.which("pdflatex") is None or shutil.which("pdftotext") is None,
     reason="pdflatex or poppler-utils is not installed",
 )
-def test_a_two_column_paper_compiles_and_no_word_leaves_its_column(runs, tmp_path):
-    assert main(["tables", str(runs), "--width", str(COLUMN), "--out", str(tmp_path), "--only", *NAMES]) == 0
+def test_a_two_column_paper_compiles_and_no_word_leaves_its_column(made_runs, tmp_path):
+    assert main(["tables", str(made_runs), "--width", str(COLUMN), "--out", str(tmp_path), "--only", *NAMES]) == 0
     printed = compile_latex(tmp_path)
     assert "Overfull" not in printed
     subprocess.run(["pdftotext", "-bbox", "tables.pdf", "words.html"], cwd=tmp_path, check=True)

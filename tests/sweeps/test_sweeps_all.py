@@ -54,11 +54,8 @@ def test_two_steps_of_a_grid_at_tiny_make_its_tables(name, tmp_path, monkeypatch
     if name == "evidence":
         words.append("eval.every=1")  # a curve has more than one point
     if name == "tokens_256_1024":  # 1,024 tokens: a forward pass of dit takes a second for each sample
-        words = [w for w in words if not w.startswith("eval.")] + [
-            "guidance=none",
-            "eval.samples=8",
-            "eval.metrics=[fd]",
-        ]
+        words = [w for w in words if not w.startswith("eval.")]
+        words += ["guidance=none", "eval.samples=8", "eval.metrics=[fd]"]
     if "search" in grid.load(name).raw:
         pytest.importorskip("optuna")
         words.append("--trials=2")
