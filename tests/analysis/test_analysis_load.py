@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 
 import pandas as pd
 import pytest
@@ -12,7 +11,6 @@ import analysis
 from analysis.command import main
 from analysis.grouping import assign_groups
 from analysis.results import Results
-from analysis.run_files import _parse
 from analysis.tables import make
 from analysis.tables.table import markdown
 
@@ -125,22 +123,6 @@ def test_curves_and_scores_carry_the_cost(tmp_path):
     at = own.set_index("step")["macs"]
     assert at[200] == curves.set_index("step")["macs"][200]
     assert (at.diff().dropna() > 0).all()
-
-
-def test_many_runs_load_with_one_parse_per_distinct_config_block(tmp_path):
-    folder = write(tmp_path, evaluations=2)
-    for seed in range(1, 100):
-        copy = tmp_path / f"run-{seed}"
-        copy.mkdir()
-        for name in ("summary.json", "scores.jsonl"):
-            os.link(folder / name, copy / name)
-        text = (folder / "config.yaml").read_text()
-        (copy / "config.yaml").write_text(text.replace("seed: 0\n", f"seed: {seed}\n", 1))
-    _parse.cache_clear()
-    frame = analysis.load(tmp_path)
-    assert set(frame["config.seed"]) == set(range(100))
-    # What makes many runs a matter of seconds: the blocks that they share are parsed once.
-    assert _parse.cache_info().misses < 100 + 40
 
 
 def test_evaluations_beside_a_run_are_scores_but_never_its_own(tmp_path):

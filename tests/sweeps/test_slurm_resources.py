@@ -135,20 +135,6 @@ def test_usr2_reaches_all_runs_of_a_task_and_those_that_have_not_ended_go_on(cli
     assert len(cli.starts(1)) == 1 and cli.states()[1] == "failed"
 
 
-def test_preemption_requeues_a_shared_task(cli):
-    cli.resources(partition="low", gpus=1, runs_per_gpu=2, cpus=2)
-    cli.stub({"sleep": 0.1, "save_every": 1000})
-    cli("launch", "seed=0,1", "train.steps=60")
-    cli.running(0, step=3), cli.running(1, step=3)
-    urgent = ["sbatch", "--parsable", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null"]
-    urgent = [*urgent, "--wrap", "sleep 4"]
-    high = subprocess.run(urgent, capture_output=True, text=True, check=True).stdout.strip()
-    until(lambda: squeue().get(high, ("",))[0] == "RUNNING", what="the higher partition's job")
-    assert set(cli.states().values()) == {"requeued"}
-    cli.done(0, 1)
-    assert all(cli.starts(seed)[1]["step"] >= 3 for seed in (0, 1))
-
-
 # --- memory -----------------------------------------------------------------------------------------------------
 
 

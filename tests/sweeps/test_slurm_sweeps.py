@@ -152,17 +152,20 @@ def test_a_cut_off_submission_is_found_a_held_job_released_and_all_cancelled(cli
     assert cli.starts(0)[1]["step"] >= 5
 
 
-def test_a_higher_partition_preempts_and_the_run_resumes(cli):
-    cli.resources(partition="low", cpus=4)
+def test_a_higher_partition_preempts_and_runs_alone_or_in_a_shared_task_resume(cli):
+    cli.resources(partition="low", cpus=1)
     cli.stub({"sleep": 0.1, "save_every": 1000})
     cli("launch", "seed=0,1", "train.steps=80")
-    cli.running(0, step=3), cli.running(1, step=3)
+    cli("launch", "seed=2,3", "train.steps=80", "cluster.gpus=1", "cluster.runs_per_gpu=2")
+    for seed in range(4):
+        cli.running(seed, step=3)
+    assert cli.rows()[2].job == cli.rows()[3].job
     urgent = ["sbatch", "--parsable", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 4"]
     high = subprocess.run(urgent, capture_output=True, text=True, check=True).stdout.strip()
     until(lambda: squeue().get(high, ("",))[0] == "RUNNING", what="the higher partition's job")
     assert set(cli.states().values()) == {"requeued"}
-    cli.done(0, 1)
-    for seed in (0, 1):
+    cli.done(0, 1, 2, 3)
+    for seed in range(4):
         first, second = cli.starts(seed)
         assert first["step"] == 0 and second["step"] >= 3 and second["job"] == first["job"]
 

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import submitit
-from slurm_lab import STUB, Launcher, until, write_grid
+from slurm_lab import STUB, until, write_grid
 
 import experiments.runtime.command
 from experiments.runtime import run_folder
@@ -296,23 +295,6 @@ def test_status_and_launch_say_which_runs_were_trained_for_longer_than_asked(cli
     assert "1 of 2 done (extended: trained for more steps than asked)" in text
     lines = cli("status").splitlines()
     assert [line.count("30/20 steps (extended)") for line in lines] == [1, 0, 0] and lines[-1] == "2 done (1 extended)"
-
-
-def test_the_printed_status_command_works_as_printed(tmp_path, capsys, monkeypatch):
-    """Also where the runs are in a folder of their own, whose name Hydra and the shell quote."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "some, where").mkdir()
-    cli = Launcher(tmp_path / "some, where", capsys)
-    monkeypatch.setattr(sbatch, "submit", lambda _sweep, runs, *_: {r.name: "7" for r in runs})
-    monkeypatch.setattr(slurm, "queue", lambda *_: {})
-    monkeypatch.setattr(slurm, "max_array", lambda *_: 1001)
-    assert sweeps_command.main(["launch", cli.grid, "cluster=slurm", f"paths.runs='{cli.runs}'"]) == 0
-    printed = capsys.readouterr().out.splitlines()[-1]
-    python, *words = shlex.split(printed)
-    assert python == "python" and words[:4] == ["-m", "sweeps", "status", "count"]
-    assert sweeps_command.main(words[2:]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("2 ")
-    assert Sweep(Path("runs").absolute(), "count").command("status") == "python -m sweeps status count"
 
 
 def test_a_typed_throttle_changes_live_arrays(cli, monkeypatch):
@@ -604,21 +586,21 @@ def test_a_job_that_ends_before_its_start_says_why_not_an_older_word(tmp_path, m
     ended = slurm.QueueJob("19", "FAILED", exit="1:0")
     monkeypatch.setattr(slurm, "history", lambda *_: {"19": ended})
 
-    def say():
+    def submit(batch, job_id):
+        sweep.intend(JobBatch(batch, "slurm", "slurm", ["r"], time.time(), "c"))
+        sweep.submitted(batch, {"r": job_id})
+
+    def shown():
         (row,), _ = status.statuses(sweep)
         return row.state, row.why
 
-    for batch, job_id in (("g.a", "18"), ("g.b", "19")):
-        sweep.intend(JobBatch(batch, "slurm", "slurm", ["r"], time.time(), "c"))
-        sweep.submitted(batch, {"r": job_id})
-        if batch == "g.a":
-            sweep.note("r", "end", how="failed", rank=0, error="old", job="18")
-            assert say() == ("failed", "old")
-            sweep.note("r", "cancelled")
-            assert say() == ("stopped", "cancelled")
-    assert say() == ("failed", "FAILED with exit code 1, saved step 0")
+    submit("g.a", "18")
+    sweep.note("r", "end", how="failed", rank=0, error="old", job="18")
+    assert shown() == ("failed", "old")
+    submit("g.b", "19")
+    assert shown() == ("failed", "FAILED with exit code 1, saved step 0")
     sweep.note("r", "end", how="failed", rank=1, error="no code", where="", job="19")
-    assert say() == ("failed", "no code")
+    assert shown() == ("failed", "no code")
 
 
 def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypatch):

@@ -148,23 +148,16 @@ def pair_of_runs(tmp_path, dense_code, routed_code):
     ],
 )
 def test_status_names_pairs_of_two_copies_of_the_code(dense, routed, mixed, tmp_path, capsys):
-    sweep, runs = pair_of_runs(tmp_path, dense, routed)
-    assert status_table.mixed_pairs(sweep, runs) == [f"different code in a pair: {text}" for text in mixed]
-    sweeps_command.main(["status", "g", "--once", f"paths.runs={tmp_path}"])
-    assert capsys.readouterr().out.count("different code in a pair") == len(mixed)
+    pair_of_runs(tmp_path, dense, routed)
     sweeps_command.main(["status", "g", "--json", f"paths.runs={tmp_path}"])
-    assert len(json.loads(capsys.readouterr().out)["mixed_code"]) == len(mixed)
+    assert json.loads(capsys.readouterr().out)["mixed_code"] == [f"different code in a pair: {text}" for text in mixed]
 
 
 def test_the_hash_of_the_code_is_read_from_the_run_where_another_sweep_trained_it(tmp_path):
     sweep, runs = pair_of_runs(tmp_path, [], ["b"])
-    assert status_table.mixed_pairs(sweep, runs) == []
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "env.json").write_text('{"snapshot": "c"}')
     assert "none-0 used c, 2-8-0 used b" in status_table.mixed_pairs(sweep, runs)[0]
-    # Another sweep went on with it, with newer code.
-    sweep.note("none-0", "start", code="b")
-    assert "none-0 used b, c, 2-8-0 used b" in status_table.mixed_pairs(sweep, runs)[0]
 
 
 def test_a_run_records_the_hash_of_the_copy_that_it_runs_from(tmp_path, monkeypatch):
