@@ -16,9 +16,10 @@ from analysis_runs import ACCURACY, METRIC, compile_latex, lines, score, write
 
 import analysis
 from analysis import aggregation
+from analysis.command import main
 from analysis.figures.convergence import mean_curve
 from analysis.results import Results
-from analysis.tables import TABLES, make, make_all, render, save
+from analysis.tables import TABLES, make, make_all, render
 from analysis.tables.speedup import reach
 from analysis.tables.table import Column, Entry, build, markdown, measured
 
@@ -239,11 +240,24 @@ def test_a_single_seed_is_marked_and_never_bold():
 @pytest.mark.skipif(
     shutil.which("pdflatex") is None, reason="pdflatex is not installed (texlive-latex-base, texlive-science)"
 )
-def test_all_tables_compile_in_latex(tmp_path, runs):
-    save([make(name, runs) for name in TABLES], tmp_path)
+@pytest.mark.parametrize("width", [6.8, 3.3])  # inches of a page of one column, and of one of two
+def test_all_tables_compile_in_latex_and_stay_inside_their_column(width, made_runs, tmp_path):
+    assert main(["tables", str(made_runs), "--all", "--width", str(width), "--out", str(tmp_path)]) == 0
     printed = compile_latex(tmp_path)
     assert (tmp_path / "tables.pdf").stat().st_size > 10_000
     assert "Missing character" not in printed and "Overfull" not in printed
+
+
+def test_dense_and_routed_stay_in_the_same_float(runs):
+    for name in ("main", "high_res"):
+        text = render.latex(make(name, runs), 3.3)
+        assert "table*" not in text and "longtable" not in text
+        floats = text.split(r"\begin{table}")[1:]
+        assert len(floats) > 1
+        for float_text in floats:
+            columns = re.findall(r"\\shortstack\[[lr]\]\{([^}]*)\}", float_text)
+            assert ("+ TREAD" in columns) == ("Dense" in columns), columns
+            assert ("Paper dense" in columns) == ("Paper + TREAD" in columns)
 
 
 def test_a_wide_table_goes_on_below_with_its_first_column(runs):
