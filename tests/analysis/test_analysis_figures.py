@@ -273,7 +273,7 @@ def test_no_line_of_samples_and_no_overview_mixes_configurations_or_lengths(tmp_
     assert "400 steps" in overview.caption and set(overview.data["backbone"]) == {"dit", "mamba"}
     assert overview.data["step"].max() == 400 and "lr" not in set(overview.data["of"])
     legend = [text.get_text() for text in overview.figure.axes[0].get_legend().get_texts()]
-    assert legend == ["dense (n=3 of 3)", "route 2-8 (n=3 of 3)"]
+    assert legend == ["dense (n=3)", "route 2-8 (n=3)"]
 
 
 def test_a_curve_over_rates_is_of_one_recipe_and_one_number_of_steps(tmp_path):

@@ -73,6 +73,6 @@ def test_what_the_first_cell_lacks_is_said_before_the_others_are_composed(cli, m
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         assert sweeps_command.main(cli.words("launch", "--dry-run")) == 2
-    first, *others = printed.getvalue().splitlines()
-    assert first == "error: no data"
+    is_code, first, *others = printed.getvalue().splitlines()
+    assert "is code: it is executed" in is_code and first == "error: no data"
     assert "3 runs on cluster=slurm" in "".join(others) and any(line.startswith("together:") for line in others)
