@@ -194,6 +194,17 @@ def test_a_run_that_hears_no_signal_does_not_keep_its_task_from_the_requeue(tmp_
 # --- pools -----------------------------------------------------------------------------------------------------
 
 
+def test_a_run_takes_the_emptiest_gpus_of_a_pool():
+    slots = pool_gpus.GpuSlots(["3", "5"])
+    assert slots.choose(0, 1) == [] and slots.choose(3, 1) is None
+    for expected in ("3", "5", "3"):
+        assert slots.choose(1, 2) == [expected]
+        slots.take([expected], 2)
+    assert slots.choose(1, 1) is None and slots.choose(2, 2) is None and slots.choose(1, 2) == ["5"]
+    slots.release(["5"], 2)
+    assert slots.choose(1, 1) == ["5"]
+
+
 def test_a_pool_has_runs_per_gpu_workers_on_each_visible_gpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     for typed, workers in (({}, 6), ({"workers": "4"}, 4), ({"throttle": "5"}, 5)):
