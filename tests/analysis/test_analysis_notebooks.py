@@ -50,7 +50,7 @@ def test_published_records_are_unpacked_once(tmp_path, monkeypatch):
 # Eight narrow blocks on real digits: seconds a run. `auto` is 2-4 at this depth.
 SMALL = (
     "data=digits backbone=dit backbone.depth=8 backbone.width=32 train.steps=20 train.batch=16 train.warmup=5 "
-    "train.save_every=20 train.sample_every=0 eval.every=10 eval.samples=40 eval.metrics=[fd,accuracy] sampler.steps=4"
+    "train.save_every=20 train.sample_every=0 eval.every=10 eval.samples=80 eval.metrics=[fd,accuracy] sampler.steps=4"
 )
 GUIDES = ("none", "cfg,scale=1.5", "routed,scale=1.5,strong=0,weak=0.5")
 
@@ -62,7 +62,7 @@ def real_runs(tmp_path_factory):
     for route in ("none", "2-4", "0-4", "2-4@0.25"):
         assert run.main([*SMALL.split(), f"route={route}", f"paths.runs={path}"]) == 0
     routed = next(path.glob("dit*_2-4_*"))
-    words = [str(routed), "--samples", "40", "--metrics", "fd", "--guidance", *GUIDES]
+    words = [str(routed), "--samples", "80", "--metrics", "fd", "--guidance", *GUIDES]
     assert evaluate.main(words) == 0
     return path
 
