@@ -110,13 +110,13 @@ def measured(*words: object) -> int:
 
 @pytest.mark.slow  # it trains three runs
 def test_runs_are_each_others_instruments_and_controls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    long = ("train.steps=30", "train.save_every=15", "train.lr=0.004", "train.ema=0.9", "train.batch=32")
+    long = ("train.steps=60", "train.save_every=30", "train.lr=0.004", "train.ema=0.9", "train.batch=32")
     made = {"dense0": ("seed=0",), "dense1": ("seed=1",), "routed": ("seed=0", "route=1-2")}
     runs = {k: train(small(tmp_path / "runs", *long, *v), quiet=True) for k, v in made.items()}
-    assert measured(*runs.values(), "--out", tmp_path, "--against", f"{runs['dense1']}@15") == 0
+    assert measured(*runs.values(), "--out", tmp_path, "--against", f"{runs['dense1']}@30") == 0
     printed = capsys.readouterr().out
     routed, dense = rows(runs["routed"]), rows(runs["dense0"])
-    over = f"over {runs['dense1'].name}@15"
+    over = f"over {runs['dense1'].name}@30"
     contrasts = {"dense - routed", "dense - equal loss"}
     assert {pair for pair, _ in routed} == contrasts | {*("dense", "routed", "dense over routed", "equal loss", over)}
     assert {pair for pair, _ in dense} == {"dense", "two seeds", over}
