@@ -255,7 +255,7 @@ def test_a_pool_ends_on_a_disk_that_stays_full(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_killed_run_of_a_pool_says_so_and_the_next_one_starts(cli):
     cli.stub({"sleep": 0.02})
-    cli("launch", "cluster=local", "train.steps=300")
+    cli("launch", "cluster=local", "train.steps=150")
     until(lambda: cli.rows()[0].state == "running", what="a run")
     os.kill(next(e["pid"] for e in cli.events(0)), signal.SIGKILL)
     until(lambda: cli.rows()[1].state == "running", what="the next one")
