@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from analysis_runs import score, write
+from analysis_runs import lines, score, write
 
 import analysis
 from analysis import findings
@@ -16,8 +16,10 @@ from analysis.tables.table import markdown
 from routing.errors import UserError
 
 SPACES = ("digits-classifier@1f2e3d4c", "autoencoder@99887766")
-# Name, key, features and better end of every score beside the first distance.
-MORE = [
+# Name, key, features and better end of every score; those that generate samples first.
+SCORES = [
+    ("FD-500 (digits-classifier)", "fd", SPACES[0], "lower"),
+    ("accuracy-500 (digits-classifier)", "accuracy", SPACES[0], "higher"),
     ("FD-500 (autoencoder)", "fd", SPACES[1], "lower"),
     ("precision-500 (autoencoder)", "precision", SPACES[1], "higher"),
     ("recall-500 (digits-classifier)", "recall", SPACES[0], "higher"),
@@ -35,42 +37,37 @@ GUIDES = {
 }
 
 
+def guided_scores(unguided):
+    """Scores of a run at 400 steps: a guidance has 1 less than the one before it."""
+    rows = []
+    for less, guidance in enumerate(("none scale=1.0", *GUIDES)):
+        for name, key, features, better in SCORES if less < 4 else SCORES[:6]:
+            about = {"key": key, "features": features, "better": better, "guidance": guidance}
+            rows.append(score({}, 400, unguided - less, name, **about))
+    return rows
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two backbones with their set: dense scores v + seed, routed ones 10 lower, 1 less a guide."""
+    """Two backbones with their set of scores: dense 50 + seed, routed 40 + 2 seed."""
     root = tmp_path_factory.mktemp("response")
     for backbone in ("dit", "mamba"):
         for seed in range(3):
             for place, route in enumerate(("none", "2-8")):
                 folder = write(root, backbone, route, seed, guidance__name="none")
-                own = json.loads((folder / "scores.jsonl").read_text().splitlines()[-1])
-                assert own["step"] == 400
-                guides = {"none scale=1.0": 0, **{g: i for i, g in enumerate(GUIDES, 1)}}
-                rows = [
-                    score(
-                        {}, 400, 50 + seed * (1 + place) - 10 * place - less,
-                        name, key=key, features=features, better=better, guidance=guide,
-                    )
-                    for guide, less in guides.items()
-                    for name, key, features, better in [
-                        ("FD-500 (digits-classifier)", "fd", SPACES[0], "lower"),
-                        ("accuracy-500 (digits-classifier)", "accuracy", SPACES[0], "higher"),
-                        *(MORE if less < 4 else MORE[:4]),
-                    ]
-                ]  # fmt: skip
-                (folder / "scores.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-                if backbone == "dit":
-                    scales = [
-                        {"pair": "dense", "level": 1.5, "plain": 9.0, "instrumented": 9.0},
-                        {"pair": "dense", "level": None, "plain": 1 + place, "instrumented": 0.9},
-                        {"pair": "routed", "level": None, "plain": 9.0, "instrumented": 9.0},
-                    ]
-                    about = {
-                        "format": scale_table.FORMAT, "run": folder.name, "backbone": "dit",
-                        "size": "T/1", "data": "digits", "route": route, "seed": seed,
-                        "step": 400, "samples": 360, "notes": [], "rows": scales,
-                    }  # fmt: skip
-                    (folder / "guidance_scale.json").write_text(json.dumps(about))
+                lines(folder / "scores.jsonl", guided_scores(50 - 10 * place + seed * (1 + place)))
+                if backbone == "mamba":
+                    continue
+                scales = [
+                    {"pair": "dense", "level": 1.5, "plain": 9.0, "instrumented": 9.0},
+                    {"pair": "dense", "level": None, "plain": 1 + place, "instrumented": 0.9},
+                    {"pair": "routed", "level": None, "plain": 9.0, "instrumented": 9.0},
+                ]
+                about = {
+                    "format": scale_table.FORMAT, "run": folder.name, "backbone": "dit", "size": "T/1", "data": "digits",
+                    "route": route, "seed": seed, "step": 400, "samples": 360, "notes": [], "rows": scales,
+                }  # fmt: skip
+                (folder / "guidance_scale.json").write_text(json.dumps(about))
     return Results.of(root)
 
 
