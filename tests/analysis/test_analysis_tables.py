@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from analysis_runs import ACCURACY, METRIC, compile_latex, lines, score, write
 
 import analysis
-from analysis import aggregation
+from analysis import aggregation, report_sections
 from analysis.command import main
+from analysis.figures import FIGURES
 from analysis.figures.convergence import mean_curve
 from analysis.results import Results
 from analysis.tables import TABLES, make, make_all, render
@@ -297,10 +299,6 @@ def test_rows_that_miss_every_number_of_ours_are_left_out(runs):
 
 
 def test_every_grid_says_what_it_makes_and_analysis_makes_it():
-    import yaml
-
-    from analysis.figures import FIGURES
-
     grids = sorted((Path(__file__).parents[2] / "sweeps" / "grids").glob("*.yaml"))
     assert len(grids) > 10
     for grid in grids:
@@ -536,8 +534,6 @@ def test_no_difference_spans_unequal_steps(tmp_path, known, delta):
      (6, 3, "(n=3 of 6)\u2020", False), (5, 3, "(n=3 of 5)", True)],
 )  # fmt: skip
 def test_a_headline_needs_three_seeds_and_most_of_them(tmp_path, seeds, there, text, bold):
-    from analysis import report_sections
-
     for seed in range(seeds):
         scored(tmp_path, "none", seed, {50: 9.0, 100: 5.0})
         scored(tmp_path, "2-8", seed, {50: 4.0 if seed < there else 9.0, 100: 6.0})

@@ -138,6 +138,7 @@ PREDICT = "base: {data: digits, eval: digits, train.steps: 400}\naxes: {route: [
         ("launch route_placement --trials 3", "has no search section"),
         ("launch search_route train.lr=1", "leave the argument out"),
         ("launch random.py", "could not import random, a module; rename it"),
+        ("launch code.yaml", "rename it"),  # its folder would be that of the copies of the code
         ("retry route_placement dry=true", "dry= belongs to launch"),
         ("cancel route_placement cluster.time=3", "cluster= belongs to launch, predict, retry"),
         ("status paths.runs=a,b", "paths.runs=\"'a,b'\""),
@@ -150,6 +151,7 @@ PREDICT = "base: {data: digits, eval: digits, train.steps: 400}\naxes: {route: [
     ],
 )
 def test_a_wrong_command_is_one_sentence(words, message, refused, tmp_path):
-    (tmp_path / "tiny.yaml").write_text(PREDICT)
+    for name in ("tiny", "code"):
+        (tmp_path / f"{name}.yaml").write_text(PREDICT)
     (tmp_path / "random.py").write_text("seeds = [0]")
     assert message in refused(*words.split())

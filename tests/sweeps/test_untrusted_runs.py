@@ -62,14 +62,6 @@ def test_a_link_in_the_place_of_an_unfinished_copy_is_not_written_through(tmp_pa
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_folder_of_logs_that_cannot_be_made_is_said_before_anything_is_noted(cli):
-    cli("launch", "cluster=debug", "seed=0")
-    cli.sweep.logs.rename(cli.folder / "logs")
-    cli.sweep.logs.symlink_to(cli.folder / "nowhere" / "logs")
-    text = cli("launch", "cluster=local", "seed=1", code=2)
-    assert f"error: {cli.sweep.logs} cannot be used" in text and len(cli.sweep.batches()) == 1
-
-
 def test_compiled_code_in_a_copy_is_removed_before_it_is_used(tmp_path, suite):
     """Python runs a .pyc whose source has the noted time and size, whatever is in it."""
     snapshot = take_snapshot(tmp_path / "code", suite)
