@@ -172,7 +172,7 @@ def test_a_pool_runs_with_its_limit_from_the_snapshot(cli, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_pool_requeues_on_usr2_and_cancel_saves(cli):
+def test_runs_of_a_pool_are_requeued_on_usr2_saved_by_cancel_and_may_be_killed(cli):
     cli.stub({"sleep": 0.03, "save_every": 1000})
     cli("launch", "cluster=local", "seed=0,1", "train.steps=2000")
     until(lambda: cli.rows()[0].state == "running" and (cli.rows()[0].step or 0) > 3, what="a step")
@@ -184,10 +184,17 @@ def test_a_pool_requeues_on_usr2_and_cancel_saves(cli):
     assert "cancelled 2 of 2" in cli("cancel")
     until(lambda: not any(row.live for row in cli.rows().values()), what="an empty pool")
     assert cli.states() == {0: "stopped", 1: "stopped"} and cli.rows()[1].step > 3
-    cli.stub({"sleep": 0})
-    cli("launch", "cluster=local", "seed=0,1", "train.steps=100")
-    until(lambda: cli.states() == {0: "done", 1: "done"}, what="both")
+    # They go on from there; one that is killed lets the next one start.
+    cli.stub({"sleep": 0.02})
+    cli("launch", "cluster=local", "seed=0,1", "train.steps=150")
+    until(lambda: cli.rows()[0].state == "running", what="a second start")
+    os.kill(cli.events(0)[-1]["pid"], signal.SIGKILL)
+    until(lambda: cli.rows()[1].state == "running", what="the next one")
+    assert (cli.states()[0], cli.rows()[0].why) == ("failed", "killed by signal 9 (out of memory?)")
     assert [e["step"] > 3 for e in cli.events(1) if e["event"] == "start"] == [False, True]
+    # Its log, from the last lines on, until it ends.
+    text = cli("show", "seed=1", "--follow")
+    assert text.splitlines()[0].startswith("running") and text.splitlines()[-1].startswith("done")
 
 
 def test_runs_whose_pool_was_killed_go_on_and_can_be_cancelled(cli):
@@ -250,19 +257,6 @@ def test_a_pool_ends_on_a_disk_that_stays_full(tmp_path, monkeypatch):
     monkeypatch.setattr(pool_process.time, "sleep", lambda _: None)
     pool_process.Pool(tmp_path).run()
     assert len(tries) == 100
-
-
-@pytest.mark.slow
-def test_a_killed_run_of_a_pool_says_so_and_the_next_one_starts(cli):
-    cli.stub({"sleep": 0.02})
-    cli("launch", "cluster=local", "train.steps=150")
-    until(lambda: cli.rows()[0].state == "running", what="a run")
-    os.kill(next(e["pid"] for e in cli.events(0)), signal.SIGKILL)
-    until(lambda: cli.rows()[1].state == "running", what="the next one")
-    assert (cli.states()[0], cli.rows()[0].why) == ("failed", "killed by signal 9 (out of memory?)")
-    # Its log, from the last lines on, until it ends.
-    text = cli("show", "seed=1", "--follow")
-    assert text.splitlines()[0].startswith("running") and text.splitlines()[-1].startswith("done")
 
 
 def test_status_shows_all_sweeps_and_whose_job_a_run_is(cli):
@@ -347,53 +341,48 @@ def make_run(root, name="r", **changes):
     return PlannedRun(**{**values, **changes})
 
 
-def test_a_fourth_start_from_one_step_in_a_submission_is_given_up(tmp_path):
-    def job_of(batch):
-        return job.Job(run.__dict__, str(tmp_path), "g", str(tmp_path), None, batch, "debug")
+def job_of(run, root, batch="b", folder="", code=None):
+    return job.Job(run.__dict__, str(root), "g", str(root / folder), code, batch, "debug")
 
+
+def test_a_fourth_start_from_one_step_in_a_submission_is_given_up(tmp_path):
     run = make_run(tmp_path, args=[f"paths.runs={tmp_path}"])
     sweep = Sweep(tmp_path, "g")
     for how in ("requeued", "requeued", "stopped"):  # stopped: a pre-emption without a warning
-        job_of("b").check_progress(0)
+        job_of(run, tmp_path).check_progress(0)
         sweep.note("r", "start", step=0, batch="b")
         sweep.note("r", "end", how=how)
-    job_of("b").check_progress(5)
+    job_of(run, tmp_path).check_progress(5)
     # What is retried, or launched again after a stop, is another submission.
-    job_of("c").check_progress(0)
+    job_of(run, tmp_path, "c").check_progress(0)
     with pytest.raises(SweepError, match="3 attempts started at step 0"):
-        job_of("b")()
+        job_of(run, tmp_path)()
     assert sweep.events("r")[-1]["how"] == "failed"
 
 
-def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path):
-    for entry, said in (("stub_command:seven", "returned 7"), ("stub_command:nothing", "holds no finished run")):
-        run = make_run(tmp_path, entry=entry, name=entry.split(":")[1])
-        one = job.Job(run.__dict__, str(tmp_path), "g", str(tmp_path), None, "b", "debug")
-        with pytest.raises(SweepError, match=said):
-            one()
-        assert one.folder.events(run.name)[-1]["how"] == "failed"
-
-
 @pytest.mark.parametrize(
-    ("cwd", "code", "said"), [("gone", None, "FileNotFoundError: .*gone"), ("", "other", "not from its snapshot")]
+    ("entry", "folder", "code", "error"),
+    [
+        ("stub_command:seven", "", None, "returned 7"),
+        ("stub_command:nothing", "", None, "holds no finished run"),
+        ("stub_training:main", "gone", None, "FileNotFoundError: .*gone"),
+        ("stub_training:main", "", "other", "not from its snapshot"),
+    ],
 )
-def test_a_job_that_cannot_begin_says_why(cwd, code, said, tmp_path):
-    run = make_run(tmp_path)
-    one = job.Job(run.__dict__, str(tmp_path), "g", str(tmp_path / cwd), code, "b", "local")
+def test_a_job_that_fails_or_cannot_begin_notes_why(entry, folder, code, error, tmp_path):
     with pytest.raises((FileNotFoundError, SweepError)):
-        one()
-    assert re.search(said, one.folder.events(run.name)[-1]["error"])
+        job_of(make_run(tmp_path, entry=entry), tmp_path, folder=folder, code=code)()
+    end = Sweep(tmp_path, "g").events("r")[-1]
+    assert end["how"] == "failed" and re.search(error, end["error"])
 
 
-def test_a_signal_before_training_listens_asks_for_a_requeue(tmp_path):
-    for entry, code, how in (("usr2", job.REQUEUE, "requeued"), ("term", job.STOPPED, "stopped")):
-        run = make_run(tmp_path, entry=f"stub_command:{entry}", name=entry)
-        one = job.Job(run.__dict__, str(tmp_path), "g", str(tmp_path), None, "b", "debug")
-        before = signal.getsignal(signal.SIGUSR2)
-        with pytest.raises(SystemExit) as caught:
-            one()
-        assert caught.value.code == code and one.folder.events(run.name)[-1]["how"] == how
-        assert signal.getsignal(signal.SIGUSR2) is before
+@pytest.mark.parametrize(("name", "code", "how"), [("usr2", job.REQUEUE, "requeued"), ("term", job.STOPPED, "stopped")])
+def test_a_signal_before_training_listens_asks_for_a_requeue(name, code, how, tmp_path):
+    before = signal.getsignal(signal.SIGUSR2)
+    with pytest.raises(SystemExit) as caught:
+        job_of(make_run(tmp_path, entry=f"stub_command:{name}"), tmp_path)()
+    assert caught.value.code == code and Sweep(tmp_path, "g").events("r")[-1]["how"] == how
+    assert signal.getsignal(signal.SIGUSR2) is before
 
 
 # --- the disk --------------------------------------------------------------------------------------------------
