@@ -64,8 +64,8 @@ def runs(tmp_path_factory):
                     {"pair": "routed", "level": None, "plain": 9.0, "instrumented": 9.0},
                 ]
                 about = {
-                    "format": scale_table.FORMAT, "run": folder.name, "backbone": "dit", "size": "T/1", "data": "digits",
-                    "route": route, "seed": seed, "step": 400, "samples": 360, "notes": [], "rows": scales,
+                    "format": scale_table.FORMAT, "run": folder.name, "backbone": "dit", "size": "T/1",
+                    "data": "digits", "route": route, "seed": seed, "step": 400, "notes": [], "rows": scales,
                 }  # fmt: skip
                 (folder / "guidance_scale.json").write_text(json.dumps(about))
     return Results.of(root)

@@ -1,4 +1,4 @@
-"""Wrong grids, clusters and words: exit code 2, one sentence, and nothing is written. More rows: tests/test_input_table.py."""
+"""Wrong grids, clusters and words: exit code 2, one sentence, nothing is written (see also tests/test_input_table.py)."""
 
 import pytest
 

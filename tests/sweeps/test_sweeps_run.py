@@ -507,7 +507,7 @@ def fake_sweep(root, count, monkeypatch):
         if kind == "done":
             (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 10, "scores": {"FD": 2.5}}))
         elif kind == "running":
-            beat = {"status": "running", "step": 4, "steps": 10, "images_per_s": 7, "eta_s": 75, "time": time.time() + 1}
+            beat = {"status": "running", "step": 4, "images_per_s": 7, "eta_s": 75, "time": time.time() + 1}
             (folder / "status.json").write_text(json.dumps(beat))
             queue[f"18_{i}"] = slurm.QueueJob(f"18_{i}", "RUNNING", "None", "n1", "many.b")
         elif kind == "pending":
