@@ -12,8 +12,8 @@ A leading `module.` (data parallel), `_orig_mod.` (torch.compile) or `model.` (t
 TREAD's training saves) is removed. Unknown names and missing weights are errors that list them.
 
 From a checkpoint, the moving average is loaded: the value of a key with `ema`, `swa` or `averaged`
-in its name (`ema`, `model_ema`, `state_dict_ema`), the state of torch's `AveragedModel`, or the
-weights named `ema_model.*` in a flat state dict; without an average, the raw weights.
+in its name (`ema`, `model_ema`, `state_dict_ema`), or the state of torch's `AveragedModel`; without
+an average, the raw weights.
 """
 
 import re
@@ -48,7 +48,6 @@ _BLOCK = re.compile(r"^blocks\.(\d+)\.")
 _LABELS = "y_embedder.embedding_table.weight"
 _AVERAGES = {"ema", "swa", "averaged", "average"}
 _RAW = ("model", "model_state_dict", "state_dict")
-_FLAT_AVERAGE = re.compile(r"^(ema_model|model_ema|ema)\.(?=.)")
 # Numbers of classes of common data sets: a label table with exactly that many rows probably has no
 # row for the null class.
 _COMMON_CLASSES = (10, 100, 200, 1000)
@@ -309,38 +308,28 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _is_average(key: object, value: object) -> bool:
-    """Return whether an entry of a checkpoint is an average of the weights; it may be empty."""
-    if value is not None and not isinstance(value, Mapping):
+    """Return whether an entry of a checkpoint is an average of the weights."""
+    if not isinstance(value, Mapping) or not value:
         return False
     parts = re.split("[^a-z]+", str(key).lower())
-    return "n_averaged" in (value or {}) or bool(_AVERAGES & set(parts))
+    return "n_averaged" in value or bool(_AVERAGES & set(parts))
 
 
 def _state_dict(content: Mapping[Any, Any], source: str) -> dict[str, Tensor]:
     """Return the state dict in a checkpoint (the moving average if any), or one passed as such."""
-    averages = {key: value for key, value in content.items() if _is_average(key, value)}
-    filled = [key for key, value in averages.items() if value]
+    averages = [key for key, value in content.items() if _is_average(key, value)]
     require(
-        len(filled) <= 1 or "ema" in filled,
-        f"{source} holds several averages of the weights, {', '.join(map(str, filled))}; pass "
+        len(averages) <= 1 or "ema" in averages,
+        f"{source} holds several averages of the weights, {', '.join(map(str, averages))}; pass "
         "the state dict of one",
         BackboneError,
     )
     raw = [key for key in _RAW if isinstance(content.get(key), Mapping)]
     state: Mapping[Any, Any] = content
-    if filled:
-        state = averages["ema" if "ema" in filled else filled[0]]
+    if averages:
+        state = content["ema" if "ema" in averages else averages[0]]
     elif raw:
         state = content[raw[0]]
-        if averages:
-            warnings.warn(
-                f"{source} has an empty moving average at {next(iter(averages))}: these are the "
-                f"raw weights at {raw[0]}",
-                stacklevel=3,
-            )
-    flat = {key for key in state if isinstance(key, str) and _FLAT_AVERAGE.match(key)}
-    if flat:
-        state = {_FLAT_AVERAGE.sub("", key): state[key] for key in flat}
     require(
         all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()),
         f"{source} holds no state dict: expected names with a tensor each",
