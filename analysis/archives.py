@@ -44,9 +44,14 @@ def unpack(archive: Path, folder: Path) -> Path:
     return target
 
 
+def is_archive(path: Path) -> bool:
+    """Whether a path names an archive of records rather than a folder of runs."""
+    return path.name.endswith(".tar.gz")
+
+
 def unpacked(source: Path, folder: Path = PUBLISHED) -> Path:
     """Return a folder of runs: `source` itself, or where it was unpacked if it is an archive."""
-    return unpack(source, folder) if source.name.endswith(".tar.gz") else source
+    return unpack(source, folder) if is_archive(source) else source
 
 
 def _decompressed(archive: Path) -> io.BytesIO:

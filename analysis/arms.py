@@ -45,14 +45,20 @@ class Arm:
     @property
     def label(self) -> str:
         """How it differs from the dense model of the same backbone."""
-        parts = [f"route {self.variant}" if self.variant[0].isdigit() else self.variant]
+        name = f"route {self.variant}" if self.variant[0].isdigit() else self.variant
+        return ", ".join([name, *self.options])
+
+    @property
+    def options(self) -> list[str]:
+        """Depth and batch where they are not the usual ones, and the detail."""
+        parts = []
         if self.depth != _USUAL_DEPTH:
             parts.append(f"{self.depth} blocks")
         if self.batch != _USUAL_BATCH:
             parts.append(f"batch {self.batch}")
         if self.detail:
             parts.append(self.detail)
-        return ", ".join(parts)
+        return parts
 
     @property
     def is_dense_baseline(self) -> bool:
@@ -180,7 +186,7 @@ def penalty_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
             sm_texts.append("not reached" if row["censored"] else f"{row['sm']:.2f}")
         m = f"{penalty.seeds['m'].mean():.2f}"
         texts = [f"{arm.lr:g}", m, ", ".join(s_texts), ", ".join(sm_texts), verdict]
-        rows.append([arm.backbone, arm.variant, *texts])
+        rows.append([arm.backbone, ", ".join([arm.variant, *arm.options]), *texts])
     if len({row[2] for row in rows[1:]}) <= 1:
         rows = [[*row[:2], *row[3:]] for row in rows]
     return rows

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.archives import PUBLISHED, unpack
+from analysis.archives import PUBLISHED, is_archive, unpack
 from analysis.errors import AnalysisError
 from experiments.runtime.command import run_command
 from experiments.runtime.parser import Parser
@@ -154,7 +154,7 @@ def _unpack_archive(options: argparse.Namespace) -> None:
     Its folder is a hidden one, so the command line has to say where files are written.
     """
     archive: Path = options.runs
-    if not archive.name.endswith(".tar.gz"):
+    if not is_archive(archive):
         return
     writes = options.command != "list" and not getattr(options, "print", False)
     if writes and options.out is None:

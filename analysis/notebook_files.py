@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from analysis.archives import PUBLISHED, unpack
+from analysis.archives import PUBLISHED, is_archive, unpack
 from analysis.errors import AnalysisError, pick
 from analysis.loading import find
 from experiments.runtime.errors import ROOT
@@ -104,7 +104,7 @@ def runs_folder(source: str | Path) -> Path:
     path = Path(source).expanduser()
     if not path.exists():
         path = ROOT / path
-    if path.suffix == ".gz":
+    if is_archive(path):
         return unpack(path, ROOT / PUBLISHED)
     if not (path.is_dir() and find(path)):
         raise AnalysisError(

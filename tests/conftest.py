@@ -33,10 +33,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # order, so that one trains the notebooks' runs while another follows the tutorial.
 LONGEST = (
     "test_the_tutorials_commands_print_what_it_shows",
-    "test_a_notebook_runs_in_a_kernel_on_real_runs",
-    "test_the_classifier_is_as_good_as_a_small_network_gets_in_a_minute",
+    "test_the_notebooks_run_in_a_kernel_on_a_users_runs",
     "test_three_kills",
-    "test_two_steps_of_every_cell_at_tiny",
+    "test_two_steps_of_a_grid_at_tiny_make_its_tables",
 )
 
 

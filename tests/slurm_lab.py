@@ -12,8 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sweeps import command as sweeps_command
+from sweeps.jobs import slurm
 from sweeps.status import status
 from sweeps.store.folder import Sweep
 
@@ -91,9 +93,7 @@ def _free(port):
 
 @pytest.fixture(scope="session")
 def lab():
-    missing = [name for name in ("slurmctld", "slurmd", "munged") if which(name) is None]
-    if missing:
-        without(f"no {', '.join(missing)} on PATH: apt-get install slurm-wlm munge")
+    require_slurm()
     yield from started()
 
 
@@ -104,6 +104,12 @@ def named_nodes(lab):
         socket.gethostbyname("n2")
     except OSError:
         without("n1 and n2 do not resolve: echo '127.0.0.1 n1 n2' | sudo tee -a /etc/hosts")
+
+
+def require_slurm():
+    missing = [name for name in ("slurmctld", "slurmd", "munged") if which(name) is None]
+    if missing:
+        without(f"no {', '.join(missing)} on PATH: apt-get install slurm-wlm munge")
 
 
 def without(reason):
@@ -205,3 +211,43 @@ class Launcher:
 
     def events(self, seed):
         return self.sweep.events(self.rows()[seed].run.name)
+
+
+class SlurmLauncher(Launcher):
+    """The commands on the cluster of this machine."""
+
+    def __init__(self, folder, capsys):
+        super().__init__(folder, capsys, seeds=(0, 1, 2, 3), sleep=0.02)
+        self.place = [f"cluster={folder / 'lab.yaml'}"]
+        self.resources(throttle=8)
+
+    def resources(self, **changes):
+        values = {"kind": "slurm", "time": "1:00:00", "signal_s": 60, **changes}
+        (self.folder / "lab.yaml").write_text(yaml.safe_dump(values))
+
+    def starts(self, seed):
+        return [e for e in self.events(seed) if e["event"] == "start"]
+
+    def running(self, seed, step=1):
+        def look():
+            row = self.rows()[seed]
+            return row if row.state == "running" and (row.step or 0) >= step else None
+
+        return until(look, what=f"seed {seed} to run, {self.states()}")
+
+    def done(self, *seeds, seconds=90):
+        until(lambda: all(self.states()[s] == "done" for s in seeds), seconds, f"{seeds}: {self.rows()}")
+
+    def log(self, seed, kind="err"):
+        name = self.rows()[seed].run.name
+        batch = [b for b in self.sweep.batches() if name in b.runs][-1]
+        return self.sweep.log(batch, name, kind).read_text()
+
+
+def on_cluster(cluster, folder, capsys, monkeypatch):
+    """Yield the commands on a cluster, whose queue is empty afterwards."""
+    for key, value in cluster.environment().items():
+        monkeypatch.setenv(key, value)
+    yield SlurmLauncher(folder, capsys)
+    subprocess.run(["scancel", "--user", str(os.getuid())], check=False)
+    until(lambda: not any(slurm.QueueJob(i, s[0]).live for i, s in squeue().items()), what="an empty queue")

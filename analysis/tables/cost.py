@@ -87,8 +87,8 @@ def benchmark(results: Results) -> Table:
     )
     notes = [
         "Forward, backward and update, in turn in one process; ratios are medians of those within "
-        "a round. The last columns: how many times as fast as the step itself it is otherwise; "
-        "how many times as fast as a plain reimplementation of the official DiT's structure."
+        "a round. The last columns: speed of the step with the change named, relative to the timed "
+        "step; then its speed relative to a plain reimplementation of the official DiT's structure."
     ]
     if damaged:
         notes.append(f"Benchmarks that cannot be read: {', '.join(damaged)}.")

@@ -13,8 +13,9 @@ from analysis.tables import entries
 from analysis.tables.table import Column, RowValues, Table, Value, build
 
 _KINDS = ("fd", "precision", "recall", "accuracy", "heldout_loss", "w_eff")
-_ARROW = "Dense \u2192 routed (difference, paired by seed, \u00b1 half of Student's 95 % interval)."
-_MEAN = "Mean (difference, paired by seed, \u00b1 half of Student's 95 % interval)."
+_DIFFERENCE = "difference, paired by seed, \u00b1 half-width of the 95 % t-interval"
+_ARROW = f"Dense \u2192 routed ({_DIFFERENCE})."
+_MEAN = f"Mean ({_DIFFERENCE})."
 # Two trainings cost the same if one takes this share of the other's multiply-adds.
 _SAME_COST = (0.95, 1.0)
 

@@ -106,5 +106,6 @@ def expect_term() -> threading.Event:
 
 def wait_for_end(terminated: threading.Event) -> NoReturn:
     """Wait for Slurm's TERM, since Slurm takes a job that leaves early for one that has failed."""
-    terminated.wait(900.0)  # its KILL would come later
+    # At TERM the job leaves at once; Slurm would kill it after another KillWait (30 s by default).
+    terminated.wait(900.0)
     raise SystemExit(128 + signal.SIGTERM)

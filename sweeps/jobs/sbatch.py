@@ -4,12 +4,11 @@
 """
 
 import contextlib
-import functools
 import io
 import re
 import subprocess
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +46,8 @@ def submit(
         NothingSubmitted: sbatch refused, or the array was cancelled while it was held.
         UserError: Some of the jobs are, or may be, in the queue.
     """
-    find_by_name = functools.partial(_find_by_name, slurm_cluster=batch.slurm_cluster)
     command = python_command(resources)
-    executor = Executor(find_by_name, folder=sweep.logs, max_num_timeout=10_000, python=command)
+    executor = Executor(folder=sweep.logs, max_num_timeout=10_000, python=command)
     code = sweep.snapshots / batch.code
     sharing = max(len(names) for names in batch.tasks())
     options = parameters(resources, batch.name, code, sweep.logs, sharing)
@@ -75,8 +73,8 @@ def submit(
         with job_environment(code), contextlib.redirect_stderr(io.StringIO()), executor.batch():
             handles = [executor.submit(job) for job in jobs]
     except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
-        reason = " ".join(str(getattr(error, "stderr", None) or error).split())[-400:]
-        raise _refusal(reason, len(runs), bool(after)) from None
+        text = str(getattr(error, "stderr", None) or error)
+        raise _refusal(_reason(text), len(runs), bool(after)) from None
     batch.slurm_cluster = executor.slurm_cluster or batch.slurm_cluster
     task_ids = [handle.job_id for handle in handles]
     ids = {}
@@ -86,15 +84,6 @@ def submit(
         conditions = [_join([*shared, condition]) for condition in by_task]
         _set_dependencies(task_ids, conditions, batch.slurm_cluster, release=not is_held)
     return ids
-
-
-def _find_by_name(name: str, slurm_cluster: str) -> str | None:
-    """Return the id of a job in the queue by its name, None if there is none."""
-    with contextlib.suppress(SweepError):
-        for job in slurm.queue(slurm_cluster).values():
-            if job.name == name:
-                return job.id.partition("_")[0]
-    return None
 
 
 def _make_jobs(
@@ -144,6 +133,14 @@ def _set_dependencies(
         raise NothingSubmitted(str(error)) from None
 
 
+def _reason(text: str) -> str:
+    """Return sbatch's messages in one line, without the `sbatch: error: ` before each of them."""
+    messages = []
+    for line in text.splitlines():
+        messages.append(line.removeprefix("sbatch: ").removeprefix("error: ").strip())
+    return "; ".join(filter(None, messages))[-400:]
+
+
 def _refusal(reason: str, count: int, is_later_array: bool) -> UserError:
     if "timed out" in reason:  # the controller may have the jobs: their name tells
         return UserError(f"no answer from sbatch ({reason}); status shows what was submitted")
@@ -168,16 +165,9 @@ def parse_answer(text: str) -> tuple[str, str] | None:
 
 
 class Executor(SlurmExecutor):  # type: ignore[misc]
-    """submitit's executor; `find_by_name` returns the job id of a name in the queue.
-
-    `slurm_cluster` is the cluster that sbatch named in its answer.
-    """
+    """submitit's executor; `slurm_cluster` is the cluster that sbatch named in its answer."""
 
     slurm_cluster = ""
-
-    def __init__(self, find_by_name: Callable[[str], str | None], **values: Any) -> None:
-        super().__init__(**values)
-        self.find_by_name = find_by_name
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         submission_file_path.chmod(0o600)  # its `setup` lines may hold secrets
@@ -187,17 +177,13 @@ class Executor(SlurmExecutor):  # type: ignore[misc]
         self, string: bytes | str
     ) -> str:
         text = string if isinstance(string, str) else string.decode(errors="replace")
-        name = self.parameters["job_name"]
         answer = parse_answer(text)
         if answer is None:
-            job_id = self.find_by_name(name)
-            if job_id is None:
-                brief = " ".join(text.split())[:200]
-                raise UserError(
-                    f"sbatch printed {brief!r}, expected a job id or 'Submitted batch job ID', and "
-                    f"no job {name} is in the queue; launch again once `squeue --me` shows none"
-                )
-            answer = (job_id, "")
+            brief = " ".join(text.split())[:200]
+            raise UserError(
+                f"sbatch printed {brief!r}, expected a job id or 'Submitted batch job ID'; status "
+                "and launch find the jobs by their name once they are in the queue"
+            )
         job_id, self.slurm_cluster = answer
         return job_id
 

@@ -38,9 +38,9 @@ class Preflight:
         """Check one configuration at the resources of its run."""
         if self.exit_code:
             return
+        resources = by_run(self.resources, [run])[run.name]  # which the plan of a dry run needs too
+        processes = resources.nodes * resources.tasks if self.on_slurm else 1
         try:
-            resources = by_run(self.resources, [run])[run.name]
-            processes = resources.nodes * resources.tasks if self.on_slurm else 1
             check_ready(config, processes, self.on_gpu)
         except Exception as error:
             text = sentence(error)

@@ -3,10 +3,17 @@
 import functools
 
 import pytest
+from analysis_runs import study
 from suite import RESULTS
 
 from analysis.archives import unpack
 from analysis.results import Results
+
+
+@pytest.fixture(scope="session")
+def made_runs(tmp_path_factory):
+    """The folder of a small but complete study: placement, rates, selections, baselines and guidance."""
+    return study(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,12 @@ from matplotlib.text import Text
 from PIL import Image
 
 import analysis
-from analysis import figures, findings
+from analysis import figures
 from analysis.errors import AnalysisError
 from analysis.figures import style
 from analysis.figures.scans import ORDERS
 from analysis.results import Results
-from analysis.similarity import SimilarityFile, read
+from analysis.similarity import SimilarityFile
 
 
 @pytest.fixture(scope="module")
@@ -29,25 +29,12 @@ def runs(tmp_path_factory):
 def weights(folder, **arguments):
     """A safetensors file without tensors: the header that the cost figure reads."""
     model = {"name": "dit", "size": "T/1", "in_channels": 1, "input_size": [8, 8], "num_classes": 10} | arguments
-    header = json.dumps({"__metadata__": {"format": "tread-suite/1", "model": json.dumps(model)}}).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    header(folder, {"format": "tread-suite/1", "model": json.dumps(model)})
 
 
-@pytest.mark.parametrize(("metric", "digits"), [("FD-500", 2), ("KD-500", 5)])
-def test_pictures_and_sentences_have_the_digits_of_the_tables(tmp_path, metric, digits):
-    for place, route in enumerate(("none", "2-8", "3-8", "4-8")):
-        folder = write(tmp_path, route=route, samples=True)
-        line = score({}, 400, 0.5 - 0.1 * place, metric=metric, features=None)
-        guided = line | {"guidance": "routed scale=1.5"}
-        pairs = [f"routed scale=1.5 strong={a} weak={b}" for a in (0, 0.3) for b in (0.7, 0.8)]
-        rows = [line, *({**guided, "guidance": pair} for pair in pairs)]
-        (folder / "scores.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    study = Results.of(tmp_path, metric)
-    for name, text in (("route_placement", "-0.1"), ("guidance", "0.2"), ("samples", "0.5")):
-        drawn = [each.get_text() for each in figures.make(name, study).figure.findobj(Text)]
-        words = " ".join(drawn).replace("\u2020", "").split()
-        assert f"{float(text):.{digits}f}" in words, name
-    assert f"best 4-8 ({0.2:.{digits}f})" in findings.make("placement", study)
+def header(folder, metadata):
+    content = json.dumps({"__metadata__": metadata}).encode()
+    (folder / "model.safetensors").write_bytes(len(content).to_bytes(8, "little") + content)
 
 
 def test_placement_draws_the_paired_differences(runs):
@@ -93,11 +80,8 @@ def test_rate_and_guidance_draw_the_data_of_the_runs(runs):
     assert rate[0.5] == pytest.approx(half.entries[2].value)
     plot = figures.make("guidance", runs)
     assert set(zip(plot.data["strong"], plot.data["weak"], strict=True)) >= {(0.5, 0.9), (0.3, 0.8), (0.0, 0.7)}
-    # The best pair is at the dark end of the scale, without a frame: it may be best by chance.
-    ax = next(ax for ax in plot.figure.axes if ax.images)
-    grid, shade = ax.images[0].get_array(), ax.images[0].to_rgba(ax.images[0].get_array())
-    assert not ax.patches and grid.min() == pytest.approx(plot.data["value"].min())
-    assert shade[grid == grid.min()].sum() == min(shade[~grid.mask].sum(axis=-1))
+    drawn = next(ax for ax in plot.figure.axes if ax.images).images[0].get_array()
+    assert drawn.min() == pytest.approx(plot.data["value"].min())
     assert (plot.data["n"] == 2).all() and plot.data["std"].notna().all()
 
 
@@ -125,27 +109,22 @@ def test_only_scores_under_the_two_rates_alone_stand_in_their_map(tmp_path):
     assert len(plot.data) == 5 and plot.data["value"].min() > 1
 
 
-def test_sample_grids_name_their_classes(tmp_path):
+@pytest.mark.parametrize(
+    ("data", "names"),
+    [("digits", ["0", "1"]), ("fashion", ["T-shirt/top", "Trouser"]), ("folder", ["a long name o\u2026"] * 2)],
+)
+def test_sample_grids_name_their_classes(data, names, tmp_path):
     """From the metadata of the weights, of Fashion-MNIST without them, else by number."""
-
-    def labels(data):
-        axes = [ax for ax in figures.make("samples", tmp_path / data).figure.axes if ax.get_visible()]
-        below = [[text.get_text() for text in ax.get_xticklabels()] for ax in axes]
-        assert below[0] == []  # dense and routed columns share the names below
-        return below[1]
-
-    for data in ("digits", "fashion", "folder"):
-        for route in ("none", "2-8"):
-            run = write(tmp_path / data, route=route, samples=True, data__name=data)
-            Image.new("RGB", (64, 80)).save(run / "samples" / "final.png")
-            if data == "folder":
-                names = [f"a long name of class {number}" for number in range(10)]
-                metadata = {"__metadata__": {"data": json.dumps({"class_names": names})}}
-                header = json.dumps(metadata).encode()
-                (run / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    assert labels("digits") == list("0123456789")
-    assert labels("fashion")[:2] == ["T-shirt/top", "Trouser"]
-    assert labels("folder") == ["a long name o\u2026"] * 10
+    for route in ("none", "2-8"):
+        run = write(tmp_path, route=route, samples=True, data__name=data)
+        Image.new("RGB", (64, 80)).save(run / "samples" / "final.png")
+        if data == "folder":
+            class_names = [f"a long name of class {number}" for number in range(10)]
+            header(run, {"data": json.dumps({"class_names": class_names})})
+    axes = [ax for ax in figures.make("samples", tmp_path).figure.axes if ax.get_visible()]
+    below = [[text.get_text() for text in ax.get_xticklabels()] for ax in axes]
+    assert below[0] == []  # dense and routed columns share the names below
+    assert below[1][:2] == names
 
 
 @pytest.mark.slow
@@ -175,9 +154,8 @@ def test_every_figure_fits_a_paper_as_it_is(runs, tmp_path):
                 assert text.get_fontsize() >= 7, where
                 # Of ticks, those beyond an axis' limits stand anywhere; hidden axes are not drawn.
                 drawn = text.axes is None or text.axes.get_visible()
-                assert text in ticks or not drawn or page.x0 <= box.x0 and box.x1 <= page.x1 and box.y1 <= page.y1, (
-                    where
-                )
+                inside = page.x0 <= box.x0 and box.x1 <= page.x1 and box.y1 <= page.y1
+                assert text in ticks or not drawn or inside, where
 
 
 def test_cost_per_block_is_the_cost_models(tmp_path):
@@ -193,15 +171,7 @@ def test_cost_per_block_is_the_cost_models(tmp_path):
     assert figures.make("cost", write(tmp_path / "other", route="2-8")) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"\x05\0\0\0\0\0\0\0[1,2]", (10**12).to_bytes(8, "little")])
-def test_weights_that_cannot_be_read_have_no_metadata(tmp_path, content):
-    from analysis.run_files import model_arguments
-
-    (tmp_path / "model.safetensors").write_bytes(content)
-    assert model_arguments(tmp_path) is None
-
-
-@pytest.mark.parametrize("arguments", [{"size": None}, {"input_size": ["a", 8]}, {"odd": 1}, {"name": "nobody"}])
+@pytest.mark.parametrize("arguments", [{"size": None}, {"odd": 1}, {"name": "nobody"}])
 def test_metadata_of_no_model_of_ours_take_no_table_or_figure_away(tmp_path, arguments):
     for route in ("none", "2-8"):
         weights(write(tmp_path, route=route, data__name="latents"), **arguments)
@@ -247,18 +217,6 @@ def test_similarity_maps_share_one_scale_and_outline_the_route(tmp_path):
         figures.similarity([])
 
 
-def test_a_similarity_file_is_read_back_and_never_unpickled(tmp_path):
-    similar().save(tmp_path / "a.npz")
-    again = read(tmp_path / "a.npz")
-    assert again.protocol["levels"] == [0.1, 1.0] and np.array_equal(again.cosine, similar().cosine)
-    np.savez(tmp_path / "evil.npz", protocol=np.array([{"a": 1}], dtype=object))
-    (tmp_path / "junk.npz").write_bytes(b"PK\x03\x04junk")
-    np.savez(tmp_path / "other.npz", protocol=np.array("[]"))
-    for name in ("evil", "junk", "other", "absent"):
-        with pytest.raises(AnalysisError, match="is not a"):
-            read(tmp_path / f"{name}.npz")
-
-
 def test_figures_are_saved_as_pdf_png_and_csv(tmp_path, runs):
     plot = figures.make("selection_rate", runs)
     paths = plot.save(tmp_path)
@@ -273,73 +231,49 @@ def test_figures_are_saved_as_pdf_png_and_csv(tmp_path, runs):
 
 def test_figures_that_the_runs_do_not_give_are_none_and_unknown_ones_refused(tmp_path):
     write(tmp_path)
-    for name in (
-        "convergence",
-        "route_placement",
-        "selection_rate",
-        "samples",
-        "guidance",
-        "guidance_scale",
-        "cost",
-        "similarity",
-    ):
+    for name in ("convergence", "route_placement", "selection_rate", "samples", "guidance", "cost", "similarity"):
         assert figures.make(name, tmp_path) is None
     with pytest.raises(AnalysisError, match="did you mean route_placement"):
         figures.make("route_placment", tmp_path)
 
 
 def test_runs_that_logged_no_cost_are_drawn_over_their_steps_alone(tmp_path):
-    for seed, (route, more) in itertools.product(
-        range(3), [("none", {}), ("2-8", {}), ("2-8", {"routing__reinsert": "none"})]
-    ):
-        folder = write(tmp_path, route=route, seed=seed, samples=True, **more)
-        (folder / "metrics.jsonl").unlink()
+    for seed in range(3):
+        for route in ("none", "2-8"):
+            (write(tmp_path, route=route, seed=seed, samples=True) / "metrics.jsonl").unlink()
     # Their axis is the cost: an empty one has no place on it for scores over a wide range.
-    assert figures.make("overview", tmp_path) is None and figures.make("methods", tmp_path) is None
+    assert figures.make("overview", tmp_path) is None
     plot = figures.make("convergence", tmp_path)
     said = [ax.get_xlabel().split("\n")[1] for ax in plot.figure.axes[:2]]
     assert "to dense best" in said[0] and said[1] == "cost not logged"
     assert plot.png(dpi=40).startswith(b"\x89PNG")
 
 
-def test_no_line_of_samples_and_no_overview_mixes_recipes_or_lengths(tmp_path):
-    def pair(backbone="dit", seeds=3, evaluations=4, routes=("none", "2-8"), **over):
+def test_no_line_of_samples_and_no_overview_mixes_configurations_or_lengths(tmp_path):
+    def pair(backbone="dit", seeds=3, routes=("none", "2-8"), **over):
         for seed in range(seeds):
             for route in routes:
-                write(tmp_path, backbone, route, seed, samples=True, evaluations=evaluations, **over)
+                write(tmp_path, backbone, route, seed, samples=True, **over)
 
-    for backbone in ("dit", "mamba"):
-        pair(backbone)
-    # Two seeds more were scored at their end alone.
-    for seed in (3, 4):
-        for route in ("none", "2-8"):
-            write(tmp_path, "dit", route, seed, evaluations=1)
-    # More points and a longer training, of a recipe that the other backbone lacks.
-    pair("dit", seeds=4, train__steps=800, train__lr=1e-4, evaluations=8)
-    pair("dit", backbone__rope=True)
-    # Routed alone: it must not stand in the dense line of others.
-    pair("dit", routes=("2-8",), objective__name="flow")
+    pair("dit")
+    pair("mamba")
+    pair("dit", seeds=4, train__steps=800, train__lr=1e-4)  # longer, at a rate that the other backbone lacks
+    pair("dit", routes=("2-8",), objective__name="flow")  # without dense runs
     plot = figures.make("samples", tmp_path)
     shown = [ax for ax in plot.figure.axes if ax.get_visible()]
-    assert len({ax.get_title("left") for ax in shown}) == len(shown) == len(plot.data) == 8
-    table = {ax.get_title("left"): ax.get_subplotspec().rowspan.start for ax in shown}
-    for title, line in table.items():
+    lines = {}
+    for ax in shown:
+        title, line = ax.get_title("left"), ax.get_subplotspec().rowspan.start
         assert ("\ndense, step" in title) == (line % 2 == 0), title
-    lines = [{t for t, line in table.items() if line // 2 == page} for page in range(2)]
-    assert sorted(len(titles) for titles in lines) == [2, 6] and "flow" not in str(table)
-    assert all(len({"step 800" in title for title in titles}) == 1 for titles in lines)
+        lines.setdefault(line // 2, set()).add(title)
+    assert sorted(len(titles) for titles in lines.values()) == [2, 4] and "flow" not in str(lines)
+    assert all(len({"step 800" in title for title in titles}) == 1 for titles in lines.values())
     overview = figures.make("overview", tmp_path)
-    # One range of scores for all backbones.
-    assert len({ax.get_ylim() for ax in overview.figure.axes[:2]}) == 1
+    assert len({ax.get_ylim() for ax in overview.figure.axes[:2]}) == 1  # one range for all backbones
     assert "400 steps" in overview.caption and set(overview.data["backbone"]) == {"dit", "mamba"}
     assert overview.data["step"].max() == 400 and "lr" not in set(overview.data["of"])
     legend = [text.get_text() for text in overview.figure.axes[0].get_legend().get_texts()]
-    main = analysis.tables.make("main", tmp_path)
-    label = overview.data.query("backbone == 'dit'")["of"].iloc[0]
-    score = next(row for row in main.rows if row.group.startswith(f"{label}:"))
-    (number,) = {entry.n for entry in score.entries[1:4]}
-    assert legend == [f"{name} (n=3 of {number})" for name in ("dense", "route 2-8")]
-    assert {ax.get_title("left").split("step ")[-1] for ax in overview.figure.axes[2:]} == {"400, seed 0"}
+    assert legend == ["dense (n=3)", "route 2-8 (n=3)"]
 
 
 def test_a_curve_over_rates_is_of_one_recipe_and_one_number_of_steps(tmp_path):
@@ -350,27 +284,3 @@ def test_a_curve_over_rates_is_of_one_recipe_and_one_number_of_steps(tmp_path):
     assert set(plot.data["step"]) == {400} and set(plot.data["rate"]) == {0.25, 0.5}
     labels = [text.get_text() for text in plot.figure.axes[0].get_legend().get_texts()]
     assert len(set(labels)) == 2 and all("2-8, step 400 (n=1)" in label for label in labels)
-
-
-def test_samples_of_a_grid_without_dense_runs_leave_no_empty_line(tmp_path):
-    for route in ("2-8", "4-10"):
-        (folder := write(tmp_path, route=route) / "samples").mkdir(exist_ok=True)
-        Image.new("RGB", (80, 100)).save(folder / "final.png")
-    plot = figures.make("samples", tmp_path)
-    assert all(ax.get_visible() for ax in plot.figure.axes) and len(plot.figure.axes) == 1
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"data": None}, {"route": "2-50"}, {"levels": ["a"]}, {"samples": "many"},
-        {"cosine": np.full((13, 13), np.nan)}, {"cosine": np.zeros((13, 12))},
-    ],
-)  # fmt: skip
-def test_a_map_that_measure_never_stores_is_named_and_left_out(change, tmp_path):
-    whole = similar()
-    cosine = change.pop("cosine", whole.cosine)
-    damaged = SimilarityFile(cosine, whole.protocol | change)
-    damaged.save(write(tmp_path, route="2-8") / "similarity.npz")
-    with pytest.warns(UserWarning, match="is not a tread-suite-similarity/1 file"):
-        assert figures.make("similarity", tmp_path) is None

@@ -49,8 +49,7 @@ def test_several_folders_are_one_frame_with_their_own_labels(runs, tmp_path):
     more = tmp_path / "more"
     write(more, backbone="dit", route="3-8")
     both = analysis.load([runs, more], backbone="dit")
-    assert set(both["root"]) == {str(runs), str(more)} or len(both) == len(set(both["path"]))
-    assert {"none", "2-8", "3-8"} == set(both["route"])
+    assert {"none", "2-8", "3-8"} == set(both["route"]) and len(both) == len(set(both["path"]))
     # Of one backbone and rate there is one group, whose label needs no more than the head.
     one = analysis.load(runs, backbone="mamba")
     assert one["group"].nunique() == 1 and "(" not in one["group"].iloc[0]
@@ -64,8 +63,6 @@ def test_several_folders_are_one_frame_with_their_own_labels(runs, tmp_path):
         (["where=__import__('os').system('true')"], "cannot be read"),
         (["where=backbone < 'dit'"], "compare it with =="),
         (["where=lr < banana"], "lr is compared with banana; expected a number, a text in quotes"),
-        (["where=lr in 3"], 'lr in 3: expected a list, such as lr in ["a", "b"]'),
-        (["mian"], "no grid called 'mian'"),
         (["seed=0", "seed=1"], "seed is given twice"),
         (["steps=400"], "give the whole key"),
         (["backbone=unet"], "no finished run"),

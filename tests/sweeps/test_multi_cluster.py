@@ -3,21 +3,8 @@
 import os
 
 import pytest
-from slurm_lab import STUB, Launcher, use_stubs
 
 from sweeps.submission.live_jobs import LiveJobs
-
-
-@pytest.fixture(autouse=True)
-def stubs(monkeypatch):
-    monkeypatch.syspath_prepend(str(STUB))
-    use_stubs(monkeypatch)
-
-
-@pytest.fixture
-def shop(tmp_path, capsys):
-    return Launcher(tmp_path, capsys)
-
 
 # Jobs are seen on the cluster that they were sent to, by sbatch's own line or by its environment.
 FAKE_SLURM = {
@@ -61,14 +48,14 @@ def fake_slurm(tmp_path, monkeypatch):
     return folder
 
 
-def submitted_once(shop, folder, *words):
+def submitted_once(cli, folder, *words):
     """Launch, and look whether status, a second launch, retry and cancel find the jobs."""
-    assert "submitted 2 runs as job 101" in shop("launch", *words)
-    assert [row.job for row in shop.rows().values()] == ["101_0", "101_1"]
-    assert set(shop.states().values()) == {"pending"}
-    assert "2 of 2 in the queue or running" in shop("launch", *words)
-    assert "nothing has failed or stopped" in shop("retry")
-    assert "cancelled 2 of 2" in shop("cancel")
+    assert "submitted 2 runs as job 101" in cli("launch", *words)
+    assert [row.job for row in cli.rows().values()] == ["101_0", "101_1"]
+    assert set(cli.states().values()) == {"pending"}
+    assert "2 of 2 in the queue or running" in cli("launch", *words)
+    assert "nothing has failed or stopped" in cli("retry")
+    assert "cancelled 2 of 2" in cli("cancel")
     assert (folder / "submissions").read_text() == "1\n"
     return (folder / "scancel").read_text().split(), (folder / "scontrol").read_text().split()
 
@@ -77,74 +64,63 @@ def submitted_once(shop, folder, *words):
     ("by", "answer"),
     [
         ("SLURM_CLUSTERS", "101"), ("SBATCH_CLUSTERS", "101;gpu2"),
-        ("extra", "thank you for 3 jobs"),  # found in the queue by their name
         ("extra", "your account 4711 has 12 hours left\\nSubmitted batch job 101 on cluster gpu2\\nquota: job 7 of 9"),
     ],
 )  # fmt: skip
-def test_the_cluster_of_the_jobs_is_asked_for_them(by, answer, shop, fake_slurm, monkeypatch):
+def test_the_cluster_of_the_jobs_is_asked_for_them(by, answer, cli, fake_slurm, monkeypatch):
     monkeypatch.setenv("ANSWER", answer)
     words = ["cluster=slurm"]
     if by == "extra":
         words.append("cluster.extra={clusters: gpu2}")
     else:
         monkeypatch.setenv(by, "gpu2")
-    cancelled, asked = submitted_once(shop, fake_slurm, *words)
+    cancelled, asked = submitted_once(cli, fake_slurm, *words)
     assert cancelled == ["-M", "gpu2", "101_0", "101_1"] and asked[:2] == ["-M", "gpu2"]
     # Another shell, without the variable.
     monkeypatch.delenv(by, raising=False)
-    assert set(shop.states().values()) == {"pending"} and shop.sweep.batches()[0].slurm_cluster == "gpu2"
+    assert set(cli.states().values()) == {"pending"} and cli.sweep.batches()[0].slurm_cluster == "gpu2"
 
 
-def test_a_cluster_that_sbatch_chose_itself_is_remembered(shop, fake_slurm, monkeypatch):
-    monkeypatch.setenv("ANSWER", "101;gpu3")
-    shop("launch", "cluster=slurm")
-    (fake_slurm / "sent").write_text("gpu3\n")
-    assert set(shop.states().values()) == {"pending"}
-
-
-def test_variables_that_hide_or_rename_jobs_change_nothing(shop, fake_slurm, monkeypatch):
+def test_variables_that_hide_or_rename_jobs_change_nothing(cli, fake_slurm, monkeypatch):
     for name, value in (("SQUEUE_PARTITION", "cpu"), ("SBATCH_JOB_NAME", "mine"), ("SBATCH_EXPORT", "NONE")):
         monkeypatch.setenv(name, value)
-    cancelled, _ = submitted_once(shop, fake_slurm, "cluster=slurm")
+    cancelled, _ = submitted_once(cli, fake_slurm, "cluster=slurm")
     assert cancelled == ["101_0", "101_1"] and (fake_slurm / "mode").read_text() == "600\n"
 
 
-@pytest.mark.parametrize("value", ["gpu1,gpu2", "all"])
-def test_several_clusters_are_refused_before_anything_is_submitted(value, shop, fake_slurm, monkeypatch):
-    monkeypatch.setenv("SLURM_CLUSTERS", value)
-    for words in (["cluster=slurm"], ["cluster=slurm", "--dry-run"]):
-        text = shop("launch", *words, code=2)
+def test_several_clusters_are_refused_before_anything_is_submitted(cli, fake_slurm, monkeypatch):
+    for value in ("gpu1,gpu2", "all"):
+        monkeypatch.setenv("SLURM_CLUSTERS", value)
+        text = cli("launch", "cluster=slurm", code=2)
         assert f"SLURM_CLUSTERS={value}: expected the name of one cluster" in text
-    assert not (fake_slurm / "submissions").exists() and not shop.sweep.path.exists()
+    assert not (fake_slurm / "submissions").exists() and not cli.sweep.path.exists()
 
 
 @pytest.mark.parametrize("cancel", ["works", "fails"])
-def test_a_held_array_is_forgotten_only_if_it_could_be_cancelled(cancel, shop, fake_slurm, monkeypatch):
+def test_a_held_array_is_forgotten_only_if_it_could_be_cancelled(cancel, cli, fake_slurm, monkeypatch):
     """sbatch has accepted the array; then scontrol gives no answer to the update of a dependency."""
     monkeypatch.setattr(LiveJobs, "condition", lambda self, run: "afterok:7" if "_s0" in run.name else "")
     scontrol = fake_slurm / "scontrol"
     scontrol.write_text('#!/bin/bash\n[ "$1" != update ] && echo "MaxArraySize = 1001" || exit 1\n')
-    if cancel == "fails":
-        (fake_slurm / "scancel").write_text("#!/bin/bash\nexit 1\n")
-    else:
-        (fake_slurm / "scancel").write_text('#!/bin/bash\necho "$@" > "$FAKE/scancelled"; rm "$FAKE/sent"\n')
-    text = shop("launch", "cluster=slurm", code=2)
+    works = 'echo "$@" > "$FAKE/scancelled"; rm "$FAKE/sent"'
+    (fake_slurm / "scancel").write_text(f"#!/bin/bash\n{works if cancel == 'works' else 'exit 1'}\n")
+    text = cli("launch", "cluster=slurm", code=2)
     assert "scontrol: " in text and "Traceback" not in text
     if cancel == "works":
-        assert (fake_slurm / "scancelled").read_text() == "101\n" and not shop.sweep.batches()
+        assert (fake_slurm / "scancelled").read_text() == "101\n" and not cli.sweep.batches()
         return
     assert "it may still be in the queue: type scancel 101 before you launch again" in " ".join(text.split())
-    assert len(shop.sweep.batches()) == 1
-    assert "2 of 2 in the queue or running" in shop("launch", "cluster=slurm")
+    assert len(cli.sweep.batches()) == 1
+    assert "2 of 2 in the queue or running" in cli("launch", "cluster=slurm")
     assert (fake_slurm / "submissions").read_text() == "1\n"
 
 
-def test_an_answer_without_a_job_id_is_one_sentence_and_stays_noted(shop, fake_slurm, monkeypatch):
+def test_an_answer_without_a_job_id_is_one_sentence_and_stays_noted(cli, fake_slurm, monkeypatch):
     monkeypatch.setenv("ANSWER", "thank you for 3 jobs")
     (fake_slurm / "squeue").write_text("#!/bin/bash\nexit 0\n")
-    text = shop("launch", "cluster=slurm", code=2)
+    text = cli("launch", "cluster=slurm", code=2)
     assert "error: sbatch printed 'thank you for 3 jobs', expected a job id" in text
-    assert "Traceback" not in text and len(shop.sweep.batches()) == 1
+    assert "Traceback" not in text and len(cli.sweep.batches()) == 1
     (fake_slurm / "squeue").write_text("#!/bin/bash\n" + FAKE_SLURM["squeue"])
-    assert "2 of 2 in the queue or running" in shop("launch", "cluster=slurm")
-    assert [*shop.sweep.batches()[0].ids.values()] == ["101_0", "101_1"]
+    assert "2 of 2 in the queue or running" in cli("launch", "cluster=slurm")
+    assert [*cli.sweep.batches()[0].ids.values()] == ["101_0", "101_1"]

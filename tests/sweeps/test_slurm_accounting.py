@@ -5,8 +5,7 @@ import signal
 import subprocess
 
 import pytest
-from slurm_lab import started, until, which
-from test_slurm_sweeps import SlurmLauncher
+from slurm_lab import on_cluster, started, until, which
 
 from sweeps.jobs import slurm
 
@@ -15,8 +14,7 @@ pytestmark = pytest.mark.slurm
 
 @pytest.fixture(scope="module")
 def accounted():
-    needed = ("slurmctld", "slurmd", "munged", "slurmdbd", "mariadbd")
-    missing = [name for name in needed if which(name) is None]
+    missing = [name for name in ("slurmctld", "slurmd", "munged", "slurmdbd", "mariadbd") if which(name) is None]
     if missing:
         pytest.skip(f"no {', '.join(missing)} on PATH: apt-get install slurmdbd mariadb-server")
     # No line in /etc/hosts: the other tests' cluster takes its own away when it ends.
@@ -24,15 +22,8 @@ def accounted():
 
 
 @pytest.fixture
-def shop(accounted, tmp_path, capsys, monkeypatch):
-    for key, value in accounted.environment().items():
-        monkeypatch.setenv(key, value)
-    from slurm_lab import use_stubs
-
-    use_stubs(monkeypatch)
-    yield SlurmLauncher(tmp_path, capsys)
-    subprocess.run(["scancel", "--user", str(os.getuid())], check=False)
-    until(lambda: not any(job.live for job in slurm.queue().values()), what="an empty queue")
+def cli(accounted, stubs, tmp_path, capsys, monkeypatch):
+    yield from on_cluster(accounted, tmp_path, capsys, monkeypatch)
 
 
 def sacct(job):
@@ -43,49 +34,44 @@ def sacct(job):
     return rows[job][0].split()[0], rows[job][1]
 
 
-def test_what_squeue_forgot_is_read_from_accounting(shop):
-    shop.stub({"sleep": 0.02, "save_every": 5}, seed1={"fail": 7}, seed2={"sleep": 0.2})
-    shop("launch", "train.steps=100")
-    jobs = {seed: row.job for seed, row in shop.rows().items()}
-    shop.running(2, step=6)
-    os.kill(shop.starts(2)[0]["pid"], signal.SIGKILL)
-    shop.done(0, 3)
+def test_what_squeue_forgot_is_read_from_accounting(cli):
+    cli.stub({"sleep": 0.02, "save_every": 5}, seed1={"fail": 7}, seed2={"sleep": 0.2})
+    cli("launch", "train.steps=100")
+    jobs = {seed: row.job for seed, row in cli.rows().items()}
+    cli.running(2, step=6)
+    os.kill(cli.starts(2)[0]["pid"], signal.SIGKILL)
+    cli.done(0, 3)
     # Slurm purges ended jobs every minute at the most.
     until(lambda: not slurm.queue(), 150, f"squeue to forget, {slurm.queue()}")
     told = slurm.history(jobs.values())
-    assert {seed: told[job].state for seed, job in jobs.items()} == {
-        0: "COMPLETED",
-        1: "FAILED",
-        2: "FAILED",
-        3: "COMPLETED",
-    }
+    assert [told[jobs[seed]].state for seed in range(4)] == ["COMPLETED", "FAILED", "FAILED", "COMPLETED"]
     for job in jobs.values():
         assert (told[job].state, told[job].exit) == sacct(job)
-    assert shop.states() == {0: "done", 1: "failed", 2: "failed", 3: "done"}
-    rows = shop.rows()
+    assert cli.states() == {0: "done", 1: "failed", 2: "failed", 3: "done"}
+    rows = cli.rows()
     assert "not a number at step 7" in rows[1].why
     # A killed run leaves no word of its own: what it died of stands in accounting alone.
     assert rows[2].why.startswith("killed by signal 9 (out of memory?), saved step ")
-    assert "2 of 4 failed: python -m sweeps retry" in shop("launch", "train.steps=100")
-    shop.stub({"sleep": 0.01})
-    shop("retry")
-    shop.done(0, 1, 2, 3)
+    assert "2 of 4 failed: python -m sweeps retry" in cli("launch", "train.steps=100")
+    cli.stub({"sleep": 0.01})
+    cli("retry")
+    cli.done(0, 1, 2, 3)
 
 
-def test_an_array_that_was_cancelled_while_it_waited_is_stopped_after_squeue_forgot_it(shop):
+def test_an_array_that_was_cancelled_while_it_waited_is_stopped_after_squeue_forgot_it(cli):
     full = ["sbatch", "--parsable", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null"]
     full = [*full, "--wrap", "sleep 300"]
     blocker = subprocess.run(full, capture_output=True, text=True, check=True).stdout.strip()
     until(lambda: slurm.queue()[blocker].state == "RUNNING", what="a full cluster")
-    shop("launch", "seed=0,1,2", "--throttle", "2")
-    assert set(shop.states().values()) == {"pending"}
-    array = shop.rows()[0].job.split("_")[0]
+    cli("launch", "seed=0,1,2", "--throttle", "2")
+    assert set(cli.states().values()) == {"pending"}
+    array = cli.rows()[0].job.split("_")[0]
     subprocess.run(["scancel", array, blocker], check=True)
     until(lambda: not slurm.queue(), 150, "squeue to forget")
     words = ["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", array]
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     # Tasks that never started have one record together.
     assert said.startswith(f"{array}_[0-2") and "CANCELLED by" in said, said
-    assert {(row.state, row.why) for row in shop.rows().values()} == {("stopped", "cancelled")}
-    assert "submitted 3 runs" in shop("launch", "seed=0,1,2")
-    shop.done(0, 1, 2)
+    assert {(row.state, row.why) for row in cli.rows().values()} == {("stopped", "cancelled")}
+    assert "submitted 3 runs" in cli("launch", "seed=0,1,2")
+    cli.done(0, 1, 2)

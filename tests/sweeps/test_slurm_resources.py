@@ -7,13 +7,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from slurm_lab import lab, squeue, started, until, use_stubs, which, without, write_grid  # noqa: F401
-from test_slurm_sweeps import SlurmLauncher, shop  # noqa: F401
+from slurm_lab import on_cluster, require_slurm, squeue, started, until, write_grid
 
-from sweeps.jobs import slurm
 from sweeps.status import status
 
 pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def cli(lab, stubs, tmp_path, capsys, monkeypatch):
+    yield from on_cluster(lab, tmp_path, capsys, monkeypatch)
 
 
 def granted(*jobs):
@@ -29,21 +32,21 @@ def summary(row):
     return json.loads((Path(row.run.folder) / "summary.json").read_text())
 
 
-def test_arrays_are_split_by_the_resources_of_cells_and_stages(shop):  # noqa: F811
-    shop.grid = write_grid(
-        shop.folder, base={"train.steps": 5}, seeds=[0],
+def test_arrays_are_split_by_the_resources_of_cells_and_stages(cli):
+    cli.grid = write_grid(
+        cli.folder, base={"train.steps": 5}, seeds=[0],
         cells=[{"route": "none"}, {"route": "2-8", "cluster": {"memory_gb": 0.75, "gpus": 1}}],
         stages=[{"name": "table", "after": "train", "command": "score", "args": ["{runs}", "{out}"],
                  "cluster": {"memory_gb": 0.25, "time": "0:10:00"}}],
     )  # fmt: skip
-    text = shop("launch", "--throttle", "3", "cluster.memory_gb=0.5", "--dry-run")
+    text = cli("launch", "--throttle", "3", "cluster.memory_gb=0.5", "--dry-run")
     assert "array 1: 1 run: no GPU, 0.5 GB, 1 CPU, 1:00:00; at most 3 at once" in text
     # What is typed is more than what the grid says.
     assert "array 2: 1 run: 1 GPU, 0.5 GB" in text
-    text = shop("launch", "--throttle", "3")
+    text = cli("launch", "--throttle", "3")
     assert text.count("  job ") == 3 and "1 GPU, 0.75 GB, 1 CPU, 1:00:00; at most 3 at once" in text
     rows = {}
-    for row in status.statuses(shop.sweep)[0]:
+    for row in status.statuses(cli.sweep)[0]:
         rows[row.run.varies.get("route", row.run.stage), row.run.varies.get("seed")] = row
     arrays = {row.job.partition("_")[0] for row in rows.values()}
     assert len(arrays) == 3
@@ -53,97 +56,83 @@ def test_arrays_are_split_by_the_resources_of_cells_and_stages(shop):  # noqa: F
         ("256M", "N/A", "10:00"),
     ]
     assert default != "768M" and granted(rows["none", "0"].job)[0][1] == "N/A"
-    until(lambda: all(row.state == "done" for row in status.statuses(shop.sweep)[0]), 90, "all")
+    until(lambda: all(row.state == "done" for row in status.statuses(cli.sweep)[0]), 90, "all")
     assert summary(rows["2-8", "0"])["gpus"] in ("0", "1") and summary(rows["none", "0"])["gpus"] is None
-    assert "gets     1 GPU, 0.75 GB" in shop("show", "--run", rows["2-8", "0"].run.name)
-    values = json.loads(shop("status", "--json"))["runs"]
+    assert "gets     1 GPU, 0.75 GB" in cli("show", "--run", rows["2-8", "0"].run.name)
+    values = json.loads(cli("status", "--json"))["runs"]
     assert {value["resources"].partition(", ")[0] for value in values} == {"no GPU", "1 GPU"}
 
 
-def test_a_retry_keeps_the_resources_of_each_run(shop):  # noqa: F811
-    shop.grid = write_grid(
-        shop.folder, base={"train.steps": 20}, seeds=[1], cluster={"memory_gb": 0.25},
+def test_a_retry_keeps_the_resources_of_each_run(cli):
+    cli.grid = write_grid(
+        cli.folder, base={"train.steps": 20}, seeds=[1], cluster={"memory_gb": 0.25},
         stages=[{"name": "score", "of": "train", "command": "score", "args": ["{parent}", "{out}"],
                  "cluster": {"memory_gb": 0.5, "gpus": 1}}],
     )  # fmt: skip
-    shop.stub({"sleep": 0.01}, seed1={"fail": 3})
-    shop("launch")
-    until(lambda: not any(row.live for row in status.statuses(shop.sweep)[0]), 90, "the end")
-    shop.stub({"sleep": 0.01})
-    shop("retry", "cluster.time=0:30:00")  # both stages, of which one waits for the other
-    rows = {(row.run.stage, row.run.varies["seed"]): row for row in status.statuses(shop.sweep)[0]}
+    cli.stub({"sleep": 0.01}, seed1={"fail": 3})
+    cli("launch")
+    until(lambda: not any(row.live for row in status.statuses(cli.sweep)[0]), 90, "the end")
+    cli.stub({"sleep": 0.01})
+    cli("retry", "cluster.time=0:30:00")  # both stages, of which one waits for the other
+    rows = {(row.run.stage, row.run.varies["seed"]): row for row in status.statuses(cli.sweep)[0]}
     assert granted(rows["train", "1"].job, rows["score", "1"].job) == [
         ("256M", "N/A", "30:00"),
         ("512M", "gres:gpu:1", "30:00"),
     ]
-    until(lambda: all(row.state == "done" for row in status.statuses(shop.sweep)[0]), 90, "all")
+    until(lambda: all(row.state == "done" for row in status.statuses(cli.sweep)[0]), 90, "all")
 
 
-def test_runs_that_share_a_gpu_are_processes_of_one_task_and_end_one_by_one(shop):  # noqa: F811
-    shop.stub({"sleep": 0.1, "save_every": 5}, seed1={"fail": 10})
+def test_runs_that_share_a_gpu_are_processes_of_one_task_and_end_one_by_one(cli):
+    cli.stub({"sleep": 0.1, "save_every": 5}, seed1={"fail": 10})
     shared = ["cluster.gpus=1", "cluster.runs_per_gpu=2", "cluster.memory_gb=0.25", "train.steps=300"]
-    shop("launch", *shared)
-    rows = shop.rows()
+    cli("launch", *shared)
+    rows = cli.rows()
     assert rows[0].job == rows[1].job != rows[2].job == rows[3].job
     # Each of the two gets what it asks for.
     assert granted(rows[0].job)[0][:2] == ("512M", "gres:gpu:1")
     # One of a task fails, one is killed, one is cancelled: the others go on.
-    shop.running(2, step=3), shop.running(3, step=3)
-    assert "cancelled 1 of 1" in shop("cancel", "seed=3")
-    until(lambda: shop.states()[3] == "stopped" and shop.states()[1] == "failed", what=f"ends, {shop.rows()}")
+    cli.running(2, step=3), cli.running(3, step=3)
+    assert "cancelled 1 of 1" in cli("cancel", "seed=3")
+    until(lambda: cli.states()[3] == "stopped" and cli.states()[1] == "failed", what=f"ends, {cli.rows()}")
     assert {squeue()[rows[seed].job][0] for seed in (1, 3)} == {"RUNNING"}
-    assert "not a number at step 10" in shop.rows()[1].why
-    assert "Traceback" in shop.log(1) and "Traceback" not in shop.log(0)
-    os.kill(shop.starts(2)[0]["pid"], signal.SIGKILL)
-    until(lambda: shop.states()[2] == "failed", what="a killed run")
-    assert shop.rows()[2].why.startswith("killed by signal 9") and not shop.rows()[2].memory_ran_out
+    assert "not a number at step 10" in cli.rows()[1].why
+    assert "Traceback" in cli.log(1) and "Traceback" not in cli.log(0)
+    os.kill(cli.starts(2)[0]["pid"], signal.SIGKILL)
+    until(lambda: cli.states()[2] == "failed", what="a killed run")
+    assert cli.rows()[2].why.startswith("killed by signal 9") and not cli.rows()[2].memory_ran_out
     # What has failed can be submitted again at once.
-    shop.running(0, step=5)
-    shop.stub({"sleep": 0.02})
-    shop("retry", "seed=1,2,3", "cluster.gpus=1", "cluster.runs_per_gpu=3")
-    assert shop.rows()[1].job == shop.rows()[2].job == shop.rows()[3].job != rows[0].job
-    shop.done(0, 1, 2, 3)
-    gpus = {seed: (row.node, summary(row)["gpus"]) for seed, row in shop.rows().items()}
+    cli.running(0, step=5)
+    cli.stub({"sleep": 0.02})
+    cli("retry", "seed=1,2,3", "cluster.gpus=1", "cluster.runs_per_gpu=3")
+    assert cli.rows()[1].job == cli.rows()[2].job == cli.rows()[3].job != rows[0].job
+    cli.done(0, 1, 2, 3)
+    gpus = {seed: (row.node, summary(row)["gpus"]) for seed, row in cli.rows().items()}
     assert gpus[0][1] in ("0", "1") and gpus[1] == gpus[2] == gpus[3]
     until(lambda: squeue()[rows[0].job][0] == "FAILED", what="the task to fail in Slurm as well")
-    assert [len(shop.starts(seed)) for seed in range(4)] == [1, 2, 2, 2]
+    assert [len(cli.starts(seed)) for seed in range(4)] == [1, 2, 2, 2]
     # All runs of a task: it is Slurm that ends it.
-    shop("launch", *shared[:-1], "seed=7,8", "train.steps=5000")
-    shop.running(7, step=3)
-    assert "cancelled 2 of 2" in shop("cancel", "seed=7,8")
-    until(lambda: {shop.states()[7], shop.states()[8]} == {"stopped"}, what="the end")
-    assert squeue()[shop.rows()[7].job][0] in ("CANCELLED", "COMPLETING")
+    cli("launch", *shared[:-1], "seed=7,8", "train.steps=5000")
+    cli.running(7, step=3)
+    assert "cancelled 2 of 2" in cli("cancel", "seed=7,8")
+    until(lambda: {cli.states()[7], cli.states()[8]} == {"stopped"}, what="the end")
+    assert squeue()[cli.rows()[7].job][0] in ("CANCELLED", "COMPLETING")
 
 
-def test_usr2_reaches_all_runs_of_a_task_and_those_that_have_not_ended_go_on(shop):  # noqa: F811
-    shop.stub({"sleep": 0.1, "save_every": 1000}, seed1={"fail": 3})
-    shop("launch", "cluster.gpus=1", "cluster.runs_per_gpu=3", "train.steps=150", "seed=0,1,2")
-    job = shop.running(2, step=5).job
-    until(lambda: shop.states()[1] == "failed", what="a failed run")
+def test_usr2_reaches_all_runs_of_a_task_and_those_that_have_not_ended_go_on(cli):
+    cli.stub({"sleep": 0.1, "save_every": 1000}, seed1={"fail": 3})
+    cli("launch", "cluster.gpus=1", "cluster.runs_per_gpu=3", "train.steps=150", "seed=0,1,2")
+    job = cli.running(2, step=5).job
+    until(lambda: cli.states()[1] == "failed", what="a failed run")
     subprocess.run(["scancel", "--signal=USR2", job], check=True)
-    until(lambda: len(shop.starts(2)) == 2, what=f"a second start, {shop.events(2)} {squeue()}")
-    shop.done(0, 2)
+    until(lambda: len(cli.starts(2)) == 2, what=f"a second start, {cli.events(2)} {squeue()}")
+    cli.done(0, 2)
     for seed in (0, 2):
-        first, second = shop.starts(seed)
+        first, second = cli.starts(seed)
         assert second["job"] == first["job"] == job and second["restart"] == 1
         assert second["step"] >= 5
-        ends = [event["how"] for event in shop.events(seed) if event["event"] == "end"]
+        ends = [event["how"] for event in cli.events(seed) if event["event"] == "end"]
         assert ends == ["requeued", "done"]
-    assert len(shop.starts(1)) == 1 and shop.states()[1] == "failed"
-
-
-def test_preemption_requeues_a_shared_task(shop):  # noqa: F811
-    shop.resources(partition="low", gpus=1, runs_per_gpu=2, cpus=2)
-    shop.stub({"sleep": 0.1, "save_every": 1000})
-    shop("launch", "seed=0,1", "train.steps=60")
-    shop.running(0, step=3), shop.running(1, step=3)
-    urgent = ["sbatch", "--parsable", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null"]
-    urgent = [*urgent, "--wrap", "sleep 4"]
-    high = subprocess.run(urgent, capture_output=True, text=True, check=True).stdout.strip()
-    until(lambda: squeue().get(high, ("",))[0] == "RUNNING", what="the higher partition's job")
-    assert set(shop.states().values()) == {"requeued"}
-    shop.done(0, 1)
-    assert all(shop.starts(seed)[1]["step"] >= 3 for seed in (0, 1))
+    assert len(cli.starts(1)) == 1 and cli.states()[1] == "failed"
 
 
 # --- memory -----------------------------------------------------------------------------------------------------
@@ -152,34 +141,27 @@ def test_preemption_requeues_a_shared_task(shop):  # noqa: F811
 @pytest.fixture(scope="module")
 def strict_lab():
     """A cluster that ends steps that outgrow their memory."""
-    missing = [name for name in ("slurmctld", "slurmd", "munged") if which(name) is None]
-    if missing:
-        without(f"no {', '.join(missing)} on PATH: apt-get install slurm-wlm munge")
+    require_slurm()
     yield from started(OOM_KILL="1", ETC_HOSTS="0")
 
 
-def test_a_retry_asks_for_more_memory_after_it_ran_out(strict_lab, tmp_path, capsys, monkeypatch):
-    for key, value in strict_lab.environment().items():
-        monkeypatch.setenv(key, value)
-    use_stubs(monkeypatch)
-    launcher = SlurmLauncher(tmp_path, capsys)
-    launcher.resources(memory_gb=0.4, retry_memory=2, max_memory_gb=1.5)
-    launcher.stub({"sleep": 0.05}, seed0={"memory_mb": 1000}, seed1={"fail": 3})
-    try:
-        launcher("launch", "seed=0,1", "train.steps=100")
-        until(lambda: set(launcher.states().values()) == {"failed"}, what=f"{launcher.rows()}")
-        row = launcher.rows()[0]
-        assert row.memory_ran_out and row.why.startswith("out of memory"), row
-        assert not launcher.rows()[1].memory_ran_out
-        launcher.stub({"sleep": 0.02}, seed0={"memory_mb": 1000})
-        text = launcher("retry")
-        assert f"{row.run.name} ran out of memory at 0.4 GB and gets 0.8 GB" in text
-        assert granted(launcher.rows()[0].job)[0][0] in ("819M", "820M")
-        assert granted(launcher.rows()[1].job)[0][0] in ("409M", "410M")
-        until(lambda: launcher.states()[0] == "failed", what=f"a second end, {launcher.rows()}")
-        text = launcher("retry")
-        assert "gets 1.5 GB, the most that cluster.max_memory_gb=1.5 allows" in text
-        until(lambda: set(launcher.states().values()) == {"done"}, what=f"{launcher.rows()}")
-    finally:
-        subprocess.run(["scancel", "--user", str(os.getuid())], check=False)
-        until(lambda: not any(job.live for job in slurm.queue().values()), what="an empty queue")
+@pytest.fixture
+def strict_cli(strict_lab, stubs, tmp_path, capsys, monkeypatch):
+    yield from on_cluster(strict_lab, tmp_path, capsys, monkeypatch)
+
+
+def test_a_retry_asks_for_more_memory_after_it_ran_out(strict_cli):
+    strict_cli.resources(memory_gb=0.4, retry_memory=2, max_memory_gb=1.5)
+    strict_cli.stub({"sleep": 0.05}, seed0={"memory_mb": 1000}, seed1={"fail": 3})
+    strict_cli("launch", "seed=0,1", "train.steps=100")
+    until(lambda: set(strict_cli.states().values()) == {"failed"}, what=f"{strict_cli.rows()}")
+    row = strict_cli.rows()[0]
+    assert row.memory_ran_out and row.why.startswith("out of memory"), row
+    assert not strict_cli.rows()[1].memory_ran_out
+    strict_cli.stub({"sleep": 0.02}, seed0={"memory_mb": 1000})
+    assert f"{row.run.name} ran out of memory at 0.4 GB and gets 0.8 GB" in strict_cli("retry")
+    assert granted(strict_cli.rows()[0].job)[0][0] in ("819M", "820M")
+    assert granted(strict_cli.rows()[1].job)[0][0] in ("409M", "410M")
+    until(lambda: strict_cli.states()[0] == "failed", what=f"a second end, {strict_cli.rows()}")
+    assert "gets 1.5 GB, the most that cluster.max_memory_gb=1.5 allows" in strict_cli("retry")
+    until(lambda: set(strict_cli.states().values()) == {"done"}, what=f"{strict_cli.rows()}")

@@ -8,76 +8,37 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
-from slurm_lab import STUB, Launcher, lab, named_nodes, squeue, until, use_stubs, write_grid  # noqa: F401
+from slurm_lab import STUB, on_cluster, squeue, until, write_grid
 
 from sweeps import command as sweeps_command
-from sweeps.jobs import slurm
 
 pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class SlurmLauncher(Launcher):
-    """The commands on the cluster of this machine."""
-
-    def __init__(self, folder, capsys):
-        super().__init__(folder, capsys, seeds=(0, 1, 2, 3), sleep=0.02)
-        self.place = [f"cluster={folder / 'lab.yaml'}"]
-        self.resources(throttle=8)
-
-    def resources(self, **changes):
-        values = {"kind": "slurm", "time": "1:00:00", "signal_s": 60, **changes}
-        (self.folder / "lab.yaml").write_text(yaml.safe_dump(values))
-
-    def starts(self, seed):
-        return [e for e in self.events(seed) if e["event"] == "start"]
-
-    def running(self, seed, step=1):
-        def look():
-            row = self.rows()[seed]
-            return row if row.state == "running" and (row.step or 0) >= step else None
-
-        return until(look, what=f"seed {seed} to run, {self.states()}")
-
-    def done(self, *seeds, seconds=90):
-        until(lambda: all(self.states()[s] == "done" for s in seeds), seconds, f"{seeds}: {self.rows()}")
-
-    def log(self, seed, kind="err"):
-        name = self.rows()[seed].run.name
-        batch = [b for b in self.sweep.batches() if name in b.runs][-1]
-        return self.sweep.log(batch, name, kind).read_text()
-
-
 @pytest.fixture
-def shop(lab, tmp_path, capsys, monkeypatch):  # noqa: F811
-    for key, value in lab.environment().items():
-        monkeypatch.setenv(key, value)
-    use_stubs(monkeypatch)
-    made = SlurmLauncher(tmp_path, capsys)
-    yield made
-    subprocess.run(["scancel", "--user", str(os.getuid())], check=False)
-    until(lambda: not any(slurm.QueueJob(i, s[0]).live for i, s in squeue().items()), what="an empty queue")
+def cli(lab, stubs, tmp_path, capsys, monkeypatch):
+    yield from on_cluster(lab, tmp_path, capsys, monkeypatch)
 
 
 def signal_job(name, job):
     subprocess.run(["scancel", f"--signal={name}", job], check=True)
 
 
-def test_an_array_runs_the_snapshot_throttled_and_status_agrees_with_squeue(shop):
+def test_an_array_runs_the_snapshot_throttled_and_status_agrees_with_squeue(cli):
     setup = ["export SAID='a: b'", 'echo "on $SLURMD_NODENAME $SAID"']
-    shop.resources(gpus="a100:1", setup=setup)
-    text = shop("launch", "cluster.partition=nowhere", code=2)
+    cli.resources(gpus="a100:1", setup=setup)
+    text = cli("launch", "cluster.partition=nowhere", code=2)
     said, error = text.rstrip().splitlines()  # a grid in Python is said to be code, then the refusal
     assert "is code" in said and error.startswith("error: sbatch refused:") and "partition" in error
-    assert not shop.sweep.runs() and shop.sweep.batches() == []
-    shop.stub({"sleep": 0.05})
+    assert not cli.sweep.runs() and cli.sweep.batches() == []
+    cli.stub({"sleep": 0.05})
     words = ["seed=0,1,2", "--throttle", "2"]
-    assert "submitted 3 runs as job" in shop("launch", *words)
-    assert "3 of 3 in the queue or running" in shop("launch", *words)
+    assert "submitted 3 runs as job" in cli("launch", *words)
+    assert "3 of 3 in the queue or running" in cli("launch", *words)
     seen = set()
     while True:
-        before, rows, after = squeue(), shop.rows(), squeue()
+        before, rows, after = squeue(), cli.rows(), squeue()
         if before == after:
             for row in rows.values():
                 said = before[row.job][0] if row.job else None
@@ -89,183 +50,186 @@ def test_an_array_runs_the_snapshot_throttled_and_status_agrees_with_squeue(shop
         if all(row.state == "done" for row in rows.values()):
             break
     assert {"pending", "running", "done"} <= seen
-    text = shop("launch", "seed=0,1,2")
+    text = cli("launch", "seed=0,1,2")
     assert "3 of 3 done" in text and "nothing to submit" in text
-    lines = shop("status").splitlines()
+    lines = cli("status").splitlines()
     assert lines[-1] == "3 done" and lines[0].startswith("done      dit-T4-mnist_none_s0-")
-    assert [len(shop.starts(seed)) for seed in range(3)] == [1, 1, 1]
+    assert [len(cli.starts(seed)) for seed in range(3)] == [1, 1, 1]
     # What was asked for, and which code ran.
-    (batch,) = shop.sweep.batches()
-    (script,) = shop.sweep.logs.glob("*_submission.sh")
+    (batch,) = cli.sweep.batches()
+    (script,) = cli.sweep.logs.glob("*_submission.sh")
     assert script.read_text().count("#SBATCH --gpus-per-node=a100:1\n") == 1
-    assert "a: b" in shop.log(0, "out")
-    assert batch.code in script.read_text() and shop.starts(0)[0]["code"] == batch.code
+    assert "a: b" in cli.log(0, "out")
+    assert batch.code in script.read_text() and cli.starts(0)[0]["code"] == batch.code
     # Setup lines run code, which is not taken from a folder of runs.
-    shop.place = []
-    assert "type cluster= again" in shop("retry", code=2)
+    cli.place = []
+    assert "type cluster= again" in cli("retry", code=2)
 
 
-def test_runs_of_one_array_fail_are_stopped_and_are_requeued_each_by_itself(shop):
-    shop.resources(signal_s=10)
+def test_runs_of_one_array_fail_are_stopped_and_are_requeued_each_by_itself(cli):
+    cli.resources(signal_s=10)
     slow = {"sleep": 0.1, "save_every": 1000}
-    shop.stub(slow, seed0={**slow, "deaf": True, "save_every": 5}, seed1={"fail": 7})
-    shop("launch", "train.steps=600")
-    jobs = {seed: shop.running(seed, step=12).job for seed in (0, 2, 3)}
+    cli.stub(slow, seed0={**slow, "deaf": True, "save_every": 5}, seed1={"fail": 7})
+    cli("launch", "train.steps=600")
+    jobs = {seed: cli.running(seed, step=12).job for seed in (0, 2, 3)}
     # The last task is the one whose raw id is the array's own: it must not requeue the others.
     for seed, name in ((0, "USR2"), (2, "TERM"), (3, "USR2")):
         signal_job(name, jobs[seed])
     # A failure is one in Slurm as well, and its traceback is in the log.
-    row = until(lambda: shop.rows()[1] if shop.states()[1] == "failed" else None, what="a failed run")
+    row = until(lambda: cli.rows()[1] if cli.states()[1] == "failed" else None, what="a failed run")
     until(lambda: squeue()[row.job][0] == "FAILED", what="FAILED in squeue")
     assert "the loss is not a number at step 7" in row.why and "stub_training.py:" in row.why
-    assert "Traceback (most recent call last)" in shop.log(1)
-    shop.stub({"sleep": 0})  # for second starts
-    line = next(x for x in shop("status").splitlines() if x.startswith("failed"))
+    assert "Traceback (most recent call last)" in cli.log(1)
+    cli.stub({"sleep": 0})  # for second starts
+    line = next(x for x in cli("status").splitlines() if x.startswith("failed"))
     assert "RuntimeError: the loss is not a number at step 7" in line
     # TERM saves, and waits for what Slurm decides: a pre-emption without a warning signal ends like this.
-    until(lambda: shop.events(2)[-1].get("how") == "stopped", what="a stop")
+    until(lambda: cli.events(2)[-1].get("how") == "stopped", what="a stop")
     assert squeue()[jobs[2]][0] == "RUNNING"
     subprocess.run(["scontrol", "requeue", jobs[2]], check=True)
     # USR2 saves and requeues the same job, also where the run does not hear it.
     for seed in (0, 2, 3):
-        until(lambda n=seed: len(shop.starts(n)) == 2, what=f"a second start of {seed}, {shop.events(seed)}")
-        first, second = shop.starts(seed)
+        until(lambda n=seed: len(cli.starts(n)) == 2, what=f"a second start of {seed}, {cli.events(seed)}")
+        first, second = cli.starts(seed)
         assert second["job"] == first["job"] == jobs[seed] and second["restart"] == 1
         assert second["step"] >= 10
-    ends = {seed: next(e for e in shop.events(seed) if e["event"] == "end") for seed in (0, 3)}
+    ends = {seed: next(e for e in cli.events(seed) if e["event"] == "end") for seed in (0, 3)}
     assert "not answered in time" in ends[0]["signal"]
     assert ends[3]["how"] == "requeued" and ends[3]["signal"] == "SIGUSR2"
-    assert shop.starts(3)[1]["step"] == ends[3]["step"]
-    assert "1 of 4 failed" in shop("launch", "train.steps=600") and len(shop.sweep.batches()) == 1
-    shop("retry")
-    shop.done(0, 1, 2, 3)
-    assert len(shop.starts(1)) == 2
+    assert cli.starts(3)[1]["step"] == ends[3]["step"]
+    assert "1 of 4 failed" in cli("launch", "train.steps=600") and len(cli.sweep.batches()) == 1
+    cli("retry")
+    cli.done(0, 1, 2, 3)
+    assert len(cli.starts(1)) == 2
 
 
-def test_a_killed_run_is_failed_and_one_without_progress_is_given_up_until_a_retry(shop):
+def test_a_killed_run_is_failed_and_one_without_progress_is_given_up_until_a_retry(cli):
     words = ["seed=0,1", "train.steps=600"]
-    shop.stub({"sleep": 0.05, "save_every": 5}, seed0={"sleep": 0.05, "stuck": True})
-    shop("launch", *words)
-    row = shop.running(1, step=12)
-    os.kill(shop.starts(1)[0]["pid"], signal.SIGKILL)
+    cli.stub({"sleep": 0.05, "save_every": 5}, seed0={"sleep": 0.05, "stuck": True})
+    cli("launch", *words)
+    row = cli.running(1, step=12)
+    os.kill(cli.starts(1)[0]["pid"], signal.SIGKILL)
     for attempt in (1, 2, 3):
-        until(lambda n=attempt: len(shop.starts(0)) == n, what=f"attempt {attempt}, {shop.rows()[0]}")
+        until(lambda n=attempt: len(cli.starts(0)) == n, what=f"attempt {attempt}, {cli.rows()[0]}")
         # Not before its handlers are there: a starting process dies of the signal or loses it.
-        signal_job("USR2", shop.running(0, step=1).job)
-    until(lambda: shop.states() == {0: "failed", 1: "failed"}, what=f"failed runs, {shop.rows()}")
-    assert "given up: 3 attempts started at step 0" in shop.rows()[0].why
-    killed = shop.rows()[1]
+        signal_job("USR2", cli.running(0, step=1).job)
+    until(lambda: cli.states() == {0: "failed", 1: "failed"}, what=f"failed runs, {cli.rows()}")
+    assert "given up: 3 attempts started at step 0" in cli.rows()[0].why
+    killed = cli.rows()[1]
     assert killed.why == f"killed by signal 9 (out of memory?), saved step {killed.step}"
     assert killed.step >= 10
-    until(lambda: {squeue()[r.job][0] for r in (row, shop.rows()[0])} == {"FAILED"}, what="FAILED in squeue")
-    assert "2 of 2 failed: python -m sweeps retry" in shop("launch", *words)
-    shop.stub({"sleep": 0})
+    until(lambda: {squeue()[r.job][0] for r in (row, cli.rows()[0])} == {"FAILED"}, what="FAILED in squeue")
+    assert "2 of 2 failed: python -m sweeps retry" in cli("launch", *words)
+    cli.stub({"sleep": 0})
     # The resources of the last submission are remembered.
-    assert sweeps_command.main(["retry", shop.grid, f"paths.runs={shop.runs}"]) == 0
-    shop.done(0, 1)
-    assert shop.starts(1)[1]["step"] >= 10
-    assert "nothing has failed" in shop("retry")
+    assert sweeps_command.main(["retry", cli.grid, f"paths.runs={cli.runs}"]) == 0
+    cli.done(0, 1)
+    assert cli.starts(1)[1]["step"] >= 10
+    assert "nothing has failed" in cli("retry")
 
 
-def test_a_cut_off_submission_is_found_a_held_job_released_and_all_cancelled(shop):
-    shop.stub({"sleep": 0.05, "save_every": 5})
+def test_a_cut_off_submission_is_found_a_held_job_released_and_all_cancelled(cli):
+    cli.stub({"sleep": 0.05, "save_every": 5})
     words = ["seed=0,1", "--throttle", "1", "train.steps=2000"]
-    shop("launch", *words)
-    file = shop.sweep.path / "batches.jsonl"
+    cli("launch", *words)
+    file = cli.sweep.path / "batches.jsonl"
     intent, ids = file.read_text().splitlines()
     file.write_text(intent + "\n")
-    assert "2 of 2 in the queue or running" in shop("launch", *words)
-    assert shop.sweep.batches()[0].ids == json.loads(ids)["ids"]
-    job = shop.rows()[1].job
+    assert "2 of 2 in the queue or running" in cli("launch", *words)
+    assert cli.sweep.batches()[0].ids == json.loads(ids)["ids"]
+    job = cli.rows()[1].job
     subprocess.run(["scontrol", "hold", job], check=True)
-    why = until(lambda: shop.rows()[1].held and shop.rows()[1].why, what="a held job")
+    why = until(lambda: cli.rows()[1].held and cli.rows()[1].why, what="a held job")
     assert why.startswith("held (JobHeld") and why.endswith(f": scontrol release {job}")
     subprocess.run(why.partition(": ")[2].split(), check=True)
-    until(lambda: not shop.rows()[1].held, what="a released job")
-    shop.running(0, step=6)
-    assert "cancelled 2 of 2" in shop("cancel")
-    until(lambda: set(shop.states().values()) == {"stopped"}, what=f"stopped runs, {shop.rows()}")
-    shop.stub({"sleep": 0})
-    assert "submitted 2 runs" in shop("launch", "seed=0,1", "train.steps=100")
-    shop.done(0, 1)
-    assert shop.starts(0)[1]["step"] >= 5
+    until(lambda: not cli.rows()[1].held, what="a released job")
+    cli.running(0, step=6)
+    assert "cancelled 2 of 2" in cli("cancel")
+    until(lambda: set(cli.states().values()) == {"stopped"}, what=f"stopped runs, {cli.rows()}")
+    cli.stub({"sleep": 0})
+    assert "submitted 2 runs" in cli("launch", "seed=0,1", "train.steps=100")
+    cli.done(0, 1)
+    assert cli.starts(0)[1]["step"] >= 5
 
 
-def test_a_higher_partition_preempts_and_the_run_resumes(shop):
-    shop.resources(partition="low", cpus=4)
-    shop.stub({"sleep": 0.1, "save_every": 1000})
-    shop("launch", "seed=0,1", "train.steps=80")
-    shop.running(0, step=3), shop.running(1, step=3)
+def test_a_higher_partition_preempts_and_runs_alone_or_in_a_shared_task_resume(cli):
+    cli.resources(partition="low", cpus=1)
+    cli.stub({"sleep": 0.1, "save_every": 1000})
+    cli("launch", "seed=0,1", "train.steps=80")
+    cli("launch", "seed=2,3", "train.steps=80", "cluster.gpus=1", "cluster.runs_per_gpu=2")
+    for seed in range(4):
+        cli.running(seed, step=3)
+    assert cli.rows()[2].job == cli.rows()[3].job
     urgent = ["sbatch", "--parsable", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 4"]
     high = subprocess.run(urgent, capture_output=True, text=True, check=True).stdout.strip()
     until(lambda: squeue().get(high, ("",))[0] == "RUNNING", what="the higher partition's job")
-    assert set(shop.states().values()) == {"requeued"}
-    shop.done(0, 1)
-    for seed in (0, 1):
-        first, second = shop.starts(seed)
+    assert set(cli.states().values()) == {"requeued"}
+    cli.done(0, 1, 2, 3)
+    for seed in range(4):
+        first, second = cli.starts(seed)
         assert first["step"] == 0 and second["step"] >= 3 and second["job"] == first["job"]
 
 
-def test_a_node_that_dies_loses_its_runs_to_the_other(shop, lab):  # noqa: F811
-    shop.resources(cpus=3)
-    shop.stub({"sleep": 0.05, "save_every": 5})
-    shop("launch", "seed=0,1", "train.steps=80")
-    rows = [shop.running(0, step=8), shop.running(1, step=8)]
+def test_a_node_that_dies_loses_its_runs_to_the_other(cli, lab):
+    cli.resources(cpus=3)
+    cli.stub({"sleep": 0.05, "save_every": 5})
+    cli("launch", "seed=0,1", "train.steps=80")
+    rows = [cli.running(0, step=8), cli.running(1, step=8)]
     assert {row.node for row in rows} == {"n1", "n2"}
     lost = next(int(r.run.varies["seed"]) for r in rows if r.node == "n2")
     try:
         lab.script("fail", "n2")
-        until(lambda: len(shop.starts(lost)) == 2, 60, f"a second start, {shop.rows()[lost]} {squeue()}")
-        shop.done(0, 1)
+        until(lambda: len(cli.starts(lost)) == 2, 60, f"a second start, {cli.rows()[lost]} {squeue()}")
+        cli.done(0, 1)
     finally:
         lab.script("mend", "n2")
-    second = shop.starts(lost)[1]
+    second = cli.starts(lost)[1]
     assert second["host"] == "n1" and second["step"] >= 5 and second["restart"] == 1
 
 
 @pytest.mark.usefixtures("named_nodes")
-def test_two_nodes_with_two_tasks_each_are_one_run_also_where_python_finds_no_scontrol(shop):
+def test_two_nodes_with_two_tasks_each_are_one_run_also_where_python_finds_no_scontrol(cli):
     # As in a container: the job's script, outside, requeues.
-    python = f"env PATH={shop.folder / 'empty'} {sys.executable}"
-    shop.resources(nodes=2, tasks=2, python=python)
-    shop.stub({"sleep": 0.05, "save_every": 1000})
-    shop("launch", "seed=0", "train.steps=100")
-    job = shop.running(0, step=5).job
+    python = f"env PATH={cli.folder / 'empty'} {sys.executable}"
+    cli.resources(nodes=2, tasks=2, python=python)
+    cli.stub({"sleep": 0.05, "save_every": 1000})
+    cli("launch", "seed=0", "train.steps=100")
+    job = cli.running(0, step=5).job
     subprocess.run(["scancel", "--signal=USR2", job], check=True)
-    until(lambda: len(shop.starts(0)) == 2, 90, f"a second start, {shop.rows()[0]}")
-    shop.done(0)
-    assert shop.starts(0)[1]["step"] >= 5
-    summary = json.loads((Path(shop.rows()[0].run.folder) / "summary.json").read_text())
+    until(lambda: len(cli.starts(0)) == 2, 90, f"a second start, {cli.rows()[0]}")
+    cli.done(0)
+    assert cli.starts(0)[1]["step"] >= 5
+    summary = json.loads((Path(cli.rows()[0].run.folder) / "summary.json").read_text())
     assert summary["world"] == "4" and summary["master"] in ("n1", "n2")
 
 
-def test_two_shells_at_once_submit_nothing_twice(shop):
-    words = [sys.executable, "-m", "sweeps", *shop.words("launch", "seed=0,1")]
+def test_two_shells_at_once_submit_nothing_twice(cli):
+    words = [sys.executable, "-m", "sweeps", *cli.words("launch", "seed=0,1")]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
-    shells = [subprocess.Popen(words, cwd=shop.folder, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    shells = [subprocess.Popen(words, cwd=cli.folder, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = [shell.communicate(timeout=120)[0] for shell in shells]
     assert sorted("submitted 2 runs" in text for text in said) == [False, True], said
-    shop.done(0, 1)
-    assert len(shop.sweep.batches()) == 1 and [len(shop.starts(seed)) for seed in (0, 1)] == [1, 1]
+    cli.done(0, 1)
+    assert len(cli.sweep.batches()) == 1 and [len(cli.starts(seed)) for seed in (0, 1)] == [1, 1]
 
 
-def test_a_search_prunes_and_goes_on_after_a_kill(shop):
+def test_a_search_prunes_and_goes_on_after_a_kill(cli):
     over = {"train.lr": {"low": 1e-5, "high": 1e-1, "log": True}}
     path = write_grid(
-        shop.folder, base={"train.steps": 100, "eval.every": 10, "route": "2-8"}, seeds=[0],
+        cli.folder, base={"train.steps": 100, "eval.every": 10, "route": "2-8"}, seeds=[0],
         search={"trials": 6, "over": over},
     )  # fmt: skip
-    shop.grid = path
-    shop.stub({"sleep": 0.05})
-    call = [sys.executable, "-m", "sweeps", *shop.words("launch", "--throttle", "3")]
+    cli.grid = path
+    cli.stub({"sleep": 0.05})
+    call = [sys.executable, "-m", "sweeps", *cli.words("launch", "--throttle", "3")]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
-    with subprocess.Popen(call, cwd=shop.folder, env=env, stdout=subprocess.DEVNULL) as coordinator:
-        until(lambda: len(list(shop.runs.glob("dit-*"))) > 2)
+    with subprocess.Popen(call, cwd=cli.folder, env=env, stdout=subprocess.DEVNULL) as coordinator:
+        until(lambda: len(list(cli.runs.glob("dit-*"))) > 2)
         coordinator.send_signal(signal.SIGKILL)
-    text = shop("launch", "--throttle", "3")
+    text = cli("launch", "--throttle", "3")
     assert "trials of an earlier launch" in text and "best of fd: trial" in text
-    text = shop("status")
+    text = cli("status")
     # A pruned run may still be saving.
     assert text.count("\ntrial ") == 6 and "running" not in text.partition("search: ")[2]
     # Trained once each, or stopped on the way.
-    assert all(len(p.read_text().split()) == 1 for p in shop.runs.glob("dit-*/ends.txt"))
+    assert all(len(p.read_text().split()) == 1 for p in cli.runs.glob("dit-*/ends.txt"))

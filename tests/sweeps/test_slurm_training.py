@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from safetensors.numpy import load_file
-from slurm_lab import lab, named_nodes, squeue, until  # noqa: F401
+from slurm_lab import squeue, until
 
 from sweeps import command as sweeps_command
 from sweeps.jobs import slurm
@@ -58,7 +58,7 @@ class OneRunSweep:
 
 
 @pytest.fixture(autouse=True)
-def slurm_lab(lab, monkeypatch):  # noqa: F811
+def slurm_lab(lab, monkeypatch):
     for key, value in lab.environment().items():
         monkeypatch.setenv(key, value)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

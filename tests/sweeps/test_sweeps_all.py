@@ -22,17 +22,14 @@ QUICK = [
 ]  # fmt: skip
 # What the other commands take.
 QUICK_COMMANDS = ["samples=20", "step=1", "rounds=1", "batch=2"]
-# One grid for each kind of stage, data set and method; the tables of the others have tests of their own.
+# One grid for each kind of stage, data set and method. All grids are composed in test_composition.py, and their tables
+# have tests of their own.
 GRIDS = [
-    "bench", "evidence", "guidance", "high_res", "main_table", "masking", "one_two_routes",
-    "relative_absolute", "repa", "scan_order", "search_route", "selection_rate", "similarity", "sota", "study_jit",
-    "study_objective", "text_to_image", "throughput", "tokens_256_1024",
+    "bench", "evidence", "main_table", "masking", "one_two_routes", "repa", "search_route", "similarity", "sota",
+    "study_jit", "text_to_image",
 ]  # fmt: skip
 # Fewer cells where these do what others do.
-FEWER = {
-    "evidence": ["backbone=dit"], "main_table": ["backbone=dit,mamba"],
-    "scan_order": ["backbone=mamba"], "study_objective": ["route=2-8"], "tokens_256_1024": ["backbone=dit"],
-}  # fmt: skip
+FEWER = {"evidence": ["backbone=dit"], "main_table": ["backbone=dit,mamba"]}
 
 
 @pytest.mark.filterwarnings("ignore:covariances of rank")
@@ -53,12 +50,6 @@ def test_two_steps_of_a_grid_at_tiny_make_its_tables(name, tmp_path, monkeypatch
         words.append("data=digits")  # the quickest to score
     if name == "evidence":
         words.append("eval.every=1")  # a curve has more than one point
-    if name == "tokens_256_1024":  # 1,024 tokens: a forward pass of dit takes a second for each sample
-        words = [w for w in words if not w.startswith("eval.")] + [
-            "guidance=none",
-            "eval.samples=8",
-            "eval.metrics=[fd]",
-        ]
     if "search" in grid.load(name).raw:
         pytest.importorskip("optuna")
         words.append("--trials=2")

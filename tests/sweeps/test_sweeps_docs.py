@@ -1,13 +1,11 @@
 """What docs/grids.md and docs/cluster.md show is what the commands take: each example as a dry run."""
 
-import dataclasses
 import re
 
 import pytest
-from documents import ROOT, blocks, spans
+from documents import ROOT, blocks
 
 from sweeps import command as sweeps_command
-from sweeps.plan import grid, resources
 
 GRIDS, CLUSTERS = ROOT / "docs" / "grids.md", ROOT / "docs" / "cluster.md"
 
@@ -44,10 +42,3 @@ def test_example_clusters_make_the_script_that_they_say(part, tmp_path, monkeypa
         assert sweeps_command.main(words) == 0, capsys.readouterr().err
         said = capsys.readouterr().out
         assert scale == "tiny" or [line for line in SCRIPTS[part] if line not in said] == []
-
-
-def test_the_tables_list_every_key():
-    named = set(spans(CLUSTERS))
-    keys = {field.name for field in dataclasses.fields(resources.Resources)}
-    assert keys - {"name", "scales", "fixed"} <= named and "scales:" in named
-    assert set(grid.GRID_KEYS) <= {span.partition(":")[0] for span in spans(GRIDS)}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +13,9 @@ from safetensors.numpy import save_file
 from small import ROOT
 
 from experiments.runtime.console import big
-from routing.errors import UserError
 from sweeps import SweepError
 from sweeps import command as sweeps_command
-from sweeps.jobs import sbatch_script, slurm
+from sweeps.jobs import sbatch_script
 from sweeps.plan import cost, dependencies, grid, plan, resources
 from sweeps.store import overrides, resource_options
 from sweeps.store.folder import Sweep
@@ -46,28 +44,9 @@ def test_runs_have_the_names_and_folders_of_their_configs(tmp_path):
         assert PlannedRun(**json.loads(json.dumps(run.__dict__))) == run
 
 
-@pytest.mark.parametrize(
-    ("raw", "said"),
-    [
-        ({"axes": {"route": ["auto", "2-8"]}}, "route=auto seed=0' and 'route=2-8 seed=0'.*route 2-8 at depth 12"),
-        ({"seeds": [1, 1]}, "'seed=1' and 'seed=1' are one run"),
-        # At depth 12 the two ways of scaling a route are one: the grid itself runs deeper there.
-        ({"axes": {"route": ["2-8", "2--4"]}}, "route=2-8 seed=0' and 'route=2--4"),
-    ],
-)
-def test_coinciding_cells_are_refused_with_the_reason(raw, said, tmp_path):
-    with pytest.raises(SweepError, match=f"coincide at scale tiny.*{said}"):
-        planned(tmp_path, **raw)
-
-
-def test_a_route_that_does_not_fit_is_left_out_or_refused(tmp_path):
-    raw = {"axes": {"route": ["2-8", "2-20"]}}
-    made = planned(tmp_path, fits=["route"], **raw)
+def test_a_route_that_does_not_fit_is_left_out(tmp_path):
+    made = planned(tmp_path, fits=["route"], axes={"route": ["2-8", "2-20"]})
     assert len(made.runs) == 1 and made.left_out[0][0] == "route=2-20 seed=0" and "12 blocks" in made.left_out[0][1]
-    with pytest.raises(SweepError, match="route=2-20 seed=0: .*12 blocks"):
-        planned(tmp_path, **raw)
-    with pytest.raises(SweepError, match="no cell fits"):
-        planned(tmp_path, fits=["route"], axes={"route": ["2-20"]})
 
 
 @pytest.mark.slow
@@ -80,9 +59,6 @@ def test_lightningdits_row_of_the_main_table_wants_its_own_latents(tmp_path):
     ((label, why),) = made.left_out
     assert "backbone=lightningdit" in label and "the latents in" in why and "4x32x32" in why
     assert len(made.runs) == 10 and not any("lightningdit" in run.name for run in made.runs)
-    with pytest.raises(SweepError, match="no cell fits at scale paper.*4x32x32"):
-        row = overrides.parse([*words, "backbone=lightningdit"])
-        plan.make_plan(grid.load("main_table"), "paper", row)
     # Its own are not there yet: the row is planned at their shape, 256 tokens an image.
     made = plan.make_plan(grid.load("main_table"), "paper", overrides.parse(["backbone=lightningdit"]))
     config = made.configs[made.runs[0].name]
@@ -99,10 +75,6 @@ def test_dry_true_is_dry_run_and_full_adds_the_words(tmp_path, capsys, monkeypat
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] and "3 runs on cluster=slurm" in said[0]
     assert said[2].count("experiments.run:main") == 3 and "experiments.run:main" not in said[0]
-    # The plan of data that are not there can be looked at; the refusal of a launch comes first.
-    assert sweeps_command.main([*words, "dry=true", "scale=paper"]) == 2
-    out, err = capsys.readouterr()
-    assert "together:" in out and "data.path=FOLDER" in err and err.count("\n") == 1
     # On Slurm the run's own nodes count, not this machine: they may have GPUs, as many as asked for.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert sweeps_command.main([*words, "dry=true", "train.graphs=true"]) == 0
@@ -185,10 +157,6 @@ def test_a_table_waits_for_the_end_of_all_runs_of_a_stage(tmp_path):
     first, second, table = made.runs
     assert table.after == [first.name, second.name] and table.parent == ""
     assert table.args == ["tables", str(tmp_path / "runs")]
-    for wrong in ({"of": "train"}, {"command": "train"}):
-        raw["stages"][0] |= wrong
-        with pytest.raises(UserError, match="after=train: expected with a command"):
-            planned(tmp_path, **raw)
 
 
 def test_dependencies_of_slurm_are_one_task_for_weights_and_whole_arrays_for_tables(tmp_path):
@@ -223,16 +191,9 @@ def test_equal_flops_give_a_routed_run_more_steps_in_the_same_folder(tmp_path):
     assert f"train.steps={routed.steps}" in routed.args
 
 
-def test_equal_flops_count_a_schedule(tmp_path):
-    raw = {"base": {"train.steps": 1000, "route": "2-8", "routing.off_after": 0.5}}
-    (half,) = planned(tmp_path, way="flops", **raw).runs
-    (full,) = planned(tmp_path, way="flops", base={"train.steps": 1000, "route": "2-8"}).runs
-    assert 1000 < half.steps < full.steps
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["masking", "repa"])
-def test_every_method_of_a_grid_meets_the_same_dense_run(name, monkeypatch):
+def test_every_method_of_a_grid_meets_the_same_dense_run(name):
     made = plan.make_plan(grid.load(name), "tiny", compare_at="flops")
     macs = [cost.training_macs(made.configs[run.name]) for run in made.runs]
     dense = made.runs[0]
@@ -240,10 +201,6 @@ def test_every_method_of_a_grid_meets_the_same_dense_run(name, monkeypatch):
     # MaskDiT's decoder and v1's loss are the method's own: no run has them without the method.
     assert dense.steps == made.configs[dense.name].train.steps
     assert max(macs) / min(macs) < 1.002
-    asked = set()
-    monkeypatch.setattr(cost.run_folder, "speed", lambda folder: 100.0 if asked.add(folder.name) is None else None)
-    plan.make_plan(grid.load(name), "tiny", compare_at="hours")
-    assert asked <= {run.name for run in made.runs}
 
 
 def test_equal_hours_take_measured_speeds(tmp_path):
@@ -261,11 +218,6 @@ def test_equal_hours_take_measured_speeds(tmp_path):
 def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
     made = planned(tmp_path, axes={"route": ["none", "2-8"]})
     place = resources.load("slurm", "tiny", {"tflops": "0.5"})
-    # However a throttle is typed, it bounds a pool too; what a file says is Slurm's alone.
-    pool = {"name": "local", "kind": "local", "workers": 4}
-    for words, workers in (({"throttle": "2"}, 2), ({"throttle": "9"}, 4), ({}, 4)):
-        assert resources.load("local", "tiny", {"workers": "4", **words}).workers == workers
-        assert resources.resume(pool, words).workers == workers
     lines = cost.estimate(made.runs, made.configs, place.tflops)
     assert len(lines) == 3 and "3000 steps" in lines[0] and "fewer per image than dense" in lines[1]
     config = made.configs[made.runs[0].name]
@@ -273,90 +225,19 @@ def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
     assert big(flops) + " FLOPs" in lines[0] and f"{flops / 0.5e12 / 3600:.3g} GPU hours" in lines[0]
 
 
-def test_tokens_that_stay_longer_cost_more(tmp_path):
-    axes = {"routing.remove": ["start", "after:4", "never"]}
-    made = planned(tmp_path, base={"route": "2-8"}, axes=axes)
-    first, later, never = (cost.run_cost(made.configs[r.name]) for r in made.runs)
-    assert first.macs_routed < later.macs_routed < never.macs_routed == never.macs_dense
-
-
 # --- resources -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "minutes"), [("90", 90), ("0:30:30", 31), ("2-00:00:00", 2880), ("1-12", 2160), ("5:30", 6)]
+    ("text", "minutes"),
+    [("90", 90), ("0:30:30", 31), ("2-00:00:00", 2880), ("1-12", 2160), ("5:30", 6), ("4:30:00", 270)],
 )
-def test_times_as_slurm_reads_them(text, minutes):
-    assert resource_options.minutes(text) == minutes
-
-
-def test_accounting_is_asked_for_numbers_alone(monkeypatch):
-    asked = []
-    monkeypatch.setattr(slurm, "call", lambda words: asked.append(words[-1]) or "7_1|FAILED|1:0|n1\n")
-    assert slurm.history(["x_1", "7_1", "7_2", ""])["7_1"].exit == "1:0" and asked == ["7"]
-    assert slurm.history(["x_1"]) == {} and asked == ["7"]
-
-
-def test_the_longest_array_is_read_from_its_own_line(monkeypatch):
-    told = "SchedulerParameters     = MaxArraySize=7\nMaxArraySize            = 1001\nMaxJobCount = 9"
-    monkeypatch.setattr(slurm, "call", lambda words: told)
-    assert slurm.max_array() == 1001
-
-
-@pytest.mark.parametrize("text", ["time: 4:30:00", "scales: {tiny: {time: 4:30:00}}"])
-def test_a_time_needs_no_quotes(text, tmp_path):
+def test_times_are_read_as_by_slurm_and_need_no_quotes(text, minutes, tmp_path):
     """YAML 1.1 would read a bare 4:30:00 as a number of base sixty."""
-
-    def limit(scale="tiny"):
-        return resource_options.minutes(resources.load(str(path), scale).time)
-
     path = tmp_path / "r.yaml"
-    path.write_text(f"kind: slurm\n{text}\n")
-    assert limit() == 270
-    path.write_text('kind: slurm  # not time: 4:00:00\ntime: 90\nscales: {tiny: {time: "1:00:00"}}\n')
-    assert limit() == 60
-    assert limit("small") == 90
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"kind": "pbs"}, "kind=pbs: expected one of slurm, local, debug"),
-        ({"gpu": 1}, "unknown key cluster.gpu; did you mean gpus"),
-        ({"nodes": True}, "nodes=true: expected an integer"),
-        ({"memory_gb": -1}, "memory_gb=-1: expected a number > 0 or null"),
-        ({"memory_gb": "."}, "memory_gb=.: expected a number"),
-        ({"time": "soon"}, "time=soon: expected minutes"),
-        ({"time": "1:00", "signal_s": 120}, "signal_s=120: expected less than time=1:00"),
-        ({"partition": "a; rm -rf /"}, "no characters but those of sbatch options"),
-        ({"extra": {"wrap": "$(x)"}}, "expected sbatch options"),
-        ({"extra": {"clusters": "a,b"}}, "clusters: a,b}: expected the name of one cluster"),
-        ({"extra": {"job-n": "a"}}, "short for job-name"),
-        ({"extra": {"exclude": [1, 2]}}, "extra=.*expected a mapping"),
-        ({"extra": {"ntasks": 2}}, "extra=.*ntasks.*options that the sweep does not set"),
-        ({"gpus": "a100"}, "gpus=a100: expected a whole number or TYPE:NUMBER, such as a100:2"),
-        ({"setup": "module load cuda"}, "setup=module load cuda: expected a list, each text"),
-        ({"setup": ["a\nb"]}, r"setup=.*expected a list of lines such as \[module load.*quote one with ': ' in it"),
-        ({"srun": ["--exclusive", "rm"]}, r"srun=\[--exclusive,rm\]: expected a list of options"),
-        ({"python": "a\nb"}, "expected the command that starts Python"),
-        ({"scales": {"tiny": 3}}, "scales=.*expected a mapping"),
-        ({"kind": "local", "setup": ["true"]}, "setup with kind=local: expected only with kind=slurm"),
-        ({"kind": "debug", "nodes": 2}, "kind=debug: a run has one process; .*cluster=slurm"),
-    ],
-)
-def test_wrong_resources(tmp_path, values, said):
-    path = tmp_path / "r.yaml"
-    path.write_text(yaml.safe_dump({"kind": "slurm", **values}))
-    with pytest.raises(SweepError, match=said):
-        resources.load(str(path))
-
-
-def test_resources_have_sections_and_overrides():
-    assert resources.load("slurm", "paper").gpus == 4 and resources.load("slurm", "tiny").gpus == 0
-    place = resources.load("slurm", "paper", {"gpus": "2", "partition": "007", "time": "30"})
-    assert (place.gpus, place.partition, resource_options.minutes(place.time)) == (2, "007", 30)
-    with pytest.raises(SweepError, match="did you mean slurm"):
-        resources.load("slrum")
+    path.write_text(f"kind: slurm\nsignal_s: 10\ntime: 7\nscales: {{tiny: {{time: {text}}}}}\n")
+    assert resource_options.minutes(resources.load(str(path), "tiny").time) == minutes
+    assert resource_options.minutes(resources.load(str(path), "small").time) == 7
 
 
 @pytest.mark.parametrize("text", ["0123", "1_000", "0x10", "1e5", "12:30", "no", "7"])
@@ -374,20 +255,6 @@ def test_texts_for_sbatch_are_what_the_file_says(text, tmp_path):
     assert (typed.extra, typed.account) == ({"nice": text}, text)
     flags, _, _ = script(typed)
     assert f"--nice={text}" in flags and f"--account={text}" in flags
-
-
-@pytest.mark.parametrize(("key", "text"), [("nodes", "010"), ("cpus", "1_0"), ("throttle", "0x10"), ("gpus", "1.0")])
-def test_a_number_that_yaml_would_read_as_another_is_refused(text, key, tmp_path):
-    path = tmp_path / "r.yaml"
-    path.write_text(f"kind: slurm\n{key}: {text}\n")
-    said = f"{key}={re.escape(text)}: expected (an integer|a whole number)"
-    with pytest.raises(SweepError, match=said):
-        resources.load(str(path))
-    with pytest.raises(SweepError, match=said):
-        resources.load("slurm", "tiny", {key: text})
-    path.write_text("kind: slurm\nmemory_gb: 1_0\n")
-    with pytest.raises(SweepError, match="memory_gb=1_0: expected a number"):
-        resources.load(str(path))
 
 
 def test_a_retry_takes_nothing_that_runs_code_from_a_folder_of_runs():
@@ -430,7 +297,6 @@ def test_a_folder_whose_name_slurm_would_replace_is_refused(name):
         ({"cpus": 4, "extra": {"cpus-per-gpu": 8}}, ["--cpus-per-gpu=8"], ["--cpus-per-task"]),
         ({"extra": {"exclusive": True, "hold": False, "reservation": None}}, ["--exclusive"], ["--hold", "--res"]),
         ({"extra": {"dependency": "afterok:1?afterok:2"}}, ["--dependency='afterok:1?afterok:2'"], []),
-        ({}, [], ["--wckey"]),
     ],
 )  # fmt: skip
 def test_what_is_asked_for_in_the_sites_own_way_is_asked_for_once(tmp_path, values, has, lacks):
@@ -441,21 +307,10 @@ def test_what_is_asked_for_in_the_sites_own_way_is_asked_for_once(tmp_path, valu
 
 
 def test_a_script_asks_for_what_the_resources_say():
-    keys = {
-        "account": "me",
-        "qos": "long",
-        "constraint": "h100",
-        "nodes": "2",
-        "tasks": "4",
-        "gpus": "4",
-        "throttle": "3",
-    }
-    typed = {
-        "setup": "[module load cuda/12.4, \"export A='b: c'\"]",
-        "python": "env A=1 python",
-        "extra": "{mail-type: END}",
-    }
-    flags, setup, command = script(resources.load("slurm", "paper", {**keys, **typed}), 5)
+    keys = {"account": "me", "qos": "long", "constraint": "h100", "nodes": "2", "tasks": "4", "throttle": "3"}
+    keys |= {"python": "env A=1 python", "extra": "{mail-type: END}"}
+    keys |= {"setup": "[module load cuda/12.4, \"export A='b: c'\"]"}
+    flags, setup, command = script(resources.load("slurm", "paper", keys), 5)
     expected = {
         "--account=me", "--qos=long", "--constraint=h100", "--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4",
         "--array=0-4%3", "--time=2880", "--signal=USR2@300", "--requeue", "--mail-type=END", "--open-mode=append",
@@ -467,37 +322,24 @@ def test_a_script_asks_for_what_the_resources_say():
     assert command.endswith(" env A=1 python -u -m submitit.core._submit /runs/.sweeps/g/logs")
 
 
-def test_planning_and_looking_import_no_torch_and_take_no_second(tmp_path):
-    """Three hundred runs that have ended: what a user types again and again."""
-    sweep, finished, stored = Sweep(tmp_path, "many"), json.dumps({"status": "done", "step": 10}), []
-    for number in range(300):
-        folder = tmp_path / f"r{number:03}"
-        folder.mkdir()
-        (folder / "summary.json").write_text(finished)
-        stored.append(PlannedRun(folder.name, "train", "", "e:m", [f"seed={number}"], True, str(folder), 10))
-    sweep.add("Many", stored)
+def test_planning_and_looking_import_no_torch(tmp_path):
+    folder = tmp_path / "r"
+    folder.mkdir()
+    (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 10}))
+    Sweep(tmp_path, "one").add("One", [PlannedRun("r", "train", "", "e:m", ["seed=0"], True, str(folder), 10)])
     code = (
-        "import sys, time\n"
+        "import sys\n"
         "from sweeps.command import main\n"
         f"root = 'paths.runs={tmp_path}'\n"
-        "assert main(['status', 'many', root]) == 0\n"
-        "seconds = time.process_time()\n"
-        "for words in (['status'], ['list'], ['cancel', 'many']):\n"
+        "for words in (['status', 'one'], ['status'], ['list'], ['cancel', 'one']):\n"
         "    assert main([*words, root]) == 0\n"
         "assert not {'torch', 'hydra', 'omegaconf', 'submitit', 'optuna'} & set(sys.modules)\n"
         "assert main(['show', 'relative_absolute', root]) == 0\n"
         "assert main(['launch', 'route_placement', '--dry-run', root]) == 0\n"
-        "try:\n"
-        "    main(['predict', '--help'])\n"
-        "except SystemExit:\n"
-        "    pass\n"
         "assert 'torch' not in sys.modules\n"
-        "print('seconds', seconds)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert "300 done" in done.stdout and "nothing is in the queue or running" in done.stdout
+    assert "1 done" in done.stdout and "nothing is in the queue or running" in done.stdout
     assert "dit-T4-mnist_4-16_s0" in done.stdout and "3 runs at scale tiny" in done.stdout
-    assert "#SBATCH --array=0-16%16" in done.stdout and "--from RUNS" in done.stdout
-    # CPU time with the imports; 0.4 s on an idle machine.
-    assert float(done.stdout.split()[-1]) < 1.5
+    assert "#SBATCH --array=0-16%16" in done.stdout

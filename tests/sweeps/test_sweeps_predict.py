@@ -46,9 +46,8 @@ def power_law(coefficients: dict[int, tuple[float, float]], steps) -> dict[float
 
 
 def curve(losses: dict[float, float], macs_per_step: float = 10.0) -> pd.DataFrame:
-    steps = list(losses)
-    macs = [macs_per_step * step for step in steps]
-    return pd.DataFrame({"step": steps, "macs": macs, "loss": list(losses.values())})
+    frame = pd.DataFrame({"step": list(losses), "loss": list(losses.values())})
+    return frame.assign(macs=macs_per_step * frame["step"])
 
 
 # --- the fit ------------------------------------------------------------------------------------------------------
@@ -122,8 +121,7 @@ def test_the_second_half_checks_a_fit_of_the_first():
     ("low", "high", "extrapolated", "text"),
     [
         (0.6, 0.8, True, "a saving"), (0.7, 0.9, True, "undecided"), (0.7, 0.9, False, "a saving"),
-        (1.1, 1.3, True, "undecided"), (1.1, 1.3, False, "a loss"), (1.25, 1.4, True, "a loss"),
-        (None, None, True, "undecided (one seed)"),
+        (1.1, 1.3, True, "undecided"), (1.1, 1.3, False, "a loss"), (None, None, True, "undecided (one seed)"),
     ],
 )  # fmt: skip
 def test_a_saving_is_claimed_only_beyond_the_error_of_the_model(low, high, extrapolated, text):
@@ -175,28 +173,6 @@ def test_published_pairs_are_predicted_without_training(tmp_path, monkeypatch, c
     assert "left out, since a routed run ends above the dense loss there: N = 6000" in out
     # docs/predict.md has this error.
     assert "s*m at N = 3000 predicted 0.764, measured 0.865 (-11.7%)" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["steps=9"], "steps=9: expected at least 10"),
-        (["seeds=1,1"], "seeds=1,1: expected different seeds"),
-        (["seed=1"], "expected seeds=0,1,2"),
-        (["steps=20", "--from", "."], "a pilot is not trained then"),
-        (["--from", "."], "no pair of runs"),
-        (["--from", "none.tar.gz"], "there is no archive none.tar.gz"),
-        (["route=none"], "expected a routed run"),
-        (["train.schedule=cosine"], "train.schedule=cosine: expected constant"),
-    ],
-)
-def test_what_cannot_be_predicted_is_one_sentence(words, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.yaml").write_text(GRID)
-    assert sweeps_command.main(["predict", "tiny.yaml", *words]) == 2
-    err = capsys.readouterr().err
-    assert message in err and err.count("\n") == 1
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

@@ -7,14 +7,10 @@ import subprocess
 import sys
 
 import pytest
-import yaml
-from slurm_lab import COMMANDS, STUB, until, use_stubs, write_grid
+from slurm_lab import COMMANDS, STUB, until, write_grid
 from small import ROOT
 
-from experiments.runtime.locks import locked
 from sweeps import command as sweeps_command
-from sweeps.jobs import pool_gpus
-from sweeps.plan import grid
 from sweeps.store.folder import Sweep
 from sweeps.submission.optuna_study import distributions, import_optuna, study_location, summary
 
@@ -26,10 +22,7 @@ OVER = {
 BASE = {"train.steps": 4, "eval.every": 2, "route": "{start}-{end}@{rate}"}
 
 
-@pytest.fixture(autouse=True)
-def stubs(monkeypatch):
-    monkeypatch.syspath_prepend(str(STUB))
-    use_stubs(monkeypatch)
+pytestmark = pytest.mark.usefixtures("stubs")
 
 
 def make(folder, name="seek", steps=4, trials=3, sleep=0.0, **changes):
@@ -65,7 +58,7 @@ def test_trials_are_asked_and_told_and_go_on_to_a_larger_number(tmp_path, capsys
 
 @pytest.mark.slow
 def test_a_killed_coordinator_goes_on_and_bad_trials_are_pruned(tmp_path):
-    words, sweep = make(tmp_path, steps=60, trials=10, sleep=0.03)
+    words, sweep = make(tmp_path, steps=60, trials=7, sleep=0.03)
     call = [sys.executable, "-m", "sweeps", "launch", *words, "cluster=local", "cluster.workers=2"]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
     for seen in (1, 3):
@@ -76,7 +69,7 @@ def test_a_killed_coordinator_goes_on_and_bad_trials_are_pruned(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "resuming" in done.stdout and "pruned  at step" in done.stdout
     found = trials(sweep)
-    assert len(found) == 10 and {t[2] for t in found} == {"complete", "pruned"}
+    assert len(found) == 7 and {t[2] for t in found} == {"complete", "pruned"}
     runs = list((tmp_path / "runs").glob("dit-*"))
     assert {r.name for r in runs} == {t[-1] for t in found}
     for run in runs:  # trained once, or stopped on the way
@@ -98,76 +91,35 @@ def test_ctrl_c_stops_a_search_in_this_process_and_its_trial_goes_on_later(tmp_p
     assert [t[2] for t in trials(sweep)] == ["complete"] * 2
 
 
-def test_values_of_steps_are_exact(tmp_path):
-    steps = {"low": 0.1, "high": 0.7, "step": 0.1}
-    over = {"train.clip": {"low": 0.4375, "high": 0.4375, "step": 0.0625}, "train.ema": steps}
-    words, sweep = make(tmp_path, base=BASE | {"route": "none"}, search={"trials": 3, "over": over})
-    assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 0
-    varies = [run.varies for run in sweep.runs().values()]
-    assert {values["train.clip"] for values in varies} == {"0.4375"}
-    assert {values["train.ema"] for values in varies} <= {f"0.{i}" for i in range(1, 8)}
-
-
-def test_listed_values_are_exact_and_a_live_trial_of_another_search_stays(tmp_path, capsys):
-    over = {"train.lr": [0.00012345], "train.ema": [0.9999]}
+def test_values_of_lists_and_steps_are_exact_and_a_live_trial_of_another_search_stays(tmp_path, capsys):
+    over = {"train.lr": [0.00012345], "train.clip": {"low": 0.4375, "high": 0.4375, "step": 0.0625}}
+    over["train.ema"] = {"low": 0.1, "high": 0.7, "step": 0.1}
     words, sweep = make(tmp_path, base=BASE | {"route": "none"}, search={"trials": 1, "over": over})
     assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 0
     (run,) = sweep.runs().values()
-    assert {k: float(run.varies[k]) for k in over} == {k: v for k, (v,) in over.items()}
-    assert "train.lr=0.00012345 train.ema=0.9999" in summary(sweep)[0]
+    assert (float(run.varies["train.lr"]), run.varies["train.clip"]) == (0.00012345, "0.4375")
+    assert run.varies["train.ema"] in [f"0.{i}" for i in range(1, 8)]
+    assert "train.lr=0.00012345 train.clip=0.4375" in summary(sweep)[0]
     study = import_optuna().load_study(**study_location(sweep))
     live = study.ask(distributions(over))
     live.set_user_attr("run", "r")
     words, _ = make(tmp_path, base=BASE | {"route": "none"}, search={"over": {"train.lr": [0.5]}})
     assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 2
-    assert (
-        "its search differs from that of its stored trials (trial 0 has train.lr=0.00012345" in capsys.readouterr().err
-    )
+    assert "its search differs from that of its stored trials (trial 0 has train.lr=0.0001" in capsys.readouterr().err
     assert [t[2] for t in trials(sweep)] == ["complete", "running"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "more", "said"),
-    [
-        ({"search": {"metric": "fdd", "over": OVER}}, [], "did you mean fd"),
-        ({"search": {"over": {"train.lr": {"low": 2, "high": 1}}}}, [], "not a range"),
-        ({"search": {"over": {}}}, [], "search.over={}: expected names"),
-        ({"search": {"over": OVER}, "seeds": [0, 1]}, [], "expected one seed"),
-        ({}, ["--trials", "0"], "at least 1"),
-        ({}, ["train.lr=1"], "leave the argument out"),
-    ],
-)
-def test_wrong_searches_are_refused_before_the_first_trial(changes, more, said, tmp_path, capsys):
-    words, sweep = make(tmp_path, **changes)
-    assert sweeps_command.main(["launch", *words, *more, "cluster=debug"]) == 2
-    err = capsys.readouterr().err.splitlines()
-    assert said in err[-1] and err[-1].startswith("error: ") and len(err) == 2
-    assert not sweep.path.exists()
-
-
-def test_trials_of_a_grid_without_search_and_a_missing_optuna_are_sentences(tmp_path, capsys, monkeypatch):
-    words = ["cluster=debug", f"paths.runs={tmp_path}"]
-    assert sweeps_command.main(["launch", "route_placement", "--trials", "3", *words]) == 2
-    assert "has no search section" in capsys.readouterr().err
+def test_a_missing_optuna_is_one_sentence(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    assert sweeps_command.main(["launch", "search_route", *words]) == 2
+    assert sweeps_command.main(["launch", "search_route", "cluster=debug", f"paths.runs={tmp_path}"]) == 2
     assert "pip install 'optuna>=4'" in capsys.readouterr().err
 
 
 def test_a_search_that_was_cut_off_before_its_study_has_no_trials(tmp_path):
     journal = tmp_path / ".sweeps" / "g" / "search" / "journal.log"
     journal.parent.mkdir(parents=True)
-    for content in ("", '{"op_code": 0, "wor'):
-        journal.write_text(content)
-        assert summary(Sweep(tmp_path, "g")) == []
-
-
-def test_a_search_is_planned_at_a_corner(tmp_path, capsys):
-    words = [f"paths.runs={tmp_path}", "dry=true"]
-    assert sweeps_command.main(["launch", "search_route", "--trials", "7", *words]) == 0
-    out = capsys.readouterr().out
-    assert "7 trials over start, end, rate, train.lr" in out and "_0-11@0.25_s0" in out
-    assert not (tmp_path / ".sweeps").exists()
+    journal.write_text('{"op_code": 0, "wor')
+    assert summary(Sweep(tmp_path, "g")) == []
 
 
 # --- grids in Python ------------------------------------------------------------------------------
@@ -198,45 +150,3 @@ def test_a_python_grid_yields_overrides_runs_its_own_command_and_is_kept(tmp_pat
     # By the name alone nobody has said that its code may be run.
     assert sweeps_command.main(["retry", "mine", words[1]]) == 2
     assert "type python -m sweeps retry PATH/mine.py" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("import nothing_there", "ModuleNotFoundError"),
-        ("commands = {'tell': lambda words: print(words)}", "needs a function with a name in this file"),
-        ("def cells():\n    yield 3", "TypeError"),
-        ("def cells():\n    while True:\n        yield {}", "more than 10000 cells"),
-    ],
-)
-def test_wrong_python_grids_are_one_sentence(text, said, tmp_path, capsys):
-    (tmp_path / "bad.py").write_text(text)
-    assert sweeps_command.main(["launch", str(tmp_path / "bad.py"), "dry=true"]) == 2
-    err = capsys.readouterr().err.splitlines()
-    assert said in err[-1] and err[-1].startswith("error: ") and len(err) == 2
-
-
-@pytest.mark.parametrize("name", ["random", "routing"])
-def test_a_grid_that_would_hide_a_module_is_refused(name, tmp_path, capsys):
-    (tmp_path / f"{name}.py").write_text("seeds = [0]")
-    assert sweeps_command.main(["launch", str(tmp_path / f"{name}.py"), "dry=true"]) == 2
-    assert f"could not import {name}, a module; rename it" in capsys.readouterr().err
-
-
-def test_yaml_names_no_code(tmp_path):
-    path = tmp_path / "g.yaml"
-    path.write_text(yaml.safe_dump({"commands": {"x": "os:system"}}))
-    with pytest.raises(grid.SweepError, match="unknown key commands"):
-        grid.load(str(path))
-    with pytest.raises(grid.SweepError, match="there is no such file"):
-        grid.load("route_placement.py")
-
-
-def test_pools_of_one_sweep_take_gpus_that_are_free(tmp_path, monkeypatch):
-    sweep = Sweep(tmp_path, "g")
-    folder = sweep.pools / "b"
-    folder.mkdir(parents=True)
-    (folder / "state.json").write_text(json.dumps({"runs": {}, "gpus": ["0", "2"]}))
-    assert pool_gpus._busy_gpus(sweep) == set()
-    with locked(folder):
-        assert pool_gpus._busy_gpus(sweep) == {"0", "2"}

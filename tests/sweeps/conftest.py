@@ -1,0 +1,17 @@
+"""Fixtures of the sweep tests: the commands on stub runs in a folder of their own."""
+
+import pytest
+from slurm_lab import STUB, Launcher, lab, named_nodes, use_stubs  # noqa: F401
+
+
+@pytest.fixture
+def stubs(monkeypatch):
+    """Let grids name the modules `stub_training` and `stub_command`, here and in processes that are started."""
+    monkeypatch.syspath_prepend(str(STUB))
+    use_stubs(monkeypatch)
+
+
+@pytest.fixture
+def cli(stubs, tmp_path, capsys):
+    """`cli(COMMAND, WORDS...)`: a command on a grid of two runs; its output."""
+    return Launcher(tmp_path, capsys)
