@@ -16,10 +16,11 @@ from scipy.special import stdtr
 from analysis.aggregation import DENSE, Estimate, interval
 from analysis.grouping import short_labels
 from analysis.loading import load
-from analysis.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
+from analysis.step_penalty import Penalty, log_ratio_at_equal_macs, loss_curves, paired_penalty
 
 # Batch and depth of the experiment `evidence`: an arm's label names other values.
 _USUAL_BATCH, _USUAL_DEPTH = 16, 12
+DECLARED_BACKBONES = 3  # of `study_equal_macs`: the family of Holm's correction
 Curves = dict[int, pd.DataFrame]  # by seed
 
 
@@ -176,10 +177,9 @@ def penalty_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
         if not pairs:
             continue
         penalty = paired_penalty(table[baseline], pairs, steps)
-        if penalty.sm is None:
-            verdict = penalty.censored_text
-        else:
-            verdict = f"{penalty.sm.text('.2f')} (n = {len(penalty.seeds)})"
+        verdict = _saving(penalty)
+        if penalty.sm is not None:
+            verdict += f" (n = {len(penalty.seeds)})"
         s_texts, sm_texts = [], []
         for row in penalty.seeds.to_dict("records"):
             s_texts.append("not reached" if row["censored"] else f"{row['s']:.2f}")
@@ -220,12 +220,16 @@ def arms_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
 
 
 def endpoints_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
-    """Return the paired log ratio of loss at the multiply-adds of `steps` dense steps.
+    """Return paired log ratios of loss at the multiply-adds of `steps` dense steps, as a change.
 
-    Holm's correction is over the routed arms, one per backbone (`study_equal_macs`).
+    The first rows compare each arm with the dense baseline, the last ones the routed arm with the
+    cheap dense ones: fewer blocks, a smaller batch (the gate of `study_equal_macs`). The p-values
+    of the routed arms are corrected (Holm) once all declared backbones have one.
     """
-    heading = ["Backbone", "Arm", "Pairs", "Loss at equal MACs, over dense (95 %)", "p (Holm)"]
-    rows, p_values = [[*heading, "s*m at equal loss"]], {}
+    cheap: list[Arm] = []
+    routed: list[tuple[Arm, float]] = []
+    rows: list[list[str]] = []
+    p_values: dict[int, float] = {}
     for arm, curves in table.items():
         baseline = baseline_arm(arm, table)
         if baseline is None or arm == baseline:
@@ -235,15 +239,39 @@ def endpoints_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
         estimate = interval(log_ratio_at_equal_macs(table[baseline], curves, macs).values())
         if estimate is None:
             continue
-        is_primary = arm.is_routed and estimate.std is not None
-        if is_primary:
-            p_values[len(rows)] = two_sided_p(estimate)
+        if arm.is_routed:
+            routed.append((arm, macs))
+            if estimate.std is not None:
+                p_values[len(rows)] = two_sided_p(estimate)
+        else:
+            cheap.append(arm)
         penalty = paired_penalty(table[baseline], curves, steps)
-        change = _percent(estimate)
-        rows.append([arm.backbone, arm.label, str(estimate.n), change, "", str(penalty)])
-    for index, p in holm(p_values).items():
-        rows[index][4] = f"{p:.3f}"
-    return rows
+        pairs, change = str(estimate.n), _percent(estimate)
+        rows.append([arm.backbone, arm.label, "dense", pairs, change, "", _saving(penalty)])
+    is_complete = len(p_values) == DECLARED_BACKBONES
+    shown = holm(p_values) if is_complete else p_values
+    for index, p in shown.items():
+        rows[index][5] = f"{p:.3f}"
+    for arm, macs in routed:
+        for other in cheap:
+            if other.backbone != arm.backbone:
+                continue
+            ratios = log_ratio_at_equal_macs(table[other], table[arm], macs)
+            estimate = interval(ratios.values())
+            if estimate is not None:
+                change = _percent(estimate)
+                pairs = str(estimate.n)
+                rows.append([arm.backbone, arm.label, other.label, pairs, change, "", ""])
+    p_head = "p (Holm)" if is_complete else "p (uncorrected)"
+    head = ["Backbone", "Arm", "Compared with", "Pairs", "Loss at equal MACs (95 %)", p_head]
+    return [[*head, "s*m (95 %)"], *rows]
+
+
+def _saving(penalty: Penalty) -> str:
+    """Return s * m over seeds with its interval, or how many seeds are censored."""
+    if penalty.sm is None:
+        return penalty.censored_text
+    return penalty.sm.text(".2f")
 
 
 def two_sided_p(estimate: Estimate) -> float:

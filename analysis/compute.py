@@ -1,12 +1,12 @@
 """Loss and FD against multiply-adds: the tables and the figure of the results page.
 
-    python -m analysis.compute               fill the blocks of results/*.md, draw the figure
+    python -m analysis.compute               fill the blocks of the pages, draw the figure
     python -m analysis.compute RECORDS       print what a folder of runs or an archive gives
 
-Between `<!-- KIND of=results/NAME.tar.gz KEY=VALUE -->` and `<!-- end of KIND -->` of a page stands
-what the archive says; an archive that does not exist yet says so. Kinds: `penalty` (step penalty s
-and s * m of routed runs), `arms` (every arm of a study), `endpoints` (declared paired endpoints).
-An arm is a group and variant (`analysis.arms`).
+The pages are README.md and results/*.md. Between `<!-- KIND of=results/NAME.tar.gz KEY=VALUE -->`
+and `<!-- end of KIND -->` stands what the archive says; an archive that does not exist yet says so.
+Kinds: `penalty` (step penalty s and s * m of routed runs), `arms` (every arm of a study),
+`endpoints` (declared paired endpoints). An arm is a group and variant (`analysis.arms`).
 """
 
 import argparse
@@ -86,7 +86,7 @@ def _command(words: list[str]) -> int:
     options = parser.parse_args(words)
     if options.records is not None:
         return _print(options)
-    for page in sorted(RESULTS.glob("*.md")):
+    for page in (ROOT / "README.md", *sorted(RESULTS.glob("*.md"))):
         text = page.read_text(encoding="utf-8")
         filled = fill(text)
         if filled != text:

@@ -86,14 +86,34 @@ def test_endpoints_are_log_ratios_at_equal_macs_with_holm():
     routed = {}
     for seed, last in ((0, 0.21), (1, 0.22)):
         routed[seed] = curve([0.5, 0.4, 0.35, 0.3, 0.25, last], 1e9)
-    rows = compute.endpoints_table({DENSE: dense, ROUTED: routed, SHALLOW: routed}, 1500)
-    by_label = {row[1]: row for row in rows[1:]}
+    head, *rows = compute.endpoints_table({DENSE: dense, ROUTED: routed, SHALLOW: dense}, 1500)
+    by_arms = {(row[1], row[2]): row for row in rows}
+    change, p_text, saving = by_arms["route 2-8", "dense"][4:]
     mean = math.sqrt(1.05 * 1.10) - 1
-    assert by_label["route 2-8"][3].startswith(f"{100 * mean:+.2f} %")
+    assert change.startswith(f"{100 * mean:+.2f} %")
     p = ttest_1samp([math.log(1.05), math.log(1.10)], 0).pvalue
-    assert by_label["route 2-8"][4] == f"{p:.3f}"  # one backbone: Holm changes nothing
-    assert by_label["dense, 8 blocks"][4] == ""  # a gate, no primary endpoint
-    assert "undecided: 2 of 2 seeds censored" in by_label["route 2-8"][5]
+    assert head[5] == "p (uncorrected)" and p_text == f"{p:.3f}"  # one of three backbones
+    assert saving == "undecided: 2 of 2 seeds censored"
+    assert by_arms["dense, 8 blocks", "dense"][5] == ""  # no primary endpoint
+    # The gate: the routed arm against the cheap dense one, here as good as the dense baseline.
+    assert by_arms["route 2-8", "dense, 8 blocks"][4] == change
+
+
+def test_three_backbones_are_corrected_together():
+    table = {}
+    for backbone, lasts in (("dit", (0.21, 0.22)), ("mamba", (0.19, 0.21)), ("rwkv", (0.2, 0.23))):
+        group = GROUP.replace("dit", backbone)
+        table[dataclasses.replace(DENSE, backbone=backbone, group=group)] = {
+            seed: curve([0.4, 0.3, 0.2], 1e9) for seed in (0, 1)
+        }
+        table[dataclasses.replace(ROUTED, backbone=backbone, group=group)] = {
+            seed: curve([0.4, 0.3, last], 1e9) for seed, last in enumerate(lasts)
+        }
+    head, *rows = compute.endpoints_table(table, 1500)
+    assert head[5] == "p (Holm)"
+    p_values = {row: ttest_1samp([math.log(last / 0.2) for last in lasts], 0).pvalue
+                for row, lasts in enumerate([(0.21, 0.22), (0.19, 0.21), (0.2, 0.23)])}  # fmt: skip
+    assert [row[5] for row in rows] == [f"{holm(p_values)[row]:.3f}" for row in range(3)]
 
 
 def test_holm_by_hand():
