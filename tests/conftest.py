@@ -16,9 +16,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 # A busy machine is slow to draw inputs and to run examples; neither is a fault of what is tested.
-settings.register_profile(
-    "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
-)
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("suite")
 
 # Hubs cannot be reached from a test; without this each look-up retries for half a minute.

@@ -93,14 +93,7 @@ def write_store(folder, arrays, labels=None, kind="sample", flips=None, per_file
         file = folder / f"shard-{k:05d}.safetensors"
         save_file(tensors, file)
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        shards.append(
-            {
-                "file": file.name,
-                "count": len(arrays[part]),
-                "bytes": file.stat().st_size,
-                "sha256": digest,
-            }
-        )
+        shards.append({"file": file.name, "count": len(arrays[part]), "bytes": file.stat().st_size, "sha256": digest})
     channels = arrays.shape[1] // (2 if kind == "moments" else 1)
     manifest = {
         "format": "tread-latents/1",
@@ -110,9 +103,7 @@ def write_store(folder, arrays, labels=None, kind="sample", flips=None, per_file
         "flips": flips is not None,
         "labels": labels is not None,
         "classes": [] if labels is None else [f"class {k}" for k in range(max(labels) + 1)],
-        "text": None
-        if text is None
-        else {"encoder": "nowhere/clip", "shape": list(text[0].shape[1:])},
+        "text": None if text is None else {"encoder": "nowhere/clip", "shape": list(text[0].shape[1:])},
         "vae": "nowhere/vae",
         "scale_factor": 0.5,
         "shift_factor": 0.25,

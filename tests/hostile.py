@@ -65,9 +65,7 @@ def pickles(marker):
     stream = io.BytesIO()
     np.save(stream, objects, allow_pickle=True)
     found["npy"] = stream.getvalue()
-    keys = (
-        "mu sigma mu_s sigma_s rows n features name protocol cosine arr_0 arr_1 images seeds labels"
-    )
+    keys = "mu sigma mu_s sigma_s rows n features name protocol cosine arr_0 arr_1 images seeds labels"
     stream = io.BytesIO()
     np.savez(stream, **dict.fromkeys([*keys.split(), "tar", "offset", "header", "state"], objects))
     found["npz"] = stream.getvalue()
@@ -119,9 +117,7 @@ def _model():
     import backbones
 
     with torch.random.fork_rng(devices=[]):
-        return backbones.create(
-            "dit", "T/2", depth=2, width=16, heads=2, input_size=8, in_channels=1, num_classes=3
-        )
+        return backbones.create("dit", "T/2", depth=2, width=16, heads=2, input_size=8, in_channels=1, num_classes=3)
 
 
 def _described():
@@ -134,9 +130,7 @@ def make_checkpoint(folder):
     from experiments.runtime import checkpoint_files
 
     model = _model()
-    tensors = {
-        f"{p}.{k}": v.clone() for p in ("ema", "model") for k, v in model.state_dict().items()
-    }
+    tensors = {f"{p}.{k}": v.clone() for p in ("ema", "model") for k, v in model.state_dict().items()}
     state = {"step": 3, "config": _described(), "model": model.config, "data": {}}
     checkpoint_files.write(folder, 3, tensors, state)
 
@@ -242,9 +236,7 @@ READERS["latent store"] = Reader(make_store, read_everything, ("manifest.json", 
 
 READERS["facts of a store"] = Reader(make_store, read_facts, ("manifest.json", "shard-*"))
 
-READERS["tars"] = Reader(
-    lambda folder: write_tars(folder, latents(6, side=2), LABELS), read_everything, ("*.tar",)
-)
+READERS["tars"] = Reader(lambda folder: write_tars(folder, latents(6, side=2), LABELS), read_everything, ("*.tar",))
 
 
 def make_index(folder):
@@ -334,10 +326,7 @@ def read_similarity(folder):
 
 
 def make_scales(folder):
-    about = {key: "x" for key in ("run", "backbone", "size", "data", "route")} | {
-        "step": 1,
-        "seed": 0,
-    }
+    about = {key: "x" for key in ("run", "backbone", "size", "data", "route")} | {"step": 1, "seed": 0}
     row = {"pair": "dense", "level": None, "plain": 1.0}
     found = {"format": "tread-suite-guidance-scale/1", **about, "notes": [], "rows": [row]}
     (folder / "guidance_scale.json").write_text(json.dumps(found))
@@ -486,8 +475,7 @@ def read_notes(folder):
     from routing.errors import UserError
 
     table_source._class_names(
-        SimpleNamespace(metadata={b"huggingface": (folder / "huggingface.json").read_bytes()}),
-        "label",
+        SimpleNamespace(metadata={b"huggingface": (folder / "huggingface.json").read_bytes()}), "label"
     )
     if session.read_summary(folder) is not None:
         session.show_results(console.Console(quiet=True), folder)
@@ -593,9 +581,7 @@ def mutate(random, path, content):
             return raw(random, yaml.safe_dump(mutate_value(random, yaml.safe_load(content))))
         if path.suffix == ".safetensors":
             (length,) = struct.unpack("<Q", content[:8])
-            header = raw(
-                random, json.dumps(mutate_value(random, json.loads(content[8 : 8 + length])))
-            )
+            header = raw(random, json.dumps(mutate_value(random, json.loads(content[8 : 8 + length]))))
             return struct.pack("<Q", len(header)) + header + content[8 + length :]
         if path.suffix == ".npz":
             return mutate_npz(random, content)
@@ -633,7 +619,5 @@ def mutate_npz(random, content):
 def npy_header(shape, dtype="<f4"):
     """Return the head of an `.npy` file that claims a shape."""
     stream = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        stream, {"descr": dtype, "fortran_order": False, "shape": shape}
-    )
+    np.lib.format.write_array_header_1_0(stream, {"descr": dtype, "fortran_order": False, "shape": shape})
     return stream.getvalue()

@@ -120,7 +120,12 @@ def imported_subpackages() -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for importing, imported, _ in imports():
         here, there = modules()[importing], modules()[imported]
-        if here.subpackage and there.subpackage and here.package == there.package and here.subpackage != there.subpackage:
+        if (
+            here.subpackage
+            and there.subpackage
+            and here.package == there.package
+            and here.subpackage != there.subpackage
+        ):
             graph.setdefault(here.subpackage, set()).add(there.subpackage)
     return graph
 
@@ -130,10 +135,7 @@ def functions() -> Iterator[tuple[int, str]]:
     for module in modules().values():
         for node in module.nodes:
             if isinstance(node, FUNCTIONS):
-                yield (
-                    (node.end_lineno or node.lineno) - node.lineno + 1,
-                    f"{module.name}.{node.name}",
-                )
+                yield ((node.end_lineno or node.lineno) - node.lineno + 1, f"{module.name}.{node.name}")
 
 
 def comprehensions_per_100_lines(package: str) -> float:

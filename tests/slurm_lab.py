@@ -31,19 +31,10 @@ class Lab:
         self.over = threading.Event()
 
     def script(self, *words):
-        knobs = {
-            "LAB": str(self.folder),
-            "PORT": str(self.port),
-            "NODES": "2",
-            "CPUS": "4",
-            "GPUS": "2",
-        }
+        knobs = {"LAB": str(self.folder), "PORT": str(self.port), "NODES": "2", "CPUS": "4", "GPUS": "2"}
         knobs |= {"ACCT": "0", "GRACE": "20", "KILL_WAIT": "2"} | self.knobs
         done = subprocess.run(
-            [str(TOOLS / "start-slurm.sh"), *words],
-            env={**os.environ, **knobs},
-            capture_output=True,
-            text=True,
+            [str(TOOLS / "start-slurm.sh"), *words], env={**os.environ, **knobs}, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -65,9 +56,7 @@ class Lab:
     def environment(self):
         # With accounting there is a real sacct; without, a stand-in in the cluster's folder.
         real = self.knobs.get("ACCT") == "1"
-        path = (
-            os.environ["PATH"] if real else f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        )
+        path = os.environ["PATH"] if real else f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
         return {"SLURM_CONF": str(self.folder / "etc" / "slurm.conf"), "PATH": path}
 
 
@@ -141,10 +130,7 @@ def until(check, seconds=60.0, what="it"):
 def squeue(*words):
     """Return what squeue says of each task: {id: (state, node, name)}."""
     out = subprocess.run(
-        ["squeue", "-r", "-h", "-t", "all", "-o", "%i|%T|%N|%j", *words],
-        capture_output=True,
-        text=True,
-        check=True,
+        ["squeue", "-r", "-h", "-t", "all", "-o", "%i|%T|%N|%j", *words], capture_output=True, text=True, check=True
     ).stdout
     return {parts[0]: tuple(parts[1:]) for line in out.splitlines() if (parts := line.split("|"))}
 

@@ -70,15 +70,7 @@ def pretrained(path: Path) -> Any:
     return Backbone.from_pretrained(str(path))
 
 
-def sample(
-    model: Any,
-    objective: Any,
-    sampler: Any,
-    guidance: Any,
-    seeds: Any,
-    route: str,
-    weak: Any = None,
-) -> Any:
+def sample(model: Any, objective: Any, sampler: Any, guidance: Any, seeds: Any, route: str, weak: Any = None) -> Any:
     """Return one image per seed, (n, C, H, W); each part is a name or a mapping with its options."""
     from experiments.diffusion import create_guidance, create_objective, create_sampler
     from experiments.evaluation import generate
@@ -112,14 +104,7 @@ def name_of(overrides: Sequence[str]) -> str:
 # --- options and public names ---------------------------------------------------------------------
 
 # Packages whose `__all__` users import from.
-PUBLIC = (
-    "routing",
-    "backbones",
-    "experiments.diffusion",
-    "experiments.data",
-    "experiments.evaluation",
-    "analysis",
-)
+PUBLIC = ("routing", "backbones", "experiments.diffusion", "experiments.data", "experiments.evaluation", "analysis")
 
 
 def groups() -> tuple[str, ...]:
@@ -137,16 +122,9 @@ def option_types(values: Mapping[str, Any]) -> dict[str, str]:
     from experiments.options.training import PathsOptions, TrainOptions
     from routing.options import RoutingOptions
 
-    classes = [
-        ("", Config),
-        ("routing.", RoutingOptions),
-        ("train.", TrainOptions),
-        ("paths.", PathsOptions),
-    ]
+    classes = [("", Config), ("routing.", RoutingOptions), ("train.", TrainOptions), ("paths.", PathsOptions)]
     for group in groups()[:6]:
-        classes += [
-            (f"{group}.", options) for options in option_classes(group, values[group]["name"])
-        ]
+        classes += [(f"{group}.", options) for options in option_classes(group, values[group]["name"])]
     types = {}
     for prefix, options in classes:
         for key, field in fields_of(options).items():

@@ -58,10 +58,7 @@ def train(words):
         return
     if "-m" in words:  # Hydra's own sweep: each value of every list
         words = [word for word in words if word != "-m" and not word.startswith("hydra/")]
-        lists = [
-            [f"{word.split('=')[0]}={one}" for one in word.split("=")[1].split(",")]
-            for word in words
-        ]
+        lists = [[f"{word.split('=')[0]}={one}" for one in word.split("=")[1].split(",")] for word in words]
         for run in itertools.product(*lists):
             config.load(run)
         return
@@ -204,10 +201,7 @@ def test_constraints_pin_every_dependency_within_its_range():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if line and line[0] != "#")
     pins = {canonicalize_name(name): version for name, version in pins.items()}
-    wanted = [
-        *project["dependencies"],
-        *itertools.chain(*project["optional-dependencies"].values()),
-    ]
+    wanted = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
     # The suite's own extras, and what only builds on a CUDA machine.
     apart = ("tread-suite", "mamba-ssm", "causal-conv1d")
     for requirement in map(Requirement, wanted):

@@ -78,9 +78,7 @@ def test_lora_adapters_train_routed_and_dense_inference_knows_nothing_of_it(tmp_
     adapters = load_file(tmp_path / "sd3_lora" / "pytorch_lora_weights.safetensors")
     idle = [key for key, value in adapters.items() if "lora_B" in key and not value.any()]
     # Nothing reads the text that leaves the last block, so its queries learn nothing.
-    assert len(adapters) == 2 * 6 * 7 and [key.split(".")[2:5] for key in idle] == [
-        ["5", "attn", "add_q_proj"]
-    ]
+    assert len(adapters) == 2 * 6 * 7 and [key.split(".")[2:5] for key in idle] == [["5", "attn", "add_q_proj"]]
 
 
 @pytest.mark.slow
@@ -131,9 +129,7 @@ def test_a_backbone_of_ones_own_is_known_to_the_real_commands(tmp_path):
         " - sum(p.numel() for p in backbones.create('mingru', s, gate=g).parameters())"
         " for s in ('T/1', 'S/2') for g in (True, False)])"
     )
-    assert (
-        outside(tmp_path, sys.executable, "-c", counted, TREAD_BACKBONES=path) == "[0, 0, 0, 0]\n"
-    )
+    assert outside(tmp_path, sys.executable, "-c", counted, TREAD_BACKBONES=path) == "[0, 0, 0, 0]\n"
     # The file is a command too.
     said = outside(tmp_path, sys.executable, path, *SMALL, "route=1-2", "train.steps=2")
     assert "mingru-T/1" in said and "route 1-2" in said

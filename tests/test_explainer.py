@@ -56,9 +56,7 @@ def browser():
 def show(browser, **setting):
     """Set the address, as a link would."""
     words = "&".join(f"{key}={value}" for key, value in setting.items())
-    browser.run(
-        f"new Promise(done => {{ location.hash = '{words}&x=' + Math.random(); setTimeout(done, 50); }})"
-    )
+    browser.run(f"new Promise(done => {{ location.hash = '{words}&x=' + Math.random(); setTimeout(done, 50); }})")
 
 
 def texts(browser, selector):
@@ -66,9 +64,7 @@ def texts(browser, selector):
 
 
 def shown(browser, name):
-    return texts(browser, f"#{name}")[0], float(
-        browser.run(f"document.getElementById('{name}').dataset.value")
-    )
+    return texts(browser, f"#{name}")[0], float(browser.run(f"document.getElementById('{name}').dataset.value"))
 
 
 COSTS = [
@@ -94,13 +90,7 @@ def test_browser_shows_the_macs_of_the_cost_model(browser, setting):
         tokens=tokens,
         **{"pass": "train" if train else "inference"},
     )
-    want = cost(
-        backbone,
-        f"{size}/2",
-        depth=depth,
-        route=route if train else "none",
-        input_size=2 * round(tokens**0.5),
-    )
+    want = cost(backbone, f"{size}/2", depth=depth, route=route if train else "none", input_size=2 * round(tokens**0.5))
     linear, whole = want.macs_routed_no_attention, want.macs_dense_no_attention
     for name, value, text in (
         ("dense", want.macs_dense, f"{want.macs_dense / 1e9:.3f} G"),
@@ -117,8 +107,7 @@ def test_browser_shows_the_macs_of_the_cost_model(browser, setting):
         "[...document.querySelectorAll('#columns rect[fill=\"var(--on)\"]')].map(e => +e.getAttribute('height'))"
     )
     ratios = [
-        m
-        / max(cost(backbone, f"{size}/2", depth=depth, input_size=2 * round(tokens**0.5)).per_block)
+        m / max(cost(backbone, f"{size}/2", depth=depth, input_size=2 * round(tokens**0.5)).per_block)
         for m in want.per_block
     ]
     assert [b / 64 for b in bars] == pytest.approx(ratios)
@@ -175,27 +164,17 @@ def test_browser_shows_the_tokens_paths_gaps_and_neighbours_of_the_code(browser,
 def press(browser, *keys):
     for key in keys:
         for kind in ("rawKeyDown", "keyUp"):
-            code = {"Tab": 9, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}[
-                key
-            ]
-            browser.call(
-                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code
-            )
+            code = {"Tab": 9, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}[key]
+            browser.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
 
 @in_browser
 def test_browser_works_by_keyboard_and_its_address_holds_the_setting(browser):
     show(browser, backbone="dit", route="2-8@0.5")
-    assert browser.run(
-        "[...document.querySelectorAll('input, select')].every(e => e.labels.length === 1)"
-    )
+    assert browser.run("[...document.querySelectorAll('input, select')].every(e => e.labels.length === 1)")
     browser.run("document.activeElement.blur(), document.querySelector('header a').focus()")
     press(browser, "Tab", "ArrowRight")  # the backbone's radio buttons: DiT, then Mamba
-    for name, key, count in (
-        ("end", "ArrowLeft", 2),
-        ("rate", "ArrowRight", 3),
-        ("block", "ArrowRight", 1),
-    ):
+    for name, key, count in (("end", "ArrowLeft", 2), ("rate", "ArrowRight", 3), ("block", "ArrowRight", 1)):
         browser.run(f"document.querySelector('[name={name}]').focus()")
         press(browser, *[key] * count)
     browser.run("document.getElementById('grid').focus()")
@@ -206,22 +185,12 @@ def test_browser_works_by_keyboard_and_its_address_holds_the_setting(browser):
     assert shown(browser, "routed")[1] == want
     browser.call("Page.navigate", url="about:blank")
     browser.open(PAGE, ready=READY, fragment=address)
-    assert shown(browser, "routed")[1] == want and texts(browser, "#say")[0].startswith(
-        "Block 5 of Mamba is inside"
-    )
+    assert shown(browser, "routed")[1] == want and texts(browser, "#say")[0].startswith("Block 5 of Mamba is inside")
 
 
 @in_browser
 def test_browser_settles_an_address_that_cannot_be(browser):
-    show(
-        browser,
-        backbone="%3Cscript%3E",
-        size="constructor",
-        depth="1e9",
-        route="40-3@7",
-        token=-5,
-        block="x",
-    )
+    show(browser, backbone="%3Cscript%3E", size="constructor", depth="1e9", route="40-3@7", token=-5, block="x")
     assert texts(browser, "#typed") == [
         "python experiments/run.py backbone=mamba size=B/2 backbone.depth=32 route=31-31@0.95"
     ]

@@ -348,8 +348,6 @@ def test_notebooks_name_the_package_that_they_lack(monkeypatch, capsys, tmp_path
     import importlib.util
 
     found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "nbformat" else found(name)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nbformat" else found(name))
     assert call(ANALYSIS, ["notebooks", "--out", str(tmp_path)]) == 2
     assert "notebooks need nbformat" in capsys.readouterr().err

@@ -210,17 +210,9 @@ def lie(path, header, data=b""):
 @pytest.mark.parametrize("name", [n for n, r in hostile.READERS.items() if any("safetensors" in f or "shard" in f for f in r.files) and n != "shards of samples"])  # fmt: skip
 def test_headers_that_claim_a_lot(name, valid, tmp_path):
     one, base = hostile.READERS[name], valid(name)
-    names = [
-        "latents",
-        "labels",
-        "latents_flip",
-        "encoder.conv_in.weight",
-        "x_embedder.proj.weight",
-    ]
+    names = ["latents", "labels", "latents_flip", "encoder.conv_in.weight", "x_embedder.proj.weight"]
     huge = {n: {"dtype": "F32", "shape": [2**58], "data_offsets": [0, 2**60]} for n in names}
-    for number, content in enumerate(
-        [struct.pack("<Q", 2**60), struct.pack("<Q", 2**63 + 5) + b"{}", None, b"["]
-    ):
+    for number, content in enumerate([struct.pack("<Q", 2**60), struct.pack("<Q", 2**63 + 5) + b"{}", None, b"["]):
         folder = tmp_path / str(number)
         shutil.copytree(base, folder)
         for path in hostile.damage_targets(folder, one.files):
@@ -266,10 +258,7 @@ def test_arrays_that_claim_a_lot(name, shape, valid, tmp_path):
         names = old.namelist()
     with zipfile.ZipFile(path, "w") as new:
         for array in names:
-            new.writestr(
-                array,
-                hostile.npy_header(shape, "|u1" if array == "arr_0.npy" else "<f4") + bytes(64),
-            )
+            new.writestr(array, hostile.npy_header(shape, "|u1" if array == "arr_0.npy" else "<f4") + bytes(64))
     assert answers(hostile.READERS[name].read, folder)
 
 
@@ -303,10 +292,7 @@ def test_tar_members_that_claim_a_lot(size, kind, tmp_path):
     assert answers(hostile.read_everything, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"depth": 10**9}, {"num_classes": 10**12}, {"text": [10**9, 10**6]}],
-)
+@pytest.mark.parametrize("change", [{"depth": 10**9}, {"num_classes": 10**12}, {"text": [10**9, 10**6]}])
 def test_descriptions_of_models_that_no_memory_holds(change, valid, tmp_path):
     from safetensors import safe_open
     from safetensors.torch import save_file

@@ -87,9 +87,7 @@ def test_pictures_in_tars_cannot_leave_either(tmp_path):
     assert not [p for p in tree(tmp_path) if p.endswith("0.png")]
 
 
-@pytest.mark.parametrize(
-    "name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""]
-)
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""])
 def test_a_manifest_names_files_of_its_own_folder_only(name, tmp_path):
     from experiments.data.latent_store import open_store
 
@@ -104,7 +102,9 @@ def test_a_manifest_names_files_of_its_own_folder_only(name, tmp_path):
 
 # --- HTML, LaTeX, Markdown, CSV -------------------------------------------------------------------------
 
-HOSTILE = "<script>alert(1)</script> & 100% \\input{/etc/passwd} $x_1^2$ #1 ~ {a} \"q\" 'r' <img src=x onerror=alert(1)>"
+HOSTILE = (
+    "<script>alert(1)</script> & 100% \\input{/etc/passwd} $x_1^2$ #1 ~ {a} \"q\" 'r' <img src=x onerror=alert(1)>"
+)
 AS_FILE = HOSTILE.replace("/", "|")  # a folder's name holds everything else
 
 
@@ -117,9 +117,7 @@ def study(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     for seed in range(2):
         for route in ("none", "2-8"):
-            run = write(
-                root, "dit", route, seed, experiment=HOSTILE, samples=not seed, evaluations=2
-            )
+            run = write(root, "dit", route, seed, experiment=HOSTILE, samples=not seed, evaluations=2)
             named = run.with_name(f"{AS_FILE}{route}{seed}")
             run.rename(named)
             summary = json.loads((named / "summary.json").read_text())
@@ -166,9 +164,7 @@ def hostile_table():
 
 
 # What stands for one character: an escaped one, a named text command, a single symbol of mathematics.
-_COMMANDS = re.compile(
-    r"\\[&%$#_{}]|\\text[a-z]+\{\}|\\dots\{\}|\{\\`\{\}\}|\$(?:-|\^?\\[a-zA-Z]+)\$"
-)
+_COMMANDS = re.compile(r"\\[&%$#_{}]|\\text[a-z]+\{\}|\\dots\{\}|\{\\`\{\}\}|\$(?:-|\^?\\[a-zA-Z]+)\$")
 
 
 def specials_left(text):
@@ -177,9 +173,7 @@ def specials_left(text):
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    st.text(alphabet=st.one_of(st.characters(), st.sampled_from("\\{}&%$#_^~\n\r")), max_size=40)
-)
+@given(st.text(alphabet=st.one_of(st.characters(), st.sampled_from("\\{}&%$#_^~\n\r")), max_size=40))
 def test_nothing_with_a_meaning_is_left_in_latex(text):
     from analysis.tables.render import latex_escape
 
@@ -256,11 +250,7 @@ def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(
-        ["bash", "-c", "\n".join(lines)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
+        ["bash", "-c", "\n".join(lines)], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.rglob("marker"))
@@ -300,7 +290,5 @@ def test_the_lists_of_words_are_lists():
                 if isinstance(node, ast.Call) and ast.unparse(node.func) in STARTERS:
                     first = node.args[0]
                     starts.append(path.name)
-                    assert isinstance(first, ast.List | ast.Name | ast.BinOp), (
-                        f"{path}:{node.lineno}"
-                    )
+                    assert isinstance(first, ast.List | ast.Name | ast.BinOp), f"{path}:{node.lineno}"
     assert "slurm.py" in starts and "pool.py" in starts

@@ -81,12 +81,8 @@ def trouble(call):
         return "code from a hub"
     if name == "yaml.load":
         loader = next((w.value for w in call.keywords if w.arg == "Loader"), None)
-        names = (
-            {n.attr for n in ast.walk(loader) if isinstance(n, ast.Attribute)} if loader else set()
-        )
-        texts = (
-            {n.value for n in ast.walk(loader) if isinstance(n, ast.Constant)} if loader else set()
-        )
+        names = {n.attr for n in ast.walk(loader) if isinstance(n, ast.Attribute)} if loader else set()
+        texts = {n.value for n in ast.walk(loader) if isinstance(n, ast.Constant)} if loader else set()
         loaders = {n for n in names | texts if isinstance(n, str) and n.endswith("Loader")}
         return None if loaders and loaders <= SAFE_LOADERS else "yaml.load without a safe loader"
     return None
@@ -100,23 +96,11 @@ def findings(source, file="x.py"):
         if isinstance(node, ast.Call) and (why := trouble(node)):
             found.append((file, name_of(node.func), node.lineno, why))
         if isinstance(node, ast.Import | ast.ImportFrom):
-            modules = (
-                [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
-            )
+            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
             found += [
                 (file, m, node.lineno, "unpickles")
                 for m in modules
-                if m
-                in (
-                    "pickle",
-                    "cPickle",
-                    "_pickle",
-                    "dill",
-                    "cloudpickle",
-                    "joblib",
-                    "shelve",
-                    "marshal",
-                )
+                if m in ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
             ]
     return found
 
@@ -183,13 +167,9 @@ def test_the_bombs_go_off_where_they_are_unpickled(tmp_path):
         marker = tmp_path / f"marker-{name}"
         content = hostile.pickles(marker)[name]
         (tmp_path / name).write_bytes(content)
-        words.append(
-            f"p = {str(tmp_path / name)!r}\ntry:\n {careless[name.split('-')[0]]}\nexcept Exception: pass"
-        )
+        words.append(f"p = {str(tmp_path / name)!r}\ntry:\n {careless[name.split('-')[0]]}\nexcept Exception: pass")
         markers.append(marker)
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "\n".join(words)], check=True, timeout=120
-    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", "\n".join(words)], check=True, timeout=120)
     assert [m.name for m in markers if not m.exists()] == []
 
 
@@ -207,9 +187,7 @@ def test_pickles_are_refused(name, tmp_path):
             try:
                 one.read(folder)
             except UserError as error:
-                assert "\n" not in str(error).strip(), (
-                    f"more than one line about {path.name}: {error}"
-                )
+                assert "\n" not in str(error).strip(), f"more than one line about {path.name}: {error}"
             assert not marker.exists(), f"{name}: {kind} in {path.name} ran"
             # Readers that set damaged files aside have moved things: each content meets whole files.
             for other, whole in contents.items():

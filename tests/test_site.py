@@ -148,9 +148,7 @@ REFERENCE = [page for page in sorted((DOCS / "api").glob("*.md")) if page.stem !
 
 @pytest.mark.parametrize("page", REFERENCE, ids=lambda page: page.stem)
 def test_the_reference_calls_things_as_people_do(page):
-    entries = re.findall(
-        r'^::: ([\w.]+)\n    options: {heading: "([\w.]+)"', page.read_text(), re.MULTILINE
-    )
+    entries = re.findall(r'^::: ([\w.]+)\n    options: {heading: "([\w.]+)"', page.read_text(), re.MULTILINE)
     assert entries and len(entries) == page.read_text().count(":::")
     for where, name in entries:
         assert value(where) == value(name) or value(where).__func__ is value(name).__func__, name
@@ -194,25 +192,17 @@ def holds(shown, printed):
 
 
 def test_shown_and_printed_output_are_compared_but_for_what_varies():
-    shown = told(
-        "step 50/100  loss 0.88  75 img/s  [0:10<0:53]\n ─────\n...\nrun  runs/a_s0-1184d657\n"
-    )
+    shown = told("step 50/100  loss 0.88  75 img/s  [0:10<0:53]\n ─────\n...\nrun  runs/a_s0-1184d657\n")
     printed = "step 50/100  loss 0.9131  7.5 img/s  [1:10<0:00]\nmore\nrun   runs/a_s0-00000000\n"
     assert holds(shown, told(printed))
-    for wrong in (
-        printed.replace("/100", "/90"),
-        printed + "more\n",
-        printed.replace("loss", "mass"),
-    ):
+    for wrong in (printed.replace("/100", "/90"), printed + "more\n", printed.replace("loss", "mass")):
         assert not holds(shown, told(wrong))
     assert told("loading PyTorch [0:02]\nsampling 0/16  batch 87%  [0:02]\ngrid  a.png") == ["grid a.png"]
     assert told("44.5M MACs, 12 blocks") == ["44.5M MACs, 12 blocks"]
 
 
 TUTORIAL = DOCS / "tutorial.md"
-STEP = re.compile(
-    r"^```bash\n(?P<command>.*?)^```\n(?:\n```text\n(?P<shown>.*?)^```$)?", re.M | re.S
-)
+STEP = re.compile(r"^```bash\n(?P<command>.*?)^```\n(?:\n```text\n(?P<shown>.*?)^```$)?", re.M | re.S)
 
 
 def renewed(shown, printed):
@@ -221,9 +211,7 @@ def renewed(shown, printed):
     for line in shown.splitlines():
         while line.strip() not in ("", "...") and told(line) and told(left[0]) != told(line):
             left.pop(0)
-        lines.append(
-            left.pop(0).rstrip() if line.strip() not in ("", "...") and told(line) else line
-        )
+        lines.append(left.pop(0).rstrip() if line.strip() not in ("", "...") and told(line) else line)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -300,9 +288,7 @@ def test_the_committed_pictures_are_those_that_make_docs_draws():
     for name, (content, _) in drawn.items():
         committed = (DOCS / "img" / name).read_bytes()
         if name.endswith(".png"):  # zlib's bytes may differ between builds, pixels may not
-            new, old = (
-                Image.open(io.BytesIO(data)).convert("RGB") for data in (content, committed)
-            )
+            new, old = (Image.open(io.BytesIO(data)).convert("RGB") for data in (content, committed))
             assert new.size == old.size, name
             assert ImageChops.difference(new, old).getbbox() is None, name
         else:

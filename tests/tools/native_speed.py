@@ -64,10 +64,7 @@ def ops():
     draw = lambda *s, t=dtype: torch.randn(*s).to(t).requires_grad_()  # noqa: E731
     side = int(TOKENS**0.5)
     rows = torch.stack([torch.randperm(TOKENS)[: TOKENS // 2].sort()[0] for _ in range(BATCH)])
-    for label, layout in (
-        ("", Layout((side, side))),
-        (", half of the tokens", Layout((side, side), rows)),
-    ):
+    for label, layout in (("", Layout((side, side))), (", half of the tokens", Layout((side, side), rows))):
         n = TOKENS // 2 if label else TOKENS
         place = layout.positions("raster") if label else None
         tokens = lambda c, n=n: draw(BATCH, n, c)  # noqa: E731

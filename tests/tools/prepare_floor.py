@@ -41,7 +41,10 @@ def pictures(folder):
     draws = np.random.default_rng(0)
     for n in range(COUNT):
         levels = [draws.normal(size=(375 >> k, 500 >> k, 3)) * 2**k for k in range(7)]
-        large = [np.asarray(Image.fromarray(np.uint8(np.clip(128 + 12 * level, 0, 255))).resize((500, 375))) for level in levels]
+        large = [
+            np.asarray(Image.fromarray(np.uint8(np.clip(128 + 12 * level, 0, 255))).resize((500, 375)))
+            for level in levels
+        ]
         Image.fromarray(np.mean(large, 0).astype(np.uint8)).save(folder / f"{n:04d}.jpg", quality=92)
 
 
@@ -100,7 +103,9 @@ def main():
         one, two, whole = seconds[pillow], seconds[encoder], seconds[prepare]
         rounds = list(zip(one, two, whole, strict=True))
         after = statistics.median((p + e) / w for p, e, w in rounds)
-        print(f"prepare reaches {after:.2f} of what Pillow and the encoder allow one after the other ({OPTIONS['clock']} clock)")
+        print(
+            f"prepare reaches {after:.2f} of what Pillow and the encoder allow one after the other ({OPTIONS['clock']} clock)"
+        )
 
 
 if __name__ == "__main__":

@@ -21,15 +21,7 @@ from backbones.sizes import parse_size  # noqa: E402
 from experiments.benchmark import bench_report  # noqa: E402
 from experiments.benchmark.bench_options import BenchOptions, parse  # noqa: E402
 
-DEFAULTS = (
-    "size=T/2",
-    "tokens=64",
-    "batch=16",
-    "rounds=9",
-    "threads=1",
-    "clock=cpu",
-    "plain=false",
-)
+DEFAULTS = ("size=T/2", "tokens=64", "batch=16", "rounds=9", "threads=1", "clock=cpu", "plain=false")
 PASSES = 4  # of an activation through memory: written, read, and its gradient written and read
 
 
@@ -57,9 +49,7 @@ def main() -> None:
             if (row["size"], row["tokens"]) != (size, tokens):
                 continue
             side = patch * round(tokens**0.5)
-            model = cost(
-                row["backbone"], size, route=row["route"], input_size=side, depth=options.depth
-            )
+            model = cost(row["backbone"], size, route=row["route"], input_size=side, depth=options.depth)
             products = row["share_of_peak"] * row["seconds"]
             moved = PASSES * options.batch * model.activation_bytes / rate
             row["floor_s"] = products + moved
