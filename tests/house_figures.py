@@ -10,7 +10,6 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from small import ROOT
 
@@ -30,9 +29,8 @@ class Module:
     """One file of a package."""
 
     name: str  # dotted
-    path: Path
     text: str
-    nodes: tuple[ast.AST, ...]  # of the whole syntax tree, parents before their children
+    nodes: tuple[ast.AST, ...]
 
     @property
     def package(self) -> str:
@@ -45,16 +43,9 @@ class Module:
         return ".".join(parts[:2]) if len(parts) > 2 else None
 
     @property
-    def lines(self) -> int:
-        return len(self.text.splitlines())
-
-    @property
     def code_lines(self) -> int:
         stripped = (line.strip() for line in self.text.splitlines())
         return sum(1 for line in stripped if line and not line.startswith("#"))
-
-    def count(self, *kinds: type) -> int:
-        return sum(isinstance(node, kinds) for node in self.nodes)
 
 
 @cache
@@ -63,11 +54,10 @@ def modules() -> dict[str, Module]:
     result = {}
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            if "notebooks" in path.parts:
-                continue
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            text = path.read_text(encoding="utf-8")
-            result[name] = Module(name, path, text, tuple(ast.walk(ast.parse(text))))
+            if "notebooks" not in path.parts:
+                name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+                text = path.read_text(encoding="utf-8")
+                result[name] = Module(name, text, tuple(ast.walk(ast.parse(text))))
     return result
 
 
@@ -78,54 +68,31 @@ def owner(dotted: str) -> str | None:
     return dotted or None
 
 
-def _imported_names(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        assert not node.level, "relative imports are not counted"
-        return [f"{node.module}.{alias.name}" for alias in node.names]
-    return []
-
-
 @cache
-def imports() -> tuple[tuple[str, str, str], ...]:
-    """Return (importing module, imported module, top | function | typing) of all imports of our own modules."""
-    result = []
-    for module in modules().values():
-        kinds: dict[ast.AST, str] = {}
-        for node in module.nodes:
-            for child in ast.iter_child_nodes(node):
-                kinds[child] = kinds.get(node, "top")
-                if isinstance(node, (*FUNCTIONS, ast.Lambda)):
-                    kinds[child] = "function"
-                elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-                    kinds[child] = "typing"
-            for name in _imported_names(node):
-                target = owner(name)
-                if target and target != module.name:
-                    result.append((module.name, target, kinds.get(node, "top")))
-    return tuple(result)
-
-
 def imported_by() -> dict[str, set[str]]:
     """Return the modules of ours that each module imports."""
     graph: dict[str, set[str]] = {}
-    for importing, imported, _ in imports():
-        graph.setdefault(importing, set()).add(imported)
+    for module in modules().values():
+        names = []
+        for node in module.nodes:
+            if isinstance(node, ast.Import):
+                names += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names += [f"{node.module}.{alias.name}" for alias in node.names]
+        graph[module.name] = {target for target in map(owner, names) if target} - {module.name}
     return graph
+
+
+def imports() -> list[tuple[Module, Module]]:
+    """Return the importing and the imported module of all imports of our own modules."""
+    return [(modules()[here], modules()[there]) for here, targets in imported_by().items() for there in targets]
 
 
 def imported_subpackages() -> dict[str, set[str]]:
     """Return the subpackages of the same package that each subpackage imports."""
     graph: dict[str, set[str]] = {}
-    for importing, imported, _ in imports():
-        here, there = modules()[importing], modules()[imported]
-        if (
-            here.subpackage
-            and there.subpackage
-            and here.package == there.package
-            and here.subpackage != there.subpackage
-        ):
+    for here, there in imports():
+        if here.package == there.package and here.subpackage and there.subpackage not in (None, here.subpackage):
             graph.setdefault(here.subpackage, set()).add(there.subpackage)
     return graph
 
@@ -135,39 +102,27 @@ def functions() -> Iterator[tuple[int, str]]:
     for module in modules().values():
         for node in module.nodes:
             if isinstance(node, FUNCTIONS):
-                yield ((node.end_lineno or node.lineno) - node.lineno + 1, f"{module.name}.{node.name}")
+                yield lines_of(node), f"{module.name}.{node.name}"
+
+
+def lines_of(node: ast.AST) -> int:
+    return node.end_lineno - node.lineno + 1
 
 
 def comprehensions_per_100_lines(package: str) -> float:
-    own = [module for module in modules().values() if module.package == package]
-    return 100 * sum(m.count(*COMPREHENSIONS) for m in own) / sum(m.code_lines for m in own)
-
-
-def walrus_per_1000_lines() -> float:
-    return 1000 * sum(m.count(ast.NamedExpr) for m in modules().values()) / code_lines()
+    in_package = [module for module in modules().values() if module.package == package]
+    count = sum(isinstance(node, COMPREHENSIONS) for module in in_package for node in module.nodes)
+    return 100 * count / sum(module.code_lines for module in in_package)
 
 
 def raise_share() -> float:
     """Return the lines of `raise` statements in per cent of the code lines."""
-    raises = [
-        (node.end_lineno or node.lineno) - node.lineno + 1
-        for module in modules().values()
-        for node in module.nodes
-        if isinstance(node, ast.Raise)
-    ]
-    return 100 * sum(raises) / code_lines()
+    raises = [lines_of(node) for module in modules().values() for node in module.nodes if isinstance(node, ast.Raise)]
+    return 100 * sum(raises) / sum(module.code_lines for module in modules().values())
 
 
 def generic_names_share() -> float:
     """Return the assignments to generic names in per cent of those to any name."""
-    names = [
-        node.id
-        for module in modules().values()
-        for node in module.nodes
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    ]
+    nodes = (node for module in modules().values() for node in module.nodes)
+    names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     return 100 * sum(name in GENERIC for name in names) / len(names)
-
-
-def code_lines() -> int:
-    return sum(module.code_lines for module in modules().values())
