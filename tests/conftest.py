@@ -27,14 +27,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # A worker for each core: the commands that a test starts would wait for each other's threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Minutes each: they begin before the other slow ones, so that no worker waits for the last of them, and in this
-# order, so that one trains the notebooks' runs while another follows the tutorial.
+# A minute and more each: they begin before the other slow ones, so that no worker waits for the last of them.
 LONGEST = (
     "test_the_tutorials_commands_print_what_it_shows",
-    "test_a_notebook_runs_in_a_kernel_on_real_runs",
-    "test_the_classifier_is_as_good_as_a_small_network_gets_in_a_minute",
-    "test_three_kills",
-    "test_two_steps_of_every_cell_at_tiny",
+    "test_the_kernels_equal_the_reference_in_tritons_interpreter",
+    "test_the_notebooks_run_in_a_kernel_on_a_users_runs",
+    "test_a_first_run_is_never_silent_and_fits_eighty_columns",
+    "test_a_listed_device_gets_its_page",
+    "test_two_steps_of_a_grid_at_tiny_make_its_tables",
 )
 
 

@@ -1,5 +1,6 @@
 """Latent stores and foreign data sets written by hand to their published layouts, for tests."""
 
+import hashlib
 import io
 import json
 import re
@@ -72,8 +73,6 @@ def write_lightning(folder, arrays, flips, labels, per_file=6, stats=True):
 
 def write_store(folder, arrays, labels=None, kind="sample", flips=None, per_file=6, text=None):
     """A store as prepare writes it, made from arrays alone."""
-    import hashlib
-
     folder.mkdir(parents=True, exist_ok=True)
     shards = []
     for k, start in enumerate(range(0, len(arrays), per_file)):

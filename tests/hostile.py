@@ -29,13 +29,12 @@ from analysis import run_files, similarity
 from analysis.similarity import SimilarityFile
 from backbones import import_weights
 from experiments.config.compose import load
-from experiments.data import image_sources
 from experiments.data.latent_store import open_store
 from experiments.data.registry import describe, fingerprint
 from experiments.evaluation import read_shards, trained_model
 from experiments.evaluation.images import Images
 from experiments.evaluation.reference import load_reference
-from experiments.runtime import checkpoint_files, records
+from experiments.runtime import checkpoint_files
 from routing.errors import UserError
 from sweeps.plan import cells, grid, resources
 from sweeps.status import status, status_table
@@ -376,32 +375,6 @@ def read_resources(folder):
 
 
 READERS["grid and resources"] = Reader(make_grid, each(read_grid, read_resources), ("*.yaml",))
-
-
-def make_metrics(folder):
-    lines = [json.dumps({"step": s, "loss": 1.0}) for s in (1, 2, 3)]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-
-
-@reader("metrics of a run that resumes", make_metrics, "metrics.jsonl")
-def read_metrics(folder):
-    records.read_jsonl(folder / "metrics.jsonl")
-    records.cut_jsonl(folder / "metrics.jsonl", 2)
-
-
-def make_captions(folder):
-    images = [{"id": i, "file_name": f"{i}.png"} for i in range(2)]
-    notes = [{"id": i, "image_id": i, "caption": "a cat"} for i in range(2)]
-    (folder / "captions.json").write_text(json.dumps({"images": images, "annotations": notes}))
-    (folder / "captions.jsonl").write_text(json.dumps({"file_name": "0.png", "captions": ["a", "b"]}))
-
-
-@reader("captions", make_captions, "captions.*")
-def read_captions(folder):
-    def read(name):
-        return lambda folder: image_sources._read_captions(folder / name)
-
-    each(read("captions.json"), read("captions.jsonl"))(folder)
 
 
 def damage_targets(folder, files):

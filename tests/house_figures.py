@@ -1,7 +1,7 @@
 """Figures of the structure and the wording of the packages, from their syntax trees: what `test_house.py` limits.
 
-A subpackage is a folder directly in a package: `experiments.data`. Code lines are those that are neither blank nor
-a comment alone. Imports count wherever they stand: at the top, in functions and under TYPE_CHECKING.
+A subpackage is a folder directly in a package: `experiments.data`. Imports count wherever they stand: at the top, in
+functions and under TYPE_CHECKING.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ GENERIC_WORDS = (
     "left shown there kept held both alike these those place places thing things word words stands taken seen"
 )
 GENERIC = frozenset(GENERIC_WORDS.split())
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -41,11 +40,6 @@ class Module:
         """`experiments.data` of `experiments.data.scenes`; None of what lies directly in a package."""
         parts = self.name.split(".")
         return ".".join(parts[:2]) if len(parts) > 2 else None
-
-    @property
-    def code_lines(self) -> int:
-        stripped = (line.strip() for line in self.text.splitlines())
-        return sum(1 for line in stripped if line and not line.startswith("#"))
 
 
 @cache
@@ -107,18 +101,6 @@ def functions() -> Iterator[tuple[int, str]]:
 
 def lines_of(node: ast.AST) -> int:
     return node.end_lineno - node.lineno + 1
-
-
-def comprehensions_per_100_lines(package: str) -> float:
-    in_package = [module for module in modules().values() if module.package == package]
-    count = sum(isinstance(node, COMPREHENSIONS) for module in in_package for node in module.nodes)
-    return 100 * count / sum(module.code_lines for module in in_package)
-
-
-def raise_share() -> float:
-    """Return the lines of `raise` statements in per cent of the code lines."""
-    raises = [lines_of(node) for module in modules().values() for node in module.nodes if isinstance(node, ast.Raise)]
-    return 100 * sum(raises) / sum(module.code_lines for module in modules().values())
 
 
 def generic_names_share() -> float:

@@ -15,11 +15,8 @@ def test_files_and_functions_are_short_and_import_few_of_ours():
     assert max((len(module.text.splitlines()), module.name) for module in house.modules().values()) <= (400, "~")
 
 
-def test_names_are_plain_and_errors_and_comprehensions_few():
+def test_few_names_are_generic():
     assert round(house.generic_names_share(), 1) <= 1.0, "per cent of assignments"
-    assert round(house.raise_share(), 1) <= 2.0, "per cent of code lines"
-    for package in house.PACKAGES:
-        assert round(house.comprehensions_per_100_lines(package), 1) <= 3.0, package
 
 
 @pytest.mark.parametrize("graph", [house.imported_by, house.imported_subpackages])
