@@ -19,7 +19,7 @@ TESTS ?=
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help env test-env demo test test-slow test-slurm slurm-lab slurm-lab-stop test-soak gpu gpu-1 gpu-2 gpu-3 lint types check docs surface constraints release clean
+.PHONY: help env test-env demo test test-slow test-slurm slurm-lab slurm-lab-stop test-soak notebooks gpu gpu-1 gpu-2 gpu-3 lint types check docs surface constraints release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'

@@ -27,21 +27,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # A worker for each core: the commands that a test starts would wait for each other's threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A minute and more each: they begin before the other slow ones, so that no worker waits for the last of them.
-LONGEST = (
-    "test_the_tutorials_commands_print_what_it_shows",
-    "test_the_kernels_equal_the_reference_in_tritons_interpreter",
-    "test_the_notebooks_run_in_a_kernel_on_a_users_runs",
-    "test_a_first_run_is_never_silent_and_fits_eighty_columns",
-    "test_a_listed_device_gets_its_page",
-    "test_two_steps_of_a_grid_at_tiny_make_its_tables",
-)
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest tests first; all else stays in its order."""
-    place = {name: index for index, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(getattr(item, "originalname", item.name), len(place)))
+    """Begin with the tutorial: the longest test, which one worker would otherwise end with alone."""
+    items.sort(key=lambda item: item.name != "test_the_tutorials_commands_print_what_it_shows")
 
 
 @pytest.fixture(autouse=True, scope="session")
