@@ -133,9 +133,9 @@ def each(*reads):
             try:
                 one(folder)
             except UserError as error:
-                refusals.append(error)
+                refusals.append(str(error))
         if refusals:
-            raise refusals[0]
+            raise UserError(refusals[0])
 
     return read
 
