@@ -35,11 +35,11 @@ $(VENV)/.base: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@$(COMPILE)
 	@touch $@
 
-$(VENV)/.test: pyproject.toml $(CONSTRAINTS) $(VENV)/.base
-	@echo "installing the test tools"
+$(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "installing the suite and the test tools (minutes, the first time)"
 	@$(TICK) $(PIP) $(PINS) -e ".[test]"
 	@$(COMPILE)
-	@touch $@
+	@touch $(VENV)/.base $@
 
 env: $(VENV)/.base  ## create the environment and install the suite
 
