@@ -170,7 +170,7 @@ def test_readers(name, valid, tmp_path):
     contents = {path: (base / path).read_bytes() for path in paths}
     folder = tmp_path / "files"
 
-    @few(4)
+    @few(6)
     @given(st.sampled_from(paths), st.integers(0, 2**32))
     def read_damaged(path, seed):
         shutil.rmtree(folder, ignore_errors=True)
