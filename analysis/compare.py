@@ -15,7 +15,7 @@ from experiments.config.removed_keys import REMOVED
 
 # Names and paths of a run are not compared.
 _IGNORED_PREFIXES = ("run", "path", "name", "hash", "config_keys", "config.paths.")
-# `config.route` says the first too; wall-clock times reflect the load of the machine.
+# Older runs repeat `config.route` in the first; wall-clock times reflect the load of the machine.
 _IGNORED_KEYS = ("config.routing.route", "wall_s", "images_per_s")
 # Equal to no value.
 _ABSENT = object()

@@ -51,8 +51,7 @@ def probe(run: Path, step: int | None = None, samples: int = 1000) -> RouteProbe
     (dense,) = _mean_losses(data, batches, dense=True)
     losses, macs = {}, {}
     for route in candidate_routes(config.depth):
-        options = dataclasses.replace(config.routing, route=route)
-        routed = dataclasses.replace(config, route=route, routing=options)
+        routed = dataclasses.replace(config, route=route)
         model = dataclasses.replace(data, config=routed)
         (losses[route],) = _mean_losses(model, batches, dense=False)
         cost = run_cost(routed, route=Route.parse(route))

@@ -34,9 +34,8 @@ _require = partial(require, error=RoutingError)
 
 @dataclass(frozen=True)
 class RoutingOptions:
-    """The routing of a training run; types and words are declared, combinations are checked."""
+    """How a training run routes, beside its route: which tokens stay, and when they return."""
 
-    route: Annotated[str, "A route, or stages of routes, as in 2-8/0.5:4-8/0.9:none."] = "none"
     selection: Annotated[
         SelectionMode,
         "Which tokens stay: random, rows, columns, blocks, stride, quad; unsorted is the control "
@@ -79,27 +78,33 @@ class RoutingOptions:
         "same run.",
     ] = 1.0
 
-    def resolve(self, depth: int, name: str = "the model") -> RouteSchedule:
-        """Return the routes with absolute ends and the factor of their rates."""
-        stages = RouteSchedule.parse(self.route).resolve(depth, name).stages
-        return RouteSchedule(stages, Schedule.parse(self.schedule), self.off_after)
-
-    def check(
-        self, depth: int, grid: tuple[int, int] | None = None, name: str = "the model"
-    ) -> None:
-        """Refuse options that contradict each other or do not fit the model.
+    def schedule_route(self, route: str, depth: int, name: str = "the model") -> RouteSchedule:
+        """Return the route of each progress, with absolute ends and the factor of its rates.
 
         Args:
+            route: A route, or stages of routes, as in `2-8/0.5:4-8/0.9:none`.
             depth: Number of blocks.
-            grid: Rows and columns of tokens, where they are known.
             name: What to call the model in an error.
 
         Raises:
-            UserError: A `RouteError`, `ScheduleError` or `RoutingError`.
+            UserError: A `RouteError` or `ScheduleError`.
+        """
+        stages = RouteSchedule.parse(route).resolve(depth, name).stages
+        return RouteSchedule(stages, Schedule.parse(self.schedule), self.off_after)
+
+    def check(self, routes: RouteSchedule, depth: int, grid: tuple[int, int] | None = None) -> None:
+        """Refuse options that contradict each other, the routes or the model.
+
+        Args:
+            routes: What `schedule_route` returned.
+            depth: Number of blocks.
+            grid: Rows and columns of tokens, where they are known.
+
+        Raises:
+            RoutingError: One sentence with the option, its value and what was expected.
         """
         one_of("selection", self.selection, MODES, RoutingError)
         one_of("learned", self.learned, get_args(LearnedPart), RoutingError)
-        routes = self.resolve(depth, name)
         for _, route in routes.stages:
             check_words(self.reinsert, self.remove, route, self.random_end)
             for segment in route.segments:

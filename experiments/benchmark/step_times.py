@@ -92,7 +92,7 @@ class Step:
             objective={"name": "flow"}, sampler=none, guidance=none, eval=none,
         )  # fmt: skip
         routing = dataclasses.replace(
-            config.routing, route=route, selection=o.selection, fp32_after=o.fp32_after
+            config.routing, selection=o.selection, fp32_after=o.fp32_after
         )
         train = dataclasses.replace(
             config.train,

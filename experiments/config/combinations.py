@@ -50,11 +50,11 @@ def check_combinations(options: RunOptions) -> None:
         f"size={letter}/{closest}",
         OptionError,
     )
-    model = f"{options.backbone['name']}-{options.size}"
+    grid = height // patch, width // patch
     try:
-        options.routing.check(options.depth, (height // patch, width // patch), model)
+        options.routing.check(options.route_schedule, options.depth, grid)
     except (RoutingError, ScheduleError) as error:
-        # It names the key as in `RoutingOptions`; `route` alone is typed at the top level.
+        # It names the key as in `RoutingOptions`; the route's own key is at the top level.
         prefix = "" if str(error).startswith("route=") else "routing."
         raise type(error)(f"{prefix}{error}") from None
     _check_alignment(options)

@@ -153,7 +153,6 @@ def _store_defaults(backbones: tuple[str, ...]) -> None:
     for key, value in config_defaults(Config).items():
         if key not in GROUPS:
             root[key] = value
-    del root["routing"]["route"]  # typed as route= at the top level
     store.store("config", root)
     store.store("base", config_defaults(EvalOptions), group="eval")
     for group in GROUPS:

@@ -120,7 +120,7 @@ def _section_text(section: str) -> str:
         values = " ".join(f"{prefix}.{key}={show(value)}" for key, value in changed.items())
         text = f"scale={default_scale}, the default, sets {values}"
         lines += textwrap.wrap(text, 78, initial_indent="  ", subsequent_indent="  ")
-    lines += _options_lines(options, f"{prefix}.", leave_out=("route",))
+    lines += _options_lines(options, f"{prefix}.")
     return "\n".join([*lines, ""])
 
 
@@ -154,7 +154,7 @@ def _base_text(base: Any) -> str:
     return str(base)
 
 
-def _options_lines(options: type, prefix: str, leave_out: tuple[str, ...]) -> list[str]:
+def _options_lines(options: type, prefix: str, leave_out: tuple[str, ...] = ()) -> list[str]:
     lines = []
     for name, field in fields_of(options).items():
         if name in leave_out:

@@ -38,7 +38,6 @@ def hashed_values(options: RunOptions) -> dict[str, Any]:
     """Return what the hash covers: all that decides what is learnt and how it is scored."""
     values = options.to_dict()
     steps = values["train"]["steps"]
-    del values["routing"]["route"]
     values = _without_reports(values)
     values["route"] = options.resolved_route
     # Neither key affects the result; they were hashed by mistake. Their former defaults keep the

@@ -73,8 +73,9 @@ def check_guided(config: Config, guidance: GuidanceOptions, model: dict[str, Any
                 continue  # a dense pass
             # With the run's own route as first stage: a fused span allows no other route.
             stages = f"{config.first_route}/0.5:{route.with_rate(share)}"
-            options = dataclasses.replace(config.routing, route=stages, schedule="constant")
+            options = dataclasses.replace(config.routing, schedule="constant")
             try:
-                options.check(config.depth, (height, width))
+                routes = options.schedule_route(stages, config.depth)
+                options.check(routes, config.depth, (height, width))
             except UserError as error:
                 raise UserError(f"guidance.{key}={text} on route {route}: {error}") from None

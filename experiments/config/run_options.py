@@ -84,7 +84,8 @@ class RunOptions:
     @cached_property
     def route_schedule(self) -> RouteSchedule:
         """The routes with absolute block indices, and the factor of their rates."""
-        return dataclasses.replace(self.routing, route=self.route).resolve(self.depth)
+        name = f"{self.backbone['name']}-{self.size}"
+        return self.routing.schedule_route(self.route, self.depth, name)
 
     @property
     def first_route(self) -> Route:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,16 +23,20 @@ def _route_text(route: Any) -> Any:
     return route
 
 
-def _check_routing_route(routing: Any, route: Any) -> None:
-    """Refuse a `routing.route` that `route` would replace; saved configurations repeat `route`."""
-    if isinstance(routing, Mapping):
-        repeated = _route_text(routing.get("route", "none"))
-        require(
-            repeated in ("none", route),
-            f"routing.route={repeated}: expected route={repeated} at the top level, where the "
-            f"configuration has route={route}",
-            ConfigError,
-        )
+def _without_repeated_route(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration without `routing.route`, where older ones repeat their `route`."""
+    routing, route = values.get("routing"), values.get("route", "none")
+    if not isinstance(routing, Mapping) or "route" not in routing:
+        return values
+    repeated = _route_text(routing["route"])
+    require(
+        repeated in ("none", route),
+        f"routing.route={repeated}: expected route={repeated} at the top level, where the "
+        f"configuration has route={route}",
+        ConfigError,
+    )
+    remaining = {key: value for key, value in routing.items() if key != "route"}
+    return {**values, "routing": remaining}
 
 
 @dataclass(frozen=True)
@@ -50,16 +53,12 @@ class Config(RunOptions):
         if isinstance(values, Mapping):
             values = without_removed(values)
             # YAML reads an unquoted route or size as a list, as null or as a number.
-            route = _route_text(values.get("route", "none"))
             if "route" in values:
-                values["route"] = route
-            _check_routing_route(values.get("routing"), route)
+                values["route"] = _route_text(values["route"])
+            values = _without_repeated_route(values)
             if isinstance(values.get("size"), int | float):
                 values["size"] = str(values["size"])
         config: Config = validate(cls, values)
-        # The route is typed at the top level; routing needs it beside its options.
-        routing = dataclasses.replace(config.routing, route=config.route)
-        config = dataclasses.replace(config, routing=routing)
         check_combinations(config)
         return config
 

@@ -57,7 +57,7 @@ def reason_against(config: Config, processes: int) -> str | None:
         )
     if config.routing.random_end:
         return "routing.random_end=true draws another route for each step"
-    routes = count_routes(config.routing.resolve(config.depth), config.train.steps)
+    routes = count_routes(config.route_schedule, config.train.steps)
     if routes > MOST_ROUTES:
         return f"the schedule has more than {MOST_ROUTES} routes, and each needs its own graph"
     return None

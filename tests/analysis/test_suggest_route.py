@@ -49,8 +49,7 @@ def test_the_dense_pass_is_measured_once_and_no_loss_changes(monkeypatch):
     assert passes == [False, True, True]
     index = split_indices(data.dataset, "test", 20)
     for route, loss in probe.losses.items():
-        options = dataclasses.replace(data.config.routing, route=route)
-        config = dataclasses.replace(data.config, route=route, routing=options)
+        config = dataclasses.replace(data.config, route=route)
         with torch.inference_mode():
             both = dataclasses.replace(data, config=config).losses(index)
         assert (probe.dense, loss) == pytest.approx(tuple(map(float, both)), rel=1e-6)

@@ -78,19 +78,24 @@ def test_route_schedules():
 
 
 def test_options_over_a_run():
-    options = RoutingOptions("0-4+6-9@0.25", schedule="linear:1:0", off_after=0.9)
-    options.check(12, (8, 8))
-    routes = options.resolve(12)
+    options = RoutingOptions(schedule="linear:1:0", off_after=0.9)
+    routes = options.schedule_route("0-4+6-9@0.25", 12)
+    options.check(routes, 12, (8, 8))
     assert str(routes.at(0)) == "0-4+6-9@0.25"
     assert str(routes.at(0.5)) == "0-4@0.25+6-9@0.125"
     assert not routes.at(0.9) and not routes.at(0.95)
-    assert not RoutingOptions("2-8/0.5:none").resolve(12).at(0.5)
-    assert not RoutingOptions("2-8", schedule="linear:1:0").resolve(12).at(1.0)
-    always = RoutingOptions("auto", "blocks", block=4, shared=True)
+    assert not RoutingOptions().schedule_route("2-8/0.5:none", 12).at(0.5)
+    assert not RoutingOptions(schedule="linear:1:0").schedule_route("2-8", 12).at(1.0)
+    always = RoutingOptions("blocks", block=4, shared=True)
     routing = Routing.from_options(always)
-    constant = always.resolve(12)
+    constant = always.schedule_route("auto", 12)
     assert str(constant.at(0.3)) == "2-8" and constant.at(0.3) is constant.at(0)  # parsed once
     assert routing.selection.block == 4 and routing.selection.shared
+
+
+def check(route: str, options: RoutingOptions) -> None:
+    """Check options with a route of a model of 12 blocks and 8x8 tokens."""
+    options.check(options.schedule_route(route, 12), 12, (8, 8))
 
 
 @pytest.mark.parametrize(
@@ -123,18 +128,18 @@ def test_options_over_a_run():
 )
 def test_options_that_cannot_run(options, part):
     with pytest.raises(UserError) as caught:
-        RoutingOptions(**({"route": "auto"} | options)).check(12, (8, 8))
+        check(options.pop("route", "auto"), RoutingOptions(**options))
     assert part in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_good_config_is_checked_without_torch():
     code = (
-        "import sys; from routing import RoutingOptions, MODES; "
-        "[RoutingOptions('auto', m).check(12, (8, 8)) for m in MODES if m != 'quad']; "
+        "import sys; from routing import RoutingOptions; options = RoutingOptions('rows'); "
+        "options.check(options.schedule_route('auto', 12), 12, (8, 8)); "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    RoutingOptions("2-8@0.75", "quad").check(12, (8, 8))
-    RoutingOptions("2-8@0.375", "quad", schedule="constant:2").check(12, (8, 8))
-    RoutingOptions("auto@0.75", learned="fuse", path_drop=0.1).check(8)
+    check("2-8@0.75", RoutingOptions("quad"))
+    check("2-8@0.375", RoutingOptions("quad", schedule="constant:2"))
+    check("auto@0.75", RoutingOptions(learned="fuse", path_drop=0.1))
     assert issubclass(RoutingError, UserError) and not Route()

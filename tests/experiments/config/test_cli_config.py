@@ -198,7 +198,7 @@ def test_saved_config_of_another_version_is_refused_by_key():
     values["routing"]["route"] = "1-2"
     with pytest.raises(ConfigError, match="routing.route=1-2: expected route=1-2 at the top level"):
         Config.from_dict(values)
-    assert Config.from_dict({**values, "route": "1-2"}).routing.route == "1-2"
+    assert Config.from_dict({**values, "route": "1-2"}).route == "1-2"
     del values["routing"]["route"]
     del values["sampler"]
     with pytest.raises(ConfigError, match="missing key sampler"):

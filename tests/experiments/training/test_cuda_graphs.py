@@ -221,7 +221,7 @@ def test_which_runs_use_graphs(device, processes, words, is_graphed, line, monke
 def test_routes_of_a_schedule_are_counted():
     def routes(*words):
         config = load([*TINY, *words])
-        return count_routes(config.routing.resolve(config.depth), config.train.steps)
+        return count_routes(config.route_schedule, config.train.steps)
 
     assert routes("route=none") == routes("route=1-2") == 1
     assert routes("route=1-2/0.25:0-2/0.5:none") == 3
