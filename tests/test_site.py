@@ -127,7 +127,7 @@ TUTORIAL = DOCS / "tutorial.md"
 STEP = re.compile(r"^```bash\n(?P<command>.*?)^```\n(?:\n```text\n(?P<shown>.*?)^```$)?", re.M | re.S)
 # What another machine, or another minute, prints otherwise: scores, times, speeds, hashes.
 VOLATILE = re.compile(
-    r"(?<=[-@])[0-9a-f]{8}\b|(?<=at step )\d+|(?<=saved step )\d+|\d+(?:\.\d+)?(?= img/s| images/s)|\d+(?::\d\d)+|[-+]?\d+\.\d+(?:e[-+]?\d+)?%?(?![\w.])"
+    r"(?<=[↓↑]) +[\d.]+|(?<=[-@])[0-9a-f]{8}\b|(?<=at step )\d+|(?<=saved step )\d+|\d+(?:\.\d+)?(?= img/s| images/s)|\d+(?::\d\d)+|[-+]?\d+\.\d+(?:e[-+]?\d+)?%?(?![\w.])"
 )
 # Lines that a busy machine prints between others, and an idle one does not.
 WAITING = re.compile(r"loading PyTorch |.*\bbatch \d+%")
