@@ -146,10 +146,11 @@ def matches(shown, printed):
     return re.fullmatch(pattern, "".join(f"{line}\n" for line in stable_lines(printed))) is not None
 
 
-def at_60_steps(shown):
-    """What a page that trains for 200 steps would show of a training of 60."""
+def shortened(shown):
+    """What a page that trains for 200 steps and scores 200 samples would show of 60 steps and 100 samples."""
     shown = shown.replace("step-00000200", "step-00000060")
-    return re.sub(r"(?<=step )200\b|(?<=/)200\b|\b200(?= steps)", "60", shown)
+    shown = re.sub(r"(?<=step )200\b|(?<=/)200\b|\b200(?= steps)", "60", shown)
+    return re.sub(r"\b200\b", "100", shown)
 
 
 def test_shown_and_printed_output_are_compared_but_for_what_varies():
@@ -212,8 +213,8 @@ def test_the_tutorials_commands_print_what_it_shows(tmp_path):
     for step in steps:
         command, shown = step["command"], step["shown"] or "..."
         if not regenerate:
-            command = command.replace("experiment=short", "experiment=short train.steps=60")
-            shown = at_60_steps(shown)
+            command = command.replace("experiment=short", "experiment=short train.steps=60 eval.samples=100")
+            shown = shortened(shown)
         printed = follow(command, tmp_path, env)
         if regenerate:
             text = text.replace(shown, renewed(shown, printed)) if step["shown"] else text
