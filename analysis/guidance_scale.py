@@ -137,7 +137,7 @@ def _kind(config: Config) -> list[Any]:
 
 
 class Measurement:
-    """Predictions and losses of the runs of one command, each computed once.
+    """Effective guidance scales of several runs; computes each prediction and loss once.
 
     Args:
         runs: The runs, which are each other's instruments and controls.
@@ -168,9 +168,9 @@ class Measurement:
                 continue  # reported when this run is measured
 
     def measure(self, run: Path, against: Weights | None = None) -> dict[str, Any]:
-        """Return what is stored beside a run: what it is, and a row per pair and noise level.
+        """Measure a run: its metadata, and a row per pair of predictions and noise level.
 
-        With `against` it is measured over the predictions of those weights, too.
+        With `against`, the predictions of those weights are used as the weak ones as well.
 
         Raises:
             AnalysisError: A model without a null class, data with nothing held out, or `against` of

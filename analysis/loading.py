@@ -161,7 +161,7 @@ def read_folder(root: Roots, filters: Mapping[str, Any] | None = None) -> RunFol
 
 
 def load(root: Roots, **filters: Any) -> pd.DataFrame:
-    """Read every finished run below one folder or several, or those that meet all filters.
+    """Load the finished runs below one or several folders, filtered if desired.
 
         analysis.load(["runs", "more"], backbone=["dit", "mamba"], where="lr < 3e-3")
 
@@ -217,13 +217,13 @@ def runs_of(source: Runs) -> pd.DataFrame:
 
 
 def scores(runs: Runs) -> pd.DataFrame:
-    """Return every score of every run with what training had cost by then.
+    """Return every score of every run, with the training cost up to its step.
 
     Args:
         runs: What `analysis.load` returned, or a folder.
 
     Returns:
-        One row per run, step, metric and way of measuring, of `scores.jsonl` and of
+        One row per run, step, metric and protocol, of `scores.jsonl` and of
         `evaluations/*.json` (see the module's docstring for the columns). `macs` is read from the
         training log, linearly between logged steps. A run whose scores cannot be read is left out
         with a warning.

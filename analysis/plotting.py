@@ -25,7 +25,7 @@ def plot(
     """Draw means over seeds with 95 % bands, a curve per value of `hue` and a panel per `col`.
 
     Args:
-        frame: What `analysis.scores` or `analysis.curves` returned, filtered at will.
+        frame: What `analysis.scores` or `analysis.curves` returned; rows may be filtered.
         x: Column of the horizontal axis: `step`, `macs` (training multiply-adds) or any number.
         y: Kind or full name of a score (`heldout_loss`, `FD-2K (mnist-classifier)`), or a column.
         hue: Column whose values have a curve each.

@@ -247,7 +247,7 @@ class Backbone(nn.Module, Pretrained):
             y: Labels (B,), `num_classes` for no class; None for no class in the whole batch.
             text: Text states (B, L, E); None for no text in the whole batch.
             text_drop: Mask (B,), true where the text is replaced by the learned null text.
-            routing: What this pass does about routes; None for a dense pass.
+            routing: Routing of this pass; None for a dense pass.
             taps: Blocks whose outputs are wanted; -1 is the input of block 0.
             return_output: Return an `Output` instead of the prediction alone; so do taps.
 

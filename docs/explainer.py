@@ -27,7 +27,7 @@ SIDE, SAMPLES = 8, 8
 
 
 def block_cost(backbone: str, size: str) -> dict[str, int]:
-    """Return the MACs of one sample as what the page multiplies out.
+    """Return the coefficients from which the page computes the MACs of one sample.
 
     A pass over n tokens costs `once + token n`, and each block that sees k of them
     `fixed + linear k + mix k + square k^2`; linear layers alone are the same without the last two.
@@ -50,9 +50,9 @@ def block_cost(backbone: str, size: str) -> dict[str, int]:
 
 
 def kept(mode: str, draws: Draws) -> list[list[int]]:
-    """Return each sample's tokens in the order in which a growing count of kept ones takes them up.
+    """Return each sample's tokens in the order in which they are added as more are kept.
 
-    `quad` keeps one count only, in raster order; `stride` is an even spread from the first one.
+    `quad` has a single count, in raster order; `stride` is evenly spread from the first token.
     """
     selection, grid, n = Selection(mode), (SIDE, SIDE), SIDE * SIDE
     counts = {"quad": [n // 4], "stride": [1]}.get(mode, range(1, n + 1))
@@ -64,7 +64,7 @@ def kept(mode: str, draws: Draws) -> list[list[int]]:
 
 
 def data() -> dict[str, Any]:
-    """Return what the page is told: costs, scan orders, and the selections of step 0's samples."""
+    """Return the page's data: costs, scan orders, and the selections of the samples of step 0."""
     draws = Draws(0, 0, torch.arange(SAMPLES))
     shuffle = Selection("unsorted").shuffle(draws, 0, SIDE * SIDE)
     assert shuffle is not None
@@ -91,11 +91,11 @@ def text() -> str:
 
 
 def main() -> None:
-    """Put today's data into the page."""
-    found = text()
+    """Write the current data into the page."""
+    embedded = text()
     page = PAGE.read_text(encoding="utf-8")
-    atomic_write(PAGE, MARK.sub(lambda _: found, page, count=1))
-    print(f"docs/{PAGE.name}  {len(found)} bytes of data")
+    atomic_write(PAGE, MARK.sub(lambda _: embedded, page, count=1))
+    print(f"docs/{PAGE.name}  {len(embedded)} bytes of data")
 
 
 if __name__ == "__main__":

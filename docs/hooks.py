@@ -1,4 +1,4 @@
-"""What mkdocs.yml adds to the build: equations as MathML, which needs no script, and the keys."""
+"""Build hooks of mkdocs.yml: equations as MathML (no script needed) and the configuration keys."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from experiments.config import names
 from experiments.config.help import help_text
 
 ROOT = Path(__file__).resolve().parents[1]
-# What pymdownx.arithmatex leaves of $...$ and $$...$$.
+# Output of pymdownx.arithmatex for $...$ and $$...$$.
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the help and the groups' files where a page asks for them."""
+    """Replace the markers of a page by `--help` and the keys of a group."""
     markdown = markdown.replace("<!-- help -->", f"```text\n{_help()}\n```")
-    return re.sub(r"<!-- group (\w+) -->", lambda found: _group(found[1]), markdown)
+    return re.sub(r"<!-- group (\w+) -->", lambda match: _group(match[1]), markdown)
 
 
 def on_page_content(text: str, **_: Any) -> str:
@@ -29,15 +29,15 @@ def on_page_content(text: str, **_: Any) -> str:
     return EQUATION.sub(_mathml, text)
 
 
-def _mathml(found: re.Match[str]) -> str:
-    tag, bracket, tex = found.groups()
+def _mathml(match: re.Match[str]) -> str:
+    tag, bracket, tex = match.groups()
     display = "block" if bracket == "[" else "inline"
     tex = html.unescape(tex).strip()
-    made = convert(tex, display=display)
-    # The converter passes on what it does not know as if it were a letter.
-    if "\\" in made or ">&<" in made:
+    mathml = convert(tex, display=display)
+    # The converter renders unknown commands as letters.
+    if "\\" in mathml or ">&<" in mathml:
         raise PluginError(f"latex2mathml cannot convert {tex}; write it with other commands")
-    return f'<{tag} class="equation">{made}</{tag}>'
+    return f'<{tag} class="equation">{mathml}</{tag}>'
 
 
 def _help() -> str:

@@ -32,8 +32,8 @@ LANE, GAP = 0.36, 1.15  # between two tokens; between two blocks where tokens le
 def tread() -> dict[str, bytes]:
     """Draw what TREAD does to tokens, in training and at inference; return SVG and PNG.
 
-    A line is a token, a box is a block as high as the tokens that it sees. The picture has a ground
-    of its own, so that it reads the same on a dark page.
+    A line is a token, a box is a block as high as the tokens that it sees. The picture has its own
+    background, so that it looks the same on a dark page.
     """
     route = Route.parse(ROUTE).resolve(DEPTH)
     inside = route.sparse_blocks
@@ -50,18 +50,18 @@ def tread() -> dict[str, bytes]:
         ax.text(3.0, y, text, fontsize=15.5, va="center", color=tint)
     lanes(ax, 0.0, ids, inside)
     lanes(ax, -5.3, list(range(TOKENS)), ())
-    found = {}
+    files = {}
     for kind, dpi in (("svg", 100), ("png", 200)):
         stream = io.BytesIO()
         with matplotlib.rc_context({"svg.hashsalt": "tread-suite"}):  # the same bytes each time
             metadata = {"Date": None} if kind == "svg" else {"Software": None}
             figure.savefig(stream, format=kind, dpi=dpi, metadata=metadata)
-        found[f"tread.{kind}"] = stream.getvalue()
-    return found
+        files[f"tread.{kind}"] = stream.getvalue()
+    return files
 
 
 def lanes(ax: Axes, middle: float, kept: list[int], inside: tuple[int, ...]) -> None:
-    """Draw blocks and the way of every token through them, around a height."""
+    """Draw blocks and the path of every token through them, centred at height `middle`."""
     gone = [token for token in range(TOKENS) if token not in kept]
     place, x = [], 0.9
     for block in range(DEPTH):
@@ -114,7 +114,7 @@ def lanes(ax: Axes, middle: float, kept: list[int], inside: tuple[int, ...]) -> 
 
 def pictures() -> dict[str, tuple[bytes, str]]:
     """Return the content of every picture below `docs/img` by its name, and what it shows."""
-    # The same bytes on every machine: whatever style a user's matplotlibrc sets is put aside.
+    # The same bytes on every machine: ignore the user's matplotlibrc.
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         drawn = {

@@ -31,7 +31,7 @@ def test_the_page_holds_what_the_code_says_today():
 
 def test_the_page_asks_for_nothing_outside_itself():
     text = PAGE.read_text(encoding="utf-8")
-    assert set(re.findall(r'(?:src|href)="([^"]*)"', text)) == {"data:,", "index.html"}
+    assert set(re.findall(r'(?:src|href)="([^"]*)"', text)) == {"data:,", "method.html"}
     assert not re.search(r"url\(|@import|fetch|https?:", text)
     assert "default-src 'none'" in text
 

@@ -40,9 +40,10 @@ __all__ = [
 
 
 def make(name: str, source: Source, metric: str | None = None) -> Plot | None:
-    """Draw one figure; None where the runs do not give it.
+    """Draw one figure; None if the runs lack its data.
 
-    `AnalysisError` if there is no such figure, runs folder or metric.
+    Raises:
+        AnalysisError: If there is no such figure, runs folder or metric.
     """
     plot: Plot | None = pick("figure", name, FIGURES)(Results.of(source, metric))
     return plot

@@ -11,7 +11,7 @@ MEANINGS = {
     "fd": "Fréchet distance to held-out images",
     "sfid": "the same on spatial features",
     "is": "Inception Score",
-    "accuracy": "share of samples classified as asked",
+    "accuracy": "share of samples classified as requested",
     "adherence": "share of samples showing the class or caption",
     "precision": "share of samples close to a real image",
     "recall": "share of real images close to a sample",

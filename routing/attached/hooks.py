@@ -62,7 +62,7 @@ class Attached:
             *m.single_transformer_blocks]`), or a diffusers or timm model that has them.
         route: Which blocks are skipped, counted in that list.
         grid: Rows and columns of tokens; needed by `rows`, `columns`, `blocks` and `quad`, and
-            known where a model was passed.
+            known if a model is passed.
         selection: How the tokens that stay are chosen. With a plain name, the batch shares a subset
             if it shares rotary tables, otherwise each sample has its own; a `Selection` is used as
             it is.

@@ -25,8 +25,8 @@ class CheckError(RoutingError):
 class RoutedModel:
     """A model with routing, as `routing.check` runs it.
 
-    Only the blocks are observed (by hooks, which are taken off again); whether routing happens in
-    the model's `forward`, in a container of blocks or in hooks of its own does not matter.
+    Only the blocks are observed, by hooks that are removed afterwards. Routing may happen in the
+    model's `forward`, in a container of blocks or in its own hooks.
 
     Args:
         blocks: The blocks in the order in which they run, each of them once.

@@ -65,7 +65,7 @@ def make_plan(
         grid: The grid.
         scale: tiny, small or paper.
         user: Values by key, as typed; `paths.runs` is the folder of the run folders.
-        compare_at: What each cell gets as much of as its dense run: steps, flops or hours.
+        compare_at: What is equal for each cell and its dense run: steps, flops or hours.
         check: Called with each configuration and its run before the next is composed, so that a
             large grid fails at its first cell.
 
