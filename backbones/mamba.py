@@ -60,6 +60,13 @@ def look_up(layout: Layout, kind: str, path: str) -> Any:
     return compute[kind](path)
 
 
+def native_operators(kernel: str, *tensors: Tensor) -> Any:
+    """Return the native operators, or None if they do not take the inputs or were not requested."""
+    operators = ACTIVE.operations[tensors[0].device.type]
+    may_be_native = kernel in REQUESTS and not torch.compiler.is_compiling()
+    return operators if may_be_native and operators.takes(list(tensors)) else None
+
+
 class Conv(nn.Module):
     """Depthwise causal convolution of four taps along the scan path, then SiLU."""
 
@@ -74,10 +81,10 @@ class Conv(nn.Module):
     def forward(self, x: Tensor, layout: Layout, path: str) -> Tensor:
         """Convolve tokens (B, T, C) that are in scan order."""
         by_distance = self.mode == "true" and not layout.is_full
-        ops = ACTIVE.operations[x.device.type]
-        if not torch.compiler.is_compiling() and ops.takes([x, self.weight, self.bias]):
+        native = native_operators("auto", x, self.weight, self.bias)
+        if native is not None:
             table = look_up(layout, "taps", path) if by_distance else None
-            return ops.conv(x, self.weight.t().flip(0), self.bias, table, True)
+            return native.conv(x, self.weight.t().flip(0), self.bias, table, True)
         position = look_up(layout, "positions", path) if by_distance else None
         return causal_conv(x, self.weight, self.bias, position, activation="silu")
 
@@ -193,11 +200,10 @@ class Mamba2(Mixer):
         dt, decay = _steps(direction.dt_proj(u), direction.dt_bias, options.gap, layout, path)
         mixed = F.silu(mixed) if self.conv is None else self.conv(mixed, layout, path)
         skip, width = direction.skip, self.headdim
-        ops = ACTIVE.operations[u.device.type]
         # Heads and states are multiples of 8 at every size, as the operator wants.
-        may_be_native = options.kernel in REQUESTS and not torch.compiler.is_compiling()
-        if may_be_native and ops.takes([mixed, dt, skip]):
-            return ops.ssd(mixed, dt, rates, skip, decay, width).flatten(-2)
+        native = native_operators(options.kernel, mixed, dt, skip)
+        if native is not None:
+            return native.ssd(mixed, dt, rates, skip, decay, width).flatten(-2)
         chunk, kernel = options.chunk, options.kernel
         return ssd_packed(mixed, dt, rates, skip, chunk, kernel, decay, width=width).flatten(-2)
 

@@ -8,7 +8,7 @@ Only the blocks and the head's norm depend on the family. Routes are handled by 
 forward pass gives it a `Routing`, or None for a dense pass.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,14 +33,7 @@ from backbones.heads import (
 from backbones.ops import native
 from backbones.options import ModelConfig
 from backbones.registry import branches, find, model_config
-from backbones.sizes import (
-    AlignOptions,
-    BackboneError,
-    DecoderOptions,
-    Size,
-    build_options,
-    check_whole,
-)
+from backbones.sizes import AlignOptions, BackboneError, DecoderOptions, Size, build_options
 from backbones.weights import Pretrained
 from routing.layout import Layout, Move
 from routing.segment import Routing
@@ -136,7 +129,10 @@ class Backbone(nn.Module, Pretrained):
         self.align: Projector | None = None
         if config.align is not None:
             align = build_options(AlignOptions, config.align, "align")
-            self._check_taps([align.block], least=0)
+            if align.block >= self.depth:
+                raise BackboneError(
+                    f"align: there is no block {align.block}: blocks are 0..{self.depth - 1}"
+                )
             self.align = Projector(shape.width, align)
         self.initialise()
         self._check_initialised()
@@ -284,45 +280,6 @@ class Backbone(nn.Module, Pretrained):
             return rows
         empty = rows.new_zeros(rows.shape[0], self.num_tokens, rows.shape[-1])
         return Move(ids, self.num_tokens).put(empty, rows)
-
-    def _check_taps(self, indices: Sequence[int], least: int = -1) -> None:
-        missing = [i for i in indices if not least <= i < self.depth]
-        if missing:
-            blocks = f"0..{self.depth - 1}" + (", -1 is their input" if least else "")
-            raise BackboneError(f"there is no block {missing[0]}: blocks are {blocks}")
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        t: Tensor,
-        y: Tensor | None = None,
-        indices: int | Sequence[int] | None = None,
-        **conditions: Any,
-    ) -> list[Tensor]:
-        """Return what blocks put out, as timm's method of this name does.
-
-        Args:
-            x: Noisy images (B, C, H p, W p).
-            t: The network's time input (B,).
-            y: Labels (B,) or None.
-            indices: Blocks wanted; a number n for the last n; None for all. -1 is the input of
-                block 0.
-            **conditions: `text`, `text_drop` and `routing` of `forward`.
-
-        Returns:
-            One (B, T, D) tensor per index, in the order of `indices`, prefix tokens first; within a
-            route it holds the tokens that were present.
-
-        Raises:
-            BackboneError: There is no such block, or there are not that many.
-        """
-        if indices is None or isinstance(indices, int):
-            count = self.depth if indices is None else indices
-            check_whole(0, self.depth, indices=count)
-            indices = range(self.depth - count, self.depth)
-        self._check_taps(indices)
-        output = self(x, t, y, taps=tuple(indices), return_output=True, **conditions)
-        return [output.taps[i] for i in indices]
 
     def describe(self) -> list[str]:
         """Return one line per operation: which implementation runs, and why."""

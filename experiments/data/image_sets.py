@@ -38,11 +38,7 @@ def read_digits(options: SplitOptions) -> LabelledImages:
     From scikit-learn's file, as `sklearn.datasets.load_digits` does: its import takes 2 s.
     """
     package = importlib.util.find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise DataError(
-            "data=digits comes with scikit-learn, which is not installed; type pip install "
-            "scikit-learn"
-        )
+    assert package is not None and package.origin is not None  # a dependency of this project
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     table = np.loadtxt(path, delimiter=",")
     return split_by_class(options, table[:, :-1], table[:, -1].astype(int), white=16)

@@ -28,10 +28,6 @@ _MASKS = (
 _CAUSAL = {"src_mask": "is_causal", "tgt_mask": "tgt_is_causal"}
 _TOKENS = ("hidden_states", "x")
 TEXT = "encoder_hidden_states"
-_NESTED = (
-    "a block got a nested tensor, and all samples in a route have one length; leave the padding "
-    "mask out"
-)
 _NO_TOKENS = "a block got no tokens of shape (batch, tokens, width)"
 _SHARED = (
     "these blocks share one rotary table in the batch, so samples cannot keep different tokens; "
@@ -93,7 +89,6 @@ class Call:
     def tokens(self) -> Tensor:
         """The image tokens, `(B, T, D)`; an `AttachError` if the block got none."""
         x = self.get(self.signature.tokens)
-        require(not (isinstance(x, Tensor) and x.is_nested), _NESTED, AttachError)
         require(isinstance(x, Tensor) and x.dim() == 3, _NO_TOKENS, AttachError)
         return x
 

@@ -52,18 +52,12 @@ def test_parameters_at_every_size(name, size):
     assert abs(count / cost("dit", f"{size}/2").params - 1) < 0.06
 
 
-@pytest.mark.parametrize(
-    ("size", "millions"), [("S", 32.87), ("B", 130.3), ("L", 457.8), ("XL", 674.8)]
-)
-def test_published_parameter_counts(size, millions):
-    assert cost("dit", f"{size}/2").params / 1e6 == pytest.approx(millions, abs=0.06)
-
-
-def test_lightningdit_of_the_paper():
-    """675M at XL/1 on VA-VAE's 32 channels of 16x16."""
-    assert cost("lightningdit", "XL/1", in_channels=32, input_size=16).params == pytest.approx(
-        675e6, rel=2e-3
-    )
+def test_published_parameter_counts():
+    for size, millions in (("S", 32.87), ("B", 130.3), ("L", 457.8), ("XL", 674.8)):
+        assert cost("dit", f"{size}/2").params / 1e6 == pytest.approx(millions, abs=0.06)
+    # LightningDiT's 675M at XL/1 on VA-VAE's 32 channels of 16x16.
+    lightning = cost("lightningdit", "XL/1", in_channels=32, input_size=16)
+    assert lightning.params == pytest.approx(675e6, rel=2e-3)
 
 
 def test_published_macs():
@@ -73,10 +67,8 @@ def test_published_macs():
     assert xl.macs_dense / giga == pytest.approx(118.6, rel=1e-3)
     assert xl.macs_dense_no_attention / giga == pytest.approx(114.42, rel=1e-3)
     # A guided step by two routed passes of the same weights costs their sum.
-    strong, weak = (
-        cost("dit", "XL/2", route=f"2-24@{g}").macs_routed_no_attention for g in (0.5, 0.9)
-    )
-    assert (strong + weak) / giga == pytest.approx(97.67, rel=1e-3)
+    guided = sum(cost("dit", "XL/2", route=f"2-24@{g}").macs_routed_no_attention for g in (0.5, 0.9))
+    assert guided / giga == pytest.approx(97.67, rel=1e-3)
     two = cost("dit", "B/2", route="0-4+6-9")
     assert two.macs_dense_no_attention / giga == pytest.approx(21.81, rel=1e-3)
     assert two.macs_routed_no_attention / giga == pytest.approx(13.65, rel=1e-3)
@@ -86,40 +78,29 @@ def test_published_macs():
     assert text.macs_routed_no_attention / giga == pytest.approx(20.31, rel=6e-3)
 
 
-def counted(model, routing=None):
-    """MACs that torch's counter sees in a forward pass of one sample on the meta device."""
+def counted(model, routing=None, device=None):
+    """MACs that torch's counter sees in a forward pass of one sample."""
     height, width = model.config["input_size"]
-    x = torch.empty(1, model.in_channels, height, width, device="meta")
-    y = torch.zeros(1, dtype=torch.long, device="meta")
+    x = torch.zeros(1, model.in_channels, height, width, device=device)
+    y = torch.zeros(1, dtype=torch.long, device=device)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(x, torch.empty(1, device="meta"), y, routing=routing)
+        model(x, torch.zeros(1, device=device), y, routing=routing)
     return counter.get_total_flops() // 2
 
 
 def test_dit_agrees_with_torch():
     options = {"learn_sigma": True, "input_size": 64}
-    model = meta("dit", "S/2", **options)
-    assert counted(model) == pytest.approx(cost("dit", "S/2", **options).macs_dense, rel=3e-3)
-
-
-def test_routed_dit_agrees_with_torch():
+    dense = counted(meta("dit", "S/2", **options), device="meta")
+    assert dense == pytest.approx(cost("dit", "S/2", **options).macs_dense, rel=3e-3)
     model = backbones.create("dit", "T/2", in_channels=2, input_size=16, num_classes=3)
-    plan = Routing(Route.parse("2-8@0.5"), ids=torch.arange(32))
-    x, y = torch.zeros(1, 2, 16, 16), torch.zeros(1, dtype=torch.long)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(x, torch.zeros(1), y, routing=plan)
-    want = cost(route="2-8", **{**model.config, "size": "T/2"})
-    assert counter.get_total_flops() // 2 == pytest.approx(want.macs_routed, rel=3e-3)
-    assert want.tokens == (64, 64, *[32] * 7, 64, 64, 64)
+    routed = counted(model, Routing(Route.parse("2-8@0.5"), ids=torch.arange(32)))
+    expected = cost(route="2-8", **{**model.config, "size": "T/2"})
+    assert routed == pytest.approx(expected.macs_routed, rel=3e-3)
+    assert expected.tokens == (64, 64, *[32] * 7, 64, 64, 64)
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("mamba", {"scan": "bidirectional"}),
-        ("mamba", {"mixer": "mamba1"}),
-        ("rwkv", {}),
-    ],
+    ("name", "options"), [("mamba", {"scan": "bidirectional"}), ("mamba", {"mixer": "mamba1"}), ("rwkv", {})]
 )
 def test_linear_layers_of_the_others_agree_with_torch(name, options, monkeypatch):
     """Scans are counted by hand; without them only linear layers are left."""
@@ -131,11 +112,7 @@ def test_linear_layers_of_the_others_agree_with_torch(name, options, monkeypatch
     monkeypatch.setattr("backbones.mamba.causal_conv", lambda x, *a, **k: x)
     monkeypatch.setattr("backbones.rwkv.biwkv", lambda k, v, *a, **n: v)
     model = backbones.create(name, "T/2", in_channels=2, input_size=8, num_classes=3, **options)
-    x, y = torch.zeros(1, 2, 8, 8), torch.zeros(1, dtype=torch.long)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(x, torch.zeros(1), y)
-    want = cost(**{**model.config, "size": "T/2"}).macs_dense_no_attention
-    assert counter.get_total_flops() // 2 == want
+    assert counted(model) == cost(**{**model.config, "size": "T/2"}).macs_dense_no_attention
 
 
 def test_scans_by_hand():

@@ -43,22 +43,17 @@ def pixels(ids):
 
 
 @pytest.mark.parametrize("text", [None, (3, 5)])
-def test_dropped_for_good_leaves_zeros(text):
+def test_tokens_dropped_for_good_are_zero_and_never_seen(text):
     model = build(text=text)
-    out = model(*given(), routing=plan("0-3", reinsert="none"), return_output=True)
+    x, t, y = given()
+    out = model(x, t, y, routing=plan("0-3", reinsert="none"), return_output=True)
     kept = pixels(IDS).expand_as(out.sample)
     assert torch.equal(out.kept.view(2, 4, 4), pixels(IDS)[:, 0, ::2, ::2])
     assert not out.sample[~kept].any()
     assert out.sample[kept].ne(0).all()
-    assert model(*given(), return_output=True).kept is None
-
-
-def test_a_pass_over_some_tokens_never_sees_the_others():
-    model = build()
-    x, t, y = given()
     changed = torch.where(pixels(IDS), x, x + 1)
-    first, second = (model(z, t, y, routing=plan("0-3", reinsert="none")) for z in (x, changed))
-    assert torch.equal(first, second)
+    assert torch.equal(model(changed, t, y, routing=plan("0-3", reinsert="none")), out.sample)
+    assert model(x, t, y, return_output=True).kept is None
 
 
 @pytest.mark.parametrize("name", ["dit", "mamba", "rwkv"])
@@ -103,18 +98,6 @@ def test_projected_tokens(route):
     assert model(*given(), return_output=False).shape == (2, 2, 8, 8)
 
 
-def test_fusion_acts_in_dense_passes_too():
-    model = build(fuse="1-2@0.75")
-    quarter = torch.tensor([[0, 3, 9, 12], [1, 6, 8, 15]])
-    x, t, y = given()
-    routed = model(x, t, y, routing=plan("1-2@0.75", quarter))
-    assert not torch.allclose(routed, model(x, t, y))
-    plain = build()
-    shared = {k: v for k, v in model.state_dict().items() if not k.startswith("stack.fuse")}
-    plain.load_state_dict(shared)
-    assert not torch.allclose(model(x, t, y), plain(x, t, y))
-
-
 def test_fusion_leaves_the_stream_in_float32_and_has_its_own_reinsertion():
     model, (x, t, y) = build(fuse="1-2"), given()
     with torch.autocast("cpu", torch.bfloat16):
@@ -142,7 +125,6 @@ def test_every_weight_has_a_gradient_in_a_dense_pass_too():
 @pytest.mark.parametrize(
     "options",
     [
-        {"decoder": DECODER},
         {"decoder": {}},
         {"align": ALIGN},
         {"fuse": "1-2@0.75"},
@@ -156,9 +138,7 @@ def test_config_and_cost(options):
     assert sum(p.numel() for p in again.parameters()) == cost(**model.config).params
 
 
-@pytest.mark.parametrize(
-    "options", [{"decoder": DECODER}, {"fuse": "1-2@0.75"}, {"text": (3, 5)}]
-)
+@pytest.mark.parametrize("options", [{"decoder": DECODER}, {"fuse": "1-2@0.75"}, {"text": (3, 5)}])
 def test_cost_agrees_with_torch(options):
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -199,13 +179,9 @@ def test_a_removed_argument_is_ignored_at_its_former_default_and_refused_otherwi
     [
         ({"decoder": {"dept": 1}}, "did you mean depth"),
         ({"decoder": {"width": 32, "heads": 5}}, "decoder: heads=5: expected a divisor of width=32, such as 4 or 8"),
-        ({"decoder": {"heads": None}}, "decoder: heads=null: expected an integer >= 1"),
         ({"align": {"block": 4}}, "0..3"),
-        ({"align": {"block": "x"}}, "align: block=x: expected an integer >= 0"),
         ({"num_classes": -1}, "num_classes=-1: expected an integer >= 0"),
         ({"text": (0, 8)}, "text=.*: expected a list of 2"),
-        ({"text": (7, 8, 9)}, "text=.*: expected a list of 2"),
-        ({"attention": 1.5}, "attention=1.5: expected an integer or a list"),
         ({"attention": 5}, "attention=5: expected blocks of 0"),
     ],
 )

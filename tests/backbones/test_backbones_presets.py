@@ -55,14 +55,6 @@ def test_published_parameter_counts(name, words, millions):
     assert count / 1e6 == pytest.approx(millions, rel=0.01)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_counts_are_those_of_the_built_model(name):
-    size, arguments = options(name, "size=S/2 backbone.depth=5")
-    with torch.device("meta"):
-        model = backbones.create(size=size, **arguments)
-    assert sum(p.numel() for p in model.parameters()) == cost(size=size, **arguments).params
-
-
 @pytest.mark.parametrize(
     ("name", "tested"),
     [("zigma", oracle.ZIGMA), ("dis", oracle.DIS), ("diffusion-rwkv", oracle.DIFFUSION_RWKV)],
@@ -119,9 +111,8 @@ def test_mutation_skip_not_gathered_by_the_routes_ids(monkeypatch):
 def test_an_odd_number_of_blocks_has_a_middle_one_without_a_skip():
     model = backbones.create("dit", "T/4", depth=5, in_channels=1, input_size=8, skips=True)
     blocks = model.stack.blocks
-    assert [type(block).__name__ for block in blocks] == [
-        *["LongSkipBlock"] * 2, "DiTBlock", *["LongSkipBlock"] * 2
-    ]  # fmt: skip
+    kinds = [type(block).__name__ for block in blocks]
+    assert kinds == [*["LongSkipBlock"] * 2, "DiTBlock", *["LongSkipBlock"] * 2]
     assert [blocks[i].key for i in (0, 1, 3, 4)] == ["skip.0", "skip.1", "skip.1", "skip.0"]
     assert [blocks[i].join is None for i in (0, 1, 3, 4)] == [True, True, False, False]
 
@@ -142,12 +133,10 @@ def test_long_skips_with_delayed_removal_that_keeps_all_are_dense():
     [
         ({"name": "dit", "skips": True, "fuse": "2-8"}, "skips=true: expected false with SPRINT's"),
         ({"name": "mamba", "mixers": 1, "attention": 4}, "attention=4: expected 0 for blocks of 1"),
-        ({"name": "mamba", "mixers": 3}, "mixers=3"),
-        ({"name": "dit", "condition": "token"}, "condition=token"),
     ],
 )
 def test_refusals(arguments, message):
-    with pytest.raises(BackboneError, match=message.replace("(", r"\(")):
+    with pytest.raises(BackboneError, match=message):
         backbones.create(**arguments)
 
 
@@ -188,9 +177,8 @@ def test_prefix_conditioning_against_its_definition(classes):
     out = reference.run_stack(model.stack.blocks, tokens, cond, (4, 6), len(front))
 
     # The head alone is modulated by both.
-    shift, scale = reference.linear(model.head.modulate.project, reference.silu(sum(front))).chunk(
-        2, dim=-1
-    )
+    modulation = reference.linear(model.head.modulate.project, reference.silu(sum(front)))
+    shift, scale = modulation.chunk(2, dim=-1)
     normal = reference.layer_norm(out[:, len(front) :])
     rows = reference.linear(model.head.project, normal * (1 + scale[:, None]) + shift[:, None])
     want = rows.transpose(1, 2).reshape(2, 1, 4, 6)

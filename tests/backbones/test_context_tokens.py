@@ -10,6 +10,8 @@ from backbones import BackboneError, registry
 from backbones.cost import cost, features_macs
 from backbones.registry import model_config
 from routing.layout import Layout
+from routing.route import Route
+from routing.segment import Routing
 
 torch.set_num_threads(1)
 COUNT = 3
@@ -77,9 +79,7 @@ def test_the_tokens_are_the_class_embedding_plus_a_position():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_without_them_a_model_is_what_it_was_and_with_them_every_parameter_learns(name):
-    from routing import Draws, Route, Routing
-
+def test_they_add_one_parameter_and_every_parameter_learns(name):
     shape = {"depth": 3, "in_channels": 1, "input_size": 8, "num_classes": 5}
     names = {key for key, _ in backbones.create(name, "T/2", **shape).named_parameters()}
     model = backbones.create(name, "T/2", **shape, context_tokens=4)
@@ -88,7 +88,7 @@ def test_without_them_a_model_is_what_it_was_and_with_them_every_parameter_learn
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    routing = Routing(Route.parse("0-1"), draws=Draws(0, 0, torch.arange(2)))
+    routing = Routing(Route.parse("0-1"), ids=torch.arange(8))
     model(torch.randn(2, 1, 8, 8), torch.rand(2), torch.tensor([0, 3]), routing=routing).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 

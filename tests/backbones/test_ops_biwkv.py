@@ -50,24 +50,6 @@ def test_gradients_equal_the_references(tokens, kind):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
 
 
-def test_a_key_of_minus_infinity_deletes_its_token():
-    """The masking oracle: the routed operator is the dense one without the dropped tokens."""
-    k, v, w, u = inputs(2, 20, 3)
-    kept = positions("own", 2, 9, 20)
-    index = kept[..., None].expand(-1, -1, 3)
-    dropped = torch.ones(2, 20, dtype=torch.bool).scatter(1, kept, False)
-    routed = op.biwkv(k.gather(1, index), v.gather(1, index), w, u, kept, 20)
-    dense = op.biwkv(k.masked_fill(dropped[..., None], -torch.inf), v, w, u, None, 20).gather(1, index)
-    torch.testing.assert_close(routed, dense, rtol=0, atol=1e-14)
-    weight = torch.randn(routed.shape, dtype=torch.float64)
-    for a, b in zip(
-        torch.autograd.grad((routed * weight).sum(), (k, v, w, u), retain_graph=True),
-        torch.autograd.grad((dense * weight).sum(), (k, v, w, u)),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
-
-
 @settings(max_examples=15, deadline=None)
 @given(
     tokens=st.integers(1, 33),

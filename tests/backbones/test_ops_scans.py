@@ -1,8 +1,11 @@
-"""SSD and the selective scan: against libraries' plain versions, loops, each other, and at hard inputs."""
+"""SSD, the selective scan and RWKV-7: against libraries' plain versions, loops, each other, and at hard inputs."""
 
 import functools
+import importlib
 import importlib.util
+import inspect
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbones.ops import dispatch
+from backbones.ops import dispatch, matrix_state
 from backbones.ops import selective_scan as ss
 from backbones.ops import ssd as dual
 
@@ -61,8 +64,8 @@ def scan_inputs(batch, tokens, width, state, dtype=torch.float64, seed=0, fast=1
 def same_gradients(fast, plain, values, rtol=1e-10, atol=1e-12):
     torch.testing.assert_close(fast, plain, rtol=rtol, atol=atol)
     g = torch.randn(fast.shape, generator=generator(9), dtype=torch.float64)
-    ours = torch.autograd.grad(fast, values, g.to(fast.dtype))
-    for a, b in zip(ours, torch.autograd.grad(plain, values, g.to(plain.dtype)), strict=True):
+    ours = torch.autograd.grad(fast, values, g.to(fast.dtype), materialize_grads=True)
+    for a, b in zip(ours, torch.autograd.grad(plain, values, g, materialize_grads=True), strict=True):
         torch.testing.assert_close(a, b, rtol=rtol, atol=atol * max(1.0, b.abs().max().item()))
 
 
@@ -178,6 +181,32 @@ def test_without_skip_and_with_gradients_for_some_inputs_only():
     torch.testing.assert_close(ours, torch.autograd.grad(plain.sum(), B)[0], rtol=1e-10, atol=1e-12)
 
 
+NAMES = "qgkvab"  # in the order of `matrix_state.rwkv7`
+
+
+def rwkv7_inputs(tokens, dtype=torch.float64, strength=1.0):
+    g = generator()
+    draw = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
+    shape = 2, tokens, 2
+    unit, rate = F.normalize(draw(*shape, 8), dim=-1), torch.sigmoid(draw(*shape, 8))
+    values = {
+        "q": draw(*shape, 8), "g": -strength * torch.exp(draw(*shape, 8)), "k": draw(*shape, 8),
+        "v": draw(*shape, 6), "a": -unit, "b": unit * rate,
+    }  # fmt: skip
+    return [values[name].to(dtype).requires_grad_() for name in NAMES]
+
+
+def rwkv7_reference(q, g, k, v, a, b):
+    return matrix_state.reference(q, k, v, g, a, b)
+
+
+@pytest.mark.parametrize(("tokens", "chunk"), [(1, 16), (16, 16), (37, 16), (7, 1), (7, 5)])
+@pytest.mark.parametrize("strength", [0.01, 1.0, 30.0])
+def test_chunks_of_rwkv7_equal_the_recurrence(tokens, chunk, strength):
+    values = rwkv7_inputs(tokens, strength=strength)
+    same_gradients(matrix_state.rwkv7(*values, chunk=chunk), rwkv7_reference(*values), values, 1e-7, 1e-8)
+
+
 # --- the masking oracle: dt = 0 deletes a token
 
 
@@ -198,7 +227,27 @@ def test_the_scan_of_the_kept_tokens_is_the_dense_one_with_dt_zero(scan, inputs)
     same_gradients(routed, dense, inputs)
 
 
+def test_rwkv7_of_the_kept_tokens_is_the_dense_one_with_the_others_zero():
+    values = [x.detach() for x in rwkv7_inputs(24)]
+    keep = torch.arange(0, 24, 3)
+    masked = []
+    for name, x in zip(NAMES, values, strict=True):
+        masked.append(torch.zeros_like(x).index_copy(1, keep, x[:, keep]) if name in "kgab" else x)
+    kept = matrix_state.rwkv7(*(x[:, keep] for x in values))
+    torch.testing.assert_close(kept, matrix_state.rwkv7(*masked)[:, keep], rtol=1e-9, atol=1e-9)
+
+
 # --- hard inputs in float32 and below
+
+
+@pytest.mark.parametrize("strength", [0.01, 1.0, 1000.0])
+def test_float32_error_of_rwkv7(strength):
+    """Decays far below the floor too: nothing overflows, forward or backward."""
+    values = rwkv7_inputs(64, torch.float32, strength)
+    y = matrix_state.rwkv7(*values)
+    assert relative(y, rwkv7_reference(*(x.double() for x in values))) < 1e-4
+    for grad in torch.autograd.grad(y.square().sum(), values):
+        assert torch.isfinite(grad).all()
 
 
 def test_large_steps_have_exact_gradients():
@@ -335,22 +384,40 @@ def test_the_selective_scan_kernel_is_fed_what_it_documents(monkeypatch, gap):
     assert relative(ss.selective_scan(*values, decay_gap=gaps), ss.reference(*values, gaps)) < 1e-5
 
 
+@pytest.mark.slow
+def test_flas_rwkv7_takes_what_we_pass(monkeypatch):
+    """The call for a GPU, on a stand-in with fla's signature: order of arguments, scale, first result."""
+    pytest.importorskip("fla")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # It says that it has no GPU.
+        published = importlib.import_module("fla.ops.rwkv7").chunk_rwkv7
+    signature = inspect.signature(published)
+    letters = {"q": "r", "g": "w"}
+
+    def stand_in(*args, **options):
+        bound = signature.bind(*args, **options).arguments
+        assert bound.pop("scale") == 1.0
+        return rwkv7_reference(*(bound[letters.get(name, name)] for name in NAMES)), None
+
+    monkeypatch.setattr(matrix_state, "choose", lambda *a, **k: "fla")
+    monkeypatch.setattr(matrix_state, "kernel_function", lambda *a: stand_in)
+    values = rwkv7_inputs(5, torch.float32)
+    torch.testing.assert_close(matrix_state.rwkv7(*values), rwkv7_reference(*values))
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("kernel", ["mamba-ssm", "fla"])
-@pytest.mark.parametrize("gap", [False, True])
-def test_the_ssd_kernels_on_a_gpu(kernel, gap):
-    function, reason = dispatch.probe("ssd", kernel)
-    if function is None:
-        pytest.skip(reason)
-    values = [m.detach().cuda().requires_grad_() for m in ssd_inputs(2, 256, 4, 64, 64, torch.float32)]
-    gaps = torch.randint(1, 4, (2, 256), generator=generator(2)).cuda() if gap else None
-    fast, plain = ssd(*values, kernel=kernel, decay_gap=gaps), ssd(*values, kernel="torch", decay_gap=gaps)
-    assert relative(fast, plain) < 5e-3  # Their products run in TF32.
-    g = torch.randn_like(plain)
-    for a, b in zip(torch.autograd.grad(fast, values, g), torch.autograd.grad(plain, values, g), strict=True):
-        assert relative(a, b) < 2e-2
+@pytest.mark.filterwarnings("ignore:.*does not support float32 on some platforms")
+def test_flas_rwkv7_on_a_gpu():
+    torch.manual_seed(0)
+    shape = (2, 100, 2, 64)
+    q, k, v = torch.randn(3, *shape, device="cuda")
+    g = -0.5 * torch.rand(shape, device="cuda")
+    a = -F.normalize(torch.randn(shape, device="cuda"), dim=-1)
+    values = [q, g, k, v, a, -a * torch.rand(shape, device="cuda")]
+    assert relative(matrix_state.rwkv7(*values, kernel="fla"), matrix_state.rwkv7(*values, kernel="torch")) < 1e-2
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("version", "chip", "refused"),
     [("3.7.0+git1", 9, True), ("3.7.1", 9, False), ("3.3.1", 9, False), ("3.6.0", 8, False)],

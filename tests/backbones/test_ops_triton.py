@@ -1,4 +1,4 @@
-"""Triton kernels of the convolution and bi-WKV: interpreted against the definition, compiled for an H100, on a GPU."""
+"""Triton kernels (convolution, bi-WKV, random numbers): interpreted against the definition, compiled for an H100."""
 
 import itertools
 import os
@@ -55,6 +55,7 @@ import torch
 from test_ops_biwkv import inputs as biwkv_inputs, positions
 from test_ops_triton import FORMS, SHAPES, compare, inputs
 from backbones.ops import biwkv as op, conv
+from routing import philox_triton, rng
 for index, shape in enumerate(SHAPES):
     for form in (FORMS[index % 4], FORMS[(index + 1) % 4]):
         compare(*shape, *form)
@@ -92,6 +93,16 @@ grads = torch.autograd.grad(half, values, g)
 assert [grad.dtype for grad in grads] == [m.dtype for m in values]
 for grad, expected in zip(grads, torch.autograd.grad(plain, exact, g.double())):
     torch.testing.assert_close(grad.double(), expected, rtol=2**-7, atol=1e-5)
+
+# Random words, by sample and block of four.
+index = torch.tensor([0, 5, 2**31, 2**32 + 7, 2**40 + 3])
+for n, step in ((1, 1), (3, 2**32 - 1), (1030, 16)):
+    for key in ((0, 1), (0xFFFFFFFF, 0x9E3779B9)):
+        for sample, row in zip(index.tolist(), philox_triton.words(index, n, step, key).tolist()):
+            for block in {0, (n - 1) // 4}:
+                counter = (block, sample & 0xFFFFFFFF, sample >> 32, step)
+                words = row[4 * block : 4 * block + 4]
+                assert words == list(rng.philox(counter, key))[: len(words)]
 print("equal")
 """
 
@@ -102,6 +113,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from backbones.ops import biwkv_triton, conv_triton as kernels
+from routing import philox_triton
 
 
 def compile(fn, types, constants):
@@ -129,6 +141,10 @@ for fn, sums in itertools.product((biwkv_triton._forward, biwkv_triton._backward
         for n in fn.arg_names
     }
     compile(fn, types, constants)
+words = philox_triton._words
+types = {"index_ptr": "*i64", "out_ptr": "*i64", "SIZE": "constexpr"}
+compile(words, {name: types.get(name, "i64") for name in words.arg_names}, {"SIZE": 256})
+assert {p.annotation_type for p in words.params if p.name in ("step", "key0", "key1")} == {"i64"}
 print("compiled")
 """
 

@@ -14,7 +14,7 @@ from backbones.heads import unpatchify
 from routing.check import RoutedModel
 
 WIDTH, DEPTH, SIDE, BATCH = 16, 6, 4, 3
-TOKENS = SIDE * SIDE
+TOKENS, MOST_TOKENS = SIDE * SIDE, 36
 START, END = 1, 3
 
 
@@ -42,21 +42,23 @@ class Plain(nn.Module):
         self.embed = nn.Linear(4, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4)
-        self.table = nn.Parameter(torch.randn(TOKENS, WIDTH), requires_grad=False)
+        self.table = nn.Parameter(torch.randn(MOST_TOKENS, WIDTH), requires_grad=False)
         self.generator = torch.Generator().manual_seed(0 if fault == "seed unused" else seed)
         self.rate, self.fault = rate, fault
 
-    def select(self, batch):
+    def select(self, batch, tokens):
         """Return the tokens that stay, `(B, K)`; token 0 always does."""
         fault = self.fault
-        skipping = int((TOKENS - 1) * self.rate)
-        count = skipping if fault == "rate counts kept" else TOKENS - 1 - skipping
+        skipping = int((tokens - 1) * self.rate)
+        count = skipping if fault == "rate counts kept" else tokens - 1 - skipping
+        if fault == "fixed number":
+            count = 4
         rows = 1 if fault == "one subset for the batch" else batch
         generator = None if fault.startswith("global random numbers") else self.generator
         if fault == "one subset for ever":
             generator = torch.Generator().manual_seed(1)
         first = 0 if fault == "protected tokens routed" else 1
-        noise = torch.rand(rows, TOKENS - first, generator=generator)
+        noise = torch.rand(rows, tokens - first, generator=generator)
         ids = noise.argsort(1)[:, : count + 1 - first] + first
         if first:
             ids = torch.cat((torch.zeros(rows, 1, dtype=torch.long), ids), 1)
@@ -66,7 +68,8 @@ class Plain(nn.Module):
 
     def forward(self, images, text):
         x = self.embed(images)
-        embedded, table, fault = x, self.table, self.fault
+        embedded, fault = x, self.fault
+        complete_table = table = self.table[: x.shape[1]]
         routed = self.training or fault == "sparse in evaluation"
         end = END - 1 if fault == "end not included" else END
         if fault == "no route":
@@ -74,10 +77,10 @@ class Plain(nn.Module):
         full, kept_text = x, text
         for i, block in enumerate(self.blocks):
             if routed and i == START:
-                ids = self.select(len(x))
+                ids = self.select(*x.shape[:2])
                 index = ids.unsqueeze(-1).expand(-1, -1, WIDTH)
                 full, x = x, x.gather(1, index)
-                table = self.gather_table(ids)
+                table = self.gather_table(complete_table, ids)
                 if fault.startswith("text routed"):
                     kept_text = text[:, ::2]
             if fault == "text routed, positional":
@@ -86,19 +89,19 @@ class Plain(nn.Module):
                 x = block(x, table, encoder_hidden_states=kept_text)
             if routed and i == end:
                 x = self.put_back(full, x, index, embedded)
-                table, kept_text = self.table, text
+                table, kept_text = complete_table, text
         if fault == "evaluation differs" and not self.training:
             x = x * (1 + 1e-6)
         return self.head(self.norm(x))
 
-    def gather_table(self, ids):
+    def gather_table(self, table, ids):
         if self.fault == "table not gathered":
-            return self.table
+            return table
         if self.fault == "first rows of the table":
-            return self.table[: ids.shape[1]]
+            return table[: ids.shape[1]]
         if self.fault == "table of sorted tokens":
             ids = ids.flip(1)
-        return self.table[ids]
+        return table[ids]
 
     def put_back(self, full, x, index, embedded):
         fault = self.fault
@@ -120,19 +123,31 @@ class Plain(nn.Module):
         return base.scatter(1, index, x)
 
 
-def plain(fault="", rate=0.75, ordered=True):
-    """Return a function that builds a plain model with a fault."""
+def plain(fault="", rate=0.75, ordered=True, lengths=None, evaluated=TOKENS):
+    """Return a function that builds a plain model with a fault.
+
+    With `lengths`, its training passes differ in tokens, samples and text.
+    """
 
     def build(seed=0):
         if fault == "global random numbers, seeded":
             torch.manual_seed(seed)
-        model = Plain(seed, rate, fault)
-        images, text = torch.randn(BATCH, TOKENS, 4), torch.randn(BATCH, 6, WIDTH)
+        model, step = Plain(seed, rate, fault), itertools.count()
+        images, text = torch.randn(BATCH, evaluated, 4), torch.randn(BATCH, 6, WIDTH)
         ignores_route = Plain(seed, rate)
         ignores_route.load_state_dict(model.state_dict())
+
+        def train():
+            if lengths is None:
+                return model.train()(images, text)
+            number = next(step)
+            batch = BATCH + number % 2
+            inputs = torch.randn(batch, lengths[number % len(lengths)], 4)
+            return model.train()(inputs, torch.randn(batch, 5 + number, WIDTH))
+
         return RoutedModel(
             blocks=model.blocks,
-            train=lambda: model.train()(images, text),
+            train=train,
             evaluate=lambda: model.eval()(images, text),
             dense=lambda: ignores_route.eval()(images, text),
             route=f"{START}-{END}@{rate}",
@@ -219,67 +234,6 @@ def scan_by_length(seed=0):
 def forward_by_length(forward, x, cond, layout):
     rows = 2 if x.shape[1] == TOKENS // 2 else SIDE
     return forward(x, cond, routing.Layout((rows, x.shape[1] // rows)))
-
-
-class SeveralLengths(nn.Module):
-    """Routing in a model's forward, for sequences and texts of any length; token 0 never skips."""
-
-    def __init__(self, seed, fault):
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
-        self.seed, self.fault = seed, fault
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def forward(self, x, text):
-        table = torch.linspace(0, 1, x.shape[1] * WIDTH).view(-1, WIDTH)
-        tokens, full, full_table = x.shape[1], x, table
-        for i, block in enumerate(self.blocks):
-            if self.training and i == START:
-                keep = 4 if self.fault == "fixed number" else tokens - 1 - int((tokens - 1) * 0.75)
-                generator = self.generator
-                if self.fault == "one subset for each length":
-                    generator = torch.Generator().manual_seed(self.seed)
-                noise = torch.rand(len(x), tokens - 1, generator=generator)
-                ids = noise.argsort(1)[:, :keep].sort(1).values + 1
-                ids = torch.cat((torch.zeros(len(x), 1, dtype=torch.long), ids), 1)
-                index = ids.unsqueeze(-1).expand(-1, -1, WIDTH)
-                full, x, table = x, x.gather(1, index), full_table[ids]
-            x = block(x, table, encoder_hidden_states=text)
-            if self.training and i == END:
-                x, table = full.scatter(1, index, x), full_table
-        return x
-
-
-def several_lengths(fault="", lengths=(16, 25, 9), evaluated=36):
-    """Return a function that builds a model whose passes differ in tokens, samples and text."""
-
-    def build(seed=0):
-        model, step = SeveralLengths(seed, fault), itertools.count()
-
-        def train():
-            number = next(step)
-            batch = BATCH + number % 2
-            images = torch.randn(batch, lengths[number % len(lengths)], WIDTH)
-            return model.train()(images, torch.randn(batch, 5 + number, WIDTH))
-
-        images, text = torch.randn(BATCH, evaluated, WIDTH), torch.randn(BATCH, 5, WIDTH)
-
-        def dense():
-            x, table = images, torch.linspace(0, 1, evaluated * WIDTH).view(-1, WIDTH)
-            for block in model.blocks:
-                x = block(x, table, encoder_hidden_states=text)
-            return x
-
-        return RoutedModel(
-            blocks=model.blocks,
-            train=train,
-            evaluate=lambda: model.eval()(images, text),
-            dense=dense,
-            route=f"{START}-{END}@0.75",
-            protect=[0],
-        )
-
-    return build
 
 
 def randomise(model):

@@ -1,13 +1,18 @@
-"""Small random models of diffusers' and timm's own classes, with the inputs that they take."""
+"""Small random models of diffusers' and timm's own classes, with the inputs that they take.
+
+Each function returns a model, what to attach to, its inputs, and further arguments for `attach`.
+"""
 
 from __future__ import annotations
 
 import copy
+import inspect
+from contextlib import contextmanager
 
 import diffusers
+import timm
 import torch
 from checked_models import randomise
-from test_attach_models import dit, eva, flux, sd3, vit
 
 import routing
 from routing.check import RoutedModel
@@ -16,8 +21,112 @@ BATCH, DEPTH, SIDE = 3, 4, 4
 IMAGE, TEXT = SIDE * SIDE, 6
 
 
-def text(width):
-    return torch.randn(BATCH, TEXT, width)
+def text(width, length=TEXT):
+    return torch.randn(BATCH, length, width)
+
+
+def dit(depth=5):
+    model = diffusers.DiTTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=4, num_layers=depth,
+        sample_size=8, patch_size=2, num_embeds_ada_norm=10, norm_num_groups=2, dropout=0.0,
+    )  # fmt: skip
+    for block in model.transformer_blocks:
+        block.norm1.emb.class_embedder.dropout_prob = 0.0
+    inputs = {
+        "hidden_states": torch.randn(BATCH, 4, 8, 8),
+        "timestep": torch.tensor([1, 500, 900]),
+        "class_labels": torch.tensor([1, 2, 3]),
+    }
+    return model, model.transformer_blocks, inputs, {}
+
+
+def sd3(text_length=TEXT):
+    model = diffusers.SD3Transformer2DModel(
+        sample_size=8, patch_size=2, in_channels=4, num_layers=5, attention_head_dim=8,
+        num_attention_heads=2, joint_attention_dim=12, caption_projection_dim=16,
+        pooled_projection_dim=10, out_channels=4, pos_embed_max_size=8, dual_attention_layers=(2,),
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": torch.randn(BATCH, 4, 8, 8),
+        "encoder_hidden_states": text(12, text_length),
+        "pooled_projections": torch.randn(BATCH, 10),
+        "timestep": torch.tensor([1.0, 500.0, 900.0]),
+    }
+    return model, model.transformer_blocks, inputs, {}
+
+
+def cogview4(text_length=TEXT):
+    model = diffusers.CogView4Transformer2DModel(
+        patch_size=2, in_channels=4, num_layers=3, attention_head_dim=8, num_attention_heads=2,
+        out_channels=4, text_embed_dim=16, time_embed_dim=8, condition_dim=4,
+    )  # fmt: skip
+    size = torch.tensor([[8.0, 8.0]] * BATCH)
+    inputs = {
+        "hidden_states": torch.randn(BATCH, 4, 8, 8),
+        "encoder_hidden_states": text(16, text_length),
+        "timestep": torch.tensor([1.0, 2.0, 3.0]),
+        "original_size": size,
+        "target_size": size,
+        "crop_coords": torch.zeros(BATCH, 2),
+    }
+    return model, model.transformer_blocks, inputs, {}
+
+
+def grid_ids(axes):
+    """Coordinates of Flux's image tokens, (time, row, column) or with one more axis."""
+    ids = torch.zeros(IMAGE, axes)
+    ids[:, 1], ids[:, 2] = torch.arange(IMAGE) // SIDE, torch.arange(IMAGE) % SIDE
+    return ids
+
+
+def flux():
+    model = diffusers.FluxTransformer2DModel(
+        patch_size=1, in_channels=4, num_layers=3, num_single_layers=2, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=12, pooled_projection_dim=10,
+        axes_dims_rope=(4, 6, 6),
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": torch.randn(BATCH, IMAGE, 4),
+        "encoder_hidden_states": text(12),
+        "pooled_projections": torch.randn(BATCH, 10),
+        "timestep": torch.tensor([0.1, 0.5, 0.9]),
+        "img_ids": grid_ids(3),
+        "txt_ids": torch.zeros(TEXT, 3),
+    }
+    return model, [*model.transformer_blocks, *model.single_transformer_blocks], inputs, {}
+
+
+def flux2():
+    model = diffusers.Flux2Transformer2DModel(
+        patch_size=1, in_channels=8, num_layers=1, num_single_layers=3, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=16, timestep_guidance_channels=16,
+        axes_dims_rope=(4, 4, 4, 4),
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": torch.randn(BATCH, IMAGE, 8),
+        "encoder_hidden_states": text(16),
+        "timestep": torch.tensor([0.1, 0.2, 0.3]),
+        "img_ids": grid_ids(4),
+        "txt_ids": torch.zeros(TEXT, 4),
+        "guidance": torch.ones(BATCH),
+    }
+    return model, model, inputs, {}
+
+
+def vit():
+    model = timm.models.vision_transformer.VisionTransformer(
+        img_size=16, patch_size=4, in_chans=3, num_classes=7, embed_dim=16, depth=5, num_heads=2,
+        class_token=True, reg_tokens=2,
+    )  # fmt: skip
+    return model, model, {"x": torch.randn(BATCH, 3, 16, 16)}, {}
+
+
+def eva():
+    model = timm.models.eva.Eva(
+        img_size=16, patch_size=4, in_chans=3, num_classes=7, embed_dim=16, depth=5, num_heads=2,
+        use_rot_pos_emb=True,
+    )  # fmt: skip
+    return model, model, {"x": torch.randn(BATCH, 3, 16, 16)}, {}
 
 
 def prx():
@@ -53,7 +162,7 @@ def qwen(text_length=TEXT):
     )  # fmt: skip
     inputs = {
         "hidden_states": torch.randn(BATCH, IMAGE, 8),
-        "encoder_hidden_states": torch.randn(BATCH, text_length, 12),
+        "encoder_hidden_states": text(12, text_length),
         "encoder_hidden_states_mask": torch.ones(BATCH, text_length).long(),
         "timestep": torch.rand(BATCH),
         "img_shapes": [[(1, SIDE, SIDE)]] * BATCH,
@@ -121,7 +230,7 @@ def z_image():
         "t": torch.rand(BATCH),
         "cap_feats": [torch.randn(7, 12) for _ in range(BATCH)],
     }
-    return model, model.layers, inputs, {"protect": slice(64, None)}
+    return model, model.layers, inputs, {"protect": [slice(64, None)]}
 
 
 def z_image_omni():
@@ -137,31 +246,26 @@ def z_image_omni():
     return model, model.layers, inputs, {"protect": [slice(0, 128)]}
 
 
-def known(make):
-    """Return a model of the other tests in the form of these."""
-
-    def build():
-        model, blocks, inputs, _ = make()
-        return model, blocks, inputs, {}
-
-    return build
-
-
 # As the table of docs/attach.md names them.
 MODELS = {
-    "DiT": known(dit), "SD3": known(sd3), "Flux": known(flux), "PRX": prx, "Wan": wan,
-    "QwenImage": qwen, "LTX": ltx, "AuraFlow": auraflow, "Lumina 2": lumina2, "Z-Image": z_image,
-    "Z-Image omni": z_image_omni, "ViT": known(vit), "EVA": known(eva),
+    "DiT": dit, "SD3": sd3, "Flux": flux, "PRX": prx, "Wan": wan, "QwenImage": qwen, "LTX": ltx,
+    "AuraFlow": auraflow, "Lumina 2": lumina2, "Z-Image": z_image, "Z-Image omni": z_image_omni,
+    "ViT": vit, "EVA": eva,
 }  # fmt: skip
 SHARES_A_TABLE = ("Flux", "Wan", "QwenImage", "EVA")
 
 
-def build_model(name):
-    """Return a model, what to attach to, its inputs and arguments for attach; weights are drawn."""
+def build(make, *arguments):
+    """Return what a function above returns, with seeded inputs and weights, none of them zero."""
     torch.manual_seed(0)
-    model, blocks, inputs, options = MODELS[name]()
+    model, blocks, inputs, options = make(*arguments)
     randomise(model)
-    return model, blocks, inputs, options
+    return model.train(), blocks, inputs, options
+
+
+def build_model(name):
+    """Return a model of the table, what to attach to, its inputs and arguments for attach."""
+    return build(MODELS[name])
 
 
 def run(model, inputs):
@@ -178,6 +282,22 @@ def block_list(model, blocks):
         return list(blocks)
     names = ("transformer_blocks", "single_transformer_blocks", "blocks")
     return [block for name in names for block in getattr(model, name, [])]
+
+
+@contextmanager
+def recorded(block, argument=None, **options):
+    """The values of an argument, by default of the first one, in each call of a block meanwhile."""
+    names, values = list(inspect.signature(block.forward).parameters), []
+
+    def note(module, args, kwargs):
+        given = dict(zip(names, args, strict=False)) | kwargs
+        values.append(given[argument or names[0]])
+
+    handle = block.register_forward_pre_hook(note, with_kwargs=True, **options)
+    try:
+        yield values
+    finally:
+        handle.remove()
 
 
 def attached(name, route="1-2@0.75"):

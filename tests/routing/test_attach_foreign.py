@@ -18,125 +18,47 @@ from routing import AttachError, Selection
 pytest.importorskip("diffusers")
 pytest.importorskip("timm")
 
-import diffusers
-import foreign_models
+import foreign_models as foreign
 import timm
-
-BATCH, IMAGE = 2, 16
-
-
-def randomised(model):
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.08)
-    return model.eval()
+from foreign_models import BATCH, IMAGE, TEXT, build, recorded, run
 
 
-def cogview4(text):
-    model = diffusers.CogView4Transformer2DModel(
-        patch_size=2, in_channels=4, num_layers=3, attention_head_dim=8, num_attention_heads=2,
-        out_channels=4, text_embed_dim=16, time_embed_dim=8, condition_dim=4,
-    )  # fmt: skip
-    size = torch.tensor([[8.0, 8.0]] * BATCH)
-    inputs = {
-        "hidden_states": torch.randn(BATCH, 4, 8, 8),
-        "encoder_hidden_states": torch.randn(BATCH, text, 16),
-        "timestep": torch.tensor([1.0, 2.0]),
-        "original_size": size,
-        "target_size": size,
-        "crop_coords": torch.zeros(BATCH, 2),
-    }
-    return randomised(model), inputs
-
-
-def sd3(text):
-    model = diffusers.SD3Transformer2DModel(
-        sample_size=8, patch_size=2, in_channels=4, num_layers=3, attention_head_dim=8,
-        num_attention_heads=2, joint_attention_dim=12, caption_projection_dim=16,
-        pooled_projection_dim=10, out_channels=4, pos_embed_max_size=8,
-    )  # fmt: skip
-    inputs = {
-        "hidden_states": torch.randn(BATCH, 4, 8, 8),
-        "encoder_hidden_states": torch.randn(BATCH, text, 12),
-        "pooled_projections": torch.randn(BATCH, 10),
-        "timestep": torch.tensor([1.0, 500.0]),
-    }
-    return randomised(model), inputs
-
-
-def flux2():
-    model = diffusers.Flux2Transformer2DModel(
-        patch_size=1, in_channels=8, num_layers=1, num_single_layers=3, attention_head_dim=16,
-        num_attention_heads=2, joint_attention_dim=16, timestep_guidance_channels=16,
-        axes_dims_rope=(4, 4, 4, 4),
-    )  # fmt: skip
-    ids = torch.zeros(IMAGE, 4)
-    ids[:, 1], ids[:, 2] = torch.arange(IMAGE) // 4, torch.arange(IMAGE) % 4
-    inputs = {
-        "hidden_states": torch.randn(BATCH, IMAGE, 8),
-        "encoder_hidden_states": torch.randn(BATCH, 6, 16),
-        "timestep": torch.tensor([0.1, 0.2]),
-        "img_ids": ids,
-        "txt_ids": torch.zeros(6, 4),
-        "guidance": torch.ones(BATCH),
-    }
-    return randomised(model), inputs
-
-
-def run(model, inputs):
-    with torch.no_grad():
-        return model(**inputs, return_dict=False)[0]
-
-
-@pytest.mark.parametrize("make", [cogview4, sd3])
-@pytest.mark.parametrize("text", [6, IMAGE // 2, IMAGE])
+@pytest.mark.parametrize("make", [foreign.cogview4, foreign.sd3])
+@pytest.mark.parametrize("text", [TEXT, IMAGE // 2, IMAGE])
 def test_text_and_image_are_never_swapped(make, text):
     """Whatever the order of a block's outputs, and also with as many text tokens as stay."""
-    model, inputs = make(text)
-    dense, states = run(model, inputs), {}
-    tokens = model.transformer_blocks[1]
-    with routing.attach(model, "1-1", when="always") as attached:
+    model, blocks, inputs, _ = build(make, text)
+    dense, outputs = run(model, inputs), []
+    with routing.attach(model, "1-1") as attached:
         attached.ids = torch.arange(IMAGE)
         assert torch.equal(run(model, inputs), dense)
-        for ids, said in (([], "0 tensors of ids"), ([torch.arange(IMAGE) + 1], "distinct numbers"),
-                          ([torch.arange(4).expand(7, 4)], "7 rows of ids"), ([[0]], r"ids \[0\]: expected")):  # fmt: skip
-            attached.ids = ids
-            with pytest.raises(routing.UserError, match=said):
-                run(model, inputs)
+        attached.ids = [torch.arange(4).expand(7, 4)]
+        with pytest.raises(routing.UserError, match="7 rows of ids"):
+            run(model, inputs)
         attached.ids = None
-        before = tokens.register_forward_pre_hook(
-            lambda m, a, k: states.update(x=k.get("hidden_states", a[0] if a else None)),
-            with_kwargs=True, prepend=True,
-        )  # fmt: skip
-        after = tokens.register_forward_hook(lambda m, a, o: states.update(out=o))
-        run(model, inputs)
-        before.remove(), after.remove()
-    image, other = states["out"] if make is not sd3 else reversed(states["out"])
+        hook = blocks[1].register_forward_hook(lambda m, a, o: outputs.append(o))
+        with recorded(blocks[1], "hidden_states", prepend=True) as entering:
+            run(model, inputs)
+        hook.remove()
+    image, other = outputs[0] if make is not foreign.sd3 else reversed(outputs[0])
     assert image.shape[1] == IMAGE and other.shape[1] == text
     skip = ~attached.inner[0].mask().expand(BATCH, -1)
     assert skip.sum() == BATCH * IMAGE // 2
-    assert torch.equal(image[skip], states["x"][skip])
-    assert (image[~skip] != states["x"][~skip]).any(-1).all()
+    assert torch.equal(image[skip], entering[0][skip])
+    assert (image[~skip] != entering[0][~skip]).any(-1).all()
 
 
-@pytest.mark.parametrize("text", [6, IMAGE // 2])
+@pytest.mark.parametrize("text", [TEXT, IMAGE // 2])
 def test_a_rotary_table_of_the_text_alone_stays_as_it_is(text):
-    model, _, inputs, _ = foreign_models.qwen(text)
-    randomised(model)
-    block, ids, calls = model.transformer_blocks[1], torch.tensor([1, 2, 5, 9, 14]), []
-    keep = block.register_forward_hook(lambda m, a, k, o: calls.append((dict(k), o)), with_kwargs=True)
-    run(model, inputs)
-    with routing.attach(model, "1-1", when="always") as attached:
-        attached.ids = torch.arange(IMAGE)
-        run(model, inputs)
-        assert all(torch.equal(a, b) for a, b in zip(calls[0][1], calls[1][1], strict=True))
+    model, _, inputs, _ = build(foreign.qwen, text)
+    ids = torch.tensor([1, 2, 5, 9, 14])
+    with routing.attach(model, "1-1") as attached:
         attached.ids = ids
-        run(model, inputs)
-    keep.remove()
-    (dense, _), (few, _) = calls[0], calls[2]
-    assert torch.equal(few["image_rotary_emb"][0], dense["image_rotary_emb"][0][ids])
-    assert torch.equal(few["image_rotary_emb"][1], dense["image_rotary_emb"][1])
+        block = model.transformer_blocks[1]
+        with recorded(block, "image_rotary_emb", prepend=True) as before, recorded(block, "image_rotary_emb") as after:
+            run(model, inputs)
+    ((image, of_text),), ((few, same),) = before, after
+    assert torch.equal(few, image[ids]) and torch.equal(same, of_text)
 
 
 class Pair(nn.Module):
@@ -189,14 +111,14 @@ def test_tokens_are_found_in_whatever_holds_them(pack):
 
 
 def test_single_stream_blocks_need_the_length_of_their_text():
-    model, inputs = flux2()
+    model, _, inputs, _ = build(foreign.flux2)
     dense = run(model, inputs)
     for blocks, route in ((model, "2-3"), (model.single_transformer_blocks, "1-2")):
-        with routing.attach(blocks, route, when="always"), pytest.raises(AttachError, match="pass prefix=[N6]"):
+        with routing.attach(blocks, route), pytest.raises(AttachError, match="pass prefix=[N6]"):
             run(model, inputs)
-    with routing.attach(model, "0-2", when="always"), pytest.raises(AttachError, match="end it before"):
+    with routing.attach(model, "0-2"), pytest.raises(AttachError, match="end it before"):
         run(model, inputs)
-    with routing.attach(model.single_transformer_blocks, "1-2", prefix=6, when="always") as attached:
+    with routing.attach(model.single_transformer_blocks, "1-2", prefix=TEXT) as attached:
         attached.ids = [torch.randperm(IMAGE)]
         assert torch.equal(run(model, inputs), dense)
         attached.ids = None
@@ -205,88 +127,60 @@ def test_single_stream_blocks_need_the_length_of_their_text():
 
 
 def test_block_lists_that_are_not_counted_are_refused():
-    model, _, inputs, _ = foreign_models.auraflow()
-    randomised(model)
+    model, single, inputs, options = build(foreign.auraflow)
     model.other_blocks = nn.ModuleList([nn.Identity()])
     with pytest.raises(AttachError, match="other_blocks beside joint_transformer_blocks and single"):
         routing.attach(model, "0-1")
     del model.other_blocks
-    single = model.single_transformer_blocks
-    with (
-        routing.attach(single, "0-1", grid=(4, 4), when="always"),
-        pytest.raises(AttachError, match="grid 4x4 has 16; pass prefix=N"),
-    ):
+    with routing.attach(single, "0-1", grid=(4, 4)), pytest.raises(AttachError, match="grid 4x4 has 16; pass prefix=N"):
         run(model, inputs)
     dense = run(model, inputs)
-    front = single[0].register_forward_pre_hook(
-        lambda m, a, k: seen.append(k["hidden_states"].shape[1]), with_kwargs=True
-    )
-    seen = []
-    run(model, inputs)
-    front.remove()
-    with routing.attach(single, "0-1", prefix=seen[0] - IMAGE, grid=(4, 4), when="always") as attached:
+    with routing.attach(single, "0-1", grid=(4, 4), **options) as attached:
         attached.ids = [torch.arange(IMAGE)]
         assert torch.equal(run(model, inputs), dense)
 
 
 def test_a_prefix_shorter_than_text_and_registers_is_refused():
     """AuraFlow puts 8 register tokens before the text: a prefix of the text's length routes some."""
-    model, _, inputs, _ = foreign_models.auraflow()
-    randomised(model)
-    text = inputs["encoder_hidden_states"].shape[1]
-    joint, single = len(model.joint_transformer_blocks), len(model.single_transformer_blocks)
-    route, message = f"{joint}-{joint + single - 1}@0.5", f"pass prefix={8 + text} if it comes first"
-    for prefix in (None, 0, text):
-        with (
-            routing.attach(model, route, prefix=prefix, when="always"),
-            pytest.raises(AttachError, match=message),
-        ):
+    model, single, inputs, options = build(foreign.auraflow)
+    route = f"1-{len(single)}@0.5"  # after one joint block
+    for prefix in (None, 0, TEXT):
+        too_short = pytest.raises(AttachError, match=f"pass prefix={8 + TEXT} if it comes first")
+        with routing.attach(model, route, prefix=prefix), too_short:
             run(model, inputs)
-    with routing.attach(model, route, prefix=8 + text, when="always") as attached:
+    with routing.attach(model, route, **options) as attached:
         run(model, inputs)
         assert attached.inner[0].tokens == IMAGE // 2
         assert repr(attached) == (
-            f"<routing.attach: route {joint}-{joint + single - 1} of {joint + single} blocks, "
-            f"prefix {8 + text}, when always, 8 of 16 tokens stayed>"
+            "<routing.attach: route 1-4 of 5 blocks, prefix 14, when training, 8 of 16 tokens stayed>"
         )
-        attached.ids = torch.arange(IMAGE)
-        complete = run(model, inputs)
-    assert torch.equal(complete, run(model, inputs))
-    with (
-        routing.attach(model.single_transformer_blocks, "0-0", prefix=text, grid=(4, 4), when="always"),
-        pytest.raises(AttachError, match=r"24 tokens may skip where grid=\(4, 4\)"),
-    ):
+    wrong_grid = pytest.raises(AttachError, match=r"24 tokens may skip where grid=\(4, 4\)")
+    with routing.attach(single, "0-0", prefix=TEXT, grid=(4, 4)), wrong_grid:
         run(model, inputs)
 
 
 def test_one_prefix_cannot_serve_blocks_with_and_without_text_in_their_sequence():
-    model, inputs = flux2()
-    for prefix, message in ((6, "attach twice, once to each list"), (0, "pass prefix=6")):
-        with (
-            routing.attach(model, "0-0+1-2@0.5", prefix=prefix, when="always"),
-            pytest.raises(AttachError, match=message),
-        ):
+    model, _, inputs, _ = build(foreign.flux2)
+    for prefix, message in ((TEXT, "attach twice, once to each list"), (0, "pass prefix=6")):
+        with routing.attach(model, "0-0+1-2@0.5", prefix=prefix), pytest.raises(AttachError, match=message):
             run(model, inputs)
     with (
-        routing.attach(model.transformer_blocks, "0-0@0.5", prefix=0, when="always") as double,
-        routing.attach(model.single_transformer_blocks, "0-1@0.5", prefix=6, when="always") as one,
+        routing.attach(model.transformer_blocks, "0-0@0.5", prefix=0) as double,
+        routing.attach(model.single_transformer_blocks, "0-1@0.5", prefix=TEXT) as one,
     ):
         run(model, inputs)
     assert double.inner[0].tokens == one.inner[0].tokens == IMAGE // 2
 
 
 def test_masks_of_a_shared_subset_that_leave_nothing_to_skip_are_warned_about_once():
-    model, inputs = flux2()
+    model, _, inputs, _ = build(foreign.flux2)
     keep = torch.zeros(BATCH, IMAGE, dtype=torch.bool)
     keep[0, :7], keep[1, 9:] = True, True
-    with routing.attach(model, "0-0@0.5", keep=keep, when="always") as attached:
+    with routing.attach(model, "0-0@0.5", keep=keep) as attached:
         with pytest.warns(UserWarning, match="the 14 tokens .* 14 of 16 stay where the rate leaves 8"):
             run(model, inputs)
         run(model, inputs)  # warnings are errors here
         assert attached.inner[0].tokens == 14
-    with routing.attach(model, "0-0@0.5", keep=keep[0], when="always") as attached:
-        run(model, inputs)
-        assert attached.inner[0].tokens == 8
 
 
 def test_a_mask_over_text_and_image_is_named_as_what_it_is():
@@ -361,42 +255,29 @@ def test_cait_has_no_class_token_in_its_blocks():
 def test_rotary_tables_of_each_head_go_with_their_tokens(batch):
     model = timm.create_model("vit_small_patch16_rope_mixed_224", depth=4, img_size=64).double().train()
     x = torch.randn(batch, 3, 64, 64).double()
-    dense, states = model(x), {}
+    dense, block = model(x), model.blocks[1]
     with routing.attach(model, "1-2") as attached:
         attached.ids = [torch.randperm(16)]
         assert torch.equal(model(x), dense)
         attached.ids = None
-        hook = model.blocks[1].register_forward_pre_hook(
-            lambda m, a, k: states.update(x=a[0], rope=k["rope"]), with_kwargs=True, prepend=True
-        )
-        late = model.blocks[1].register_forward_pre_hook(
-            lambda m, a, k: states.update(few=k["rope"]), with_kwargs=True
-        )
-        model(x)
-        hook.remove(), late.remove()
+        with recorded(block, "rope", prepend=True) as before, recorded(block, "rope") as after:
+            model(x)
         (ids,) = attached.inner[0].ids
-    assert states["rope"].shape[0] == 6 and torch.equal(states["few"], states["rope"][:, ids])
+    assert before[0].shape[0] == 6 and torch.equal(after[0], before[0][:, ids])
     with routing.attach(model, "1-2", selection=Selection("random")), pytest.raises(AttachError, match="shared"):
         model(x)
 
 
 def test_rotary_tables_of_each_sample_with_a_dimension_for_heads():
     model = timm.create_model("eva02_tiny_patch14_224", depth=4, img_size=56, patch_drop_rate=0.25).train()
-    states = {}
+    block = model.blocks[1]
     with routing.attach(model, "1-2") as attached:
-        hooks = [
-            model.blocks[i].register_forward_pre_hook(
-                lambda m, a, k, i=i: states.update({i: k["rope"]}), with_kwargs=True
-            )
-            for i in (0, 1)
-        ]
-        model(torch.randn(4, 3, 56, 56))
-        for hook in hooks:
-            hook.remove()
+        with recorded(block, "rope", prepend=True) as before, recorded(block, "rope") as after:
+            model(torch.randn(4, 3, 56, 56))
         ids = attached.inner[0].ids
-    assert ids.shape == (4, 6) and states[0].shape[:3] == (4, 1, 12)
+    assert ids.shape == (4, 6) and before[0].shape[:3] == (4, 1, 12)
     for sample in range(4):
-        assert torch.equal(states[1][sample], states[0][sample][:, ids[sample]])
+        assert torch.equal(after[0][sample], before[0][sample][:, ids[sample]])
 
 
 class AnyName(nn.Module):
@@ -453,17 +334,6 @@ def test_blocks_outside_of_a_route_take_what_they_like():
         assert layers[2](layers[1](layers[0](x))).shape == x.shape
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensors_pass_densely_and_are_refused_in_a_route():
-    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
-    encoder, x = nn.TransformerEncoder(layer, 3).eval(), torch.randn(BATCH, IMAGE, 8)
-    pad = torch.arange(IMAGE).expand(BATCH, -1) >= torch.tensor([[IMAGE], [9]])
-    with torch.no_grad(), routing.attach(encoder.layers, "1-1") as attached:
-        assert encoder(x, src_key_padding_mask=pad).shape == x.shape
-        with attached.mode("always"), pytest.raises(AttachError, match="nested tensor, .* leave the padding mask out"):
-            encoder(x, src_key_padding_mask=pad)
-
-
 def test_an_attachment_is_changed_by_attaching_again():
     blocks = plain()
     attached = routing.attach(blocks, "1-2")
@@ -481,11 +351,8 @@ def test_an_attachment_is_changed_by_attaching_again():
     attached.remove()
     routing.attach(copied, "2-3").remove()
     with routing.attach(blocks, "2-3") as attached:
-        x = torch.randn(3, 16, 8)
-        for block in blocks.train():
-            x = block(x)
-        (layout,) = attached.inner
-        assert layout.full_length - layout.prefix - layout.tokens == 8
+        nn.Sequential(*blocks)(torch.randn(3, 16, 8))
+        assert attached.inner[0].tokens == 8
 
 
 def test_masks_over_the_tokens_are_refused_by_any_usual_name():
@@ -495,10 +362,13 @@ def test_masks_over_the_tokens_are_refused_by_any_usual_name():
         blocks[0](x, mask=torch.ones(3, 16))
     with routing.attach(blocks, "0-1"), whole:  # also where the first block has none
         blocks[1](blocks[0](x), mask=torch.ones(3, 16))
-    with routing.attach(blocks, "0-1", prefix=16), pytest.raises(AttachError, match="none of them is the image's"):
-        blocks[0](x)
-    with routing.attach(blocks, "0-1", extra=("pos",)):
-        assert blocks[0](x, pos=torch.randn(3, 16, 8)).shape[1] == 8
+    layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True) for _ in range(2)).train()
+    causal = nn.Transformer.generate_square_subsequent_mask(16)
+    with routing.attach(layers, "0-1"):
+        with pytest.raises(AttachError, match="src_mask spans all 16 tokens"):
+            layers[0](x, src_mask=causal)
+        with pytest.raises(AttachError, match="src_key_padding_mask spans all 16"):  # the causal one is fine
+            layers[0](x, src_mask=causal, is_causal=True, src_key_padding_mask=torch.zeros(3, 16))
 
 
 def test_a_model_that_nobody_holds_is_freed_with_its_attachment():
@@ -512,17 +382,6 @@ def test_a_model_that_nobody_holds_is_freed_with_its_attachment():
     finally:
         gc.enable()
     kept.remove()
-
-
-def test_only_the_causal_mask_goes_with_is_causal():
-    layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True) for _ in range(2)).train()
-    x, causal = torch.randn(3, 16, 8), nn.Transformer.generate_square_subsequent_mask(16)
-    with routing.attach(layers, "0-1"):
-        padded = pytest.raises(AttachError, match="src_key_padding_mask spans all 16 tokens")
-        with padded:
-            layers[0](x, src_mask=causal, is_causal=True, src_key_padding_mask=torch.zeros(3, 16))
-        with pytest.raises(AttachError, match="src_mask spans all 16 tokens"):
-            layers[0](x, src_mask=causal)
 
 
 def test_a_batch_without_samples_passes():

@@ -15,7 +15,7 @@ from routing import AttachError
 pytest.importorskip("diffusers")
 pytest.importorskip("timm")
 
-from test_attach_models import dit
+from foreign_models import build, dit
 from timm.models import vision_transformer
 
 BATCH, TOKENS = 3, 17
@@ -43,7 +43,7 @@ def run_dit(model, seed):
     return model(torch.randn(BATCH, 4, 8, 8).double(), **inputs, return_dict=False)[0]
 
 
-CASES = {"vit": (vit, run_vit), "dit": (lambda depth: dit(depth)[0].double(), run_dit)}
+CASES = {"vit": (vit, run_vit), "dit": (lambda depth: build(dit, depth)[0].double(), run_dit)}
 
 
 @pytest.mark.filterwarnings("ignore")  # dynamo hides its own warnings only from the printer
@@ -93,17 +93,13 @@ def test_compiled_and_checkpointed(per_block):
     for compile_it in (False, True):
         model = vit(5)
         model.set_grad_checkpointing()
-        call = model
         with routing.attach(model, "1-3"):
-            if compile_it and per_block:
-                for block in model.blocks:
-                    block.compile(backend="aot_eager")
-            elif compile_it:
-                call = torch.compile(model, backend="aot_eager")
-            (run_vit(call, 0).square().sum() + run_vit(call, 1).pow(3).sum()).backward()
+            for module in model.blocks if per_block else [model]:
+                if compile_it:
+                    module.compile(backend="aot_eager")
+            (run_vit(model, 0).square().sum() + run_vit(model, 1).pow(3).sum()).backward()
         grads.append([p.grad for p in model.parameters()])
-    for a, b in zip(*grads, strict=True):
-        assert torch.allclose(a, b, rtol=1e-8, atol=1e-10)
+    same(*grads)
     torch._dynamo.reset()
 
 
@@ -131,6 +127,11 @@ def grouped(blocks, x, groups, reentrant=False, frozen=0):
             x = blocks[i](x)
         i += size or 1
     return x
+
+
+def same(gradients, others):
+    for a, b in zip(gradients, others, strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
 GROUPS = {
@@ -167,8 +168,7 @@ def test_gradients_under_checkpoints_of_any_grouping(route, name, early_stop):
             grouped(model.blocks, first, groups).pow(3).sum().backward()
             assert attached.step == 3  # recomputing is no new pass
         grads.append([p.grad for p in model.blocks.parameters()])
-    for a, b in zip(*grads, strict=True):
-        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+    same(*grads)
 
 
 @pytest.mark.parametrize(
@@ -181,20 +181,19 @@ def test_gradients_under_checkpoints_of_any_grouping(route, name, early_stop):
 def test_reentrant_checkpoints_are_refused_where_a_gradient_would_be_lost(groups, refused):
     """That is where a checkpoint ends a route that began outside of it; a dense pass loses none."""
     x = torch.randn(2, BATCH, TOKENS, 16).double()
-    for when in ("training", "never"):
-        grads = []
-        for reentrant in (False, True):
-            model, given = vit(), x.clone().requires_grad_()
-            with routing.attach(model, "1-4", when=when):
-                loss = sum(grouped(model.blocks, y, groups, reentrant).pow(3).sum() for y in given)
-                if refused and reentrant and when == "training":
-                    with pytest.raises(AttachError, match="use_reentrant=False"):
-                        loss.backward()
-                    break
-                loss.backward()
-            grads.append([given.grad, *(p.grad for p in model.blocks.parameters())])
-        for a, b in zip(*grads[-2:], strict=True) if len(grads) > 1 else ():
-            assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+    def gradients(when, reentrant):
+        model, given = vit(), x.clone().requires_grad_()
+        with routing.attach(model, "1-4", when=when):
+            sum(grouped(model.blocks, y, groups, reentrant).pow(3).sum() for y in given).backward()
+        return [given.grad, *(p.grad for p in model.blocks.parameters())]
+
+    same(gradients("never", False), gradients("never", True))
+    if refused:
+        with pytest.raises(AttachError, match="use_reentrant=False"):
+            gradients("training", True)
+    else:
+        same(gradients("training", False), gradients("training", True))
 
 
 def test_a_trunk_without_gradients_is_no_reentrant_checkpoint():
@@ -204,8 +203,7 @@ def test_a_trunk_without_gradients_is_no_reentrant_checkpoint():
         with routing.attach(model, "1-4"):
             grouped(model.blocks, x, groups, frozen=2).pow(3).sum().backward()
         grads.append([p.grad for p in model.blocks[2:].parameters()])
-    for a, b in zip(*grads, strict=True):
-        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+    same(*grads)
 
 
 @pytest.mark.parametrize("saved", [[[1, 2], [3, 4]], [[2, 3], [4]]])
@@ -224,8 +222,7 @@ def test_interleaved_passes_and_a_left_out_end(saved):
             a.square().sum().backward()
             c.square().sum().backward()
         grads.append([x.grad, *(p.grad for block in blocks for p in block.parameters())])
-    for a, b in zip(*grads, strict=True):
-        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+    same(*grads)
 
 
 def test_one_input_of_two_waiting_passes_is_refused():
@@ -253,8 +250,7 @@ def test_a_pass_that_an_error_ended_inside_a_route_waits_for_nothing():
             out = grouped(model.blocks, x, GROUPS["each"])
             assert not fails or not died.skipped  # what it held is free again
             grads.append(torch.autograd.grad(out.square().sum(), [x, *model.blocks.parameters()]))
-    for a, b in zip(*grads, strict=True):
-        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+    same(*grads)
 
 
 def test_frozen_blocks_whose_tokens_are_gone_are_refused():

@@ -1,11 +1,22 @@
-"""The conformance kit: every broken property is caught, and nothing correct is called broken."""
+"""The conformance kit: every broken property is caught, and nothing correct is called broken; its command."""
 
 from __future__ import annotations
 
+import re
+import sys
+
 import pytest
-from checked_models import FAULTS, ours, plain, scan_by_length, several_lengths
+import torch
+from checked_models import FAULTS, ours, plain, scan_by_length
+from documents import blocks
+from small import ROOT
+from torch import nn
 
 import routing
+from routing.check import CheckError, RoutedModel
+from routing.check.__main__ import main
+
+PAGE = ROOT / "docs" / "check.md"
 
 PROPERTIES = [
     "routed blocks", "rate", "bit for bit", "order", "positions", "protected tokens", "gradient",
@@ -30,9 +41,7 @@ def test_a_broken_property_is_caught(fault):
     assert set(report.failed) <= {name, *others}, str(report)
 
 
-@pytest.mark.parametrize(
-    ("backbone", "route"), [("dit", "0-5@0.25"), ("mamba", "0-1+3-4@0.75"), ("rwkv", "0-5@0.25")]
-)
+@pytest.mark.parametrize(("backbone", "route"), [("dit", "0-5@0.25"), ("mamba", "0-1+3-4@0.75"), ("rwkv", "0-5@0.25")])
 def test_our_models_pass(backbone, route):
     report = routing.check(ours(backbone, route))
     assert report.ok, str(report)
@@ -48,16 +57,188 @@ def test_a_scan_path_computed_from_the_number_of_tokens_is_caught():
 
 
 def test_passes_may_differ_in_tokens_samples_and_text():
-    report = routing.check(several_lengths())
+    report = routing.check(plain(lengths=(16, 25, 9), evaluated=36))
     assert report.ok, str(report)
     assert "all 5 or 6 or 7 or 8 rows" in report["protected tokens"].evidence
     absent = [finding.name for finding in report.findings if finding.result == "n/a"]
     assert absent == ["steps differ"]  # no two of these passes have the same shape
 
 
-@pytest.mark.parametrize(
-    ("fault", "name"), [("fixed number", "rate"), ("one subset for each length", "steps differ")]
-)
+@pytest.mark.parametrize(("fault", "name"), [("fixed number", "rate"), ("one subset for ever", "steps differ")])
 def test_a_fault_in_passes_of_other_lengths_is_caught(fault, name):
-    report = routing.check(several_lengths(fault, lengths=(16, 25), evaluated=16))
+    report = routing.check(plain(fault, lengths=(16, 25)))
     assert name in report.failed, str(report)
+
+
+def described(usual=None, **changes):
+    """Return a function that builds a model, by default a correct one, but for what is said about it."""
+
+    def build(seed=0):
+        model = (usual or plain())(seed)
+        for key, value in changes.items():
+            setattr(model, key, value)
+        return model
+
+    return build
+
+
+def test_what_is_not_said_is_not_judged():
+    report = routing.check(described(evaluate=None, dense=None, route=None, protect=()))
+    assert report.ok
+    absent = [finding.name for finding in report.findings if finding.result == "n/a"]
+    assert absent == ["dense evaluation", "equal evaluation"]
+    assert report["rate"].evidence == "11 of 16 tokens skip (0.688)"
+
+
+def test_plain_attention_may_take_its_tokens_in_any_order():
+    report = routing.check(plain("unsorted", ordered=False))
+    assert report.ok and report["order"].result == "n/a"
+    assert "ordered=False" in report["order"].evidence
+    report = routing.check(plain("unsorted"))
+    assert report.failed == ("order",) and report["positions"].result == "pass"
+    assert "the positions pass, so if the blocks are attention, state ordered=False" in report["order"].evidence
+
+
+def test_a_rate_of_one_half_cannot_tell_and_says_so():
+    report = routing.check(plain("rate counts kept", rate=0.5))
+    evidence = report["rate"].evidence
+    assert report["rate"].result == "n/a" and "check at a rate such as 0.75" in evidence
+    assert evidence.startswith("8 of 15 tokens skip (0.533): 0.5 of 15 is as many")
+
+
+def protected(protect):
+    """Return the positions that a description protects, of 3 samples of 16 tokens."""
+    model = RoutedModel(blocks=[nn.Linear(2, 2)], train=lambda: None, protect=protect)
+    return model.protected(3, 16).any(0).nonzero().flatten().tolist()
+
+
+def test_protected_tokens_may_be_given_as_attach_takes_them():
+    first = torch.arange(16) == 0
+    for protect in (slice(0, 1), [slice(0, 1)], first, first.expand(3, 16), torch.tensor([0]), range(1), [-16]):
+        assert protected(protect) == [0], protect
+    report = routing.check(described(protect=slice(0, 3)))
+    assert report["protected tokens"].evidence == "positions 1, 2 skipped blocks"
+    for wrong, part in (
+        (3, "protect=3: expected positions below 16"),
+        ([16], r"protect=\[16\]: expected positions below 16"),
+        (torch.zeros(7, dtype=torch.bool), r"protect of shape \(7,\): expected \(16,\) or \(3, 16\)"),
+    ):
+        with pytest.raises(CheckError, match=part):
+            protected(wrong)
+
+
+def test_a_subset_that_the_batch_shares_may_be_meant():
+    shared = described(plain("one subset for the batch"), shared=True)
+    assert routing.check(shared)["samples differ"].result == "n/a"
+    assert routing.check(described(shared=True))["samples differ"].result == "FAIL"
+
+
+def test_random_numbers_and_hooks_are_put_back():
+    models = []
+
+    def build(seed=0):
+        models.append(plain()(seed))
+        return models[-1]
+
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    routing.check(build)
+    assert torch.equal(torch.rand(1), expected)
+    for model in models:
+        for block in model.blocks:
+            assert not block._forward_hooks and not block._forward_pre_hooks
+
+
+def linear_blocks(train, width=8, dtype=torch.float32):
+    """Return a function that builds three linear blocks; `train` runs them on tokens (2, 8, D)."""
+
+    def build(seed=0):
+        blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(3)).to(dtype)
+        x = torch.randn(2, 8, width, dtype=dtype)
+        return RoutedModel(blocks=blocks, train=lambda: train(blocks, x))
+
+    return build
+
+
+def dense(blocks, x):
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("build", "part"),
+    [
+        (linear_blocks(lambda b, x: [dense(b, x), dense(b, x)]), "the blocks ran twice in one pass"),
+        (linear_blocks(lambda b, x: None), "did not run the blocks"),
+        (linear_blocks(lambda b, x: dense(b[1:], 2 * b[0](x))), "no marked token comes into block 1"),
+        (linear_blocks(lambda b, x: dense(b[1:], b[0](x).flip(1))), "the model reorders its tokens between block 0 and"),
+        (linear_blocks(lambda b, x: dense(b[1:], b[0](x)[:, ::2])), "a route ends with the last block 2.* pass after="),
+        (linear_blocks(dense, width=4), "marks of 3 blocks need 5"),
+        (linear_blocks(dense, dtype=torch.bfloat16), "run the check in float32"),
+        (lambda: 3, "returns a int; expected"),
+    ],
+)
+def test_a_model_that_cannot_be_followed_is_refused_with_the_reason(build, part):
+    with pytest.raises(CheckError, match=part):
+        routing.check(build)
+
+
+def test_a_description_that_cannot_be_right_is_refused():
+    block = nn.Linear(2, 2)
+    for blocks_given, part in (([], "expected a list of modules"), ([block, block], "twice")):
+        with pytest.raises(CheckError, match=part):
+            RoutedModel(blocks=blocks_given, train=lambda: None)
+
+
+# --- the command and its page
+
+
+def row_of(name, report):
+    """Return a model's row of the table on the page."""
+    results = {}
+    for finding in report.findings:
+        results.setdefault(finding.result, []).append(finding.name)
+    passed, absent = len(results.get("pass", [])), ", ".join(results.get("n/a", [])) or "-"
+    return f"| {name} | {passed} | {', '.join(report.failed) or '-'} | {absent} |"
+
+
+def without_draws(text):
+    """Return an output without the tokens that happened to be drawn, and its line breaks."""
+    return re.sub(r"in the order [\d, ]+", "in the order ", " ".join(text.split()))
+
+
+@pytest.mark.parametrize(("function", "code"), [("vit", 0), ("rewrite", 1)])
+def test_the_page_shows_what_the_command_prints(function, code, capsys):
+    pytest.importorskip("timm")
+    assert main([f"{ROOT}/examples/check_routing.py:{function}"]) == code
+    printed = capsys.readouterr().out
+    assert without_draws(printed) in [without_draws(text) for text in blocks(PAGE, "text")], printed
+    if function == "rewrite":
+        report = routing.check(sys.modules["check_routing"].rewrite)
+        assert report.failed == ("order", "restart")
+        row = row_of("rewrite of the released structure", report)
+        assert row in PAGE.read_text().splitlines()
+
+
+def broken_builder(seed=0):
+    raise TypeError("of the user's own code")
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "required: module:function"),
+        (["nothing"], "nothing: expected module:function or file.py:function"),
+        (["nothing:build"], "nothing: no such module here or installed"),
+        (["nothing.py:build"], "nothing.py: no such file"),
+        (["checked_models:plane"], "checked_models has no function plane; did you mean plain?"),
+        (["checked_models:plain"], "returns a function; expected a routing.check.RoutedModel"),
+        ([f"{__file__}:broken_builder"], "TypeError: of the user's own code"),
+    ],
+)
+def test_the_command_says_what_is_wrong(words, part, capsys):
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert part in printed.err and not printed.out

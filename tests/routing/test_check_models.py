@@ -1,38 +1,23 @@
-"""The conformance kit on models of others, its command, and what its page says they gave."""
+"""The models of the compatibility table pass the conformance kit, and the pages say what it gave."""
 
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
-import torch
-from checked_models import ours, plain
-from documents import blocks
+from checked_models import ours
 from small import ROOT
-from torch import nn
+from test_check import PAGE, row_of
 
 import routing
-from routing.check import CheckError, RoutedModel
-from routing.check.__main__ import main
 
 pytest.importorskip("diffusers")
 pytest.importorskip("timm")
 
 from foreign_models import MODELS, attached
 
-PAGE = ROOT / "docs" / "check.md"
-OURS = {f"our {name}": ours(name) for name in ("dit", "mamba", "rwkv")}
-CHECKED = OURS | {name: attached(name) for name in MODELS}
-
-
-def row_of(name, report):
-    """Return a model's row of the table on the page."""
-    results = {}
-    for finding in report.findings:
-        results.setdefault(finding.result, []).append(finding.name)
-    passed, absent = len(results.get("pass", [])), ", ".join(results.get("n/a", [])) or "-"
-    return f"| {name} | {passed} | {', '.join(report.failed) or '-'} | {absent} |"
+CHECKED = {f"our {name}": ours(name) for name in ("dit", "mamba", "rwkv")}
+CHECKED |= {name: attached(name) for name in MODELS}
 
 
 @pytest.mark.parametrize("name", CHECKED)
@@ -46,220 +31,3 @@ def test_the_table_of_what_can_be_attached_to_is_what_was_checked():
     text = (ROOT / "docs" / "attach.md").read_text().split("| model | attach to | text |")[1]
     names = re.findall(r"^\| ([^|]+?) \| (?:the model|`model)", text, re.MULTILINE)
     assert names == list(MODELS)
-
-
-def without_draws(text):
-    """Return an output without the tokens that happened to be drawn, and its line breaks."""
-    return re.sub(r"in the order [\d, ]+", "in the order ", " ".join(text.split()))
-
-
-@pytest.mark.parametrize(("function", "code"), [("vit", 0), ("rewrite", 1)])
-def test_the_page_shows_what_the_command_prints(function, code, capsys):
-    assert main([f"{ROOT}/examples/check_routing.py:{function}"]) == code
-    printed = capsys.readouterr().out
-    assert without_draws(printed) in [without_draws(text) for text in blocks(PAGE, "text")], printed
-    if function == "rewrite":
-        report = routing.check(sys.modules["check_routing"].rewrite)
-        assert report.failed == ("order", "restart")
-        row = row_of("rewrite of the released structure", report)
-        assert row in PAGE.read_text().splitlines()
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["nothing"], "nothing: expected module:function or file.py:function"),
-        (["nothing:build"], "nothing: no such module here or installed"),
-        (["nothing.py:build"], "nothing.py: no such file"),
-        (["checked_models:plane"], "checked_models has no function plane; did you mean plain?"),
-        (["checked_models:plain"], "returns a function; expected a routing.check.RoutedModel"),
-        ([], "required: module:function"),
-        (["--sed=3", "checked_models:plain"], "unrecognized arguments: --sed=3"),
-    ],
-)  # fmt: skip
-def test_the_command_says_what_is_wrong_in_one_sentence(words, part, capsys):
-    assert main(words) == 2
-    printed = capsys.readouterr()
-    assert part in printed.err and printed.err.count("\n") == 1 and not printed.out
-
-
-def described(**changes):
-    """Return a function that builds a correct model, but for what is said about it."""
-    usual = plain()
-
-    def build(seed=0):
-        model = usual(seed)
-        for key, value in changes.items():
-            setattr(model, key, value(model) if callable(value) else value)
-        return model
-
-    return build
-
-
-def test_what_is_not_said_is_not_judged():
-    report = routing.check(described(evaluate=None, dense=None, route=None, protect=()))
-    assert report.ok
-    absent = [finding.name for finding in report.findings if finding.result == "n/a"]
-    assert absent == ["dense evaluation", "equal evaluation"]
-    assert report["rate"].evidence == "11 of 16 tokens skip (0.688)"
-
-
-def test_plain_attention_may_take_its_tokens_in_any_order():
-    report = routing.check(plain("unsorted", ordered=False))
-    assert report.ok and report["order"].result == "n/a"
-    assert "ordered=False" in report["order"].evidence
-    report = routing.check(plain("unsorted"))
-    assert report.failed == ("order",) and report["positions"].result == "pass"
-    assert "the positions pass, so if the blocks are attention, state ordered=False" in report["order"].evidence
-
-
-def test_a_rate_of_one_half_cannot_tell_and_says_so():
-    report = routing.check(plain("rate counts kept", rate=0.5))
-    evidence = report["rate"].evidence
-    assert report["rate"].result == "n/a" and "check at a rate such as 0.75" in evidence
-    assert evidence.startswith("8 of 15 tokens skip (0.533): 0.5 of 15 is as many")
-
-
-FIRST = torch.arange(16) == 0
-
-
-def protected(protect):
-    """Return the positions that a description protects, of 3 samples of 16 tokens."""
-    model = RoutedModel(blocks=[nn.Linear(2, 2)], train=lambda: None, protect=protect)
-    return model.protected(3, 16).any(0).nonzero().flatten().tolist()
-
-
-def test_protected_tokens_may_be_given_as_attach_takes_them():
-    for protect in (
-        slice(0, 1), [slice(0, 1)], FIRST, FIRST[None], FIRST.expand(3, 16), torch.tensor([0]),
-        range(1), (0,), list(torch.tensor([0])), [-16],
-    ):  # fmt: skip
-        assert protected(protect) == [0], protect
-    report = routing.check(described(protect=slice(0, 3)))
-    assert report["protected tokens"].evidence == "positions 1, 2 skipped blocks"
-
-
-@pytest.mark.parametrize(
-    ("protect", "part"),
-    [
-        (3, "protect=3: expected positions below 16"),
-        ([16], r"protect=\[16\]: expected positions below 16"),
-        ([0.5], "expected positions"),
-        (torch.zeros(7, dtype=torch.bool), r"protect of shape \(7,\): expected \(16,\) or \(3, 16\)"),
-    ],
-)
-def test_wrong_protected_tokens_get_one_sentence(protect, part):
-    with pytest.raises(CheckError, match=part):
-        protected(protect)
-
-
-def wrong_protect(seed=0):
-    return described(protect=3)(seed)
-
-
-def broken_builder(seed=0):
-    raise TypeError("of the user's own code")
-
-
-@pytest.mark.parametrize(
-    ("function", "part"),
-    [("wrong_protect", "error: protect=3: expected"), ("broken_builder", "TypeError: of the user's own code")],
-)
-def test_wrong_input_is_not_a_finding(function, part, capsys):
-    assert main([f"{__file__}:{function}"]) == 2
-    printed = capsys.readouterr()
-    assert part in printed.err and not printed.out
-
-
-def test_a_subset_that_the_batch_shares_may_be_meant():
-    shared = plain("one subset for the batch")
-
-    def build(seed=0):
-        model = shared(seed)
-        model.shared = True
-        return model
-
-    assert routing.check(build)["samples differ"].result == "n/a"
-    assert routing.check(described(shared=True))["samples differ"].result == "FAIL"
-
-
-def test_random_numbers_and_hooks_are_put_back():
-    models = []
-
-    def build(seed=0):
-        models.append(plain()(seed))
-        return models[-1]
-
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
-    routing.check(build)
-    assert torch.equal(torch.rand(1), expected)
-    for model in models:
-        for block in model.blocks:
-            assert not block._forward_hooks and not block._forward_pre_hooks
-
-
-class Tokens(nn.Module):
-    """Two blocks with something between them."""
-
-    def __init__(self, between=None, width=8, dtype=torch.float32):
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(3)).to(dtype)
-        self.between, self.x = between, torch.randn(2, 8, width, dtype=dtype)
-
-    def forward(self):
-        x = self.x
-        for i, block in enumerate(self.blocks):
-            x = block(x)
-            if self.between is not None and i == 0:
-                x = self.between(x)
-        return x
-
-
-def tokens(repeat=1, first=0, end=None, **options):
-    model = Tokens(**options)
-
-    def train():
-        if end is None:
-            return [model() for _ in range(repeat)]
-        x = model.x
-        for i, block in enumerate(model.blocks):
-            if i == first:
-                full, x = x, x[:, ::2]
-            x = block(x)
-            if i == end:
-                x = full.index_copy(1, torch.arange(0, 8, 2), x)
-        return x
-
-    return lambda: RoutedModel(blocks=model.blocks, train=train)
-
-
-@pytest.mark.parametrize(
-    ("build", "part"),
-    [
-        (tokens(repeat=2), "the blocks ran twice in one pass"),
-        (tokens(repeat=0), "did not run the blocks"),
-        (tokens(between=lambda x: x * 2), "no marked token comes into block 1"),
-        (tokens(between=lambda x: x.flip(1)), "the model reorders its tokens between block 0 and block 1"),
-        (tokens(between=lambda x: torch.cat((x[:, :7], x[:, 7:] * 2), 1)), "between block 0 and block 1"),
-        (tokens(width=4), "marks of 3 blocks need 5"),
-        (tokens(dtype=torch.float64), None),
-        (tokens(dtype=torch.bfloat16), "run the check in float32"),
-        (tokens(first=1, end=2), "a route ends with the last block 2.* pass after="),
-        (lambda: 3, "returns a int; expected"),
-    ],
-)  # fmt: skip
-def test_a_model_that_cannot_be_followed_is_refused_with_the_reason(build, part):
-    if part is None:
-        assert routing.check(build).failed == ("routed blocks",)
-        return
-    with pytest.raises(CheckError, match=part):
-        routing.check(build)
-
-
-def test_a_description_that_cannot_be_right_is_refused():
-    block = nn.Linear(2, 2)
-    for blocks_given, part in (([], "expected a list of modules"), ([block, block], "twice")):
-        with pytest.raises(CheckError, match=part):
-            RoutedModel(blocks=blocks_given, train=lambda: None)

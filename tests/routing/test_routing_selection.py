@@ -135,7 +135,6 @@ def test_choosing_among_some():
         (lambda: select("quad", (8, 8), 32, torch.rand(1, 64)), "2-8@0.75"),
         (lambda: select("quad", (7, 8), 14, torch.rand(1, 56)), "7x8 is odd"),
         (lambda: select("quad", (4, 4), 5, torch.rand(1, 16)), "not 5"),
-        (lambda: select("random", (4, 4), 0, torch.rand(1, 16)), "keeps 1..16"),
         (lambda: select("random", (4, 4), 17, torch.rand(1, 16)), "keeps 1..16"),
         (lambda: select("spiral", (4, 4), 8, torch.rand(1, 16)), "expected one of"),
     ],

@@ -112,44 +112,32 @@ def test_a_saved_configuration_is_read_back_to_the_same_values_and_name(runs, pa
         assert again == config and again.name == config.name
 
 
-@pytest.mark.parametrize(
-    ("group", "key", "value"),
-    [
-        ("train", "lr", 0.1234),
-        ("train", "batch", 17),
-        ("train", "ema", 0.5),
-        ("routing", "selection", "rows"),
-        ("guidance", "scale", 1.75),
-        ("sampler", "steps", 7),
-        ("objective", "p_std", 1.3),
-        ("backbone", "depth", 11),
-    ],
-)
-def test_another_value_is_another_run(runs, group, key, value):
-    published_run = next(
-        run
-        for run in runs
-        if "_2-8_" in str(run["name"]) and run["config"]["objective"]["name"] == "edm"
-    )
-    config = json.loads(json.dumps(published_run["config"]))
-    assert config_from_values(config).name == published_run["name"]
-    config[group][key] = value
-    assert config_from_values(config).hash not in published_run["name"]
+@pytest.fixture
+def published_run(runs):
+    return next(run for run in runs if str(run["name"]).startswith("dit-T4-fashion_2-8_"))
 
 
-@pytest.mark.parametrize(
-    ("group", "key", "value"),
-    [
-        ("train", "steps", 12_345),
-        ("train", "log_every", 3),
-        ("train", "micro_batch", 2),
-        ("train", "threads", 2),
-        ("paths", "runs", "elsewhere"),
-        ("data", "path", "elsewhere"),
-    ],
-)
-def test_where_and_how_a_run_computes_is_no_part_of_its_name(runs, group, key, value):
-    published_run = next(run for run in runs if str(run["name"]).startswith("dit-T4-fashion_2-8_"))
-    config = json.loads(json.dumps(published_run["config"]))
-    config[group][key] = value
-    assert config_from_values(config).name == published_run["name"]
+def changed(run: dict, key: str, value: object):
+    """Return the configuration of a run with another value of one key."""
+    config = json.loads(json.dumps(run["config"]))
+    group, name = key.split(".")
+    config[group][name] = value
+    return config_from_values(config)
+
+
+def test_another_value_is_another_run(published_run):
+    values = {
+        "train.lr": 0.1234, "train.batch": 17, "train.ema": 0.5, "routing.selection": "rows", "guidance.scale": 1.75,
+        "sampler.steps": 7, "objective.p_std": 1.3, "backbone.depth": 11,
+    }  # fmt: skip
+    for key, value in values.items():
+        assert changed(published_run, key, value).hash not in published_run["name"], key
+
+
+def test_where_and_how_a_run_computes_is_no_part_of_its_name(published_run):
+    values = {
+        "train.steps": 12_345, "train.log_every": 3, "train.micro_batch": 2, "train.threads": 2,
+        "paths.runs": "elsewhere", "data.path": "elsewhere",
+    }  # fmt: skip
+    for key, value in values.items():
+        assert changed(published_run, key, value).name == published_run["name"], key

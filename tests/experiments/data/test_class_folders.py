@@ -4,12 +4,9 @@ import json
 
 import numpy as np
 import pytest
-import torch
-from data_tools import latents, write_tars
 from PIL import Image
 
-from experiments.data import DataError, create
-from experiments.data.latent_store import open_store
+from experiments.data import DataError
 from experiments.data.open_source import open_source
 
 APPLE_DOUBLE = b"\0\5\26\7\0\2\0\0Mac OS X        " + b"\0" * 4000
@@ -25,14 +22,7 @@ def labels_of(source):
 
 
 def test_what_systems_and_editors_leave_is_no_class_and_no_image(tmp_path):
-    for name in (
-        "cat",
-        "dog",
-        "cat/.ipynb_checkpoints",
-        ".ipynb_checkpoints",
-        ".trash",
-        "@eaDir/cat",
-    ):
+    for name in ("cat", "dog", "cat/.ipynb_checkpoints", ".ipynb_checkpoints", ".trash", "@eaDir/cat"):
         image(tmp_path / name / "0.jpg")
     for name in ("__MACOSX/cat/._0.jpg", "cat/._1.jpg", ".DS_Store", "Thumbs.db"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -71,67 +61,34 @@ def test_numbered_folders_are_classes_by_number(tmp_path):
     assert labels_of(source)["10/0.png"] == 10 and labels_of(source)["2/0.png"] == 2
 
 
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        (["train/cat/0.png", "val/cat/0.png"], ["holds the splits train, val", "/train"]),
-        (["Data/CLS-LOC/train/n01/0.png", "Data/CLS-LOC/val/0.png"], ["CLS-LOC holds the splits"]),
-        (["00000/img00000000.png", "00000/img00000001.png"], ["EDM's layout", "dataset.json"]),
-    ],
-)
-def test_folders_that_are_no_classes_are_refused(tmp_path, names, words):
-    for name in names:
-        image(tmp_path / name)
-    with pytest.raises(DataError) as error:
-        open_source(tmp_path)
-    assert all(word in str(error.value) for word in words), error.value
-
-
-def edm_folder(tmp_path, labels):
-    names = [f"{k // 2:05d}/img{k:08d}.png" for k in range(4)]
-    for name in names:
-        image(tmp_path / name)
-    (tmp_path / "dataset.json").write_text(json.dumps({"labels": labels and labels(names)}))
-    return names
+def test_folders_that_are_no_classes_are_refused(tmp_path):
+    layouts = {
+        "splits": (["train/cat/0.png", "val/cat/0.png"], "holds the splits train, val.*/train"),
+        "imagenet": (["CLS-LOC/train/n01/0.png", "CLS-LOC/val/0.png"], "CLS-LOC holds the splits"),
+        "edm": (["00000/img00000000.png", "00000/img00000001.png"], "EDM's layout.*dataset.json"),
+    }
+    for folder, (names, words) in layouts.items():
+        for name in names:
+            image(tmp_path / folder / name)
+        with pytest.raises(DataError, match=words):
+            open_source(tmp_path / folder)
 
 
 def test_edms_layout_takes_its_labels_from_dataset_json(tmp_path):
-    names = edm_folder(tmp_path, lambda names: [[name, k % 3] for k, name in enumerate(names)])
-    source = open_source(tmp_path)
+    names = [f"{k // 2:05d}/img{k:08d}.png" for k in range(4)]
+    for name in names:
+        image(tmp_path / name)
+
+    def opened(labels):
+        (tmp_path / "dataset.json").write_text(json.dumps({"labels": labels}))
+        return open_source(tmp_path)
+
+    source = opened([[name, k % 3] for k, name in enumerate(names)])
     assert source.labelled and source.classes == () and source.ignored_files == []
     assert labels_of(source) == dict(zip(names, [0, 1, 2, 0], strict=True))
-
-
-def test_edms_layout_without_labels_has_no_classes(tmp_path):
-    edm_folder(tmp_path, None)
-    source = open_source(tmp_path)
+    source = opened(None)
     assert not source.labelled and set(labels_of(source).values()) == {None}
-
-
-@pytest.mark.parametrize(
-    ("labels", "words"),
-    [
-        (lambda names: [[name, 0] for name in names[1:]], "no label for 00000/img00000000.png"),
-        (lambda names: [[name, -1] for name in names], "expected pairs"),
-    ],
-)
-def test_damaged_labels_of_edm_are_named(tmp_path, labels, words):
-    edm_folder(tmp_path, labels)
-    with pytest.raises(DataError, match=words):
-        open_source(tmp_path)
-
-
-def test_fractional_labels_are_refused(tmp_path):
-    from safetensors.torch import save_file
-
-    numbers = torch.tensor([0.0, 1.0, 0.5])
-    save_file({"latents": torch.randn(3, 4, 8, 8), "labels": numbers}, tmp_path / "a.safetensors")
-    with pytest.raises(DataError, match=r"a\.safetensors has labels of type torch.float32; expected integers"):
-        open_store(tmp_path)
-
-
-def test_labels_that_count_from_one_are_warned_about(tmp_path):
-    write_tars(tmp_path, latents(4), [1, 2, 3, 1])
-    with pytest.warns(UserWarning, match="smallest label is 1, so class 0 has no sample"):
-        data = create({"name": "latents", "path": str(tmp_path)}, task="class")
-    assert data.num_classes == 4
+    with pytest.raises(DataError, match="no label for 00000/img00000000.png"):
+        opened([[name, 0] for name in names[1:]])
+    with pytest.raises(DataError, match="expected pairs"):
+        opened([[name, -1] for name in names])

@@ -1,27 +1,25 @@
 """data=folder: a user's own pictures, from files on disk to a trained and sampled model."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small import ROOT
 
+from experiments import run, sample
 from experiments.config import load
 from experiments.data import DataError, create, picture_folder
 from experiments.data.registry import describe, fingerprint, parse
+from experiments.runtime.command import run_command
 from routing.rng import Draws
 
 SIDE = 8
 COLOURS = {"cat": (250, 10, 20), "dog": (30, 240, 60), "fish": (5, 80, 200)}
 
 
-def picture(path, colour=(90, 90, 90), width=SIDE, height=SIDE):
+def picture(path, colour=(90, 90, 90)):
     """Write a picture of one colour whose left column is darker, so that mirroring it shows."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.full((height, width, 3), colour, np.uint8)
+    pixels = np.full((SIDE, SIDE, 3), colour, np.uint8)
     pixels[:, 0] //= 2
     Image.fromarray(pixels).save(path)
 
@@ -35,12 +33,6 @@ def class_folders(root, count=10, names=tuple(COLOURS)):
 
 def options(root, **more):
     return {"name": "folder", "path": str(root), "size": SIDE, **more}
-
-
-def command(name, *words):
-    """Run a command of experiments/ as a user does."""
-    path = str(ROOT / "experiments" / f"{name}.py")
-    return subprocess.run([sys.executable, path, *words], capture_output=True, text=True)
 
 
 def pixels_of(data, split):
@@ -62,7 +54,7 @@ def test_class_folders_are_classes_with_a_share_of_each_held_out(tmp_path):
     assert describe(options(tmp_path))["num_classes"] == 3
 
 
-@pytest.mark.parametrize("test", ["test", "val", "Validation"])
+@pytest.mark.parametrize("test", ["test", "Validation"])
 def test_split_folders_are_the_split_and_classes_match_by_name(tmp_path, test):
     class_folders(tmp_path / "train", 4)
     class_folders(tmp_path / test, 2, ("dog", "fish"))
@@ -98,45 +90,29 @@ def test_pictures_without_classes_train_without_a_condition(tmp_path):
     assert describe(options(tmp_path))["num_classes"] == 0
 
 
-def test_centre_crop_grey_and_mirror(tmp_path):
-    # Three stripes, each as wide as the picture is high: the crop is the green one.
-    for number in range(4):
-        stripes = np.zeros((SIDE, 3 * SIDE, 3), np.uint8)
-        stripes[:, SIDE : 2 * SIDE, 1] = 200 + number
-        path = tmp_path / "a/cat" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(stripes).save(path)
-    pixels, _ = pixels_of(create(options(tmp_path / "a")), "train")
-    assert pixels.shape == (3, 3, SIDE, SIDE)
-    assert (pixels[:, 1] >= 200).all() and not pixels[:, 0].any()
-    grey = create(options(tmp_path / "a", channels=1))
+def test_grey_and_mirrored_pictures(tmp_path):
+    root, index = class_folders(tmp_path, 20), torch.arange(48)
+    grey = create(options(root, channels=1))
     assert grey.shape == (1, SIDE, SIDE)
-    # ITU-R 601-2: 0.587 of green.
-    assert set(pixels_of(grey, "train")[0].flatten().tolist()) <= {117, 118, 119}
-
-    class_folders(tmp_path / "b", 20)
-    index = torch.arange(48)
-    data = create(options(tmp_path / "b", flip="mirror"))
+    luminance = [round(0.299 * r + 0.587 * g + 0.114 * b) for r, g, b in COLOURS.values()]  # ITU-R 601-2
+    assert set(pixels_of(grey, "train")[0][:, 0, 3, 5].tolist()) == set(luminance)
+    data = create(options(root, flip="mirror"))
     plain, drawn = data.batch(index).x, data.batch(index, Draws(0, 3, index)).x
     mirrored = (drawn == plain.flip(-1)).flatten(1).all(1)
     assert (mirrored | (drawn == plain).flatten(1).all(1)).all() and 10 < mirrored.sum() < 38
 
 
-def test_hidden_files_links_and_damaged_pictures_are_treated_as_prepare_does(tmp_path):
+def test_links_are_followed_and_damaged_pictures_are_skipped_with_a_warning(tmp_path):
     root = class_folders(tmp_path / "pictures")
     picture(tmp_path / "elsewhere/0.png", (200, 200, 0))
     picture(tmp_path / "elsewhere/1.png", (200, 200, 0))
     (root / "linked").symlink_to(tmp_path / "elsewhere")
     (root / "cat/gone.png").symlink_to(tmp_path / "nowhere.png")
     (root / "cat/loop").symlink_to(root)
-    (root / "dog/notes.txt").write_text("x")
     (root / "dog/a.png").write_bytes(b"no picture")
-    picture(root / ".cache/0.png")
-    picture(root / "cat/._0.png")
     with pytest.warns(UserWarning, match=r"skipped 2 of 34 .* such as cat/gone.png \(No such file"):
         data = create(options(root))
-    assert data.class_names == ("cat", "dog", "fish", "linked")
-    assert sum(data.sizes.values()) == 32
+    assert data.class_names == ("cat", "dog", "fish", "linked") and sum(data.sizes.values()) == 32
 
 
 def test_the_fingerprint_follows_names_and_contents(tmp_path):
@@ -165,44 +141,33 @@ def test_more_pixels_than_memory_should_hold_are_refused_unread(tmp_path, monkey
     parse(options(root, channels=1)).check_files()
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ([], "holds no images"),
-        (["0.png", "cat/0.png"], "is beside the class folders"),
-        (["train/cat/0.png", "test/0.png"], "holds no classes, unlike"),
-    ],
-)
-def test_other_layouts_are_one_sentence(tmp_path, files, message):
-    for name in files:
+def test_other_layouts_and_missing_folders_are_one_sentence(tmp_path):
+    def refused(path, message):
+        with pytest.raises(DataError, match=message) as error:
+            parse({"name": "folder", "path": path}).check_files()
+        assert "\n" not in str(error.value)
+
+    (tmp_path / "empty").mkdir()
+    for name in ("beside/0.png", "beside/cat/0.png", "unlike/train/cat/0.png", "unlike/test/0.png"):
         picture(tmp_path / name)
-    with pytest.raises(DataError, match=message) as error:
-        parse(options(tmp_path)).check_files()
-    assert "\n" not in str(error.value)
-
-
-def test_a_missing_folder_is_one_sentence(tmp_path):
-    with pytest.raises(DataError, match=r"needs your pictures: data\.path=DIR"):
-        parse({"name": "folder"}).check_files()
-    with pytest.raises(DataError, match="is no folder"):
-        parse(options(tmp_path / "nowhere")).check_files()
+    refused(str(tmp_path / "empty"), "holds no images")
+    refused(str(tmp_path / "beside"), "is beside the class folders")
+    refused(str(tmp_path / "unlike"), "holds no classes, unlike")
+    refused(str(tmp_path / "nowhere"), "is no folder")
+    refused(None, r"needs your pictures: data\.path=DIR")
 
 
 @pytest.mark.slow
-def test_from_a_folder_to_samples_of_a_class_by_its_name(tmp_path):
+def test_from_a_folder_to_samples_of_a_class_by_its_name(tmp_path, capsys):
     root = class_folders(tmp_path / "pictures")
     words = ["data=folder", f"data.path={root}", "data.size=8", "size=T/2", "route=2-8"]
     words += ["train.steps=4", "train.batch=4", f"paths.runs={tmp_path / 'runs'}"]
-    train = command("run", *words)
-    assert train.returncode == 0 and "held-out loss" in train.stdout, train.stderr
-    [run] = (tmp_path / "runs").glob("dit-T2-folder_2-8_s0-*")
-    again = command("run", *words)
-    assert again.returncode == 0 and run.name in again.stdout
-    assert len(list((tmp_path / "runs").glob("dit-*"))) == 1
-
-    where = ["--out", str(tmp_path / "samples"), "--seeds", "0-1"]
-    sampled = command("sample", str(run), "--classes", "dog,fish", *where)
-    assert sampled.returncode == 0, sampled.stderr
-    assert len(list((tmp_path / "samples").glob("png/**/*.png"))) == 4
-    refused = command("sample", str(run), "--classes", "horse", *where)
-    assert refused.returncode == 2 and "there are cat, dog, fish" in refused.stderr
+    assert run_command(run.main, words) == 0
+    assert "held-out loss" in capsys.readouterr().out
+    [folder] = (tmp_path / "runs").glob("dit-T2-folder_2-8_s0-*")
+    out = tmp_path / "samples"
+    words = [str(folder), "--out", str(out), "--seeds", "0-1", "--classes"]
+    assert run_command(sample.main, [*words, "dog,fish"]) == 0
+    assert len(list(out.glob("png/**/*.png"))) == 4
+    assert run_command(sample.main, [*words, "horse"]) == 2
+    assert "there are cat, dog, fish" in capsys.readouterr().err

@@ -7,8 +7,10 @@ import pytest
 import torch
 from data_tools import add, latents, npy, write_lightning, write_store, write_tars
 
+from experiments.config import load as load_config
 from experiments.data import DataError, Prefetch, create
 from experiments.data.latent_options import LatentsOptions
+from experiments.training.dry_run import dry_run
 from routing.rng import Draws
 
 COUNT = 13
@@ -125,25 +127,21 @@ def test_second_store_is_the_test_split(tmp_path, labels):
     refused(lambda: load(train, test=str(test)), "holds 0.13025 and", "one scale factor of the VAE")
 
 
-@pytest.mark.parametrize(
-    ("classes", "numbers"),
-    [
-        (["class 1", "class 3", "class 4"], [1, 3, 4]),  # two have no picture held out
-        (["ant", "bee", "cat"], [0, 1, 2]),  # other words for the same: the numbers say it
-        (["class 1", "class 0", "fox"], "lacks, such as ['fox']"),
-    ],
-)
-def test_classes_of_the_second_store_are_told_by_their_names(tmp_path, labels, classes, numbers):
+def test_classes_of_the_second_store_are_told_by_their_names(tmp_path, labels):
     train = write_store(tmp_path / "a", latents(COUNT), labels)
-    path = write_store(tmp_path / "b", latents(3, seed=1), [0, 1, 2]) / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"classes": classes}))
-    if isinstance(numbers, str):
-        refused(lambda: load(train, test=str(path.parent)), numbers)
-        return
-    data = load(train, test=str(path.parent))
-    index = torch.arange(3)
-    assert data.batch(index, None, "test").y.tolist() == numbers
-    assert data.condition(index).y.tolist() == numbers and data.num_classes == 5
+    test = write_store(tmp_path / "b", latents(3, seed=1), [0, 1, 2])
+    manifest, index = json.loads((test / "manifest.json").read_text()), torch.arange(3)
+
+    def opened(*classes):
+        (test / "manifest.json").write_text(json.dumps(manifest | {"classes": classes}))
+        return load(train, test=str(test))
+
+    data = opened("class 1", "class 3", "class 4")  # two have no picture held out
+    assert data.batch(index, None, "test").y.tolist() == data.condition(index).y.tolist() == [1, 3, 4]
+    assert data.num_classes == 5
+    data = opened("ant", "bee", "cat")  # other words for the same: the numbers say it
+    assert data.condition(index).y.tolist() == [0, 1, 2]
+    refused(lambda: opened("class 1", "class 0", "fox"), "lacks, such as ['fox']")
 
 
 def test_captions(tmp_path):
@@ -177,37 +175,39 @@ def test_other_pixels_of_the_same_store_have_another_fingerprint(tmp_path, label
     assert len(found | {plain.fingerprint}) == 6
 
 
-def test_a_missing_shard_and_a_folder_without_a_store_are_named(tmp_path, labels):
+def test_damaged_and_missing_stores_are_named(tmp_path, labels):
     path = write_store(tmp_path / "s", latents(COUNT), labels)
-    (path / "shard-00002.safetensors").unlink()
-    refused(lambda: load(path), "shard-00002.safetensors is missing")
+    load(path, verify=True)
+    shard = path / "shard-00001.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    load(path)
+    refused(lambda: load(path, verify=True), "shard-00001.safetensors has changed")
+    shard.unlink()
+    refused(lambda: load(path), "shard-00001.safetensors is missing")
     (tmp_path / "pictures" / "n01").mkdir(parents=True)
     refused(lambda: load(tmp_path / "pictures"), "found n01; from images", "prepare.py")
     refused(lambda: load(tmp_path / "nowhere"), "is no folder")
     refused(lambda: create({"name": "latents"}), "data.path=FOLDER")
 
 
-def test_verify_finds_a_changed_byte(tmp_path, labels):
-    path = write_store(tmp_path / "s", latents(COUNT), labels)
-    load(path, verify=True)
-    shard = path / "shard-00001.safetensors"
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
-    load(path)
-    refused(lambda: load(path, verify=True), "shard-00001.safetensors has changed")
-
-
-def test_label_outside_the_classes(tmp_path, labels):
-    path = write_store(tmp_path / "s", latents(COUNT), labels)
+def test_labels_that_are_no_classes_are_named(tmp_path, labels):
+    path = write_store(tmp_path / "outside", latents(COUNT), labels)
     refused(lambda: load(path, num_classes=3), "label 4, outside 0..2", "data.num_classes=5")
+    path = write_lightning(tmp_path / "negative", latents(3), latents(3), [0, 1, -1])
+    refused(lambda: load(path), "label -1")
+    path = write_lightning(tmp_path / "fractions", latents(3), latents(3), [0.0, 1.0, 0.5])
+    refused(lambda: load(path), "has labels of type torch.float32; expected integers")
+    path = write_tars(tmp_path / "from_one", latents(4), [1, 2, 3, 1])
+    with pytest.warns(UserWarning, match="smallest label is 1, so class 0 has no sample"):
+        assert load(path).num_classes == 4
 
 
-def test_a_manifest_cannot_name_files_elsewhere(tmp_path, labels):
-    path = write_store(tmp_path / "s", latents(COUNT), labels)
-    text = (path / "manifest.json").read_text()
-    (path / "manifest.json").write_text(text.replace("shard-00000", "../s/shard-00000"))
-    refused(lambda: load(path), "damaged")
+def test_a_dry_run_refuses_what_the_run_refuses_of_the_contents(tmp_path):
+    path = write_store(tmp_path / "s", latents(6))
+    config = load_config([f"data.path={path}", "data=latents", "data.num_classes=3", "size=T/2", "dry=true"])
+    refused(lambda: dry_run(config), "without labels")
 
 
 # --- foreign layouts ---------------------------------------------------------------------------
@@ -260,16 +260,15 @@ def test_stale_or_damaged_index_is_made_again(tmp_path, labels):
     assert torch.equal(load(path).batch(torch.arange(COUNT), None).x, torch.from_numpy(z))
 
 
-@pytest.mark.parametrize("field", ["latent.npy", "latent"])
-def test_maskdit_moments(tmp_path, labels, field):
-    z = latents(COUNT, channels=8)
-    data = load(write_tars(tmp_path / "wds", z, labels, field=field))
-    assert data.shape == (4, 8, 8)
-    index = torch.arange(COUNT)
+def test_maskdit_moments(tmp_path, labels):
+    z, index = latents(COUNT, channels=8), torch.arange(COUNT)
     draws = Draws(0, 0, index)
     mean, log_variance = torch.from_numpy(z).chunk(2, 1)
     expected = mean + (log_variance / 2).exp() * draws.normal("moments", (4, 8, 8))
-    torch.testing.assert_close(data.batch(index, draws).x, expected * 0.18215)
+    for field in ("latent.npy", "latent"):
+        data = load(write_tars(tmp_path / field, z, labels, field=field))
+        assert data.shape == (4, 8, 8)
+        torch.testing.assert_close(data.batch(index, draws).x, expected * 0.18215)
 
 
 def test_wrong_tar_layouts_are_named(tmp_path, labels):
@@ -329,9 +328,7 @@ def test_lightningdit_without_statistics(tmp_path, labels):
     x = load(path, scale="std").batch(torch.arange(COUNT), None).x
     assert x.mean((0, 2, 3)).abs().max() < 1e-4
     torch.testing.assert_close(x.std((0, 2, 3), correction=0), torch.full((32,), 0.5))
-    torch.testing.assert_close(
-        load(path, scale_factor=2.0).batch(torch.arange(3), None).x, torch.from_numpy(z[:3]) * 2
-    )
+    torch.testing.assert_close(load(path, scale_factor=2.0).batch(torch.arange(3), None).x, torch.from_numpy(z[:3]) * 2)
 
 
 # --- prefetch ----------------------------------------------------------------------------------
@@ -352,46 +349,17 @@ def test_prefetch_gives_what_batch_gives(tmp_path, labels):
         assert len(batch.x) == 2
         break
     assert threading.active_count() == before
-    digits = create({"name": "digits"})
+    digits = create({"name": "digits"})  # in memory
     first = next(iter(Prefetch(digits, plan)))
     assert torch.equal(first.x, digits.batch(*plan(0)).x)
 
+    def plan_beyond(step):  # an error is raised where its batch is asked for
+        return (torch.tensor([99]), plan(step)[1]) if step == 3 else plan(step)
 
-@pytest.mark.slow
-def test_a_loop_that_is_never_left_ends_with_the_program(tmp_path, labels):
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    path = write_store(tmp_path / "s", latents(COUNT), labels)
-    code = f"""
-import torch
-from experiments.data import Prefetch, create
-from routing.rng import Draws
-data = create({{"name": "latents", "path": {str(path)!r}}})
-plan = lambda step: (torch.arange(4), Draws(0, step, torch.arange(4)))
-batches = iter(Prefetch(data, plan))
-next(batches)
-raise SystemExit(3)
-"""
-    root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (3, "")
-
-
-def test_prefetch_raises_where_the_batch_is_asked_for(tmp_path, labels):
-    data = load(write_store(tmp_path / "s", latents(COUNT), labels))
-
-    def bad(step):
-        if step == 3:
-            return torch.tensor([99]), Draws(0, 0, torch.arange(1))
-        return plan(step)
-
-    seen = 0
-    with pytest.raises(DataError, match="samples 99 to 99 of the train split"):
-        for _ in Prefetch(data, bad):
-            seen += 1
-    assert seen == 3
+    batches = iter(Prefetch(data, plan_beyond))
+    for _ in range(3):
+        next(batches)
+    refused(lambda: next(batches), "samples 99 to 99 of the train split")
 
 
 # --- pixels ------------------------------------------------------------------------------------
@@ -424,9 +392,7 @@ def test_pixels_are_rounded_and_types_agree(tmp_path, labels, vae):
     half = load(store, vae=str(vae), vae_dtype="bfloat16").to_pixels(x)
     assert half.dtype == torch.uint8
     difference = (half.double() - pixels.double()).abs()
-    assert (
-        float(difference.mean()) < 2 and abs(float((half.double() - pixels.double()).mean())) < 0.5
-    )
+    assert float(difference.mean()) < 2 and abs(float((half.double() - pixels.double()).mean())) < 0.5
 
 
 def test_scaled_foreign_latents_decode_to_the_same_pixels(tmp_path, labels, vae):

@@ -9,25 +9,22 @@ from experiments.config import load, names
 from experiments.data import create, image_options, registry
 from experiments.data.data_options import DataError, ShapeError
 from experiments.data.dataset import PixelSet
-from experiments.data.image_sets import LabelledImages, split_by_class
+from experiments.data.image_sets import LabelledImages
 from experiments.data.registry import describe, fingerprint
 from routing.errors import UserError
 
 LABELS = [k % 4 for k in range(8)]
 
 
-@pytest.mark.parametrize(
-    ("name", "task"),
-    [("digits", "class"), ("mnist", "class"), ("scenes", "class"), ("scenes", "text")],
-)
-def test_embedded_data_are_as_described(name, task):
-    known, data = describe({"name": name}), create({"name": name}, task=task)
-    assert tuple(known["shape"]) == data.shape
-    if task == "class":
-        assert known["num_classes"] == data.num_classes
-    else:
-        assert tuple(known["text"]) == data.text
-    assert fingerprint({"name": name}) == "embedded"
+def test_embedded_data_are_as_described():
+    for name, task in (("digits", "class"), ("mnist", "class"), ("scenes", "class"), ("scenes", "text")):
+        description, data = describe({"name": name}), create({"name": name}, task=task)
+        assert tuple(description["shape"]) == data.shape
+        if task == "class":
+            assert description["num_classes"] == data.num_classes
+        else:
+            assert tuple(description["text"]) == data.text
+        assert fingerprint({"name": name}) == "embedded"
 
 
 def test_the_patch_of_scale_tiny_follows_the_data():
@@ -43,28 +40,25 @@ def test_a_data_set_names_what_scores_it():
     assert registry.evaluation_preset("blobs") == "none"
 
 
-@pytest.mark.parametrize("layout", ["store", "tars", "moments", "lightning"])
-def test_latents_are_described_by_their_headers(tmp_path, layout):
-    path = tmp_path / layout
-    {
-        "store": lambda: write_store(path, latents(8, side=6), LABELS),
-        "tars": lambda: write_tars(path, latents(8, channels=16, side=6), LABELS),
-        "moments": lambda: write_tars(path, latents(8, channels=8, side=6), LABELS),
-        "lightning": lambda: write_lightning(path, latents(8, 32), latents(8, 32), LABELS),
-    }[layout]()
-    options = {"name": "latents", "path": str(path), "scale": "std", "num_classes": 4}
-    before = fingerprint(options)
-    known, data = describe(options), create(options)
-    assert tuple(known["shape"]) == data.shape and known["num_classes"] == data.num_classes
-    # Opening tars leaves a list of positions there; that is no other data.
-    assert fingerprint(options) == before != "absent"
+def test_latents_are_described_by_their_headers(tmp_path):
+    stores = (
+        write_store(tmp_path / "store", latents(8, side=6), LABELS),
+        write_tars(tmp_path / "tars", latents(8, channels=16, side=6), LABELS),
+        write_tars(tmp_path / "moments", latents(8, channels=8, side=6), LABELS),
+        write_lightning(tmp_path / "lightning", latents(8, 32), latents(8, 32), LABELS),
+    )
+    for path in stores:
+        options = {"name": "latents", "path": str(path), "scale": "std", "num_classes": 4}
+        before = fingerprint(options)
+        description, data = describe(options), create(options)
+        assert tuple(description["shape"]) == data.shape and description["num_classes"] == data.num_classes
+        # Opening tars leaves a list of positions there; that is no other data.
+        assert fingerprint(options) == before != "absent"
 
 
 def test_latents_of_another_shape_than_asked_are_refused(tmp_path):
     words = ["scale=paper", "size=T/1", "backbone=lightningdit"]
-    vavae = write_lightning(
-        tmp_path / "v", latents(8, 32, side=16), latents(8, 32, side=16), LABELS
-    )
+    vavae = write_lightning(tmp_path / "v", latents(8, 32, side=16), latents(8, 32, side=16), LABELS)
     stable = write_store(tmp_path / "s", latents(8, side=32), LABELS)
     for path in (vavae, tmp_path / "nowhere"):
         config = load([*words, f"data.path={path}", "data.shape=[32,16,16]"])
@@ -92,69 +86,46 @@ def test_a_data_set_of_ones_own_is_one_file(tmp_path, monkeypatch):
     """What CONTRIBUTING says, done: a file and its entry in DATA_SETS, which is described and read."""
     (tmp_path / "blobs.py").write_text(
         "from dataclasses import dataclass\n"
-        "from experiments.data.image_options import ImageOptions\n"
+        "from experiments.data.image_options import SplitOptions\n"
         "@dataclass(frozen=True)\n"
-        "class BlobsOptions(ImageOptions):\n"
+        "class BlobsOptions(SplitOptions):\n"
         "    name: str = 'blobs'\n"
         "    sample_shape, class_count = (1, 8, 8), 2\n"
         "    def read(self):\n"
         "        import numpy as np\n"
-        "        from experiments.data.image_sets import LabelledImages\n"
-        "        images = np.arange(4 * 64, dtype=np.uint8).reshape(4, 1, 8, 8)\n"
-        "        split = images, np.array([0, 1, 0, 1])\n"
-        "        return LabelledImages({'train': split, 'test': split}, ['round', 'square'])\n"
+        "        from experiments.data.image_sets import split_by_class\n"
+        "        images = np.arange(20 * 64).reshape(20, 8, 8) % 251\n"
+        "        return split_by_class(self, images, np.arange(20) % 2, white=255)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     options = importlib.import_module("blobs").BlobsOptions
     monkeypatch.setitem(registry.DATA_SETS, "blobs", options)
     assert registry.describe({"name": "blobs"})["shape"] == [1, 8, 8]
-    batch = create({"name": "blobs"}, task="class").batch(torch.arange(4), None)
-    assert batch.x.shape == (4, 1, 8, 8) and batch.y.tolist() == [0, 1, 0, 1]
-
-
-def test_a_data_set_without_a_split_of_its_own_holds_out_a_share_of_every_class():
-    """The recipe in CONTRIBUTING for images without a published split."""
-
-    class Own(image_options.SplitOptions):
-        sample_shape, class_count = (1, 8, 8), 2
-
-        def read(self):
-            images = np.arange(20 * 64).reshape(20, 8, 8) % 251
-            return split_by_class(self, images, np.arange(20) % 2, white=255)
-
-    data = PixelSet(Own("own"))
+    data = create({"name": "blobs"}, task="class")
     assert data.sizes == {"train": 16, "test": 4}
-    labels = data.batch(torch.arange(4), split="test").y
-    assert sorted(labels.tolist()) == [0, 0, 1, 1]
-    assert data.fingerprint != PixelSet(Own("own", split_seed=1)).fingerprint
+    assert sorted(data.batch(torch.arange(4), split="test").y.tolist()) == [0, 0, 1, 1]
 
 
-IMAGES = np.arange(4 * 64, dtype=np.uint8).reshape(4, 1, 8, 8)
-TURNS = [0, 1, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("splits", "says"),
-    [
-        ({"test": (IMAGES, TURNS)}, "no training images, or all their pixels are equal"),
-        ({"train": (IMAGES * 0, TURNS)}, "all their pixels are equal"),
-        ({"train": (IMAGES, np.eye(2)[TURNS])}, r"labels \(4, 2\), \[0.0\] to \[1.0\]"),
-        ({"train": (IMAGES, [0, 1, 2, 1])}, r"labels \(4,\), \[0\] to \[2\].*labels below 2"),
-        ({"train": (IMAGES, TURNS)}, None),
-        ({"train": (IMAGES, torch.tensor(TURNS))}, None),
-    ],
-)
-def test_what_a_data_set_of_ones_own_reads(splits, says):
+def test_what_a_data_set_of_ones_own_reads():
     """Labels are an array, a list or a tensor; what cannot be trained on is one sentence."""
+    images, labels = np.arange(4 * 64, dtype=np.uint8).reshape(4, 1, 8, 8), [0, 1, 0, 1]
 
-    class Own(image_options.ImageOptions):
-        sample_shape, class_count = (1, 8, 8), 2
+    def opened(split, read_images, read_labels):
+        class Own(image_options.ImageOptions):
+            sample_shape, class_count = (1, 8, 8), 2
 
-        def read(self):
-            return LabelledImages(splits, ["round", "square"])
+            def read(self):
+                return LabelledImages({split: (read_images, read_labels)}, ["round", "square"])
 
-    if says:
-        with pytest.raises(DataError, match=says):
-            PixelSet(Own("own"))
-    else:
-        assert PixelSet(Own("own")).batch(torch.arange(4)).y.tolist() == TURNS
+        return PixelSet(Own("own"))
+
+    for read_labels in (labels, np.array(labels), torch.tensor(labels)):
+        assert opened("train", images, read_labels).batch(torch.arange(4)).y.tolist() == labels
+    with pytest.raises(DataError, match="no training images, or all their pixels are equal"):
+        opened("test", images, labels)
+    with pytest.raises(DataError, match="all their pixels are equal"):
+        opened("train", images * 0, labels)
+    with pytest.raises(DataError, match=r"labels \(4, 2\), \[0.0\] to \[1.0\]"):
+        opened("train", images, np.eye(2)[labels])
+    with pytest.raises(DataError, match=r"labels \(4,\), \[0\] to \[2\].*labels below 2"):
+        opened("train", images, [0, 1, 2, 1])

@@ -1,11 +1,16 @@
+"""data=torchvision and data=fashion: published files, written here with few random pictures, are read or downloaded."""
+
 import gzip
 import hashlib
+import http.server
 import os
 import pickle
 import tarfile
+import threading
 import zipfile
 from pathlib import Path
 
+import hostile
 import numpy as np
 import pytest
 import scipy.io
@@ -13,13 +18,33 @@ import torch
 from data_tools import idx
 from torchvision import datasets
 
-from experiments.data import DataError, create
+from experiments.data import DataError, create, downloads, torchvision_sets
 from experiments.data.image_options import TORCHVISION_SETS
 from experiments.data.registry import describe, parse
+from experiments.runtime.locks import locked
 from routing.errors import UserError
 from routing.rng import Draws
 
 TRAIN, TEST = 20, 10  # in each of CIFAR-10's five batches
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
+
+
+@pytest.fixture
+def server(tmp_path_factory):
+    """A folder, and the address under which its files can be downloaded."""
+    served = tmp_path_factory.mktemp("served")
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *words):
+            super().__init__(*words, directory=str(served))
+
+        def log_message(self, *words):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield served, f"http://127.0.0.1:{running.server_port}/"
+        running.shutdown()
 
 
 def md5(path):
@@ -67,12 +92,11 @@ def write_svhn(root, kind, monkeypatch):
 
 
 def write_mnist(root, kind, monkeypatch):
+    """MNIST and its relatives, FashionMNIST too."""
     raw = root / kind.__name__ / "raw"
     raw.mkdir(parents=True)
     known = []
-    for (name, _), (k, n) in zip(
-        kind.resources, ((0, TRAIN), (1, TRAIN), (0, TEST), (1, TEST)), strict=True
-    ):
+    for (name, _), (k, n) in zip(kind.resources, ((0, TRAIN), (1, TRAIN), (0, TEST), (1, TEST)), strict=True):
         values = pictures(kind.__name__, n)[k]
         (raw / name).write_bytes(gzip.compress(idx(values[:, 0] if k == 0 else values)))
         known.append((name, md5(raw / name)))
@@ -85,10 +109,7 @@ def write_emnist(root, kind, monkeypatch):
     with zipfile.ZipFile(path, "w") as archive:
         for split, n in (("train", TRAIN), ("test", TEST)):
             images, labels = pictures("EMNIST", n)
-            for what, values in (
-                ("images-idx3", images[:, 0].swapaxes(1, 2)),
-                ("labels-idx1", labels),
-            ):
+            for what, values in (("images-idx3", images[:, 0].swapaxes(1, 2)), ("labels-idx1", labels)):
                 name = f"gzip/emnist-balanced-{split}-{what}-ubyte.gz"
                 archive.writestr(name, gzip.compress(idx(values)))
     monkeypatch.setattr(kind, "md5", md5(path))
@@ -96,12 +117,7 @@ def write_emnist(root, kind, monkeypatch):
 
 def write(root, name, monkeypatch):
     """Write a set as it is published, and put its checksums where torchvision has the real ones."""
-    ways = {
-        "CIFAR10": write_cifar,
-        "CIFAR100": write_cifar,
-        "SVHN": write_svhn,
-        "EMNIST": write_emnist,
-    }
+    ways = {"CIFAR10": write_cifar, "CIFAR100": write_cifar, "SVHN": write_svhn, "EMNIST": write_emnist}
     ways.get(name, write_mnist)(root, getattr(datasets, name), monkeypatch)
 
 
@@ -127,39 +143,25 @@ def test_published_files_are_read(tmp_path, monkeypatch, name):
 
 def test_training_images_are_mirrored_as_asked(tmp_path, monkeypatch):
     write(tmp_path, "CIFAR10", monkeypatch)
-    index = torch.arange(5 * TRAIN)
+    write(tmp_path, "MNIST", monkeypatch)
+    index = torch.arange(TRAIN)
     draws = Draws(0, 3, index)
-    for flip, some in (("auto", True), ("mirror", True), ("none", False)):
-        data = create(options(tmp_path, flip=flip))
+    for name, flip, expected in (("CIFAR10", "auto", True), ("CIFAR10", "none", False), ("MNIST", "auto", False)):
+        data = create(options(tmp_path, name, flip=flip))
         plain, seen = data.batch(index, None).x, data.batch(index, draws).x
         same = (seen == plain).flatten(1).all(1)
         assert ((seen == plain.flip(-1)).flatten(1).all(1) | same).all()
-        assert bool(same.all()) is not some and bool(same.any())
+        assert bool(same.all()) is not expected and bool(same.any())
         assert torch.equal(data.batch(index[7:9], Draws(0, 3, index[7:9])).x, seen[7:9])
-        held = [data.batch(index[:9], d, "test").x for d in (Draws(0, 3, index[:9]), None)]
-        assert torch.equal(*held)
-    write(tmp_path, "MNIST", monkeypatch)
-    data = create(options(tmp_path, "MNIST"))
-    assert torch.equal(data.batch(index[:9], draws).x, data.batch(index[:9], None).x)
-
-
-class Bomb:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (Path.touch, (self.path,))
+        held_out = index[:TEST]
+        assert torch.equal(data.batch(held_out, draws, "test").x, data.batch(held_out, None, "test").x)
 
 
 def test_nothing_is_unpickled_that_is_not_the_published_file(tmp_path, monkeypatch):
     write(tmp_path, "CIFAR10", monkeypatch)
     mark, path = tmp_path / "mark", tmp_path / "cifar-10-batches-py" / "data_batch_2"
-    path.write_bytes(pickle.dumps(Bomb(mark)))
-    with pytest.raises(
-        DataError, match="data_batch_2 is truncated or differs from the published file: its MD5"
-    ) as e:
+    path.write_bytes(pickle.dumps(hostile.Bomb(mark)))
+    with pytest.raises(DataError, match="data_batch_2 is truncated or differs from the published file: its MD5") as e:
         create(options(tmp_path))
     assert not mark.exists() and "\n" not in str(e.value) and "data.root=FOLDER" in str(e.value)
     pickle.loads(path.read_bytes())
@@ -194,3 +196,97 @@ def test_a_set_is_described_without_its_files_and_a_wrong_name_is_refused():
     assert describe({"name": "torchvision", "set": "CIFAR100", "root": "/x"})["num_classes"] == 100
     with pytest.raises(UserError, match=r"data\.set=cifar10: .*did you mean CIFAR10\?"):
         parse({"name": "torchvision", "set": "cifar10"})
+
+
+# --- data=fashion ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fashion_folder(tmp_path, monkeypatch):
+    """Fashion-MNIST's four files, the labels unpacked, with their checksums in the place of the published ones."""
+    write_mnist(tmp_path, datasets.FashionMNIST, monkeypatch)
+    folder, checksums = tmp_path / "FashionMNIST" / "raw", {}
+    for packed in sorted(folder.iterdir()):
+        content = gzip.decompress(packed.read_bytes())
+        checksums[packed.stem] = hashlib.sha256(content).hexdigest()
+        if "labels" in packed.name:
+            packed.unlink()
+            packed.with_suffix("").write_bytes(content)
+    monkeypatch.setattr(torchvision_sets, "SHA256", checksums)
+    return folder
+
+
+def test_packed_and_unpacked_files_are_one_data_set(fashion_folder):
+    data = create({"name": "fashion", "path": str(fashion_folder)})
+    assert data.sizes == {"train": TRAIN, "test": TEST} and data.shape == (1, 32, 32)
+    images, labels = pictures("FashionMNIST", TEST)
+    batch = data.batch(torch.arange(TEST), None, "test")
+    assert batch.y.tolist() == labels.tolist() and data.class_names[9] == "Ankle boot"
+    assert (data.to_pixels(batch.x).numpy()[:, :1, 2:-2, 2:-2] == images).all()
+    x = data.batch(torch.arange(TRAIN), None).x.double()
+    assert abs(float(x.mean())) < 1e-6 and abs(float(x.std(correction=0)) - 0.5) < 1e-6
+    for packed in fashion_folder.glob("*.gz"):
+        packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
+        packed.unlink()
+    unpacked = create({"name": "fashion", "path": str(fashion_folder)}, task="none")
+    assert unpacked.fingerprint == data.fingerprint and unpacked.batch(torch.arange(3), None).y is None
+
+
+def test_a_file_that_is_not_as_published_is_one_sentence(fashion_folder):
+    images, labels = fashion_folder / "train-images-idx3-ubyte.gz", fashion_folder / "train-labels-idx1-ubyte"
+
+    def refused(words):
+        with pytest.raises(DataError, match=words) as error:
+            create({"name": "fashion", "path": str(fashion_folder)})
+        assert "\n" not in str(error.value) and "leave data.path out" in str(error.value)
+
+    whole = labels.read_bytes()
+    labels.write_bytes(whole[:-1] + b"\7")
+    refused("train-labels-idx1-ubyte differs from the published file")
+    labels.write_bytes(whole)
+    images.write_bytes(images.read_bytes()[:-9])
+    refused("train-images-idx3-ubyte.gz differs from the published file")
+    images.unlink()
+    refused("there is no train-images-idx3-ubyte or train-images-idx3-ubyte.gz in")
+
+
+def test_fashion_is_downloaded_once(tmp_path, server, monkeypatch, capsys):
+    kind, (served, address) = datasets.FashionMNIST, server
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_mnist(tmp_path, kind, monkeypatch)
+    for path in (tmp_path / "FashionMNIST" / "raw").iterdir():
+        path.rename(served / path.name)
+    monkeypatch.setattr(kind, "mirrors", [f"{address}nowhere/"])
+    with pytest.raises(DataError, match=r"cannot download .*give data\.path=FOLDER") as error:
+        create({"name": "fashion"})
+    assert "\n" not in str(error.value)
+    monkeypatch.setattr(kind, "mirrors", [address])
+    data = create({"name": "fashion"})
+    for path in served.iterdir():
+        path.unlink()
+    capsys.readouterr()
+    assert create({"name": "fashion"}).fingerprint == data.fingerprint
+    assert "download" not in "".join(capsys.readouterr())
+
+
+def test_what_another_process_downloads_is_waited_for(tmp_path):
+    path = tmp_path / "file"
+    waiting = threading.Thread(target=downloads.fetch, args=(["http://127.0.0.1:9/"], path, "0"))
+    with locked(tmp_path):
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        path.write_bytes(b"whole")
+    waiting.join(20)
+    assert not waiting.is_alive() and path.read_bytes() == b"whole"
+
+
+@pytest.mark.skipif(not DEBIAN.is_dir(), reason="needs apt install dataset-fashion-mnist")
+def test_the_published_fashion_mnist():
+    data = create({"name": "fashion", "path": str(DEBIAN)})
+    assert data.sizes == {"train": 60000, "test": 10000}
+    for split, each in (("train", 6000), ("test", 1000)):
+        y = torch.cat([data.batch(i, None, split).y for i in torch.arange(10 * each).split(5000)])
+        assert y.bincount().tolist() == [each] * 10
+    # The mean that is published for the images without their margin: 72.94.
+    assert abs(data._mean * 32**2 / 28**2 - 72.94) < 0.01

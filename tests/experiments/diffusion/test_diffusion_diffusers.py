@@ -1,13 +1,10 @@
 """Our paths and samplers against those of diffusers, an independent implementation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
 from experiments.diffusion import create_objective, create_sampler
-from experiments.diffusion.objective import Prediction
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -24,24 +21,33 @@ def fraction(x, t):
     return torch.sigmoid(x + torch.as_tensor(t, dtype=x.dtype) / 100)
 
 
+def with_variance(x, t):
+    return torch.cat([epsilon(x, t), 2 * fraction(x, t) - 1], 1)
+
+
 def noise(i, x):
     return torch.randn(x.shape, generator=torch.Generator().manual_seed(i), dtype=x.dtype)
+
+
+def sample(walk, network, start=START):
+    """Return what one of our samplers makes of `start` with a network of image and time."""
+    path = walk.objective
+
+    def net(x, t):
+        return network(x, t[0])
+
+    net.dtype = torch.float64
+
+    def denoise(x, time, step, evaluation):
+        return path.predict(net, x, torch.full((len(x),), time, dtype=torch.float64))
+
+    return walk.sample(denoise, start, noise)
 
 
 def ours(sampler, learn_sigma=False, **options):
     path = create_objective({"name": "ddpm", "steps": STEPS, "learn_sigma": learn_sigma})
     walk = create_sampler({"name": sampler, "steps": STEPS, **options}, path)
-
-    def net(x, t):
-        out = epsilon(x, t[0])
-        return torch.cat([out, 2 * fraction(x, t[0]) - 1], 1) if learn_sigma else out
-
-    net.dtype = torch.float64
-
-    def denoise(x, time, step, evaluation) -> Prediction:
-        return path.predict(net, x, torch.full((len(x),), time, dtype=torch.float64))
-
-    return walk.sample(denoise, START, noise)
+    return sample(walk, with_variance if learn_sigma else epsilon)
 
 
 def theirs(scheduler, learn_sigma=False, **options):
@@ -49,9 +55,7 @@ def theirs(scheduler, learn_sigma=False, **options):
     assert scheduler.timesteps.tolist() == list(range(STEPS - 1, -1, -1))
     x = START
     for i, t in enumerate(scheduler.timesteps):
-        out = epsilon(x, t)
-        if learn_sigma:
-            out = torch.cat([out, 2 * fraction(x, t) - 1], 1)
+        out = with_variance(x, t) if learn_sigma else epsilon(x, t)
         generator = torch.Generator().manual_seed(i)
         x = scheduler.step(out, t, x, generator=generator, **options).prev_sample
     return x
@@ -94,34 +98,23 @@ def test_ddpm_chain():
     assert np.allclose(path.chain.abar, scheduler.alphas_cumprod, rtol=1e-4)
     x, eps = START.float(), torch.randn(2, 3, 2, 2)
     time = torch.tensor([3, 700])
-    assert torch.allclose(
-        path.corrupt(x, eps, time.float()), scheduler.add_noise(x, eps, time), atol=1e-5
-    )
+    assert torch.allclose(path.corrupt(x, eps, time.float()), scheduler.add_noise(x, eps, time), atol=1e-5)
 
 
 def test_edm_grid_and_preconditioning():
-    scheduler = diffusers.EDMEulerScheduler(
-        sigma_min=0.002, sigma_max=80.0, sigma_data=0.5, rho=7.0
-    )
+    scheduler = diffusers.EDMEulerScheduler(sigma_min=0.002, sigma_max=80.0, sigma_data=0.5, rho=7.0)
     scheduler.set_timesteps(40)
-    path = create_objective("edm")
-    walk = create_sampler({"name": "euler", "steps": 40}, path)
+    walk = create_sampler({"name": "euler", "steps": 40}, create_objective("edm"))
     assert np.allclose(walk.times, scheduler.sigmas, rtol=1e-5)
 
-    def net(x, t):
-        return epsilon(x, 100 * t[0])
+    def network(x, t):
+        return epsilon(x, 100 * t)
 
-    net.dtype = torch.float64
-
-    def denoise(x, time, step, evaluation):
-        return path.predict(net, x, torch.full((len(x),), time, dtype=torch.float64))
-
-    got = walk.sample(denoise, START * 80, noise)
     x = START * 80
     for t in scheduler.timesteps:
         scaled = scheduler.scale_model_input(x, t)
-        x = scheduler.step(net(scaled, torch.as_tensor([float(t)])), t, x).prev_sample.double()
-    close(got, x)
+        x = scheduler.step(network(scaled, float(t)), t, x).prev_sample.double()
+    close(sample(walk, network, START * 80), x)
 
 
 @pytest.mark.parametrize("shift", [1.0, 3.0])
@@ -129,19 +122,13 @@ def test_flow_euler(shift):
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=shift)
     sigmas = np.linspace(1, 1 / 25, 25)
     scheduler.set_timesteps(sigmas=sigmas)
-    path = create_objective("flow")
-    walk = create_sampler({"name": "euler", "steps": 25, "shift": shift}, path)
+    walk = create_sampler({"name": "euler", "steps": 25, "shift": shift}, create_objective("flow"))
     assert np.allclose(walk.times, scheduler.sigmas, atol=1e-6)
 
-    def net(x, t):
-        return epsilon(x, t[0] / 10)
+    def network(x, t):
+        return epsilon(x, t / 10)
 
-    net.dtype = torch.float64
-
-    def denoise(x, time, step, evaluation):
-        return path.predict(net, x, torch.full((len(x),), time, dtype=torch.float64))
-
-    got, x = walk.sample(denoise, START, noise), START
+    x = START
     for t in scheduler.timesteps:
-        x = scheduler.step(net(x, [float(t)]), t, x).prev_sample
-    close(got, x.double())
+        x = scheduler.step(network(x, float(t)), t, x).prev_sample
+    close(sample(walk, network), x.double())

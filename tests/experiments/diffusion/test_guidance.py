@@ -1,7 +1,5 @@
 """Guidance: its algebra, its passes, its labels, its tokens, its cost."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,25 +8,18 @@ import torch
 
 import backbones
 from experiments.diffusion import create_guidance, create_objective, create_sampler
-from experiments.diffusion.guidance import Pass
 from experiments.evaluation import generate, model_cost, sampling_cost
-from experiments.evaluation.guided_denoiser import GuidedDenoiser, group_passes
+from experiments.evaluation.guided_denoiser import GuidedDenoiser
 from experiments.options.guidance import rate_over_steps
 from experiments.options.roles import ConfigError
 from routing.errors import UserError
 
-OBJECTIVES = ("edm", "flow", "ddpm")
 FAMILIES = ("dit", "mamba", "rwkv")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
-def tiny(family="dit", seed=0, depth=4, **options):
+def tiny(family="dit", depth=4, **options):
     """A model with random weights everywhere, so that labels and tokens matter."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     options = {"num_classes": 5, "in_channels": 2, "input_size": 4, **options}
     model = backbones.create(family, "T/1", depth=depth, width=32, heads=2, **options)
     for p in model.parameters():
@@ -48,9 +39,7 @@ class Recorder:
         self.in_channels = 2
 
     def __call__(self, x, t, y=None, text=None, text_drop=None, routing=None):
-        self.calls.append(
-            SimpleNamespace(y=y, text=text, drop=text_drop, routing=routing, n=len(x))
-        )
+        self.calls.append(SimpleNamespace(y=y, text=text, drop=text_drop, routing=routing, n=len(x)))
         value = torch.zeros(len(x), dtype=x.dtype)
         if y is not None:
             value = value + torch.where(y == 5, -1.0, y.double())
@@ -65,17 +54,9 @@ def evaluate(guidance, model, labels=(1, 3), step=0, steps=5, time=0.5, weak=Non
     """The velocity of one guided evaluation of flow matching, one number per image."""
     flow = create_objective("flow")
     seeds = torch.arange(len(labels)) + 7
-    guided = GuidedDenoiser(
-        model, flow, guidance, seeds, steps, torch.tensor(labels), text=text, weak_model=weak
-    )
+    guided = GuidedDenoiser(model, flow, guidance, seeds, steps, torch.tensor(labels), text=text, weak_model=weak)
     x = torch.zeros(len(labels), 2, 4, 4, dtype=torch.float64)
     return (-guided(x, time, step, step).x0 / time)[:, 0, 0, 0].tolist()
-
-
-def test_none_is_one_conditional_pass():
-    model = Recorder()
-    assert evaluate(create_guidance("none"), model) == [1, 3]
-    assert len(model.calls) == 1 and model.calls[0].routing is None
 
 
 def test_cfg_in_one_batch():
@@ -94,20 +75,17 @@ def test_the_first_channels_alone_are_guided(name):
     want[:, :3] = null[:, :3] + 4 * (given[:, :3] - null[:, :3])
     torch.testing.assert_close(guidance.combine([given, null], {}), want)
     assert torch.equal(guidance.combine([given], {}), given)
-    with pytest.raises(UserError, match=r"guidance\.channels=0: expected an integer"):
-        create_guidance({"name": name, "channels": 0})
 
 
 def test_scale_one_is_no_second_pass():
-    for name in ("cfg", "icg", "apg", "interval"):
+    for name in ("none", "cfg", "icg", "apg", "interval"):
         model = Recorder()
-        assert evaluate(create_guidance({"name": name, "scale": 1}), model) == [1, 3]
-        assert [c.n for c in model.calls] == [2]
+        options = {} if name == "none" else {"scale": 1}
+        assert evaluate(create_guidance({"name": name, **options}), model) == [1, 3]
+        assert [c.n for c in model.calls] == [2] and model.calls[0].routing is None
 
 
-@pytest.mark.parametrize(
-    ("level", "acts"), [(0.27, False), (0.29, True), (2.89, True), (2.91, False)]
-)
+@pytest.mark.parametrize(("level", "acts"), [(0.27, False), (0.29, True), (2.89, True), (2.91, False)])
 def test_interval_acts_inside_only(level, acts):
     guidance, time = create_guidance({"name": "interval", "scale": 3}), level / (1 + level)
     model = Recorder()
@@ -155,20 +133,11 @@ def test_routed_with_the_null_class():
     assert [c.y.tolist() for c in model.calls] == [[1, 3], [5, 5]]
     # At equal rates the passes differ in the label only: one batch, on the same tokens.
     model = Recorder()
-    guidance = create_guidance(
-        {"name": "routed", "null_class": True, "weak": 0.5, "strong": 0.5}, route="1-2"
-    )
+    guidance = create_guidance({"name": "routed", "null_class": True, "weak": 0.5, "strong": 0.5}, route="1-2")
     evaluate(guidance, model)
     assert [c.y.tolist() for c in model.calls] == [[1, 3, 5, 5]]
     tokens = model.calls[0].routing.draws.uniform("route.0", 16)
     assert torch.equal(tokens[:2], tokens[2:]) and not torch.equal(tokens[0], tokens[1])
-
-
-def test_routed_at_rate_zero_is_dense():
-    model = Recorder()
-    guidance = create_guidance({"name": "routed", "strong": 0}, route="1-2")
-    evaluate(guidance, model)
-    assert model.calls[0].routing is None and model.calls[1].routing is not None
 
 
 def test_rates_follow_a_schedule_over_the_steps():
@@ -255,47 +224,6 @@ def test_text_is_dropped_by_the_mask_and_replaced_in_icg():
     assert not torch.allclose(call.text[2:], text)
 
 
-def test_subsets_are_independent_or_nested():
-    def draws(subsets):
-        model = Recorder()
-        evaluate(create_guidance({"name": "routed", "subsets": subsets}, route="1-2"), model)
-        return [c.routing.draws.uniform("route.0", 16) for c in model.calls]
-
-    assert torch.equal(*draws("nested"))
-    assert not torch.equal(*draws("independent"))
-
-
-def test_tokens_change_between_evaluations_and_belong_to_the_seed():
-    guidance = create_guidance("routed", route="1-2")
-    model = Recorder()
-    for step in (0, 1):
-        evaluate(guidance, model, step=step)
-    evaluate(guidance, model, labels=[1])
-    first, _, second, _, alone, _ = (c.routing.draws.uniform("route.0", 16) for c in model.calls)
-    assert not torch.equal(first, second) and torch.equal(first[:1], alone)
-
-
-def test_batches_join_what_differs_in_the_label_only():
-    assert group_passes(pair := [Pass(), Pass("null")]) == [pair]
-    for one, other in ((Pass(rate=0.5), Pass(rate=0.9)), (Pass(), Pass(weak=True))):
-        assert group_passes([one, other]) == [[one], [other]]
-
-
-@pytest.mark.parametrize(("family", "objective"), zip(FAMILIES, OBJECTIVES, strict=True))
-def test_every_guidance_runs_on_every_objective_and_backbone(family, objective):
-    model, weak = tiny(family), tiny(family, seed=1, depth=3)
-    path = create_objective(objective)
-    walk = create_sampler({"name": "euler", "steps": 2}, path)
-    plain = None
-    for name in ("none", "cfg", "interval", "routed", "autoguidance", "apg", "icg"):
-        guidance = create_guidance({"name": name}, route="1-2")
-        out = generate(model, path, walk, guidance, torch.arange(2), weak_model=weak)
-        assert out.shape == (2, 2, 4, 4) and out.isfinite().all()
-        plain = out if plain is None else plain
-        # The interval of noise levels may miss both steps.
-        assert name in ("none", "interval") or not torch.allclose(out, plain)
-
-
 def test_learned_variance_survives_guidance():
     model = tiny(learn_sigma=True)
     path = create_objective({"name": "ddpm", "learn_sigma": True})
@@ -315,10 +243,7 @@ SG = [  # Sparse Guidance, Table 1: SiT-XL/2, r_{2->24}, GFLOPs a step.
     ({"name": "apg"}, 228.84),
     ({"name": "autoguidance"}, 228.84),
     ({"name": "routed"}, 97.67),
-    (
-        {"name": "routed", "strong": "cosine:0:0.6", "weak": "cosine:0.6:0", "checkpoint": "50K"},
-        173.16,
-    ),
+    ({"name": "routed", "strong": "cosine:0:0.6", "weak": "cosine:0.6:0", "checkpoint": "50K"}, 173.16),
 ]
 
 
@@ -353,13 +278,9 @@ def test_cost_counts_what_runs():
     ("options", "route", "says"),
     [
         ("routed", "none", "guidance=routed needs a route: train with one, or set guidance.route=auto"),
-        ("routd", "1-2", "did you mean routed"),
         ({"name": "routed", "weak": 1}, "1-2", "guidance.weak=1.0: expected a rate >= 0 and < 1"),
         ({"name": "routed", "weak": "cos:1:0"}, "1-2", "such as cosine:0.6:0"),
-        ({"name": "cfg", "scal": 2}, None, "did you mean scale"),
-        ({"name": "cfg", "scale": float("inf")}, None, "scale=inf: expected a finite number"),
         ({"name": "interval", "low": 3}, None, "guidance.low=3.0: expected a value below guidance.high=2.9"),
-        ({"name": "apg", "momentum": -1}, None, "guidance.momentum=-1: expected a number > -1 and < 1"),
     ],
 )
 def test_wrong_options_say_what_to_type(options, route, says):
@@ -399,9 +320,7 @@ def test_path_drop_leaves_out_the_fused_span():
     ran, labels = [], []
     for i, block in enumerate(model.stack.blocks):
         block.register_forward_hook(lambda *_, i=i: ran.append(i))
-    model.register_forward_pre_hook(
-        lambda m, a, k: labels.append(k["y"][0].item()), with_kwargs=True
-    )
+    model.register_forward_pre_hook(lambda m, a, k: labels.append(k["y"][0].item()), with_kwargs=True)
     out = generate(model, path, walk, guidance, torch.arange(2), torch.tensor([3, 3]))
     assert out.isfinite().all() and ran == [0, 1, 2, 3, 4, 0, 4] * 3
     assert labels == [3, 5] * 3  # the weak pass has the null class

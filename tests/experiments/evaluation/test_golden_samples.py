@@ -6,8 +6,6 @@ REGENERATE=1 python -m pytest tests/experiments/evaluation/test_golden_samples.p
 purpose.
 """
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -32,12 +30,7 @@ GUIDANCE = {
     "icg": {"name": "icg", "scale": 2.0},
     "routed": {"name": "routed", "strong": "0", "weak": "0.5"},
     "routed nested": {"name": "routed", "strong": "0.25", "weak": "0.75", "subsets": "nested"},
-    "routed null class": {
-        "name": "routed",
-        "strong": "0",
-        "weak": "cosine:0.6:0",
-        "null_class": True,
-    },
+    "routed null class": {"name": "routed", "strong": "0", "weak": "cosine:0.6:0", "null_class": True},
     "autoguidance": {"name": "autoguidance", "scale": 2.0},
     "pathdrop": {"name": "pathdrop"},
 }
@@ -70,16 +63,14 @@ PAIRS = [
 FAMILIES = ("dit", "mamba", "rwkv")
 
 
-def projections(values: torch.Tensor) -> list[float]:
+def projections(values):
     flat = values.double().flatten()
     index = torch.arange(len(flat), dtype=torch.float64)
-    weighted = [
-        (flat * torch.cos(rate * index)).sum() / len(flat) ** 0.5 for rate in (0.0, 0.37, 1.1, 2.3)
-    ]
+    weighted = [(flat * torch.cos(rate * index)).sum() / len(flat) ** 0.5 for rate in (0.0, 0.37, 1.1, 2.3)]
     return [float(value) for value in [*weighted, flat.std()]]
 
 
-def wavy(family: str = "dit", **settings):
+def wavy(family="dit", **settings):
     """A small model whose weights come from no generator: cosines of their index, no gate at zero."""
     shape = {"num_classes": 5, "in_channels": 2, "input_size": 4}
     model = create_model(family, "T/1", **{**shape, "depth": 4, "width": 32, "heads": 2, **settings})
@@ -95,15 +86,13 @@ def bundled():
     return {name: pretrained(RESULTS / "models" / f"{name}.safetensors").eval() for name in MODELS}
 
 
-def sample_objective(objective: str, sampler: str, guidance: str) -> torch.Tensor:
+def sample_objective(objective, sampler, guidance):
     model = wavy(learn_sigma=objective == "ddpm learned variance")
     options = {"steps": STEPS, **SAMPLERS[sampler]}
-    return sample(
-        model, OBJECTIVES[objective], options, GUIDANCE[guidance], torch.tensor(SEEDS), "1-2"
-    )
+    return sample(model, OBJECTIVES[objective], options, GUIDANCE[guidance], torch.tensor(SEEDS), "1-2")
 
 
-def sample_bundled(family: str, guidance: str, bundled) -> torch.Tensor:
+def sample_bundled(family, guidance, bundled):
     model, weak = bundled[f"{family}_2-8"], None
     if guidance == "autoguidance":
         weak = bundled[f"{family}_none"]
@@ -115,18 +104,16 @@ def sample_bundled(family: str, guidance: str, bundled) -> torch.Tensor:
     return sample(model, "edm", heun, GUIDANCE[guidance], torch.tensor(SEEDS), "2-8", weak)
 
 
-def predict(model) -> torch.Tensor:
+def predict(model):
     """What a model answers to fixed pictures, times and classes, the null class among them."""
     height, width = model.config["input_size"]
     index = torch.arange(3 * model.in_channels * height * width, dtype=torch.float64)
     pictures = torch.sin(0.61 * index).float().reshape(3, model.in_channels, height, width)
     with torch.no_grad():
-        return model(
-            pictures, torch.tensor([-0.8, 0.1, 0.7]), torch.tensor([0, 7, model.num_classes])
-        )
+        return model(pictures, torch.tensor([-0.8, 0.1, 0.7]), torch.tensor([0, 7, model.num_classes]))
 
 
-def cases(bundled) -> dict:
+def cases(bundled):
     """Return a function for every case by its name."""
     found = {}
     for objective, sampler in PAIRS:
@@ -148,14 +135,12 @@ def golden(bundled):
     return json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
-def check(golden, bundled, *beginnings: str) -> None:
+def check(golden, bundled, *beginnings):
     chosen = {name: case for name, case in cases(bundled).items() if name.startswith(beginnings)}
     assert chosen
     for name, (make, *rest) in chosen.items():
         scale = max(map(abs, golden[name]))
-        assert projections(make(*rest)) == pytest.approx(golden[name], rel=0, abs=CLOSE * scale), (
-            name
-        )
+        assert projections(make(*rest)) == pytest.approx(golden[name], rel=0, abs=CLOSE * scale), name
 
 
 @pytest.mark.parametrize(("objective", "sampler"), PAIRS)
@@ -181,7 +166,7 @@ def test_every_registered_sampler_and_guidance_has_a_case(golden, bundled):
 
 
 def test_the_numbers_tell_the_cases_apart(golden):
-    def behaviour(name: str) -> str:
+    def behaviour(name):
         # DDIM without noise is Euler's method, and only DDPM's own sampler reads a learned variance.
         name = name.replace(", ddim", ", euler") if name.endswith(", ddim") else name
         return name if name.endswith(", ddpm") else name.replace(" learned variance", "")

@@ -1,26 +1,20 @@
 """The held-out loss: the objective's own, on noise that no run can change, for both passes."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from small import make_model_and_data, small
 
 from experiments.diffusion.objectives import create_objective
-from experiments.evaluate import parser
 from experiments.evaluation import heldout_loss
-from experiments.evaluation.evaluate_command import evaluate
 from experiments.evaluation.heldout import HeldOut, _EvenNoiseLevels
 from experiments.evaluation.scoring import score
-from experiments.options.evaluation import MetricError, Score
 from experiments.runtime.console import Console
 from experiments.training.session import train
 
 
-def data(folder: Path, *overrides: str) -> HeldOut:
+def data(folder, *overrides):
     """Return a narrow random model before its held-out data."""
     config = small(folder, *overrides)
     model, dataset = make_model_and_data(config)
@@ -28,12 +22,12 @@ def data(folder: Path, *overrides: str) -> HeldOut:
     return HeldOut(model, config, dataset, objective, torch.device("cpu"))
 
 
-def values(found: list[Score]) -> dict[str, float]:
+def values(found):
     return {each.key: each.value for each in found}
 
 
 @pytest.mark.parametrize("objective", ["edm", "flow", "ddpm"])
-def test_two_runs_are_compared_on_the_same_noisy_inputs(tmp_path: Path, objective: str) -> None:
+def test_two_runs_are_compared_on_the_same_noisy_inputs(tmp_path, objective):
     seen = []
     for more in (("seed=0",), ("seed=7", "route=1-2", "backbone=mamba", "train.batch=4")):
         held = data(tmp_path, f"objective={objective}", *more)
@@ -53,7 +47,7 @@ def test_two_runs_are_compared_on_the_same_noisy_inputs(tmp_path: Path, objectiv
         assert all(torch.equal(a, b) for a, b in zip(dense, each, strict=True))
 
 
-def test_the_loss_is_the_objectives_own_mean_over_all_of_the_split(tmp_path: Path) -> None:
+def test_the_loss_is_the_objectives_own_mean_over_all_of_the_split(tmp_path):
     held = data(tmp_path, "route=1-2")
     # An untrained output layer answers zero: EDM's loss of that is known.
     for p in held.model.head.parameters():
@@ -65,41 +59,33 @@ def test_the_loss_is_the_objectives_own_mean_over_all_of_the_split(tmp_path: Pat
         time = held.objective.times(_EvenNoiseLevels(torch.arange(360), draw))
         levels = time.reshape(-1, 1, 1, 1)
         denoised = 0.25 / (levels**2 + 0.25) * (x + levels * noise)
-        expected.append(
-            ((levels**2 + 0.25) / (levels * 0.5) ** 2 * (denoised - x) ** 2).double().mean()
-        )
+        expected.append(((levels**2 + 0.25) / (levels * 0.5) ** 2 * (denoised - x) ** 2).double().mean())
     assert found["heldout_loss"] == pytest.approx(float(sum(expected)) / 2, rel=1e-5)
     assert found["heldout_loss_routed"] == pytest.approx(found["heldout_loss"], rel=1e-6)
 
 
-def test_a_process_without_a_sample_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_without_a_sample_changes_nothing(tmp_path, monkeypatch):
     other = torch.tensor([[4.0, 6.0]], dtype=torch.float64)  # of another process: images, loss
     monkeypatch.setattr(heldout_loss, "share", lambda n: range(0))
     monkeypatch.setattr(heldout_loss, "gather_rows", lambda own: torch.cat([own, other]))
     assert values(heldout_loss.heldout_scores(data(tmp_path), 10)) == {"heldout_loss": 1.5}
 
 
-def test_noise_levels_cover_those_of_training_evenly() -> None:
+def test_noise_levels_cover_those_of_training_evenly():
     spread = _EvenNoiseLevels(torch.arange(1000, 1200), 3)
-    assert (spread.uniform("sigma", 1)[:, 0] * 10).long().bincount().tolist() == pytest.approx(
-        [20] * 10, abs=2
-    )
+    assert (spread.uniform("sigma", 1)[:, 0] * 10).long().bincount().tolist() == pytest.approx([20] * 10, abs=2)
     normal = spread.normal("sigma", 1)
     assert abs(normal.mean()) < 0.02 and normal.std() == pytest.approx(1, abs=0.03)
 
 
-def test_tokens_dropped_for_good_are_left_out(tmp_path: Path) -> None:
+def test_tokens_dropped_for_good_are_left_out(tmp_path):
     held = data(tmp_path, "route=0-3", "routing.reinsert=none")
     dense, routed = held.losses(torch.arange(64))
     assert torch.isfinite(routed) and routed != dense
 
 
 @pytest.mark.slow
-def test_a_run_reports_it_beside_its_scores_and_training_leaves_no_trace_in_the_noise(
-    tmp_path: Path,
-) -> None:
+def test_a_run_reports_it_beside_its_scores_and_training_leaves_no_trace_in_the_noise(tmp_path):
     metrics = "eval.metrics=[memorisation_pixels,heldout_loss]"
     few = ("eval.every=3", "eval.samples=10", "eval.batch=10", "seed=3")
     folder = train(small(tmp_path, "route=1-2", "eval=digits", metrics, *few), quiet=True)
@@ -118,24 +104,16 @@ def test_a_run_reports_it_beside_its_scores_and_training_leaves_no_trace_in_the_
     assert again["heldout_loss"] == pytest.approx(last["value"], rel=1e-6)
 
 
-def test_a_loss_alone_samples_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_alone_samples_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("experiments.evaluation.pipeline.generate", None)
     held = data(tmp_path, "eval=digits")
     found = score(held.model, held.config, held.dataset, metrics=("heldout_loss",))
     assert [s.metric for s in found] == ["heldout-loss-360"]  # no route, no routed pass
 
 
-def test_data_without_a_held_out_split_say_that_the_loss_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_data_without_a_held_out_split_say_that_the_loss_is_missing(tmp_path, capsys):
     held = data(tmp_path, "eval=digits")
     del held.dataset.sizes["test"]
     metrics = ("heldout_loss",)
     assert score(held.model, held.config, held.dataset, metrics=metrics, console=Console()) == []
     assert "heldout_loss is missing: data=digits has no held-out split" in capsys.readouterr().out
-
-
-def test_images_have_no_loss(tmp_path: Path) -> None:
-    arguments = parser().parse_args([str(tmp_path), "--metrics", "heldout_loss"])
-    with pytest.raises(MetricError, match="heldout_loss is a model's own loss"):
-        evaluate(arguments)

@@ -1,21 +1,18 @@
-"""Names, options and YAML: what can be asked for, and what is said when it cannot."""
-
-from __future__ import annotations
+"""Names and options of scores: what can be asked for, what is said when it cannot, and which six a run prints."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from backbones.validation import validate
+from experiments.evaluation.headline import headline, one_line
 from experiments.options.evaluation import (
+    METRICS,
     EvalOptions,
     MetricError,
     Score,
     defaults_for,
     full_name,
-    options_for,
     plan_scores,
 )
 from routing.errors import UserError
@@ -33,19 +30,17 @@ CONF = Path(__file__).resolve().parents[3] / "experiments" / "conf" / "eval"
         ("adherence_colour", 1000, "scenes-probe", "adherence-colour-1K (scenes-probe)"),
     ],
 )
-def test_full_names(metric: str, n: int, features: str | None, name: str) -> None:
+def test_full_names(metric, n, features, name):
     assert full_name(metric, n, features) == name
 
 
-def options_of(values: dict[str, Any]) -> EvalOptions:
+def options_of(values):
     options: EvalOptions = validate(EvalOptions, values, "eval.")
     return options
 
 
-@pytest.mark.parametrize(
-    "path", sorted(p for p in CONF.glob("*.yaml") if p.stem != "none"), ids=lambda p: p.stem
-)
-def test_every_preset_is_valid_and_can_be_measured(path: Path) -> None:
+@pytest.mark.parametrize("path", sorted(p for p in CONF.glob("*.yaml") if p.stem != "none"), ids=lambda p: p.stem)
+def test_every_preset_is_valid_and_can_be_measured(path):
     options = options_of(defaults_for(path.stem))
     if path.stem != "latents":  # an alias of inception
         assert options.name == path.stem
@@ -53,40 +48,20 @@ def test_every_preset_is_valid_and_can_be_measured(path: Path) -> None:
     assert plan or options.metrics == ("heldout_loss",)  # which needs no features
 
 
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        (
-            {"metrics": ("fdi",)},
-            r"eval.metrics=\[fdi\]: expected one of fd, sfid, .*, or a list of these; did you mean fd",
-        ),
-        ({"metrics": ()}, r"eval.metrics=\[\]: expected some of fd, sfid"),
-        ({"features": ("inception",)}, "did you mean inception-adm"),
-        ({"samples": 1}, "eval.samples=1: expected an integer >= 2"),
-    ],
-)
-def test_wrong_options_are_one_sentence(values: dict, sentence: str) -> None:
+def test_a_wrong_metric_is_one_sentence():
+    sentence = r"eval.metrics=\[fdi\]: expected one of fd, sfid, .*, or a list of these; did you mean fd"
     with pytest.raises(UserError, match=sentence) as caught:
-        options_of(values)
+        options_of({"metrics": ("fdi",)})
     assert "\n" not in str(caught.value)
 
 
-def test_one_name_is_a_list_of_one() -> None:
+def test_one_name_is_a_list_of_one():
     options = options_of({"metrics": "fd", "features": "autoencoder"})
     assert (options.metrics, options.features) == (("fd",), ("autoencoder",))
 
 
-def test_a_run_without_conditions_loses_what_compares_with_them() -> None:
-    config = SimpleNamespace(data={"name": "digits"}, eval={"name": "none"}, task="none")
-    assert "accuracy" not in options_for(config).metrics
-    assert options_for(config, metrics=["accuracy"]).metrics == ("accuracy",)
-    config.eval = {"metrics": ["accuracy"]}
-    with pytest.raises(MetricError, match="expected some of"):
-        options_for(config)
-
-
-def test_a_metric_needs_features_that_can_measure_it() -> None:
-    def assign(metrics: tuple[str, ...], *features: str) -> dict:
+def test_a_metric_needs_features_that_can_measure_it():
+    def assign(metrics, *features):
         return plan_scores(EvalOptions(metrics=metrics, features=features), "digits", True, {})
 
     plan = assign(("fd", "sfid", "accuracy"), "inception-adm", "digits-classifier")
@@ -97,6 +72,55 @@ def test_a_metric_needs_features_that_can_measure_it() -> None:
         assign(("accuracy",), "dinov2-vitl14")
 
 
-def test_a_score_that_is_no_number_is_refused() -> None:
+def test_a_score_that_is_no_number_is_refused():
     with pytest.raises(MetricError, match="is nan: the samples"):
         Score("FD-2 (x)", "fd", float("nan"), 2, None, None)
+
+
+def entry(key, value, features="a-classifier@12345678"):
+    name = full_name(key, 300, features and features.partition("@")[0])
+    better = METRICS[key].better if key in METRICS else "higher"
+    return {"key": key, "metric": name, "value": value, "features": features, "better": better}
+
+
+ALL = [
+    entry("fd", 12.345),
+    entry("accuracy", 0.5),
+    entry("precision", 0.6),
+    entry("recall", 0.0789),
+    entry("memorisation", 0.91),
+    entry("memorisation_heldout", 0.8123),
+    entry("fd", 99.0, "autoencoder@87654321"),
+    entry("precision", 0.1, "autoencoder@87654321"),
+    entry("memorisation_pixels", 0.7, None),
+    entry("heldout_loss", 0.1234, None),
+    entry("heldout_loss_routed", 0.2, None),
+]
+
+
+def test_six_scores_of_the_data_sets_own_network_are_printed():
+    rows = [(score.name, score.value) for score in headline(ALL)]
+    assert rows == [
+        ("FD ↓", "12.3"),
+        ("accuracy ↑", "0.5"),
+        ("precision ↑", "0.6"),
+        ("recall ↑", "0.0789"),
+        ("held-out loss ↓", "0.123"),
+        ("memorisation", "0.91"),
+    ]
+    assert headline(ALL)[-1].meaning.endswith("unseen images 0.81")
+
+
+def test_the_short_form_fits_a_terminal():
+    text = one_line(ALL)
+    assert text == "FD 12.3  accuracy 0.5  recall 0.0789  held-out loss 0.123"
+    assert len(f"step 400000:  {text}") <= 80
+
+
+def test_names_of_published_metrics_stay():
+    features = "inception-adm@6726825d"
+    scores = [entry(key, 2.0, features) for key in ("fd", "sfid", "is", "precision", "recall")]
+    scores.append(entry("heldout_loss", 0.1, None))
+    names = [score.short_name for score in headline(scores)]
+    assert names == ["FID", "sFID", "IS", "precision", "recall", "held-out loss"]
+    assert headline([]) == [] and one_line([]) == ""

@@ -1,8 +1,7 @@
-"""experiments/sample.py: what it writes, from what, and what it says when it cannot."""
-
-from __future__ import annotations
+"""experiments/sample.py: what it writes, its pictures among them, from what, and what it says when it cannot."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,18 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_tools import latents, write_lightning, write_store
+from exported import export_weights
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from experiments import components as build
 from experiments import sample
 from experiments.config.compose import load
+from experiments.data import create
 from experiments.data.data_options import DataError
-from experiments.data.latent_options import LatentsOptions
-from experiments.data.latent_space import LatentSpace
 from experiments.evaluation import trained_model
 from experiments.evaluation.decoder import create_decoder
+from experiments.evaluation.pictures import GAP, image_grid, save_gif, save_png
 from experiments.evaluation.sample_folder import write_pictures
 from experiments.evaluation.sample_request import (
     parse_captions,
@@ -30,7 +30,6 @@ from experiments.evaluation.sample_request import (
     plan_request,
 )
 from experiments.evaluation.sample_store import SampleStore
-from experiments.evaluation.sampling_options import parse_overrides
 from experiments.options.roles import ConfigError
 from experiments.runtime.command import run_command
 from experiments.runtime.console import Console
@@ -38,21 +37,9 @@ from experiments.runtime.console import Console
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
-def export(path, *overrides, seed=0):
-    config = load(["data=digits", "backbone.depth=4", "route=1-2", "sampler.steps=3", *overrides])
-    dataset = build.make_dataset(config)
-    info = build.describe_data(dataset)
-    model = build.make_model(config, info)
-    torch.manual_seed(seed)
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.1)
-    trained_model.export(path, model, model.state_dict(), config, 7, info)
-    return path
+def export(path, *overrides):
+    words = ["data=digits", "backbone.depth=4", "route=1-2", "sampler.steps=3"]
+    return export_weights(path, load([*words, *overrides]))
 
 
 @pytest.fixture(scope="module")
@@ -132,15 +119,8 @@ def test_the_same_command_again_is_done_and_another_is_refused(weights, tmp_path
     assert "holds samples with another guidance" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("guidance", ["interval", "routed", "apg"])
-def test_every_guidance_and_its_options(weights, tmp_path, capsys, guidance):
-    arguments = [weights, "--classes", "1", "--seeds", "0-1", "--device", "cpu"]
-    assert run(*arguments, "--guidance", guidance, "--scale", 2, "--out", tmp_path / "a") == 0
-    assert f"guidance  {guidance}" in capsys.readouterr().out
-
-
 def test_samplers_steps_and_weak_checkpoints(weights, tmp_path, capsys):
-    weak = export(tmp_path / "weak.safetensors", "backbone.depth=3", seed=1)
+    weak = export(tmp_path / "weak.safetensors", "backbone.depth=3")
     arguments = [weights, "--classes", "1", "--seeds", "0-1", "--device", "cpu", "--steps", 4]
     auto = ["--guidance", "autoguidance", f"guidance.checkpoint={weak}", "--scale", 2]
     assert run(*arguments, *auto, "--out", tmp_path / "a", "--sampler", "ddim") == 0
@@ -151,13 +131,6 @@ def test_samplers_steps_and_weak_checkpoints(weights, tmp_path, capsys):
     assert "(linear layers" in capsys.readouterr().out
     manifest = json.loads((tmp_path / "b/shards/manifest.json").read_text())
     assert manifest["sampler"]["reuse_every"] == 2  # as samples of earlier versions have it
-
-
-def test_a_pass_without_the_fused_span_is_costed_and_sampled(tmp_path, capsys):
-    fused = export(tmp_path / "fused.safetensors", "routing.learned=fuse")
-    arguments = ["--guidance", "pathdrop", "--seeds", "0-1", "--device", "cpu"]
-    assert run(fused, *arguments, "--out", tmp_path / "out") == 0
-    assert "10 passes in 10 batches" in capsys.readouterr().out
 
 
 def test_an_image_of_a_seed_and_class_is_the_same_in_every_request(weights, tmp_path):
@@ -183,21 +156,11 @@ def test_text_model(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--classes", "cat"], "no class of that name"),
         (["--guidance", "autoguidance"], "guidance.checkpoint=RUN@STEP"),
-        (["--guidance", "cfg", "guidance.sclae=2"], "did you mean scale"),
-        (
-            ["--guidance", "none", "--scale", "2"],
-            "scale 2: there is no guidance; add --guidance cfg",
-        ),
+        (["--guidance", "none", "--scale", "2"], "scale 2: there is no guidance; add --guidance cfg"),
         (["--scale", "2", "guidance.scale=3"], "guidance.scale is given twice, also as 2.0"),
-        (
-            ["--guidance", "autoguidance", "guidance.checkpoint=/no"],
-            "guidance.checkpoint=/no: /no does",
-        ),
         (["--captions", "a cat"], "not conditioned on text"),
         (["--classes", "3,", "7"], "a list is one word, such as 3,7"),
-        (["model.width=3"], "sampling can change sampler.KEY=VALUE"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_code_2(weights, tmp_path, capsys, arguments, says):
@@ -208,18 +171,18 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(weights, tmp_path, capsys, 
 
 
 def test_a_run_without_what_guidance_needs(tmp_path, capsys):
-    arguments = ["--seeds", "0", "--device", "cpu", "--out", tmp_path / "out"]
     dense = export(tmp_path / "dense.safetensors", "route=none", "train.label_drop=0")
-    assert run(dense, *arguments, "--guidance", "routed") == 2
-    message = "guidance=routed needs a route: train with one, or set guidance.route=auto"
-    assert message in capsys.readouterr().err
-    assert run(dense, *arguments, "--guidance", "cfg") == 2
-    assert "train.label_drop=0" in capsys.readouterr().err
     plain = export(tmp_path / "plain.safetensors", "task=none", "guidance=none")
-    assert run(plain, *arguments, "--guidance", "cfg") == 2
-    assert "classes or text" in capsys.readouterr().err
-    assert run(plain, *arguments, "--classes", "1") == 2
-    assert "has no classes" in capsys.readouterr().err
+    refused = [
+        (dense, ["--guidance", "routed"], "guidance=routed needs a route: train with one, or set guidance.route=auto"),
+        (dense, ["--guidance", "cfg"], "train.label_drop=0"),
+        (plain, ["--guidance", "cfg"], "classes or text"),
+        (plain, ["--classes", "1"], "has no classes"),
+    ]
+    arguments = ["--seeds", "0", "--device", "cpu", "--out", tmp_path / "out"]
+    for path, words, message in refused:
+        assert run(path, *arguments, *words) == 2
+        assert message in capsys.readouterr().err
     assert run(plain, *arguments) == 0
 
 
@@ -236,87 +199,51 @@ def test_help_needs_no_torch_and_the_script_runs_from_anywhere(weights, tmp_path
     assert (tmp_path / "samples/grid.png").exists() and not (tmp_path / "samples/png").exists()
 
 
-def test_numbers_classes_captions_overrides():
-    assert parse_numbers("3,7", "--seeds") == [3, 7]
+def test_numbers_and_classes():
     assert parse_numbers("0-2, 9", "--seeds") == [0, 1, 2, 9]
     names = ("cat", "dog", "great ape")
     assert parse_classes("dog,0,great ape", 3, names) == [1, 0, 2]
     assert parse_classes("all", 3, names) == [0, 1, 2]
     with pytest.raises(ConfigError, match="did you mean dog"):
         parse_classes("dgo", 3, names)
+
+
+def test_captions_stand_in_the_argument_or_in_a_file(tmp_path):
     assert parse_captions("a; b ;") == ["a", "b"]
-    with pytest.raises(ConfigError, match="No such file"):
-        parse_captions("none.txt")
-    found = parse_overrides(
-        ["guidance.scale=2", "sampler.shift=null", "guidance.weak=cosine:0.6:0"]
-    )
-    assert found["guidance"] == {"scale": 2, "weak": "cosine:0.6:0"}
-    assert found["sampler"] == {"shift": None}
-    # As for evaluate.py, a name may have options behind it.
-    found = parse_overrides([], sampler="ddim,eta=0.5", guidance="cfg,scale=2,channels=1", steps=12)
-    assert found["sampler"] == {"name": "ddim", "eta": 0.5, "steps": 12}
-    assert found["guidance"] == {"name": "cfg", "scale": 2, "channels": 1}
-
-
-def test_captions_from_a_file(tmp_path):
-    (tmp_path / "c.txt").write_text("one\n\ntwo\n")
-    assert parse_captions(str(tmp_path / "c.txt")) == ["one", "two"]
-    (tmp_path / "c.txt").write_bytes("caf\u00e9".encode("latin-1"))
-    with pytest.raises(ConfigError, match="expected text in UTF-8"):
-        parse_captions(str(tmp_path / "c.txt"))
+    file = tmp_path / "captions.txt"
+    file.write_text("one\n\ntwo\n")
+    assert parse_captions(str(file)) == ["one", "two"]
+    file.write_bytes("caf\u00e9".encode("latin-1"))
+    for unreadable in (file, tmp_path / "none.txt"):
+        with pytest.raises(ConfigError, match="expected text in UTF-8"):
+            parse_captions(str(unreadable))
 
 
 @pytest.mark.slow
 def test_two_processes_share_the_work(weights, tmp_path):
-    script = str(ROOT / "experiments" / "sample.py")
-    common = [str(weights), "--seeds=0-1100", "--steps=1", "--guidance=none", "--pngs=0"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    for name, start in (("one", [sys.executable]), ("two", launch)):
-        words = [*common, "--device=cpu", f"--out={tmp_path / name}"]
-        done = subprocess.run([*start, script, *words], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("ADM's evaluator") == 1
+    words = [str(weights), "--seeds=0-1100", "--steps=1", "--guidance=none", "--pngs=0", "--device=cpu"]
+    assert run(*words, f"--out={tmp_path / 'one'}") == 0
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    call = [*launch, str(ROOT / "experiments" / "sample.py"), *words, f"--out={tmp_path / 'two'}"]
+    done = subprocess.run(call, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ADM's evaluator") == 1
     with np.load(tmp_path / "one/samples.npz") as a, np.load(tmp_path / "two/samples.npz") as b:
         assert np.array_equal(a["arr_0"], b["arr_0"]) and np.array_equal(a["arr_1"], b["arr_1"])
 
 
-@pytest.fixture(scope="module")
-def vae(tmp_path_factory):
-    from diffusers import AutoencoderKL
-
-    folder = tmp_path_factory.mktemp("vae")
-    torch.manual_seed(0)
-    AutoencoderKL(
-        block_out_channels=(8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=4,
-        norm_num_groups=4,
-        layers_per_block=1,
-    ).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize("layout", ["store", "lightningdit"])
 def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, tmp_path, capsys):
-    import shutil
-
-    from data_tools import latents, write_lightning, write_store
-
-    from experiments.data import create
-    from experiments.evaluation.trained_model import load_model
-
     store, labels = tmp_path / "store", [k % 3 for k in range(8)]
-    {
-        "store": lambda: write_store(store, latents(8), labels),
-        "lightningdit": lambda: write_lightning(store, 3 * latents(8) + 1, latents(8), labels),
-    }[layout]()
+    if layout == "store":
+        write_store(store, latents(8), labels)
+    else:
+        write_lightning(store, 3 * latents(8) + 1, latents(8), labels)
     weights = export(
         tmp_path / "model.safetensors", "data=latents", f"data.path={store}", f"data.vae={vae}",
         "size=T/2", "eval=none",
     )  # fmt: skip
-    loaded = load_model(weights, device="cpu")
+    loaded = trained_model.load_model(weights, device="cpu")
     there = create(loaded.config.data)
     x = torch.randn(2, *there.shape, generator=torch.Generator().manual_seed(0))
     wanted = there.to_pixels(x)
@@ -331,16 +258,34 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
     out = tmp_path / "out"
     assert run(weights, "--classes", "1", "--seeds", "0-1", "--out", out, "--device", "cpu") == 0
     with np.load(out / "samples.npz", allow_pickle=False) as data:
-        assert data["arr_0"].shape == (2, 16, 16, 3)
+        assert data["arr_0"].shape == (2, 64, 64, 3)
     assert run(weights, "data.vae=nowhere/vae", "--out", tmp_path / "no", "--device", "cpu") == 2
     assert "the weights of nowhere/vae are not on this machine" in capsys.readouterr().err
 
 
-def test_a_damaged_description_of_latents_is_one_sentence():
-    info = {"shape": [4, 8, 8], "num_classes": 0, "class_names": [], "text": None}
-    decoding = {"shift": [0.0] * 4, "unit": [1.0] * 4, "vae": "x"}
-    info |= {"fingerprint": "x", "decoding": decoding}
-    assert LatentSpace.restore(LatentsOptions(), info).decoding.factor is None
-    decoding["unit"] = [1.0]
-    with pytest.raises(DataError, match="pass the store that they were trained on"):
-        LatentSpace.restore(LatentsOptions(), info)
+def images(n, size=8):
+    values = torch.arange(n, dtype=torch.uint8).reshape(-1, 1, 1, 1) + 1
+    return values.expand(n, 3, size, size).contiguous()
+
+
+def test_grid_is_row_major_and_enlarged_by_a_whole_factor():
+    picture = image_grid(images(5), columns=3)
+    assert picture.shape == (2 * (48 + GAP) + GAP, 3 * (48 + GAP) + GAP, 3)
+    for i in range(5):
+        top, left = (i // 3) * 50 + GAP, (i % 3) * 50 + GAP
+        assert (picture[top : top + 48, left : left + 48] == i + 1).all()
+    assert (picture[50 + GAP :, 2 * 50 + GAP :] == 255).all()  # a place without an image
+
+
+def test_a_gif_of_pngs_stays_longer_on_its_last_frame(tmp_path):
+    frames = [tmp_path / f"{i}.png" for i in range(4)]
+    for i, path in enumerate(frames):
+        save_png(image_grid(images(2 * i + 1) * 40, columns=3), path)
+    save_gif(frames, tmp_path / "progress.gif", seconds=0.1)
+    with Image.open(tmp_path / "progress.gif") as gif:
+        assert gif.n_frames == 4 and gif.size == (152, 152) and gif.info["loop"] == 0
+        durations = []
+        for frame in range(4):
+            gif.seek(frame)
+            durations.append(gif.info["duration"])
+    assert durations == [100, 100, 100, 400]

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from small import overrides, small
+from small import ROOT, overrides
 
 from backbones.ops import native
-from experiments import bench, components, run, sample
-from experiments.evaluation import trained_model
+from experiments import bench, run, sample
+from experiments.benchmark import block_times
 
 LINE = "building the CPU kernels, once for this machine ..."
 
 
-@pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    """Exported weights of an untrained model."""
-    config = small(
-        tmp_path / "none", "route=1-2", "eval=digits", "eval.samples=20", "sampler.steps=2"
-    )
-    info = components.describe_data(components.make_dataset(config))
-    model = components.make_model(config, info)
-    path = tmp_path / "model.safetensors"
-    trained_model.export(path, model, model.state_dict(), config, 7, info)
-    return path
-
-
-@pytest.fixture
-def no_library_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def no_library_yet(monkeypatch):
     """As on a machine without the built library; the build itself is left out."""
 
-    def load() -> tuple[bool, str]:
+    def load():
         native.REPORT(LINE)
         return False, "left out by a test"
 
@@ -43,22 +28,17 @@ def no_library_yet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["run", "sample", "bench"])
-def test_the_build_of_the_kernels_is_shown(
-    name: str,
-    weights: Path,
-    tmp_path: Path,
-    no_library_yet: None,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out = str(tmp_path / "out")
+def test_the_build_of_the_kernels_is_shown(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(block_times, "VALUES", 1 << 10)
+    weights = str(ROOT / "results/models/dit_2-8.safetensors")
     commands = {
         "run": (run.main, overrides(tmp_path, "train.steps=1", "sampler.steps=1")),
-        "sample": (sample.main, [str(weights), "--seeds", "0", "--out", out]),
+        "sample": (sample.main, [weights, "--seeds", "0", "--steps", "1", "--out", str(tmp_path / "out")]),
         "bench": (bench.main, [
-            "size=T/2", "tokens=16", "depth=4", "route=1-2", "batch=2", "rounds=1", "block_tokens=16",
-            "backbone=dit", "device=cpu", "parts=blocks", f"out={out}.json",
+            "size=T/2", "backbone=dit", "device=cpu", "parts=blocks", "block_tokens=16", "rounds=1",
+            f"out={tmp_path / 'bench.json'}",
         ]),
     }  # fmt: skip
-    command, words = commands[name]
-    assert command(words) == 0
+    main, words = commands[name]
+    assert main(words) == 0
     assert capsys.readouterr().out.splitlines().count(LINE) == 1

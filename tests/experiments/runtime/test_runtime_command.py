@@ -19,41 +19,36 @@ from experiments.training.session import train
 from routing.errors import UserError
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def failing(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+def test_memory_that_runs_out_anywhere_is_one_sentence(capsys):
+    errors = (
         MemoryError(),
         RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
         RuntimeError("std::bad_alloc"),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
         ImportError("libtorch.so: failed to map segment from shared object"),
-    ],
-)
-def test_memory_that_runs_out_anywhere_is_one_sentence(error, capsys):
-    def fail(words):
-        raise error
-
-    assert run_command(fail, []) == 2
-    text = capsys.readouterr().err
-    assert text.startswith("error: out of memory: use a smaller model") and text.count("\n") == 1
+    )
+    for error in errors:
+        assert run_command(failing(error), []) == 2
+        text = capsys.readouterr().err
+        assert text.startswith("error: out of memory: use a smaller model") and text.count("\n") == 1
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), ImportError("no name x in y")])
-def test_other_errors_keep_their_traceback(error):
-    def fail(words):
-        raise error
-
-    with pytest.raises(type(error), match=str(error)):
-        run_command(fail, [])
+def test_other_errors_keep_their_traceback():
+    for error in (RuntimeError("shapes differ"), ImportError("no name x in y")):
+        with pytest.raises(type(error), match=str(error)):
+            run_command(failing(error), [])
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory")])
-def test_a_benchmark_without_memory_names_its_own_keys(error, tmp_path, monkeypatch):
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(bench_report.step_times, "measure", fail)
+def test_a_benchmark_without_memory_names_its_own_keys(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_report.step_times, "measure", failing(RuntimeError("CUDA out of memory")))
     options = BenchOptions(
         backbone=("dit",), size=("T/2",), tokens=(16,), batch=1, parts=("steps",), device="cpu",
         out=str(tmp_path / "bench.json"),
@@ -63,17 +58,12 @@ def test_a_benchmark_without_memory_names_its_own_keys(error, tmp_path, monkeypa
 
 
 def test_a_step_without_memory_names_the_micro_batch(tmp_path, monkeypatch):
-    def fail(self, batch):
-        raise MemoryError
-
-    monkeypatch.setattr("experiments.training.step.TrainingStep.train_on", fail)
+    monkeypatch.setattr("experiments.training.step.TrainingStep.train_on", failing(MemoryError()))
     with pytest.raises(UserError, match=r"train\.micro_batch=4"):
         train(small(tmp_path), quiet=True)
 
 
-def test_compiled_blocks_without_a_compiler_are_refused_before_the_first_step(
-    tmp_path, monkeypatch, capsys
-):
+def test_compiled_blocks_without_a_compiler_are_refused_before_the_first_step(tmp_path, monkeypatch, capsys):
     from torch._inductor import cpp_builder
 
     cpp_builder.cpp_compiler_search.cache_clear()
@@ -88,13 +78,13 @@ def test_compiled_blocks_without_a_compiler_are_refused_before_the_first_step(
     assert text.count("\n") == 1 and not (config.folder / "config.yaml").exists()
 
 
-@pytest.mark.parametrize("name", ["foo", "cuda:999", "meta"])
-def test_a_device_that_accelerate_cannot_use_is_refused(name, tmp_path, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", name)
-    with pytest.raises(UserError, match=f"^ACCELERATE_TORCH_DEVICE={name}: expected a device"):
-        train(small(tmp_path), quiet=True)
-    several = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
-    for variable, value in {**several, "MASTER_PORT": "29500"}.items():
+def test_a_device_that_accelerate_cannot_use_is_refused(tmp_path, monkeypatch):
+    for name in ("foo", "cuda:999", "meta"):
+        monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", name)
+        with pytest.raises(UserError, match=f"^ACCELERATE_TORCH_DEVICE={name}: expected a device"):
+            train(small(tmp_path), quiet=True)
+    several = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for variable, value in several.items():
         monkeypatch.setenv(variable, value)
     with pytest.raises(UserError, match="ACCELERATE_TORCH_DEVICE"):
         processes.join()

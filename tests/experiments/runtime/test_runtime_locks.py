@@ -21,14 +21,9 @@ def test_two_writers_are_refused_and_the_lock_of_a_killed_process_is_not_held(tm
         "import time; from experiments.runtime.locks import locked; from pathlib import Path\n"
         f"with locked(Path({str(tmp_path)!r})): print('in', flush=True); time.sleep(60)"
     )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+    holder = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "in\n" and is_locked(tmp_path)
-    with (
-        pytest.raises(LockedError, match=f"process {holder.pid} on "),
-        locked(tmp_path, wait_s=0.1),
-    ):
+    with pytest.raises(LockedError, match=f"process {holder.pid} on "), locked(tmp_path, wait_s=0.1):
         pass
     holder.kill()
     holder.communicate()

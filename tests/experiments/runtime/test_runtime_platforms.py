@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small import ROOT, command, overrides, small
+from small import ROOT, overrides, small
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -89,20 +89,8 @@ for package in {PACKAGES}:
 
 @pytest.mark.slow
 def test_on_windows_every_module_is_imported_and_a_run_trains_and_resumes(tmp_path):
-    words = overrides(
-        tmp_path,
-        "backbone=mamba",
-        "route=1-2",
-        "train.steps=2",
-        "train.save_every=1",
-        "eval=digits",
-    )
-    encodings = {
-        "LC_ALL": "C",
-        "PYTHONUTF8": "0",
-        "PYTHONCOERCECLOCALE": "0",
-        "PYTHONIOENCODING": "ascii:strict",
-    }
+    words = overrides(tmp_path, "backbone=mamba", "route=1-2", "train.steps=2", "train.save_every=1", "eval=digits")
+    encodings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii:strict"}
     environment = os.environ | encodings | {"TREAD_NATIVE": "0", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", WINDOWS + COMMANDS + IMPORTS, *words],
@@ -119,35 +107,22 @@ class Narrow(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
         for x in tree_leaves(made):
-            if (
-                isinstance(x, torch.Tensor)
-                and x.is_meta
-                and x.dtype in (torch.float64, torch.complex128)
-            ):
+            if isinstance(x, torch.Tensor) and x.is_meta and x.dtype in (torch.float64, torch.complex128):
                 raise TypeError(f"{function} makes a float64 tensor")
         return made
 
 
 @pytest.mark.parametrize(
-    ("family", "objective"),
-    [*((family, "edm") for family in backbones.names()), ("dit", "flow"), ("dit", "ddpm")],
+    ("family", "objective"), [*((family, "edm") for family in backbones.names()), ("dit", "flow"), ("dit", "ddpm")]
 )
 def test_no_float64_reaches_a_device_that_has_none(family, objective, tmp_path, monkeypatch):
     monkeypatch.setattr(rng, "WITHOUT_FLOAT64", ("meta",))
-    monkeypatch.setattr(
-        torch, "autocast", lambda *_, **__: contextlib.nullcontext()
-    )  # it knows no meta
-    config = small(
-        tmp_path, f"backbone={family}", f"objective={objective}", "backbone.depth=4", "route=1-2"
-    )
-    step = build_step(
-        config, SimpleNamespace(device=torch.device("cpu"), num_processes=1, process_index=0)
-    )
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())  # it knows no meta
+    config = small(tmp_path, f"backbone={family}", f"objective={objective}", "backbone.depth=4", "route=1-2")
+    step = build_step(config, SimpleNamespace(device=torch.device("cpu"), num_processes=1, process_index=0))
     model, index = step.model.to("meta"), torch.arange(2)
     model.stack.fp32_after = False
-    batch = Batch(
-        torch.zeros(2, 1, 8, 8, device="meta"), torch.zeros(2, dtype=torch.long, device="meta")
-    )
+    batch = Batch(torch.zeros(2, 1, 8, 8, device="meta"), torch.zeros(2, dtype=torch.long, device="meta"))
     draws = rng.Draws(0, 0, index, device="meta")
     with Narrow():
         loss = step.batch_loss(batch, draws, Routing(Route.parse("1-2"), draws=draws))
@@ -160,34 +135,12 @@ def test_the_training_loop_keeps_its_sums_in_what_the_device_has():
         assert not re.search(r"float64|\.double\(\)", path.read_text(encoding="utf-8")), path.name
 
 
-@pytest.mark.slow
-def test_a_device_that_is_not_there_is_named_in_one_sentence(tmp_path):
-    words = command(*overrides(tmp_path))
-    done = subprocess.run(
-        words, env=os.environ | {"ACCELERATE_TORCH_DEVICE": "mps"}, capture_output=True, text=True
-    )
-    assert done.returncode == 2 and done.stderr.startswith(
-        "error: ACCELERATE_TORCH_DEVICE=mps: expected a device"
-    ), done.stderr
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "experiments/run.py backbone=mamba route=2-8",
-        "-m analysis tables runs",
-        "-m sweeps list",
-        "experiments/prepare.py tests out",
-        "experiments/sample.py x",
-        "experiments/evaluate.py x",
-        "experiments/export.py x y",
-        "experiments/bench.py",
-    ],
-)
-def test_a_python_without_the_packages_is_told_in_one_sentence(words):
-    # -S: no site-packages, as before `make env` or with another Python than the environment's.
-    ran = subprocess.run(
-        [sys.executable, "-S", *words.split()], cwd=ROOT, capture_output=True, text=True
-    )
-    assert ran.returncode == 2 and ran.stderr.count("\n") == 1, ran.stderr
-    assert ran.stderr.startswith(f"error: {sys.executable} has no package '")
+def test_a_python_without_the_packages_is_told_in_one_sentence():
+    commands = [["-m", "analysis", "tables", "runs"], ["-m", "sweeps", "list"]]
+    for name in ("run", "prepare", "sample", "evaluate", "export", "bench"):
+        commands.append([f"experiments/{name}.py"])
+    for words in commands:
+        # -S: no site-packages, as before `make env` or with another Python than the environment's.
+        ran = subprocess.run([sys.executable, "-S", *words], cwd=ROOT, capture_output=True, text=True)
+        assert ran.returncode == 2 and ran.stderr.count("\n") == 1, ran.stderr
+        assert ran.stderr.startswith(f"error: {sys.executable} has no package '")

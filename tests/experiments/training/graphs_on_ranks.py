@@ -50,7 +50,7 @@ class ReportingDDP(torch.nn.parallel.DistributedDataParallel):
         events.append(f"time one iteration of {sample_rate}")
 
 
-def train(words: list[str], graphs: bool, accelerator) -> tuple[dict, dict]:
+def train(words, graphs, accelerator):
     """Return what happened, and the parameters after the last step."""
     events.clear()
     lines, all_reduces = [], []
@@ -74,7 +74,7 @@ def train(words: list[str], graphs: bool, accelerator) -> tuple[dict, dict]:
     return values, {name: value.detach().clone() for name, value in step.model.named_parameters()}
 
 
-def main(out: Path, words: list[str]) -> None:
+def main(out, words):
     cuda_graphs.record, cuda_graphs.on_side_stream = record, on_side_stream
     cuda_graphs.create_side_stream = lambda: None
     torch.nn.parallel.DistributedDataParallel = ReportingDDP

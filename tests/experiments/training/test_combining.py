@@ -1,7 +1,5 @@
 """docs/combining.md says the truth: every "yes" of its tables trains and samples, every "no" is refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -18,23 +16,17 @@ from routing.errors import UserError
 PAGE = (ROOT / "docs" / "combining.md").read_text(encoding="utf-8")
 # The words of the page on four blocks and 64 tokens.
 SMALLER = {"route=auto": "route=1-2", "route=2--4@0.75": "route=1-2@0.75"}
-SMALLER["backbone.decoder={depth:8,width:512,heads:16}"] = (
-    "backbone.decoder={depth: 1, width: 32, heads: 2}"
-)
+SMALLER["backbone.decoder={depth:8,width:512,heads:16}"] = "backbone.decoder={depth: 1, width: 32, heads: 2}"
 
 
-def table(heading: str) -> tuple[list[str], dict[str, tuple[list[str], dict[str, bool]]]]:
+def table(heading):
     """The columns after the words, and for each row its words and what it says in each column."""
     lines = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0].splitlines()
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")
-    ]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
     columns, entries = rows[0][2:], {}
     for name, words, *answers in rows[2:]:
         assert set(answers) <= {"yes", "no"}, name
-        verdicts = {
-            column: answer == "yes" for column, answer in zip(columns, answers, strict=True)
-        }
+        verdicts = {column: answer == "yes" for column, answer in zip(columns, answers, strict=True)}
         entries[name] = [SMALLER.get(word, word) for word in words.strip("`").split()], verdicts
     return columns, entries
 
@@ -51,10 +43,7 @@ def two_steps(folder, *words):
 
 def sample(config, run, words):
     """Two images of a trained run under some guidance, with one Heun step and an Euler step."""
-    options = {
-        key.removeprefix("guidance."): value
-        for key, value in (word.split("=", 1) for word in words)
-    }
+    options = {key.removeprefix("guidance."): value for key, value in (word.split("=", 1) for word in words)}
     options["name"] = options.pop("guidance")
     for key in ("strong", "weak", "high"):
         if key in options:
@@ -73,7 +62,7 @@ def test_the_page_has_every_method_and_guidance():
     assert {words[0].partition("=")[2] for words, _ in GUIDANCE.values()} == set(GUIDANCE_OPTIONS)
 
 
-def combinations() -> list[tuple[str, str, str]]:
+def combinations():
     """Every pair of backbone and tokens and of tokens and addition, in a run each."""
     runs = []
     for row, tokens in enumerate(TOKENS):
@@ -107,16 +96,8 @@ def test_a_combination_trains(backbone, tokens, added, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_everything_that_adds_up_trains_together(backbone, tmp_path):
-    words = [
-        "experiment=jit",
-        "route=1-2",
-        *ADDED["Muon"][0],
-        *ADDED["SRA"][0],
-        "backbone.bottleneck=8",
-    ]
-    config, run = two_steps(
-        tmp_path, *words, f"backbone={backbone}", "train.precision=bf16", "train.micro_batch=4"
-    )
+    words = ["experiment=jit", "route=1-2", *ADDED["Muon"][0], *ADDED["SRA"][0], "backbone.bottleneck=8"]
+    config, run = two_steps(tmp_path, *words, f"backbone={backbone}", "train.precision=bf16", "train.micro_batch=4")
     assert config.objective["prediction"] == "x" and config.backbone["name"] == backbone
     sample(config, run, ["guidance=interval", "guidance.high=9.0"])
 

@@ -7,8 +7,6 @@ REGENERATE=1 python -m pytest -n 0 tests/experiments/training/test_golden_losses
 on purpose; REGENERATE=missing adds the cases that it does not have, and leaves the other numbers as they are.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -36,12 +34,7 @@ RUN = (
 ROUTED = "route=1-2"
 MASKED = ("route=0--1", "routing.reinsert=none")
 DECODER = "backbone.decoder={depth: 1, width: 32, heads: 2}"
-SPRINT = (
-    "route=1-2@0.75",
-    "routing.learned=fuse",
-    "routing.path_drop=0.1",
-    "routing.selection=quad",
-)
+SPRINT = ("route=1-2@0.75", "routing.learned=fuse", "routing.path_drop=0.1", "routing.selection=quad")
 CASES: dict[str, tuple[str, ...]] = {
     "dit none": ("route=none",),
     "dit 1-2": (ROUTED,),
@@ -107,7 +100,7 @@ def marked(names):
     return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names]
 
 
-def numbers(folder, words) -> dict[str, list[float]]:
+def numbers(folder, words):
     run = train(overrides(folder, *RUN, *words))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     weights = load_file(run / "model.safetensors")
@@ -136,7 +129,7 @@ def golden(tmp_path_factory):
     return json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
-def check(values, expected, tolerances) -> None:
+def check(values, expected, tolerances):
     for quantity, tolerance in tolerances.items():
         assert len(values[quantity]) == len(expected[quantity])
         assert values[quantity] == pytest.approx(expected[quantity], rel=tolerance, abs=0), quantity

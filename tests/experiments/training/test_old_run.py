@@ -5,8 +5,6 @@ tests/data/old_run holds the folder of a run of eight steps as a kill after its 
 typed. The folder is never written anew: that old checkpoints stay readable is the point.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 
@@ -18,11 +16,11 @@ OLD = DATA / "old_run"
 FORMER_DEFAULTS = ("sampler.reuse=null", "sampler.reuse_every=2", "routing.learned=none")
 
 
-def words() -> list[str]:
+def words():
     return (OLD / "command.txt").read_text().split()
 
 
-def lines(path) -> list[dict]:
+def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 

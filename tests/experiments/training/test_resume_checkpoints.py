@@ -1,12 +1,9 @@
-"""Checkpoint folders: whole or absent, verified, kept as asked, refused by name of what differs."""
-
-from __future__ import annotations
+"""Checkpoint folders: whole or absent, verified, kept as asked, refused by name of what differs; run folders that vanish."""
 
 import errno
 import json
 import os
 import shutil
-import stat
 import subprocess
 from pathlib import Path
 
@@ -16,15 +13,16 @@ from small import small
 
 from backbones.weights import save_tensors
 from experiments.evaluation import trained_model
-from experiments.runtime import checkpoint_files, run_folder
+from experiments.runtime import checkpoint_files, run_folder, signals
 from experiments.runtime.checkpoint_files import CheckpointError
+from experiments.runtime.command import run_command
+from experiments.training import run_evaluation as evaluation
 from experiments.training.session import train
+from experiments.training.step import TrainingStep
 
 
 def write(folder, step, **options):
-    return checkpoint_files.write(
-        folder, step, {"model.w": torch.full((3,), float(step))}, {"step": step}, **options
-    )
+    return checkpoint_files.write(folder, step, {"model.w": torch.full((3,), float(step))}, {"step": step}, **options)
 
 
 def steps(folder):
@@ -66,9 +64,7 @@ def test_a_kill_while_a_checkpoint_is_replaced_leaves_the_one_or_the_other(done,
 
 
 @pytest.mark.parametrize("damage", ["flip", "remove", "manifest"])
-def test_a_damaged_checkpoint_is_set_aside_with_a_message_and_the_one_before_taken(
-    tmp_path, damage
-):
+def test_a_damaged_checkpoint_is_set_aside_with_a_message_and_the_one_before_taken(tmp_path, damage):
     write(tmp_path, 1)
     path = write(tmp_path, 2)
     target = path / "state.safetensors"
@@ -100,9 +96,7 @@ def little_disk(tmp_path):
     """A file system of two megabytes."""
     place = tmp_path / "disk"
     place.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True
-    )
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True)
     if done.returncode:
         pytest.skip("needs the right to mount a small file system")
     yield place
@@ -112,14 +106,9 @@ def little_disk(tmp_path):
 def test_a_full_disk_leaves_the_checkpoint_before_intact(little_disk):
     write(little_disk, 1)
     big = {"model.w": torch.zeros(10**6)}
-    with pytest.raises(
-        CheckpointError, match=r"step 2 .*[Nn]o space left.*step 1 is intact: free some space"
-    ):
+    with pytest.raises(CheckpointError, match=r"step 2 .*[Nn]o space left.*step 1 is intact: free some space"):
         checkpoint_files.write(little_disk, 2, big, {"step": 2})
-    assert (
-        steps(little_disk) == [1]
-        and checkpoint_files.verify(run_folder.step_folder(little_disk, 1)) is None
-    )
+    assert steps(little_disk) == [1] and checkpoint_files.verify(run_folder.step_folder(little_disk, 1)) is None
     assert not list((little_disk / "checkpoints").glob(".step*"))
 
 
@@ -148,20 +137,8 @@ def test_load_model_says_what_is_there(tmp_path):
             call()
 
 
-def test_the_files_of_a_checkpoint_follow_the_umask(tmp_path):
-    before = os.umask(0o027)
-    try:
-        path = write(tmp_path, 1)
-        save_tensors(tmp_path / "weights.safetensors", {"w": torch.zeros(2)})
-    finally:
-        os.umask(before)
-    for file in (*path.iterdir(), tmp_path / "weights.safetensors"):
-        assert stat.S_IMODE(file.stat().st_mode) == 0o640, file
-
-
 @pytest.mark.parametrize(
-    ("name", "code"),
-    [("manifest.json", errno.ESTALE), ("state.json", errno.EIO), ("state.safetensors", errno.EACCES)],
+    ("name", "code"), [("manifest.json", errno.ESTALE), ("state.json", errno.EIO), ("state.safetensors", errno.EACCES)]
 )
 def test_a_checkpoint_that_cannot_be_read_is_left_alone(tmp_path, monkeypatch, name, code):
     """One failed read (ESTALE on NFS, another user's private file) says nothing of the contents."""
@@ -198,29 +175,15 @@ def test_a_folder_of_checkpoints_that_cannot_be_listed_is_not_a_new_run(tmp_path
     assert run_folder.saved_step(tmp_path) == 0  # a report goes on with the other runs
 
 
-@pytest.mark.parametrize("part", ["tensors", "a list as state"])
-def test_a_checkpoint_that_lacks_what_the_run_saves_is_one_sentence(part, tmp_path):
+def test_a_checkpoint_that_lacks_what_the_run_saves_is_one_sentence(tmp_path):
     """Its manifest fits: written by another version, or edited."""
-    config = small(tmp_path)
-    path = train(config, quiet=True) / "checkpoints" / "step-00000006"
-    if part == "tensors":
-        save_tensors(path / "state.safetensors", {"x": torch.zeros(2)})
-    else:
-        (path / "state.json").write_text("[]")
+    path = train(small(tmp_path), quiet=True) / "checkpoints" / "step-00000006"
+    save_tensors(path / "state.safetensors", {"x": torch.zeros(2)})
     manifest = {"format": checkpoint_files.FORMAT, "files": checkpoint_files.describe_files(path)}
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="step-00000006 does not hold what this run saves"):
         train(small(tmp_path, "train.steps=8"), quiet=True)
     assert path.is_dir()
-
-
-def test_what_stands_where_checkpoints_belong_is_refused_before_training(tmp_path):
-    config = small(tmp_path)
-    config.folder.mkdir(parents=True)
-    (config.folder / "checkpoints").write_text("no folder")
-    with pytest.raises(CheckpointError, match=r"checkpoints cannot be read .*Not a directory"):
-        train(config, quiet=True)
-    assert not (config.folder / "metrics.jsonl").exists()
 
 
 def test_a_pipe_is_not_read_as_a_checkpoint(tmp_path):
@@ -229,3 +192,47 @@ def test_a_pipe_is_not_read_as_a_checkpoint(tmp_path):
     os.mkfifo(path)
     with pytest.raises(CheckpointError, match=r"state\.safetensors cannot be .*no regular file"):
         checkpoint_files.newest(tmp_path)
+
+
+def _rename(folder):
+    folder.rename(folder.with_name("renamed"))
+
+
+def _replace(folder):
+    """Another start of the same run, in a folder of the same name."""
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "config.yaml").write_text("")
+    (folder / "lock").write_text('{"pid": 1, "host": "elsewhere"}')
+
+
+@pytest.mark.parametrize(
+    ("change", "moment"),
+    [(_rename, "step"), (shutil.rmtree, "last evaluation"), (_replace, "save"), (_rename, "signal")],
+)
+def test_a_run_folder_that_is_gone_ends_the_run_with_an_error_and_is_not_made_again(
+    change, moment, tmp_path, monkeypatch, capsys
+):
+    config = small(tmp_path, "train.sample_every=3", "train.log_every=1")
+    target, name, at = {
+        "step": (TrainingStep, "run", 1),
+        "signal": (TrainingStep, "run", 1),
+        "last evaluation": (evaluation.Evaluation, "_samples", 2),
+        "save": (checkpoint_files, "save_tensors", 1),
+    }[moment]
+    honest, calls = getattr(target, name), []
+
+    def spoil(*arguments, **options):
+        calls.append(name)
+        if len(calls) == at:
+            change(config.folder)
+            if moment == "signal":
+                signals.request("SIGTERM")
+        return honest(*arguments, **options)
+
+    monkeypatch.setattr(target, name, spoil)
+    assert run_command(lambda _: train(config, quiet=True) and 0, []) == 2
+    error = capsys.readouterr().err
+    assert "was deleted, renamed or replaced while" in error and error.count("\n") == 1
+    left = {path.name for path in config.folder.glob("*")}
+    assert left <= ({"config.yaml", "lock"} if change is _replace else set())

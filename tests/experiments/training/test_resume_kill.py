@@ -1,13 +1,10 @@
 """Real processes, killed with SIGKILL at random moments, end bit for bit where an undisturbed one ends."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -22,20 +19,18 @@ BUSY = (
 )  # fmt: skip
 
 
-def arguments(runs: Path, cache: Path, backbone: str) -> list[str]:
+def arguments(runs, cache, backbone):
     return overrides(runs, *BUSY, f"backbone={backbone}", f"paths.cache={cache}")
 
 
-def folder_of(runs: Path) -> Path:
+def folder_of(runs):
     (found,) = runs.iterdir()
     return found
 
 
-def start_and_kill(call: list[str], runs: Path, after: float) -> bool:
+def start_and_kill(call, runs, after):
     """Start the command, kill it `after` seconds into training; return whether it finished before."""
-    process = subprocess.Popen(
-        call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-    )
+    process = subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
     try:
         began = time.time()
         while process.poll() is None and not alive_in(runs, process.pid):
@@ -52,7 +47,7 @@ def start_and_kill(call: list[str], runs: Path, after: float) -> bool:
         process.stderr.close()
 
 
-def alive_in(runs: Path, pid: int) -> bool:
+def alive_in(runs, pid):
     for path in runs.glob("*/status.json"):
         try:
             found = json.loads(path.read_text())
@@ -63,7 +58,7 @@ def alive_in(runs: Path, pid: int) -> bool:
     return False
 
 
-def results(runs: Path) -> dict:
+def results(runs):
     """Everything a run leaves that must not depend on where it was killed."""
     folder = folder_of(runs)
     weights = load_file(folder / "model.safetensors")
@@ -77,15 +72,10 @@ def results(runs: Path) -> dict:
         **{f"w.{k}": v.numpy().tobytes() for k, v in weights.items()},
         **{k: v.numpy().tobytes() for k, v in state.items()},
     }
-    return {
-        "lines": lines,
-        "pictures": pictures,
-        "tensors": tensors,
-        "gif": (folder / "progress.gif").read_bytes(),
-    }
+    return {"lines": lines, "pictures": pictures, "tensors": tensors, "gif": (folder / "progress.gif").read_bytes()}
 
 
-def disturbed_equals_undisturbed(tmp_path: Path, backbone: str, kills: int, seed: int) -> None:
+def disturbed_equals_undisturbed(tmp_path, backbone, kills, seed):
     cache = tmp_path / "cache"
     straight = tmp_path / "straight"
     done = run(*arguments(straight, cache, backbone))
@@ -104,9 +94,7 @@ def disturbed_equals_undisturbed(tmp_path: Path, backbone: str, kills: int, seed
             left -= 1
         found = results(runs)
         for part in expected:
-            assert found[part] == expected[part], (
-                f"{part} differ after kills (seed {seed}, attempt {attempt})"
-            )
+            assert found[part] == expected[part], f"{part} differ after kills (seed {seed}, attempt {attempt})"
 
 
 @pytest.mark.slow
@@ -123,9 +111,7 @@ def test_fifty_kills(backbone, tmp_path):
 @pytest.mark.slow
 def test_a_second_process_is_refused_and_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     words = overrides(tmp_path, "train.steps=100000", "train.save_every=100000")
-    process = subprocess.Popen(
-        command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not alive_in(tmp_path, process.pid):
         time.sleep(0.05)
     second = run(*words)

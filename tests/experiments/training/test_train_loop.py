@@ -1,13 +1,9 @@
 """The training loop: what a run leaves, resumes, skips and refuses."""
 
-from __future__ import annotations
-
-import contextlib
 import errno
 import json
 import math
 import os
-import re
 import signal
 import time
 from types import SimpleNamespace
@@ -17,15 +13,18 @@ import torch
 from data_tools import latents, write_store
 from safetensors.torch import load_file
 from small import small
+from training_runs import make_run
 
-from experiments import components as build
 from experiments.config.model import run_cost
+from experiments.evaluation.guided_denoiser import GuidedDenoiser
 from experiments.evaluation.pictures import save_png
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.trained_model import load_model
-from experiments.runtime import console, memory, records, signals
+from experiments.preflight import check_ready
+from experiments.runtime import memory, records, signals
+from experiments.runtime.command import run_command
 from experiments.runtime.errors import Interrupted
-from experiments.training import loop, run_evaluation
+from experiments.training import run_evaluation
 from experiments.training.divergence import Diverged
 from experiments.training.loop import Trainer
 from experiments.training.session import train
@@ -36,16 +35,22 @@ from routing.errors import UserError
 FINAL = "train.final_samples=true"  # which `small` leaves out
 
 
-def make_run(config):
-    return Trainer(config, build.make_accelerator(config), console.Console(quiet=True))
-
-
 def weights(folder):
     return load_file(folder / "model.safetensors")
 
 
 def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def spoil(monkeypatch, is_bad, value=float("nan")):
+    """Multiply the loss by `value` in steps where `is_bad(state)`."""
+    honest = TrainingStep.loss
+
+    def loss(self, rows, batch=None):
+        return honest(self, rows) * (value if is_bad(self.state) else 1.0)
+
+    monkeypatch.setattr(TrainingStep, "loss", loss)
 
 
 def test_a_run_leaves_the_files_it_promises(tmp_path):
@@ -91,12 +96,10 @@ def test_fewer_steps_than_are_saved_end_with_pictures_and_scores_of_the_step_the
     assert (config.folder / "samples" / "final.png").is_file()
 
 
-def test_a_run_without_final_samples_is_the_same_run_and_draws_nothing(tmp_path, capsys):
+def test_a_run_without_final_samples_is_the_same_run_and_draws_nothing(tmp_path):
     config = small(tmp_path, "train.final_samples=false")
     assert config.name == small(tmp_path, FINAL).name
-    folder = train(config)
-    printed = capsys.readouterr().out
-    assert "samples " not in printed and "weights " in printed
+    folder = train(config, quiet=True)
     assert read_summary(folder)["step"] == 6
     assert not (folder / "samples").exists() and not (folder / "progress.gif").exists()
     assert train(config, quiet=True) == folder  # finished, though there are no samples
@@ -108,9 +111,7 @@ def test_a_run_without_final_samples_is_the_same_run_and_draws_nothing(tmp_path,
     assert not (folder / "samples" / "final.png").exists()
 
 
-def test_pictures_of_fewer_steps_are_made_anew_after_a_kill_between_two_of_more(
-    tmp_path, monkeypatch
-):
+def test_pictures_of_fewer_steps_are_made_anew_after_a_kill_between_two_of_more(tmp_path, monkeypatch):
     folder = train(small(tmp_path, FINAL), quiet=True)
     names = ("samples/final.png", "progress.gif")
     before = [(folder / name).read_bytes() for name in names]
@@ -143,6 +144,11 @@ def test_more_steps_that_are_refused_leave_a_finished_run_as_it_was(tmp_path, mo
     assert [(folder / name).read_bytes() for name in names] == before
 
 
+def test_a_batch_that_processes_cannot_share_is_refused(tmp_path):
+    with pytest.raises(UserError, match="train.batch=7: expected a multiple of the 2 processes"):
+        check_ready(small(tmp_path, "train.batch=7"), 2, False)
+
+
 def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, monkeypatch, capsys):
     config = small(tmp_path, "train.micro_batch=auto")
     assert make_run(config).training_step.micro_batch_size == 8
@@ -150,9 +156,7 @@ def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, m
     monkeypatch.setattr(memory, "available_memory", lambda: int(cost.training_bytes(3) / 0.8))
     assert make_run(config).training_step.micro_batch_size == 2
     train(config)
-    assert (
-        "micro-batch 2: the largest that fits; 8 samples are accumulated" in capsys.readouterr().out
-    )
+    assert "micro-batch 2: the largest that fits; 8 samples are accumulated" in capsys.readouterr().out
 
 
 def test_random_numbers_of_a_sample_depend_on_seed_step_and_index_alone(tmp_path):
@@ -162,9 +166,7 @@ def test_random_numbers_of_a_sample_depend_on_seed_step_and_index_alone(tmp_path
     for stream, n in (("sigma", 1), ("noise", 64), ("drop", 1), ("route.0", 64)):
         assert torch.equal(whole.uniform(stream, n)[[6, 3]], part.uniform(stream, n))
     run.state.step = 6
-    assert not torch.equal(
-        run.training_step.draws(torch.arange(8)).uniform("noise", 64), whole.uniform("noise", 64)
-    )
+    assert not torch.equal(run.training_step.draws(torch.arange(8)).uniform("noise", 64), whole.uniform("noise", 64))
 
 
 def test_routes_share_initialisation_data_and_noise(tmp_path):
@@ -180,15 +182,12 @@ def test_routes_share_initialisation_data_and_noise(tmp_path):
 def test_a_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch):
     run = make_run(small(tmp_path))
     run.model.train()
-    honest = TrainingStep.loss
-    monkeypatch.setattr(
-        TrainingStep, "loss", lambda self, rows, batch=None: honest(self, rows) * float("nan")
-    )
+    spoil(monkeypatch, lambda state: state.step == 0)
     before = [p.detach().clone() for p in run.state.params]
     run.training_step.run()
     assert all(torch.equal(a, b) for a, b in zip(before, run.state.params, strict=True))
     assert run.state.tally.bad_steps == 1 and run.state.tally.bad_streak == 1
-    monkeypatch.setattr(TrainingStep, "loss", honest)
+    run.state.step = 1
     run.training_step.run()
     run.training_step.run()
     assert not all(torch.equal(a, b) for a, b in zip(before, run.state.params, strict=True))
@@ -214,63 +213,45 @@ def test_a_spike_is_seen_above_the_least_loss_there_is(encoder, losses, spikes, 
 
 def test_the_time_left_counts_previews_a_final_picture_and_scores(tmp_path):
     """By hand: 10 classes, 4 previews a class by 5 Euler steps, 8 final pictures a class, 40 scored samples."""
-    run = make_run(
-        small(tmp_path, FINAL, "train.steps=30", "train.sample_every=10", "eval=digits", "eval.every=15",
-              "eval.samples=40", "eval.metrics=[fd,heldout_loss]", "sampler=heun", "sampler.steps=5",
-              "guidance=none", "backbone=mamba", "route=1-2")
-    )  # fmt: skip
+    words = [FINAL, "train.steps=30", "train.sample_every=10", "eval=digits", "eval.every=15", "eval.samples=40"]
+    words += ["eval.metrics=[fd,heldout_loss]", "sampler=heun", "sampler.steps=5", "guidance=none"]
+    run = make_run(small(tmp_path, *words))
     evaluation, run.state.step = run.evaluation, 1
-    macs = SamplingPipeline.make(run.model, run.config).cost().macs / 9  # of a dense pass
-    preview, final = 40 * 5 * macs, 80 * 9 * macs
-    scores = 40 * 9 * macs + 2 * 1000 * macs
+    macs = SamplingPipeline.make(run.model, run.config).cost().macs / 9  # of one pass
+    preview, final, scores = 40 * 5 * macs, 80 * 9 * macs, 40 * 9 * macs + 2 * 1000 * macs
     # Previews and scores at steps 10 and 20, and 15; all after the last step. A third of a training step's time.
     expected = (3 * preview + final + 2 * scores) * 3e-9 / 3
     assert evaluation.seconds_left(3e-9) == pytest.approx(expected)
     evaluation.seconds["preview"] += [1.0, 3.0]
-    expected = 3 * 2.0 + (final + 2 * scores) * 1e-9
-    assert evaluation.seconds_left(3e-9) == pytest.approx(expected)
-    evaluation.seconds["scores"] += [5.0]
-    run.state.step = 30
-    assert evaluation.seconds_left(3e-9) == pytest.approx(2.0 + 5.0 + final * 1e-9)
+    assert evaluation.seconds_left(3e-9) == pytest.approx(3 * 2.0 + (final + 2 * scores) * 1e-9)
 
 
 def test_a_run_that_diverges_stops_and_says_where(tmp_path, monkeypatch):
-    honest = TrainingStep.loss
-
-    def poison(self, rows, batch=None):
-        return honest(self, rows) * (float("inf") if self.state.step >= 4 else 1.0)
-
-    monkeypatch.setattr(TrainingStep, "loss", poison)
+    spoil(monkeypatch, lambda state: state.step >= 4, float("inf"))
     config = small(tmp_path, "train.steps=20", "train.max_bad_steps=3")
-    with pytest.raises(
-        Diverged, match=r"step 8: .*steps in a row.*times .* samples .*step-0000000"
-    ):
+    with pytest.raises(Diverged, match=r"step 8: .*steps in a row.*times .* samples .*step-0000000"):
         train(config, quiet=True)
 
 
 def test_data_that_are_not_finite_are_named_and_not_the_learning_rate(tmp_path):
     arrays = latents(12)
     arrays[3:] = float("nan")
-    write_store(tmp_path / "store", arrays)
-    config = small(
-        tmp_path, "data=latents", f"data.path={tmp_path / 'store'}", "task=none", "size=T/2",
-        "guidance=none", "train.steps=20", "train.max_bad_steps=3", "train.label_drop=0",
-    )  # fmt: skip
+    store = write_store(tmp_path / "store", arrays)
+    words = ["data=latents", f"data.path={store}", "task=none", "size=T/2", "guidance=none", "train.label_drop=0"]
     with pytest.raises(Diverged, match="the data hold NaN") as caught:
-        train(config, quiet=True)
+        train(small(tmp_path, *words, "train.steps=20", "train.max_bad_steps=3"), quiet=True)
     assert "train.lr" not in str(caught.value)
 
 
 @pytest.mark.parametrize("keep", [1, 9])
 def test_roll_back_goes_to_before_the_first_bad_step_with_other_numbers(keep, tmp_path, monkeypatch):
-    honest, taken = TrainingStep.loss, []
+    taken = []
 
-    def poison(self, rows, batch=None):
-        taken.append((self.state.rollbacks, self.state.step))
-        bad = self.state.step == 1 or (self.state.rollbacks == 0 and self.state.step >= 4)
-        return honest(self, rows) * (float("nan") if bad else 1.0)
+    def is_bad(state):
+        taken.append((state.rollbacks, state.step))
+        return state.step == 1 or (state.rollbacks == 0 and state.step >= 4)
 
-    monkeypatch.setattr(TrainingStep, "loss", poison)
+    spoil(monkeypatch, is_bad)
     words = ["train.max_bad_steps=2", "train.rollback=1", "train.save_every=1", f"train.keep={keep}"]
     config = small(tmp_path, "train.steps=9", *words)
     train(config, quiet=True)
@@ -303,39 +284,29 @@ def test_the_first_process_decides_whether_a_step_is_scored(first_has_scores, tm
 
 
 def test_a_roll_back_in_the_last_step_is_not_the_end(tmp_path, monkeypatch):
-    honest, evaluated = TrainingStep.loss, []
+    spoil(monkeypatch, lambda state: state.rollbacks == 0 and state.step >= 4)
+    steps = {"evaluate": [], "save": []}
 
-    def poison(self, rows, batch=None):
-        bad = self.state.rollbacks == 0 and self.state.step >= 4
-        return honest(self, rows) * (float("nan") if bad else 1.0)
+    def note(name):
+        honest = getattr(Trainer, name)
 
-    monkeypatch.setattr(TrainingStep, "loss", poison)
-    honest_evaluate = Trainer.evaluate
+        def noted(self, *arguments):
+            steps[name].append(self.state.step)
+            honest(self, *arguments)
 
-    def evaluate(self, *arguments):
-        evaluated.append(self.state.step)
-        honest_evaluate(self, *arguments)
+        monkeypatch.setattr(Trainer, name, noted)
 
-    monkeypatch.setattr(Trainer, "evaluate", evaluate)
-    saved = []
-    honest_save = Trainer.save
-
-    def save(self):
-        saved.append(self.state.step)
-        honest_save(self)
-
-    monkeypatch.setattr(Trainer, "save", save)
+    note("evaluate")
+    note("save")
     words = ["train.max_bad_steps=1", "train.rollback=1", "train.save_every=2", "train.log_every=6"]
     run = make_run(small(tmp_path, "train.steps=6", *words))
     run.folder.mkdir()
     run.fit()
     # Step 4 is a multiple of train.save_every; only the end is evaluated.
-    assert (evaluated, saved) == ([6], [2, 4, 4, 6]) and run.state.rollbacks == 1
+    assert steps == {"evaluate": [6], "save": [2, 4, 4, 6]} and run.state.rollbacks == 1
 
 
-def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_path, monkeypatch):
-    from experiments.evaluation.guided_denoiser import GuidedDenoiser
-
+def test_a_signal_in_an_evaluation_saves_its_step(tmp_path, monkeypatch):
     words = (FINAL, "train.save_every=100", "train.sample_every=4", "train.log_every=1")
     straight = train(small(tmp_path / "a", *words), quiet=True)
     config, honest = small(tmp_path / "b", *words), GuidedDenoiser.__call__
@@ -355,11 +326,6 @@ def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_p
     for name in ("step-00000004.png", "final.png"):
         picture = [(folder / "samples" / name).read_bytes() for folder in (straight, config.folder)]
         assert picture[0] == picture[1]
-    with signals.installed():
-        signals.request("SIGTERM")
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(1)
 
 
 def test_ctrl_c_twice_leaves_a_run_that_was_stopped_and_has_not_failed(tmp_path, monkeypatch):
@@ -375,14 +341,8 @@ def test_ctrl_c_twice_leaves_a_run_that_was_stopped_and_has_not_failed(tmp_path,
     assert json.loads((config.folder / "status.json").read_text())["status"] == "stopped"
 
 
-@pytest.mark.parametrize(
-    "code, part", [(errno.ENOSPC, "the disk is full"), (errno.EACCES, "cannot be used")]
-)
-def test_a_disk_that_refuses_is_one_sentence_and_the_heartbeat_says_failed(
-    tmp_path, monkeypatch, capsys, code, part
-):
-    from experiments.runtime.command import run_command
-
+@pytest.mark.parametrize("code, part", [(errno.ENOSPC, "the disk is full"), (errno.EACCES, "cannot be used")])
+def test_a_disk_that_refuses_is_one_sentence_and_the_heartbeat_says_failed(tmp_path, monkeypatch, capsys, code, part):
     def full(path, entries):
         monkeypatch.setattr("experiments.runtime.records.atomic_write", refuse)
         raise OSError(code, os.strerror(code), *([] if code == errno.ENOSPC else [str(path)]))
@@ -414,31 +374,13 @@ def test_a_signal_saves_and_the_same_command_goes_on_bit_for_bit(tmp_path, monke
     assert json.loads((config.folder / "status.json").read_text())["status"] == "preempted"
     monkeypatch.setattr(TrainingStep, "run", honest)
     train(config, quiet=True)
-    straight = train(
-        small(tmp_path / "b", "route=1-2", "train.save_every=100", "train.steps=7"), quiet=True
-    )
+    straight = train(small(tmp_path / "b", "route=1-2", "train.save_every=100", "train.steps=7"), quiet=True)
     assert same(weights(config.folder), weights(straight))
-    clean = [[{k: v for k, v in line.items() if k not in ("time", "images_per_s")} for line in records.read_jsonl(f / "metrics.jsonl")]
-             for f in (config.folder, straight)]  # fmt: skip
-    assert clean[0] == clean[1]
-
-
-def test_a_run_that_diverged_looks_for_a_checkpoint_in_the_first_process_first(
-    tmp_path, monkeypatch
-):
-    """Two processes would set the same damaged checkpoint aside at once."""
-    run, first = make_run(small(tmp_path)), []
-
-    @contextlib.contextmanager
-    def main_process_first():
-        first.append(True)
-        yield
-        first.clear()
-
-    monkeypatch.setattr(run.accelerator, "main_process_first", main_process_first)
-    monkeypatch.setattr(loop, "newest", lambda *_: first == [True] and tmp_path / "found")
-    with pytest.raises(Diverged, match="last good checkpoint: .*found;"):
-        run.roll_back(1)
+    logs = []
+    for folder in (config.folder, straight):
+        lines = records.read_jsonl(folder / "metrics.jsonl")
+        logs.append([{k: v for k, v in line.items() if k not in ("time", "images_per_s")} for line in lines])
+    assert logs[0] == logs[1]
 
 
 def test_init_loads_the_parents_ema_and_is_another_run(tmp_path):
@@ -448,43 +390,7 @@ def test_init_loads_the_parents_ema_and_is_another_run(tmp_path):
     run = make_run(child)
     run.state.start_from(child, print)
     expected = weights(parent)
-    assert all(
-        torch.equal(p.detach(), expected[n])
-        for n, p in zip(run.state.names, run.state.params, strict=True)
-    )
+    assert all(torch.equal(p.detach(), expected[n]) for n, p in zip(run.state.names, run.state.params, strict=True))
     wrong = small(tmp_path, f"init={parent}", "backbone.width=48")
     with pytest.raises(ValueError, match="does not fit"):
         make_run(wrong).state.start_from(wrong, print)
-
-
-def test_routing_can_be_switched_off_after_a_fraction(tmp_path):
-    run = make_run(small(tmp_path, "route=1-2", "routing.off_after=0.5"))
-    rows = run.training_step.draws(torch.arange(8))
-    assert (
-        str(run.training_step.routes.run_routing.on(run.training_step.routes.schedule.at(0.49), rows).route) == "1-2"
-        and run.training_step.routes.run_routing.on(run.training_step.routes.schedule.at(0.5), rows) is None
-    )
-    assert run.training_step.routes.macs(run.training_step.routes.schedule.at(0.9)) == run_cost(run.config).macs_dense
-
-
-@pytest.mark.parametrize(
-    "name, line",
-    [
-        ("metrics.jsonl", '{"step": 6, "loss": "a"}'),
-        ("metrics.jsonl", None),
-        ("scores.jsonl", '{"step": 6, "metric": [], "value": 1}'),
-    ],
-)
-def test_a_damaged_line_does_not_keep_a_run_from_its_end(name, line, tmp_path, capsys):
-    config = small(tmp_path)
-    folder = train(config)
-    # Killed after its last step, before its summary.
-    (folder / "summary.json").unlink()
-    with (folder / name).open("a" if line else "w") as stream:
-        stream.write(f"{line}\n" if line else "")
-    capsys.readouterr()
-    assert train(config) == folder
-    summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["status"], summary["step"], summary["scores"]) == ("done", 6, {})
-    assert (summary["loss"] is None) == (line is None)
-    assert re.search(r"^training +\d+:\d\d for 6 steps", capsys.readouterr().out, re.M)

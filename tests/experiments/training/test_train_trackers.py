@@ -1,7 +1,5 @@
 """Optional trackers: what they are told, and what happens without them or where they refuse."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -70,9 +68,7 @@ def test_a_service_hears_name_config_losses_and_scores(name, service, tmp_path):
     assert heard[1]["values"]["route"] == "none"
     logged = [(h["step"], h["values"]) for h in heard if h["what"] == "log"]
     lines = records.read_jsonl(folder / "metrics.jsonl")
-    assert [(s, v["loss"]) for s, v in logged if "loss" in v] == [
-        (line["step"], line["loss"]) for line in lines
-    ]
+    assert [(s, v["loss"]) for s, v in logged if "loss" in v] == [(line["step"], line["loss"]) for line in lines]
     score = {"accuracy-16 (digits-classifier)": records.read_jsonl(folder / "scores.jsonl")[0]["value"]}
     assert logged[-1] == (6, score)
 

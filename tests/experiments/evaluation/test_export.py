@@ -1,19 +1,16 @@
 """experiments/export.py: one file of half the bytes that every command opens by its path."""
 
 import json
-import subprocess
-import sys
 
-import numpy as np
 import pytest
 import torch
+from exported import export_weights
 from safetensors import safe_open
-from small import ROOT, small
+from small import small
 
 from analysis import command
 from backbones import Backbone
-from experiments import components as build
-from experiments import export, sample
+from experiments import export
 from experiments.evaluation import trained_model
 from experiments.runtime.command import run_command
 
@@ -21,17 +18,9 @@ from experiments.runtime.command import run_command
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     """Weights of a run whose folders are somewhere on this machine."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("export")
     config = small(folder / "runs", "backbone=mamba", "route=1-2", f"paths.cache={folder}")
-    info = build.describe_data(build.make_dataset(config))
-    model = build.make_model(config, info)
-    torch.manual_seed(0)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    path = folder / "model.safetensors"
-    trained_model.export(path, model, model.state_dict(), config, 7, info)
-    return path
+    return export_weights(folder / "model.safetensors", config)
 
 
 def exported(source, out, *more):
@@ -61,27 +50,6 @@ def test_it_is_half_the_bytes_and_names_no_folder(weights, half, capsys):
         assert torch.equal(again[name], rounded) and again[name].dtype == value.dtype, name
 
 
-def test_it_draws_what_the_whole_weights_draw(weights, half, tmp_path):
-    pictures = []
-    for path in (weights, half):
-        out = tmp_path / path.stem
-        words = [
-            str(path),
-            "--classes",
-            "3,7",
-            "--seeds",
-            "0-3",
-            "--device",
-            "cpu",
-            "--out",
-            str(out),
-        ]
-        assert run_command(sample.main, words) == 0
-        with np.load(out / "samples.npz") as data:
-            pictures.append(data["arr_0"].astype(int))
-    assert np.abs(pictures[0] - pictures[1]).mean() < 2 < pictures[0].std()
-
-
 def test_the_analysis_opens_it(half, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # results of an exported file go to the current folder
     few = ["--samples", "8", "--batch", "8", "--levels", "1"]
@@ -89,12 +57,6 @@ def test_the_analysis_opens_it(half, tmp_path, monkeypatch):
     assert command.main(["guidance-scale", str(half), *few]) == 0
     assert (tmp_path / "mamba_1-2.similarity.npz").is_file()
     assert (tmp_path / "mamba_1-2.guidance_scale.json").is_file()
-
-
-def test_help_needs_no_torch():
-    words = [sys.executable, "-X", "importtime", str(ROOT / "experiments" / "export.py"), "--help"]
-    shown = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "--half" in shown.stdout and " torch" not in shown.stderr
 
 
 def test_what_cannot_be_exported_is_one_sentence(weights, tmp_path, capsys):
