@@ -19,7 +19,7 @@ TESTS ?=
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help env test-env demo test test-slow test-slurm slurm-lab slurm-lab-stop test-soak gpu gpu-1 gpu-2 gpu-3 lint types check docs surface constraints release clean
+.PHONY: help env test-env demo test test-slow test-slurm slurm-lab slurm-lab-stop test-soak notebooks gpu gpu-1 gpu-2 gpu-3 lint types check docs surface constraints release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -35,11 +35,11 @@ $(VENV)/.base: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@$(COMPILE)
 	@touch $@
 
-$(VENV)/.test: pyproject.toml $(CONSTRAINTS) $(VENV)/.base
-	@echo "installing the test tools"
+$(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "installing the suite and the test tools (minutes, the first time)"
 	@$(TICK) $(PIP) $(PINS) -e ".[test]"
 	@$(COMPILE)
-	@touch $@
+	@touch $(VENV)/.base $@
 
 env: $(VENV)/.base  ## create the environment and install the suite
 

@@ -16,9 +16,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 # A busy machine is slow to draw inputs and to run examples; neither is a fault of what is tested.
-settings.register_profile(
-    "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
-)
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("suite")
 
 # Hubs cannot be reached from a test; without this each look-up retries for half a minute.
@@ -29,20 +27,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # A worker for each core: the commands that a test starts would wait for each other's threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Minutes each: they begin before the other slow ones, so that no worker waits for the last of them, and in this
-# order, so that one trains the notebooks' runs while another follows the tutorial.
-LONGEST = (
-    "test_the_tutorials_commands_print_what_it_shows",
-    "test_the_notebooks_run_in_a_kernel_on_a_users_runs",
-    "test_three_kills",
-    "test_two_steps_of_a_grid_at_tiny_make_its_tables",
-)
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest tests first; all else stays in its order."""
-    place = {name: index for index, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(getattr(item, "originalname", item.name), len(place)))
+    """Begin with the tutorial: the longest test, which one worker would otherwise end with alone."""
+    items.sort(key=lambda item: item.name != "test_the_tutorials_commands_print_what_it_shows")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,5 +1,6 @@
 """Latent stores and foreign data sets written by hand to their published layouts, for tests."""
 
+import hashlib
 import io
 import json
 import re
@@ -72,8 +73,6 @@ def write_lightning(folder, arrays, flips, labels, per_file=6, stats=True):
 
 def write_store(folder, arrays, labels=None, kind="sample", flips=None, per_file=6, text=None):
     """A store as prepare writes it, made from arrays alone."""
-    import hashlib
-
     folder.mkdir(parents=True, exist_ok=True)
     shards = []
     for k, start in enumerate(range(0, len(arrays), per_file)):
@@ -93,14 +92,7 @@ def write_store(folder, arrays, labels=None, kind="sample", flips=None, per_file
         file = folder / f"shard-{k:05d}.safetensors"
         save_file(tensors, file)
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        shards.append(
-            {
-                "file": file.name,
-                "count": len(arrays[part]),
-                "bytes": file.stat().st_size,
-                "sha256": digest,
-            }
-        )
+        shards.append({"file": file.name, "count": len(arrays[part]), "bytes": file.stat().st_size, "sha256": digest})
     channels = arrays.shape[1] // (2 if kind == "moments" else 1)
     manifest = {
         "format": "tread-latents/1",
@@ -110,9 +102,7 @@ def write_store(folder, arrays, labels=None, kind="sample", flips=None, per_file
         "flips": flips is not None,
         "labels": labels is not None,
         "classes": [] if labels is None else [f"class {k}" for k in range(max(labels) + 1)],
-        "text": None
-        if text is None
-        else {"encoder": "nowhere/clip", "shape": list(text[0].shape[1:])},
+        "text": None if text is None else {"encoder": "nowhere/clip", "shape": list(text[0].shape[1:])},
         "vae": "nowhere/vae",
         "scale_factor": 0.5,
         "shift_factor": 0.25,

@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import json
 import pickle
 import signal
 import struct
 import warnings
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+import yaml
+from analysis_runs import write
 from data_tools import latents, write_lightning, write_store, write_tars
+from PIL import Image
+from published_weights import published
+from rich.console import Console
 from safetensors.torch import save_file
+
+import analysis
+import backbones
+from analysis import run_files, similarity
+from analysis.similarity import SimilarityFile
+from backbones import import_weights
+from experiments.config.compose import load
+from experiments.data.latent_store import open_store
+from experiments.data.registry import describe, fingerprint
+from experiments.evaluation import read_shards, trained_model
+from experiments.evaluation.images import Images
+from experiments.evaluation.reference import load_reference
+from experiments.runtime import checkpoint_files
+from routing.errors import UserError
+from sweeps.plan import cells, grid, resources
+from sweeps.status import status, status_table
+from sweeps.store.folder import JobBatch, Sweep, all_sweeps
+from sweeps.store.planned_run import PlannedRun
 
 LABELS = [0, 1, 2, 0, 1, 2]
 _MAKE = "open({!r}, 'w').close()"
@@ -55,35 +76,23 @@ def deadline(seconds=20):
 def pickles(marker):
     """Return one harmful file content for each format that can carry a pickle."""
     bomb = Bomb(marker)
-    found = {f"pickle-{p}": pickle.dumps(bomb, protocol=p) for p in (0, 5)}
-    for name, new in (("torch", True), ("torch-legacy", False)):
+    contents = {f"pickle-{protocol}": pickle.dumps(bomb, protocol=protocol) for protocol in (0, 5)}
+    for name, as_zip in (("torch", True), ("torch-legacy", False)):
         stream = io.BytesIO()
         state = {"mean": bomb, "std": bomb, "state_dict": bomb, "encoder.conv_in.weight": bomb}
-        torch.save(state, stream, _use_new_zipfile_serialization=new)
-        found[name] = stream.getvalue()
+        torch.save(state, stream, _use_new_zipfile_serialization=as_zip)
+        contents[name] = stream.getvalue()
     objects = np.array([bomb, bomb], dtype=object)
     stream = io.BytesIO()
     np.save(stream, objects, allow_pickle=True)
-    found["npy"] = stream.getvalue()
-    keys = (
-        "mu sigma mu_s sigma_s rows n features name protocol cosine arr_0 arr_1 images seeds labels"
-    )
+    contents["npy"] = stream.getvalue()
+    # The arrays that any reader asks for.
+    keys = "mu sigma rows n features name protocol cosine arr_0 arr_1 images seeds labels tar offset header state"
     stream = io.BytesIO()
-    np.savez(stream, **dict.fromkeys([*keys.split(), "tar", "offset", "header", "state"], objects))
-    found["npz"] = stream.getvalue()
-    command = json.dumps(_MAKE.format(str(marker)))
-    found["yaml"] = f"seed: !!python/object/apply:builtins.exec [{command}]\n".encode()
-    found["yaml-nested"] = f"runs:\n  a: !!python/object/new:exec [{command}]\n".encode()
-    return found
-
-
-class Features:
-    """Stands for a feature network: statistics are read for it, nothing is computed."""
-
-    name, dim, checksum = "tiny", 4, "0123456789abcdef"
-
-    def __call__(self, images):
-        return {"features": images.float().mean((2, 3))[:, [0, 1, 2, 0]]}
+    np.savez(stream, **dict.fromkeys(keys.split(), objects))
+    contents["npz"] = stream.getvalue()
+    contents["yaml"] = f"seed: !!python/object/apply:builtins.exec [{json.dumps(_MAKE.format(str(marker)))}]\n".encode()
+    return contents
 
 
 # --- readers: each makes valid files below a folder and reads them as the program does ----------------
@@ -115,105 +124,92 @@ def reader(name, make, *files):
     return register
 
 
+def each(*reads):
+    """Return a reader that calls several, each also after one that refused."""
+
+    def read(folder):
+        refusals = []
+        for one in reads:
+            try:
+                one(folder)
+            except UserError as error:
+                refusals.append(str(error))
+        if refusals:
+            raise UserError(refusals[0])
+
+    return read
+
+
 def _model():
-    import backbones
-
     with torch.random.fork_rng(devices=[]):
-        return backbones.create(
-            "dit", "T/2", depth=2, width=16, heads=2, input_size=8, in_channels=1, num_classes=3
-        )
+        return backbones.create("dit", "T/2", depth=2, width=16, heads=2, input_size=8, in_channels=1, num_classes=3)
 
 
-def _described():
-    from experiments.config.compose import load
-
-    return load(["backbone.depth=2", "backbone.width=16", "route=none"]).to_dict()
+def _config():
+    return load(["backbone.depth=2", "backbone.width=16", "route=none"])
 
 
 def make_checkpoint(folder):
-    from experiments.runtime import checkpoint_files
-
     model = _model()
     tensors = {
-        f"{p}.{k}": v.clone() for p in ("ema", "model") for k, v in model.state_dict().items()
+        f"{prefix}.{key}": tensor.clone() for prefix in ("ema", "model") for key, tensor in model.state_dict().items()
     }
-    state = {"step": 3, "config": _described(), "model": model.config, "data": {}}
+    state = {"step": 3, "config": _config().to_dict(), "model": model.config, "data": {}}
     checkpoint_files.write(folder, 3, tensors, state)
 
 
-@reader("checkpoint", make_checkpoint, "checkpoints/*/*")
 def read_checkpoint(folder):
-    from experiments.evaluation import trained_model
-
     trained_model.load_model(folder, device="cpu")
 
 
-@reader("unverified checkpoint", make_checkpoint, "checkpoints/*/state.*")
 def read_unverified(folder):
-    from experiments.evaluation import trained_model
-    from experiments.runtime import checkpoint_files
-
+    """Read a checkpoint as if its checksums held."""
     path = next((folder / "checkpoints").iterdir())
     tensors, state = checkpoint_files.read(path)
-    chosen = {k.removeprefix("ema."): v for k, v in tensors.items() if k.startswith("ema.")}
-    trained_model.build_model(state, chosen, str(path), "cpu")
+    ema = {key.removeprefix("ema."): tensor for key, tensor in tensors.items() if key.startswith("ema.")}
+    trained_model.build_model(state, ema, str(path), "cpu")
+
+
+READERS["checkpoint"] = Reader(make_checkpoint, each(read_unverified, read_checkpoint), ("checkpoints/*/*",))
 
 
 def make_export(folder):
-    from experiments.config.compose import load
-    from experiments.evaluation import trained_model
-
     model = _model()
-    config = load(["backbone.depth=2", "backbone.width=16", "route=none"])
-    trained_model.export(folder / "model.safetensors", model, model.state_dict(), config, 3, {})
+    trained_model.export(folder / "model.safetensors", model, model.state_dict(), _config(), 3, {})
 
 
-@reader("exported weights", make_export, "model.safetensors")
 def read_export(folder):
-    from experiments.evaluation import trained_model
-
     trained_model.load_model(folder / "model.safetensors", device="cpu")
 
 
-@reader("pretrained", make_export, "model.safetensors")
 def read_pretrained(folder):
-    from backbones import Backbone
-
-    Backbone.from_pretrained(folder / "model.safetensors")
+    backbones.Backbone.from_pretrained(folder / "model.safetensors")
 
 
-@reader("metadata of weights", make_export, "model.safetensors")
 def read_metadata(folder):
-    from analysis import run_files
-
     run_files.model_arguments(folder)
 
 
-def make_foreign_weights(folder):
-    from published_weights import published
+READERS["exported weights"] = Reader(
+    make_export, each(read_export, read_pretrained, read_metadata), ("model.safetensors",)
+)
 
+
+def make_foreign_weights(folder):
     state = published("dit")
     torch.save({"model": state}, folder / "weights.pt")
     save_file(state, folder / "weights.safetensors")
 
 
-@reader("weights.pt of others", make_foreign_weights, "weights.pt")
-def read_foreign_pt(folder):
-    from backbones import import_weights as weights
+@reader("weights of others", make_foreign_weights, "weights.*")
+def read_foreign_weights(folder):
+    def load(name):
+        return lambda folder: import_weights.load(folder / name, "dit", heads=2)
 
-    weights.load(folder / "weights.pt", "dit", heads=2)
-
-
-@reader("weights.safetensors of others", make_foreign_weights, "weights.safetensors")
-def read_foreign_safetensors(folder):
-    from backbones import import_weights as weights
-
-    weights.load(folder / "weights.safetensors", "dit", heads=2)
+    each(load("weights.pt"), load("weights.safetensors"))(folder)
 
 
 def read_everything(folder):
-    from experiments.data.latent_store import open_store
-
     store = open_store(folder, verify=False)
     index = torch.arange(min(store.count, 64))
     store.latents(index)
@@ -224,8 +220,6 @@ def read_everything(folder):
 
 
 def read_facts(folder):
-    from experiments.data.registry import describe, fingerprint
-
     options = {"name": "latents", "path": str(folder)}
     assert describe(options)["shape"]
     fingerprint(options)
@@ -237,27 +231,26 @@ def make_store(folder):
     write_store(folder, array, LABELS, flips=array + 1, per_file=3, text=text)
 
 
-READERS["latent store"] = Reader(make_store, read_everything, ("manifest.json", "shard-*"))
+READERS["latent store"] = Reader(make_store, each(read_everything, read_facts), ("manifest.json", "shard-*"))
 
 
-READERS["facts of a store"] = Reader(make_store, read_facts, ("manifest.json", "shard-*"))
-
-READERS["tars"] = Reader(
-    lambda folder: write_tars(folder, latents(6, side=2), LABELS), read_everything, ("*.tar",)
-)
-
-
-def make_index(folder):
+def make_tars(folder):
     write_tars(folder, latents(6, side=2), LABELS)
-    read_everything(folder)
+    read_everything(folder)  # writes the index
 
 
-READERS["index of tars"] = Reader(make_index, read_everything, (".latent-index",))
+READERS["tars"] = Reader(make_tars, read_everything, ("*.tar", ".latent-index"))
 READERS["LightningDiT's shards"] = Reader(
     lambda folder: write_lightning(folder, latents(6, side=2), latents(6, side=2), LABELS),
     read_everything,
     ("*.safetensors", "latents_stats.pt"),
 )
+
+
+class Features:
+    """Stands for a feature network: statistics are read for it, nothing is computed."""
+
+    name, dim, checksum = "tiny", 4, "0123456789abcdef"
 
 
 def make_reference(folder):
@@ -266,41 +259,35 @@ def make_reference(folder):
         folder / "reference.npz", mu=rows.mean(0), sigma=np.cov(rows.T), n=np.int64(8),
         rows=rows.astype(np.float32), features=np.str_("tiny@01234567"), name=np.str_("test"),
     )  # fmt: skip
-    images = np.zeros((8, 4, 4, 3), np.uint8)
-    np.savez_compressed(folder / "batch.npz", arr_0=images, arr_1=np.zeros(8, np.int64))
 
 
 @reader("reference", make_reference, "reference.npz")
 def read_reference(folder):
-    from experiments.evaluation.reference import load_reference
-
     load_reference(folder / "reference.npz", Features(), rows=True)
 
 
-@reader("batch of images", make_reference, "batch.npz")
-def read_images(folder):
-    from experiments.evaluation.images import Images
+def make_images(folder):
+    images = np.zeros((8, 4, 4, 3), np.uint8)
+    np.savez_compressed(folder / "batch.npz", arr_0=images, arr_1=np.zeros(8, np.int64))
+    (folder / "pictures").mkdir()
+    for i in range(2):
+        Image.new("RGB", (4, 4), (i, 0, 0)).save(folder / "pictures" / f"{i}.png")
 
+
+def read_batch(folder):
     images = Images(folder / "batch.npz")
     images.labels()
     for _ in images.batches(range(min(images.n, 64))):
         pass
 
 
-def make_pictures(folder):
-    from PIL import Image
-
-    for i in range(2):
-        Image.new("RGB", (4, 4), (i, 0, 0)).save(folder / f"{i}.png")
-
-
-@reader("folder of pictures", make_pictures, "*.png")
 def read_pictures(folder):
-    from experiments.evaluation.images import Images
-
-    images = Images(folder)
+    images = Images(folder / "pictures")
     for _ in images.batches(range(images.n)):
         pass
+
+
+READERS["images"] = Reader(make_images, each(read_batch, read_pictures), ("batch.npz", "pictures/*.png"))
 
 
 def make_samples(folder):
@@ -312,15 +299,11 @@ def make_samples(folder):
 
 @reader("shards of samples", make_samples, "manifest.json", "shard-*")
 def read_samples(folder):
-    from experiments.evaluation import read_shards
-
     for _ in read_shards(folder):
         pass
 
 
 def make_similarity(folder):
-    from analysis.similarity import SimilarityFile
-
     about = {key: "x" for key in ("run", "backbone", "size", "data", "weights")}
     protocol = {**about, "route": "none", "levels": [1.0], "samples": 4}
     SimilarityFile(np.eye(3), protocol).save(folder / "similarity.npz")
@@ -328,51 +311,10 @@ def make_similarity(folder):
 
 @reader("similarity", make_similarity, "similarity.npz")
 def read_similarity(folder):
-    from analysis import similarity
-
     similarity.read(folder / "similarity.npz")
 
 
-def make_scales(folder):
-    about = {key: "x" for key in ("run", "backbone", "size", "data", "route")} | {
-        "step": 1,
-        "seed": 0,
-    }
-    row = {"pair": "dense", "level": None, "plain": 1.0}
-    found = {"format": "tread-suite-guidance-scale/1", **about, "notes": [], "rows": [row]}
-    (folder / "guidance_scale.json").write_text(json.dumps(found))
-
-
-@reader("guidance scale", make_scales, "guidance_scale.json")
-def read_stored_scales(folder):
-    from analysis.figures.effective_scale import effective_scale as draw
-    from analysis.tables.guidance_scale import read_scales, scale_table
-
-    found = read_scales(folder / "guidance_scale.json")
-    scale_table([found]), scale_table([found], levels=True), draw([found])
-
-
-def _digits(split):
-    images = torch.arange(8 * 3 * 64, dtype=torch.int64).remainder(255).to(torch.uint8)
-    return images.view(8, 3, 8, 8), torch.arange(8) % 2
-
-
-def make_classifier(folder):
-    from experiments.evaluation import small_networks
-
-    recipe = small_networks.Recipe(width=2, dim=2, epochs=1)
-    build = functools.partial(small_networks.SmallClassifier, 8, 2, recipe)
-    small_networks.load_or_make(folder / "classifiers", "digits", [], recipe, build, _digits)
-
-
-@reader("cached classifier", make_classifier, "classifiers/*.safetensors")
-def read_classifier(folder):
-    make_classifier(folder)
-
-
 def make_runs(folder):
-    from analysis_runs import write
-
     run = write(folder, evaluations=2, train__steps=40)
     lines = (run / "scores.jsonl").read_text().splitlines()
     (run / "evaluations").mkdir()
@@ -384,8 +326,6 @@ def make_runs(folder):
 
 @reader("run folders", make_runs, "*/*.yaml", "*/*.json", "*/*.jsonl", "*/evaluations/*")
 def read_runs(folder):
-    import analysis
-
     with warnings.catch_warnings():  # runs and scores that cannot be read are left out and named
         warnings.filterwarnings("ignore", r"\d+ damaged run folders were left out|dit-T1-")
         frame = analysis.load(folder)
@@ -394,34 +334,25 @@ def read_runs(folder):
 
 
 def make_sweep(folder):
-    from sweeps.store.folder import JobBatch, Sweep
-    from sweeps.store.planned_run import PlannedRun
-
-    runs = []
-    for seed in range(2):
-        run = PlannedRun(f"r{seed}", "train", f"seed={seed}", "experiments.run:main", (), True, str(folder / f"r{seed}"), 10, {"seed": str(seed)})  # fmt: skip
-        runs.append(run)
-        (folder / run.name).mkdir()
     sweep = Sweep(folder, "g")
+    runs = []
+    for name in ("r0", "r1"):
+        place = str(folder / name)
+        runs.append(PlannedRun(name, "train", name, "experiments.run:main", (), True, place, 10, {"seed": name[1]}))
+        (folder / name).mkdir()
     sweep.add("g", runs)
     sweep.intend(JobBatch("b", "debug", "debug", ["r0", "r1"], 0.0, "c"))
     sweep.submitted("b", {"r0": "1", "r1": "2"})
-    for run in runs:
-        sweep.note(run.name, "start", step=0, rank=0, pid=1)
+    sweep.note("r0", "start", step=0, rank=0, pid=1)
     sweep.note("r0", "end", how="done", step=10, rank=0)
     sweep.note("r1", "end", how="failed", step=2, rank=0, error="it broke", where="x:1")
     done = {"status": "done", "step": 10, "images_per_s": 5.0, "scores": {"fd": 3.0}}
     (folder / "r0" / "summary.json").write_text(json.dumps(done))
-    (folder / "r1" / "status.json").write_text(json.dumps({"status": "failed", "step": 2, "time": 5.0}))  # fmt: skip
+    (folder / "r1" / "status.json").write_text(json.dumps({"status": "failed", "step": 2, "time": 5.0}))
 
 
 @reader("sweep", make_sweep, ".sweeps/g/*.json*", ".sweeps/g/attempts/*", "r*/*.json")
 def read_sweep(folder):
-    from rich.console import Console
-
-    from sweeps.status import status, status_table
-    from sweeps.store.folder import all_sweeps
-
     for sweep in all_sweeps(folder):
         rows, _ = status.statuses(sweep)
         status_table.plain(rows)
@@ -435,72 +366,22 @@ def make_grid(folder):
     (folder / "resources.yaml").write_text("kind: local\ntime: 60\nscales:\n  tiny: {time: 30}\n")
 
 
-@reader("grid of a sweep", make_grid, "grid.yaml")
 def read_grid(folder):
-    from sweeps.plan import cells, grid
-
-    found = grid.load(str(folder / "grid.yaml"))
-    cells.expand(found, "tiny")
+    cells.expand(grid.load(str(folder / "grid.yaml")), "tiny")
 
 
-@reader("resources of a sweep", make_grid, "resources.yaml")
 def read_resources(folder):
-    from sweeps.plan import resources
-
     resources.load(str(folder / "resources.yaml"))
 
 
-def make_metrics(folder):
-    lines = [json.dumps({"step": s, "loss": 1.0}) for s in (1, 2, 3)]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-
-
-@reader("metrics of a run that resumes", make_metrics, "metrics.jsonl")
-def read_metrics(folder):
-    from experiments.runtime import records
-
-    records.read_jsonl(folder / "metrics.jsonl")
-    records.cut_jsonl(folder / "metrics.jsonl", 2)
-
-
-def make_notes(folder):
-    images = [{"id": i, "file_name": f"{i}.png"} for i in range(2)]
-    notes = [{"id": i, "image_id": i, "caption": "a cat"} for i in range(2)]
-    (folder / "captions.json").write_text(json.dumps({"images": images, "annotations": notes}))
-    lines = [json.dumps({"file_name": "0.png", "captions": ["a", "b"]})]
-    (folder / "captions.jsonl").write_text("\n".join(lines))
-    names = {"info": {"features": {"label": {"names": ["cat", "dog"]}}}}
-    (folder / "huggingface.json").write_text(json.dumps(names))
-    summary = {"status": "done", "name": "r", "step": 2, "scores": {"fd": 1.5}, "loss": 0.5, "wall_s": 2.0, "images_per_s": 3.0}  # fmt: skip
-    (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "lock").write_text(json.dumps({"host": "h", "pid": 1}))
-
-
-@reader("captions, names of classes, summaries", make_notes, "*.json*")
-def read_notes(folder):
-    from types import SimpleNamespace
-
-    from experiments.data import image_sources, table_source
-    from experiments.runtime import console
-    from experiments.training import session
-    from routing.errors import UserError
-
-    table_source._class_names(
-        SimpleNamespace(metadata={b"huggingface": (folder / "huggingface.json").read_bytes()}),
-        "label",
-    )
-    if session.read_summary(folder) is not None:
-        session.show_results(console.Console(quiet=True), folder)
-    for path in sorted(folder.glob("captions.*")):
-        with contextlib.suppress(UserError):
-            image_sources._read_captions(path)
+READERS["grid and resources"] = Reader(make_grid, each(read_grid, read_resources), ("*.yaml",))
 
 
 def damage_targets(folder, files):
     """Return the files of a valid input that may be damaged."""
-    found = sorted({p for pattern in files for p in folder.glob(pattern) if p.is_file()})
-    assert found, f"nothing below {folder} matches {files}"
-    return found
+    paths = sorted({path for pattern in files for path in folder.glob(pattern) if path.is_file()})
+    assert paths, f"nothing below {folder} matches {files}"
+    return paths
 
 
 # --- mutations -----------------------------------------------------------------------------------------
@@ -526,114 +407,73 @@ def mutate_value(random, value):
     """Return a JSON value with one place replaced, dropped or doubled."""
     if isinstance(value, dict) and value and random.random() < 0.9:
         key = random.choice(sorted(value))
-        rest = {k: v for k, v in value.items() if k != key}
-        turn = random.random()
-        if turn < 0.1:
-            return rest
-        if turn < 0.15:
-            return {**rest, f"{key}x": value[key]}
+        if random.random() < 0.1:
+            return {other: value[other] for other in value if other != key}
         return {**value, key: mutate_value(random, value[key])}
     if isinstance(value, list) and value and random.random() < 0.8:
         at = random.randrange(len(value))
-        turn = random.random()
-        if turn < 0.15:
-            return value[:at] + value[at + 1 :]
-        if turn < 0.25:
-            return [*value, value[at]]
-        return [*value[:at], mutate_value(random, value[at]), *value[at + 1 :]]
+        change = random.choice((value[at : at + 1] * 2, [], *[[mutate_value(random, value[at])]] * 6))
+        return [*value[:at], *change, *value[at + 1 :]]
     if isinstance(value, str) and value[:1] == "{" and random.random() < 0.8:
         # JSON text inside of JSON: metadata of weights.
-        with contextlib.suppress(ValueError):
-            return json.dumps(mutate_value(random, json.loads(value)))
+        return json.dumps(mutate_value(random, json.loads(value)))
     return random.choice(ODD)
 
 
 def mutate_bytes(random, content):
-    """Return bytes that are cut, flipped, filled, doubled or made up."""
-    kind = random.randrange(7)
-    if kind == 0:
-        return random.randbytes(random.choice((0, 1, 7, 8, 9, 100, 600)))
-    if kind == 1:
-        return content[: random.randrange(len(content) + 1)]
+    """Return bytes that are made up, cut, lengthened, shortened, overwritten or flipped."""
+    kind = random.randrange(6)
     data = bytearray(content)
     at = random.randrange(len(data) + 1)
-    if kind == 2:
-        data[at:at] = random.randbytes(random.choice((1, 2, 8, 512)))
+    if kind == 0:
+        data = random.randbytes(random.choice((0, 1, 7, 8, 9, 100, 600)))
+    elif kind == 1:
+        del data[at:]
+    elif kind == 2:
+        data[at:at] = random.choice((random.randbytes(8), data[at : at + 512]))
     elif kind == 3:
         del data[at : at + random.choice((1, 4, 64, 512))]
     elif kind == 4:
-        piece = data[at : at + 512]
-        data[at:at] = piece
-    elif kind == 5:
         data[at : at + 8] = random.choice((b"\xff" * 8, bytes(8), struct.pack("<Q", 2**60)))
-    else:
+    elif data:
         # The head is what readers decide by: half of all flips are there.
-        most = len(data) if random.random() < 0.5 else min(len(data), 256)
+        end = random.choice((len(data), min(len(data), 256)))
         for _ in range(random.randint(1, 4)):
-            if most:
-                data[random.randrange(most)] = random.randrange(256)
+            data[random.randrange(end)] = random.randrange(256)
     return bytes(data)
 
 
 def mutate(random, path, content):
     """Return a damaged version of a valid file, by its format or by its bytes alone."""
-    if random.random() < 0.35:
+    by_format = {".json": mutate_json, ".jsonl": mutate_jsonl, ".yaml": mutate_yaml, ".safetensors": mutate_safetensors}
+    if path.suffix not in by_format or random.random() < 0.35:
         return mutate_bytes(random, content)
-    try:
-        if path.suffix == ".json":
-            return raw(random, json.dumps(mutate_value(random, json.loads(content))))
-        if path.suffix == ".jsonl":
-            lines = content.splitlines()
-            at = random.randrange(len(lines))
-            lines[at] = raw(random, json.dumps(mutate_value(random, json.loads(lines[at]))))
-            return b"\n".join(lines)
-        if path.suffix == ".yaml":
-            import yaml
-
-            return raw(random, yaml.safe_dump(mutate_value(random, yaml.safe_load(content))))
-        if path.suffix == ".safetensors":
-            (length,) = struct.unpack("<Q", content[:8])
-            header = raw(
-                random, json.dumps(mutate_value(random, json.loads(content[8 : 8 + length])))
-            )
-            return struct.pack("<Q", len(header)) + header + content[8 + length :]
-        if path.suffix == ".npz":
-            return mutate_npz(random, content)
-    except (ValueError, KeyError):
-        pass
-    return mutate_bytes(random, content)
+    return by_format[path.suffix](random, content)
 
 
-def mutate_npz(random, content):
-    """Damage one array of an archive, with checksums that hold: what a reader meets after unzipping."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(stream, "w") as new:
-        names = old.namelist()
-        chosen = random.choice(names)
-        for name in names:
-            data = old.read(name)
-            if name == chosen:
-                turn = random.random()
-                if turn < 0.1:
-                    continue
-                if turn < 0.6:
-                    array = random.choice((
-                        np.zeros(0), np.zeros(()), np.zeros((2, 2)), np.full(4, np.nan), np.str_("x"), np.zeros(3, np.int64),
-                        np.full((8, 4), 1e308), np.array([-1, 10**12]), np.zeros((1, 0, 3)), np.zeros(2, "m8[s]"), np.zeros(2, complex),
-                    ))  # fmt: skip
-                    piece = io.BytesIO()
-                    np.save(piece, array)
-                    data = piece.getvalue()
-                else:
-                    data = mutate_bytes(random, data)
-            new.writestr(name, data)
-    return stream.getvalue()
+def mutate_json(random, content):
+    return raw(random, json.dumps(mutate_value(random, json.loads(content))))
+
+
+def mutate_jsonl(random, content):
+    lines = content.splitlines()
+    at = random.randrange(len(lines))
+    lines[at] = mutate_json(random, lines[at])
+    return b"\n".join(lines)
+
+
+def mutate_yaml(random, content):
+    return raw(random, yaml.safe_dump(mutate_value(random, yaml.safe_load(content))))
+
+
+def mutate_safetensors(random, content):
+    (length,) = struct.unpack("<Q", content[:8])
+    header = mutate_json(random, content[8 : 8 + length])
+    return struct.pack("<Q", len(header)) + header + content[8 + length :]
 
 
 def npy_header(shape, dtype="<f4"):
     """Return the head of an `.npy` file that claims a shape."""
     stream = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        stream, {"descr": dtype, "fortran_order": False, "shape": shape}
-    )
+    np.lib.format.write_array_header_1_0(stream, {"descr": dtype, "fortran_order": False, "shape": shape})
     return stream.getvalue()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from experiments.diffusion.objective import Objective, expand
+from experiments.diffusion.objective import Objective
 
 
 class Mixture:
@@ -76,12 +76,4 @@ def loss_map(objective: Objective, net, x0: Tensor, noise: Tensor, time: Tensor,
 
 
 GAUSSIAN = Mixture([1.0], [[0.3, -0.2]], [[[0.25, 0.12], [0.12, 0.16]]])
-MIXTURE = Mixture(
-    [0.3, 0.7],
-    [[-1.0, 0.5], [0.6, -0.4]],
-    [[[0.04, 0.0], [0.0, 0.02]], [[0.03, 0.01], [0.01, 0.05]]],
-)
-
-
-def batch_of(objective: Objective, native: float, like: Tensor) -> Tensor:
-    return expand(torch.full((len(like),), native, dtype=torch.float64), like)
+MIXTURE = Mixture([0.3, 0.7], [[-1.0, 0.5], [0.6, -0.4]], [[[0.04, 0.0], [0.0, 0.02]], [[0.03, 0.01], [0.01, 0.05]]])

@@ -33,20 +33,10 @@ class Lab:
         self.over = threading.Event()
 
     def script(self, *words):
-        knobs = {
-            "LAB": str(self.folder),
-            "PORT": str(self.port),
-            "NODES": "2",
-            "CPUS": "4",
-            "GPUS": "2",
-        }
-        knobs |= {"ACCT": "0", "GRACE": "20", "KILL_WAIT": "2"} | self.knobs
-        done = subprocess.run(
-            [str(TOOLS / "start-slurm.sh"), *words],
-            env={**os.environ, **knobs},
-            capture_output=True,
-            text=True,
-        )
+        settings = {"LAB": str(self.folder), "PORT": str(self.port), "NODES": "2", "CPUS": "4", "GPUS": "2"}
+        settings |= {"ACCT": "0", "GRACE": "20", "KILL_WAIT": "2"} | self.knobs
+        command, env = [str(TOOLS / "start-slurm.sh"), *words], {**os.environ, **settings}
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -66,11 +56,9 @@ class Lab:
 
     def environment(self):
         # With accounting there is a real sacct; without, a stand-in in the cluster's folder.
-        real = self.knobs.get("ACCT") == "1"
-        path = (
-            os.environ["PATH"] if real else f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        )
-        return {"SLURM_CONF": str(self.folder / "etc" / "slurm.conf"), "PATH": path}
+        has_accounting = self.knobs.get("ACCT") == "1"
+        stand_in = "" if has_accounting else f"{self.folder / 'bin'}{os.pathsep}"
+        return {"SLURM_CONF": str(self.folder / "etc" / "slurm.conf"), "PATH": stand_in + os.environ["PATH"]}
 
 
 def free_ports(count):
@@ -146,13 +134,10 @@ def until(check, seconds=60.0, what="it"):
 
 def squeue(*words):
     """Return what squeue says of each task: {id: (state, node, name)}."""
-    out = subprocess.run(
-        ["squeue", "-r", "-h", "-t", "all", "-o", "%i|%T|%N|%j", *words],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    return {parts[0]: tuple(parts[1:]) for line in out.splitlines() if (parts := line.split("|"))}
+    command = ["squeue", "-r", "-h", "-t", "all", "-o", "%i|%T|%N|%j", *words]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    tasks = (line.split("|") for line in out.splitlines())
+    return {task: (state, node, name) for task, state, node, name in tasks}
 
 
 # What grids of the tests run in place of training, and beside it.
@@ -169,9 +154,7 @@ def use_stubs(monkeypatch):
 
 def write_grid(folder, name="count", **changes):
     """Write a grid of trivial runs, in Python since it names the stubs, and return its path."""
-    raw = {
-        "title": "Trivial runs", "base": {"train.steps": 20}, "seeds": [0, 1, 2, 3], "commands": COMMANDS,
-    }  # fmt: skip
+    raw = {"title": "Trivial runs", "base": {"train.steps": 20}, "seeds": [0, 1, 2, 3], "commands": COMMANDS}
     path = folder / f"{name}.py"
     path.write_text("".join(f"{key} = {value!r}\n" for key, value in {**raw, **changes}.items()))
     return str(path)
@@ -190,7 +173,7 @@ class Launcher:
         self.stub({"sleep": sleep})
 
     def stub(self, everywhere, **by_seed):
-        values = {"*": everywhere} | {k.removeprefix("seed"): v for k, v in by_seed.items()}
+        values = {"*": everywhere} | {key.removeprefix("seed"): value for key, value in by_seed.items()}
         (self.runs / "stub.json").write_text(json.dumps(values))
 
     def words(self, command, *words):

@@ -59,6 +59,4 @@ def command(*arguments: str) -> list[str]:
 
 def run(*arguments: str, timeout: float = 300, **options) -> subprocess.CompletedProcess:
     """Run the real command and return what it printed."""
-    return subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=timeout, **options
-    )
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout, **options)

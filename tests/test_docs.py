@@ -13,14 +13,17 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from small import ROOT
 
+from analysis import command as analysis_command
 from backbones import names
 from backbones.cost import cost
 from backbones.options.family import KERNELS
 from backbones.validation import fields_of
 from experiments import config, evaluate, export, prepare, sample
+from experiments.benchmark import bench_options
 from experiments.config import groups
 from experiments.config.compose import compose
 from experiments.runtime.nested import flatten
+from sweeps import command as sweeps_command
 
 # Placeholders for the reader's own names.
 PLACEHOLDERS = ("NAME", "RUN")
@@ -29,12 +32,6 @@ pages = pytest.mark.parametrize("page", PAGES, ids=label)
 
 def test_the_readme_is_short():
     assert (ROOT / "README.md").stat().st_size < 6500
-
-
-def test_the_tree_of_contributing_shows_every_folder_and_none_that_is_gone():
-    shown = documents.tree()
-    assert documents.package_folders() <= shown
-    assert [folder for folder in shown if not (ROOT / folder).is_dir()] == []
 
 
 @pages
@@ -54,62 +51,47 @@ def test_paths_and_links_exist(page):
 
 
 def train(words):
-    if "--help" in words:
-        return
     if "-m" in words:  # Hydra's own sweep: each value of every list
-        words = [word for word in words if word != "-m" and not word.startswith("hydra/")]
-        lists = [
-            [f"{word.split('=')[0]}={one}" for one in word.split("=")[1].split(",")]
-            for word in words
-        ]
+        lists = []
+        for word in words:
+            if word != "-m" and not word.startswith("hydra/"):
+                key, _, values = word.partition("=")
+                lists.append([f"{key}={value}" for value in values.split(",")])
         for run in itertools.product(*lists):
             config.load(run)
-        return
-    config.load([word for word in words if word != "..." and word.split("=")[-1] not in PLACEHOLDERS])
-
-
-def bench(words):
-    from experiments.benchmark.bench_options import BenchOptions, parse
-
-    parse(words, BenchOptions)
+    elif "--help" not in words:
+        config.load([word for word in words if word != "..." and word.split("=")[-1] not in PLACEHOLDERS])
 
 
 def sweep(words):
-    from sweeps.command import parser
-
     if len(words) == 1 and words != ["list"]:  # a command that is spoken of
         words = [*words, "main_table"]
-    given = parser().parse_args(words)
-    if given.command != "list" and given.grid and given.grid != "mygrid":
-        assert (ROOT / "sweeps" / "grids" / f"{given.grid}.yaml").is_file(), given.grid
+    arguments = sweeps_command.parser().parse_args(words)
+    if arguments.command != "list" and arguments.grid and arguments.grid != "mygrid":
+        assert (ROOT / "sweeps" / "grids" / f"{arguments.grid}.yaml").is_file(), arguments.grid
 
 
-def analyse(words):
-    from analysis.command import parser
-
-    parser().parse_args(words)
+def parsed_by(parser):
+    return lambda words: None if words == ["--help"] else parser.parse_intermixed_args(words)
 
 
-def positional(made):
-    return lambda words: None if words == ["--help"] else made.parse_intermixed_args(words)
-
-
-SCRIPTS = {
+COMMANDS = {
     "experiments/run.py": train,
-    "experiments/sample.py": positional(sample.parser()),
-    "experiments/evaluate.py": positional(evaluate.parser()),
-    "experiments/export.py": positional(export.parser()),
-    "experiments/prepare.py": positional(prepare.parser()),
-    "experiments/bench.py": bench,
+    "experiments/sample.py": parsed_by(sample.parser()),
+    "experiments/evaluate.py": parsed_by(evaluate.parser()),
+    "experiments/export.py": parsed_by(export.parser()),
+    "experiments/prepare.py": parsed_by(prepare.parser()),
+    "experiments/bench.py": lambda words: bench_options.parse(words, bench_options.BenchOptions),
+    "sweeps": sweep,
+    "analysis": analysis_command.parser().parse_args,
 }
-MODULES = {"sweeps": sweep, "analysis": analyse}
 
 
 def check(words):
     """Parse one command as the program itself would."""
     if words[0] == "make":
-        targets = re.findall(r"^([a-z0-9 -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        targets = " ".join(targets).split()
+        rules = re.findall(r"^([a-z0-9 -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = " ".join(rules).split()
         assert all(word in targets for word in words[1:] if "=" not in word), words
         return
     if words[0] in ("torchrun", "accelerate"):
@@ -117,18 +99,16 @@ def check(words):
         if script is None:
             return  # launchers' own flags
         words = ["python", *words[script:]]
-    if words[1:2] == ["-m"]:
-        if words[2] in MODULES:
-            MODULES[words[2]](words[3:])
-        elif "." in words[2]:
-            module = ROOT / words[2].replace(".", "/")
-            assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file(), words
-        else:
-            assert words[2] in ("pytest", "mkdocs", "pip", "twine"), words
-    else:
+    if words[1] != "-m":
         assert (ROOT / words[1]).is_file(), words[1]
-        if words[1] in SCRIPTS:
-            SCRIPTS[words[1]](words[2:])
+    elif "." in words[2]:
+        module = ROOT / words[2].replace(".", "/")
+        assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file(), words
+    else:
+        assert words[2] in ("sweeps", "analysis", "pytest", "mkdocs", "pip", "twine"), words
+    name, *rest = words[2:] if words[1] == "-m" else words[1:]
+    if name in COMMANDS:
+        COMMANDS[name](rest)
 
 
 @pages
@@ -196,7 +176,7 @@ def test_the_page_of_backbones_has_their_parameters_and_their_kernels_in_the_ord
         assert on_cuda == [kernel for kernel in preferred if kernel != "native"], operation
 
 
-# --- the environment and the workflow ------------------------------------------------------------
+# --- the environment --------------------------------------------------------------------------
 
 
 def test_constraints_pin_every_dependency_within_its_range():
@@ -204,24 +184,10 @@ def test_constraints_pin_every_dependency_within_its_range():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if line and line[0] != "#")
     pins = {canonicalize_name(name): version for name, version in pins.items()}
-    wanted = [
-        *project["dependencies"],
-        *itertools.chain(*project["optional-dependencies"].values()),
-    ]
+    wanted = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
     # The suite's own extras, and what only builds on a CUDA machine.
     apart = ("tread-suite", "mamba-ssm", "causal-conv1d")
     for requirement in map(Requirement, wanted):
         if requirement.name not in apart:
             pin = pins[canonicalize_name(requirement.name)]
             assert pin in requirement.specifier and "+" not in pin, requirement
-
-
-def test_the_workflow_runs_nothing_of_a_change_as_root_and_nothing_that_can_move():
-    text = (ROOT / ".github/workflows/ci.yml").read_text()
-    flow = yaml.safe_load(text)
-    assert flow["permissions"] == {"contents": "read"}
-    for line in re.findall(r"uses: (.*)", text):
-        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
-    for step in flow["jobs"]["test"]["steps"]:
-        for line in step.get("run", "").splitlines():
-            assert "sudo" not in line or not re.search(r"[.]ci|make|python|\$|\./", line), line

@@ -12,20 +12,17 @@ import sys
 
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import load_file
 from small import ROOT, SMALL
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_examples_are_short_say_how_to_run_them_and_need_nothing_but_routing(path):
-    text = path.read_text()
-    assert len(text.splitlines()) < 80
-    title, blank, command = ast.get_docstring(ast.parse(text)).splitlines()
-    assert not blank and path.name in command
-    assert f"`examples/{path.name}`" in (ROOT / "docs" / "attach.md").read_text()
-    suite = set(re.findall(r"^(?:from|import) (backbones|experiments|sweeps|analysis)", text, re.M))
-    assert suite == ({"backbones"} if path.stem == "mingru" else set())
+def test_examples_need_nothing_but_routing_and_the_page_names_them():
+    page = (ROOT / "docs" / "attach.md").read_text()
+    for path in (ROOT / "examples").glob("*.py"):
+        assert f"`examples/{path.name}`" in page
+        imports = set(re.findall(r"^(?:from|import) (backbones|experiments|sweeps|analysis)", path.read_text(), re.M))
+        assert imports == ({"backbones"} if path.stem == "mingru" else set())
 
 
 def outside(folder, *words, **environment):
@@ -47,22 +44,13 @@ def example(folder, name, *words):
 
 @pytest.mark.slow
 def test_route_your_own_learns(capsys):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        script = runpy.run_path(str(ROOT / "examples" / "route_your_own.py"))
-        accuracy = script["main"]("1-3@0.5", 100)
-    finally:
-        torch.set_num_threads(threads)
-    printed = capsys.readouterr().out
-    assert "tokens 16 -> [8] in 1-3@0.5" in printed and "held-out accuracy" in printed
+    accuracy = runpy.run_path(str(ROOT / "examples" / "route_your_own.py"))["main"]("1-3@0.5", 100)
+    assert "tokens 16 -> [8] in 1-3@0.5" in capsys.readouterr().out
     assert accuracy > 0.2  # chance is 0.1; 300 steps reach about 0.8
 
 
 @pytest.mark.slow
 def test_a_diffusers_dit_trains_routed_and_its_own_pipeline_samples_it(tmp_path):
-    from PIL import Image
-
     example(tmp_path, "diffusers_dit", "15")
     made = [Image.open(tmp_path / f"diffusers_dit_{k}.png") for k in range(10)]
     assert {image.size for image in made} == {(64, 64)}
@@ -71,16 +59,12 @@ def test_a_diffusers_dit_trains_routed_and_its_own_pipeline_samples_it(tmp_path)
 
 @pytest.mark.slow
 def test_lora_adapters_train_routed_and_dense_inference_knows_nothing_of_it(tmp_path):
-    from safetensors.torch import load_file
-
     said = example(tmp_path, "sd3_lora", "20")
     assert "attached and detached: 0.0 apart" in said
     adapters = load_file(tmp_path / "sd3_lora" / "pytorch_lora_weights.safetensors")
     idle = [key for key, value in adapters.items() if "lora_B" in key and not value.any()]
     # Nothing reads the text that leaves the last block, so its queries learn nothing.
-    assert len(adapters) == 2 * 6 * 7 and [key.split(".")[2:5] for key in idle] == [
-        ["5", "attn", "add_q_proj"]
-    ]
+    assert len(adapters) == 2 * 6 * 7 and [key.split(".")[2:5] for key in idle] == [["5", "attn", "add_q_proj"]]
 
 
 @pytest.mark.slow
@@ -126,14 +110,6 @@ def test_a_backbone_of_ones_own_is_known_to_the_real_commands(tmp_path):
     losses = [record["loss"] for record in records if "loss" in record]
     assert sum(losses[-3:]) < sum(losses[:3])
     outside(tmp_path, sys.executable, "-m", "experiments.sample", str(run), "--seeds", "0-3", **own)
-    counted = (
-        "import backbones; from backbones.cost import cost; print([cost('mingru', s, gate=g).params"
-        " - sum(p.numel() for p in backbones.create('mingru', s, gate=g).parameters())"
-        " for s in ('T/1', 'S/2') for g in (True, False)])"
-    )
-    assert (
-        outside(tmp_path, sys.executable, "-c", counted, TREAD_BACKBONES=path) == "[0, 0, 0, 0]\n"
-    )
     # The file is a command too.
     said = outside(tmp_path, sys.executable, path, *SMALL, "route=1-2", "train.steps=2")
     assert "mingru-T/1" in said and "route 1-2" in said

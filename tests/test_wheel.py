@@ -47,7 +47,6 @@ def test_the_wheel_is_whole_and_its_commands_run_outside_the_checkout(tmp_path):
     words = overrides(Path("runs"), "backbone=mamba", "route=1-2", "train.steps=2", "eval=digits")
     assert "model.safetensors" in call(bin_ / "python", "-m", "experiments.run", *words, **away)
     assert "done already" in call(bin_ / "tread-run", *words, **away)
-    assert "route_placement" in call(bin_ / "tread-sweeps", "list", **away)
     planned = call(bin_ / "tread-sweeps", "launch", "route_placement", "--dry-run", "cluster=debug", **away)
     assert str(site) not in planned
     call(bin_ / "python", "-m", "analysis", "report", "runs", **away)

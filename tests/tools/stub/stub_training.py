@@ -37,9 +37,7 @@ def main(overrides):
     config = load_config(overrides)  # composes the groups once in a process
     folder, rank = config.folder, int(os.environ.get("RANK", 0))
     known = run_folder.read(folder.parent / "stub.json")
-    options = (
-        {"sleep": 0.02, "save_every": 5} | known.get("*", {}) | known.get(str(config.seed), {})
-    )
+    options = {"sleep": 0.02, "save_every": 5} | known.get("*", {}) | known.get(str(config.seed), {})
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         import torch.distributed as dist
 
@@ -90,13 +88,7 @@ def work(config, folder, options, write):
         with (folder / "ends.txt").open("a") as handle:
             handle.write(f"{os.getpid()}\n")
         world = os.environ.get("WORLD_SIZE", "1")
-        summary = {
-            "status": "done",
-            "step": step,
-            "images_per_s": 10.0,
-            "scores": {"FD": 1.5},
-            "world": world,
-        }
+        summary = {"status": "done", "step": step, "images_per_s": 10.0, "scores": {"FD": 1.5}, "world": world}
         summary |= {"master": os.environ.get("MASTER_ADDR", "")}
         summary |= {"threads": os.environ.get("OMP_NUM_THREADS"), "ballast": len(ballast)}
         summary |= {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
