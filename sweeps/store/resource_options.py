@@ -88,9 +88,9 @@ class RunResources:
     ] = None
     max_memory_gb: Annotated[float | None, Gt(0), "the most that such a retry asks for"] = None
     time: Annotated[str | int, _SBATCH, "time limit of a job"] = "4:00:00"
-    signal_s: Annotated[
-        int, Ge(5), Le(99_999), "seconds before the limit at which a run saves"
-    ] = 180
+    signal_s: Annotated[int, Ge(5), Le(99_999), "seconds before the limit at which a run saves"] = (
+        180
+    )
 
     def check_consistency(self) -> None:
         """Refuse characters and combinations that a job cannot have."""
