@@ -16,7 +16,7 @@ from scipy.special import stdtr
 from analysis.aggregation import DENSE, Estimate, interval
 from analysis.grouping import short_labels
 from analysis.loading import load
-from analysis.step_penalty import Penalty, log_ratio_at_equal_macs, loss_curves, paired_penalty
+from analysis.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
 
 # Batch and depth of the experiment `evidence`: an arm's label names other values.
 _USUAL_BATCH, _USUAL_DEPTH = 16, 12
@@ -177,9 +177,10 @@ def penalty_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
         if not pairs:
             continue
         penalty = paired_penalty(table[baseline], pairs, steps)
-        verdict = _saving(penalty)
-        if penalty.sm is not None:
-            verdict += f" (n = {len(penalty.seeds)})"
+        if penalty.sm is None:
+            verdict = penalty.censored_text
+        else:
+            verdict = f"{penalty.sm.text('.2f')} (n = {len(penalty.seeds)})"
         s_texts, sm_texts = [], []
         for row in penalty.seeds.to_dict("records"):
             s_texts.append("not reached" if row["censored"] else f"{row['s']:.2f}")
@@ -219,12 +220,15 @@ def arms_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
     return rows
 
 
-def endpoints_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
+def endpoints_table(
+    table: Mapping[Arm, Curves], steps: int, declared_pairs: int = 2
+) -> list[list[str]]:
     """Return paired log ratios of loss at the multiply-adds of `steps` dense steps, as a change.
 
     The first rows compare each arm with the dense baseline, the last ones the routed arm with the
-    cheap dense ones: fewer blocks, a smaller batch (the gate of `study_equal_macs`). The p-values
-    of the routed arms are corrected (Holm) once all declared backbones have one.
+    cheap dense ones: fewer blocks, a smaller batch (the gate of `study_equal_macs`). A routed arm
+    has a p-value once its declared pairs have finished (no interim test); the p-values are
+    corrected (Holm) once all declared backbones have one.
     """
     cheap: list[Arm] = []
     routed: list[tuple[Arm, float]] = []
@@ -241,13 +245,16 @@ def endpoints_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
             continue
         if arm.is_routed:
             routed.append((arm, macs))
-            if estimate.std is not None:
+            if estimate.n >= declared_pairs:
                 p_values[len(rows)] = two_sided_p(estimate)
         else:
             cheap.append(arm)
         penalty = paired_penalty(table[baseline], curves, steps)
         pairs, change = str(estimate.n), _percent(estimate)
-        rows.append([arm.backbone, arm.label, "dense", pairs, change, "", _saving(penalty)])
+        saving = f"loss not reached by {penalty.censored} of {len(penalty.seeds)}"
+        if penalty.sm is not None:
+            saving = penalty.sm.text(".2f")
+        rows.append([arm.backbone, arm.label, "dense", pairs, change, "", saving])
     is_complete = len(p_values) == DECLARED_BACKBONES
     shown = holm(p_values) if is_complete else p_values
     for index, p in shown.items():
@@ -264,14 +271,10 @@ def endpoints_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
                 rows.append([arm.backbone, arm.label, other.label, pairs, change, "", ""])
     p_head = "p (Holm)" if is_complete else "p (uncorrected)"
     head = ["Backbone", "Arm", "Compared with", "Pairs", "Loss at equal MACs (95 %)", p_head]
-    return [[*head, "s*m (95 %)"], *rows]
-
-
-def _saving(penalty: Penalty) -> str:
-    """Return s * m over seeds with its interval, or how many seeds are censored."""
-    if penalty.sm is None:
-        return penalty.censored_text
-    return penalty.sm.text(".2f")
+    head.append("s*m (95 %)")
+    if not p_values:
+        return [[*row[:5], *row[6:]] for row in (head, *rows)]
+    return [head, *rows]
 
 
 def two_sided_p(estimate: Estimate) -> float:

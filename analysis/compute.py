@@ -6,7 +6,8 @@
 The pages are README.md and results/*.md. Between `<!-- KIND of=results/NAME.tar.gz KEY=VALUE -->`
 and `<!-- end of KIND -->` stands what the archive says; an archive that does not exist yet says so.
 Kinds: `penalty` (step penalty s and s * m of routed runs), `arms` (every arm of a study),
-`endpoints` (declared paired endpoints). An arm is a group and variant (`analysis.arms`).
+`endpoints` (declared paired endpoints; `pairs` is the declared number). An arm is a group and
+variant (`analysis.arms`).
 """
 
 import argparse
@@ -59,8 +60,8 @@ def _body(kind: str, request: str) -> str:
     for word in request.split():
         key, _, value = word.partition("=")
         options[key] = value
-    if "of" not in options or set(options) - {"of", "steps", "data"}:
-        raise AnalysisError(f"{kind} {request}: expected of=ARCHIVE, steps=N and data=NAME")
+    if "of" not in options or set(options) - {"of", "steps", "data", "pairs"}:
+        raise AnalysisError(f"{kind} {request}: expected of=ARCHIVE, steps=N, data=NAME, pairs=N")
     archive = ROOT / options["of"]
     if not archive.is_file():
         return _NOT_YET.format(f"`{options['of']}` does not exist") + "\n"
@@ -68,15 +69,20 @@ def _body(kind: str, request: str) -> str:
     for arm, curves in archived_arms(archive).items():
         if options.get("data", arm.data) == arm.data:
             table[arm] = curves
-    head, *rows = make(kind, table, int(options.get("steps", 3000)))
+    pairs = int(options.get("pairs", 2))
+    head, *rows = make(kind, table, int(options.get("steps", 3000)), pairs)
     return markdown_rows(head, rows)
 
 
-def make(kind: str, table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
+def make(
+    kind: str, table: Mapping[Arm, Curves], steps: int, declared_pairs: int = 2
+) -> list[list[str]]:
     """Return the rows of a kind of block."""
     if kind == "arms":
         return arms_table(table)
-    return (penalty_table if kind == "penalty" else endpoints_table)(table, steps)
+    if kind == "penalty":
+        return penalty_table(table, steps)
+    return endpoints_table(table, steps, declared_pairs)
 
 
 def _command(words: list[str]) -> int:

@@ -93,7 +93,9 @@ def test_endpoints_are_log_ratios_at_equal_macs_with_holm():
     assert change.startswith(f"{100 * mean:+.2f} %")
     p = ttest_1samp([math.log(1.05), math.log(1.10)], 0).pvalue
     assert head[5] == "p (uncorrected)" and p_text == f"{p:.3f}"  # one of three backbones
-    assert saving == "undecided: 2 of 2 seeds censored"
+    assert saving == "loss not reached by 2 of 2"
+    interim = compute.endpoints_table({DENSE: dense, ROUTED: routed}, 1500, declared_pairs=3)
+    assert len(interim[0]) == len(head) - 1 and "p" not in "".join(interim[0][5:])  # no interim test
     assert by_arms["dense, 8 blocks", "dense"][5] == ""  # no primary endpoint
     # The gate: the routed arm against the cheap dense one, here as good as the dense baseline.
     assert by_arms["route 2-8", "dense, 8 blocks"][4] == change
