@@ -3,8 +3,9 @@
 Between `<!-- table NAME -->`, `<!-- finding NAME -->` (analysis/findings.py) or `<!-- facts -->`
 and the next `<!-- end -->` stands what the runs say. `<!-- table NAME ours columns=0,2,3 -->`
 leaves out rows that only the paper has, and columns; `group=START` keeps the groups whose heading
-starts so, `flat` turns headings into notes, `of=results/MORE.tar.gz` reads other records than the
-folder's. `<!-- finding NAME having=WORD -->` has the sentences of groups whose name holds the word.
+starts so, `flat` turns headings into notes. `<!-- finding NAME having=WORD -->` has the sentences
+of groups whose name holds the word. In each kind, `of=results/MORE.tar.gz` reads other records than
+the folder's.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from analysis.results import Results
 from analysis.tables.table import NOT_RUN, Row, Table, markdown, markdown_escape
 from experiments.runtime.errors import ROOT
 
-_OPENING = r"(<!-- (table [^>]*?|finding [^>]*?|facts) -->\n)"
+_OPENING = r"(<!-- (table [^>]*?|finding [^>]*?|facts[^>]*?) -->\n)"
 _BLOCK = re.compile(_OPENING + r".*?(<!-- end -->)", re.DOTALL)
 
 
@@ -53,16 +54,16 @@ def fill(text: str, results: Results) -> str:
 def _block(request: str, results: Results) -> str:
     """Return the body of a block such as `table main ours of=results/ablations.tar.gz`."""
     kind, *arguments = request.split()
-    if kind == "facts":
-        # The name of a machine or a commit may hold anything.
-        lines = [f"- {markdown_escape(line)}\n" for line in machine_lines(results.runs)]
-        return "".join(lines)
     source, options = results, []
     for argument in arguments:
         if argument.startswith("of="):
             source = _archived(ROOT / argument.removeprefix("of="))
         else:
             options.append(argument)
+    if kind == "facts":
+        # The name of a machine or a commit may hold anything.
+        lines = [f"- {markdown_escape(line)}\n" for line in machine_lines(source.runs)]
+        return "".join(lines)
     name, *options = options or [""]
     if kind == "table":
         return _table(name, options, source)
