@@ -226,11 +226,11 @@ def endpoints_table(
     """Return paired log ratios of loss at the multiply-adds of `steps` dense steps, as a change.
 
     The first rows compare each arm with the dense baseline, the last ones the routed arm with the
-    cheap dense ones: fewer blocks, a smaller batch (the gate of `study_equal_macs`). A routed arm
+    dense model of fewer blocks (the gate of `study_equal_macs`). A routed arm
     has a p-value once its declared pairs have finished (no interim test); the p-values are
     corrected (Holm) once all declared backbones have one.
     """
-    cheap: list[Arm] = []
+    shallow: list[Arm] = []
     routed: list[tuple[Arm, float]] = []
     rows: list[list[str]] = []
     p_values: dict[int, float] = {}
@@ -247,8 +247,8 @@ def endpoints_table(
             routed.append((arm, macs))
             if estimate.n >= declared_pairs:
                 p_values[len(rows)] = two_sided_p(estimate)
-        else:
-            cheap.append(arm)
+        elif arm.depth < _USUAL_DEPTH:
+            shallow.append(arm)
         penalty = paired_penalty(table[baseline], curves, steps)
         pairs, change = str(estimate.n), _percent(estimate)
         saving = f"loss not reached by {penalty.censored} of {len(penalty.seeds)}"
@@ -260,7 +260,7 @@ def endpoints_table(
     for index, p in shown.items():
         rows[index][5] = f"{p:.3f}"
     for arm, macs in routed:
-        for other in cheap:
+        for other in shallow:
             if other.backbone != arm.backbone:
                 continue
             ratios = log_ratio_at_equal_macs(table[other], table[arm], macs)

@@ -127,7 +127,7 @@ def score_points(source: Path) -> pd.DataFrame:
 
 def _print(options: argparse.Namespace) -> int:
     table = arms(unpacked(options.records, ROOT / PUBLISHED))
-    for kind in ("arms", "penalty"):
+    for kind in ("arms", "penalty", "endpoints"):
         head, *rows = make(kind, table, options.steps)
         print(markdown_rows(head, rows))
     return 0
