@@ -116,7 +116,8 @@ class Call:
             AttachError,
         )
         raise AttachError(
-            f"{masks[0]} spans all {tokens} tokens, and only some are in the route; leave it out"
+            f"{masks[0]} spans all {tokens} tokens, and only some are in the route: not supported; "
+            "instead of a padding mask use prompts of equal length in a batch"
         )
 
     def tables(self) -> dict[str, Any]:

@@ -59,7 +59,8 @@ class Attached:
 
     Args:
         blocks: The list of blocks, several joined into one (`[*m.transformer_blocks,
-            *m.single_transformer_blocks]`), or a diffusers or timm model that has them.
+            *m.single_transformer_blocks]`), or a model that has them: a diffusers or timm one, or
+            your own with `blocks`.
         route: Which blocks are skipped, counted in that list.
         grid: Rows and columns of tokens; needed by `rows`, `columns`, `blocks` and `quad`, and
             known if a model is passed.
@@ -81,6 +82,7 @@ class Attached:
         extra: Names of block arguments with one row for each token, besides rotary tables.
 
     Attributes:
+        prefix: As the argument; set it again for each batch with another number of text tokens.
         protect: As the argument; set it again for each batch with another mask.
         keep: As the argument; set it again for each batch, to None if no token is forced.
         ids: Explicit raster ids of the tokens that stay, (K,), (1, K) or (B, K), one tensor for
@@ -291,7 +293,7 @@ class Attached:
         if not self._prefix_known:
             refuse_unknown_prefix(call, grid, self._is_model)
         if grid is None or grid[0] * grid[1] != tokens:
-            if self._grid_stated and not self._is_model and protected:
+            if self._grid_stated and protected:
                 refuse_wrong_count(grid, tokens)
             check_grid_of_call(self.selection, grid, tokens)
             grid = (1, tokens)

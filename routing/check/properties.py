@@ -21,6 +21,7 @@ from routing.check.subject import RoutedModel
 from routing.layout import Layout
 
 NO_ROUTE = "no block saw fewer tokens in training"
+_NEITHER = "is neither share"
 
 
 def segments_of(passes: Sequence[ObservedPass]) -> Iterator[ObservedSegment]:
@@ -87,7 +88,7 @@ def _rate_of_pass(model: RoutedModel, observed: ObservedPass) -> Finding:
     route = model.intended_route()
     protected = model.protected(observed.batch, observed.tokens)
     routable = observed.tokens - int(protected[0].sum())
-    descriptions, results = [], set()
+    descriptions, results, neither = [], set(), False
     for number, segment in enumerate(observed.segments):
         counts = (~segment.present).sum(1)
         skipped = int(counts[0])
@@ -97,11 +98,14 @@ def _rate_of_pass(model: RoutedModel, observed: ObservedPass) -> Finding:
         elif route is not None and number < len(route.segments):
             result, meaning = _meaning_of_rate(skipped, routable, route.segments[number].rate)
             text += f": {meaning}"
+            neither |= _NEITHER in meaning
         else:
             result = PASS
         results.add(result)
         descriptions.append(text)
     result = next(each for each in (FAIL, PASS, NOT_APPLICABLE) if each in results)
+    if neither and not protected.any():
+        descriptions.append("text or class tokens? state protect=")
     return Finding("rate", result, "; ".join(descriptions))
 
 
@@ -119,7 +123,7 @@ def _meaning_of_rate(skipped: int, routable: int, stated: float) -> tuple[str, s
         )
     if counts_skipped:
         return PASS, f"{stated:g} counts the tokens that skip, as in TREAD"
-    other = "counts the tokens that are KEPT" if counts_kept else "is neither share"
+    other = "counts the tokens that are KEPT" if counts_kept else _NEITHER
     return FAIL, f"{stated:g} {other}; TREAD counts those that skip"
 
 

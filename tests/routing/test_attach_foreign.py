@@ -357,7 +357,7 @@ def test_an_attachment_is_changed_by_attaching_again():
 
 def test_masks_over_the_tokens_are_refused_by_any_usual_name():
     blocks, x = plain().train(), torch.randn(3, 16, 8)
-    whole = pytest.raises(AttachError, match="mask spans all 16 tokens, .* leave it out")
+    whole = pytest.raises(AttachError, match="mask spans all 16 tokens, .* not supported; .* prompts of equal length")
     with routing.attach(blocks, "0-1"), whole:
         blocks[0](x, mask=torch.ones(3, 16))
     with routing.attach(blocks, "0-1"), whole:  # also where the first block has none

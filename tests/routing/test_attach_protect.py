@@ -92,6 +92,39 @@ def test_a_prefix_is_the_same_as_protecting_the_front():
     assert torch.equal(one, other) and torch.equal(one, both)
 
 
+class Own(nn.Module):
+    """A model of one's own: blocks that get text, then the image, in one sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Recorder()])
+
+    def forward(self, x):
+        return self.blocks[0](x)
+
+
+def test_the_prefix_of_ones_own_model_can_change_with_the_batch():
+    model = Own()
+    with routing.attach(model, "0-0@0.5", prefix=5) as attached:
+        for text in (5, 9):
+            attached.prefix = text
+            x = torch.zeros(BATCH, text + 16, WIDTH)
+            x[..., 0] = torch.arange(text + 16)
+            out = model(x)
+            seen = out[..., 1] == 1
+            assert seen[:, :text].all() and (seen[:, text:].sum(1) == 8).all()
+            assert torch.equal(out[..., 0], x[..., 0])
+            assert torch.equal(attached.inner[0].mask(), seen[:, text:])
+
+
+@pytest.mark.parametrize("make", [Own, lambda: Own().blocks])
+@pytest.mark.parametrize(("prefix", "part"), [({}, "the grid 4x4 has 16"), ({"prefix": 3}, "17 tokens may skip")])
+def test_a_stated_grid_refuses_a_prefix_that_does_not_fit(make, prefix, part):
+    blocks = make()
+    with routing.attach(blocks, "0-0@0.5", grid=(4, 4), **prefix), pytest.raises(AttachError, match=part):
+        nn.Sequential(*getattr(blocks, "blocks", blocks))(positions())
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [
