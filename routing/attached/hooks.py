@@ -127,7 +127,7 @@ class Attached:
         refuse_long_skips(self._signatures)
         check_extra_names(extra, [self._signatures[i] for i in self._route.sparse_blocks])
         self.grid = parse_grid(grid)
-        self.prefix = parse_prefix(prefix, self._signatures, self._is_model)
+        self._prefix = parse_prefix(prefix, self._signatures, self._is_model)
         self._protect = parse_protect(protect)
         self.keep = keep
         self._prefix_known = prefix is not None or protect is not None
@@ -178,6 +178,16 @@ class Attached:
     def when(self, value: str) -> None:
         check_when(value)
         self._when = value
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the image's that are never routed."""
+        return self._prefix
+
+    @prefix.setter
+    def prefix(self, value: int) -> None:
+        self._prefix = parse_prefix(value, self._signatures, self._is_model)
+        self._prefix_known = True
 
     @property
     def protect(self) -> tuple[slice, ...] | Tensor:

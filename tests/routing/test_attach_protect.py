@@ -115,6 +115,8 @@ def test_the_prefix_of_ones_own_model_can_change_with_the_batch():
             assert seen[:, :text].all() and (seen[:, text:].sum(1) == 8).all()
             assert torch.equal(out[..., 0], x[..., 0])
             assert torch.equal(attached.inner[0].mask(), seen[:, text:])
+        with pytest.raises(AttachError, match="prefix=-1: expected the number"):
+            attached.prefix = -1
 
 
 @pytest.mark.parametrize("make", [Own, lambda: Own().blocks])
