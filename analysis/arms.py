@@ -5,7 +5,7 @@ merged.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,9 +87,7 @@ def arms(source: Path) -> dict[Arm, Curves]:
     runs = load(source)
     curves = loss_curves(runs)
     parts: dict[tuple[Arm, int, str], list[pd.DataFrame]] = {}
-    scored = [row for row in runs.to_dict("records") if row["run"] in curves]
-    arm_by_row = with_details([_arm(row) for row in scored])
-    for row, arm in zip(scored, arm_by_row, strict=True):
+    for row, arm in rows_with_arms(runs, curves):
         key = (arm, int(row["seed"]), str(row["hash"]))
         parts.setdefault(key, []).append(curves[row["run"]])
     result: dict[Arm, Curves] = {}
@@ -100,6 +98,12 @@ def arms(source: Path) -> dict[Arm, Curves]:
         if seed not in by_seed or joined["step"].max() > by_seed[seed]["step"].max():
             by_seed[seed] = joined
     return result
+
+
+def rows_with_arms(runs: pd.DataFrame, names: Collection[str]) -> list[tuple[dict[Any, Any], Arm]]:
+    """Return the rows of the named runs of `analysis.loading.load`, each with its arm."""
+    rows = [row for row in runs.to_dict("records") if row["run"] in names]
+    return list(zip(rows, with_details([_arm(row) for row in rows]), strict=True))
 
 
 def _arm(row: Mapping[Any, Any]) -> Arm:

@@ -6,8 +6,8 @@
 The pages are README.md and results/*.md. Between `<!-- KIND of=results/NAME.tar.gz KEY=VALUE -->`
 and `<!-- end of KIND -->` stands what the archive says; an archive that does not exist yet says so.
 Kinds: `penalty` (step penalty s and s * m of routed runs), `arms` (every arm of a study),
-`endpoints` (declared paired endpoints; `pairs` is the declared number). An arm is a group and
-variant (`analysis.arms`).
+`endpoints` (declared paired endpoints; `pairs` is the declared number), `scores` (scores on samples
+after the last step). An arm is a group and variant (`analysis.arms`).
 """
 
 import argparse
@@ -23,6 +23,7 @@ from analysis.archives import PUBLISHED, unpack, unpacked
 from analysis.arms import Arm, Curves, arms, arms_table, endpoints_table, penalty_table
 from analysis.errors import AnalysisError
 from analysis.figures import against_macs
+from analysis.final_scores import final_scores, scores_table
 from analysis.loading import load, scores
 from analysis.tables.table import markdown_rows
 from experiments.runtime.command import ROOT, run_command
@@ -30,9 +31,8 @@ from experiments.runtime.files import atomic_write
 from experiments.runtime.parser import Parser
 
 RESULTS = ROOT / "results"
-_BLOCK = re.compile(
-    r"(<!-- (penalty|arms|endpoints) ([^>]*?) -->\n).*?(<!-- end of \2 -->)", re.DOTALL
-)
+_OPENING = r"<!-- (penalty|arms|endpoints|scores) "
+_BLOCK = re.compile(rf"({_OPENING}([^>]*?) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 _NOT_YET = "No finished run of this study is published yet ({})."
 # Dense steps, and routed steps of about the same multiply-adds, in the exploratory records.
 FIGURE_STEPS = (3000, 4200)
@@ -50,7 +50,9 @@ def fill(text: str) -> str:
     Raises:
         AnalysisError: A block without its end, or with an unknown key.
     """
-    if len(re.findall(r"<!-- (?:penalty|arms|endpoints) ", text)) != len(_BLOCK.findall(text)):
+    if len(re.findall(r"<!-- (?:penalty|arms|endpoints|scores) ", text)) != len(
+        _BLOCK.findall(text)
+    ):
         raise AnalysisError("a page opens a block of analysis.compute without its <!-- end of -->")
     return _BLOCK.sub(lambda match: f"{match[1]}\n{_body(match[2], match[3])}\n{match[4]}", text)
 
@@ -65,6 +67,9 @@ def _body(kind: str, request: str) -> str:
     archive = ROOT / options["of"]
     if not archive.is_file():
         return _NOT_YET.format(f"`{options['of']}` does not exist") + "\n"
+    if kind == "scores":
+        head, *rows = scores_table(final_scores(unpack(archive, ROOT / PUBLISHED)))
+        return markdown_rows(head, rows)
     table = {}
     for arm, curves in archived_arms(archive).items():
         if options.get("data", arm.data) == arm.data:

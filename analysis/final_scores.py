@@ -1,0 +1,56 @@
+"""Scores of a study's arms on samples after their last step, and their differences from dense."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.aggregation import interval
+from analysis.arms import Arm, baseline_arm, rows_with_arms
+from analysis.loading import load, scores
+
+# Columns with the decimals that are printed; FD and its companions in the data set's classifier.
+_METRICS = {"FD": 1, "precision": 3, "recall": 3, "accuracy": 3}
+_NETWORK = "-classifier)"
+
+
+def final_scores(source: Path) -> dict[Arm, pd.DataFrame]:
+    """Return a frame for each arm: a row for each seed that is scored, a column for each metric."""
+    runs = load(source)
+    table = scores(runs)
+    table = table[table["metric"].str.endswith(_NETWORK) & (table["step"] == table["last_step"])]
+    table = table.assign(short=table["metric"].str.partition("-")[0])
+    values: dict[Arm, dict[int, dict[str, float]]] = {}
+    for row, arm in rows_with_arms(runs, set(table["run"])):
+        own = table[table["run"] == row["run"]].set_index("short")["value"].to_dict()
+        values.setdefault(arm, {})[int(row["seed"])] = own
+    frames = {}
+    for arm in sorted(values):
+        frame = pd.DataFrame.from_dict(values[arm], orient="index").sort_index()
+        frames[arm] = frame.reindex(columns=list(_METRICS))
+    return frames
+
+
+def scores_table(frames: dict[Arm, pd.DataFrame]) -> list[list[str]]:
+    """Return mean scores of each arm, and in brackets the paired difference from dense.
+
+    The difference is the mean over seeds that both arms have, with the half-width of its 95 %
+    t-interval.
+    """
+    rows = [["Backbone", "Arm", "Seeds", *_METRICS]]
+    for arm, frame in frames.items():
+        baseline = baseline_arm(arm, dict.fromkeys(frames, {}))
+        is_compared = baseline is not None and baseline != arm
+        texts = []
+        for metric, decimals in _METRICS.items():
+            text = f"{frame[metric].mean():.{decimals}f}"
+            if is_compared:
+                assert baseline is not None
+                differences = (frame[metric] - frames[baseline][metric]).dropna()
+                difference = interval(differences)
+                if difference is not None and difference.low is not None:
+                    half = difference.mean - difference.low
+                    text += f" ({difference.mean:+.{decimals}f} ± {half:.{decimals}f})"
+            texts.append(text)
+        seeds = ", ".join(map(str, frame.index))
+        rows.append([arm.backbone, arm.label, seeds, *texts])
+    return rows

@@ -1,0 +1,31 @@
+"""Scores of a study's arms after the last step, against records and numbers by hand."""
+
+import pandas as pd
+import pytest
+from scipy.stats import t
+from suite import RESULTS
+from test_compute import DENSE, ROUTED, SHALLOW
+
+from analysis.archives import unpack
+from analysis.final_scores import final_scores, scores_table
+
+
+def test_scores_are_those_of_the_evaluations_at_the_last_step(tmp_path):
+    frames = {arm.label: frame for arm, frame in final_scores(unpack(RESULTS / "study_equal_macs.tar.gz", tmp_path)).items()}
+    assert frames["dense"].loc[5, "FD"] == pytest.approx(20.529, abs=1e-3)
+    assert frames["route 2-8"].loc[6, "FD"] == pytest.approx(19.712, abs=1e-3)
+    assert frames["dense, 8 blocks"].loc[5, "accuracy"] == pytest.approx(0.767, abs=1e-3)
+
+
+def test_differences_are_paired_by_seed():
+    columns = {"precision": 0.7, "recall": 0.6, "accuracy": 0.75}
+    frames = {
+        DENSE: pd.DataFrame({"FD": [20.0, 22.0, 30.0], **columns}, index=[5, 6, 7]),
+        ROUTED: pd.DataFrame({"FD": [21.0, 25.0], **columns}, index=[5, 6]),
+        SHALLOW: pd.DataFrame({"FD": [19.0], **columns}, index=[5]),
+    }
+    _, dense, routed, shallow = scores_table(frames)
+    assert dense[:4] == ["dit", "dense", "5, 6, 7", "24.0"]
+    half = t.ppf(0.975, 1) * 2**0.5 / 2**0.5  # differences 1 and 3: deviation sqrt(2), two pairs
+    assert routed[2:4] == ["5, 6", f"23.0 (+2.0 ± {half:.1f})"]
+    assert shallow[3] == "19.0"  # one pair has no interval
