@@ -20,6 +20,7 @@ from small import ROOT, SMALL
 def test_examples_need_nothing_but_routing_and_the_page_names_them():
     page = (ROOT / "docs" / "attach.md").read_text()
     for path in (ROOT / "examples").glob("*.py"):
+        assert len(path.read_text().splitlines()) < 80  # as the page says
         assert f"`examples/{path.name}`" in page
         imports = set(re.findall(r"^(?:from|import) (backbones|experiments|sweeps|analysis)", path.read_text(), re.M))
         assert imports == ({"backbones"} if path.stem == "mingru" else set())

@@ -27,13 +27,14 @@ def test_the_page_holds_what_the_code_says_today():
     spec.loader.exec_module(module)
     (embedded,) = module.MARK.findall(PAGE.read_text(encoding="utf-8"))[:1]
     assert json.loads(embedded) == json.loads(module.text()), "type python docs/explainer.py"
+    assert len(embedded) < 40_000
 
 
 def test_the_page_asks_for_nothing_outside_itself():
     text = PAGE.read_text(encoding="utf-8")
     assert set(re.findall(r'(?:src|href)="([^"]*)"', text)) == {"data:,", "method.html"}
     assert not re.search(r"url\(|@import|fetch|https?:", text)
-    assert "default-src 'none'" in text
+    assert "default-src 'none'" in text and len(text.splitlines()) <= 600
 
 
 def in_browser(test):

@@ -216,7 +216,7 @@ def test_headers_that_claim_a_lot(name, valid, tmp_path):
         folder = shutil.copytree(valid(name), tmp_path / claim)
         for path in hostile.damage_targets(folder, ("**/*.safetensors",)):
             path.write_bytes(content + bytes(64))
-        answers(hostile.READERS[name].read, folder)
+        assert answers(hostile.READERS[name].read, folder), claim
 
 
 def test_a_manifest_that_claims_too_many_samples(tmp_path):

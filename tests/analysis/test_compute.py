@@ -96,6 +96,7 @@ def test_endpoints_are_log_ratios_at_equal_macs_with_holm():
     assert saving == "loss not reached by 2 of 2"
     interim = compute.endpoints_table({DENSE: dense, ROUTED: routed}, 1500, declared_pairs=3)
     assert len(interim[0]) == len(head) - 1 and "p" not in "".join(interim[0][5:])  # no interim test
+    assert all(len(row) == len(interim[0]) for row in interim)
     assert by_arms["dense, 8 blocks", "dense"][5] == ""  # no primary endpoint
     # The gate: the routed arm against the cheap dense one, here as good as the dense baseline.
     assert by_arms["route 2-8", "dense, 8 blocks"][4] == change

@@ -43,6 +43,7 @@ def test_training_leaks_neither_memory_nor_files(tmp_path, route, monkeypatch):
     words += [f"train.save_every={every}", f"train.sample_every={every}"]
     config = small(tmp_path, f"route={route}", *words)
     train(config)
+    assert len(looks) >= 20, f"only {len(looks)} looks: raise SOAK_STEPS"
     steps, memory, files, threads = zip(*looks, strict=True)
     per_step = slope(list(zip(steps, memory, strict=True)))
     print(

@@ -16,10 +16,8 @@ from experiments.options.roles import parse_named
 from experiments.training.session import train
 from routing.errors import UserError
 
-VARIANTS = {
-    "dropping": ["route=0--1", "routing.reinsert=none"],
-    "maskdit": ["route=0--1", "routing.reinsert=none", "backbone.decoder={depth: 1, width: 32, heads: 2}"],
-}
+DROPPING = ["route=0--1", "routing.reinsert=none"]
+MASKDIT = [*DROPPING, "backbone.decoder={depth: 1, width: 32, heads: 2}"]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +56,7 @@ def one_loss(run):
 
 
 def test_dropping_counts_only_tokens_that_stayed(tmp_path):
-    run = perturbed(make_run(small(tmp_path, *VARIANTS["dropping"])))
+    run = perturbed(make_run(small(tmp_path, *DROPPING)))
     batch, draws, routing = run.training_step.make_batch(torch.arange(8), None)
     noise, time = draws.normal("noise", (1, 8, 8)), run.training_step.objective.times(draws)
     pair = run.training_step.objective.training_pair(batch.x, noise, time)
@@ -74,7 +72,7 @@ def test_dropping_counts_only_tokens_that_stayed(tmp_path):
 def test_maskdit_reconstructs_with_the_preconditioned_output(tmp_path):
     # Zheng et al. 2024: weight (D - y)^2 over what is seen, and 0.1 times the error of D to the
     # noisy image y + n over what is not, each patch of y + n at mean 0 and variance 1.
-    words = [*VARIANTS["maskdit"], "size=T/2", "train.label_drop=1"]
+    words = [*MASKDIT, "size=T/2", "train.label_drop=1"]
     run = perturbed(make_run(small(tmp_path, *words)))
     batch, draws, routing = run.training_step.make_batch(torch.arange(8), None)
     y = batch.x
@@ -153,3 +151,21 @@ def test_macs_of_a_run_follow_its_stages_and_its_drawn_ends(tmp_path):
     ends = [total(f"route=0-{end}")[0].macs_routed for end in range(3)]
     drawn, found = total("route=0-2", "routing.random_end=true")
     assert found == [drawn.macs_routed] * 4 and drawn.macs_routed == round(sum(ends) / 3)
+
+
+def test_tokens_shared_by_the_batch_are_aligned_with_their_own_features(tmp_path):
+    words = ["route=1-2", "train.encoder=random", "backbone.align={block: 1, channels: 64, hidden: 16}"]
+    run = perturbed(make_run(small(tmp_path, *words, "routing.shared=true")))
+    batch, draws, routing = run.training_step.make_batch(torch.arange(8), None)
+    seen = {}
+    run.training_step.net = lambda *args, **options: seen.setdefault("output", run.model(*args, **options))
+    loss = run.training_step.batch_loss(batch, draws, routing)
+    seen["features"] = run.training_step.alignment.encode(batch.x)
+    run.training_step.alignment = None
+    run.training_step.net = run.model
+    plain = run.training_step.batch_loss(batch, draws, routing)
+    output = seen["output"]
+    ids = output.aligned_layout.ids
+    assert ids.shape[0] == 1
+    one = [torch.cosine_similarity(output.aligned[b], seen["features"][b, ids[0]], dim=-1).mean() for b in range(8)]
+    assert float((loss - plain).detach()) == pytest.approx(-0.5 * float(torch.stack(one).mean().detach()), abs=1e-5)
