@@ -125,14 +125,12 @@ def aggregate(scores: pd.DataFrame, by: Sequence[str] = KEYS) -> pd.DataFrame:
     return estimates(one_per_seed(scores), by, "value")
 
 
-def paired_difference(
-    scores: pd.DataFrame, baseline: str | Mapping[str, str] = DENSE
-) -> pd.DataFrame:
+def paired_difference(scores: pd.DataFrame, baseline: str = DENSE) -> pd.DataFrame:
     """Return every variant's difference to a baseline, paired by seed and step.
 
     Args:
         scores: What `analysis.scores` returned.
-        baseline: Variant to compare with, or that of each group.
+        baseline: Variant to compare with.
 
     Returns:
         One row per group, variant, metric and step that both were scored at: those columns, `mean`
@@ -140,11 +138,7 @@ def paired_difference(
         (pairs of seeds).
     """
     points = one_per_seed(scores)[[*KEYS, "seed", "value"]]
-    if isinstance(baseline, str):
-        is_baseline = points["variant"] == baseline
-    else:
-        is_baseline = points["variant"] == points["group"].map(baseline)
-    is_baseline = is_baseline.fillna(False).astype(bool)
+    is_baseline = points["variant"] == baseline
     reference = points[is_baseline].drop(columns="variant").rename(columns={"value": "baseline"})
     pairs = points[~is_baseline].merge(reference, on=["group", "metric", "step", "seed"])
     pairs["difference"] = pairs["value"] - pairs["baseline"]

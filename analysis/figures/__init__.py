@@ -18,7 +18,6 @@ FIGURES = builders(
     {
         "overview": "sample_grids:overview",
         "convergence": "convergence:convergence",
-        "methods": "convergence:methods",
         "step_penalty": "penalties:step_penalty",
         "route_placement": "route_ablations:placement",
         "selection_rate": "route_ablations:rate",

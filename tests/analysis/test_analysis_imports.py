@@ -18,7 +18,7 @@ TORCH_FREE = {
     "experiments.config.removed_keys", "experiments.config.schema", "experiments.data.registry",
 }  # fmt: skip
 # They read models.
-MODELS = {"similarity.py", "guidance_scale.py", "guidance_scale_command.py", "route_probe.py"}
+MODELS = {"similarity.py", "guidance_scale.py", "guidance_scale_command.py", "suggest_route.py"}
 
 
 def imported(path):
