@@ -19,6 +19,7 @@ from scipy.special import stdtrit
 
 ENOUGH_SEEDS = 3
 DENSE = "dense"
+NOT_SIGNIFICANT, BETTER = "no significant difference", "significantly better"
 # Scores are averaged over seeds within these columns.
 KEYS = ("group", "variant", "metric", "step")
 _STATISTICS = ("mean", "n", "std", "low", "high")
@@ -85,6 +86,25 @@ def ratio(values: Iterable[float | None]) -> Estimate | None:
     if estimate.low is None or estimate.high is None:
         return Estimate(mean, estimate.n)
     return Estimate(mean, estimate.n, None, math.exp(estimate.low), math.exp(estimate.high))
+
+
+def verdict(difference: Estimate, better: str | None) -> str:
+    """Return whether a difference is significant and in which direction, or that seeds are few."""
+    low, high = difference.low, difference.high
+    if difference.n < ENOUGH_SEEDS or low is None or high is None:
+        return f"too few seeds to tell (n={difference.n})"
+    if low <= 0 <= high:
+        return NOT_SIGNIFICANT
+    end = "higher" if difference.mean > 0 else "lower"
+    if better is None:
+        return f"significantly {end}"
+    return BETTER if better == end else "significantly worse"
+
+
+def change(difference: Estimate, decimals: int) -> str:
+    """Return a difference with its interval; of two seeds it would say nothing."""
+    form = f"+.{decimals}f"
+    return f"{difference.mean:{form}}" if difference.n < ENOUGH_SEEDS else difference.text(form)
 
 
 def number_range(counts: Iterable[float]) -> str:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pandas as pd
 import pytest
-from analysis_runs import lines, score, write
-from small import overrides, small
 
 from analysis import step_penalty as penalty
 from analysis.errors import AnalysisError
-from experiments.run import main
 
 
 def curve(losses, macs=10.0):
@@ -86,34 +82,6 @@ def test_losses_at_equal_multiply_adds():
     cheap = curve({step * 2: 1.1 * loss for step, loss in DENSE.items()}, 5.0)
     found = penalty.log_ratio_at_equal_macs({0: curve(DENSE), 7: curve(DENSE)}, {0: cheap}, 25000.0)
     assert found == {0: pytest.approx(math.log(1.1))}
-
-
-def test_curves_are_read_from_run_folders(tmp_path):
-    folder = write(tmp_path, route="2-8")
-    rows = [
-        score({"seed": 0, "route": "2-8"}, step, loss, "heldout-loss-360", key=key, features=None)
-        for step in (100, 200, 400)
-        for key, loss in (("heldout_loss", 30 / step), ("heldout_loss_routed", 33 / step))
-    ]
-    lines(folder / "scores.jsonl", rows)
-    (losses,) = penalty.loss_curves(tmp_path).values()
-    assert losses["step"].tolist() == [100, 200, 400]
-    assert losses["loss"].tolist() == [0.3, 0.15, 0.075]
-    assert losses["routed_loss"].tolist() == pytest.approx([0.33, 0.165, 0.0825])
-    logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert losses["macs"].tolist() == [e["macs"] for e in logged if e["step"] in (100, 200, 400)]
-
-
-def test_a_run_logs_both_passes_without_samples_or_a_feature_network(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.evaluation.scoring.sample_batches", None)  # calling it would fail
-    monkeypatch.setattr("experiments.evaluation.meters.create_features", None)
-    words = ["eval=digits", "eval.metrics=[heldout_loss]", "eval.every=2", "route=1-2"]
-    config = small(tmp_path, *words)
-    assert main(overrides(tmp_path, *words)) == 0
-    losses = penalty.loss_curves(tmp_path)[config.folder.name]
-    assert losses["step"].tolist() == [2, 4, 6]
-    assert losses[["macs", "loss", "routed_loss"]].notna().all(axis=None)
-    assert losses["macs"].diff().dropna().nunique() == 1
 
 
 # --- the published records ------------------------------------------------------------------------
