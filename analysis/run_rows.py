@@ -141,10 +141,8 @@ def _routing_method(row: dict[str, Any]) -> str:
 
 
 def _has_decoder(row: dict[str, Any]) -> bool:
-    for key, value in row.items():
-        if key.startswith("config.backbone.decoder") and value is not None:
-            return True
-    return False
+    decoder = [row[key] for key in row if key.startswith("config.backbone.decoder")]
+    return any(value is not None for value in decoder)
 
 
 def _add_scores(row: dict[str, Any], folder: Path) -> None:

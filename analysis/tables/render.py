@@ -66,13 +66,10 @@ def latex(table: Table, width: float = PAGE_WIDTH) -> str:
     if compact:
         table = _without_usual_n(table)
     parts: list[str] = []
-    for start, columns in enumerate(_column_parts(table, compact)):
+    for columns in _column_parts(table, compact):
         narrow = table.only([0, *columns])
-        if compact:
-            for row_part in _row_parts(narrow):
-                parts.append(_latex_part(row_part, width, continued=bool(parts), compact=True))
-        else:
-            parts.append(_latex_part(narrow, width, continued=start > 0))
+        for part in _row_parts(narrow) if compact else [narrow]:
+            parts.append(_latex_part(part, width, compact, continued=bool(parts)))
     return "% Needs the packages of preamble.tex; tables.tex compiles it.\n" + "\n".join(parts)
 
 
@@ -141,7 +138,7 @@ def _without_usual_n(table: Table) -> Table:
     return replace(table, rows=tuple(rows), notes=notes)
 
 
-def _latex_part(table: Table, width: float, continued: bool, compact: bool = False) -> str:
+def _latex_part(table: Table, width: float, compact: bool, continued: bool) -> str:
     """Return a `longtable` where the table is long, else a float.
 
     A float that is wider than its line is scaled down to it; the columns of a `longtable` share the
