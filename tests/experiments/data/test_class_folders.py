@@ -33,26 +33,6 @@ def test_what_systems_and_editors_leave_is_no_class_and_no_image(tmp_path):
     assert source.ignored_files == ["Thumbs.db"]
 
 
-def test_a_folder_without_a_readable_image_is_no_class(tmp_path):
-    for name in ("ant/0.png", "cat/1.png"):
-        image(tmp_path / name)
-    for name in ("bee/0.png", "bee/1.jpg", "cat/0.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"no image")
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes/readme.txt").write_text("x")
-    source = open_source(tmp_path)
-    assert source.classes == ("ant", "cat") and source.labelled
-    raws = list(source.read(0, source.count))
-    assert {raw.name: raw.label for raw in raws} == {
-        "ant/0.png": 0, "bee/0.png": None, "bee/1.jpg": None, "cat/0.png": 1, "cat/1.png": 1,
-    }  # fmt: skip
-    bee = [raw for raw in raws if raw.name.startswith("bee")]
-    assert [(raw.content, raw.unreadable_reason) for raw in bee] == [
-        (None, "not an image format that Pillow reads")
-    ] * 2
-
-
 def test_numbered_folders_are_classes_by_number(tmp_path):
     for number in range(12):
         image(tmp_path / str(number) / "0.png")
