@@ -51,14 +51,14 @@ class StoreSettings:
     """Settings that must be equal for a preparation to continue."""
 
     vae: str  # name or folder of the autoencoder
-    size: int = 256  # side of the cropped images in pixels
-    kind: str = "moments"  # `moments`, from which every training step samples, or one `sample`
-    flips: bool = True  # also store latents of mirrored images
-    dtype: str = "float16"  # `float16` or `float32` on disk
-    shard: int = 4096  # images per shard
-    text: str | None = None  # name or folder of the text encoder, or None
-    captions: int = 1  # captions stored per image
-    text_length: int = 77  # tokens per caption
+    size: int  # side of the cropped images in pixels
+    kind: str  # `moments`, from which every training step samples, or one `sample`
+    flips: bool  # also store latents of mirrored images
+    dtype: str  # `float16` or `float32` on disk
+    shard: int  # images per shard
+    text: str | None  # name or folder of the text encoder, or None
+    captions: int  # captions stored per image
+    text_length: int  # tokens per caption
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,9 @@ class StoreWriter:
         vae: Autoencoder,
         out: Path,
         settings: StoreSettings,
-        text: TextEncoder | None = None,
-        batch: int = 16,
-        threads: int = 4,
+        text: TextEncoder | None,
+        batch: int,
+        threads: int,
     ) -> None:
         nearest = max(settings.size // vae.factor, 1) * vae.factor
         require(
