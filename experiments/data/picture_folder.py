@@ -209,7 +209,8 @@ def _read_pictures(
     options: FolderOptions, source: FolderSource, class_names: tuple[str, ...]
 ) -> Split:
     """Decode the pictures of one split; unreadable ones are skipped with a warning."""
-    numbers = {name: number for number, name in enumerate(class_names)}
+    # A held-out class is the training class of the same name.
+    numbers = [class_names.index(name) for name in _class_names(source)]
     pixels = np.empty((source.count, *options.sample_shape), np.uint8)
     labels = np.zeros(source.count, np.int64)
     count = 0
@@ -223,8 +224,7 @@ def _read_pictures(
             pixels[count] = _channels(image.pixels, options.channels)
             label = image.raw.label
             if label is not None:
-                # A held-out class is the training class of the same name.
-                labels[count] = numbers[source.classes[label]] if source.classes else label
+                labels[count] = numbers[label]
             count += 1
     if skipped:
         warnings.warn(
