@@ -34,7 +34,7 @@ _require = partial(require, error=RoutingError)
 
 @dataclass(frozen=True)
 class RoutingOptions:
-    """How a training run routes, beside its route: which tokens stay, and when they return."""
+    """Routing settings other than the route: which tokens stay, and when they return."""
 
     selection: Annotated[
         SelectionMode,
@@ -79,7 +79,7 @@ class RoutingOptions:
     ] = 1.0
 
     def schedule_route(self, route: str, depth: int, name: str = "the model") -> RouteSchedule:
-        """Return the route of each progress, with absolute ends and the factor of its rates.
+        """Return the route at each point of training, with absolute block indices.
 
         Args:
             route: A route, or stages of routes, as in `2-8/0.5:4-8/0.9:none`.

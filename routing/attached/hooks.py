@@ -181,7 +181,7 @@ class Attached:
 
     @property
     def prefix(self) -> int:
-        """Tokens before the image's that are never routed."""
+        """Number of tokens before the image, never routed."""
         return self._prefix
 
     @prefix.setter

@@ -96,7 +96,7 @@ def test_a_rate_that_fits_neither_share_hints_at_tokens_to_protect():
     report = routing.check(described(protect=()))
     assert report.failed == ("rate",), str(report)
     evidence = report["rate"].evidence
-    assert evidence == f"11 of 16 tokens skip (0.688): 0.75 is neither share; TREAD counts those that skip{hint}"
+    assert evidence == f"11 of 16 tokens skip (0.688): 0.75 fits neither; TREAD counts those that skip{hint}"
     assert hint not in routing.check(plain("fixed number", lengths=(16, 25)))["rate"].evidence
     assert hint not in routing.check(described(plain("rate counts kept"), protect=()))["rate"].evidence
 
