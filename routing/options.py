@@ -5,7 +5,7 @@ from functools import partial
 from typing import Annotated, Literal, get_args
 
 from routing.errors import UserError, one_of, require
-from routing.route import MODES, Route, RouteSchedule, Segment, SelectionMode, keep_count
+from routing.route import Route, RouteSchedule, Segment, SelectionMode, keep_count
 from routing.schedule import Schedule
 
 Reinsertion = Literal["identity", "sum_input", "none"]
@@ -103,8 +103,6 @@ class RoutingOptions:
         Raises:
             RoutingError: One sentence with the option, its value and what was expected.
         """
-        one_of("selection", self.selection, MODES, RoutingError)
-        one_of("learned", self.learned, get_args(LearnedPart), RoutingError)
         for _, route in routes.stages:
             check_words(self.reinsert, self.remove, route, self.random_end)
             for segment in route.segments:

@@ -359,17 +359,6 @@ def test_the_ssd_kernels_are_fed_what_they_document(monkeypatch, kernel, gap):
     assert [skip is not None for skip in skips] == ([] if kernel == "fla" else [not gap])
 
 
-def test_chunks_grow_with_the_state():
-    for chunk, state, tokens, length in (
-        (64, 16, 256, 64),  # at least `chunk`
-        (64, 64, 256, 128),  # the state of S/2: twice the state
-        (64, 64, 40, 64),  # no longer than the tokens need
-        (64, 64, 3, 16),  # its tiles begin at 16
-        (100, 8, 256, 128),  # a power of two
-    ):
-        assert dual.chunk_length(chunk, state, tokens) == length
-
-
 @pytest.mark.parametrize("gap", [False, True])
 def test_the_selective_scan_kernel_is_fed_what_it_documents(monkeypatch, gap):
     def kernel(u, delta, A, B, C, D=None):

@@ -165,12 +165,3 @@ def test_routing_depends_on_torch_only():
             elif isinstance(node, ast.ImportFrom) and node.module:
                 imported.add(node.module.partition(".")[0])
         assert imported <= {*sys.stdlib_module_names, "torch", "triton", "routing"}, file
-
-
-def test_public_names():
-    import routing
-
-    assert all(getattr(routing, name) is not None for name in routing.__all__)
-    assert set(routing.__all__) <= set(dir(routing))
-    with pytest.raises(AttributeError, match="no attribute 'Rout'"):
-        _ = routing.Rout
