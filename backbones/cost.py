@@ -17,7 +17,7 @@ from typing import Any
 from backbones.options import BlockCost, ModelConfig, dit
 from backbones.registry import branches, find, model_config
 from backbones.sizes import AlignOptions, BackboneError, DecoderOptions, Size, build_options
-from routing.options import check_words
+from routing.options import check_reinsertion
 from routing.route import Route, keep_count
 
 
@@ -108,7 +108,7 @@ def model_cost(
     blocks = block_costs(config)
     parts = _parts_before_head(config) + _head_parts(config)
     parsed = Route.parse(route).resolve(depth)
-    check_words(reinsert, remove, parsed)
+    check_reinsertion(reinsert, remove, parsed)
     prefixes = _prefixes(config)
     tokens = []
     for prefix, present in zip(

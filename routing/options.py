@@ -104,7 +104,7 @@ class RoutingOptions:
             RoutingError: One sentence with the option, its value and what was expected.
         """
         for _, route in routes.stages:
-            check_words(self.reinsert, self.remove, route, self.random_end)
+            check_reinsertion(self.reinsert, self.remove, route, self.random_end)
             for segment in route.segments:
                 self._check_segment(segment, routes.factor, depth, grid)
         _require(
@@ -166,7 +166,7 @@ class RoutingOptions:
         )
 
 
-def check_words(reinsert: str, remove: str, route: Route, random_end: bool = False) -> None:
+def check_reinsertion(reinsert: str, remove: str, route: Route, random_end: bool = False) -> None:
     """Refuse a re-insertion or removal (see `Routing`) that does not exist or fit the route.
 
     Whether the block of `after:<k>` lies in the route is known once the route is resolved.

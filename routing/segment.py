@@ -26,7 +26,7 @@ from routing.errors import one_of, require
 from routing.explicit_ids import check_ids, ids_of_segment
 from routing.grid import tiles
 from routing.layout import Layout, Move
-from routing.options import RoutingError, RoutingOptions, SelectionError, check_quad, check_words
+from routing.options import RoutingError, RoutingOptions, SelectionError, check_quad, check_reinsertion
 from routing.rng import Draws
 from routing.route import MODES, Route, keep_count
 
@@ -188,7 +188,7 @@ def _checked(
     route: Route, depth: int | None, reinsert: str, remove: str, random_end: bool
 ) -> Route:
     route = route if depth is None else route.resolve(depth)
-    check_words(reinsert, remove, route, random_end)
+    check_reinsertion(reinsert, remove, route, random_end)
     return route
 
 
