@@ -26,7 +26,13 @@ from routing.errors import one_of, require
 from routing.explicit_ids import check_ids, ids_of_segment
 from routing.grid import tiles
 from routing.layout import Layout, Move
-from routing.options import RoutingError, RoutingOptions, SelectionError, check_quad, check_reinsertion
+from routing.options import (
+    RoutingError,
+    RoutingOptions,
+    SelectionError,
+    check_quad,
+    check_reinsertion,
+)
 from routing.rng import Draws
 from routing.route import MODES, Route, keep_count
 
