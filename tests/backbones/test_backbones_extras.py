@@ -121,22 +121,6 @@ def test_every_weight_has_a_gradient_in_a_dense_pass_too():
         assert all(p.grad is not None for p in model.parameters())
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"decoder": {}},
-        {"align": ALIGN},
-        {"fuse": "1-2@0.75"},
-        {"decoder": DECODER, "align": {"block": 0}, "text": (3, 5)},
-    ],
-)
-def test_config_and_cost(options):
-    model = build(**options)
-    again = backbones.create(**model.config)
-    assert again.config == model.config
-    assert sum(p.numel() for p in again.parameters()) == cost(**model.config).params
-
-
 @pytest.mark.parametrize("options", [{"decoder": DECODER}, {"fuse": "1-2@0.75"}, {"text": (3, 5)}])
 def test_cost_agrees_with_torch(options):
     from torch.utils.flop_counter import FlopCounterMode
