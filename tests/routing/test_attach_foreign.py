@@ -159,22 +159,13 @@ def test_masks_of_a_shared_subset_that_leave_nothing_to_skip_are_warned_about_on
 
 
 def test_a_model_that_says_neither_grid_nor_prefix_is_refused():
-    class Own(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-
-        def forward(self, x):
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    model, x = Own(), torch.randn(BATCH, IMAGE, 4)
+    model, x = nn.Module(), torch.randn(BATCH, IMAGE, 4)
+    model.blocks = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
     with routing.attach(model, "0-1"), pytest.raises(AttachError, match="16 tokens .* prefix=0 if there is none"):
-        model(x)
+        model.blocks(x)
     for blocks, given in ((model, {"prefix": 0}), (model, {"grid": (4, 4)}), (model.blocks, {})):
         with routing.attach(blocks, "0-1", **given) as attached:
-            model(x)
+            model.blocks(x)
             assert attached.inner[0].tokens == IMAGE // 2
 
 

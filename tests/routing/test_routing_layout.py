@@ -190,7 +190,7 @@ def test_moves_take_and_put(case):
     move = outer.move_to(inner)
     taken = move.take(x)
     for b, row in enumerate(inner.ids):
-        assert torch.equal(taken[b], x[b][[*range(prefix), *(row + prefix)]])
+        assert torch.equal(taken[b], x[b][[*range(prefix), *(row + prefix).tolist()]])
     assert torch.equal(move.put(x, taken), x)
     other = move.put(x, taken + 1)
     assert torch.equal(move.take(other), taken + 1) and torch.equal(move.take(x), taken)
