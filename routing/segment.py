@@ -292,7 +292,8 @@ class RoutedSegment:
             subset: The tokens that stay, drawn for this pass; None if the rate is 0.
             run: `BlockRunner.run`.
         """
-        tokens = run(tokens, self.start, self.drop_before)
+        if self.drop_before > self.start:
+            tokens = run(tokens, self.start, self.drop_before)
         return run(tokens.gather(subset), self.drop_before, self.end + 1)
 
     def restore(self, tokens: Tokens, subset: Subset | None, processed: Tokens) -> Tokens:

@@ -143,13 +143,7 @@ class Stack(nn.Module):
             tokens = segment.restore(tokens, subset, processed)
             next_block = segment.end + 1
         tokens = runner.run(tokens, next_block, self.depth)
-        for tap in taps:
-            if tap not in runner.taps:
-                raise RoutingError(
-                    f"block output {tap}: expected -1 (the input) or 0..{self.depth - 1}, a block "
-                    "that runs in this pass"
-                )
-
+        runner.check_taps()
         return StackOutput(
             tokens.x,
             runner.taps,
@@ -219,6 +213,15 @@ class BlockRunner:
     def record(self, index: int, tokens: Tokens) -> None:
         """Store the output of a block."""
         self.taps[index], self.tap_layouts[index] = tokens.x, tokens.layout
+
+    def check_taps(self) -> None:
+        """Refuse requested outputs of blocks that do not exist or did not run."""
+        for index in self.requested:
+            if index not in self.taps:
+                raise RoutingError(
+                    f"block output {index}: expected -1 (the input) or 0..{len(self.blocks) - 1}, "
+                    "a block that runs in this pass"
+                )
 
 
 def prepare(blocks: Sequence[nn.Module], layout: Layout) -> None:
