@@ -65,7 +65,7 @@ TABLES = {
         ("route=2-8@1.5", "between 0 and 1"),
         ("route=2-8@0,5", "decimal point"),
         ("route=two-eight", "2-8"),
-        ("route=0-6+4-9", "try route=0-3+4-9"),
+        ("route=0-6+4-9", "must start after the end of 0-6"),
         ("routing.selection=quad route=2-8", "0.75"),
         ("routing.reinsert=none route=0-4+6-9", "single segment"),
         ("routing.schedule=linear:1:3 route=2-8", "below 1"),
