@@ -58,7 +58,8 @@ def routable_positions(
         AttachError: If the mask has another shape than the sequence, or samples have different
             numbers of tokens that may skip.
     """
-    mask = protected_mask(protect, *x.shape[:2], AttachError)
+    batch, length = x.shape[:2]
+    mask = protected_mask(protect, batch, length, AttachError)
     mask[:, :prefix] = True
     counts = (~mask).sum(1).tolist()
     require(
