@@ -145,7 +145,7 @@ TABLES = {
         ("tokens=x", "tokens"),
         ("out=", "expected key=value"),
         ("threads=0", ">= 1"),
-        ("depth=1000000000", "1 to 1024"),
+        ("depth=1000000000", "<= 1,024"),
         ("backbone=dit batch=1000000 parts=steps", "GB of memory"),
         ("route=1-2@0.75", "type route=1-2 rate=0.75"),
         ("parts=steps out={bad}/pipe/manifest.json", "it is no file"),
