@@ -72,10 +72,8 @@ class TrainingStep:
         self.seed_torch()
         self.set_learning_rate()
         batch = next(self.prefetched) if self.prefetched is not None else None
-        try:
+        with memory.out_of_memory(self.micro_batch_size):
             self.train_on(batch)
-        except (RuntimeError, MemoryError) as error:
-            memory.explain(error, self.micro_batch_size)
 
     def train_on(self, batch: Batch | None) -> None:
         """Accumulate the gradients of all micro-batches and apply them.

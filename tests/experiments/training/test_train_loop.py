@@ -138,7 +138,7 @@ def test_more_steps_that_are_refused_leave_a_finished_run_as_it_was(tmp_path, mo
     def refuse(*_):
         raise UserError("log=wandb did not start")
 
-    monkeypatch.setattr("experiments.runtime.trackers.open_tracker", refuse)
+    monkeypatch.setattr("experiments.training.session.open_tracker", refuse)
     with pytest.raises(UserError, match="log=wandb"):
         train(small(tmp_path, "train.steps=9"), quiet=True)
     assert [(folder / name).read_bytes() for name in names] == before
