@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from analysis.errors import AnalysisError
-from experiments.config.routes import run_cost
+from experiments.config.model import run_cost
 from experiments.evaluation.heldout import HeldOut, no_split
 from experiments.evaluation.images import split_indices
 from routing.route import Route

@@ -33,7 +33,6 @@ def make_accelerator(config: Config) -> Any:
         # As PyTorch documents for DDP in a CUDA graph; read when the process group is created.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     accelerator = Accelerator(**options)
-    config.check_processes(accelerator.num_processes, accelerator.device.type == "cuda")
     if config.train.tf32 and torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")
     return accelerator

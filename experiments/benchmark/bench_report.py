@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import torch
 
 from backbones.ops import native
@@ -59,7 +60,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "spins": os.environ.get("GOMP_SPINCOUNT"),
         "cores": os.cpu_count(),
-        "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "load_before": psutil.getloadavg()[0],
     }
 
 
@@ -185,17 +186,12 @@ def _check_memory(o: BenchOptions, device: torch.device) -> None:
             check_fits(case.cost(o.depth), samples, "a smaller size=, depth=, tokens= or batch=")
 
 
-def _measure_steps(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
+def _measure_sizes(
+    measure: Callable[..., list[dict[str, Any]]], o: BenchOptions, device: torch.device
+) -> list[dict[str, Any]]:
     rows = []
     for size, tokens in product(o.size, o.tokens):
-        rows += step_times.measure(o, size, tokens, device)
-    return rows
-
-
-def _measure_variants(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
-    rows = []
-    for size, tokens in product(o.size, o.tokens):
-        rows += step_times.compare(o, size, tokens, device)
+        rows += measure(o, size, tokens, device)
     return rows
 
 
@@ -211,8 +207,8 @@ Measure = Callable[[BenchOptions, torch.device], list[dict[str, Any]]]
 FormatRows = Callable[[Sequence[dict[str, Any]]], str]
 #: How each part is measured and printed, in this order.
 PARTS: dict[str, tuple[Measure, FormatRows]] = {
-    "steps": (_measure_steps, steps_table),
-    "variants": (_measure_variants, steps_table),
+    "steps": (partial(_measure_sizes, step_times.measure), steps_table),
+    "variants": (partial(_measure_sizes, step_times.compare), steps_table),
     "blocks": (block_times.block_times, blocks_table),
     "loop": (_measure_loop, partial(table, columns=LOOP)),
 }
@@ -221,7 +217,7 @@ PARTS: dict[str, tuple[Measure, FormatRows]] = {
 def _heading(o: BenchOptions, env: dict[str, Any]) -> str:
     extra = f", compile={o.compile}" if o.compile != "none" else ""
     extra += ", CUDA graphs" if o.graphs else ""
-    if (env["load_before"] or 0) > 1:
+    if env["load_before"] > 1:
         extra += f"; the machine is busy (load {env['load_before']:.1f}): trust ratios only"
     return (
         f"{env['device_name']}, torch {env['torch']}, {env['threads']} threads, {o.precision}, "

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 from backbones.cost import Cost, cost, features_macs
@@ -100,6 +100,11 @@ def run_cost(
         saved = sum((dense - getattr(one, f"macs_routed{kind}")) / count for one, count in ends)
         means[f"macs_routed{kind}"] = round(getattr(full, f"macs_dense{kind}") - saved)
     return dataclasses.replace(full, **means)
+
+
+def route_macs(config: Config, model: dict[str, Any] | None = None) -> Callable[[Route], float]:
+    """Return a function of the forward MACs of one image on a route (cached)."""
+    return cache(lambda route: float(run_cost(config, model, route).macs_routed))
 
 
 def teacher_block(config: Config) -> int:

@@ -47,8 +47,13 @@ def environment() -> dict[str, Any]:
 
 def processor() -> str:
     """Return the CPU's name."""
+    return cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def cpu_info(key: str) -> str:
+    """Return what Linux lists under a key of the first CPU; nothing on other systems."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
+            if line.startswith(key):
                 return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return ""

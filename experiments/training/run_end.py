@@ -39,7 +39,7 @@ def owned_folder(folder: Path, steps: int) -> Iterator[None]:
             raise
         except BaseException as error:
             if run_folder.is_lost(folder):
-                raise run_folder.lost(folder) from error
+                raise run_folder.RunFolderError(folder) from error
             write_failure(folder, error, steps)
             raise
 
@@ -64,17 +64,14 @@ def write_end(folder: Path, status: str, **fields: Any) -> None:
 
 def write_results(training_step: TrainingStep, session_seconds: float) -> None:
     """Write the weights, the loss curve and, last, `summary.json`."""
-    config, state, cost = training_step.config, training_step.state, training_step.routes.cost
+    config, state, cost = training_step.config, training_step.state, training_step.cost
     folder, step = config.folder, state.step
     weights = state.ema_state_dict()
     trained_model.export(
         folder / "model.safetensors", state.model, weights, config, step, state.info
     )
     loss_curve = draw_curve(folder)
-    scores = {}
-    for line in filter(records.is_score, records.read_jsonl(folder / "scores.jsonl")):
-        if line.get("step") == step:
-            scores[line["metric"]] = line["value"]
+    scores = {line["metric"]: line["value"] for line in records.read_scores(folder, step)}
     last_metrics = (records.read_metrics(folder) or [{}])[-1]
     summary = {
         "status": "done",

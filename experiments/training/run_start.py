@@ -21,7 +21,7 @@ from experiments.training.precision import record_precision, slow_bf16
 def print_start(trainer: Trainer, resumed: bool) -> None:
     """Print model and cost, the run folder, the device, and warnings about them."""
     config, console, step = trainer.config, trainer.console, trainer.training_step
-    lines = banner_lines(config, step.routes.cost, trainer.model.describe())
+    lines = banner_lines(config, step.cost, trainer.model.describe())
     console.say("\n".join(lines))
     status = f"resumed at step {trainer.state.step}"
     if not resumed:

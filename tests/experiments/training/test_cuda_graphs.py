@@ -26,23 +26,13 @@ from experiments.training.optimizer import move_rates
 from experiments.training.step import TrainingStep
 from routing.errors import UserError
 
-TINY = [
-    "data=digits",
-    "backbone.depth=4",
-    "train.batch=8",
-    "backbone.width=32",
-    "train.steps=12",
-    "train.warmup=3",
-    "train.schedule=cosine",
-]
+TINY = ["data=digits", "backbone.depth=4", "backbone.width=32", "train.batch=8"]
+TINY += ["train.steps=12", "train.warmup=3", "train.schedule=cosine"]
 
 
 def built(words, graphs, say=print):
-    config = load([*TINY, *words])
-    accelerator = make_accelerator(config)
-    if graphs:
-        config = load([*TINY, *words, "train.graphs=true"])
-    return build_step(config, accelerator, say=say)
+    config = load([*TINY, *words, f"train.graphs={str(graphs).lower()}"])
+    return build_step(config, make_accelerator(config), say=say)
 
 
 def fail_to_record(body, stream):
@@ -81,16 +71,11 @@ CASES = {
     "mamba, unsorted": ["backbone=mamba", "route=1-2", "routing.selection=unsorted"],
     "muon": ["backbone=rwkv", "route=1-2", "train.optimizer=muon", "train.weight_decay=0.1"],
     "class tokens and SRA's smooth L1": [
-        "experiment=jit",
-        "route=1-2",
-        "train.encoder=ema",
-        "train.ema=0.9",
-        "train.align_loss=smooth_l1",
-        "backbone.context_tokens=4",
-        "backbone.context_start=2",
+        "experiment=jit", "route=1-2", "train.encoder=ema", "train.ema=0.9", "train.align_loss=smooth_l1",
+        "backbone.context_tokens=4", "backbone.context_start=2",
     ],
     "three micro-batches": ["backbone=dit", "route=1-2", "train.micro_batch=3", "routing.shared=true"],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("words", CASES.values(), ids=CASES)
