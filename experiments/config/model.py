@@ -9,7 +9,7 @@ from typing import Any
 
 from backbones.cost import Cost, cost, features_macs
 from backbones.registry import model_config
-from backbones.sizes import AlignOptions, parse_size
+from backbones.sizes import AlignOptions
 from experiments.config.schema import Config
 from experiments.data.registry import describe
 from experiments.options.training import SELF_ENCODER
@@ -58,12 +58,11 @@ def learned_parts(config: Config) -> dict[str, Any]:
     if config.routing.learned == "fuse":
         arguments["fuse"] = str(config.first_route)
     if config.train.encoder != "none" and config.backbone.get("align") is None:
-        width = int(config.backbone.get("width") or parse_size(config.size).width)
         # REPA aligns its eighth block of 24 or 28, and the fourth of 12.
         arguments["align"] = {
             "block": max(0, min(8, config.depth // 3) - 1),
             "channels": config.encoder_width,
-            "hidden": min(2048, 4 * width),
+            "hidden": min(2048, 4 * config.width),
         }
     return arguments
 

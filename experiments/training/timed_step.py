@@ -23,11 +23,6 @@ def training_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def precision_here(config: Config) -> str:
-    """Return what `train.precision=auto` becomes on this machine."""
-    return resolve_precision(config, training_device())
-
-
 def build(config: Config, arguments: dict[str, Any]) -> backbones.Backbone:
     """Build the model where it will train, since kernels are chosen by the device."""
     model = backbones.create(**arguments).to(training_device())

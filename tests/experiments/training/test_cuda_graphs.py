@@ -15,13 +15,7 @@ from experiments.options.roles import ConfigError
 from experiments.runtime import run_folder
 from experiments.training import cuda_graphs
 from experiments.training.build import build_step
-from experiments.training.cuda_graphs import (
-    EAGER,
-    EAGER_WITH_DDP,
-    GraphedTrainingStep,
-    count_routes,
-    reason_against,
-)
+from experiments.training.cuda_graphs import EAGER, EAGER_WITH_DDP, GraphedTrainingStep
 from experiments.training.optimizer import move_rates
 from experiments.training.step import TrainingStep
 from routing.errors import UserError
@@ -185,6 +179,7 @@ def test_a_recording_that_fails_with_several_processes_is_one_sentence(monkeypat
         ("cpu", 1, [], False, None),
         ("cuda", 1, [], True, None),
         ("cuda", 1, ["route=1-2/0.5:none"], True, None),
+        ("cuda", 1, ["route=1-2", "routing.schedule=steps:1@0+0.5@0.3+1@0.6"], True, None),
         ("cuda", 1, ["train.graphs=false"], False, None),
         ("cuda", 2, [], False, "2 processes"),
         ("cuda", 2, ["train.graphs=true"], True, "not been tested on several GPUs"),
@@ -202,18 +197,3 @@ def test_which_runs_use_graphs(device, processes, words, is_graphed, line, monke
     step = cuda_graphs.create_step(config, accelerator, values, say=lines.append)
     assert isinstance(step, GraphedTrainingStep) == is_graphed
     assert len(lines) == (line is not None) and all(line in text for text in lines)
-
-
-def test_routes_of_a_schedule_are_counted():
-    def routes(*words):
-        config = load([*TINY, *words])
-        return count_routes(config.route_schedule, config.train.steps)
-
-    assert routes("route=none") == routes("route=1-2") == 1
-    assert routes("route=1-2/0.25:0-2/0.5:none") == 3
-    assert routes("route=1-2", "routing.off_after=0.5") == 2
-    assert routes("route=1-2", "routing.schedule=steps:1@0+0.5@0.3+1@0.6", "train.steps=400000") == 2
-    # 0.5 (1 - i/4) at the steps i = 0..3
-    assert routes("route=1-2", "routing.schedule=linear:1:0", "train.steps=4") == 4
-    assert routes("route=1-2", "routing.schedule=linear:1:0", "train.steps=400000") >= 1000
-    assert reason_against(load([*TINY, "route=1-2"]), 1) is None
