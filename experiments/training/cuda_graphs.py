@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from experiments.config.schema import Config
 from experiments.data.dataset import Batch
 from experiments.training.optimizer import move_rates
 from experiments.training.step import MicroBatch, TrainingStep
-from routing import Draws, Route, RouteSchedule
+from routing import Draws, Route
 from routing.errors import UserError
 
 # Steps of a route before it is recorded: kernels are chosen and compiled, moments are allocated.
@@ -38,14 +39,8 @@ EAGER_WITH_DDP = 11
 _NEVER = 2**31 - 1
 # A schedule with more routes spends too many of its steps on recording.
 MOST_ROUTES = 8
-# Points of a run at which its routes are counted.
+# Points of a run at which its distinct routes are counted, about.
 _COUNTED_STEPS = 1000
-
-
-def count_routes(schedule: RouteSchedule, steps: int) -> int:
-    """Return the number of distinct routes of a run, counted at up to about a thousand steps."""
-    interval = max(1, steps // _COUNTED_STEPS)
-    return len({schedule.at(step / steps) for step in range(0, steps, interval)})
 
 
 def reason_against(config: Config, processes: int) -> str | None:
@@ -57,8 +52,11 @@ def reason_against(config: Config, processes: int) -> str | None:
         )
     if config.routing.random_end:
         return "routing.random_end=true draws another route for each step"
-    routes = count_routes(config.route_schedule, config.train.steps)
-    if routes > MOST_ROUTES:
+    steps = config.train.steps
+    routes = set()
+    for step in range(0, steps, max(1, steps // _COUNTED_STEPS)):
+        routes.add(config.route_schedule.at(step / steps))
+    if len(routes) > MOST_ROUTES:
         return f"the schedule has more than {MOST_ROUTES} routes, and each needs its own graph"
     return None
 
@@ -175,12 +173,9 @@ class RouteGraph:
         self, step: GraphedTrainingStep, route: Route | None, micro_batches: list[MicroBatch]
     ) -> None:
         self.step, self.route, self.micro_batches = step, route, micro_batches
+        self.body = partial(step.train_on_micro_batches, micro_batches)  # what the graph records
         self.eager_steps_left = EAGER_WITH_DDP if step.distributed else EAGER
         self.replay: Callable[[], None] | None = None
-
-    def body(self) -> None:
-        """Run what the graph records."""
-        self.step.train_on_micro_batches(self.micro_batches)
 
     def run(self) -> None:
         """Take one step on what the buffers hold.

@@ -114,9 +114,9 @@ class TrainingStep:
     def release(self) -> None:
         """Free the memory that only steps need (CUDA graphs), before an evaluation."""
 
-    def loss(self, rows: Tensor, batch: Batch | None = None) -> Tensor:
+    def loss(self, rows: Tensor) -> Tensor:
         """Return the mean loss of some rows of the global batch."""
-        return self.batch_loss(*self.make_batch(rows, batch))
+        return self.batch_loss(*self.make_batch(rows, None))
 
     def make_batch(self, rows: Tensor, batch: Batch | None) -> tuple[Batch, Draws, Routing | None]:
         """Return data (unless prefetched as `batch`), random numbers and routing for some rows.
@@ -147,10 +147,7 @@ class TrainingStep:
             output = self.net(inputs, pair.time, **conditions, routing=routing, return_output=True)
 
             loss_map = self.objective.loss_map(output.sample, pair)
-            if output.kept is None and train.loss == "plain":
-                loss = loss_map.mean()
-            else:  # permanently dropped tokens (MaskDiT), or one loss per route
-                loss = reduce_loss(loss_map, output, pair, self.objective, model, train)
+            loss = reduce_loss(loss_map, output, pair, self.objective, model, train)
             if self.alignment is not None:
                 loss = loss + train.align_weight * self.alignment(
                     output, batch.x, noise, time, conditions, draws
