@@ -1,31 +1,15 @@
-"""Which route a pass outside of training takes: that of a held-out loss, and those of guidance."""
+"""The routes of guided passes, checked against the run whose model makes them (no torch here)."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from backbones.sizes import parse_size
 from experiments.config.schema import Config
 from experiments.options.guidance import GuidanceOptions, RoutedOptions, rate_over_steps
 from routing.errors import UserError
 from routing.route import Route, keep_count
-
-if TYPE_CHECKING:  # both import torch
-    from routing.rng import Draws
-    from routing.segment import Routing
-
-
-def routed_pass(config: Config, draws: Draws | None) -> Routing | None:
-    """Return what a routed pass of a run's model does outside of training; None for a dense run.
-
-    It takes the run's first route, and its tokens from `draws`.
-    """
-    if config.routing.off_after == 0:
-        return None
-    from routing.segment import Routing
-
-    return Routing.from_options(config.routing).on(config.first_route, draws)
 
 
 def guided_route(config: Config, guidance: GuidanceOptions) -> Route:
