@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -19,7 +18,7 @@ import torch
 from backbones.ops import native
 from experiments.benchmark import block_times, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions
-from experiments.runtime.environment import processor
+from experiments.runtime.environment import process_settings, processor
 from experiments.runtime.errors import is_out_of_memory
 from experiments.runtime.files import atomic_write, check_replaceable
 from experiments.runtime.memory import MemoryLimit, check_fits
@@ -53,12 +52,10 @@ def environment(device: torch.device) -> dict[str, Any]:
     """Return the properties of the machine that the figures depend on."""
     name = torch.cuda.get_device_name() if device.type == "cuda" else processor()
     return {
+        **process_settings(),
         "torch": torch.__version__,
-        "python": platform.python_version(),
         "device": device.type,
         "device_name": name,
-        "threads": torch.get_num_threads(),
-        "spins": os.environ.get("GOMP_SPINCOUNT"),
         "cores": os.cpu_count(),
         "load_before": psutil.getloadavg()[0],
     }

@@ -32,16 +32,23 @@ def environment() -> dict[str, Any]:
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
     return {
-        "python": platform.python_version(),
+        **process_settings(),
         "system": platform.platform(),
         "device": device,
-        "threads": torch.get_num_threads(),
-        "spins": os.environ.get("GOMP_SPINCOUNT"),
         "packages": versions,
         "git": code_commit(ROOT),
         # Hash of a sweep's copy of the code; None for a checkout.
         "snapshot": run_folder.read(ROOT / "snapshot.json").get("hash"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def process_settings() -> dict[str, Any]:
+    """Return what the speed of this process depends on, beside hardware and packages."""
+    return {
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "spins": os.environ.get("GOMP_SPINCOUNT"),
     }
 
 
