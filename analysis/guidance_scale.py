@@ -28,9 +28,8 @@ import torch
 from analysis.errors import AnalysisError
 from analysis.measured import check_protocol
 from analysis.tables.guidance_scale import FORMAT, LEVELS
-from experiments.config.routes import routed_pass
 from experiments.config.schema import Config
-from experiments.evaluation.heldout import HeldOut, no_split
+from experiments.evaluation.heldout import HeldOut, no_split, routed_pass
 from experiments.evaluation.images import split_indices
 from experiments.runtime.run_folder import listed
 from routing.errors import UserError

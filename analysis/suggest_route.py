@@ -24,7 +24,7 @@ from analysis.errors import AnalysisError
 from analysis.results import Results
 from analysis.step_penalty import loss_curves
 from analysis.tables.table import markdown_rows
-from experiments.config.routes import run_cost
+from experiments.config.model import run_cost
 from experiments.evaluation.heldout import HeldOut, no_split
 from experiments.evaluation.images import split_indices
 from experiments.runtime.command import ROOT, run_command

@@ -9,7 +9,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.runtime.command import run_command
+from experiments.runtime.command import HELP_WORDS, run_command
 from experiments.runtime.console import loading
 
 
@@ -17,7 +17,7 @@ def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     from experiments.benchmark.bench_options import BenchOptions, help_text, parse
 
-    if any(flag in argv for flag in ("-h", "--help", "help")):
+    if not HELP_WORDS.isdisjoint(argv):
         print(help_text())
         return 0
     options = parse(argv, BenchOptions)

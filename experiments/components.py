@@ -14,6 +14,7 @@ from experiments.data.dataset import Dataset, Device, create
 from experiments.runtime.memory import check_fits
 from experiments.runtime.process_group import process_group
 from experiments.runtime.processes import check_accelerate_device, leave_at_exit
+from routing.errors import UserError
 
 
 def make_accelerator(config: Config) -> Any:
@@ -32,10 +33,33 @@ def make_accelerator(config: Config) -> Any:
         # As PyTorch documents for DDP in a CUDA graph; read when the process group is created.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     accelerator = Accelerator(**options)
-    config.check_processes(accelerator.num_processes, accelerator.device.type == "cuda")
     if config.train.tf32 and torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")
     return accelerator
+
+
+def open_tracker(config: Config, accelerator: Any) -> None:
+    """Open the run in the experiment tracker of `log`."""
+    if config.log == "none":
+        return
+    values = {}
+    for key, value in config.to_dict().items():
+        values[key] = value if isinstance(value, (int, float, str, bool)) else str(value)
+    options = {
+        "wandb": {"name": config.name, "dir": str(config.folder)},
+        "trackio": {"name": config.name},
+    }
+    try:
+        accelerator.init_trackers(
+            "tread-suite", config=values, init_kwargs={config.log: options.get(config.log, {})}
+        )
+    except Exception as error:
+        # Each service fails in its own way: no key, no network, another version.
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(
+            f"log={config.log} did not start ({reason}); fix this, or type log=none: the run "
+            "folder has the same numbers"
+        ) from error
 
 
 def make_dataset(config: Config, device: Device = "cpu") -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from experiments.config.routes import check_guided, guided_route
 from experiments.config.schema import Config
 from experiments.data import registry
 from experiments.options.evaluation import PUBLISHED, options_for, plan_scores
-from experiments.runtime.trackers import check_tracker
 from routing.errors import require
 
 
@@ -39,7 +39,11 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     _check_sampling(config, model)
     networks = _check_evaluation(config, info)
     _check_weights(config, networks)
-    check_tracker(config.log)
+    require(
+        config.log == "none" or importlib.util.find_spec(config.log),
+        f"log={config.log} needs a package that is not installed: pip install {config.log} "
+        "(or log=none)",
+    )
 
 
 def _check_runs_folder(runs: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.runtime.command import run_command
+from experiments.runtime.command import HELP_WORDS, run_command
 
 
 def main(argv: list[str]) -> int:
@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
     from experiments.config.help import help_text
 
     argv = ["dry=true" if argument == "--dry-run" else argument for argument in argv]
-    if any(flag in argv for flag in ("-h", "--help", "help")):
+    if not HELP_WORDS.isdisjoint(argv):
         topics = [name for name in argv if name[:1] != "-" and name != "help"]
         print(help_text(*topics[:1]))
         return 0

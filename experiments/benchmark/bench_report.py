@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -13,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import torch
 
 from backbones.ops import native
 from experiments.benchmark import block_times, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions
-from experiments.runtime.environment import processor
+from experiments.runtime.environment import process_settings, processor
 from experiments.runtime.errors import is_out_of_memory
 from experiments.runtime.files import atomic_write, check_replaceable
 from experiments.runtime.memory import MemoryLimit, check_fits
@@ -52,14 +52,12 @@ def environment(device: torch.device) -> dict[str, Any]:
     """Return the properties of the machine that the figures depend on."""
     name = torch.cuda.get_device_name() if device.type == "cuda" else processor()
     return {
+        **process_settings(),
         "torch": torch.__version__,
-        "python": platform.python_version(),
         "device": device.type,
         "device_name": name,
-        "threads": torch.get_num_threads(),
-        "spins": os.environ.get("GOMP_SPINCOUNT"),
         "cores": os.cpu_count(),
-        "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "load_before": psutil.getloadavg()[0],
     }
 
 
@@ -185,17 +183,12 @@ def _check_memory(o: BenchOptions, device: torch.device) -> None:
             check_fits(case.cost(o.depth), samples, "a smaller size=, depth=, tokens= or batch=")
 
 
-def _measure_steps(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
+def _measure_sizes(
+    measure: Callable[..., list[dict[str, Any]]], o: BenchOptions, device: torch.device
+) -> list[dict[str, Any]]:
     rows = []
     for size, tokens in product(o.size, o.tokens):
-        rows += step_times.measure(o, size, tokens, device)
-    return rows
-
-
-def _measure_variants(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
-    rows = []
-    for size, tokens in product(o.size, o.tokens):
-        rows += step_times.compare(o, size, tokens, device)
+        rows += measure(o, size, tokens, device)
     return rows
 
 
@@ -211,8 +204,8 @@ Measure = Callable[[BenchOptions, torch.device], list[dict[str, Any]]]
 FormatRows = Callable[[Sequence[dict[str, Any]]], str]
 #: How each part is measured and printed, in this order.
 PARTS: dict[str, tuple[Measure, FormatRows]] = {
-    "steps": (_measure_steps, steps_table),
-    "variants": (_measure_variants, steps_table),
+    "steps": (partial(_measure_sizes, step_times.measure), steps_table),
+    "variants": (partial(_measure_sizes, step_times.compare), steps_table),
     "blocks": (block_times.block_times, blocks_table),
     "loop": (_measure_loop, partial(table, columns=LOOP)),
 }
@@ -221,7 +214,7 @@ PARTS: dict[str, tuple[Measure, FormatRows]] = {
 def _heading(o: BenchOptions, env: dict[str, Any]) -> str:
     extra = f", compile={o.compile}" if o.compile != "none" else ""
     extra += ", CUDA graphs" if o.graphs else ""
-    if (env["load_before"] or 0) > 1:
+    if env["load_before"] > 1:
         extra += f"; the machine is busy (load {env['load_before']:.1f}): trust ratios only"
     return (
         f"{env['device_name']}, torch {env['torch']}, {env['threads']} threads, {o.precision}, "

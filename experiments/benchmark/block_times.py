@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,18 +34,6 @@ from experiments.runtime.console import Console
 from experiments.runtime.errors import ROOT
 from experiments.training.loop import Trainer
 from routing.layout import Layout
-
-
-def _wrap(owner: Any, name: str, around: Callable[[], Any]) -> None:
-    """Run a method inside the context that `around` opens."""
-    inner: Callable[..., Any] = getattr(owner, name)
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        with around():
-            return inner(*args, **kwargs)
-
-    setattr(owner, name, wrapped)
-
 
 # --- the loop's own share ------------------------------------------------------------------------
 
@@ -69,13 +57,13 @@ def loop_share(backbone: str, clock: str = "wall", steps: int = LOOP_STEPS) -> d
         config = load([*overrides, f"train.steps={2 * steps}"])
         config.folder.mkdir(parents=True)
         run = Trainer(config, make_accelerator(config), Console(quiet=True))
-        for owner, name in (
-            (run.model, "forward"),
-            (run.training_step, "backward"),
-            (run.state.optimizers[0], "step"),
+        for owner, method, part in (
+            (run.model, "forward", "work"),
+            (run.training_step, "backward", "work"),
+            (run.state.optimizers[0], "step", "work"),
+            (run, "save", "save"),
         ):
-            _wrap(owner, name, partial(timed, "work"))
-        _wrap(run, "save", partial(timed, "save"))
+            setattr(owner, method, timed(part)(getattr(owner, method)))
         vars(run)["evaluate"] = lambda *_, **__: None  # no samples at the last step
         run.fit(steps)
         spent.update(work=0.0, save=0.0)

@@ -94,8 +94,6 @@ PARTS = {
 BACKBONES = ("dit", "mamba", "rwkv")
 LINES = 40  # of each command's output are kept
 STOP_S = 20.0  # that a command may take to save and end when its time is over
-# What part 1 cannot test on a machine with one GPU.
-_NEEDS_TWO_GPUS = "CUDA graphs with several processes: the tests need two GPUs"
 
 
 def plan(part: int, options: ReportOptions) -> list[GpuMeasurement]:
@@ -103,7 +101,7 @@ def plan(part: int, options: ReportOptions) -> list[GpuMeasurement]:
     if part == 3:
         return _study(options)
     sizes = options.size[:1] if part == 1 else options.size[1:]
-    variants = {**_VARIANTS} if part == 1 else {_GRAPHS: _VARIANTS[_GRAPHS]}
+    variants = _VARIANTS if part == 1 else {_GRAPHS: _VARIANTS[_GRAPHS]}
     measurements = []
     for size, (variant, keys) in itertools.product(sizes, variants.items()):
         for backbone in BACKBONES:
@@ -142,15 +140,6 @@ def devices() -> list[dict[str, Any]]:
     return properties
 
 
-def _end_group(process_id: int, kill: bool) -> None:
-    """End a process and those that it started; on Windows, which has no groups, it alone."""
-    number = getattr(signal, "SIGKILL", signal.SIGTERM) if kill else signal.SIGTERM
-    if hasattr(os, "killpg"):
-        os.killpg(process_id, number)
-    else:
-        os.kill(process_id, number)
-
-
 def run(words: Sequence[str], seconds: float) -> dict[str, Any]:
     """Run a Python command in the repository for at most so many seconds.
 
@@ -174,10 +163,10 @@ def run(words: Sequence[str], seconds: float) -> dict[str, Any]:
             try:
                 texts = process.communicate(timeout=STOP_S)
             except subprocess.TimeoutExpired:
-                _end_group(process.pid, kill=True)
+                os.killpg(process.pid, signal.SIGKILL)  # and those that it has started
                 texts = process.communicate()
     except BaseException:  # Ctrl-C reaches this process alone
-        _end_group(process.pid, kill=False)
+        os.killpg(process.pid, signal.SIGTERM)
         raise
     output = "\n".join(texts).strip().splitlines()[-LINES:]
     print("\n".join(output), flush=True)
@@ -266,7 +255,7 @@ class GpuReport:
                     lines.append(f"- {measurement.title} (`make gpu-{part}`): `python {command}`")
             sections += self._section(part)
         if len(self.gpus) < 2:
-            lines.append(f"- {_NEEDS_TWO_GPUS}")
+            lines.append("- CUDA graphs with several processes: the tests need two GPUs")
         return "\n".join([*lines, *sections]) + "\n"
 
     def _section(self, part: int) -> list[str]:

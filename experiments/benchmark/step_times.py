@@ -84,7 +84,6 @@ class Step:
     """One variant of the real training step, ready to run: call it for one step."""
 
     def __init__(self, case: Case, o: BenchOptions, device: torch.device) -> None:
-        self.device = device
         route, none = str(case.route), {"name": "none"}
         config = Config(
             seed=0, scale="bench", size=case.size, route=route, task="class",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -279,10 +279,3 @@ def complete(argv: Sequence[str]) -> None:
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         hydra.shell_completion("config", [name for name in argv if not name.startswith("-")])
-
-
-def preset(group: str, name: str) -> Mapping[str, Any]:
-    """Return the values of a YAML preset."""
-    import yaml
-
-    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text()) or {}

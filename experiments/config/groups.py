@@ -29,13 +29,20 @@ GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval", "scale
 REQUIRED_GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval")
 #: Groups whose entries are YAML presets.
 PRESETS = ("eval", "scale", "experiment")
+#: Options of the entries of the groups that hold no model and no preset.
+REGISTRIES: dict[str, Mapping[str, type]] = {
+    "data": DATA_SETS,
+    "objective": OBJECTIVES,
+    "sampler": SAMPLERS,
+    "guidance": GUIDANCE,
+}
 
 
 def names(group: str) -> list[str]:
     """Return the names that a group can be set to."""
     if group in PRESETS:
         return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-    return sorted(_registry(group))
+    return sorted(registry.names() if group == "backbone" else REGISTRIES[group])
 
 
 def check_name(group: str, name: str) -> None:
@@ -58,7 +65,7 @@ def option_classes(group: str, name: str) -> list[type]:
         return [registry.find(name).options, SharedBackboneOptions]
     if group == "eval":
         return [EvalOptions]
-    return [_registry(group)[name]]
+    return [REGISTRIES[group][name]]
 
 
 def defaults(group: str, name: str) -> dict[str, Any]:
@@ -83,7 +90,7 @@ def parse(group: str, values: Any) -> Any:
         return parse_data(values)
     if group == "eval":
         return validate(EvalOptions, values, "eval.")
-    return parse_named(_registry(group), group, values)
+    return parse_named(REGISTRIES[group], group, values)
 
 
 def parse_backbone(values: dict[str, Any], size: str) -> None:
@@ -106,15 +113,3 @@ def parse_backbone(values: dict[str, Any], size: str) -> None:
         is_option = str(error).startswith("heads=")
         raise BackboneError(f"backbone.{error}" if is_option else str(error)) from None
     registry.find(values["name"]).parse(shape, family, shared_names)
-
-
-def _registry(group: str) -> Mapping[str, type]:
-    if group == "backbone":
-        return {name: registry.find(name).options for name in registry.names()}
-    registries: dict[str, Mapping[str, type]] = {
-        "data": DATA_SETS,
-        "objective": OBJECTIVES,
-        "sampler": SAMPLERS,
-        "guidance": GUIDANCE,
-    }
-    return registries[group]

@@ -6,12 +6,13 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
+
 from backbones.validation import check_choice, fields_of, show
 from experiments.config import groups
-from experiments.config.compose import preset
 from experiments.config.groups import CONF, GROUPS
 from experiments.config.schema import Config
-from experiments.options.roles import Default
+from experiments.options.roles import config_defaults
 from experiments.options.training import PathsOptions, TrainOptions
 from experiments.runtime.nested import flatten
 from routing.options import RoutingOptions
@@ -110,12 +111,17 @@ def overview() -> str:
     return "\n".join(lines)
 
 
+def _preset(group: str, name: str) -> dict[str, Any]:
+    """Return the values of a YAML preset."""
+    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text()) or {}
+
+
 def _section_text(section: str) -> str:
     prefix, options = SECTIONS[section]
     lines = [ROUTES] if section == "route" else []
     lines.append(DEFAULTS_NOTE)
     default_scale = fields_of(Config)["scale"].default
-    changed = flatten(dict(preset("scale", default_scale)).get(prefix, {}))
+    changed = flatten(_preset("scale", default_scale).get(prefix, {}))
     if changed:
         values = " ".join(f"{prefix}.{key}={show(value)}" for key, value in changed.items())
         text = f"scale={default_scale}, the default, sets {values}"
@@ -131,7 +137,7 @@ def _entry_text(group: str, name: str) -> str:
         text = (CONF / group / f"{name}.yaml").read_text()
         about = [line[2:] for line in text.splitlines() if line[:2] == "# " and "@" not in line]
         lines += textwrap.wrap(" ".join(about), 80, initial_indent="  ", subsequent_indent="  ")
-        values = dict(preset(group, name))
+        values = _preset(group, name)
         for base in values.pop("defaults", ()):
             lines.append(f"  from {_base_text(base)}")
         for key, value in flatten(values).items():
@@ -156,14 +162,10 @@ def _base_text(base: Any) -> str:
 
 def _options_lines(options: type, prefix: str, leave_out: tuple[str, ...] = ()) -> list[str]:
     lines = []
+    defaults = config_defaults(options)
     for name, field in fields_of(options).items():
-        if name in leave_out:
-            continue
-        default = field.default
-        for item in field.metadata:
-            if isinstance(item, Default):
-                default = item.interpolation
-        lines += _option_lines(f"{prefix}{name}", default, field.comment)
+        if name not in leave_out:
+            lines += _option_lines(f"{prefix}{name}", defaults[name], field.comment)
     return lines
 
 

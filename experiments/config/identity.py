@@ -1,10 +1,7 @@
-"""The identity of a run: which options its hash covers, and the name that follows from them."""
+"""Which options of a run its hash covers, and what each of them decides."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,14 +20,10 @@ from routing.options import OMITTED_AT_DEFAULT, RoutingOptions
 def role(key: str) -> str:
     """Return what a dotted key decides (`experiments.options.roles`); `learns` if undeclared."""
     name, _, key_in_group = key.partition(".")
-    if name not in {option.name for option in dataclasses.fields(RunOptions)}:
-        return LEARNS.name
     declared = role_of(RunOptions, name)
     below = {"train": TrainOptions, "backbone": SharedBackboneOptions}.get(name)
-    if declared is None and below is not None and key_in_group:
-        option = key_in_group.partition(".")[0]
-        if option in {field.name for field in dataclasses.fields(below)}:
-            declared = role_of(below, option)
+    if declared is None and below is not None:
+        declared = role_of(below, key_in_group.partition(".")[0])
     return (declared or LEARNS).name
 
 
@@ -56,20 +49,6 @@ def hashed_values(options: RunOptions) -> dict[str, Any]:
         # Two dense runs that differ in how tokens would be routed are one run.
         values.pop("routing")
     return values
-
-
-def hash_of(values: Mapping[str, Any]) -> str:
-    """Return the first eight hexadecimal digits of the SHA-256 of plain values."""
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def run_name(options: RunOptions, digest: str) -> str:
-    """Return `<backbone>-<size>-<data>_<route>_s<seed>-<hash>`."""
-    model = f"{options.backbone['name']}-{options.size.replace('/', '')}-{options.data['name']}"
-    # A schedule of routes (2-8/0.9:none) has characters that file names may not have.
-    route = options.resolved_route.replace("/", "~").replace(":", "=")
-    return f"{model}_{route}_s{options.seed}-{digest}"
 
 
 def _ends_with_its_schedule(options: RunOptions) -> bool:

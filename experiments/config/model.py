@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 from backbones.cost import Cost, cost, features_macs
 from backbones.registry import model_config
-from backbones.sizes import AlignOptions, parse_size
+from backbones.sizes import AlignOptions
 from experiments.config.schema import Config
 from experiments.data.registry import describe
 from experiments.options.training import SELF_ENCODER
@@ -58,12 +58,11 @@ def learned_parts(config: Config) -> dict[str, Any]:
     if config.routing.learned == "fuse":
         arguments["fuse"] = str(config.first_route)
     if config.train.encoder != "none" and config.backbone.get("align") is None:
-        width = int(config.backbone.get("width") or parse_size(config.size).width)
         # REPA aligns its eighth block of 24 or 28, and the fourth of 12.
         arguments["align"] = {
             "block": max(0, min(8, config.depth // 3) - 1),
             "channels": config.encoder_width,
-            "hidden": min(2048, 4 * width),
+            "hidden": min(2048, 4 * config.width),
         }
     return arguments
 
@@ -100,6 +99,11 @@ def run_cost(
         saved = sum((dense - getattr(one, f"macs_routed{kind}")) / count for one, count in ends)
         means[f"macs_routed{kind}"] = round(getattr(full, f"macs_dense{kind}") - saved)
     return dataclasses.replace(full, **means)
+
+
+def route_macs(config: Config, model: dict[str, Any] | None = None) -> Callable[[Route], float]:
+    """Return a function of the forward MACs of one image on a route (cached)."""
+    return cache(lambda route: float(run_cost(config, model, route).macs_routed))
 
 
 def teacher_block(config: Config) -> int:

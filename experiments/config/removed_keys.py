@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backbones.parsing import Malformed, yaml_of
+from backbones.validation import show
 from experiments.options.roles import ConfigError
+from routing.errors import require
 
 # Frozen: the hash of every run contains these values. `group.key` and its former default.
 REMOVED: dict[str, Any] = {"sampler.reuse": None, "sampler.reuse_every": 2}
@@ -24,14 +25,14 @@ def former_defaults(group: str) -> dict[str, Any]:
 
 
 def check_removed(key: str, value: Any) -> None:
-    """Refuse a removed key that does not have its former default."""
-    default = REMOVED[key]
-    if value != default or isinstance(value, bool):
-        text = "null" if default is None else default
-        raise ConfigError(
-            f"{key}={'null' if value is None else value}: {key} was removed; only its former "
-            f"default {key}={text} is accepted"
-        )
+    """Refuse a removed key that does not have its former default; `value` as read or as typed."""
+    default = show(REMOVED[key])
+    require(
+        show(value) == default,
+        f"{key}={show(value)}: {key} was removed; only its former default {key}={default} is "
+        "accepted",
+        ConfigError,
+    )
 
 
 def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,13 +52,10 @@ def without_removed_words(overrides: Sequence[str]) -> list[str]:
     remaining = []
     for text in overrides:
         key, _, value = text.partition("=")
-        if key.strip() not in REMOVED:
+        if key in REMOVED:
+            check_removed(key, value)
+        else:
             remaining.append(text)
-            continue
-        try:
-            check_removed(key.strip(), yaml_of(value, text))
-        except Malformed:
-            check_removed(key.strip(), value)
     return remaining
 
 

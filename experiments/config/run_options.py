@@ -75,11 +75,15 @@ class RunOptions:
         return int(self.backbone.get("depth") or parse_size(self.size).depth)
 
     @property
+    def width(self) -> int:
+        """Width of the backbone."""
+        return int(self.backbone.get("width") or parse_size(self.size).width)
+
+    @property
     def encoder_width(self) -> int:
         """Width of the features that `train.encoder` names."""
-        if self.train.encoder == SELF_ENCODER:
-            return int(self.backbone.get("width") or parse_size(self.size).width)
-        return ENCODERS[self.train.encoder]
+        encoder = self.train.encoder
+        return self.width if encoder == SELF_ENCODER else ENCODERS[encoder]
 
     @cached_property
     def route_schedule(self) -> RouteSchedule:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,12 +81,16 @@ class Config(RunOptions):
     @property
     def hash(self) -> str:
         """First eight hexadecimal digits of the SHA-256 of `hashed()`."""
-        return identity.hash_of(self.hashed())
+        text = json.dumps(self.hashed(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @property
     def name(self) -> str:
         """The run folder's name: `<backbone>-<size>-<data>_<route>_s<seed>-<hash>`."""
-        return identity.run_name(self, self.hash)
+        model = f"{self.backbone['name']}-{self.size.replace('/', '')}-{self.data['name']}"
+        # A schedule of routes (2-8/0.9:none) has characters that file names may not have.
+        route = self.resolved_route.replace("/", "~").replace(":", "=")
+        return f"{model}_{route}_s{self.seed}-{self.hash}"
 
     @property
     def folder(self) -> Path:

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from experiments.components import make_dataset
-from experiments.config.routes import routed_pass
 from experiments.config.schema import Config
 from experiments.diffusion.auxiliary_losses import masked_mean, pixel_mask
 from experiments.diffusion.objectives import Objective, create_objective
 from experiments.evaluation.trained_model import load_model
 from routing.rng import Draws
+from routing.segment import Routing
 
 _SEED = 424242
 # Steps of the two Kronecker sequences: irrational numbers that rationals approximate badly.
@@ -40,6 +40,16 @@ class Sample(NamedTuple):
     cond: dict[str, Any]
     null: dict[str, Any]
     draws: Draws
+
+
+def routed_pass(config: Config, draws: Draws | None) -> Routing | None:
+    """Return what a pass of a run's model on its first route does; None for a dense run.
+
+    Its tokens come from `draws`.
+    """
+    if config.routing.off_after == 0:
+        return None
+    return Routing.from_options(config.routing).on(config.first_route, draws)
 
 
 @dataclass

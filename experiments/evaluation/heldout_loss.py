@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from experiments.config.routes import routed_pass
 from experiments.evaluation.collect import full_precision
 from experiments.evaluation.generation import evaluating
-from experiments.evaluation.heldout import HeldOut, no_split
+from experiments.evaluation.heldout import HeldOut, no_split, routed_pass
 from experiments.evaluation.images import split_indices
 from experiments.options.evaluation import Score, make_score
 from experiments.runtime.processes import gather_rows, share

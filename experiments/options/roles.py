@@ -64,11 +64,10 @@ def parse_named(registry: Mapping[str, type], group: str, value: Any) -> Any:
 
 
 def role_of(options: type, name: str) -> Role | None:
-    """Return the declared role of a field, None where there is none."""
-    for item in fields_of(options)[name].metadata:
-        if isinstance(item, Role):
-            return item
-    return None
+    """Return the declared role of a field, None without one or for a field that is not there."""
+    field = fields_of(options).get(name)
+    roles = [item for item in field.metadata if isinstance(item, Role)] if field else []
+    return roles[0] if roles else None
 
 
 def config_defaults(options: type) -> dict[str, Any]:

@@ -173,12 +173,6 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
     )
 
 
-def check_readable(path: Path) -> None:
-    """Open a file, so that the system's error is raised: safetensors reports a missing file."""
-    with path.open("rb"):
-        pass
-
-
 def newest(
     folder: Path, say: Callable[[str], object] = print, up_to: int | None = None
 ) -> Path | None:
@@ -190,43 +184,43 @@ def newest(
         CheckpointError: A checkpoint cannot be read or set aside; the files stay as they are.
     """
     try:
-        return _newest(folder, say, up_to)
+        _clean_up(folder / "checkpoints")
+        for step, path in reversed(listed(folder)):
+            if up_to is not None and step > up_to:
+                continue
+            problem = verify(path)
+            if problem is None:
+                return path
+            aside = path.with_name(f"damaged-{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(path, aside)
+            say(
+                f"checkpoint {path.name} is damaged ({problem}); set aside as {aside.name}, trying "
+                "the one before it"
+            )
     except OSError as error:
         raise unreadable(folder / "checkpoints", error) from error
+    return None
 
 
-def _newest(folder: Path, say: Callable[[str], object], up_to: int | None) -> Path | None:
-    for stale in (folder / "checkpoints").glob(".step-*"):
-        shutil.rmtree(stale, ignore_errors=True)
-    for spare in (folder / "checkpoints").glob("step-*.old"):
-        # The process was killed while it replaced this checkpoint, before or after the new one
-        # was renamed.
+def _clean_up(checkpoints: Path) -> None:
+    """Remove or rename what a process left that was killed while it wrote a checkpoint."""
+    for unfinished in checkpoints.glob(".step-*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    for spare in checkpoints.glob("step-*.old"):  # of a checkpoint that was being replaced
         if spare.with_suffix("").exists():
             shutil.rmtree(spare, ignore_errors=True)
         else:
             os.replace(spare, spare.with_suffix(""))
-    for step, path in reversed(listed(folder)):
-        if up_to is not None and step > up_to:
-            continue
-        problem = verify(path)
-        if problem is None:
-            return path
-        aside = path.with_name(f"damaged-{path.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        os.replace(path, aside)
-        say(
-            f"checkpoint {path.name} is damaged ({problem}); set aside as {aside.name}, trying "
-            "the one before it"
-        )
-    return None
 
 
 def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the tensors and the state of a checkpoint folder."""
     try:
         state = json_of((path / "state.json").read_bytes())
-        check_readable(path / "state.safetensors")
-        return load_file(path / "state.safetensors"), state
+        # Raises the system's error, where safetensors reports a missing file.
+        with (path / "state.safetensors").open("rb"):
+            return load_file(path / "state.safetensors"), state
     except OSError as error:
         raise unreadable(path, error) from error
     except (SafetensorError, ValueError) as error:

@@ -22,6 +22,7 @@ from experiments.runtime.errors import (
 from experiments.runtime.process_group import process_group
 from routing.errors import UserError
 
+HELP_WORDS = frozenset(("-h", "--help", "help"))
 _SPIN_VARIABLES: dict[str, str] = {}  # environment variables that `choose_spinning` has set
 
 
@@ -125,7 +126,7 @@ def run_command(
     _prepare_output()
     try:
         check_packages()
-        if not {"-h", "--help", "help"} & set(arguments):
+        if HELP_WORDS.isdisjoint(arguments):
             process_group()  # refuses inconsistent environment variables
             if computes:
                 choose_spinning()

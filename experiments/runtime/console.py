@@ -175,14 +175,12 @@ class Progress:
         self._text, self._eta = "", 0.0  # of the last update
         self.part = 0.0  # what is finished beyond the last whole step, in steps, where known
         self._task: Any = None
-        self._owns_bar = False
         self._closed = threading.Event()
 
     def __enter__(self) -> Progress:
         self.console._open.append(self)
         if self.console.live:
-            self._owns_bar = self.console._bar is None
-            if self._owns_bar:
+            if self.console._bar is None:
                 self.console._bar = self._open_bar()
             self.bar = self.console._bar
             self._task = self.bar.add_task(
@@ -226,16 +224,14 @@ class Progress:
 
     def __exit__(self, *error: object) -> None:
         self._closed.set()
-        if self in self.console._open:
-            self.console._open.remove(self)
+        self.console._open.remove(self)
         if self._task is None:
             return
-        if self._owns_bar:
+        if self.console._open:
+            self.bar.remove_task(self._task)
+        else:
             self.bar.stop()
             self.console._bar = None
-        else:
-            self.bar.remove_task(self._task)
-        self._task = None
 
     def seconds_per_step(self, done: int) -> float:
         """Return the mean duration of the last steps, with `done` finished by now.
@@ -261,11 +257,7 @@ class Progress:
         remaining_steps = max(0, (self.total or done) - done)
         self._eta = self.seconds_per_step(done) * remaining_steps + pending
         self._updated, self._text, self.part = time.monotonic(), text, 0.0
-        if (
-            self._task is None
-            and not self.console.live
-            and (self.total == done or self._line_is_due())
-        ):
+        if not self.console.live and (self.total == done or self._line_is_due()):
             self._print_line()
 
     def finished_steps(self) -> int:

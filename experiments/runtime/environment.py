@@ -32,11 +32,9 @@ def environment() -> dict[str, Any]:
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
     return {
-        "python": platform.python_version(),
+        **process_settings(),
         "system": platform.platform(),
         "device": device,
-        "threads": torch.get_num_threads(),
-        "spins": os.environ.get("GOMP_SPINCOUNT"),
         "packages": versions,
         "git": code_commit(ROOT),
         # Hash of a sweep's copy of the code; None for a checkout.
@@ -45,10 +43,24 @@ def environment() -> dict[str, Any]:
     }
 
 
+def process_settings() -> dict[str, Any]:
+    """Return what the speed of this process depends on, beside hardware and packages."""
+    return {
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "spins": os.environ.get("GOMP_SPINCOUNT"),
+    }
+
+
 def processor() -> str:
     """Return the CPU's name."""
+    return cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def cpu_info(key: str) -> str:
+    """Return what Linux lists under a key of the first CPU; nothing on other systems."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
+            if line.startswith(key):
                 return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return ""

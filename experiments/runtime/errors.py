@@ -6,9 +6,9 @@ import errno
 import importlib.util
 import shutil
 import sys
-import textwrap
 from pathlib import Path
 
+from experiments.runtime.console import fit
 from routing.errors import UserError
 
 #: The repository, or the folder that the packages are installed in.
@@ -34,10 +34,7 @@ def print_error(error: object) -> None:
     """Print an error as one line; on a terminal broken between words, so that paths stay whole."""
     text = f"error: {error}"
     if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns
-        text = textwrap.fill(
-            text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-        )
+        text = fit(text, shutil.get_terminal_size().columns)
     print(text, file=sys.stderr)
 
 

@@ -20,9 +20,8 @@ class Parser(argparse.ArgumentParser):
         """Refuse `--option=--`, of which argparse makes an empty list instead of a value."""
         arguments = list(sys.argv[1:] if args is None else args)
         for argument in arguments:
-            option, equals, value = argument.partition("=")
-            if option.startswith("-") and equals and value == "--":
-                self.error(f"argument {option}: expected a value, not --")
+            if argument.startswith("-") and argument.endswith("=--"):
+                self.error(f"argument {argument[:-3]}: expected a value, not --")
         return super().parse_known_args(arguments, namespace)
 
     def error(self, message: str) -> NoReturn:

@@ -48,6 +48,12 @@ def is_score(entry: Mapping[str, Any]) -> bool:
     return isinstance(entry.get("metric"), str) and isinstance(entry.get("value"), (int, float))
 
 
+def read_scores(folder: Path, step: int) -> list[dict[str, Any]]:
+    """Return the lines of `scores.jsonl` for this step, except damaged ones."""
+    lines = filter(is_score, read_jsonl(folder / "scores.jsonl"))
+    return [line for line in lines if line.get("step") == step]
+
+
 def append_jsonl(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
     """Append lines in one flushed write, so that several processes may share the file.
 

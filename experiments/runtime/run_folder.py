@@ -12,6 +12,13 @@ from routing.errors import UserError
 class RunFolderError(UserError):
     """The folder of a run was deleted, renamed or replaced while the run was training."""
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"{folder} was deleted, renamed or replaced while this run was training, so the run "
+            "has stopped without writing there: move the folder back and type the same command to "
+            "resume, or type it to train from the start"
+        )
+
 
 def read(path: str | Path) -> dict[str, Any]:
     """Return the JSON object in a file; an empty one for an absent or damaged file."""
@@ -35,15 +42,6 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / "checkpoints" / f"step-{step:08d}"
 
 
-def lost(folder: Path) -> RunFolderError:
-    """Return the error for a run folder that was moved, deleted or replaced."""
-    return RunFolderError(
-        f"{folder} was deleted, renamed or replaced while this run was training, so the run has "
-        "stopped without writing there: move the folder back and type the same command to resume, "
-        "or type it to train from the start"
-    )
-
-
 def is_lost(folder: Path) -> bool:
     """Whether a run folder that this process has locked is gone, or now belongs to another process.
 
@@ -61,7 +59,7 @@ def check_present(folder: Path) -> None:
         RunFolderError: The folder was moved, deleted or replaced.
     """
     if is_lost(folder) or not (folder / "config.yaml").is_file():
-        raise lost(folder)
+        raise RunFolderError(folder)
 
 
 def listed(folder: Path) -> list[tuple[int, Path]]:

@@ -40,11 +40,6 @@ def check() -> None:
         raise StopRequested(STATE.reason)
 
 
-def request(reason: str) -> None:
-    """Request a stop as a signal would."""
-    STATE.reason = reason
-
-
 def _handle(number: int, frame: FrameType | None) -> None:
     if os.getpid() != STATE.pid:
         # A forked worker inherited this handler; the parent got the signal too.

@@ -43,5 +43,5 @@ def build_step(
         components.compile_blocks(model.stack.blocks)
         if step.alignment is not None and step.alignment.blocks is not None:
             components.compile_blocks(step.alignment.blocks)
-    step.micro_batch_size = choose_micro_batch_size(config, step, step.routes.cost)
+    step.micro_batch_size = choose_micro_batch_size(step)
     return step

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ from torch import Tensor
 from experiments.config.schema import Config
 from experiments.data.dataset import Batch
 from experiments.training.optimizer import move_rates
-from experiments.training.step import TrainingStep
-from routing import Draws, Route, RouteSchedule, Routing
+from experiments.training.step import MicroBatch, TrainingStep
+from routing import Draws, Route
 from routing.errors import UserError
 
 # Steps of a route before it is recorded: kernels are chosen and compiled, moments are allocated.
@@ -38,14 +39,8 @@ EAGER_WITH_DDP = 11
 _NEVER = 2**31 - 1
 # A schedule with more routes spends too many of its steps on recording.
 MOST_ROUTES = 8
-# Points of a run at which its routes are counted.
+# Points of a run at which its distinct routes are counted, about.
 _COUNTED_STEPS = 1000
-
-
-def count_routes(schedule: RouteSchedule, steps: int) -> int:
-    """Return the number of distinct routes of a run, counted at up to about a thousand steps."""
-    interval = max(1, steps // _COUNTED_STEPS)
-    return len({schedule.at(step / steps) for step in range(0, steps, interval)})
 
 
 def reason_against(config: Config, processes: int) -> str | None:
@@ -57,8 +52,11 @@ def reason_against(config: Config, processes: int) -> str | None:
         )
     if config.routing.random_end:
         return "routing.random_end=true draws another route for each step"
-    routes = count_routes(config.route_schedule, config.train.steps)
-    if routes > MOST_ROUTES:
+    steps = config.train.steps
+    routes = set()
+    for step in range(0, steps, max(1, steps // _COUNTED_STEPS)):
+        routes.add(config.route_schedule.at(step / steps))
+    if len(routes) > MOST_ROUTES:
         return f"the schedule has more than {MOST_ROUTES} routes, and each needs its own graph"
     return None
 
@@ -144,32 +142,24 @@ def on_side_stream(stream: torch.cuda.Stream) -> Iterator[None]:
     torch.cuda.current_stream().wait_stream(stream)
 
 
-class MicroBatch:
-    """The inputs of one forward and backward pass; tensors of the first step become the buffers.
+def in_buffers(micro_batch: MicroBatch) -> MicroBatch:
+    """Return a copy of the first step's micro-batch, in tensors that later steps are written to."""
+    x, y, text = micro_batch.batch.x, micro_batch.batch.y, micro_batch.batch.text
+    labels = None if y is None else y.clone()
+    batch = Batch(x.clone(), labels, None if text is None else text.clone())
+    draws: Any = BufferedDraws(micro_batch.draws)  # has the methods of `Draws`
+    routing = micro_batch.routing and dataclasses.replace(micro_batch.routing, draws=draws)
+    return micro_batch._replace(batch=batch, draws=draws, routing=routing)
 
-    Args:
-        batch: Data of the first step.
-        draws: Its random numbers.
-        routing: Its routing.
-        share: The part of the step's samples that this is.
-    """
 
-    def __init__(self, batch: Batch, draws: Draws, routing: Routing | None, share: float) -> None:
-        labels = None if batch.y is None else batch.y.clone()
-        text = None if batch.text is None else batch.text.clone()
-        self.batch = Batch(batch.x.clone(), labels, text)
-        # They have the methods of `Draws`.
-        self.draws: Any = BufferedDraws(draws)
-        self.routing = routing and dataclasses.replace(routing, draws=self.draws)
-        self.share = share
-
-    def renew(self, batch: Batch, draws: Draws) -> None:
-        """Write another step's data and random numbers into the buffers."""
-        self.draws.renew(draws)
-        for name in ("x", "y", "text"):
-            buffer = getattr(self.batch, name)
-            if buffer is not None:
-                buffer.copy_(getattr(batch, name))
+def renew(buffers: MicroBatch, micro_batch: MicroBatch) -> None:
+    """Write another step's data and random numbers into the buffers of a micro-batch."""
+    draws: Any = buffers.draws
+    draws.renew(micro_batch.draws)
+    for name in ("x", "y", "text"):
+        buffer = getattr(buffers.batch, name)
+        if buffer is not None:
+            buffer.copy_(getattr(micro_batch.batch, name))
 
 
 class RecordingError(Exception):
@@ -183,22 +173,9 @@ class RouteGraph:
         self, step: GraphedTrainingStep, route: Route | None, micro_batches: list[MicroBatch]
     ) -> None:
         self.step, self.route, self.micro_batches = step, route, micro_batches
+        self.body = partial(step.train_on_micro_batches, micro_batches)  # what the graph records
         self.eager_steps_left = EAGER_WITH_DDP if step.distributed else EAGER
         self.replay: Callable[[], None] | None = None
-
-    def body(self) -> None:
-        """Run what the graph records."""
-        total_loss = torch.zeros((), device=self.step.device)
-        for micro_batch in self.micro_batches:
-            is_last = micro_batch is self.micro_batches[-1]
-            with contextlib.nullcontext() if is_last else self.step.no_sync():
-                loss = self.step.batch_loss(
-                    micro_batch.batch, micro_batch.draws, micro_batch.routing
-                )
-                loss = loss * micro_batch.share
-                self.step.backward(loss)
-            total_loss += loss.detach()
-        self.step.update(total_loss)
 
     def run(self) -> None:
         """Take one step on what the buffers hold.
@@ -254,23 +231,14 @@ class GraphedTrainingStep(TrainingStep):
         if not self.recordable:
             super().train_on(batch)
             return
-        inputs = []
-        for start, end in self.micro_batch_ranges():
-            part = None if batch is None else batch.rows(start, end)
-            rows = torch.arange(self.first_row + start, self.first_row + end)
-            inputs.append(self.make_batch(rows, part))
-        routing = inputs[0][2]
+        micro_batches = list(self.micro_batches(batch))
+        routing = micro_batches[0].routing
         route = None if routing is None else routing.route
         if self.graph is None or self.graph.route != route:
             self.graph = None  # its memory is free before the next one takes its own
-            sizes = [end - start for start, end in self.micro_batch_ranges()]
-            micro_batches = [
-                MicroBatch(*values, size / self.local_batch)
-                for values, size in zip(inputs, sizes, strict=True)
-            ]
-            self.graph = RouteGraph(self, route, micro_batches)
-        for micro_batch, (data, draws, _) in zip(self.graph.micro_batches, inputs, strict=True):
-            micro_batch.renew(data, draws)
+            self.graph = RouteGraph(self, route, list(map(in_buffers, micro_batches)))
+        for buffers, micro_batch in zip(self.graph.micro_batches, micro_batches, strict=True):
+            renew(buffers, micro_batch)
         try:
             self.graph.run()
         except RecordingError as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import torch
 
-from experiments.training.run_files import forget_after
+from experiments.runtime import records
+from experiments.runtime.run_folder import listed
 from experiments.training.step import TrainingStep
 from routing.errors import UserError
 
@@ -36,6 +38,17 @@ def roll_back(step: TrainingStep, bad_streak: int, checkpoint: Path | None) -> N
     if step.accelerator.is_main_process:
         forget_after(config.folder, state.step)
     step.accelerator.wait_for_everyone()
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Delete checkpoints, metrics, scores and pictures of steps after `step` (roll-back)."""
+    for checkpoint_step, path in listed(folder):
+        if checkpoint_step > step:
+            shutil.rmtree(path, ignore_errors=True)
+    records.cut_records(folder, step)
+    for picture in (folder / "samples").glob("step-*.png"):
+        if int(picture.stem.removeprefix("step-")) > step:
+            picture.unlink()
 
 
 def diverged(step: TrainingStep, bad_streak: int, checkpoint: Path | None) -> Diverged:

@@ -47,7 +47,8 @@ def dry_run(config: Config) -> None:
     if config.dry == "full":
         model = timed_step.build(config, arguments)
     if precision == "auto":
-        precision = f"precision auto ({timed_step.precision_here(config)} here)"
+        chosen = timed_step.resolve_precision(config, timed_step.training_device())
+        precision = f"precision auto ({chosen} here)"
     samples = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
     state = "exists: it would be resumed, or has finished" if config.folder.exists() else "new"
     lines = [

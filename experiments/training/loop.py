@@ -38,10 +38,8 @@ class Trainer:
         self.owns_folder = owns_folder
         step = self.training_step = build_step(config, accelerator, say=console.say)
         self.dataset, self.model, self.state = step.dataset, step.model, step.state
-        self.metrics = MetricsLog(config, step, accelerator, console, self.folder)
-        self.evaluation = Evaluation(
-            config, self.dataset, self.state, self.folder, accelerator, console, self.check_folder
-        )
+        self.metrics = MetricsLog(step, console)
+        self.evaluation = Evaluation(step, console, self.check_folder)
         self.cpu_group: Any = None
         if accelerator.num_processes > 1:
             # The processes talk about signals from CPU to CPU: no GPU is waited for.
@@ -56,7 +54,6 @@ class Trainer:
         """
         train, state = self.config.train, self.state
         total = train.steps if steps is None else steps
-        routes = self.training_step.routes
         self.model.train()
         if self.dataset.reads_disk:
             self.training_step.start_prefetch()
@@ -66,8 +63,8 @@ class Trainer:
             while state.step < total:
                 start_time = time.perf_counter()
                 self.training_step.run()
-                route = routes.schedule.at(state.step / train.steps)
-                state.macs += routes.macs(route) * train.batch
+                route = self.config.route_schedule.at(state.step / train.steps)
+                state.macs += self.training_step.macs(route) * train.batch
                 state.step += 1
                 state.seconds += time.perf_counter() - start_time
 
@@ -80,8 +77,7 @@ class Trainer:
                     self.save()
                 if stop_reason is not None and state.step < total:
                     raise Interrupted(stop_reason, state.step)
-                interval = self.evaluation.interval
-                if is_last or (interval and state.step % interval == 0):
+                if self.evaluation.due():
                     self.evaluate(progress, is_saved)
 
     def stop_requested(self) -> str | None:

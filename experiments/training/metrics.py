@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from experiments.config.schema import Config
 from experiments.runtime import console as log
 from experiments.runtime import records
 from experiments.training.step import TrainingStep
@@ -26,18 +24,11 @@ class Averages(NamedTuple):
 class MetricsLog:
     """Writes the metrics of a run every `train.log_every` steps."""
 
-    def __init__(
-        self,
-        config: Config,
-        step: TrainingStep,
-        accelerator: Any,
-        console: log.Console,
-        folder: Path,
-    ) -> None:
-        self.config, self.accelerator, self.console = config, accelerator, console
-        self.state, self.folder = step.state, folder
+    def __init__(self, step: TrainingStep, console: log.Console) -> None:
+        self.config, self.accelerator, self.console = step.config, step.accelerator, console
+        self.state, self.folder = step.state, step.config.folder
         # REPA's term is at least minus its weight: the loss as a whole may be negative.
-        self.min_loss = -config.train.align_weight if step.alignment is not None else 0.0
+        self.min_loss = -self.config.train.align_weight if step.alignment is not None else 0.0
 
     def take_averages(self) -> Averages:
         """Read the tally of the steps since the last call, and reset their sums."""

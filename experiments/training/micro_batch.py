@@ -6,35 +6,33 @@ import gc
 
 import torch
 
-from backbones import Cost
-from experiments.config.schema import Config
 from experiments.runtime import memory
 from experiments.runtime.processes import gather
 from experiments.training.step import TrainingStep
 
 
-def choose_micro_batch_size(config: Config, step: TrainingStep, cost: Cost) -> int:
+def choose_micro_batch_size(step: TrainingStep) -> int:
     """Return `train.micro_batch`, or with `auto` the largest size that fits on all processes.
 
     Raises:
         MemoryLimit: Not even one sample fits.
     """
-    option = config.train.micro_batch
+    option = step.config.train.micro_batch
     if option != "auto":
         return min(step.local_batch, int(option or step.local_batch))
     size = step.local_batch
-    while not all(gather(fits(step, cost, size))):
+    while not all(gather(fits(step, size))):
         if size == 1:
             raise memory.MemoryLimit(memory.ONE)
         size = (size + 1) // 2
     return size
 
 
-def fits(step: TrainingStep, cost: Cost, size: int) -> bool:
+def fits(step: TrainingStep, size: int) -> bool:
     """Return whether `size` samples fit into this process's memory at once."""
     if step.device.type == "cpu":
         # Trying would bring the machine down with swapping: predict instead.
-        return cost.training_bytes(size) < 0.8 * memory.available_memory()
+        return step.cost.training_bytes(size) < 0.8 * memory.available_memory()
     moments = []
     try:
         with step.no_sync(), memory.out_of_memory(size):

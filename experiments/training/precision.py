@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from pathlib import Path
 
 import torch
 
 from experiments.config.schema import Config
 from experiments.runtime import run_folder
+from experiments.runtime.environment import cpu_info
 from experiments.runtime.files import atomic_write
 
 FILE = "precision.json"
@@ -17,20 +16,11 @@ FILE = "precision.json"
 CPU_FEATURES = {"avx512_bf16", "amx_bf16"}
 
 
-def cpu_features() -> set[str]:
-    """Return the features of this CPU; none where the system does not list them."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
-                return set(line.split())
-    return set()
-
-
 def has_bf16(device: torch.device) -> bool:
     """Whether this device multiplies bf16 in hardware."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    return device.type == "cpu" and not CPU_FEATURES.isdisjoint(cpu_features())
+    return device.type == "cpu" and not CPU_FEATURES.isdisjoint(cpu_info("flags").split())
 
 
 def resolve_precision(config: Config, device: torch.device) -> str:

@@ -5,56 +5,55 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from experiments.evaluation import trained_model
 from experiments.runtime import records, run_folder
 from experiments.runtime.errors import Interrupted
-from experiments.runtime.files import atomic_write
+from experiments.runtime.files import atomic_path, atomic_write
 from experiments.runtime.locks import locked
-from experiments.training.run_files import draw_curve
 from experiments.training.step import TrainingStep
 
 
 @contextlib.contextmanager
 def owned_folder(folder: Path, steps: int) -> Iterator[None]:
-    """Lock the run folder inside the block; write a last heartbeat when that ends with an error."""
-    with locked(folder), record_end(folder, steps):
-        yield
-
-
-@contextlib.contextmanager
-def record_end(folder: Path, steps: int) -> Iterator[None]:
-    """Write a last heartbeat when the block ends with an error.
+    """Lock the run folder inside the block; write a last heartbeat when that ends with an error.
 
     Raises:
         RunFolderError: The run folder is gone; whatever failed, this is why.
     """
-    try:
-        yield
-    except Interrupted as stop:
-        status = "stopped" if stop.reason == "SIGINT" else "preempted"
-        write_end(folder, status, step=stop.step, steps=steps, error=stop.reason)
-        text = f"{stop.reason}: saved step {stop.step}; run the same command again to resume"
-        raise Interrupted(stop.reason, stop.step, text) from None
-    except KeyboardInterrupt:
-        write_end(folder, "stopped", steps=steps, error="SIGINT")
-        raise
-    except run_folder.RunFolderError:
-        raise
-    except BaseException as error:
-        if run_folder.is_lost(folder):
-            raise run_folder.lost(folder) from error
-        description = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+    with locked(folder):
         try:
-            write_end(folder, "failed", error=description, steps=steps)
-        except OSError:
-            # A full disk has no room for a second file, but the heartbeat can be overwritten.
-            heartbeat = run_folder.read(folder / "status.json") | {"status": "failed"}
-            with contextlib.suppress(OSError):
-                (folder / "status.json").write_text(json.dumps(heartbeat))
-        raise
+            yield
+        except Interrupted as stop:
+            status = "stopped" if stop.reason == "SIGINT" else "preempted"
+            write_end(folder, status, step=stop.step, steps=steps, error=stop.reason)
+            text = f"{stop.reason}: saved step {stop.step}; run the same command again to resume"
+            raise Interrupted(stop.reason, stop.step, text) from None
+        except KeyboardInterrupt:
+            write_end(folder, "stopped", steps=steps, error="SIGINT")
+            raise
+        except run_folder.RunFolderError:
+            raise
+        except BaseException as error:
+            if run_folder.is_lost(folder):
+                raise run_folder.RunFolderError(folder) from error
+            write_failure(folder, error, steps)
+            raise
+
+
+def write_failure(folder: Path, error: BaseException, steps: int) -> None:
+    """Write the last heartbeat of a run that failed."""
+    description = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+    try:
+        write_end(folder, "failed", error=description, steps=steps)
+    except OSError:
+        # A full disk has no room for a second file, but the heartbeat can be overwritten.
+        heartbeat = run_folder.read(folder / "status.json") | {"status": "failed"}
+        with contextlib.suppress(OSError):
+            (folder / "status.json").write_text(json.dumps(heartbeat))
 
 
 def write_end(folder: Path, status: str, **fields: Any) -> None:
@@ -65,17 +64,14 @@ def write_end(folder: Path, status: str, **fields: Any) -> None:
 
 def write_results(training_step: TrainingStep, session_seconds: float) -> None:
     """Write the weights, the loss curve and, last, `summary.json`."""
-    config, state, cost = training_step.config, training_step.state, training_step.routes.cost
+    config, state, cost = training_step.config, training_step.state, training_step.cost
     folder, step = config.folder, state.step
     weights = state.ema_state_dict()
     trained_model.export(
         folder / "model.safetensors", state.model, weights, config, step, state.info
     )
     loss_curve = draw_curve(folder)
-    scores = {}
-    for line in filter(records.is_score, records.read_jsonl(folder / "scores.jsonl")):
-        if line.get("step") == step:
-            scores[line["metric"]] = line["value"]
+    scores = {line["metric"]: line["value"] for line in records.read_scores(folder, step)}
     last_metrics = (records.read_metrics(folder) or [{}])[-1]
     summary = {
         "status": "done",
@@ -106,3 +102,33 @@ def write_results(training_step: TrainingStep, session_seconds: float) -> None:
     }
     records.write_status(folder, "done", step=step, steps=config.train.steps)
     atomic_write(folder / "summary.json", json.dumps(summary, indent=1))
+
+
+def draw_curve(folder: Path) -> str | None:
+    """Draw `loss.png` from `metrics.jsonl`; return its name."""
+    from matplotlib.figure import Figure
+
+    steps, losses = [], []
+    for entry in records.read_metrics(folder):
+        if entry.get("loss") is not None:
+            steps.append(entry["step"])
+            losses.append(entry["loss"])
+    if not steps:
+        return None
+    figure = Figure(figsize=(6, 3.2), layout="constrained")
+    axes = figure.subplots()
+    if len(steps) < 20:  # a moving average of so few points lags behind them
+        axes.plot(steps, losses, "o-", linewidth=0.8, clip_on=False, label="logged")
+    else:
+        axes.plot(steps, losses, linewidth=0.8, color="#bbbbbb", label="logged")
+        smooth = list(accumulate(losses, lambda mean, loss: 0.7 * mean + 0.3 * loss))
+        axes.plot(steps, smooth, linewidth=1.6, label="moving average", color="#0072b2")
+    if min(losses) > 0 and max(losses) / min(losses) > 5:
+        axes.set_yscale("log")
+    axes.set(xlabel="step", ylabel="training loss", xlim=(0, max(steps)))
+    axes.set_title(folder.name, fontsize=8)
+    axes.legend(frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    with atomic_path(folder / "loss.png") as temporary:
+        figure.savefig(temporary, dpi=150)
+    return "loss.png"

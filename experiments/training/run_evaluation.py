@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from functools import cached_property
@@ -11,15 +10,13 @@ from typing import Any
 
 import torch
 
-from experiments.config.schema import Config
-from experiments.data.dataset import Dataset
 from experiments.evaluation.headline import one_line
 from experiments.evaluation.heldout_loss import NOISY_INPUTS
 from experiments.evaluation.pictures import image_grid, save_gif, save_png
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.scoring import score
 from experiments.runtime import console, records
-from experiments.training.state import TrainingState
+from experiments.training.step import TrainingStep
 
 COLUMNS = 8
 # Previews show that a run learns: half of each row, by Euler's method in few steps.
@@ -33,33 +30,22 @@ class Evaluation:
     """Samples and scores of a run's EMA weights: every so many steps, and after the last one.
 
     Args:
-        config: The run's configuration.
-        dataset: The run's data.
-        state: Provides the EMA weights and the current step.
-        folder: The run folder.
-        accelerator: `accelerate.Accelerator`.
+        step: Has the run's configuration, data and state.
         console: Where messages go.
         check_folder: Called before each write; raises if the run folder is gone.
     """
 
     def __init__(
-        self,
-        config: Config,
-        dataset: Dataset,
-        state: TrainingState,
-        folder: Path,
-        accelerator: Any,
-        console: console.Console,
-        check_folder: Callable[[], None],
+        self, step: TrainingStep, console: console.Console, check_folder: Callable[[], None]
     ) -> None:
-        self.config, self.folder, self.dataset, self.state = config, folder, dataset, state
-        self.accelerator, self.console, self.check_folder = accelerator, console, check_folder
+        config, dataset = step.config, step.dataset
+        self.config, self.dataset, self.state = config, dataset, step.state
+        self.folder = config.folder
+        self.accelerator, self.console, self.check_folder = step.accelerator, console, check_folder
         # Kinds of evaluation and every how many steps; 0: after the last step only.
         self.intervals = {PICTURES: config.train.sample_every}
         if config.eval["name"] != "none" and dataset.can_decode:
             self.intervals[SCORES] = config.eval["every"]
-        # An evaluation is due at multiples of this only (0: at none), and after the last step.
-        self.interval = math.gcd(*self.intervals.values())
         # Durations in this process, where there was something to do.
         self.seconds: dict[str, list[float]] = {PREVIEW: [], FINAL: [], SCORES: []}
 
@@ -135,12 +121,11 @@ class Evaluation:
         steps = min(PREVIEW_STEPS, self.config.sampler.get("steps", PREVIEW_STEPS))
         return {"name": "euler", "steps": steps}
 
-    def _pictures(self) -> bool:
+    def _pictures(self) -> None:
         """Write the preview `samples/step-*.png`; at the end `samples/final.png`, `progress.gif`.
 
         Previews come from a cheap sampler, under the run's guidance; the final picture comes from
-        the run's own sampler with the same seeds. Returns False if they exist already, or if the
-        run has none.
+        the run's own sampler with the same seeds. Those that exist already stay.
         """
         folder, step = self.folder / "samples", self.state.step
         is_last = step >= self.config.train.steps
@@ -155,15 +140,15 @@ class Evaluation:
         elif is_last and self.accelerator.is_main_process:
             final_path.unlink(missing_ok=True)  # from an earlier step
         if all(path.exists() for path in needed_paths):
-            return False
+            return
         if not self.dataset.can_decode:
             if is_last:
                 self.console.say(f"no sample pictures: {self.dataset.cannot_decode}")
-            return False
+            return
         preview = self._samples(PREVIEW, PREVIEW_COLUMNS, self._preview_sampler)
         final = self._samples(FINAL, COLUMNS) if with_final else None
         if not self.accelerator.is_main_process:
-            return True
+            return
         self.check_folder()
         folder.mkdir(exist_ok=True)
         if is_last:  # pictures of fewer steps: a kill from here on must not leave them
@@ -174,7 +159,6 @@ class Evaluation:
             save_png(image_grid(final, columns=COLUMNS), final_path)
         if is_last:
             save_gif(sorted(folder.glob("step-*.png")), gif_path)
-        return True
 
     @property
     def _has_previews(self) -> bool:

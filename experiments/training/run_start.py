@@ -10,7 +10,7 @@ import yaml
 from experiments.config.model import banner_lines
 from experiments.evaluation import scoring
 from experiments.evaluation.pipeline import SamplingPipeline
-from experiments.runtime import records, trackers
+from experiments.runtime import records
 from experiments.runtime.environment import environment
 from experiments.runtime.files import atomic_write
 from experiments.training.cuda_graphs import GraphedTrainingStep
@@ -21,7 +21,7 @@ from experiments.training.precision import record_precision, slow_bf16
 def print_start(trainer: Trainer, resumed: bool) -> None:
     """Print model and cost, the run folder, the device, and warnings about them."""
     config, console, step = trainer.config, trainer.console, trainer.training_step
-    lines = banner_lines(config, step.routes.cost, trainer.model.describe())
+    lines = banner_lines(config, step.cost, trainer.model.describe())
     console.say("\n".join(lines))
     status = f"resumed at step {trainer.state.step}"
     if not resumed:
@@ -68,14 +68,6 @@ def check_evaluation(trainer: Trainer) -> None:
         notes = scoring.check(config, dataset, trainer.training_step.device)
     for note in notes:
         console.once(note)
-
-
-def open_tracker(trainer: Trainer) -> None:
-    """Open the run in the experiment tracker of `log`."""
-    config = trainer.config
-    trackers.open_tracker(
-        config.log, trainer.folder, config.name, config.to_dict(), trainer.accelerator
-    )
 
 
 def write_running(trainer: Trainer) -> None:

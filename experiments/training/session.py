@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from backbones.ops import native
-from experiments.components import make_accelerator
+from experiments.components import make_accelerator, open_tracker
 from experiments.config.schema import Config
 from experiments.preflight import check_ready
 from experiments.runtime import signals
@@ -61,7 +61,7 @@ def _train_in_folder(config: Config, accelerator: Any, console: Console) -> None
         run_start.write_running(trainer)
     run_start.print_start(trainer, resumed)
     run_start.check_evaluation(trainer)
-    run_start.open_tracker(trainer)
+    open_tracker(config, accelerator)
     if is_main:
         run_start.write_start(trainer)
     trainer.fit()

@@ -209,15 +209,12 @@ class TrainingState:
         source = str(config.init)
         path, step = split(source)
         parent = load_model(path, step, device="cpu")
-        weights = dict(parent.model.state_dict())
-        fresh_weights = self.model.state_dict()
         # REPA's projector serves training alone: the child has its own, or none.
-        dropped = [key for key in weights if key.startswith("align.") and key not in fresh_weights]
+        own = {k: v for k, v in self.model.state_dict().items() if k.startswith("align.")}
+        weights = own | parent.model.state_dict()
+        dropped = [key for key in weights if key.startswith("align.") and key not in own]
         for key in dropped:
             del weights[key]
-        for key, value in fresh_weights.items():
-            if key.startswith("align."):
-                weights.setdefault(key, value)
         if dropped:
             say(f"init: {len(dropped)} weights of REPA's projector are left behind")
         try:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from experiments.config.routes import TrainingRoutes
+from experiments.config.model import route_macs, run_cost
 from experiments.config.schema import Config
 from experiments.data.dataset import Batch, Dataset, SampleOrder
 from experiments.data.prefetch import Prefetch
@@ -27,6 +27,16 @@ from experiments.training.alignment import create_alignment
 from experiments.training.loss import reduce_loss
 from experiments.training.state import TrainingState
 from routing import Draws, Routing
+
+
+class MicroBatch(NamedTuple):
+    """What one forward and backward pass of a step takes."""
+
+    batch: Batch
+    draws: Draws
+    routing: Routing | None
+    share: float  # of the step's samples
+    is_last: bool  # of the step: with several processes, gradients are reduced in its pass
 
 
 class TrainingStep:
@@ -52,7 +62,9 @@ class TrainingStep:
         self.dataset, self.state, self.model = dataset, state, state.model
         self.device = accelerator.device
         self.objective = create_objective(config.objective)
-        self.routes = TrainingRoutes(config, self.model.config)
+        self.routing = Routing.from_options(config.routing)
+        self.cost = run_cost(config, self.model.config)
+        self.macs = route_macs(config, self.model.config)
         self.order = SampleOrder(config.seed, dataset.size)
         # REPA or SRA
         self.alignment = create_alignment(config, dataset, state, self.objective)
@@ -72,37 +84,39 @@ class TrainingStep:
         self.seed_torch()
         self.set_learning_rate()
         batch = next(self.prefetched) if self.prefetched is not None else None
-        try:
+        with memory.out_of_memory(self.micro_batch_size):
             self.train_on(batch)
-        except (RuntimeError, MemoryError) as error:
-            memory.explain(error, self.micro_batch_size)
 
     def train_on(self, batch: Batch | None) -> None:
-        """Accumulate the gradients of all micro-batches and apply them.
+        """Take one optimizer step on this process's rows; `batch`, unless None, has them read."""
+        self.train_on_micro_batches(self.micro_batches(batch))
 
-        `batch` holds this process's rows of the global batch; None: they are read here.
-        """
-        total_loss = torch.zeros((), device=self.device)
-        for start, end in self.micro_batch_ranges():
+    def micro_batches(self, batch: Batch | None) -> Iterator[MicroBatch]:
+        """Make the micro-batches of this step, one at a time."""
+        for start in range(0, self.local_batch, self.micro_batch_size):
+            end = min(self.local_batch, start + self.micro_batch_size)
             rows = torch.arange(self.first_row + start, self.first_row + end)
-            micro_batch = None if batch is None else batch.rows(start, end)
-            with self.no_sync() if end < self.local_batch else contextlib.nullcontext():
-                loss = self.loss(rows, micro_batch) * ((end - start) / self.local_batch)
+            inputs = self.make_batch(rows, None if batch is None else batch.rows(start, end))
+            share = (end - start) / self.local_batch
+            yield MicroBatch(*inputs, share=share, is_last=end == self.local_batch)
+
+    def train_on_micro_batches(self, micro_batches: Iterable[MicroBatch]) -> None:
+        """Accumulate the gradients of micro-batches and apply them."""
+        total_loss = torch.zeros((), device=self.device)
+        for micro_batch in micro_batches:
+            with contextlib.nullcontext() if micro_batch.is_last else self.no_sync():
+                loss = self.batch_loss(micro_batch.batch, micro_batch.draws, micro_batch.routing)
+                loss = loss * micro_batch.share
                 self.backward(loss)
             total_loss += loss.detach()
         self.update(total_loss)
 
-    def micro_batch_ranges(self) -> list[tuple[int, int]]:
-        """Return the first row of each micro-batch and the one after its last."""
-        starts = range(0, self.local_batch, self.micro_batch_size)
-        return [(start, min(self.local_batch, start + self.micro_batch_size)) for start in starts]
-
     def release(self) -> None:
         """Free the memory that only steps need (CUDA graphs), before an evaluation."""
 
-    def loss(self, rows: Tensor, batch: Batch | None = None) -> Tensor:
+    def loss(self, rows: Tensor) -> Tensor:
         """Return the mean loss of some rows of the global batch."""
-        return self.batch_loss(*self.make_batch(rows, batch))
+        return self.batch_loss(*self.make_batch(rows, None))
 
     def make_batch(self, rows: Tensor, batch: Batch | None) -> tuple[Batch, Draws, Routing | None]:
         """Return data (unless prefetched as `batch`), random numbers and routing for some rows.
@@ -113,8 +127,8 @@ class TrainingStep:
         draws = self.draws(rows)
         if batch is None:
             batch = self.dataset.batch(self.samples(step, rows), draws)
-        route = self.routes.schedule.at(step / self.config.train.steps)
-        return batch, draws, self.routes.run_routing.on(route, draws)
+        route = self.config.route_schedule.at(step / self.config.train.steps)
+        return batch, draws, self.routing.on(route, draws)
 
     def batch_loss(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:
         """Return the mean loss of a batch under these random numbers and routes.
@@ -133,10 +147,7 @@ class TrainingStep:
             output = self.net(inputs, pair.time, **conditions, routing=routing, return_output=True)
 
             loss_map = self.objective.loss_map(output.sample, pair)
-            if output.kept is None and train.loss == "plain":
-                loss = loss_map.mean()
-            else:  # permanently dropped tokens (MaskDiT), or one loss per route
-                loss = reduce_loss(loss_map, output, pair, self.objective, model, train)
+            loss = reduce_loss(loss_map, output, pair, self.objective, model, train)
             if self.alignment is not None:
                 loss = loss + train.align_weight * self.alignment(
                     output, batch.x, noise, time, conditions, draws

@@ -40,10 +40,7 @@ def show_results(console: log.Console, folder: Path) -> None:
     summary = read_summary(folder)
     assert summary is not None, "a finished run"
     console.say()
-    entries = []
-    for entry in filter(records.is_score, records.read_jsonl(folder / _SCORES)):
-        if entry.get("step") == summary["step"]:
-            entries.append(entry)
+    entries = records.read_scores(folder, summary["step"])
     scores = headline(entries)
     if scores:
         rows = [[score.name, score.value, score.meaning] for score in scores]

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 import backbones
-from experiments.config.routes import TrainingRoutes
 from experiments.config.schema import Config
 from experiments.data.registry import describe
 from experiments.evaluation.pipeline import SamplingPipeline
@@ -16,16 +15,12 @@ from experiments.runtime.console import clock
 from experiments.runtime.memory import out_of_memory
 from experiments.training.precision import resolve_precision
 from routing.rng import Draws
+from routing.segment import Routing
 
 
 def training_device() -> torch.device:
     """Return the device on which a run would train here."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def precision_here(config: Config) -> str:
-    """Return what `train.precision=auto` becomes on this machine."""
-    return resolve_precision(config, training_device())
 
 
 def build(config: Config, arguments: dict[str, Any]) -> backbones.Backbone:
@@ -45,8 +40,7 @@ def time_line(config: Config, model: backbones.Backbone) -> str:
     t = torch.rand(samples, device=device)
     draws = Draws(config.seed, 0, torch.arange(samples), device=device)
     precision = resolve_precision(config, model.positions.device)
-    training_routes = TrainingRoutes(config)
-    routing = training_routes.run_routing.on(training_routes.schedule.at(0.0), draws)
+    routing = Routing.from_options(config.routing).on(config.route_schedule.at(0.0), draws)
 
     def step() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.config import Config, role
-from experiments.config.model import run_cost
-from experiments.config.routes import TrainingRoutes
+from experiments.config.model import route_macs, run_cost
 from experiments.runtime import run_folder
 from experiments.runtime.console import big
 from sweeps import SweepError
@@ -24,14 +23,14 @@ COMPARISONS = ("steps", "flops", "hours")
 
 def training_macs(config: Config) -> float:
     """Return the forward MACs of a whole run, schedules of the route included."""
-    routes, steps = TrainingRoutes(config), config.train.steps
+    macs_on, steps = route_macs(config), config.train.steps
     routing = config.routing
     constant = routing.schedule == "constant" and routing.off_after >= 1 and "/" not in config.route
     # A schedule is smooth, so its mean over a thousand points is accurate.
     points = 1 if constant else min(steps, 1000)
     macs = 0.0
     for point in range(points):
-        macs += routes.macs(routes.schedule.at(point / points))
+        macs += macs_on(config.route_schedule.at(point / points))
     return macs / points * config.train.batch * steps
 
 

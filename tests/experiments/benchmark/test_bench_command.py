@@ -25,12 +25,9 @@ SMALL = ("size=T/2", "tokens=16", "depth=4", "route=1-2", "batch=2", "rounds=2",
 
 
 def test_words_become_options():
-    o = parse(
-        ["backbone=dit,rwkv", "tokens=64,256", "rate=0.5,0.75", "depth=3", "plain=false", "threads=null"], BenchOptions
-    )
-    assert o == BenchOptions(
-        backbone=("dit", "rwkv"), tokens=(64, 256), rate=(0.5, 0.75), depth=3, plain=False, threads=None
-    )
+    words = ["backbone=dit,rwkv", "rate=0.5,0.75", "depth=3", "plain=false", "threads=null"]
+    expected = BenchOptions(backbone=("dit", "rwkv"), rate=(0.5, 0.75), depth=3, plain=False, threads=None)
+    assert parse(words, BenchOptions) == expected
     # To YAML 010 is eight, and 5e-1 a word.
     assert parse(["rate=5e-1", "batch=010", "depth=none"], BenchOptions) == BenchOptions(rate=(0.5,), batch=10)
 
@@ -75,11 +72,6 @@ def test_variants_run_equally_often_in_rotating_order(monkeypatch):
     assert len(seen) == EAGER + 1 + 1  # no recording is timed
 
 
-def test_flops_allow_what_the_cost_says():
-    case = Case("plain", "XL/2", 256, Route.parse("2-24"), 0.5)
-    assert case.cost(None).speedup == pytest.approx(1.72, abs=0.02)  # 23 of 28 blocks at half
-
-
 def test_crossing_is_the_length_from_which_on_a_family_is_cheaper():
     def row(tokens, mamba, rwkv):
         return {"tokens": tokens, "mamba": {"relative": mamba}, "rwkv": {"relative": rwkv}}
@@ -108,10 +100,6 @@ def test_what_a_block_keeps_is_linear_in_tokens():
 # --- the comparison
 
 
-def parameter_count(step):
-    return sum(p.numel() for p in step.params)
-
-
 def test_the_plain_model_is_a_dit_of_the_same_size_that_routes_the_same_share():
     o = BenchOptions(depth=4, batch=2)
     for route, tokens in (("1-2@0.75", [16, 4, 4, 16]), ("0-1@0.5+2-2@0.75", [8, 8, 4, 16])):
@@ -122,7 +110,7 @@ def test_the_plain_model_is_a_dit_of_the_same_size_that_routes_the_same_share():
         step.loss()
         assert seen == tokens == [*case.cost(4).tokens]
     ours = make_step(Case("dit", "T/2", 16, Route(()), 0.0), o, CPU)
-    assert parameter_count(ours) == parameter_count(step)
+    assert sum(p.numel() for p in ours.params) == sum(p.numel() for p in step.params)
 
 
 def test_a_step_moves_every_weight_and_the_average():
@@ -150,13 +138,8 @@ def test_the_plain_step_is_a_variant_of_dit_alone_and_compared_within_rounds(mon
     monkeypatch.setattr(step_times, "Step", make)
     monkeypatch.setattr(step_times, "make_step", make)
     monkeypatch.setattr(step_times, "interleave", lambda runs, o, device: (seconds[: len(runs)], None))
-    o = BenchOptions(
-        backbone=("dit", "mamba"),
-        size=("T/2",),
-        depth=4,
-        route="none",
-        variants=("compiled", "plain", "plain+compiled"),
-    )
+    variants = ("compiled", "plain", "plain+compiled")
+    o = BenchOptions(backbone=("dit", "mamba"), depth=4, route="none", variants=variants)
     dit, mamba = step_times.compare(o, "T/2", 16, CPU)
     assert made == [
         ("dit", "none"), ("dit", "blocks"), ("plain", "none"), ("plain", "blocks"),

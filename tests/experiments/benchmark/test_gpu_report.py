@@ -164,12 +164,10 @@ def test_the_batch_is_halved_until_it_fits(monkeypatch, tmp_path):
     out.write_text('{"steps": [1]}')
 
     def run(words, seconds):
-        batch = next(int(word.removeprefix("batch=")) for word in words if word.startswith("batch="))
-        asked.append(batch)
-        return {
-            "rc": int(batch > 8),
-            "output": ["", "torch.OutOfMemoryError: CUDA out of memory."] if batch > 8 else [],
-        }
+        asked.append(int(words[-2].removeprefix("batch=")))
+        if asked[-1] > 8:
+            return {"rc": 1, "output": ["", "torch.OutOfMemoryError: CUDA out of memory."]}
+        return {"rc": 0, "output": []}
 
     monkeypatch.setattr(gpu_report, "run", run)
     measurement = gpu_report.GpuMeasurement("steps", ("bench",), "XL/2")

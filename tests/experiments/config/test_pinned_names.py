@@ -127,7 +127,7 @@ def changed(run: dict, key: str, value: object):
 
 def test_another_value_is_another_run(published_run):
     values = {
-        "train.lr": 0.1234, "train.batch": 17, "train.ema": 0.5, "routing.selection": "rows", "guidance.scale": 1.75,
+        "train.lr": 0.1234, "train.batch": 17, "train.ema": 0.5, "train.clip": 3.0, "routing.selection": "rows", "guidance.scale": 1.75,
         "sampler.steps": 7, "objective.p_std": 1.3, "backbone.depth": 11,
     }  # fmt: skip
     for key, value in values.items():
@@ -137,6 +137,7 @@ def test_another_value_is_another_run(published_run):
 def test_where_and_how_a_run_computes_is_no_part_of_its_name(published_run):
     values = {
         "train.steps": 12_345, "train.log_every": 3, "train.micro_batch": 2, "train.threads": 2,
+        "train.compile": "blocks", "train.tf32": False,
         "paths.runs": "elsewhere", "data.path": "elsewhere",
     }  # fmt: skip
     for key, value in values.items():

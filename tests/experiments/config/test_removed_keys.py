@@ -1,7 +1,5 @@
 """Removed keys: ignored at their former default, refused otherwise, and still part of every hash."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 from analysis_runs import write
@@ -13,19 +11,15 @@ from experiments.config.removed_keys import REMOVED, former_defaults
 from experiments.config.schema import Config
 from experiments.options.roles import ConfigError
 
-RESULTS = Path(__file__).resolve().parents[3] / "results"
 
-
-def with_former_defaults(config):
-    values = config.to_dict()
-    for group in {key.split(".")[0] for key in REMOVED}:
-        values[group] |= former_defaults(group)
-    return values
+def with_former_defaults(values):
+    groups = {key.split(".")[0] for key in REMOVED}
+    return values | {group: values.get(group, {}) | former_defaults(group) for group in groups}
 
 
 def test_files_and_words_with_the_former_defaults_are_the_same_run(tmp_path):
     config = small(tmp_path)
-    again = Config.from_dict(with_former_defaults(config))
+    again = Config.from_dict(with_former_defaults(config.to_dict()))
     assert again == config and again.name == config.name
     words = [f"{key}={'null' if value is None else value}" for key, value in REMOVED.items()]
     assert small(tmp_path, *words).name == config.name
@@ -46,7 +40,5 @@ def test_another_value_is_one_sentence(tmp_path, key, value):
 def test_runs_with_and_without_the_former_defaults_do_not_differ(tmp_path):
     older, newer = write(tmp_path, seed=0), write(tmp_path, seed=1)
     values = yaml.safe_load((older / "config.yaml").read_text())
-    for group in {key.split(".")[0] for key in REMOVED}:
-        values[group] = values.get(group, {}) | former_defaults(group)
-    (older / "config.yaml").write_text(yaml.safe_dump(values))
+    (older / "config.yaml").write_text(yaml.safe_dump(with_former_defaults(values)))
     assert [row.key for row in pair(older, newer)[0]] == ["seed"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from small import ROOT, run, small
 
+from experiments import prepare
 from experiments.benchmark import bench_report
 from experiments.benchmark.bench_options import BenchOptions
 from experiments.runtime import processes
@@ -48,7 +49,7 @@ def test_other_errors_keep_their_traceback():
 
 
 def test_a_benchmark_without_memory_names_its_own_keys(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench_report.step_times, "measure", failing(RuntimeError("CUDA out of memory")))
+    monkeypatch.setattr(bench_report.step_times, "make_step", failing(RuntimeError("CUDA out of memory")))
     options = BenchOptions(
         backbone=("dit",), size=("T/2",), tokens=(16,), batch=1, parts=("steps",), device="cpu",
         out=str(tmp_path / "bench.json"),
@@ -76,6 +77,11 @@ def test_compiled_blocks_without_a_compiler_are_refused_before_the_first_step(tm
     text = capsys.readouterr().err
     assert "no C++ compiler that works" in text and "train.compile=none" in text
     assert text.count("\n") == 1 and not (config.folder / "config.yaml").exists()
+
+
+def test_two_dashes_are_no_value_of_an_option(capsys):
+    assert prepare.main(["images", "out", "--size=--"]) == 2
+    assert "argument --size: expected a value, not --" in capsys.readouterr().err
 
 
 def test_a_device_that_accelerate_cannot_use_is_refused(tmp_path, monkeypatch):

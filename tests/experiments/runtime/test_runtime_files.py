@@ -6,7 +6,6 @@ import contextlib
 import errno
 import functools
 import os
-import resource
 import subprocess
 import sys
 
@@ -70,8 +69,8 @@ def test_the_umask_decides_who_may_read(tmp_path):
         os.umask(before)
 
 
-def test_a_cache_on_a_full_disk_is_one_sentence(tmp_path, capsys):
-    # A limit on the size of files refuses as a full disk does, in safetensors' own type of error.
+def test_a_cache_on_a_full_disk_is_one_sentence(tmp_path, capsys, full_disk):
+    # Reported by safetensors in its own type of error.
     def splits(split):
         return torch.randint(0, 256, (8, 3, 8, 8), dtype=torch.uint8), torch.arange(8) % 2
 
@@ -80,12 +79,8 @@ def test_a_cache_on_a_full_disk_is_one_sentence(tmp_path, capsys):
         build = functools.partial(small_networks.SmallClassifier, 8, 2, recipe)
         small_networks.load_or_make(tmp_path, "digits", [], recipe, build, splits)
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-    try:
+    with full_disk():
         code = run_command(cache, [])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     said = capsys.readouterr().err
     assert code == 2 and said.count("\n") == 1 and "the disk is full under" in said
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"lock"}

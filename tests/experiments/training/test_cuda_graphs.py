@@ -15,34 +15,18 @@ from experiments.options.roles import ConfigError
 from experiments.runtime import run_folder
 from experiments.training import cuda_graphs
 from experiments.training.build import build_step
-from experiments.training.cuda_graphs import (
-    EAGER,
-    EAGER_WITH_DDP,
-    GraphedTrainingStep,
-    count_routes,
-    reason_against,
-)
+from experiments.training.cuda_graphs import EAGER, EAGER_WITH_DDP, GraphedTrainingStep
 from experiments.training.optimizer import move_rates
 from experiments.training.step import TrainingStep
 from routing.errors import UserError
 
-TINY = [
-    "data=digits",
-    "backbone.depth=4",
-    "train.batch=8",
-    "backbone.width=32",
-    "train.steps=12",
-    "train.warmup=3",
-    "train.schedule=cosine",
-]
+TINY = ["data=digits", "backbone.depth=4", "backbone.width=32", "train.batch=8"]
+TINY += ["train.steps=12", "train.warmup=3", "train.schedule=cosine"]
 
 
 def built(words, graphs, say=print):
-    config = load([*TINY, *words])
-    accelerator = make_accelerator(config)
-    if graphs:
-        config = load([*TINY, *words, "train.graphs=true"])
-    return build_step(config, accelerator, say=say)
+    config = load([*TINY, *words, f"train.graphs={str(graphs).lower()}"])
+    return build_step(config, make_accelerator(config), say=say)
 
 
 def fail_to_record(body, stream):
@@ -81,16 +65,11 @@ CASES = {
     "mamba, unsorted": ["backbone=mamba", "route=1-2", "routing.selection=unsorted"],
     "muon": ["backbone=rwkv", "route=1-2", "train.optimizer=muon", "train.weight_decay=0.1"],
     "class tokens and SRA's smooth L1": [
-        "experiment=jit",
-        "route=1-2",
-        "train.encoder=ema",
-        "train.ema=0.9",
-        "train.align_loss=smooth_l1",
-        "backbone.context_tokens=4",
-        "backbone.context_start=2",
+        "experiment=jit", "route=1-2", "train.encoder=ema", "train.ema=0.9", "train.align_loss=smooth_l1",
+        "backbone.context_tokens=4", "backbone.context_start=2",
     ],
     "three micro-batches": ["backbone=dit", "route=1-2", "train.micro_batch=3", "routing.shared=true"],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("words", CASES.values(), ids=CASES)
@@ -200,6 +179,7 @@ def test_a_recording_that_fails_with_several_processes_is_one_sentence(monkeypat
         ("cpu", 1, [], False, None),
         ("cuda", 1, [], True, None),
         ("cuda", 1, ["route=1-2/0.5:none"], True, None),
+        ("cuda", 1, ["route=1-2", "routing.schedule=steps:1@0+0.5@0.3+1@0.6"], True, None),
         ("cuda", 1, ["train.graphs=false"], False, None),
         ("cuda", 2, [], False, "2 processes"),
         ("cuda", 2, ["train.graphs=true"], True, "not been tested on several GPUs"),
@@ -217,18 +197,3 @@ def test_which_runs_use_graphs(device, processes, words, is_graphed, line, monke
     step = cuda_graphs.create_step(config, accelerator, values, say=lines.append)
     assert isinstance(step, GraphedTrainingStep) == is_graphed
     assert len(lines) == (line is not None) and all(line in text for text in lines)
-
-
-def test_routes_of_a_schedule_are_counted():
-    def routes(*words):
-        config = load([*TINY, *words])
-        return count_routes(config.route_schedule, config.train.steps)
-
-    assert routes("route=none") == routes("route=1-2") == 1
-    assert routes("route=1-2/0.25:0-2/0.5:none") == 3
-    assert routes("route=1-2", "routing.off_after=0.5") == 2
-    assert routes("route=1-2", "routing.schedule=steps:1@0+0.5@0.3+1@0.6", "train.steps=400000") == 2
-    # 0.5 (1 - i/4) at the steps i = 0..3
-    assert routes("route=1-2", "routing.schedule=linear:1:0", "train.steps=4") == 4
-    assert routes("route=1-2", "routing.schedule=linear:1:0", "train.steps=400000") >= 1000
-    assert reason_against(load([*TINY, "route=1-2"]), 1) is None

@@ -19,18 +19,9 @@ from suite import DATA, registered, train
 GOLDEN = DATA / "golden_losses.json"
 # The gates of adaLN-zero open with the first updates; a large step opens them within five.
 RUN = (
-    "train.steps=5",
-    "train.warmup=0",
-    "train.lr=0.01",
-    "train.ema=0.8",
-    "train.log_every=1",
-    "train.save_every=5",
-    "backbone.heads=2",
-    # Pictures at the end are no part of this; one pass of one step is the least.
-    "sampler=euler",
-    "sampler.steps=1",
-    "guidance=none",
-)
+    "train.steps=5", "train.warmup=0", "train.lr=0.01", "train.ema=0.8", "train.log_every=1", "train.save_every=5",
+    "backbone.heads=2", "sampler=euler", "sampler.steps=1", "guidance=none",
+)  # fmt: skip
 ROUTED = "route=1-2"
 MASKED = ("route=0--1", "routing.reinsert=none")
 DECODER = "backbone.decoder={depth: 1, width: 32, heads: 2}"

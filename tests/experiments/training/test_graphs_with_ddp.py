@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from small import overrides, small
 from test_cuda_graphs import CASES, TINY
-from test_train_distributed import TWO, losses, torchrun
+from test_train_distributed import ENV, losses, torchrun, two_ranks
 
 from experiments import components
 
@@ -29,8 +28,8 @@ RANKS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("words", RANKS.values(), ids=RANKS)
 def test_two_ranks_with_graphs_learn_what_they_learn_without(words, tmp_path):
-    call = [sys.executable, "-m", "torch.distributed.run", *TWO, str(SCRIPT), str(tmp_path), *TINY, *words]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=400, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    call = two_ranks(str(SCRIPT), str(tmp_path), *TINY, *words)
+    done = subprocess.run(call, capture_output=True, text=True, timeout=400, env=ENV)
     assert done.returncode == 0, done.stderr
     parameters = [load_file(tmp_path / f"{name}-{rank}.safetensors") for name in ("plain", "graphs") for rank in (0, 1)]
     for other in parameters[1:]:

@@ -8,10 +8,8 @@ from torch import nn
 from training_runs import assert_resumes_bit_for_bit, make_run
 
 import backbones
-from experiments.config.compose import load
 from experiments.runtime import run_folder
 from experiments.training.optimizer import Muon, muon_parameters
-from routing.errors import UserError
 
 MUON = ("route=1-2", "train.optimizer=muon", "train.muon_lr=0.003")
 
@@ -83,8 +81,3 @@ def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path):
     straight = assert_resumes_bit_for_bit(tmp_path, words)
     saved = load_file(run_folder.step_folder(straight.folder, 6) / "state.safetensors")
     assert any(key.startswith("optim.momentum_buffer.stack.blocks.") for key in saved)
-
-
-def test_a_rate_without_muon_is_refused():
-    with pytest.raises(UserError, match=r"train.muon_lr=0.02: expected train.optimizer=muon"):
-        load(["data=digits", "train.muon_lr=0.02"])

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 from small import command, overrides, run
 
-from experiments.runtime import records
+from experiments.runtime import records, run_folder
 
 # Saves, pictures and scores often, so that kills land in the middle of each of them too.
 BUSY = (
@@ -24,8 +24,8 @@ def arguments(runs, cache, backbone):
 
 
 def folder_of(runs):
-    (found,) = runs.iterdir()
-    return found
+    (folder,) = runs.iterdir()
+    return folder
 
 
 def start_and_kill(call, runs, after):
@@ -48,14 +48,7 @@ def start_and_kill(call, runs, after):
 
 
 def alive_in(runs, pid):
-    for path in runs.glob("*/status.json"):
-        try:
-            found = json.loads(path.read_text())
-        except ValueError:
-            continue
-        if found["pid"] == pid:
-            return True
-    return False
+    return any(run_folder.read(path).get("pid") == pid for path in runs.glob("*/status.json"))
 
 
 def results(runs):
@@ -68,10 +61,7 @@ def results(runs):
     lines = [[{k: v for k, v in e.items() if k not in clock} for e in records.read_jsonl(folder / name)]
              for name in ("metrics.jsonl", "scores.jsonl")]  # fmt: skip
     pictures = {p.name: p.read_bytes() for p in sorted((folder / "samples").glob("*.png"))}
-    tensors = {
-        **{f"w.{k}": v.numpy().tobytes() for k, v in weights.items()},
-        **{k: v.numpy().tobytes() for k, v in state.items()},
-    }
+    tensors = [{k: v.numpy().tobytes() for k, v in tensors.items()} for tensors in (weights, state)]
     return {"lines": lines, "pictures": pictures, "tensors": tensors, "gif": (folder / "progress.gif").read_bytes()}
 
 

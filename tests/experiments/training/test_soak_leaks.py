@@ -5,6 +5,7 @@ SOAK_STEPS=100000 pytest -m soak tests/experiments/training/test_soak_leaks.py -
 
 import os
 
+import numpy as np
 import psutil
 import pytest
 from small import small
@@ -17,13 +18,6 @@ WARM = 0.2  # share of the steps in which caches may fill
 # Bytes per step that noise of the allocator may look like; 100,000 steps of a real leak of one float32
 # per token (64 x 4 bytes) would be 25 MB.
 LEAK = 200.0
-
-
-def slope(points):
-    """Return the least-squares slope of (x, y)."""
-    n = len(points)
-    mx, my = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
-    return sum((x - mx) * (y - my) for x, y in points) / sum((x - mx) ** 2 for x, _ in points)
 
 
 @pytest.mark.soak
@@ -45,7 +39,7 @@ def test_training_leaks_neither_memory_nor_files(tmp_path, route, monkeypatch):
     train(config)
     assert len(looks) >= 20, f"only {len(looks)} looks: raise SOAK_STEPS"
     steps, memory, files, threads = zip(*looks, strict=True)
-    per_step = slope(list(zip(steps, memory, strict=True)))
+    per_step = np.polyfit(steps, memory, deg=1)[0]
     print(
         f"route={route}: {per_step:.1f} bytes a step, RSS {memory[0] / 2**20:.1f} to {memory[-1] / 2**20:.1f} MB, "
         f"files {min(files)} to {max(files)}"

@@ -19,13 +19,16 @@ from experiments.training.session import train
 
 pytestmark = pytest.mark.slow
 RUN = str(ROOT / "experiments" / "run.py")
-TWO = ["--standalone", "--nproc_per_node", "2"]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def torchrun(*arguments, **options):
-    call = [sys.executable, "-m", "torch.distributed.run", *TWO, RUN, *arguments]
-    return subprocess.run(call, capture_output=True, text=True, timeout=400, env=ENV, **options)
+def two_ranks(*words):
+    """Return the command that starts a script on two ranks."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *words]
+
+
+def torchrun(*arguments):
+    return subprocess.run(two_ranks(RUN, *arguments), capture_output=True, text=True, timeout=400, env=ENV)
 
 
 def losses(runs):
@@ -67,10 +70,8 @@ def test_two_killed_ranks_go_on_where_they_were(tmp_path):
     more = ("route=1-2", "train.steps=60", "train.save_every=5")
     straight = torchrun(*overrides(tmp_path / "straight", *more))
     assert straight.returncode == 0, straight.stderr
-    call = [sys.executable, "-m", "torch.distributed.run", *TWO, RUN, *overrides(tmp_path / "killed", *more)]
-    process = subprocess.Popen(
-        call, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV, start_new_session=True
-    )
+    call, quiet = two_ranks(RUN, *overrides(tmp_path / "killed", *more)), subprocess.DEVNULL
+    process = subprocess.Popen(call, stdout=quiet, stderr=quiet, env=ENV, start_new_session=True)
     while not list((tmp_path / "killed").glob("*/checkpoints/step-0000001*")):
         assert process.poll() is None
         time.sleep(0.02)

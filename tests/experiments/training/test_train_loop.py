@@ -45,12 +45,12 @@ def same(a, b):
 
 def spoil(monkeypatch, is_bad, value=float("nan")):
     """Multiply the loss by `value` in steps where `is_bad(state)`."""
-    honest = TrainingStep.loss
+    honest = TrainingStep.batch_loss
 
-    def loss(self, rows, batch=None):
-        return honest(self, rows) * (value if is_bad(self.state) else 1.0)
+    def batch_loss(self, *inputs):
+        return honest(self, *inputs) * (value if is_bad(self.state) else 1.0)
 
-    monkeypatch.setattr(TrainingStep, "loss", loss)
+    monkeypatch.setattr(TrainingStep, "batch_loss", batch_loss)
 
 
 def test_a_run_leaves_the_files_it_promises(tmp_path):
@@ -138,7 +138,7 @@ def test_more_steps_that_are_refused_leave_a_finished_run_as_it_was(tmp_path, mo
     def refuse(*_):
         raise UserError("log=wandb did not start")
 
-    monkeypatch.setattr("experiments.runtime.trackers.open_tracker", refuse)
+    monkeypatch.setattr("experiments.training.session.open_tracker", refuse)
     with pytest.raises(UserError, match="log=wandb"):
         train(small(tmp_path, "train.steps=9"), quiet=True)
     assert [(folder / name).read_bytes() for name in names] == before
@@ -157,16 +157,6 @@ def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, m
     assert make_run(config).training_step.micro_batch_size == 2
     train(config)
     assert "micro-batch 2: the largest that fits; 8 samples are accumulated" in capsys.readouterr().out
-
-
-def test_random_numbers_of_a_sample_depend_on_seed_step_and_index_alone(tmp_path):
-    run = make_run(small(tmp_path, "route=1-2"))
-    run.state.step = 5
-    whole, part = run.training_step.draws(torch.arange(8)), run.training_step.draws(torch.tensor([6, 3]))
-    for stream, n in (("sigma", 1), ("noise", 64), ("drop", 1), ("route.0", 64)):
-        assert torch.equal(whole.uniform(stream, n)[[6, 3]], part.uniform(stream, n))
-    run.state.step = 6
-    assert not torch.equal(run.training_step.draws(torch.arange(8)).uniform("noise", 64), whole.uniform("noise", 64))
 
 
 def test_routes_share_initialisation_data_and_noise(tmp_path):
@@ -312,7 +302,7 @@ def test_a_signal_in_an_evaluation_saves_its_step(tmp_path, monkeypatch):
     config, honest = small(tmp_path / "b", *words), GuidedDenoiser.__call__
 
     def signalled(self, *args):
-        signals.request("SIGUSR2")
+        signals.STATE.reason = "SIGUSR2"
         return honest(self, *args)
 
     monkeypatch.setattr(GuidedDenoiser, "__call__", signalled)
@@ -365,7 +355,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_bit_for_bit(tmp_path, monke
     def interrupted(self):
         honest(self)
         if self.state.step == 4:
-            signals.request("SIGUSR2")
+            signals.STATE.reason = "SIGUSR2"
 
     monkeypatch.setattr(TrainingStep, "run", interrupted)
     with pytest.raises(Interrupted) as stop:

@@ -12,6 +12,7 @@ from small import small
 import analysis
 from experiments import components as build
 from experiments.data.dataset import Batch
+from experiments.runtime import environment
 from experiments.training import precision
 from experiments.training.build import build_step
 from experiments.training.precision import resolve_precision
@@ -32,7 +33,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 )
 def test_cpus_with_bf16_in_hardware_take_it(tmp_path, monkeypatch, flags, chosen):
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
-    monkeypatch.setattr(precision, "Path", lambda _: tmp_path / "cpuinfo")
+    monkeypatch.setattr(environment, "Path", lambda _: tmp_path / "cpuinfo")
     assert resolve_precision(small(tmp_path, "train.precision=auto"), CPU) == chosen
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from small import small
-from training_runs import make_run, perturbed
+from training_runs import alignment_term, make_run, perturbed
 
 from experiments.config.model import model_arguments, run_cost
 from experiments.config.routes import check_guided
@@ -143,8 +143,7 @@ def test_weights_of_another_objective_are_refused(tmp_path):
 def test_macs_of_a_run_follow_its_stages_and_its_drawn_ends(tmp_path):
     def total(*words):
         run = make_run(small(tmp_path, *words))
-        routes = run.training_step.routes
-        return run_cost(run.config), [routes.macs(routes.schedule.at(i / 4)) for i in range(4)]
+        return run_cost(run.config), [run.training_step.macs(run.config.route_schedule.at(i / 4)) for i in range(4)]
 
     plain, _ = total("route=0-2")
     assert total("route=none/0.5:0-2")[1] == [plain.macs_dense] * 2 + [plain.macs_routed] * 2
@@ -156,16 +155,9 @@ def test_macs_of_a_run_follow_its_stages_and_its_drawn_ends(tmp_path):
 def test_tokens_shared_by_the_batch_are_aligned_with_their_own_features(tmp_path):
     words = ["route=1-2", "train.encoder=random", "backbone.align={block: 1, channels: 64, hidden: 16}"]
     run = perturbed(make_run(small(tmp_path, *words, "routing.shared=true")))
-    batch, draws, routing = run.training_step.make_batch(torch.arange(8), None)
-    seen = {}
-    run.training_step.net = lambda *args, **options: seen.setdefault("output", run.model(*args, **options))
-    loss = run.training_step.batch_loss(batch, draws, routing)
-    seen["features"] = run.training_step.alignment.encode(batch.x)
-    run.training_step.alignment = None
-    run.training_step.net = run.model
-    plain = run.training_step.batch_loss(batch, draws, routing)
-    output = seen["output"]
+    term, output, batch, _ = alignment_term(run.training_step)
     ids = output.aligned_layout.ids
     assert ids.shape[0] == 1
-    one = [torch.cosine_similarity(output.aligned[b], seen["features"][b, ids[0]], dim=-1).mean() for b in range(8)]
-    assert float((loss - plain).detach()) == pytest.approx(-0.5 * float(torch.stack(one).mean().detach()), abs=1e-5)
+    features = run.training_step.alignment.encode(batch.x)[:, ids[0]]
+    similarity = torch.cosine_similarity(output.aligned, features, dim=-1).mean()
+    assert term == pytest.approx(-0.5 * float(similarity.detach()), abs=1e-5)

@@ -23,6 +23,18 @@ def perturbed(run):
     return run
 
 
+def alignment_term(step):
+    """Return the first step's weighted alignment loss, and of its pass the output, the data and the random numbers."""
+    batch, draws, routing = step.make_batch(torch.arange(8), None)
+    outputs, net, alignment = [], step.net, step.alignment
+    step.net = lambda *args, **options: outputs.append(net(*args, **options)) or outputs[-1]
+    loss = step.batch_loss(batch, draws, routing)
+    step.net, step.alignment = net, None
+    plain = step.batch_loss(batch, draws, routing)
+    step.alignment = alignment
+    return float((loss - plain).detach()), outputs[0], batch, draws
+
+
 def assert_resumes_bit_for_bit(folder, words):
     """Compare a run of six steps with one that stopped after three and was resumed; return the first."""
     straight = make_run(small(folder / "straight", *words))
