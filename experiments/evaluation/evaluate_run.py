@@ -69,7 +69,7 @@ def evaluate_run(
     folder = args.out or (source if source.is_dir() else source.parent) / "evaluations"
     for guidance in guidances:
         pipeline = SamplingPipeline.make(loaded.model, config, sampler, guidance)
-        _score_pipeline(args, pipeline, config, dataset, options, settings, folder, device, console)
+        _score_pipeline(args, pipeline, config, dataset, options, settings, folder, console)
     return 0
 
 
@@ -111,7 +111,6 @@ def _score_pipeline(
     options: EvalOptions,
     settings: Mapping[str, Any],
     folder: Path,
-    device: torch.device,
     console: Console,
 ) -> None:
     """Score one guidance and write its record, unless an earlier call did."""
@@ -129,7 +128,6 @@ def _score_pipeline(
         dataset,
         options,
         step=settings["step"],
-        device=device,
         cache=args.cache,
         out=folder / "samples",
         identity=settings["weights"] + settings.get("weaker", ""),

@@ -27,7 +27,7 @@ from experiments.options.evaluation import (
     make_score,
     plan_scores,
 )
-from experiments.runtime.processes import gather_rows
+from experiments.runtime.processes import gather_rows, world
 from routing.errors import require
 
 _LARGEST_PIXELS = 64
@@ -172,7 +172,6 @@ def create_meters(
     cache: str | os.PathLike[str],
     device: Device = "cpu",
     labelled: bool = True,
-    data: Any = None,
 ) -> list[Meter | AdherenceMeter]:
     """Return the meters of an evaluation; a collective call.
 
@@ -183,11 +182,16 @@ def create_meters(
         cache: Folder of trained networks, weights and references.
         device: Where networks run.
         labelled: Whether the classes or captions of the images are known.
-        data: Options of the data set, for a classifier in a run without labels.
 
     Raises:
         MetricError: Something cannot be measured.
     """
+    processes = world()[1]
+    require(
+        options.samples >= processes,
+        f"{options.samples} images are fewer than {processes} processes; use more",
+        MetricError,
+    )
     name, sizes = (None, {}) if dataset is None else (dataset.name, dataset.sizes)
     plan = plan_scores(options, name, labelled, sizes)
     without_network = []
@@ -202,7 +206,7 @@ def create_meters(
         if not metrics:
             continue
         features = create_features(
-            features_name, options, cache=cache, dataset=dataset, device=device, data=data
+            features_name, options, cache=cache, dataset=dataset, device=device
         )
         meters.append(_create_meter(features, metrics, options, dataset, cache))
     for metric in without_network:

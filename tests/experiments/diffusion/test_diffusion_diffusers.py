@@ -95,7 +95,7 @@ def test_ddpm_with_learned_variance():
 def test_ddpm_chain():
     scheduler = diffusers.DDPMScheduler(**{**CHAIN, "num_train_timesteps": 1000})
     path = create_objective("ddpm")
-    assert np.allclose(path.chain.abar, scheduler.alphas_cumprod, rtol=1e-4)
+    assert np.allclose(path.abar, scheduler.alphas_cumprod, rtol=1e-4)
     x, eps = START.float(), torch.randn(2, 3, 2, 2)
     time = torch.tensor([3, 700])
     assert torch.allclose(path.corrupt(x, eps, time.float()), scheduler.add_noise(x, eps, time), atol=1e-5)

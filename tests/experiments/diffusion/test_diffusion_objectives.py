@@ -120,7 +120,7 @@ def test_ddpm_bound_is_the_divergence_of_two_gaussians(step, fraction):
     loss = loss_map(path, net, x0, noise, times)
     bits = (loss - (net.epsilon - noise) ** 2).detach()
 
-    beta, abar, before = path.chain.betas[step], path.chain.abar[step], path.chain.abar[step - 1]
+    beta, abar, before = path.betas[step], path.abar[step], path.abar[step - 1]
     tilde = beta * (1 - before) / (1 - abar)
     x = path.corrupt(x0, noise, times)
     clean = (x - (1 - abar).sqrt() * net.epsilon) / abar.sqrt()

@@ -153,8 +153,9 @@ def test_scenes_are_scored_by_class_and_by_caption(tmp_path):
             "eval.samples=6",
             "eval=scenes",
             "eval.batch=6",
+            "guidance=none",
         )
-        found = scenes.score(metrics=("adherence",), guidance="none")
+        found = scenes.score(metrics=("adherence",))
         assert set(found) >= {"adherence"} | parts
         assert found["adherence"].metric == "adherence-6 (scenes-probe)"
         assert 0 <= found["adherence"].value <= 1

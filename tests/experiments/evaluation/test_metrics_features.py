@@ -25,6 +25,7 @@ from experiments.evaluation.meters import Meter
 from experiments.evaluation.reference import heldout_reference, load_reference, save_reference
 from experiments.evaluation.small_networks import (
     CodeRecipe,
+    NetworkPlan,
     Recipe,
     SmallAutoencoder,
     SmallClassifier,
@@ -74,28 +75,25 @@ def test_the_autoencoder_draws_held_out_digits_again(digits, autoencoder):
     assert 0.5 < codes.var(dim=0).min() < codes.var(dim=0).max() < 2
 
 
-def _classifier(folder, fingerprint, splits):
+def plan_of(kind, fingerprint="a"):
     recipe = Recipe(epochs=1, width=4)
     build = partial(SmallClassifier, 8, 10, recipe)
-    return load_or_make(folder, "digits", [fingerprint], recipe, build, splits)
+    if kind == "autoencoder":
+        recipe = CodeRecipe(steps=3, width=4, batch=16)
+        build = partial(SmallAutoencoder, 8, recipe)
+    return NetworkPlan("digits", kind, 8, [fingerprint], recipe, build)
 
 
-def _autoencoder(folder, fingerprint, splits):
-    recipe = CodeRecipe(steps=3, width=4, batch=16)
-    build = partial(SmallAutoencoder, 8, recipe)
-    return load_or_make(folder, "digits", [fingerprint], recipe, build, splits)
-
-
-@pytest.mark.parametrize("get", [_classifier, _autoencoder])
-def test_training_is_repeatable_and_ignores_the_global_state(tmp_path, get):
+@pytest.mark.parametrize("kind", ["classifier", "autoencoder"])
+def test_training_is_repeatable_and_ignores_the_global_state(tmp_path, kind):
     def splits(name):
         return noise(48, 8), torch.arange(48) % 10
 
     torch.manual_seed(1)
-    first = get(tmp_path / "a", "a", splits)
+    first = load_or_make(tmp_path / "a", plan_of(kind), splits)
     torch.manual_seed(2)
     state = torch.get_rng_state()
-    second = get(tmp_path / "b", "a", splits)
+    second = load_or_make(tmp_path / "b", plan_of(kind), splits)
     assert first.fresh and second.fresh
     assert checksum(first.model) == checksum(second.model)
     assert torch.equal(torch.get_rng_state(), state)
@@ -103,21 +101,24 @@ def test_training_is_repeatable_and_ignores_the_global_state(tmp_path, get):
 
 
 def test_a_broken_or_foreign_cache_file_is_made_again(tmp_path):
-    calls, get = [], _classifier
+    calls = []
 
     def splits(name):
         calls.append(name)
         return noise(24, 8), torch.arange(24) % 10
 
-    first = get(tmp_path, "a", splits)
+    def get(fingerprint="a"):
+        return load_or_make(tmp_path, plan_of("classifier", fingerprint), splits)
+
+    first = get()
     assert first.fresh
-    assert not get(tmp_path, "a", splits).fresh
-    assert get(tmp_path, "b", splits).path != first.path
+    assert not get().fresh
+    assert get("b").path != first.path
     calls.clear()
     first.path.write_bytes(first.path.read_bytes()[:100])
-    assert get(tmp_path, "a", splits).fresh
+    assert get().fresh
     assert calls == ["train", "test"]
-    assert checksum(get(tmp_path, "a", splits).model) == checksum(first.model)
+    assert checksum(get().model) == checksum(first.model)
 
 
 def test_of_two_that_want_a_network_one_trains_it(tmp_path):
@@ -131,8 +132,8 @@ def test_of_two_that_want_a_network_one_trains_it(tmp_path):
             return 0.5
 
     def get():
-        build, splits = lambda: Slow(2, 2), lambda split: (noise(1, 8),)
-        found.append(load_or_make(tmp_path, "x", [1], Recipe(), build, splits))
+        plan = NetworkPlan("x", "classifier", 2, [1], Recipe(), lambda: Slow(2, 2))
+        found.append(load_or_make(tmp_path, plan, lambda split: (noise(1, 8),)))
 
     found: list = []
     threads = [threading.Thread(target=get) for _ in range(2)]
@@ -264,7 +265,7 @@ def test_weights_files_are_not_unpickled(tmp_path):
     path = tmp_path / "w.pth"
     torch.save({"a": Bomb()}, path)
     with pytest.raises(MetricError, match="is not readable as"):
-        published.load_state(path, "weights", "key")
+        published.read_inception(path)
     assert not (tmp_path / "boom").exists()
 
 

@@ -85,8 +85,7 @@ def copies(tmp_path, monkeypatch):
 
 
 def shipped_digits(**options):
-    _, settings, recipe, build, _ = own_network_plan(True, create({"name": "digits", **options}))
-    return load_shipped("digits-classifier", settings, recipe, build)
+    return load_shipped(own_network_plan("classifier", create({"name": "digits", **options})))
 
 
 def test_other_images_train_a_network_of_their_own(copies):
