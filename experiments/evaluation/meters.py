@@ -130,10 +130,7 @@ class AdherenceMeter:
     ) -> None:
         """Add a uint8 batch of shape `(B, 3, 32, 32)` with its conditions."""
         self.n += len(images)
-        if captions is None:
-            counts = adherence(images, labels=labels)
-        else:
-            counts = adherence(images, captions=captions)
+        counts = adherence(images, labels=labels, captions=captions)
         for part, (correct, total) in counts.items():
             sums = self._counts.setdefault(part, [0, 0])
             sums[0] += correct
@@ -226,9 +223,21 @@ def _create_meter(
 ) -> Meter:
     """Return the meter of one feature network with its reference."""
     needs = needs_of(metrics)
+    rows, spatial = "rows" in needs, "spatial" in needs
     reference = train = None
+    # A file holds the statistics of one extractor: the first one's.
+    has_file = options.reference is not None and features.name == options.features[0]
     if needs & {"moments", "rows", "spatial"}:
-        reference = _find_reference(features, metrics, options, dataset, cache)
+        require(
+            has_file or dataset is not None,
+            f"{', '.join(metrics)} compare with real images: pass --reference FILE.npz, "
+            "or --data NAME for a data set's held-out split",
+            MetricError,
+        )
+        if has_file:
+            reference = load_reference(options.reference, features, rows, spatial)
+        else:
+            reference = heldout_reference(dataset, features, cache, spatial=spatial)
     if {"precision", "recall"}.intersection(metrics):
         # Refuses too few images early.
         assert reference is not None and reference.rows is not None
@@ -236,28 +245,6 @@ def _create_meter(
     if "train" in needs:
         train = heldout_reference(dataset, features, cache, split="train").rows
     return Meter(features, metrics, options, reference, train)
-
-
-def _find_reference(
-    features: Features,
-    metrics: Sequence[str],
-    options: EvalOptions,
-    dataset: Any,
-    cache: str | os.PathLike[str],
-) -> Reference:
-    """Return the statistics of real images that these metrics compare with."""
-    needs = needs_of(metrics)
-    spatial = "spatial" in needs
-    # A file holds the statistics of one extractor: the first one's.
-    if options.reference is not None and features.name == options.features[0]:
-        return load_reference(options.reference, features, "rows" in needs, spatial)
-    require(
-        dataset is not None,
-        f"{', '.join(metrics)} compare with real images: pass --reference FILE.npz, "
-        "or --data NAME for a data set's held-out split",
-        MetricError,
-    )
-    return heldout_reference(dataset, features, cache, spatial=spatial)
 
 
 def _pixel_meter(dataset: Any, options: EvalOptions, device: Device = "cpu") -> Meter:
