@@ -117,7 +117,7 @@ def _sample_batches(
     shape = _image_shape(denoiser.model)
     if count == 0:
         return torch.empty((0, *shape), device=device)
-    batch = max(min(batch, count), 1)
+    batch = min(batch, count)
     images = []
     for start in range(0, count, batch):
         # The last batch is filled up with copies of its last image.

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from oracles import denoiser
 
 from experiments.diffusion import create_objective, create_sampler
 
@@ -31,17 +32,12 @@ def noise(i, x):
 
 def sample(walk, network, start=START):
     """Return what one of our samplers makes of `start` with a network of image and time."""
-    path = walk.objective
 
     def net(x, t):
         return network(x, t[0])
 
     net.dtype = torch.float64
-
-    def denoise(x, time, step, evaluation):
-        return path.predict(net, x, torch.full((len(x),), time, dtype=torch.float64))
-
-    return walk.sample(denoise, start, noise)
+    return walk.sample(denoiser(walk.objective, net), start, noise)
 
 
 def ours(sampler, learn_sigma=False, **options):
