@@ -2,9 +2,9 @@
 
 import io
 import re
-import threading
 import time
 import urllib.error
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from evaluation_tools import pictures
 from safetensors.torch import save_file
 from small import small
 
@@ -35,14 +36,6 @@ from experiments.evaluation.small_networks import (
 from experiments.options.evaluation import EvalOptions, MetricError
 from experiments.preflight import check_ready
 from experiments.runtime.files import default_cache
-
-
-def noise(n, side, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (n, 3, side, side), generator=generator, dtype=torch.uint8)
-
-
-# --- digits -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +80,7 @@ def plan_of(kind, fingerprint="a"):
 @pytest.mark.parametrize("kind", ["classifier", "autoencoder"])
 def test_training_is_repeatable_and_ignores_the_global_state(tmp_path, kind):
     def splits(name):
-        return noise(48, 8), torch.arange(48) % 10
+        return pictures(48), torch.arange(48) % 10
 
     torch.manual_seed(1)
     first = load_or_make(tmp_path / "a", plan_of(kind), splits)
@@ -105,7 +98,7 @@ def test_a_broken_or_foreign_cache_file_is_made_again(tmp_path):
 
     def splits(name):
         calls.append(name)
-        return noise(24, 8), torch.arange(24) % 10
+        return pictures(24), torch.arange(24) % 10
 
     def get(fingerprint="a"):
         return load_or_make(tmp_path, plan_of("classifier", fingerprint), splits)
@@ -131,24 +124,20 @@ def test_of_two_that_want_a_network_one_trains_it(tmp_path):
         def quality(self, images):
             return 0.5
 
-    def get():
+    def get(_):
         plan = NetworkPlan("x", "classifier", 2, [1], Recipe(), lambda: Slow(2, 2))
-        found.append(load_or_make(tmp_path, plan, lambda split: (noise(1, 8),)))
+        return load_or_make(tmp_path, plan, lambda split: (pictures(1),))
 
-    found: list = []
-    threads = [threading.Thread(target=get) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        networks = list(pool.map(get, range(2)))
     assert len(trained) == 1
-    assert sorted(kept.fresh for kept in found) == [False, True]
-    assert len({checksum(kept.model) for kept in found}) == 1
+    assert sorted(kept.fresh for kept in networks) == [False, True]
+    assert len({checksum(kept.model) for kept in networks}) == 1
 
 
 def test_other_images_and_other_data_are_refused(digits, classifier):
     with pytest.raises(MetricError, match="takes images of 8x8 pixels, got 16x16"):
-        classifier(noise(2, 16))
+        classifier(pictures(2, 16))
     with pytest.raises(MetricError, match="uint8 images"):
         classifier(torch.zeros(2, 3, 8, 8))
     other = SimpleNamespace(name="latents", task="class")
@@ -176,13 +165,13 @@ def test_a_held_out_reference_is_computed_once(digits, classifier, autoencoder, 
 
 
 @pytest.mark.parametrize("space", ["classifier", "autoencoder"])
-def test_held_out_digits_score_better_than_noise(digits, space, request):
+def test_held_out_digits_score_better_than_pictures(digits, space, request):
     features = request.getfixturevalue(space)
     real = heldout_reference(digits, features, default_cache())
     metrics = ("fd", "precision", "recall", "kid") + ("accuracy",) * (space == "classifier")
     values = {}
     pixels, labels = whole_split(digits, "train")
-    for name, sample in (("train", pixels), ("noise", noise(300, 8))):
+    for name, sample in (("train", pixels), ("noise", pictures(300))):
         meter = Meter(features, metrics, EvalOptions(), real)
         for part in sample.split(128):
             meter.update(part)
@@ -208,7 +197,7 @@ def test_images_of_any_side_have_an_autoencoder():
     """They are halved while their side is even."""
     for side, dim in ((32, 64), (28, 64), (12, 64), (8, 32)):
         model = SmallAutoencoder(side, CodeRecipe(width=4)).eval()
-        codes = model(noise(2, side))["features"]
+        codes = model(pictures(2, side))["features"]
         assert codes.shape == (2, dim) and model.decoder(codes).shape == (2, 3, side, side)
 
 
@@ -294,7 +283,7 @@ def inception(both):
 def test_inception_is_torch_fidelitys(both):
     kept, (network, inception) = {}, both
     hook = network.Mixed_6d.register_forward_hook(lambda m, i, o: kept.update(out=o))
-    images = noise(2, 32)
+    images = pictures(2, 32)
     outputs, (features, logits) = inception(images), network(images)
     hook.remove()
     assert torch.equal(outputs["features"], features) and torch.equal(outputs["logits"], logits)
@@ -309,7 +298,7 @@ def test_inception_is_torch_fidelitys(both):
 
 @pytest.mark.slow
 def test_every_inception_metric_end_to_end(inception, tmp_path):
-    real, fake = noise(12, 32, 1), noise(10, 32, 2) // 2
+    real, fake = pictures(12, 32, 1), pictures(10, 32, 2) // 2
     wanted = ("moments", "rows", "spatial")
     path = save_reference(tmp_path / "real.npz", inception, collect(inception, real.split(6), wanted), "noise")
     reference = load_reference(path, inception, rows=True, spatial=True)
@@ -343,7 +332,7 @@ def test_dinov2s_features_are_the_class_token_after_the_last_norm(tmp_path):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = timm.create_model(published.MODELS[name], num_classes=0, img_size=224)
-    features, images = published.dinov2(name, network), noise(4, 32, 1)
+    features, images = published.dinov2(name, network), pictures(4, 32, 1)
     assert features.dim == 384
     x = torch.nn.functional.interpolate(images.float(), size=224, mode="bicubic", antialias=True)
     mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 1, 3, 1, 1)
