@@ -88,11 +88,11 @@ class Collector:
         # In a fixed order: all processes must gather the same statistic at a time.
         for name, (_, suffix) in MOMENTS.items():
             if name in self._moments:
-                own = self._moments[name]
-                moments = distances.Moments(own.dim)
-                for part in gather((own.n, own.mean.cpu(), own.scatter.cpu())):
-                    moments.merge_parts(*part)
-                merged[f"mu{suffix}"], merged[f"sigma{suffix}"] = moments.finish()
+                local = self._moments[name]
+                total = distances.Moments(local.dim)
+                for part in gather((local.n, local.mean.cpu(), local.scatter.cpu())):
+                    total.merge_parts(*part)
+                merged[f"mu{suffix}"], merged[f"sigma{suffix}"] = total.finish()
         for name in ROWS:
             if name in self._rows:
                 merged[name] = gather_rows(torch.cat(self._rows[name]))

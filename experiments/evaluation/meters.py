@@ -226,16 +226,16 @@ def _create_meter(
     rows, spatial = "rows" in needs, "spatial" in needs
     reference = train = None
     # A file holds the statistics of one extractor: the first one's.
-    has_file = options.reference is not None and features.name == options.features[0]
+    path = options.reference if features.name == options.features[0] else None
     if needs & {"moments", "rows", "spatial"}:
         require(
-            has_file or dataset is not None,
+            path is not None or dataset is not None,
             f"{', '.join(metrics)} compare with real images: pass --reference FILE.npz, "
             "or --data NAME for a data set's held-out split",
             MetricError,
         )
-        if has_file:
-            reference = load_reference(options.reference, features, rows, spatial)
+        if path is not None:
+            reference = load_reference(path, features, rows, spatial)
         else:
             reference = heldout_reference(dataset, features, cache, spatial=spatial)
     if {"precision", "recall"}.intersection(metrics):

@@ -57,15 +57,10 @@ def score(
     console: Console | None = None,
     **changes: Any,
 ) -> list[Score]:
-    """Sample from a model as its run does, and measure; a collective call.
+    """Sample from a model with the weights to be scored, and measure; a collective call.
 
-    Args:
-        model: The network with the weights to be scored (the EMA's), on its device.
-        config: The run.
-        dataset: The run's data set.
-        step: Training step of the weights, for the record.
-        console: Shows progress.
-        **changes: Fields of `EvalOptions` in place of the run's own.
+    `step` is the training step of the weights; `changes` are fields of `EvalOptions` in place of
+    the run's own.
     """
     options = options_for(config, **changes)
     pipeline = SamplingPipeline.make(model, config)

@@ -14,7 +14,6 @@ network starts a new group of scores.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,8 @@ def train(data: dict[str, Any], kind: str, folder: Path) -> KeptNetwork:
     return train_network(path, own_network_plan(kind, dataset), partial(whole_split, dataset))
 
 
-def _command(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
+    """Run the command with these arguments; return its exit code."""
     parser = Parser(
         "python -m experiments.evaluation.train_score_networks",
         description=(__doc__ or "").splitlines()[0],
@@ -43,7 +43,7 @@ def _command(words: list[str]) -> int:
     parser.add_argument("data", choices=names, help="data set")
     parser.add_argument("--path", help="folder with Fashion-MNIST's four IDX files")
     parser.add_argument("--out", type=Path, default=Path("score_networks"), help="folder to write")
-    options = parser.parse_args(words)
+    options = parser.parse_args(argv)
     data = {"name": options.data}
     if options.path is not None:
         data["path"] = options.path
@@ -57,10 +57,5 @@ def _command(words: list[str]) -> int:
     return 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m experiments.evaluation.train_score_networks`."""
-    return run_command(_command, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -22,17 +22,14 @@ from experiments.data.data_options import DataError
 from experiments.evaluation import trained_model
 from experiments.evaluation.decoder import create_decoder
 from experiments.evaluation.pictures import GAP, image_grid, save_gif, save_png
-from experiments.evaluation.sample_folder import write_pictures
 from experiments.evaluation.sample_request import (
     parse_captions,
     parse_classes,
     parse_numbers,
     plan_request,
 )
-from experiments.evaluation.sample_store import SampleStore
 from experiments.options.roles import ConfigError
 from experiments.runtime.command import run_command
-from experiments.runtime.console import Console
 
 
 def export(path, *overrides):
@@ -47,21 +44,6 @@ def weights(tmp_path_factory):
 
 def run(*args):
     return run_command(sample.main, [str(a) for a in args])
-
-
-def test_the_grid_has_every_row_however_few_pngs_are_asked_for(tmp_path):
-    """A row of 400 seeds is longer than what is held at once; each class has another grey."""
-    store, request = SampleStore(tmp_path / "shards"), plan_request(range(400), [0, 1], None)
-    store.claim({"count": 800, "shard": 400})
-    for label in (0, 1):
-        grey = torch.full((400, 3, 8, 8), 100 * label, dtype=torch.uint8)
-        store.write(label, grey, torch.arange(400), torch.full((400,), label))
-    write_pictures(tmp_path, request, 1, False, Console(quiet=True))
-    with Image.open(tmp_path / "grid.png") as grid:
-        assert grid.height == 2 * 50 + 2
-        assert [grid.getpixel((grid.width - 10, y))[0] for y in (20, 70)] == [0, 100]
-    assert [p.name for p in (tmp_path / "png").iterdir()] == ["class0000_seed000000.png"]
-    assert np.load(tmp_path / "samples.npz")["arr_0"].shape == (800, 8, 8, 3)
 
 
 def test_weights_that_are_not_finite_are_refused(weights, tmp_path, capsys):
@@ -93,9 +75,13 @@ def test_writes_pngs_a_grid_and_an_npz(weights, tmp_path, capsys):
         # Two rows of five tiles of 6 x 8 pixels, gaps of 2, and a margin with the classes' names.
         assert grid.height == 2 * 50 + 2 and grid.width > 5 * 50 + 2
     assert not list((out / "shards").glob("shard-*"))
-    # An image of a seed and class is the same in every request.
-    assert run(*common, "--classes", "7", "--seeds", "3,2", "--out", tmp_path / "again") == 0
-    assert np.array_equal(np.load(tmp_path / "again/samples.npz")["arr_0"], images[[8, 7]])
+    # An image of a seed and class is the same in every request; the grid is whole without PNGs.
+    again = tmp_path / "again"
+    assert run(*common, "--classes", "7,3", "--seeds", "3,2", "--pngs", 1, "--out", again) == 0
+    assert np.array_equal(np.load(again / "samples.npz")["arr_0"], images[[8, 7, 3, 2]])
+    assert [path.name for path in (again / "png").iterdir()] == ["class0007_seed000003.png"]
+    with Image.open(again / "grid.png") as grid:
+        assert grid.height == 2 * 50 + 2
 
 
 def test_the_same_command_again_is_done_and_another_is_refused(weights, tmp_path, capsys):
@@ -189,6 +175,12 @@ def test_help_needs_no_torch_and_the_script_runs_from_anywhere(weights, tmp_path
     done = subprocess.run([sys.executable, script, str(weights), *words], **captured)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "samples/grid.png").exists() and not (tmp_path / "samples/png").exists()
+
+
+def test_the_grid_shows_the_first_seeds_of_every_class():
+    request = plan_request(range(400), [0, 1], None, ("cat", "dog"))
+    assert request.grid == {*range(16), *range(400, 416)} and request.columns == 16
+    assert request.row_names == ["cat", "dog"] and len(request.names) == 800
 
 
 def test_numbers_and_classes():

@@ -14,6 +14,7 @@ from experiments.evaluation.features import own_network_plan
 from experiments.evaluation.images import whole_split
 from experiments.evaluation.small_networks import SHIPPED, SHIPPED_FOLDER, load_shipped
 from experiments.options.evaluation import MetricError
+from experiments.runtime.command import run_command
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package dataset-fashion-mnist
 installed = pytest.mark.skipif(not FASHION.is_dir(), reason="needs apt install dataset-fashion-mnist")
@@ -64,7 +65,7 @@ def test_the_command_trains_both_networks(tmp_path, monkeypatch, capsys):
     quick, quick_code = small_networks.Recipe(epochs=1), small_networks.CodeRecipe(steps=2)
     monkeypatch.setattr("experiments.evaluation.features.Recipe", lambda epochs: quick)
     monkeypatch.setattr("experiments.evaluation.features.CodeRecipe", lambda: quick_code)
-    assert train_score_networks.main(["digits", "--out", str(tmp_path)]) == 0
+    assert run_command(train_score_networks.main, ["digits", "--out", str(tmp_path)]) == 0
     networks = sorted(path.stem for path in tmp_path.iterdir())
     assert networks == ["digits-autoencoder", "digits-classifier"]
     assert "digits-classifier: differs from the weights" in capsys.readouterr().out
