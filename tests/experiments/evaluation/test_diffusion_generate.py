@@ -205,7 +205,7 @@ def test_a_folder_of_other_samples_is_refused(tmp_path):
 @pytest.mark.slow
 def test_sigkill_at_any_moment_costs_one_shard(tmp_path):
     code = f"""
-        import sys; sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
+        import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(Path(__file__).parent)!r}]
         from test_diffusion_generate import make
         make({str(tmp_path / "a")!r}, n=400)
     """
