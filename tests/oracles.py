@@ -69,6 +69,15 @@ class Oracle:
         return (x - alpha * self.data.denoise(x, alpha, sigma)) / sigma
 
 
+def denoiser(objective: Objective, net):
+    """Return what a sampler calls: a network's estimate of the clean images."""
+
+    def denoise(x, time, step=0, evaluation=0):
+        return objective.predict(net, x, torch.full((len(x),), time, dtype=torch.float64))
+
+    return denoise
+
+
 def loss_map(objective: Objective, net, x0: Tensor, noise: Tensor, time: Tensor, **cond) -> Tensor:
     """Return the objective's loss of every element for a network called once."""
     pair = objective.training_pair(x0, noise, time)

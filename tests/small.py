@@ -52,6 +52,20 @@ def make_model_and_data(config: Config):
     return model, dataset
 
 
+def random_backbone(family="dit", depth=4, **options):
+    """Return a narrow model with random weights everywhere, so that labels and tokens matter."""
+    import torch
+
+    import backbones
+
+    torch.manual_seed(0)
+    options = {"num_classes": 5, "in_channels": 2, "input_size": 4, **options}
+    model = backbones.create(family, "T/1", depth=depth, width=32, heads=2, **options)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.15)
+    return model.eval()
+
+
 def command(*arguments: str) -> list[str]:
     """Return the real command line of a run."""
     return [sys.executable, str(ROOT / "experiments" / "run.py"), *arguments]

@@ -20,8 +20,11 @@ from routing.rng import widest
 class DDPM(Objective):
     """DDPM as DiT trains it: linear betas, epsilon prediction, optionally a learned variance.
 
-    The process and the learned variance are those of `DDPMChain`; the native time is the step
-    0..T-1, and -1 means clean data.
+    The native time is the step 0..T-1, and -1 means clean data.
+
+    Attributes:
+        betas: Variance added in each step, `(T,)`.
+        abar: Cumulative product of 1 - beta, `(T,)`.
     """
 
     options: DDPMOptions
@@ -29,7 +32,19 @@ class DDPM(Objective):
     def __init__(self, options: DDPMOptions) -> None:
         super().__init__(options)
         self.out_factor = 2 if options.learn_sigma else 1
-        self.chain = DDPMChain(options.beta_start, options.beta_end, options.steps)
+        self.betas = torch.linspace(
+            options.beta_start, options.beta_end, options.steps, dtype=torch.float64
+        )
+        self.abar = torch.cumprod(1 - self.betas, 0)
+        # ln(sigma / alpha), increasing; float steps interpolate it, so that any level has a time.
+        self.log_level = 0.5 * (torch.log1p(-self.abar) - self.abar.log())
+        self.previous_abar = torch.cat((torch.ones(1, dtype=torch.float64), self.abar[:-1]))
+        posterior_variance = self.betas * (1 - self.previous_abar) / (1 - self.abar)
+        # Step 0 has no variance left; its logarithm is clipped to that of step 1.
+        self.log_posterior_variance = torch.cat(
+            (posterior_variance[1:2], posterior_variance[1:])
+        ).log()
+        self._device_tables: dict[tuple[str, torch.device], Tensor] = {}
 
     def times(self, draws: Any) -> Tensor:
         """Return uniform steps 0..T-1 as floats, `(B,)`."""
@@ -38,7 +53,12 @@ class DDPM(Objective):
 
     def level(self, time: Tensor) -> Tensor:
         """Return sigma / alpha; 0 for clean data (a negative step)."""
-        return self.chain.level(time)
+        table = self._table("log_level", time.device)
+        low = time.floor().clamp(0, self.options.steps - 2).long()
+        fraction = time.to(table) - low
+        log_level = table[low] + fraction * (table[low + 1] - table[low])
+        level = torch.where(time < 0, torch.zeros_like(log_level), log_level.exp())
+        return level.to(torch.promote_types(time.dtype, torch.float32))
 
     def alpha(self, time: Tensor) -> Tensor:
         """Return sqrt(abar)."""
@@ -59,7 +79,11 @@ class DDPM(Objective):
 
     def from_level(self, level: Tensor) -> Tensor:
         """Return the fractional step of a noise level, clamped to 0..T-1."""
-        return self.chain.from_level(level)
+        table = self._table("log_level", level.device)
+        log_level = level.to(table).log().clamp(table[0], table[-1])
+        low = (torch.searchsorted(table, log_level, right=True) - 1).clamp(0, len(table) - 2)
+        step = low + (log_level - table[low]) / (table[low + 1] - table[low])
+        return step.to(torch.promote_types(level.dtype, torch.float32))
 
     def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
         """Return `steps` evenly spaced steps from T-1 to 0 (DiT's respacing), then -1."""
@@ -92,48 +116,8 @@ class DDPM(Objective):
         fraction = self.learned_variance(output, noisy)
         if fraction is not None and self.options.vlb:
             clean = self.denoised(output, noisy, time).detach()
-            loss = loss + self.options.vlb * self.chain.bound(pair.x0, noisy, clean, fraction, time)
+            loss = loss + self.options.vlb * self.bound(pair.x0, noisy, clean, fraction, time)
         return loss
-
-
-class DDPMChain:
-    """Linear betas from `beta_start` to `beta_end` over `steps` steps, and quantities derived.
-
-    Attributes:
-        betas: Variance added in each step, `(T,)`.
-        abar: Cumulative product of 1 - beta, `(T,)`.
-    """
-
-    def __init__(self, beta_start: float, beta_end: float, steps: int) -> None:
-        self.steps = steps
-        self.betas = torch.linspace(beta_start, beta_end, steps, dtype=torch.float64)
-        self.abar = torch.cumprod(1 - self.betas, 0)
-        # ln(sigma / alpha), increasing; float steps interpolate it, so that any level has a time.
-        self.log_level = 0.5 * (torch.log1p(-self.abar) - self.abar.log())
-        self.previous_abar = torch.cat((torch.ones(1, dtype=torch.float64), self.abar[:-1]))
-        posterior_variance = self.betas * (1 - self.previous_abar) / (1 - self.abar)
-        # Step 0 has no variance left; its logarithm is clipped to that of step 1.
-        self.log_posterior_variance = torch.cat(
-            (posterior_variance[1:2], posterior_variance[1:])
-        ).log()
-        self._device_tables: dict[tuple[str, torch.device], Tensor] = {}
-
-    def level(self, time: Tensor) -> Tensor:
-        """Return sigma / alpha at steps `(B,)`; 0 for clean data (a negative step)."""
-        table = self.table("log_level", time.device)
-        low = time.floor().clamp(0, self.steps - 2).long()
-        fraction = time.to(table) - low
-        log_level = table[low] + fraction * (table[low + 1] - table[low])
-        level = torch.where(time < 0, torch.zeros_like(log_level), log_level.exp())
-        return level.to(torch.promote_types(time.dtype, torch.float32))
-
-    def from_level(self, level: Tensor) -> Tensor:
-        """Return the fractional step of a noise level, clamped to 0..T-1."""
-        table = self.table("log_level", level.device)
-        log_level = level.to(table).log().clamp(table[0], table[-1])
-        low = (torch.searchsorted(table, log_level, right=True) - 1).clamp(0, len(table) - 2)
-        step = low + (log_level - table[low]) / (table[low + 1] - table[low])
-        return step.to(torch.promote_types(level.dtype, torch.float32))
 
     def posterior(self, x: Tensor, x0: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mean of q(x_{k-1} | x_k, x0) and the log of its smallest and largest variance.
@@ -142,10 +126,10 @@ class DDPMChain:
         largest is beta. The mean is `(B, C, H, W)`, the others `(B, 1, 1, 1)`.
         """
         steps, device = time.long(), time.device
-        beta = self.table("betas", device)[steps]
-        abar = self.table("abar", device)[steps]
-        previous_abar = self.table("previous_abar", device)[steps]
-        low = self.table("log_posterior_variance", device)[steps]
+        beta = self._table("betas", device)[steps]
+        abar = self._table("abar", device)[steps]
+        previous_abar = self._table("previous_abar", device)[steps]
+        low = self._table("log_posterior_variance", device)[steps]
         from_x0 = beta * previous_abar.sqrt() / (1 - abar)
         from_x = (1 - beta).sqrt() * (1 - previous_abar) / (1 - abar)
         mean = expand(from_x0, x) * x0 + expand(from_x, x) * x
@@ -170,7 +154,7 @@ class DDPMChain:
         likelihood = discretised_nll(x0, predicted_mean, 0.5 * log_variance)
         return torch.where(expand(time, x) == 0, likelihood, divergence) / math.log(2)
 
-    def table(self, name: str, device: torch.device) -> Tensor:
+    def _table(self, name: str, device: torch.device) -> Tensor:
         """Return a table on a device, copied once: a copy in every step would stall a GPU."""
         key = name, device
         if key not in self._device_tables:

@@ -88,21 +88,16 @@ class Collector:
         # In a fixed order: all processes must gather the same statistic at a time.
         for name, (_, suffix) in MOMENTS.items():
             if name in self._moments:
-                mean, covariance = self._merged_moments(self._moments[name])
-                merged[f"mu{suffix}"], merged[f"sigma{suffix}"] = mean, covariance
+                local = self._moments[name]
+                total = distances.Moments(local.dim)
+                for part in gather((local.n, local.mean.cpu(), local.scatter.cpu())):
+                    total.merge_parts(*part)
+                merged[f"mu{suffix}"], merged[f"sigma{suffix}"] = total.finish()
         for name in ROWS:
             if name in self._rows:
                 merged[name] = gather_rows(torch.cat(self._rows[name]))
         merged["n"] = int(counts.sum())
         return merged
-
-    @staticmethod
-    def _merged_moments(moments: distances.Moments) -> tuple[Any, Any]:
-        """Return mean and covariance over all processes."""
-        total = distances.Moments(moments.dim)
-        for part in gather((moments.n, moments.mean.cpu(), moments.scatter.cpu())):
-            total.merge_parts(*part)
-        return total.finish()
 
 
 def collect(

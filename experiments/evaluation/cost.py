@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -80,7 +80,7 @@ def model_cost(
             (not with skipped blocks: a block's cost is known only as a whole).
     """
 
-    @lru_cache(maxsize=4096)
+    @cache
     def pass_macs(rate: float, weak: bool = False, skipped: tuple[int, ...] = ()) -> float:
         config = model.config
         if weak and weak_model is not None:

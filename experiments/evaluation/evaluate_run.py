@@ -55,8 +55,12 @@ def evaluate_run(
     if args.write_samples and set(options.metrics) == {"heldout_loss"}:
         raise MetricError("--write-samples: heldout_loss draws no samples; add another metric")
     if args.write_reference:
-        cache = args.cache or cache_of(config)
-        return _write_split_reference(args, options, dataset, cache, device, console)
+        reason = ": --write-reference takes the whole split of the data"
+        other_overrides = [text for text in args.changes if not text.startswith("data.")]
+        refuse_flags(args, ["samples", *SAMPLING_FLAGS], reason, other_overrides)
+        cache, split = args.cache or cache_of(config), args.split or "test"
+        images, title = process_batches(dataset, split), f"{dataset.name}-{split}"
+        return write_reference(args, options, dataset, cache, images, title, device, console)
     sampler = chosen_options("sampler", config.sampler, changes["sampler"])
     guidances = [chosen_options("guidance", config.guidance, values) for values in guidance_changes]
     settings: dict[str, Any] = {
@@ -69,7 +73,7 @@ def evaluate_run(
     folder = args.out or (source if source.is_dir() else source.parent) / "evaluations"
     for guidance in guidances:
         pipeline = SamplingPipeline.make(loaded.model, config, sampler, guidance)
-        _score_pipeline(args, pipeline, config, dataset, options, settings, folder, device, console)
+        _score_pipeline(args, pipeline, config, dataset, options, settings, folder, console)
     return 0
 
 
@@ -85,24 +89,6 @@ def _check_split(data: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
             )
 
 
-def _write_split_reference(
-    args: argparse.Namespace,
-    options: EvalOptions,
-    dataset: Any,
-    cache: Path,
-    device: torch.device,
-    console: Console,
-) -> int:
-    """Write the statistics of a split of the run's data."""
-    reason = ": --write-reference takes the whole split of the data"
-    other_overrides = [text for text in args.changes if not text.startswith("data.")]
-    refuse_flags(args, ["samples", *SAMPLING_FLAGS], reason, other_overrides)
-    split = args.split or "test"
-    images = process_batches(dataset, split)
-    title = f"{dataset.name}-{split}"
-    return write_reference(args, options, dataset, cache, images, title, device, console)
-
-
 def _score_pipeline(
     args: argparse.Namespace,
     pipeline: SamplingPipeline,
@@ -111,7 +97,6 @@ def _score_pipeline(
     options: EvalOptions,
     settings: Mapping[str, Any],
     folder: Path,
-    device: torch.device,
     console: Console,
 ) -> None:
     """Score one guidance and write its record, unless an earlier call did."""
@@ -129,7 +114,6 @@ def _score_pipeline(
         dataset,
         options,
         step=settings["step"],
-        device=device,
         cache=args.cache,
         out=folder / "samples",
         identity=settings["weights"] + settings.get("weaker", ""),

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,7 @@ from experiments.evaluation.small_networks import (
     AUTOENCODER_VERSION,
     CLASSIFIER_VERSION,
     CodeRecipe,
+    NetworkPlan,
     Recipe,
     SmallAutoencoder,
     SmallClassifier,
@@ -149,7 +150,7 @@ def _published(cache: Path) -> Path:
     return path
 
 
-def load_state(path: str | Path, what: str, option: str) -> dict[str, Tensor]:
+def read_inception(path: str | Path) -> dict[str, Tensor]:
     """Return the tensors in a `.safetensors` or PyTorch file; nothing in it is executed."""
     path = Path(path).expanduser()
     try:
@@ -158,7 +159,7 @@ def load_state(path: str | Path, what: str, option: str) -> dict[str, Tensor]:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         why = first_line(error)[:120]
-        raise MetricError(f"{option}={path} is not readable as {what} ({why})") from None
+        raise MetricError(f"{_OPTION}={path} is not readable as {_WHAT} ({why})") from None
 
 
 def build_inception(weights: str | Path) -> torch.nn.Module:
@@ -168,7 +169,7 @@ def build_inception(weights: str | Path) -> torch.nn.Module:
 
     # Upstream would unpickle the file, so it gets the tensors that were read from it safely.
     state = io.BytesIO()
-    torch.save(load_state(weights, _WHAT, _OPTION), state)
+    torch.save(read_inception(weights), state)
     state.seek(0)
     outputs = ["2048", "logits_unbiased"]
     try:
@@ -288,7 +289,6 @@ def create_features(
     cache: str | os.PathLike[str],
     dataset: Any = None,
     device: Device = "cpu",
-    data: Any = None,
 ) -> Features:
     """Return the extractor called `name`, one of `options.evaluation.FEATURES`.
 
@@ -298,7 +298,6 @@ def create_features(
         cache: Folder of trained networks and downloaded weights.
         dataset: The run's data set, which the small networks are trained on.
         device: Where the extractor runs.
-        data: Options of the data set: a classifier needs its labels even if the run has none.
 
     Raises:
         MetricError: An unknown name, a classifier of another data set, or missing weights.
@@ -318,58 +317,48 @@ def create_features(
         "choose other features",
         MetricError,
     )
-    labelled = name != "autoencoder"
-    if labelled and dataset.task != "class":
-        dataset = create(data or {"name": dataset.name}, task="class", device=dataset.device)
-    return _own_network(name, labelled, cache, dataset, device)
+    if name != "autoencoder" and dataset.task != "class":  # a classifier needs the labels
+        dataset = create(dataset.options, task="class", device=dataset.device)
+    return _own_network(name, dataset, cache, device)
 
 
-class NetworkPlan(NamedTuple):
-    """How the network of a data set is built and trained."""
-
-    kind: str  # `classifier` or `autoencoder`
-    settings: list[Any]  # what determines the weights besides the recipe
-    recipe: Any
-    build: Callable[[], Any]  # returns the untrained network
-    size: int  # side of the images
-
-
-def own_network_plan(labelled: bool, dataset: Any) -> NetworkPlan:
-    """Return how a data set's classifier (`labelled`) or autoencoder is built and trained."""
+def own_network_plan(kind: str, dataset: Any) -> NetworkPlan:
+    """Return how a data set's `classifier` or `autoencoder` is built and trained."""
     # Latents and the images that they are decoded to differ in size.
     size = next(split_batches(dataset, "train", torch.arange(1)))[0].shape[-1]
     settings = [dataset.name, dataset.pixels_fingerprint, size]
-    if labelled:
+    recipe: Any
+    build: Callable[[], Any]
+    if kind == "classifier":
         # 2 to 16 epochs: 32,000 images in total where possible.
         recipe = Recipe(epochs=max(2, min(16, 32000 // dataset.sizes["train"])))
         build = partial(SmallClassifier, size, dataset.num_classes, recipe)
         settings = [CLASSIFIER_VERSION, *settings, dataset.num_classes]
-        return NetworkPlan("classifier", settings, recipe, build, size)
-    require(
-        size <= _LARGEST,
-        f"the autoencoder is for images up to {_LARGEST} pixels wide, these are {size}; "
-        "choose other features, such as inception-adm",
-        MetricError,
-    )
-    code_recipe = CodeRecipe()
-    build_autoencoder = partial(SmallAutoencoder, size, code_recipe)
-    return NetworkPlan(
-        "autoencoder", [AUTOENCODER_VERSION, *settings], code_recipe, build_autoencoder, size
-    )
+    else:
+        require(
+            size <= _LARGEST,
+            f"the autoencoder is for images up to {_LARGEST} pixels wide, these are {size}; "
+            "choose other features, such as inception-adm",
+            MetricError,
+        )
+        recipe = CodeRecipe()
+        build = partial(SmallAutoencoder, size, recipe)
+        settings = [AUTOENCODER_VERSION, *settings]
+    return NetworkPlan(dataset.name, kind, size, settings, recipe, build)
 
 
-def _own_network(name: str, labelled: bool, cache: Path, dataset: Any, device: Device) -> Features:
-    """Return a data set's classifier (`labelled`) or autoencoder.
+def _own_network(name: str, dataset: Any, cache: Path, device: Device) -> Features:
+    """Return the extractor of a data set's classifier or autoencoder.
 
     The network in the package is used if it was trained on the same images.
     """
-    kind, settings, recipe, build, size = own_network_plan(labelled, dataset)
-    network = load_shipped(f"{dataset.name}-{kind}", settings, recipe, build)
+    kind = "autoencoder" if name == "autoencoder" else "classifier"
+    plan = own_network_plan(kind, dataset)
+    size = plan.size
+    network = load_shipped(plan)
     origin = "comes with the package"
     if network is None:
-        splits = partial(whole_split, dataset)
-        folder = cache / f"{kind}s"
-        network = load_or_make(folder, dataset.name, settings, recipe, build, splits)
+        network = load_or_make(cache / f"{kind}s", plan, partial(whole_split, dataset))
         origin = f"{'trained now, kept in' if network.fresh else 'from'} {network.path}"
     model = network.model.to(device)
 
@@ -382,6 +371,8 @@ def _own_network(name: str, labelled: bool, cache: Path, dataset: Any, device: D
         )
         return model(images)
 
-    quality = "accuracy on held-out images" if labelled else "of held-out variance explained"
+    quality = "accuracy on held-out images"
+    if kind == "autoencoder":
+        quality = "of held-out variance explained"
     note = f"{name}: {network.quality:.1%} {quality} ({origin})"
     return Features(name, model.dim, checksum(model), measure, device, note)

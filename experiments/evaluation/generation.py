@@ -94,8 +94,8 @@ def generate(
         "this model is not conditioned on text; leave the captions out",
         ConfigError,
     )
-    if device is None:
-        device = _device_of(model)
+    if device is None and isinstance(model, torch.nn.Module):
+        device = next(model.parameters()).device
     seeds = seeds.to(device, torch.int64)
     classes = _classes(model, seeds, labels)
     denoiser = GuidedDenoiser(
@@ -117,7 +117,7 @@ def _sample_batches(
     shape = _image_shape(denoiser.model)
     if count == 0:
         return torch.empty((0, *shape), device=device)
-    batch = max(min(batch, count), 1)
+    batch = min(batch, count)
     images = []
     for start in range(0, count, batch):
         # The last batch is filled up with copies of its last image.
@@ -198,13 +198,6 @@ def _image_shape(model: Any) -> tuple[int, ...]:
     size = model.config["input_size"]
     height, width = (size, size) if isinstance(size, int) else size
     return model.in_channels, height, width
-
-
-def _device_of(model: Any) -> torch.device | str:
-    if isinstance(model, torch.nn.Module):
-        for parameter in model.parameters():
-            return parameter.device
-    return "cpu"
 
 
 @contextlib.contextmanager

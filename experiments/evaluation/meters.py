@@ -27,7 +27,7 @@ from experiments.options.evaluation import (
     make_score,
     plan_scores,
 )
-from experiments.runtime.processes import gather_rows
+from experiments.runtime.processes import gather_rows, world
 from routing.errors import require
 
 _LARGEST_PIXELS = 64
@@ -130,10 +130,7 @@ class AdherenceMeter:
     ) -> None:
         """Add a uint8 batch of shape `(B, 3, 32, 32)` with its conditions."""
         self.n += len(images)
-        if captions is None:
-            counts = adherence(images, labels=labels)
-        else:
-            counts = adherence(images, captions=captions)
+        counts = adherence(images, labels=labels, captions=captions)
         for part, (correct, total) in counts.items():
             sums = self._counts.setdefault(part, [0, 0])
             sums[0] += correct
@@ -172,7 +169,6 @@ def create_meters(
     cache: str | os.PathLike[str],
     device: Device = "cpu",
     labelled: bool = True,
-    data: Any = None,
 ) -> list[Meter | AdherenceMeter]:
     """Return the meters of an evaluation; a collective call.
 
@@ -183,11 +179,16 @@ def create_meters(
         cache: Folder of trained networks, weights and references.
         device: Where networks run.
         labelled: Whether the classes or captions of the images are known.
-        data: Options of the data set, for a classifier in a run without labels.
 
     Raises:
         MetricError: Something cannot be measured.
     """
+    processes = world()[1]
+    require(
+        options.samples >= processes,
+        f"{options.samples} images are fewer than {processes} processes; use more",
+        MetricError,
+    )
     name, sizes = (None, {}) if dataset is None else (dataset.name, dataset.sizes)
     plan = plan_scores(options, name, labelled, sizes)
     without_network = []
@@ -202,7 +203,7 @@ def create_meters(
         if not metrics:
             continue
         features = create_features(
-            features_name, options, cache=cache, dataset=dataset, device=device, data=data
+            features_name, options, cache=cache, dataset=dataset, device=device
         )
         meters.append(_create_meter(features, metrics, options, dataset, cache))
     for metric in without_network:
@@ -222,9 +223,21 @@ def _create_meter(
 ) -> Meter:
     """Return the meter of one feature network with its reference."""
     needs = needs_of(metrics)
+    rows, spatial = "rows" in needs, "spatial" in needs
     reference = train = None
+    # A file holds the statistics of one extractor: the first one's.
+    path = options.reference if features.name == options.features[0] else None
     if needs & {"moments", "rows", "spatial"}:
-        reference = _find_reference(features, metrics, options, dataset, cache)
+        require(
+            path is not None or dataset is not None,
+            f"{', '.join(metrics)} compare with real images: pass --reference FILE.npz, "
+            "or --data NAME for a data set's held-out split",
+            MetricError,
+        )
+        if path is not None:
+            reference = load_reference(path, features, rows, spatial)
+        else:
+            reference = heldout_reference(dataset, features, cache, spatial=spatial)
     if {"precision", "recall"}.intersection(metrics):
         # Refuses too few images early.
         assert reference is not None and reference.rows is not None
@@ -232,28 +245,6 @@ def _create_meter(
     if "train" in needs:
         train = heldout_reference(dataset, features, cache, split="train").rows
     return Meter(features, metrics, options, reference, train)
-
-
-def _find_reference(
-    features: Features,
-    metrics: Sequence[str],
-    options: EvalOptions,
-    dataset: Any,
-    cache: str | os.PathLike[str],
-) -> Reference:
-    """Return the statistics of real images that these metrics compare with."""
-    needs = needs_of(metrics)
-    spatial = "spatial" in needs
-    # A file holds the statistics of one extractor: the first one's.
-    if options.reference is not None and features.name == options.features[0]:
-        return load_reference(options.reference, features, "rows" in needs, spatial)
-    require(
-        dataset is not None,
-        f"{', '.join(metrics)} compare with real images: pass --reference FILE.npz, "
-        "or --data NAME for a data set's held-out split",
-        MetricError,
-    )
-    return heldout_reference(dataset, features, cache, spatial=spatial)
 
 
 def _pixel_meter(dataset: Any, options: EvalOptions, device: Device = "cpu") -> Meter:

@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
@@ -30,8 +29,6 @@ def image_grid(
     Without `columns` the grid is about square. `row_names` are written on the left. Empty cells are
     white.
     """
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        raise ValueError(f"images are uint8 (N, 3, H, W), got {images.dtype} {tuple(images.shape)}")
     scale = max(1, math.ceil(SMALLEST / min(images.shape[2:])))
     tiles = images.cpu().repeat_interleave(scale, 2).repeat_interleave(scale, 3)
     if not columns:

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.diffusion.guidance import has_text
 from experiments.evaluation.generation import labels_from_seeds
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.sample_store import SampleStore
@@ -84,7 +84,7 @@ def sample_batches(
         seeds = options.seed + index
         labels, text, captions = sample_conditions(dataset, pipeline.model, options, index, device)
         batch_labels = None if labels is None else labels[:count]
-        images = _stored_images(store, number, seeds[:count]) if store else None
+        images = _stored_images(store, number) if store else None
         if images is None:
             x = pipeline.generate(seeds, labels, text, batch=batch, device=device)[:count]
             require(
@@ -109,17 +109,15 @@ def sample_conditions(
     if num_classes:
         how = "balanced" if options.labels == "balanced" else "from-seed"
         return labels_from_seeds(options.seed + index, num_classes, how), None, None
-    config = getattr(model, "config", None) or {}
-    if not config.get("text"):
+    if not has_text(model):
         return None, None, None
     prompts = dataset.prompts(index)
     return None, prompts.text.to(device), prompts.captions
 
 
-def _stored_images(store: SampleStore, number: int, seeds: Tensor) -> Tensor | None:
-    """Return the images of a shard, or None if it is absent, damaged or of other seeds."""
+def _stored_images(store: SampleStore, number: int) -> Tensor | None:
+    """Return the images of a shard, or None if it is absent or damaged."""
     with contextlib.suppress(ConfigError):
-        images, stored_seeds, _ = store.read(number)
-        if images.shape[3] == 3 and np.array_equal(stored_seeds, seeds.numpy()):
-            return torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+        images, _, _ = store.read(number)
+        return torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
     return None

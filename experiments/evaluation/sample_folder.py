@@ -58,15 +58,8 @@ def sample_to_folder(
 ) -> None:
     """Sample the requested images and write them, resuming an earlier call; a collective call.
 
-    Args:
-        out: The folder.
-        pipeline: The model, and how it is sampled.
-        request: The images.
-        decoder: Turns samples into pixels and captions into text states.
-        settings: What else identifies the samples.
-        batch: Images per batch.
-        pngs: Number of images that are also written as PNGs.
-        console: Shows progress.
+    `decoder` turns samples into pixels and captions into text states, `settings` identify the
+    samples besides the pipeline's options, and the first `pngs` images are written as PNGs too.
     """
     rank, processes = world()
     count, shards = len(request.seeds), out / "shards"

@@ -17,6 +17,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,12 +166,10 @@ def generate_shards(
     progress: Progress | None = None,
     finished: bool = False,
 ) -> list[Path]:
-    """Generate one image per seed into a folder, resuming an earlier call.
-
-    A collective call: the processes share the shards.
+    """Generate one image per seed into a folder, resuming an earlier call; a collective call.
 
     Args:
-        folder: Where the shards are.
+        folder: The folder.
         pipeline: The model, and how it is sampled.
         seeds: One per image, int64 `(n,)`.
         labels: As for `generate`.
@@ -183,95 +182,61 @@ def generate_shards(
         finished: Only compare the settings: the shards were used and removed already.
 
     Returns:
-        All shards in order, those of other processes too (they wait for each other).
+        All shards in order, those of other processes too.
 
     Raises:
         ConfigError: If the folder holds samples of other settings.
     """
-    store, seeds = SampleStore(Path(folder)), seeds.cpu()
+    store = SampleStore(Path(folder))
     if isinstance(labels, str):
         labels = labels_from_seeds(seeds, getattr(pipeline.model, "num_classes", 0), labels)
-    labels = None if labels is None else labels.cpu()
     rank, processes = world()
     if rank == 0:
-        manifest = {
-            "format": FORMAT,
-            "count": len(seeds),
-            "shard": shard,
-            "batch": batch,
-            "conditions": _digest(seeds, labels, "none" if text is None else "text"),
-            **_pipeline_options(pipeline),
-            "settings": dict(settings or {}),
-        }
-        store.claim(manifest, finished)
+        sizes = {"count": len(seeds), "shard": shard, "batch": batch}
+        conditions = _digest(seeds, labels, "none" if text is None else "text")
+        store.claim(sizes | _manifest(pipeline, conditions, settings or {}), finished)
     gather(None)  # wait until the first process has accepted the folder
     pieces = torch.arange(len(seeds)).split(shard)
-    if not finished:
-        writer = _ShardWriter(store, pipeline, seeds, labels, text, to_pixels, batch)
-        writer.write(pieces, range(rank, len(pieces), processes), progress)
-        gather(None)
+    numbers = range(rank, 0 if finished else len(pieces), processes)
+    done, total = 0, sum(len(pieces[number]) for number in numbers)
+    for number in numbers:
+        rows, report = pieces[number], partial(_report, progress, done, total)
+        done += len(rows)
+        if store.path(number).exists():
+            report(len(rows))
+            continue
+        shard_labels = None if labels is None else labels[rows]
+        states = None if text is None else text(rows)
+        images = pipeline.generate(seeds[rows], shard_labels, states, batch=batch, progress=report)
+        pixels = [to_pixels(part).cpu() for part in images.split(batch)]
+        store.write(number, torch.cat(pixels), seeds[rows], shard_labels)
+    gather(None)  # wait for the shards of the others
     return [store.path(number) for number in range(len(pieces))]
 
 
-@dataclasses.dataclass
-class _ShardWriter:
-    """Generates the missing shards of one process."""
-
-    store: SampleStore
-    pipeline: SamplingPipeline
-    seeds: Tensor
-    labels: Tensor | None
-    text: Text | None
-    to_pixels: Callable[[Tensor], Tensor]
-    batch: int
-
-    def write(
-        self, pieces: tuple[Tensor, ...], numbers: range, progress: Progress | None = None
-    ) -> None:
-        """Write the shards of these numbers, each with the images at `pieces[number]`."""
-        total = sum(len(pieces[number]) for number in numbers)
-        done = 0
-
-        def report(images: int) -> None:
-            if progress is not None:
-                progress(images, total)
-
-        for number in numbers:
-            rows = pieces[number]
-            if not self.store.path(number).exists():
-                self._write_shard(number, rows, done, report)
-            done += len(rows)
-            report(done)
-
-    def _write_shard(
-        self, number: int, rows: Tensor, done: int, report: Callable[[int], None]
-    ) -> None:
-        def report_batch(images: int, of: int) -> None:
-            if images < of:  # the last batch is reported once the shard is written
-                report(done + images)
-
-        labels = None if self.labels is None else self.labels[rows]
-        images = self.pipeline.generate(
-            self.seeds[rows],
-            labels,
-            None if self.text is None else self.text(rows),
-            batch=self.batch,
-            progress=report_batch,
-        )
-        pixels = [self.to_pixels(piece).cpu() for piece in images.split(self.batch)]
-        self.store.write(number, torch.cat(pixels), self.seeds[rows], labels)
+def _report(
+    progress: Progress | None, done: int, total: int, images: int, shard: int = 0
+) -> None:
+    """Report `images` of a shard beside the `done` ones before it."""
+    if progress is not None:
+        progress(done + images, total)
 
 
-def _pipeline_options(pipeline: SamplingPipeline) -> dict[str, dict[str, Any]]:
-    """Return the options of objective, sampler and guidance, as the manifest has them."""
+def _manifest(
+    pipeline: SamplingPipeline, conditions: str, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what identifies the samples, besides their number."""
     guidance = dataclasses.asdict(pipeline.guidance.options)
     route = pipeline.guidance.route
     guidance["route"] = str(route) if route else None
     return {
+        "format": FORMAT,
+        "conditions": conditions,
         "objective": dataclasses.asdict(pipeline.objective.options),
         # Older shards have the keys that were removed since.
         "sampler": dataclasses.asdict(pipeline.sampler.options) | former_defaults("sampler"),
         "guidance": guidance,
+        "settings": dict(settings),
     }
 
 

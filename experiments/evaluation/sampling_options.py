@@ -7,14 +7,11 @@ from dataclasses import fields
 from typing import Any
 
 from backbones.parsing import Malformed, yaml_of
+from experiments.config.groups import parse
 from experiments.config.removed_keys import without_removed
-from experiments.options.guidance import GUIDANCE
-from experiments.options.roles import ConfigError, parse_named
-from experiments.options.sampler import SAMPLERS
+from experiments.options.roles import ConfigError
 from routing.errors import require, suggest
 
-#: Options of the groups that have a name.
-REGISTRIES: dict[str, Mapping[str, type]] = {"sampler": SAMPLERS, "guidance": GUIDANCE}
 #: Groups of a run's configuration that may be changed for sampling.
 GROUPS = ("sampler", "guidance", "data")
 #: Command-line flags, and the keys that they set.
@@ -36,7 +33,7 @@ def parse_overrides(overrides: Sequence[str], **flags: Any) -> dict[str, dict[st
     for name, value in flags.items():
         if value is None:
             continue
-        if name in REGISTRIES:
+        if name in ("sampler", "guidance"):
             items += _group_overrides(name, value)
         else:
             items.append(f"{FLAGS[name]}={value}")
@@ -96,7 +93,7 @@ def chosen_options(kind: str, configured: Mapping[str, Any], changes: Mapping[st
     values = dict(changes)
     if changes.get("name", configured.get("name")) == configured.get("name"):
         values = {**configured, **changes}
-    options = parse_named(REGISTRIES[kind], kind, values)
+    options = parse(kind, values)
     if options.name == "none" and changes.get("scale") is not None and options.scale != 1:
         raise ConfigError(f"scale {options.scale:g}: there is no guidance; add --guidance cfg")
     return options

@@ -26,7 +26,7 @@ from experiments.evaluation.sample_batches import (
     sample_batches,
 )
 from experiments.evaluation.sampling_options import describe_options
-from experiments.options.evaluation import EvalOptions, MetricError, Score, options_for
+from experiments.options.evaluation import EvalOptions, Score, options_for
 from experiments.runtime.console import Console
 from experiments.runtime.files import default_cache
 from experiments.runtime.processes import gather_rows, world
@@ -43,8 +43,8 @@ def check(config: Config, dataset: Any, device: torch.device | str = "cpu") -> l
     Returns:
         Lines for the log, such as the classifier's accuracy on held-out images.
     """
-    options, labelled = options_for(config), config.task != "none"
-    meters = create_meters(options, dataset, cache_of(config), device, labelled, config.data)
+    labelled = config.task != "none"
+    meters = create_meters(options_for(config), dataset, cache_of(config), device, labelled)
     return [meter.note for meter in meters if meter.note]
 
 
@@ -54,29 +54,17 @@ def score(
     dataset: Any,
     *,
     step: int | None = None,
-    guidance: Any = None,
-    sampler: Any = None,
     console: Console | None = None,
     **changes: Any,
 ) -> list[Score]:
-    """Sample from a model and measure; all processes call it and get the same scores.
+    """Sample from a model with the weights to be scored, and measure; a collective call.
 
-    Args:
-        model: The network with the weights to be scored (the EMA's), on its device.
-        config: The run; its options are used where no others are passed.
-        dataset: The run's data set.
-        step: Training step of the weights, for the record.
-        guidance: Name or mapping in place of the run's own.
-        sampler: Name or mapping in place of the run's own.
-        console: Shows progress.
-        **changes: Fields of `EvalOptions` in place of the run's own.
+    `step` is the training step of the weights; `changes` are fields of `EvalOptions` in place of
+    the run's own.
     """
     options = options_for(config, **changes)
-    pipeline = SamplingPipeline.make(model, config, sampler, guidance)
-    device = next(model.parameters()).device
-    scores, _ = sample_and_score(
-        pipeline, config, dataset, options, step=step, device=device, console=console
-    )
+    pipeline = SamplingPipeline.make(model, config)
+    scores, _ = sample_and_score(pipeline, config, dataset, options, step=step, console=console)
     return scores
 
 
@@ -87,7 +75,6 @@ def sample_and_score(
     options: EvalOptions,
     *,
     step: int | None = None,
-    device: torch.device | str = "cpu",
     cache: Path | None = None,
     out: Path | None = None,
     identity: str = "",
@@ -101,7 +88,6 @@ def sample_and_score(
         dataset: The run's data set.
         options: What is measured.
         step: Training step of the weights, for the record.
-        device: Where to sample and measure.
         cache: Folder of trained networks, weights and references; by default the run's.
         out: Folder below which samples are kept, so that an interrupted call can be resumed.
         identity: Checksum of the weights; samples of other weights are not reused.
@@ -110,11 +96,10 @@ def sample_and_score(
     Returns:
         The scores, and the store of the samples where they are kept.
     """
-    device, console = torch.device(device), console or Console(quiet=True)
-    _check_count(options.samples)  # before networks are trained and references computed
+    device, console = next(pipeline.model.parameters()).device, console or Console(quiet=True)
     labelled, cache = config.task != "none", cache or cache_of(config)
     with console.progress("score networks"):
-        meters = create_meters(options, dataset, cache, device, labelled, config.data)
+        meters = create_meters(options, dataset, cache, device, labelled)
     without_loss = missing_loss(options.metrics, dataset)
     for note in [*(meter.note for meter in meters), without_loss]:
         if note:
@@ -160,7 +145,6 @@ def measure(
         title: What the progress bar says.
         record: Further fields of the scores.
     """
-    _check_count(total)
     processes = world()[1]
     done, labels = 0, []
     with console.progress(title, total) as bar:
@@ -178,10 +162,3 @@ def measure(
         for meter in meters:
             scores += meter.results(all_labels, **record)
     return scores
-
-
-def _check_count(total: int) -> None:
-    """Refuse fewer images than processes."""
-    processes = world()[1]
-    if total < processes:
-        raise MetricError(f"{total} images are fewer than {processes} processes; use more")

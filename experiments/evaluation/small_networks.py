@@ -50,6 +50,35 @@ _WAIT_S = 3600.0
 _QUICK = 10**6
 
 
+@dataclass(frozen=True)
+class _Recipe:
+    """How a network is built and trained; part of its name in the cache."""
+
+    width: int = 16
+    dim: int = 64
+    batch: int = 64
+    lr: float = 6e-3
+    weight_decay: float = 1e-2
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class NetworkPlan:
+    """How the network of a data set is built and trained."""
+
+    data: str  # name of the data set
+    kind: str  # `classifier` or `autoencoder`
+    size: int  # side of the images
+    settings: list[Any]  # what determines the weights besides the recipe, JSON-able
+    recipe: _Recipe
+    build: Callable[[], Any]  # returns the untrained network, which has `learn` and `quality`
+
+    @property
+    def identity(self) -> str:
+        """Everything that determines the weights, as JSON."""
+        return json.dumps([*self.settings, vars(self.recipe)], sort_keys=True)
+
+
 class KeptNetwork(NamedTuple):
     """A network with its record."""
 
@@ -71,59 +100,36 @@ def checksum(model: nn.Module) -> str:
 
 
 def load_or_make(
-    folder: Path,
-    name: str,
-    settings: list[Any],
-    recipe: _Recipe,
-    build: Callable[[], Any],
-    splits: Callable[[str], tuple[Any, ...]],
+    folder: Path, plan: NetworkPlan, splits: Callable[[str], tuple[Any, ...]]
 ) -> KeptNetwork:
     """Return a network from the cache, or train and keep it while other processes wait.
 
     Args:
         folder: Folder of the cache.
-        name: Name of the data set, with which the file name begins.
-        settings: What determines the weights besides the recipe, JSON-able; hashed into the name.
-        recipe: How the network is built and trained.
-        build: Returns the untrained network, which has `learn` and `quality`.
-        splits: Returns their arguments for the split `train` or `test`: images (N, 3, H, W) uint8,
-            and labels (N,) for a classifier.
+        plan: The network.
+        splits: Returns images (N, 3, H, W) uint8 and labels (N,), if any, of the split `train` or
+            `test`.
     """
-    identity = identity_of(settings, recipe)
-    path = folder / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.safetensors"
-    cached = read_network(path, identity, build)
+    digest = hashlib.sha256(plan.identity.encode()).hexdigest()[:12]
+    path = folder / f"{plan.data}-{digest}.safetensors"
+    cached = read_network(path, plan)
     if cached:
         return cached
     with locked(folder, wait_s=_WAIT_S):
-        cached = read_network(path, identity, build)
-        if cached:
-            return cached
-        images = splits("train")
-        if images[0].numel() > _QUICK:
-            print(
-                f"training the {name} network for scores (once for this machine, about a minute)",
-                file=sys.stderr,
-                flush=True,
-            )
-        model = train_network(recipe, build, images)
-        with torch.no_grad():
-            quality = model.quality(*splits("test"))
-        write_network(path, model, identity, quality)
-    return KeptNetwork(model, quality, path, fresh=True)
+        return read_network(path, plan) or train_network(path, plan, splits)
 
 
-def load_shipped(
-    name: str, settings: list[Any], recipe: _Recipe, build: Callable[[], Any]
-) -> KeptNetwork | None:
-    """Return the network `name` of the package, or None if none fits these data and this recipe.
+def load_shipped(plan: NetworkPlan) -> KeptNetwork | None:
+    """Return the network of the package, or None if none fits these data and this recipe.
 
     Raises:
         MetricError: The file is missing, or its weights are not those of `SHIPPED`.
     """
+    name = f"{plan.data}-{plan.kind}"
     path = SHIPPED_FOLDER / f"{name}.safetensors"
-    if name not in SHIPPED or _stored_identity(path) not in (None, identity_of(settings, recipe)):
+    if name not in SHIPPED or _metadata(path).get("identity", plan.identity) != plan.identity:
         return None
-    network = read_network(path, identity_of(settings, recipe), build)
+    network = read_network(path, plan)
     if network is None or checksum(network.model) != SHIPPED[name]:
         raise MetricError(
             f"{path} is missing or damaged: expected weights with SHA-256 {SHIPPED[name][:8]}; "
@@ -132,42 +138,43 @@ def load_shipped(
     return network
 
 
-def identity_of(settings: list[Any], recipe: _Recipe) -> str:
-    """Return everything that determines a network's weights, as JSON."""
-    return json.dumps([*settings, vars(recipe)], sort_keys=True)
-
-
-def train_network(recipe: _Recipe, build: Callable[[], Any], images: tuple[Any, ...]) -> Any:
-    """Return a network trained on what its `learn` takes, in evaluation mode."""
+def train_network(
+    path: Path, plan: NetworkPlan, splits: Callable[[str], tuple[Any, ...]]
+) -> KeptNetwork:
+    """Train a network, measure it on held-out images, and write both to a safetensors file."""
+    images = splits("train")
+    if images[0].numel() > _QUICK:
+        print(
+            f"training the {plan.data} network for scores (once for this machine, about a minute)",
+            file=sys.stderr,
+            flush=True,
+        )
     threads = torch.get_num_threads()
     # Fixed seed and one thread: sums in one order, hence the same weights everywhere.
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(recipe.seed)
+        torch.manual_seed(plan.recipe.seed)
         torch.set_num_threads(1)
         try:
-            model = build().double()
+            model = plan.build().double()
             model.learn(*images)
         finally:
             torch.set_num_threads(threads)
-    return model.float().eval().requires_grad_(False)
-
-
-def write_network(path: Path, model: nn.Module, identity: str, quality: float) -> None:
-    """Write weights as safetensors, with their identity and their quality on held-out images."""
+    model = model.float().eval().requires_grad_(False)
+    quality = model.quality(*splits("test"))
     with atomic_path(path) as temporary:
-        metadata = {"identity": identity, "accuracy": repr(quality)}
+        metadata = {"identity": plan.identity, "accuracy": repr(quality)}
         save_file(model.state_dict(), temporary, metadata=metadata)
+    return KeptNetwork(model, quality, path, fresh=True)
 
 
-def read_network(path: Path, identity: str, build: Callable[[], Any]) -> KeptNetwork | None:
-    """Return the network in a file, or None if it is absent, broken or of another identity."""
+def read_network(path: Path, plan: NetworkPlan) -> KeptNetwork | None:
+    """Return the network in a file, or None if it is absent, broken or of another plan."""
+    metadata = _metadata(path)
+    if metadata.get("identity") != plan.identity:
+        return None
     try:
-        with safe_open(path, framework="pt") as handle:
-            metadata = handle.metadata() or {}
-        if metadata.get("identity") != identity:
-            return None
         with torch.random.fork_rng(devices=[]):
-            model = build()
+            model = plan.build()
         model.load_state_dict(load_file(path))
         quality = float(metadata["accuracy"])
     except (OSError, SafetensorError, RuntimeError, KeyError, ValueError):
@@ -175,25 +182,13 @@ def read_network(path: Path, identity: str, build: Callable[[], Any]) -> KeptNet
     return KeptNetwork(model.eval().requires_grad_(False), quality, path, fresh=False)
 
 
-def _stored_identity(path: Path) -> str | None:
-    """Return the identity in a file's metadata, or None if the file is absent or broken."""
+def _metadata(path: Path) -> dict[str, str]:
+    """Return the metadata of a file; empty if it is absent or broken."""
     try:
         with safe_open(path, framework="pt") as handle:
-            return (handle.metadata() or {}).get("identity")
+            return handle.metadata() or {}
     except (OSError, SafetensorError):
-        return None
-
-
-@dataclass(frozen=True)
-class _Recipe:
-    """How a network is built and trained; part of its name in the cache."""
-
-    width: int = 16
-    dim: int = 64
-    batch: int = 64
-    lr: float = 6e-3
-    weight_decay: float = 1e-2
-    seed: int = 0
+        return {}
 
 
 def fit(parameters: Iterable[Any], recipe: _Recipe, steps: int, losses: Iterable[Tensor]) -> None:

@@ -14,48 +14,27 @@ network starts a new group of scores.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments.data.dataset import create
 from experiments.evaluation.features import own_network_plan
 from experiments.evaluation.images import whole_split
-from experiments.evaluation.small_networks import (
-    SHIPPED,
-    checksum,
-    identity_of,
-    train_network,
-    write_network,
-)
+from experiments.evaluation.small_networks import SHIPPED, KeptNetwork, checksum, train_network
 from experiments.runtime.command import run_command
 from experiments.runtime.parser import Parser
 
 
-class TrainedNetwork(NamedTuple):
-    """A network that was written to `path`."""
-
-    path: Path
-    checksum: str  # SHA-256 of the weights
-    # On held-out images: accuracy of a classifier, explained share of variance of an autoencoder
-    quality: float
-
-
-def train(data: dict[str, Any], kind: str, folder: Path) -> TrainedNetwork:
+def train(data: dict[str, Any], kind: str, folder: Path) -> KeptNetwork:
     """Train the `classifier` or `autoencoder` of a data set and write it to a folder."""
     dataset = create(data)
-    plan = own_network_plan(kind == "classifier", dataset)
-    splits = partial(whole_split, dataset)
-    model = train_network(plan.recipe, plan.build, splits("train"))
-    quality = model.quality(*splits("test"))
     path = folder / f"{dataset.name}-{kind}.safetensors"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_network(path, model, identity_of(plan.settings, plan.recipe), quality)
-    return TrainedNetwork(path, checksum(model), quality)
+    return train_network(path, own_network_plan(kind, dataset), partial(whole_split, dataset))
 
 
-def _command(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
+    """Run the command with these arguments; return its exit code."""
     parser = Parser(
         "python -m experiments.evaluation.train_score_networks",
         description=(__doc__ or "").splitlines()[0],
@@ -64,23 +43,19 @@ def _command(words: list[str]) -> int:
     parser.add_argument("data", choices=names, help="data set")
     parser.add_argument("--path", help="folder with Fashion-MNIST's four IDX files")
     parser.add_argument("--out", type=Path, default=Path("score_networks"), help="folder to write")
-    options = parser.parse_args(words)
+    options = parser.parse_args(argv)
     data = {"name": options.data}
     if options.path is not None:
         data["path"] = options.path
     for kind in ("classifier", "autoencoder"):
         network = train(data, kind, options.out)
         name = f"{options.data}-{kind}"
-        same = "equals" if network.checksum == SHIPPED[name] else "differs from"
-        print(f"{network.path}  held-out {network.quality:.4f}  SHA-256 {network.checksum}")
+        digest = checksum(network.model)
+        same = "equals" if digest == SHIPPED[name] else "differs from"
+        print(f"{network.path}  held-out {network.quality:.4f}  SHA-256 {digest}")
         print(f"{name}: {same} the weights that come with the package", flush=True)
     return 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m experiments.evaluation.train_score_networks`."""
-    return run_command(_command, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

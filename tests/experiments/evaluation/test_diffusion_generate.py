@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small import ROOT, random_backbone
 
-import backbones
 from experiments.diffusion import create_guidance, create_objective, create_sampler
 from experiments.evaluation import (
     SamplingPipeline,
@@ -23,18 +23,8 @@ from experiments.evaluation import (
     read_shards,
     write_npz,
 )
+from experiments.evaluation.collect import full_precision
 from experiments.options.roles import ConfigError
-
-ROOT = Path(__file__).parents[3]
-
-
-def tiny(family="dit", **options):
-    torch.manual_seed(0)
-    options = {"num_classes": 5, "in_channels": 2, "input_size": 4, **options}
-    model = backbones.create(family, "T/1", depth=4, width=32, heads=2, **options)
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.15)
-    return model.eval()
 
 
 def parts(sampler="churn", guidance="routed", steps=3):
@@ -46,7 +36,7 @@ def parts(sampler="churn", guidance="routed", steps=3):
 @pytest.mark.parametrize(("family", "guidance"), [("dit", "cfg"), ("mamba", "routed"), ("rwkv", "routed")])
 def test_an_image_belongs_to_its_seed(family, guidance):
     # Churn draws noise in every step, routed guidance tokens in every pass, labels come from seeds.
-    model, rest = tiny(family), parts(guidance=guidance)
+    model, rest = random_backbone(family), parts(guidance=guidance)
     seeds = torch.arange(100, 107)
     whole = generate(model, *rest, seeds, batch=4)
     assert whole.shape == (7, 2, 4, 4)
@@ -64,8 +54,8 @@ def test_a_model_of_another_type_is_sampled(family, dtype, close):
     text = {"num_classes": 0, "text": (3, 6)}
     for options, given in [({}, {}), (text, {"text": torch.randn(4, 3, 6), "labels": None})]:
         seeds, rest = torch.arange(4), parts("euler", "routed" if not options else "cfg")
-        usual = generate(tiny(family, **options), *rest, seeds, **given)
-        model = tiny(family, **options).to(dtype)
+        usual = generate(random_backbone(family, **options), *rest, seeds, **given)
+        model = random_backbone(family, **options).to(dtype)
         found = generate(model, *rest, seeds, **given)
         assert found.dtype == torch.float32
         assert 0 < (found - usual).abs().max() <= close * usual.abs().max()
@@ -85,7 +75,7 @@ def test_a_bfloat16_model_is_told_the_very_step():
 
 @pytest.mark.parametrize(("family", "guidance"), [("dit", "cfg"), ("mamba", "none"), ("rwkv", "apg")])
 def test_a_batch_is_sampled_in_parts_that_fit_into_the_cache(family, guidance, monkeypatch):
-    model, rest, sizes = tiny(family), parts(guidance=guidance), []
+    model, rest, sizes = random_backbone(family), parts(guidance=guidance), []
     seeds = torch.arange(50, 61)
     whole = generate(model, *rest, seeds, batch=11)
     model.register_forward_hook(lambda m, args, out: sizes.append(len(args[0])))
@@ -115,10 +105,10 @@ def test_labels_from_seeds():
 
 def test_labels_and_text_must_fit_the_model():
     wrong = [
-        (tiny(), {"labels": torch.tensor([1, 7])}, "class 7: expected 0..4, or 5 for no class"),
-        (tiny(), {"labels": torch.tensor([1, 2, 3])}, "labels for 3 images, and 2 seeds"),
-        (tiny(num_classes=0), {"labels": torch.tensor([1, 1])}, "has no classes"),
-        (tiny(), {"text": torch.zeros(2, 3, 4)}, "not conditioned on text"),
+        (random_backbone(), {"labels": torch.tensor([1, 7])}, "class 7: expected 0..4, or 5 for no class"),
+        (random_backbone(), {"labels": torch.tensor([1, 2, 3])}, "labels for 3 images, and 2 seeds"),
+        (random_backbone(num_classes=0), {"labels": torch.tensor([1, 1])}, "has no classes"),
+        (random_backbone(), {"text": torch.zeros(2, 3, 4)}, "not conditioned on text"),
     ]
     for model, conditions, message in wrong:
         with pytest.raises(ConfigError, match=message):
@@ -126,8 +116,8 @@ def test_labels_and_text_must_fit_the_model():
 
 
 def test_unconditional_and_text_models():
-    assert generate(tiny(num_classes=0), *parts("euler", "none"), torch.arange(2)).isfinite().all()
-    model, rest = tiny(num_classes=0, text=(3, 6)), parts("euler", "cfg")
+    assert generate(random_backbone(num_classes=0), *parts("euler", "none"), torch.arange(2)).isfinite().all()
+    model, rest = random_backbone(num_classes=0, text=(3, 6)), parts("euler", "cfg")
     text = torch.randn(2, 3, 6)
     both = generate(model, *rest, torch.tensor([1, 1]), text=text)
     assert not torch.allclose(both[0], both[1])
@@ -136,7 +126,7 @@ def test_unconditional_and_text_models():
 
 
 def test_progress_callbacks_and_modes():
-    model, seen, rest = tiny().train(), [], parts("euler", "none")
+    model, seen, rest = random_backbone().train(), [], parts("euler", "none")
     images = generate(model, *rest, torch.arange(5), batch=2, progress=lambda *args: seen.append(args))
     assert seen == [(2, 5), (4, 5), (5, 5)]
     assert model.training and not images.requires_grad
@@ -152,7 +142,7 @@ def pixels(x):
 
 def make(folder, n=11, **options):
     settings = {"shard": 4, "batch": 2, "to_pixels": pixels, "settings": {"weights": "a"}, **options}
-    pipeline = SamplingPipeline(tiny(), *parts("euler", "cfg"))
+    pipeline = SamplingPipeline(random_backbone(), *parts("euler", "cfg"))
     return generate_shards(folder, pipeline, torch.arange(n), **settings)
 
 
@@ -160,15 +150,23 @@ def contents(folder):
     return [np.concatenate(column) for column in zip(*read_shards(folder), strict=True)]
 
 
-def test_shards_hold_every_image_once(tmp_path):
+def test_shards_and_adms_npz_hold_every_image_once(tmp_path):
     paths = make(tmp_path / "a")
     assert [p.name for p in paths] == [f"shard-0000{k}.npz" for k in range(3)]
     images, seeds, labels = contents(tmp_path / "a")
     assert images.shape == (11, 4, 4, 3) and images.dtype == np.uint8
     assert seeds.tolist() == list(range(11))
     assert labels.tolist() == labels_from_seeds(torch.arange(11), 5).tolist()
-    whole = generate(tiny(), *parts("euler", "cfg"), torch.arange(11), batch=2)
+    whole = generate(random_backbone(), *parts("euler", "cfg"), torch.arange(11), batch=2)
     assert np.array_equal(images, pixels(whole).permute(0, 2, 3, 1).numpy())
+    pieces = ((images, labels) for images, _, labels in read_shards(tmp_path / "a"))
+    write_npz(pieces, 11, tmp_path / "samples.npz")
+    with np.load(tmp_path / "samples.npz", allow_pickle=False) as data:
+        assert sorted(data) == ["arr_0", "arr_1"] and data["arr_0"].dtype == np.uint8
+        assert np.array_equal(data["arr_0"], images) and np.array_equal(data["arr_1"], labels)
+    with pytest.raises(ValueError, match="0 images were given for a file of 12"):
+        write_npz([], 12, tmp_path / "other.npz")
+    assert not (tmp_path / "other.npz").exists()
 
 
 def test_a_killed_call_goes_on(tmp_path):
@@ -192,8 +190,7 @@ def test_a_killed_call_goes_on(tmp_path):
     assert seen[0] == (4, 11) and seen[-1] == (11, 11)
     assert len(set(seen)) == len(seen), "the end of a shard was said twice"
     make(tmp_path / "b")
-    for one, other in zip(contents(tmp_path / "a"), contents(tmp_path / "b"), strict=True):
-        assert np.array_equal(one, other)
+    assert all(map(np.array_equal, contents(tmp_path / "a"), contents(tmp_path / "b")))
 
 
 def test_a_folder_of_other_samples_is_refused(tmp_path):
@@ -205,25 +202,10 @@ def test_a_folder_of_other_samples_is_refused(tmp_path):
         list(read_shards(tmp_path / "none"))
 
 
-def test_npz_is_what_adms_evaluator_reads(tmp_path):
-    make(tmp_path / "a")
-    pieces = ((images, labels) for images, _, labels in read_shards(tmp_path / "a"))
-    write_npz(pieces, 11, tmp_path / "samples.npz")
-    with np.load(tmp_path / "samples.npz", allow_pickle=False) as data:
-        assert sorted(data) == ["arr_0", "arr_1"]
-        assert data["arr_0"].dtype == np.uint8 and data["arr_0"].shape == (11, 4, 4, 3)
-        assert np.array_equal(data["arr_0"], contents(tmp_path / "a")[0])
-        assert np.array_equal(data["arr_1"], contents(tmp_path / "a")[2])
-    with pytest.raises(ValueError, match="11 images were given for a file of 12"):
-        pieces = ((images, labels) for images, _, labels in read_shards(tmp_path / "a"))
-        write_npz(pieces, 12, tmp_path / "other.npz")
-    assert not (tmp_path / "other.npz").exists()
-
-
 @pytest.mark.slow
 def test_sigkill_at_any_moment_costs_one_shard(tmp_path):
     code = f"""
-        import sys; sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
+        import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(Path(__file__).parent)!r}]
         from test_diffusion_generate import make
         make({str(tmp_path / "a")!r}, n=400)
     """
@@ -237,8 +219,7 @@ def test_sigkill_at_any_moment_costs_one_shard(tmp_path):
         process.wait()
     make(tmp_path / "a", n=400)
     make(tmp_path / "b", n=400)
-    for one, other in zip(contents(tmp_path / "a"), contents(tmp_path / "b"), strict=True):
-        assert np.array_equal(one, other)
+    assert all(map(np.array_equal, contents(tmp_path / "a"), contents(tmp_path / "b")))
 
 
 @pytest.mark.gpu
@@ -246,13 +227,9 @@ def test_sigkill_at_any_moment_costs_one_shard(tmp_path):
 def test_a_gpu_makes_the_same_image_to_rounding(guidance):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    model, rest, seeds = tiny(), parts(guidance=guidance), torch.arange(4)
-    held = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
+    model, rest, seeds = random_backbone(), parts(guidance=guidance), torch.arange(4)
+    with full_precision():
         here = generate(model, *rest, seeds, batch=4)
         there = generate(model.cuda(), *rest, seeds, batch=4)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = held
     assert there.is_cuda
     assert (there.cpu() - here).abs().max() <= 2e-3 * here.abs().max()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from exported import export_weights
+from evaluation_tools import export_weights
 from safetensors import safe_open
 from small import small
 

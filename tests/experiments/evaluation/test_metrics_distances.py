@@ -25,15 +25,6 @@ def test_precision_and_recall_equal_torch_fidelity():
         assert distances.precision_recall(fake, real, 3) == pytest.approx(theirs, abs=1e-7)
 
 
-def test_precision_is_of_the_samples_and_recall_of_the_reference():
-    # All samples in one of two real clusters: every one is real, half of the reference is missed.
-    left, right = rows(40, 2, 1), rows(40, 2, 2, 100.0)
-    samples = left + 0.01
-    precision, recall = distances.precision_recall(samples, torch.cat([left, right]), 3)
-    assert precision == 1
-    assert recall == pytest.approx(0.5, abs=0.05)
-
-
 def test_blocks_make_no_difference(monkeypatch):
     fake, real = rows(50, 4, 1, 0.5), rows(70, 4, 2)
     whole = (distances.precision_recall(fake, real), distances.memorisation(fake, real, rows(30, 4, 3)))
@@ -55,8 +46,7 @@ def test_kernel_distance_is_unbiased_and_repeatable():
     mean, spread = torch.tensor(same).mean().item(), torch.tensor(same).std().item()
     assert abs(mean) < 4 * spread / math.sqrt(len(same))
     fake, real = rows(90, 5, 1, 1.0), rows(90, 5, 2)
-    once = distances.kernel_distance(fake, real, 5, 30, seed=3)
-    assert once == distances.kernel_distance(fake, real, 5, 30, seed=3) > 0
+    assert distances.kernel_distance(fake, real, 5, 30) == distances.kernel_distance(fake, real, 5, 30) > 0
 
 
 def test_inception_score_equals_torch_fidelity_and_its_bounds():
@@ -141,12 +131,11 @@ def test_equals_torch_fidelity_and_scipy(d):
     from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
 
     x, y = spread_rows(300, d, 1).double(), spread_rows(200, d, 2, offset=0.4).double()
-    theirs = fid_statistics_to_metric(fid_features_to_statistics(x), fid_features_to_statistics(y), verbose=False)[
-        "frechet_inception_distance"
-    ]
-    ours = frechet_distance(*Moments(d).update(x).finish(), *Moments(d).update(y).finish())
-    assert ours == pytest.approx(theirs, rel=1e-6)
+    statistics = [fid_features_to_statistics(rows) for rows in (x, y)]
+    theirs = fid_statistics_to_metric(*statistics, verbose=False)["frechet_inception_distance"]
     (m1, s1), (m2, s2) = Moments(d).update(x).finish(), Moments(d).update(y).finish()
+    ours = frechet_distance(m1, s1, m2, s2)
+    assert ours == pytest.approx(theirs, rel=1e-6)
     root = linalg.sqrtm(s1 @ s2).real
     direct = (m1 - m2) @ (m1 - m2) + np.trace(s1 + s2 - 2 * root)
     assert ours == pytest.approx(direct, rel=1e-9)
@@ -157,7 +146,6 @@ def test_a_singular_covariance_gives_a_number_and_a_warning():
     moments = Moments(32).update(few).finish(), Moments(32).update(many).finish()
     with pytest.warns(SingularCovarianceWarning, match="more samples than features"):
         found = frechet_distance(*moments[0], *moments[1])
-    assert isinstance(found, float)
     assert found > 0
     with pytest.warns(SingularCovarianceWarning):
         assert frechet_distance(*moments[1], *moments[0]) == pytest.approx(found, rel=1e-6)

@@ -2,9 +2,9 @@
 
 import io
 import re
-import threading
 import time
 import urllib.error
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from evaluation_tools import pictures
 from safetensors.torch import save_file
 from small import small
 
@@ -25,6 +26,7 @@ from experiments.evaluation.meters import Meter
 from experiments.evaluation.reference import heldout_reference, load_reference, save_reference
 from experiments.evaluation.small_networks import (
     CodeRecipe,
+    NetworkPlan,
     Recipe,
     SmallAutoencoder,
     SmallClassifier,
@@ -34,14 +36,6 @@ from experiments.evaluation.small_networks import (
 from experiments.options.evaluation import EvalOptions, MetricError
 from experiments.preflight import check_ready
 from experiments.runtime.files import default_cache
-
-
-def noise(n, side, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (n, 3, side, side), generator=generator, dtype=torch.uint8)
-
-
-# --- digits -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -74,28 +68,25 @@ def test_the_autoencoder_draws_held_out_digits_again(digits, autoencoder):
     assert 0.5 < codes.var(dim=0).min() < codes.var(dim=0).max() < 2
 
 
-def _classifier(folder, fingerprint, splits):
+def plan_of(kind, fingerprint="a"):
     recipe = Recipe(epochs=1, width=4)
     build = partial(SmallClassifier, 8, 10, recipe)
-    return load_or_make(folder, "digits", [fingerprint], recipe, build, splits)
+    if kind == "autoencoder":
+        recipe = CodeRecipe(steps=3, width=4, batch=16)
+        build = partial(SmallAutoencoder, 8, recipe)
+    return NetworkPlan("digits", kind, 8, [fingerprint], recipe, build)
 
 
-def _autoencoder(folder, fingerprint, splits):
-    recipe = CodeRecipe(steps=3, width=4, batch=16)
-    build = partial(SmallAutoencoder, 8, recipe)
-    return load_or_make(folder, "digits", [fingerprint], recipe, build, splits)
-
-
-@pytest.mark.parametrize("get", [_classifier, _autoencoder])
-def test_training_is_repeatable_and_ignores_the_global_state(tmp_path, get):
+@pytest.mark.parametrize("kind", ["classifier", "autoencoder"])
+def test_training_is_repeatable_and_ignores_the_global_state(tmp_path, kind):
     def splits(name):
-        return noise(48, 8), torch.arange(48) % 10
+        return pictures(48), torch.arange(48) % 10
 
     torch.manual_seed(1)
-    first = get(tmp_path / "a", "a", splits)
+    first = load_or_make(tmp_path / "a", plan_of(kind), splits)
     torch.manual_seed(2)
     state = torch.get_rng_state()
-    second = get(tmp_path / "b", "a", splits)
+    second = load_or_make(tmp_path / "b", plan_of(kind), splits)
     assert first.fresh and second.fresh
     assert checksum(first.model) == checksum(second.model)
     assert torch.equal(torch.get_rng_state(), state)
@@ -103,21 +94,24 @@ def test_training_is_repeatable_and_ignores_the_global_state(tmp_path, get):
 
 
 def test_a_broken_or_foreign_cache_file_is_made_again(tmp_path):
-    calls, get = [], _classifier
+    calls = []
 
     def splits(name):
         calls.append(name)
-        return noise(24, 8), torch.arange(24) % 10
+        return pictures(24), torch.arange(24) % 10
 
-    first = get(tmp_path, "a", splits)
+    def get(fingerprint="a"):
+        return load_or_make(tmp_path, plan_of("classifier", fingerprint), splits)
+
+    first = get()
     assert first.fresh
-    assert not get(tmp_path, "a", splits).fresh
-    assert get(tmp_path, "b", splits).path != first.path
+    assert not get().fresh
+    assert get("b").path != first.path
     calls.clear()
     first.path.write_bytes(first.path.read_bytes()[:100])
-    assert get(tmp_path, "a", splits).fresh
+    assert get().fresh
     assert calls == ["train", "test"]
-    assert checksum(get(tmp_path, "a", splits).model) == checksum(first.model)
+    assert checksum(get().model) == checksum(first.model)
 
 
 def test_of_two_that_want_a_network_one_trains_it(tmp_path):
@@ -130,24 +124,20 @@ def test_of_two_that_want_a_network_one_trains_it(tmp_path):
         def quality(self, images):
             return 0.5
 
-    def get():
-        build, splits = lambda: Slow(2, 2), lambda split: (noise(1, 8),)
-        found.append(load_or_make(tmp_path, "x", [1], Recipe(), build, splits))
+    def get(_):
+        plan = NetworkPlan("x", "classifier", 2, [1], Recipe(), lambda: Slow(2, 2))
+        return load_or_make(tmp_path, plan, lambda split: (pictures(1),))
 
-    found: list = []
-    threads = [threading.Thread(target=get) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        networks = list(pool.map(get, range(2)))
     assert len(trained) == 1
-    assert sorted(kept.fresh for kept in found) == [False, True]
-    assert len({checksum(kept.model) for kept in found}) == 1
+    assert sorted(kept.fresh for kept in networks) == [False, True]
+    assert len({checksum(kept.model) for kept in networks}) == 1
 
 
 def test_other_images_and_other_data_are_refused(digits, classifier):
     with pytest.raises(MetricError, match="takes images of 8x8 pixels, got 16x16"):
-        classifier(noise(2, 16))
+        classifier(pictures(2, 16))
     with pytest.raises(MetricError, match="uint8 images"):
         classifier(torch.zeros(2, 3, 8, 8))
     other = SimpleNamespace(name="latents", task="class")
@@ -174,25 +164,21 @@ def test_a_held_out_reference_is_computed_once(digits, classifier, autoencoder, 
     assert heldout_reference(digits, autoencoder, tmp_path).label != first.label
 
 
-@pytest.mark.parametrize("space", ["classifier", "autoencoder"])
-def test_held_out_digits_score_better_than_noise(digits, space, request):
-    features = request.getfixturevalue(space)
-    real = heldout_reference(digits, features, default_cache())
-    metrics = ("fd", "precision", "recall", "kid") + ("accuracy",) * (space == "classifier")
-    values = {}
-    pixels, labels = whole_split(digits, "train")
-    for name, sample in (("train", pixels), ("noise", noise(300, 8))):
-        meter = Meter(features, metrics, EvalOptions(), real)
-        for part in sample.split(128):
+def test_digits_score_better_than_noise(digits, classifier):
+    real = heldout_reference(digits, classifier, default_cache())
+
+    def scores(images, labels):
+        meter = Meter(classifier, ("fd", "precision", "recall", "kid", "accuracy"), EvalOptions(), real)
+        for part in images.split(128):
             meter.update(part)
-        asked = labels if name == "train" else torch.arange(300) % 10
-        values[name] = {r.key: r.value for r in meter.results(asked)}
-    assert values["train"]["fd"] < 5 < values["noise"]["fd"]
-    assert values["train"]["precision"] > 0.8 > values["noise"]["precision"]
-    assert values["train"]["recall"] > 0.8 > values["noise"]["recall"]
-    assert values["train"]["kid"] < values["noise"]["kid"]
-    if space == "classifier":
-        assert values["train"]["accuracy"] > 0.97 > 0.4 > values["noise"]["accuracy"]
+        return {score.key: score.value for score in meter.results(labels)}
+
+    train, noise = scores(*whole_split(digits, "train")), scores(pictures(300), torch.arange(300) % 10)
+    assert train["fd"] < 5 < noise["fd"]
+    assert train["precision"] > 0.8 > noise["precision"]
+    assert train["recall"] > 0.8 > noise["recall"]
+    assert train["kid"] < noise["kid"]
+    assert train["accuracy"] > 0.97 > 0.4 > noise["accuracy"]
 
 
 def test_an_even_selection_of_a_split(digits):
@@ -207,7 +193,7 @@ def test_images_of_any_side_have_an_autoencoder():
     """They are halved while their side is even."""
     for side, dim in ((32, 64), (28, 64), (12, 64), (8, 32)):
         model = SmallAutoencoder(side, CodeRecipe(width=4)).eval()
-        codes = model(noise(2, side))["features"]
+        codes = model(pictures(2, side))["features"]
         assert codes.shape == (2, dim) and model.decoder(codes).shape == (2, 3, side, side)
 
 
@@ -264,7 +250,7 @@ def test_weights_files_are_not_unpickled(tmp_path):
     path = tmp_path / "w.pth"
     torch.save({"a": Bomb()}, path)
     with pytest.raises(MetricError, match="is not readable as"):
-        published.load_state(path, "weights", "key")
+        published.read_inception(path)
     assert not (tmp_path / "boom").exists()
 
 
@@ -272,7 +258,7 @@ def test_weights_files_are_not_unpickled(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory):
+def network(tmp_path_factory):
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
     path = tmp_path_factory.mktemp("weights") / "none.pth"
@@ -280,20 +266,19 @@ def both(tmp_path_factory):
     with torch.random.fork_rng(devices=[]), pytest.MonkeyPatch.context() as patch:
         patch.setattr(FeatureExtractorInceptionV3, "load_state_dict", lambda *_: None)
         torch.manual_seed(0)
-        network = published.build_inception(path)
-    return network, published.inception(network)
+        return published.build_inception(path)
 
 
 @pytest.fixture(scope="module")
-def inception(both):
-    return both[1]
+def inception(network):
+    return published.inception(network)
 
 
 @pytest.mark.slow
-def test_inception_is_torch_fidelitys(both):
-    kept, (network, inception) = {}, both
+def test_inception_is_torch_fidelitys(network, inception):
+    kept = {}
     hook = network.Mixed_6d.register_forward_hook(lambda m, i, o: kept.update(out=o))
-    images = noise(2, 32)
+    images = pictures(2, 32)
     outputs, (features, logits) = inception(images), network(images)
     hook.remove()
     assert torch.equal(outputs["features"], features) and torch.equal(outputs["logits"], logits)
@@ -308,7 +293,7 @@ def test_inception_is_torch_fidelitys(both):
 
 @pytest.mark.slow
 def test_every_inception_metric_end_to_end(inception, tmp_path):
-    real, fake = noise(12, 32, 1), noise(10, 32, 2) // 2
+    real, fake = pictures(12, 32, 1), pictures(10, 32, 2) // 2
     wanted = ("moments", "rows", "spatial")
     path = save_reference(tmp_path / "real.npz", inception, collect(inception, real.split(6), wanted), "noise")
     reference = load_reference(path, inception, rows=True, spatial=True)
@@ -324,8 +309,8 @@ def test_every_inception_metric_end_to_end(inception, tmp_path):
 
 
 @pytest.mark.slow
-def test_local_inception_weights_are_loaded(both, tmp_path):
-    path, (network, inception) = tmp_path / "inception.pth", both
+def test_local_inception_weights_are_loaded(network, inception, tmp_path):
+    path = tmp_path / "inception.pth"
     torch.save(network.state_dict(), path)
     again = create_features("inception-adm", EvalOptions(inception_weights=str(path)), cache=tmp_path)
     assert again.checksum == inception.checksum
@@ -342,7 +327,7 @@ def test_dinov2s_features_are_the_class_token_after_the_last_norm(tmp_path):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = timm.create_model(published.MODELS[name], num_classes=0, img_size=224)
-    features, images = published.dinov2(name, network), noise(4, 32, 1)
+    features, images = published.dinov2(name, network), pictures(4, 32, 1)
     assert features.dim == 384
     x = torch.nn.functional.interpolate(images.float(), size=224, mode="bicubic", antialias=True)
     mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 1, 3, 1, 1)

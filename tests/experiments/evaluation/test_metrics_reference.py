@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from evaluation_tools import pictures
 from PIL import Image
 
 from experiments.evaluation import write_npz
@@ -17,18 +18,13 @@ def other(dim=48):
     return Features("inception-adm", dim, "1" * 64, pixel_features((4, 4)).measure)
 
 
-def pictures(n, seed=0, side=4):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (n, 3, side, side), generator=generator, dtype=torch.uint8)
-
-
 @pytest.fixture
 def pixels():
     return pixel_features((4, 4))
 
 
 def test_what_is_written_is_read_back(tmp_path, pixels):
-    images = pictures(60)
+    images = pictures(60, 4)
     found = collect(pixels, images.split(16), ("moments", "rows"))
     path = save_reference(tmp_path / "real.npz", pixels, found, "pictures")
     back = load_reference(path, pixels, rows=True)
@@ -46,12 +42,12 @@ def test_a_process_without_an_image_is_an_error_everywhere(pixels, monkeypatch):
     # As two processes would see it, of which the other one has no image: it must not wait.
     monkeypatch.setattr("experiments.evaluation.collect.gather_rows", lambda own: torch.cat([own, 0 * own]))
     with pytest.raises(MetricError, match="3 images are fewer than 2 processes|give more images"):
-        collect(pixels, [pictures(3)])
+        collect(pixels, [pictures(3, 4)])
 
 
 def test_adm_reference_batches_are_read(tmp_path):
     # The layout of VIRTUAL_imagenet256_labeled.npz: images beside moments, no word about the features.
-    images = pictures(20)
+    images = pictures(20, 4)
     rng = np.random.default_rng(0)
     arrays = {"mu": rng.normal(size=48), "sigma": np.eye(48), "mu_s": np.zeros(7), "sigma_s": np.eye(7)}
     path = tmp_path / "VIRTUAL.npz"
@@ -65,7 +61,7 @@ def test_adm_reference_batches_are_read(tmp_path):
 
 
 def test_other_features_are_refused(tmp_path, pixels):
-    found = collect(pixels, [pictures(60)], ("moments",))
+    found = collect(pixels, [pictures(60, 4)], ("moments",))
     path = save_reference(tmp_path / "real.npz", pixels, found, "pictures")
     with pytest.raises(MetricError, match="holds features pixels@00000000, the samples have inception-adm@11111111"):
         load_reference(path, other())
@@ -92,7 +88,7 @@ def test_missing_parts_are_named(tmp_path):
 
 
 def test_sample_batches_are_read_back(tmp_path):
-    images, labels = pictures(21), torch.arange(21) % 4
+    images, labels = pictures(21, 4), torch.arange(21) % 4
     parts = zip(images.permute(0, 2, 3, 1).split(8), labels.split(8), strict=True)
     path = tmp_path / "samples.npz"
     write_npz(((x.numpy(), y.numpy()) for x, y in parts), 21, path)
@@ -106,14 +102,14 @@ def test_folders_of_pictures(tmp_path):
     def save(image, name):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / name)
 
-    images = pictures(5)
+    images = pictures(5, 4)
     for i, image in enumerate(images):
         save(image, f"{i:03d}.{'tif' if i == 3 else 'png'}")  # whatever prepare reads too
     (tmp_path / "notes.txt").write_text("not a picture")
     folder = Images(tmp_path)
     assert folder.n == 5
     assert torch.equal(torch.cat(list(folder.batches(range(5), batch=2))), images)
-    save(pictures(1, side=6)[0], "900.png")
+    save(pictures(1, 6)[0], "900.png")
     for batch in (6, 5):  # alone in its batch too
         with pytest.raises(MetricError, match="900.png is 6x6, 000.png is 4x4"):
             list(Images(tmp_path).batches(range(6), batch))

@@ -77,7 +77,8 @@ def test_a_cache_on_a_full_disk_is_one_sentence(tmp_path, capsys, full_disk):
     def cache(_):
         recipe = small_networks.Recipe(epochs=1)
         build = functools.partial(small_networks.SmallClassifier, 8, 2, recipe)
-        small_networks.load_or_make(tmp_path, "digits", [], recipe, build, splits)
+        plan = small_networks.NetworkPlan("digits", "classifier", 8, [], recipe, build)
+        small_networks.load_or_make(tmp_path, plan, splits)
 
     with full_disk():
         code = run_command(cache, [])
