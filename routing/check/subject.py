@@ -88,7 +88,7 @@ class RoutedModel:
         items = [protect] if isinstance(protect, slice) else protect
         positions: list[Any] = []
         for item in items if isinstance(items, Iterable) else [None]:
-            position = item.item() if isinstance(item, Tensor) and item.dim() == 0 else item
+            position: Any = item.item() if isinstance(item, Tensor) and item.dim() == 0 else item
             is_integer = isinstance(position, Integral) and not isinstance(position, bool)
             require(
                 isinstance(position, slice) or (is_integer and -tokens <= position < tokens),
