@@ -1,7 +1,7 @@
 """Fixtures of the sweep tests: the commands on stub runs in a folder of their own."""
 
 import pytest
-from slurm_lab import STUB, Launcher, lab, named_nodes, use_stubs  # noqa: F401
+from slurm_lab import STUB, Launcher, lab, named_nodes, on_cluster, use_stubs  # noqa: F401
 
 
 @pytest.fixture
@@ -12,6 +12,9 @@ def stubs(monkeypatch):
 
 
 @pytest.fixture
-def cli(stubs, tmp_path, capsys):
-    """`cli(COMMAND, WORDS...)`: a command on a grid of two runs; its output."""
-    return Launcher(tmp_path, capsys)
+def cli(request, stubs, tmp_path, capsys, monkeypatch):
+    """`cli(COMMAND, WORDS...)`: a command on a grid of two runs (marked `slurm`: four, on the cluster); its output."""
+    if request.node.get_closest_marker("slurm"):
+        yield from on_cluster(request.getfixturevalue("lab"), tmp_path, capsys, monkeypatch)
+    else:
+        yield Launcher(tmp_path, capsys)

@@ -3,8 +3,7 @@
 import contextlib
 import io
 
-import pytest
-from slurm_lab import Launcher
+from slurm_lab import write_grid
 
 from routing.errors import UserError
 from sweeps import SweepError
@@ -12,11 +11,6 @@ from sweeps import command as sweeps_command
 from sweeps.jobs import slurm
 from sweeps.plan import plan, preflight
 from sweeps.store.folder import JobBatch
-
-
-@pytest.fixture
-def cli(stubs, tmp_path, capsys):
-    return Launcher(tmp_path, capsys, seeds=(0, 1, 2))
 
 
 def queued(cli, seed):
@@ -28,6 +22,7 @@ def queued(cli, seed):
 
 
 def test_a_dry_run_leaves_out_what_is_finished_or_queued(cli, monkeypatch):
+    cli.grid = write_grid(cli.folder, seeds=[0, 1, 2])
     text = cli("launch", "--dry-run")
     assert "3 runs on cluster=slurm" in text and "--array=0-2" in text
     assert not cli.sweep.path.exists()
@@ -75,4 +70,4 @@ def test_what_the_first_cell_lacks_is_said_before_the_others_are_composed(cli, m
         assert sweeps_command.main(cli.words("launch", "--dry-run")) == 2
     is_code, first, *others = printed.getvalue().splitlines()
     assert "is code: it is executed" in is_code and first == "error: no data"
-    assert "3 runs on cluster=slurm" in "".join(others) and any(line.startswith("together:") for line in others)
+    assert "2 runs on cluster=slurm" in "".join(others) and any(line.startswith("together:") for line in others)

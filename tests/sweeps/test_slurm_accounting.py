@@ -5,7 +5,7 @@ import signal
 import subprocess
 
 import pytest
-from slurm_lab import on_cluster, started, until, which
+from slurm_lab import started, until, which
 
 from sweeps.jobs import slurm
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture(scope="module")
-def accounted():
+def lab():
     missing = [name for name in ("slurmctld", "slurmd", "munged", "slurmdbd", "mariadbd") if which(name) is None]
     if missing:
         pytest.skip(f"no {', '.join(missing)} on PATH: apt-get install slurmdbd mariadb-server")
@@ -21,17 +21,12 @@ def accounted():
     yield from started(ACCT="1", MIN_JOB_AGE="2", ETC_HOSTS="0")
 
 
-@pytest.fixture
-def cli(accounted, stubs, tmp_path, capsys, monkeypatch):
-    yield from on_cluster(accounted, tmp_path, capsys, monkeypatch)
-
-
 def sacct(job):
-    """Return state and exit code of one job, as the site's own tool says."""
+    """Return job id, state and exit code, as the site's own tool says."""
     words = ["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode", "-j", job]
     out = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    rows = {parts[0]: parts[1:] for line in out.splitlines() if (parts := line.split("|"))}
-    return rows[job][0].split()[0], rows[job][1]
+    (line,) = out.splitlines()
+    return line.split("|")
 
 
 def test_what_squeue_forgot_is_read_from_accounting(cli):
@@ -46,7 +41,7 @@ def test_what_squeue_forgot_is_read_from_accounting(cli):
     told = slurm.history(jobs.values())
     assert [told[jobs[seed]].state for seed in range(4)] == ["COMPLETED", "FAILED", "FAILED", "COMPLETED"]
     for job in jobs.values():
-        assert (told[job].state, told[job].exit) == sacct(job)
+        assert [job, told[job].state, told[job].exit] == sacct(job)
     assert cli.states() == {0: "done", 1: "failed", 2: "failed", 3: "done"}
     rows = cli.rows()
     assert "not a number at step 7" in rows[1].why
@@ -68,10 +63,9 @@ def test_an_array_that_was_cancelled_while_it_waited_is_stopped_after_squeue_for
     array = cli.rows()[0].job.split("_")[0]
     subprocess.run(["scancel", array, blocker], check=True)
     until(lambda: not slurm.queue(), 150, "squeue to forget")
-    words = ["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", array]
-    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     # Tasks that never started have one record together.
-    assert said.startswith(f"{array}_[0-2") and "CANCELLED by" in said, said
+    record, state, _ = sacct(array)
+    assert record.startswith(f"{array}_[0-2") and state.startswith("CANCELLED by")
     assert {(row.state, row.why) for row in cli.rows().values()} == {("stopped", "cancelled")}
     assert "submitted 3 runs" in cli("launch", "seed=0,1,2")
     cli.done(0, 1, 2)

@@ -14,17 +14,9 @@ from sweeps.status import status
 pytestmark = pytest.mark.slurm
 
 
-@pytest.fixture
-def cli(lab, stubs, tmp_path, capsys, monkeypatch):
-    yield from on_cluster(lab, tmp_path, capsys, monkeypatch)
-
-
 def granted(*jobs):
     """Return what Slurm gave each job: memory of a node in MB, GPUs, limit in minutes."""
-    out = subprocess.run(
-        ["squeue", "-r", "-h", "-t", "all", "-o", "%i|%m|%b|%l"], capture_output=True, text=True, check=True
-    ).stdout  # fmt: skip
-    rows = {parts[0]: tuple(parts[1:]) for line in out.splitlines() if (parts := line.split("|"))}
+    rows = squeue(columns="%i|%m|%b|%l")
     return [rows[job] for job in jobs]
 
 

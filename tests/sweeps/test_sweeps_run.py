@@ -7,14 +7,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import submitit
-from slurm_lab import STUB, until, write_grid
+from slurm_lab import make_run, until, write_grid
 
 import experiments.runtime.command
 from experiments.runtime import run_folder
@@ -25,7 +24,6 @@ from sweeps import command as sweeps_command
 from sweeps.jobs import job, pool, pool_process, sbatch, sbatch_script, slurm, snapshot
 from sweeps.status import status, status_table
 from sweeps.store.folder import JobBatch, Sweep
-from sweeps.store.planned_run import PlannedRun
 from sweeps.submission import launch
 
 ROOT = snapshot.ROOT
@@ -85,15 +83,8 @@ def test_a_failure_is_shown_and_the_next_run_starts(cli):
 
 def test_ctrl_c_saves_and_stops_the_sweep(cli):
     cli.stub({"sleep": 0.02})
-    words = [sys.executable, "-m", "sweeps", "launch", cli.grid, f"paths.runs={cli.runs}", "cluster=debug"]
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
-    shell = subprocess.Popen(
-        [*words, "train.steps=1000"], cwd=cli.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True,
-    )  # fmt: skip
-    until(
-        lambda: any((run_folder.read(p).get("step") or 0) > 3 for p in cli.runs.glob("*/status.json")), what="a step"
-    )
+    shell = cli.shell("launch", "cluster=debug", "train.steps=1000")
+    until(lambda: list(cli.runs.glob("*/checkpoints/*")), what="a checkpoint")
     shell.send_signal(signal.SIGINT)
     said = shell.communicate(timeout=60)[0]
     assert shell.returncode == 1 and "stopped" in said and "Traceback" not in said
@@ -109,7 +100,7 @@ def test_stages_follow_each_other_in_this_process(cli):
     )  # fmt: skip
     cli("launch", "cluster=debug", "n=4", "w=2,5")
     rows, _ = status.statuses(cli.sweep)
-    assert len(rows) == 6 and all(row.state == "done" for row in rows)
+    assert [row.state for row in rows] == ["done"] * 6
     scores = [json.loads(p.read_text()) for p in (cli.sweep.path / "outputs").iterdir()]
     assert sorted(words[-1] for words in scores) == ["w=2", "w=2", "w=5", "w=5"]
     assert all(words[2] == "n=4" and Path(words[0], "summary.json").exists() for words in scores)
@@ -158,11 +149,11 @@ def test_a_pool_runs_with_its_limit_from_the_snapshot(cli, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cli.stub({"sleep": 0.03})
     cli("launch", "cluster=local", "cluster.workers=2", "seed=0,1,2")
-    most = 0
-    while any(row.live for row in cli.rows().values()):
-        most = max(most, sum(row.state in ("running", "starting") for row in cli.rows().values()))
-        time.sleep(0.05)
-    assert cli.states() == {0: "done", 1: "done", 2: "done"} and most == 2
+    running = set()
+    while "pending" in cli.states().values():
+        running.add(sum(row.state in ("running", "starting") for row in cli.rows().values()))
+    until(lambda: cli.states() == {0: "done", 1: "done", 2: "done"}, what="all runs")
+    assert max(running) == 2
     threads = {json.loads(p.read_text())["threads"] for p in cli.runs.glob("*/summary.json")}
     assert threads == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
     batch = cli.sweep.batches()[0]
@@ -217,10 +208,6 @@ def test_runs_whose_pool_was_killed_go_on_and_can_be_cancelled(cli):
 
 
 def test_a_pool_outlives_a_full_disk(tmp_path, monkeypatch):
-    class Done:
-        returncode = 0
-        poll = staticmethod(lambda: 0)
-
     def refused(path, content):
         refusals.append(len(started))
         if len(refusals) < 4:
@@ -232,7 +219,7 @@ def test_a_pool_outlives_a_full_disk(tmp_path, monkeypatch):
         if len(tries) == 2:  # as its logs could not be opened
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         started.append(words[-1])
-        return Done()
+        return SimpleNamespace(returncode=0, poll=lambda: 0)
 
     honest, refusals, started, tries = pool_process.atomic_write, [], [], []
     values = {"jobs": {"a": "a.json", "b": "b.json"}, "workers": 1, "logs": str(tmp_path)}
@@ -331,14 +318,6 @@ def test_nothing_is_noted_of_a_refused_submission(cli, monkeypatch):
 
 
 # --- the job ---------------------------------------------------------------------------------------------------
-
-
-def make_run(root, name="r", **changes):
-    values = {
-        "name": name, "stage": "train", "label": f"name={name}", "entry": "stub_training:main", "args": [],
-        "trains": True, "folder": str(root / name), "steps": 10, "varies": {"seed": "0"},
-    }  # fmt: skip
-    return PlannedRun(**{**values, **changes})
 
 
 def job_of(run, root, batch="b", folder="", code=None):
@@ -470,21 +449,6 @@ def test_a_snapshot_holds_the_code_once(tmp_path):
     assert [p.name for p in (tmp_path / "again").iterdir()] == [first.name]
     assert not (tmp_path / "again" / first.name / "sweeps" / ".#launch.py").is_symlink()
     assert code_commit(first) == code_commit(ROOT)
-
-
-def test_a_read_only_installations_snapshot_can_be_removed_and_a_part_is_made_anew(tmp_path):
-    root = tmp_path / "site"
-    for package in snapshot.PACKAGES:
-        (root / package).mkdir(parents=True)
-        (root / package / "x.py").write_text(package)
-        (root / package).chmod(0o555)
-    made = snapshot.snapshot(tmp_path / "code", root)
-    assert all(path.stat().st_mode & 0o200 for path in made.rglob("*"))
-    (made / "snapshot.json").unlink()
-    assert snapshot.snapshot(tmp_path / "code", root) == made
-    assert (made / "snapshot.json").is_file() and len([*(tmp_path / "code").iterdir()]) == 1
-    for package in snapshot.PACKAGES:
-        (root / package).chmod(0o755)
 
 
 # --- status ----------------------------------------------------------------------------------------------------
