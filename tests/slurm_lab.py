@@ -16,6 +16,7 @@ import pytest
 import yaml
 from small import ROOT
 
+from sweeps import SweepError
 from sweeps import command as sweeps_command
 from sweeps.jobs import slurm
 from sweeps.plan import grid
@@ -142,6 +143,11 @@ def squeue(columns="%i|%T|%N|%j"):
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     tasks = (line.split("|") for line in out.splitlines())
     return {task: tuple(values) for task, *values in tasks}
+
+
+def silent(*_):
+    """In place of `slurm.queue`: no answer."""
+    raise SweepError("squeue gave no answer")
 
 
 # What grids of the tests run in place of training, and beside it.

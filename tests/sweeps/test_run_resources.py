@@ -93,8 +93,8 @@ def test_the_runs_of_a_batch_are_those_of_its_tasks():
         assert batch.tasks() == [["a"], ["b"], ["c"], ["d"], ["e"]]
 
 
-def test_more_runs_than_an_array_may_have_tasks_are_several_arrays(cli, monkeypatch):
-    submitted = []
+def test_more_runs_than_an_array_may_have_tasks_are_several_arrays(cli, answers, monkeypatch):
+    submitted, answers.max_array = [], 2
 
     def submit(_sweep, runs, got, batch, after, _conditions):
         submitted.append((len(runs), batch.tasks(), after, got.memory_gb))
@@ -104,8 +104,6 @@ def test_more_runs_than_an_array_may_have_tasks_are_several_arrays(cli, monkeypa
         return ids
 
     monkeypatch.setattr(sbatch, "submit", submit)
-    monkeypatch.setattr(slurm, "queue", lambda *_: {})
-    monkeypatch.setattr(slurm, "max_array", lambda *_: 2)
     cli.grid = write_grid(cli.folder, seeds=[0, 1, 2, 3, 4], cluster={"gpus": 1, "runs_per_gpu": 2})
     text = cli("launch", "cluster=slurm", "cluster.memory_gb=3")
     assert [(count, len(tasks), after, gb) for count, tasks, after, gb in submitted] == [
@@ -116,24 +114,19 @@ def test_more_runs_than_an_array_may_have_tasks_are_several_arrays(cli, monkeypa
     assert [row.job for row in cli.rows().values()] == ["1_0", "1_0", "1_1", "1_1", "2_0"]
 
 
-def test_a_run_that_has_left_its_task_is_not_live(cli, monkeypatch):
+def test_a_run_that_has_left_its_task_is_not_live(cli, answers, monkeypatch):
     monkeypatch.setattr(sbatch, "submit", lambda _sweep, runs, *_: {run.name: "7" for run in runs})
-    monkeypatch.setattr(slurm, "queue", lambda *_: {})
-    monkeypatch.setattr(slurm, "max_array", lambda *_: 1001)
-    monkeypatch.setattr(slurm, "call", lambda words: calls.append(words) or "")
-    calls = []
     cli("launch", "cluster=slurm", "cluster.gpus=1", "cluster.runs_per_gpu=2")
     (batch,) = cli.sweep.batches()
-    jobs = {"7": slurm.QueueJob("7", "PENDING", name=batch.name)}
-    monkeypatch.setattr(slurm, "queue", lambda *_: jobs)
+    answers.queue["7"] = slurm.QueueJob("7", "PENDING", name=batch.name)
     assert cli.states() == {0: "pending", 1: "pending"}
     # Before the task starts: it will find the note.
-    assert "cancelled 1 of 1" in cli("cancel", "seed=1") and calls == []
+    assert "cancelled 1 of 1" in cli("cancel", "seed=1") and answers.calls == []
     assert cli.states() == {0: "pending", 1: "stopped"} and cli.rows()[1].why == "cancelled"
     folder = cli.sweep.pools / f"{batch.name}.0"
     assert [path.name for path in folder.iterdir()] == [f"{cli.rows()[1].run.name}.cancel"]
-    assert "cancelled 1 of 1" in cli("cancel", "seed=0") and calls == [["scancel", "7"]]
-    jobs["7"] = slurm.QueueJob("7", "RUNNING", name=batch.name)
+    assert "cancelled 1 of 1" in cli("cancel", "seed=0") and answers.calls == [["scancel", "7"]]
+    answers.queue["7"] = slurm.QueueJob("7", "RUNNING", name=batch.name)
     run = cli.rows()[0].run.name
     for state in ("damaged", json.dumps({"runs": {run: "RUNNING"}})):
         (folder / "state.json").write_text(state)

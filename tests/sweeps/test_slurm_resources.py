@@ -55,25 +55,6 @@ def test_arrays_are_split_by_the_resources_of_cells_and_stages(cli):
     assert {value["resources"].partition(", ")[0] for value in values} == {"no GPU", "1 GPU"}
 
 
-def test_a_retry_keeps_the_resources_of_each_run(cli):
-    cli.grid = write_grid(
-        cli.folder, base={"train.steps": 20}, seeds=[1], cluster={"memory_gb": 0.25},
-        stages=[{"name": "score", "of": "train", "command": "score", "args": ["{parent}", "{out}"],
-                 "cluster": {"memory_gb": 0.5, "gpus": 1}}],
-    )  # fmt: skip
-    cli.stub({"sleep": 0.01}, seed1={"fail": 3})
-    cli("launch")
-    until(lambda: not any(row.live for row in status.statuses(cli.sweep)[0]), 90, "the end")
-    cli.stub({"sleep": 0.01})
-    cli("retry", "cluster.time=0:30:00")  # both stages, of which one waits for the other
-    rows = {(row.run.stage, row.run.varies["seed"]): row for row in status.statuses(cli.sweep)[0]}
-    assert granted(rows["train", "1"].job, rows["score", "1"].job) == [
-        ("256M", "N/A", "30:00"),
-        ("512M", "gres:gpu:1", "30:00"),
-    ]
-    until(lambda: all(row.state == "done" for row in status.statuses(cli.sweep)[0]), 90, "all")
-
-
 def test_runs_that_share_a_gpu_are_processes_of_one_task_and_end_one_by_one(cli):
     cli.stub({"sleep": 0.1, "save_every": 5}, seed1={"fail": 10})
     shared = ["cluster.gpus=1", "cluster.runs_per_gpu=2", "cluster.memory_gb=0.25", "train.steps=300"]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from slurm_lab import squeue, until, write_grid
+from slurm_lab import squeue, until
 
 from sweeps import command as sweeps_command
 
@@ -203,20 +203,3 @@ def test_two_shells_at_once_submit_nothing_twice(cli):
     assert sorted("submitted 2 runs" in text for text in said) == [False, True], said
     cli.done(0, 1)
     assert len(cli.sweep.batches()) == 1 and [len(cli.starts(seed)) for seed in (0, 1)] == [1, 1]
-
-
-def test_a_search_prunes_and_goes_on_after_a_kill(cli):
-    over = {"train.lr": {"low": 1e-5, "high": 1e-1, "log": True}}
-    base = {"train.steps": 100, "eval.every": 10, "route": "2-8"}
-    cli.grid = write_grid(cli.folder, base=base, seeds=[0], search={"trials": 6, "over": over})
-    cli.stub({"sleep": 0.05})
-    with cli.shell("launch", "--throttle", "3") as coordinator:
-        until(lambda: len(list(cli.runs.glob("dit-*"))) > 2)
-        coordinator.send_signal(signal.SIGKILL)
-    text = cli("launch", "--throttle", "3")
-    assert "trials of an earlier launch" in text and "best of fd: trial" in text
-    text = cli("status")
-    # A pruned run may still be saving.
-    assert text.count("\ntrial ") == 6 and "running" not in text.partition("search: ")[2]
-    # Trained once each, or stopped on the way.
-    assert all(len(p.read_text().split()) == 1 for p in cli.runs.glob("dit-*/ends.txt"))

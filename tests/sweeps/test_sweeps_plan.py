@@ -147,15 +147,6 @@ def test_a_run_has_its_own_name_once_its_parent_is_done_and_the_cells_as_alias(t
     assert again[1].name == named.name and again[2].parent == named.name
 
 
-def test_a_table_waits_for_the_end_of_all_runs_of_a_stage(tmp_path):
-    raw = {"base": {"train.steps": 5}, "seeds": [0, 1], "stages": [
-        {"name": "table", "after": "train", "command": "analysis", "args": ["tables", "{runs}"]}]}  # fmt: skip
-    made = planned(tmp_path, "train.lr=1e-3", **raw)
-    first, second, table = made.runs
-    assert table.after == [first.name, second.name] and table.parent == ""
-    assert table.args == ["tables", str(tmp_path / "runs")]
-
-
 def test_dependencies_of_slurm_are_one_task_for_weights_and_whole_arrays_for_tables(tmp_path):
     train, tune, _ = planned(tmp_path, **chain()).runs
     table = dataclasses.replace(train, name="table", after=[train.name, "other", "gone"])

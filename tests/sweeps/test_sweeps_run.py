@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import submitit
-from slurm_lab import make_run, until, write_grid
+from slurm_lab import make_run, silent, until, write_grid
 
 import experiments.runtime.command
 from experiments.runtime import run_folder
@@ -21,7 +21,7 @@ from experiments.runtime.files import code_commit
 from experiments.runtime.records import append_jsonl
 from sweeps import SweepError
 from sweeps import command as sweeps_command
-from sweeps.jobs import job, pool, pool_process, sbatch, sbatch_script, slurm, snapshot
+from sweeps.jobs import job, pool_process, sbatch, sbatch_script, slurm, snapshot
 from sweeps.status import status, status_table
 from sweeps.store.folder import JobBatch, Sweep
 from sweeps.submission import launch
@@ -149,11 +149,11 @@ def test_a_pool_runs_with_its_limit_from_the_snapshot(cli, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cli.stub({"sleep": 0.03})
     cli("launch", "cluster=local", "cluster.workers=2", "seed=0,1,2")
-    running = set()
-    while "pending" in cli.states().values():
-        running.add(sum(row.state in ("running", "starting") for row in cli.rows().values()))
-    until(lambda: cli.states() == {0: "done", 1: "done", 2: "done"}, what="all runs")
-    assert max(running) == 2
+    most = 0
+    while any(row.live for row in cli.rows().values()):
+        most = max(most, sum(row.state in ("running", "starting") for row in cli.rows().values()))
+        time.sleep(0.05)
+    assert cli.states() == {0: "done", 1: "done", 2: "done"} and most == 2
     threads = {json.loads(p.read_text())["threads"] for p in cli.runs.glob("*/summary.json")}
     assert threads == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
     batch = cli.sweep.batches()[0]
@@ -267,7 +267,7 @@ def test_status_shows_all_sweeps_and_whose_job_a_run_is(cli):
     cli.grid = "second"
     assert json.loads(cli("status", "--json"))["sweep"] == "second"
     assert "cancelled 2 of 2" in cli("cancel")
-    until(lambda: not pool.states(Sweep(cli.runs, "second"), second), what="the pool's end")
+    until(lambda: not any(row.live for row in status.statuses(Sweep(cli.runs, "second"))[0]), what="the pool's end")
 
 
 def test_status_and_launch_say_which_runs_were_trained_for_longer_than_asked(cli):
@@ -278,23 +278,17 @@ def test_status_and_launch_say_which_runs_were_trained_for_longer_than_asked(cli
     assert [line.count("30/20 steps (extended)") for line in lines] == [1, 0, 0] and lines[-1] == "2 done (1 extended)"
 
 
-def test_a_typed_throttle_changes_live_arrays(cli, monkeypatch):
-    calls = []
-    monkeypatch.setattr(slurm, "call", lambda words: calls.append(words) or "")
-    monkeypatch.setattr(slurm, "max_array", lambda *_: 1001)
-    monkeypatch.setattr(slurm, "history", lambda *_: {})
+def test_a_typed_throttle_changes_live_arrays(cli, answers, monkeypatch):
     monkeypatch.setattr(sbatch, "submit", lambda _sweep, runs, *_: {r.name: f"7_{i}" for i, r in enumerate(runs)})
-    monkeypatch.setattr(slurm, "queue", lambda *_: {})
     cli("launch", "cluster=slurm", "--throttle", "2")
     (batch,) = cli.sweep.batches()
-    jobs = {i: slurm.QueueJob(i, "PENDING", name=batch.name) for i in ("7_0", "7_1")}
-    monkeypatch.setattr(slurm, "queue", lambda *_: jobs)
+    answers.queue |= {i: slurm.QueueJob(i, "PENDING", name=batch.name) for i in ("7_0", "7_1")}
     # Neither the default nor the limit that it has is a change.
     cli("launch", "cluster=slurm")
     cli("launch", "cluster=slurm", "--throttle", "2")
-    assert calls == [] and cli.sweep.batches()[0].resources["throttle"] == 2
+    assert answers.calls == [] and cli.sweep.batches()[0].resources["throttle"] == 2
     text = cli("launch", "cluster=slurm", "--throttle", "5")
-    assert calls == [["scontrol", "update", "JobId=7", "ArrayTaskThrottle=5"]]
+    assert answers.calls == [["scontrol", "update", "JobId=7", "ArrayTaskThrottle=5"]]
     assert "job 7: at most 5 at once from now on" in text and "nothing to submit" in text
     assert cli.sweep.batches()[0].resources["throttle"] == 5
 
@@ -379,8 +373,6 @@ def test_half_written_and_foreign_lines_are_passed_over(tmp_path):
     # Times beyond the calendar are none that could be shown.
     append_jsonl(sweep.attempts("r"), [{"event": "end", "time": t} for t in (1e300, 1e9)])
     assert [event["time"] for event in sweep.events("r")] == [1e9]
-    append_jsonl(sweep.path / "x.jsonl", [{"a": 1}])
-    assert (sweep.path / "x.jsonl").read_text() == '{"a": 1}\n'
 
 
 def test_tasks_of_a_cut_off_submission_are_told_by_their_numbers(tmp_path):
@@ -395,27 +387,24 @@ def test_tasks_of_a_cut_off_submission_are_told_by_their_numbers(tmp_path):
     ("second", "said"),
     [("QOSMaxSubmitJobPerUserLimit", "refused 1 of the runs: .* the same launch"), ("Socket timed out", "no answer")],
 )
-def test_the_runs_of_an_array_that_was_refused_or_lost_are_told_from_those_before_it(second, said, cli, monkeypatch):
+def test_the_runs_of_a_refused_or_lost_array_are_told_from_those_before_it(second, said, cli, answers, monkeypatch):
     def sbatch(self, *_):
         calls.append(1)
         if len(calls) > 1:
             raise submitit.core.utils.FailedJobError(second)
         return self.job_class(self.folder, "18")
 
-    calls, queued = [], {}
+    calls, answers.max_array = [], 2
     monkeypatch.setattr(submitit.SlurmExecutor, "_submit_command", sbatch)
     monkeypatch.setattr(submitit.core.utils.JobPaths, "move_temporary_file", lambda *_, **__: None)
     monkeypatch.setattr(submitit.SlurmExecutor, "affinity", classmethod(lambda _: 2))
-    monkeypatch.setattr(slurm, "max_array", lambda *_: 2)
-    monkeypatch.setattr(slurm, "queue", lambda *_: queued)
-    monkeypatch.setattr(slurm, "history", lambda *_: {})
     assert re.search(said, cli("launch", "cluster=slurm", "seed=0,1,2", code=2))
     first, last = cli.sweep.batches()
     assert [*first.ids.values()] == ["18_0", "18_1"] and not last.ids
-    queued |= {i: slurm.QueueJob(i, "RUNNING", name=first.name) for i in ("18_0", "18_1")}
+    answers.queue |= {i: slurm.QueueJob(i, "RUNNING", name=first.name) for i in ("18_0", "18_1")}
     assert cli.states() == {0: "starting", 1: "starting", 2: "new"}
     # It came through all the same.
-    queued |= {"19": slurm.QueueJob("19", "PENDING", name=last.name)}
+    answers.queue |= {"19": slurm.QueueJob("19", "PENDING", name=last.name)}
     assert cli.states()[2] == "pending" and "nothing to submit" in cli("launch", "cluster=slurm", "seed=0,1,2")
 
 
@@ -454,7 +443,7 @@ def test_a_snapshot_holds_the_code_once(tmp_path):
 # --- status ----------------------------------------------------------------------------------------------------
 
 
-def fake_sweep(root, count, monkeypatch):
+def fake_sweep(root, count):
     """A sweep of `count` runs on Slurm in every state that the disk and the queue can say."""
     sweep = Sweep(root, "many")
     runs = [make_run(root, f"r{i:04}", varies={"seed": str(i)}) for i in range(count)]
@@ -485,7 +474,7 @@ def fake_sweep(root, count, monkeypatch):
 
 
 def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
-    sweep, queue = fake_sweep(tmp_path, 7, monkeypatch)
+    sweep, queue = fake_sweep(tmp_path, 7)
     # The same id in a cluster that was set up anew belongs to somebody else.
     queue["18_0"] = slurm.QueueJob("18_0", "RUNNING", "", "n9", "other")
     asked = []
@@ -515,16 +504,15 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     assert status_table.counts(list(rows.values())) == "1 running, 2 failed, 1 requeued, 1 pending, 1 stopped, 1 done"
 
 
-def test_a_retry_that_has_not_begun_is_starting_whatever_the_killed_run_said(tmp_path, monkeypatch):
-    sweep, queue = fake_sweep(tmp_path, 2, monkeypatch)
+def test_a_retry_that_has_not_begun_is_starting_whatever_the_killed_run_said(tmp_path, answers):
+    sweep, answers.queue = fake_sweep(tmp_path, 2)
     run = sweep.runs()["r0001"]  # its beat is of now, its start has no end
     (Path(run.folder) / "checkpoints" / "step-00000003").mkdir(parents=True)
     sweep.intend(JobBatch("many.c", "slurm", "slurm", [run.name], 1.0, "c"))
     sweep.submitted("many.c", {run.name: "19"})
-    queue["19"] = slurm.QueueJob("19", "RUNNING", "None", "n1", "many.c")
+    answers.queue["19"] = slurm.QueueJob("19", "RUNNING", "None", "n1", "many.c")
     sweep.attempts(run.name).unlink()
     append_jsonl(sweep.attempts(run.name), [{"event": "start", "time": 1e9, "batch": "many.b"}])
-    monkeypatch.setattr(slurm, "queue", lambda *_: queue)
     (row,), _ = status.statuses(sweep, [run])
     assert (row.state, row.step, row.elapsed, row.beat) == ("starting", 3, 0, None)
     sweep.note(run.name, "start", batch="many.c")
@@ -532,12 +520,10 @@ def test_a_retry_that_has_not_begun_is_starting_whatever_the_killed_run_said(tmp
     assert (row.state, row.step) == ("running", 4)
 
 
-def test_a_job_that_ends_before_its_start_says_why_not_an_older_word(tmp_path, monkeypatch):
+def test_a_job_that_ends_before_its_start_says_why_not_an_older_word(tmp_path, answers):
     sweep, run = Sweep(tmp_path, "g"), make_run(tmp_path)
     sweep.add("G", [run])
-    monkeypatch.setattr(slurm, "queue", lambda *_: {})
-    ended = slurm.QueueJob("19", "FAILED", exit="1:0")
-    monkeypatch.setattr(slurm, "history", lambda *_: {"19": ended})
+    answers.history["19"] = slurm.QueueJob("19", "FAILED", exit="1:0")
 
     def submit(batch, job_id):
         sweep.intend(JobBatch(batch, "slurm", "slurm", ["r"], time.time(), "c"))
@@ -557,11 +543,7 @@ def test_a_job_that_ends_before_its_start_says_why_not_an_older_word(tmp_path, m
 
 
 def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypatch):
-    sweep, _ = fake_sweep(tmp_path, 7, monkeypatch)
-
-    def silent(*_):
-        raise SweepError("squeue gave no answer in 60 s")
-
+    sweep, _ = fake_sweep(tmp_path, 7)
     monkeypatch.setattr(slurm, "queue", silent)
     rows, trouble = status.statuses(sweep)
     assert "no answer" in trouble and {r.state for r in rows} >= {"done", "failed", "pending", "starting"}
@@ -569,7 +551,7 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
         launch.find_missing(sweep, list(sweep.runs().values()), print)
 
 
-def timed_sweep(root, monkeypatch, done, running, pending, throttle, reason="JobArrayTaskLimit"):
+def timed_sweep(root, done, running, pending, throttle, reason="JobArrayTaskLimit"):
     """A sweep of 100 steps a run; `done` took (wall, training) seconds, `running` is (elapsed, step, eta)."""
     sweep = Sweep(root, "timed")
     count = len(done) + len(running) + pending
@@ -596,8 +578,7 @@ def timed_sweep(root, monkeypatch, done, running, pending, throttle, reason="Job
             (Path(run.folder) / "status.json").write_text(json.dumps(beat))
         states.setdefault(run.name, "PENDING")
     queue = {f"7_{i}": slurm.QueueJob(f"7_{i}", states[r.name], reason, "", "timed.b") for i, r in enumerate(runs)}
-    monkeypatch.setattr(slurm, "queue", lambda *_: queue)
-    return sweep
+    return sweep, queue
 
 
 @pytest.mark.parametrize(
@@ -616,8 +597,8 @@ def timed_sweep(root, monkeypatch, done, running, pending, throttle, reason="Job
         (dict(done=[(100, 90)], running=[(60, 10, 540)], pending=0, throttle=1), 540),
     ],
 )  # fmt: skip
-def test_the_estimate_counts_what_waits_what_is_scored_and_how_many_run_at_once(tmp_path, monkeypatch, values, seconds):
-    sweep = timed_sweep(tmp_path, monkeypatch, **values)
+def test_the_estimate_counts_what_waits_what_is_scored_and_how_many_run_at_once(tmp_path, answers, values, seconds):
+    sweep, answers.queue = timed_sweep(tmp_path, **values)
     rows, _ = status.statuses(sweep)
     told = status_table.as_json(sweep, rows, "")
     assert told["eta"] == (seconds if seconds is None else pytest.approx(seconds, abs=2))
@@ -629,10 +610,8 @@ def test_the_estimate_counts_what_waits_what_is_scored_and_how_many_run_at_once(
     assert alone.eta == (None if among.eta is None else pytest.approx(among.eta, abs=2))
 
 
-def test_a_table_of_many_runs_fits_the_terminal(tmp_path, monkeypatch):
-    sweep, queue = fake_sweep(tmp_path, 140, monkeypatch)
-    monkeypatch.setattr(slurm, "queue", lambda *_: queue)
-    monkeypatch.setattr(slurm, "history", lambda *_: {})
+def test_a_table_of_many_runs_fits_the_terminal(tmp_path, answers):
+    sweep, answers.queue = fake_sweep(tmp_path, 140)
     rows, _ = status.statuses(sweep)
     assert len(status_table.plain(rows)) == 140
     for width in (80, 120):
