@@ -23,6 +23,8 @@ from sweeps import SweepError
 from sweeps import command as sweeps_command
 from sweeps.jobs import job, pool_process, sbatch, sbatch_script, slurm, snapshot
 from sweeps.status import status, status_table
+from sweeps.status.eta import estimate_etas
+from sweeps.status.run_status import RunStatus
 from sweeps.store.folder import JobBatch, Sweep
 from sweeps.submission import launch
 
@@ -458,7 +460,8 @@ def fake_sweep(root, count):
         if kind not in ("pending", "cancelled"):
             note("start", step=0, pid=1)
         if kind == "done":
-            (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 10, "scores": {"FD": 2.5}}))
+            summary = {"status": "done", "step": 10, "scores": {"FD": 2.5}, "wall_s": 8, "session_s": 9}
+            (folder / "summary.json").write_text(json.dumps(summary))
         elif kind == "running":
             beat = {"status": "running", "step": 4, "images_per_s": 7, "eta_s": 75, "time": time.time() + 1}
             (folder / "status.json").write_text(json.dumps(beat))
@@ -499,6 +502,12 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     requeued, ended = queue.pop("18_5"), sweep.runs()["r0005"]
     ((row,), _), queue["18_5"] = status.statuses(sweep, [ended]), requeued
     assert (row.state, row.why) == ("stopped", "its job is gone")
+    assert (rows["r0000"].trained, rows["r0000"].elapsed, rows["r0000"].score) == (8, 9, "FD 2.5")
+    # One filtered run has the estimate that it has among all.
+    ((row,), _) = status.statuses(sweep, [sweep.runs()["r0002"]])
+    assert row.eta == pytest.approx(rows["r0002"].eta, abs=2)
+    told = status_table.as_json(sweep, list(rows.values()), "")
+    assert json.loads(json.dumps(told)) == told and told["elapsed"] > 0 and told["eta"] >= 75
     lines = status_table.plain(list(rows.values()))
     assert "running   r0001  seed=1  4/10  7 img/s  ETA 1:15  18_1  n1" in lines
     assert status_table.counts(list(rows.values())) == "1 running, 2 failed, 1 requeued, 1 pending, 1 stopped, 1 done"
@@ -551,45 +560,15 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
         launch.find_missing(sweep, list(sweep.runs().values()), print)
 
 
-def timed_sweep(root, done, running, pending, throttle, reason="JobArrayTaskLimit"):
-    """A sweep of 100 steps a run; `done` took (wall, training) seconds, `running` is (elapsed, step, eta)."""
-    sweep = Sweep(root, "timed")
-    count = len(done) + len(running) + pending
-    runs = [make_run(root, f"r{i}", steps=100, args=[f"seed={i}"], varies={}) for i in range(count)]
-    sweep.add("Timed", runs)
-    sweep.intend(
-        JobBatch("timed.b", "c", "slurm", [r.name for r in runs], time.time() - 500, "c", {"throttle": throttle})
-    )
-    sweep.submitted("timed.b", {r.name: f"7_{i}" for i, r in enumerate(runs)})
-    states, now = {}, time.time()
-    for i, run in enumerate(runs):
-        Path(run.folder).mkdir()
-        spent = [*done, *running]
-        if i < len(spent):
-            append_jsonl(sweep.attempts(run.name), [{"event": "start", "time": now - spent[i][0], "step": 0}])
-            states[run.name] = "RUNNING"
-        if i < len(done):
-            sweep.note(run.name, "end", how="done")
-            (Path(run.folder) / "summary.json").write_text(
-                json.dumps({"status": "done", "step": 100, "wall_s": done[i][1]})
-            )
-        elif i < len(spent) and spent[i][1] is not None:
-            beat = {"step": spent[i][1], "eta_s": spent[i][2], "time": now}
-            (Path(run.folder) / "status.json").write_text(json.dumps(beat))
-        states.setdefault(run.name, "PENDING")
-    queue = {f"7_{i}": slurm.QueueJob(f"7_{i}", states[r.name], reason, "", "timed.b") for i, r in enumerate(runs)}
-    return sweep, queue
-
-
 @pytest.mark.parametrize(
     ("values", "seconds"),
     [
         # Nothing is known of a run that has only begun.
-        (dict(done=[], running=[(3, None, 0)], pending=2, throttle=1), None),
+        (dict(running=[(3, None, None)], pending=2, throttle=1), None),
         # One at a time: 50 s are left of this one, which takes 100, and three more follow.
-        (dict(done=[], running=[(50, 50, 50)], pending=3, throttle=1), 350),
+        (dict(running=[(50, 50, 50)], pending=3, throttle=1), 350),
         # The steps are done, the last evaluation is not: 150 s each, as the first took.
-        (dict(done=[(150, 100)], running=[(120, 100, 0)], pending=3, throttle=1), 30 + 3 * 150),
+        (dict(done=[(150, 100)], running=[(120, 100, None)], pending=3, throttle=1), 30 + 3 * 150),
         # Two places: the throttle is what they wait for, or as many as run now.
         (dict(done=[(100, 90)], running=[(60, 50, 40)], pending=3, throttle=2), 200),
         (dict(done=[(100, 90)], running=[(60, 50, 40)], pending=2, throttle=9, reason="Resources"), 240),
@@ -597,17 +576,21 @@ def timed_sweep(root, done, running, pending, throttle, reason="JobArrayTaskLimi
         (dict(done=[(100, 90)], running=[(60, 10, 540)], pending=0, throttle=1), 540),
     ],
 )  # fmt: skip
-def test_the_estimate_counts_what_waits_what_is_scored_and_how_many_run_at_once(tmp_path, answers, values, seconds):
-    sweep, answers.queue = timed_sweep(tmp_path, **values)
-    rows, _ = status.statuses(sweep)
-    told = status_table.as_json(sweep, rows, "")
-    assert told["eta"] == (seconds if seconds is None else pytest.approx(seconds, abs=2))
-    assert 500 <= told["elapsed"] <= 510 and json.loads(json.dumps(told)) == told
-    # One filtered run has the estimate that it has among all.
-    last = rows[-1].run if rows[-1].live else rows[0].run
-    (alone,), _ = status.statuses(sweep, [last])
-    (among,) = (row for row in rows if row.run == last)
-    assert alone.eta == (None if among.eta is None else pytest.approx(among.eta, abs=2))
+def test_the_estimate_counts_what_waits_what_is_scored_and_how_many_run_at_once(values, seconds, tmp_path):
+    def rows_of(running, pending, throttle, done=(), reason="JobArrayTaskLimit"):
+        """Rows of 100 steps; `done` took (seconds, of these in training), `running` has (elapsed, step, eta)."""
+        rows = []
+        for elapsed, trained in done:
+            rows.append(RunStatus(run, "done", step=100, steps=100, elapsed=elapsed, trained=trained))
+        for elapsed, step, eta in running:
+            rows.append(RunStatus(run, "running", step=step, steps=100, elapsed=elapsed, eta=eta))
+        return rows + [RunStatus(run, "pending", steps=100, why=reason) for _ in range(pending)]
+
+    run = make_run(tmp_path, steps=100)
+    rows = rows_of(**values)
+    estimate_etas(rows, {"r": JobBatch("b", "c", "slurm", ["r"], 1.0, "c", {"throttle": values["throttle"]})})
+    etas = [row.eta for row in rows if row.live]
+    assert etas == [None] * 3 if seconds is None else max(etas) == pytest.approx(seconds)
 
 
 def test_a_table_of_many_runs_fits_the_terminal(tmp_path, answers):
