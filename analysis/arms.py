@@ -18,7 +18,7 @@ from analysis.grouping import short_labels
 from analysis.loading import load
 from analysis.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
 
-# Batch and depth of the experiment `evidence`: an arm's label names other values.
+# Batch and depth of the experiment `evidence`; a label mentions only other values.
 _USUAL_BATCH, _USUAL_DEPTH = 16, 12
 DECLARED_BACKBONES = 3  # of `study_equal_macs`: the family of Holm's correction
 Curves = dict[int, pd.DataFrame]  # by seed
@@ -122,7 +122,7 @@ def _arm(row: Mapping[Any, Any]) -> Arm:
 
 
 def with_details(unnamed: Sequence[Arm]) -> list[Arm]:
-    """Return the arms; where only their groups distinguish some of them, with what differs."""
+    """Return the arms, with a `detail` where several differ only in their group."""
     groups: dict[Arm, set[str]] = {}
     for arm in unnamed:
         groups.setdefault(_shown_fields(arm), set()).add(arm.group)
@@ -145,8 +145,8 @@ def _shown_fields(arm: Arm) -> Arm:
 def baseline_arm(arm: Arm, table: Mapping[Arm, Curves]) -> Arm | None:
     """Return the dense arm that an arm is compared with.
 
-    It is that of its group. An arm of another depth, batch or rate is in a group without one: it
-    is compared with the dense arm of its rate, or the only one.
+    That of its own group if there is one. Arms of another depth, batch or rate have none: they are
+    compared with the dense arm at their learning rate, or with the only one there is.
     """
     candidates = []
     for dense in table:
@@ -230,9 +230,9 @@ def endpoints_table(
     """Return paired log ratios of loss at the multiply-adds of `steps` dense steps, as a change.
 
     The first rows compare each arm with the dense baseline, the last ones the routed arm with the
-    dense model of fewer blocks (the gate of `study_equal_macs`). A routed arm
-    has a p-value once its declared pairs have finished (no interim test); the p-values are
-    corrected (Holm) once all declared backbones have one.
+    dense model of fewer blocks (the gate of `study_equal_macs`). A routed arm has a p-value once
+    its declared pairs have finished (no interim test); the p-values are corrected (Holm) once all
+    declared backbones have one.
     """
     shallow: list[Arm] = []
     routed: list[tuple[Arm, float]] = []

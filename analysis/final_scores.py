@@ -8,7 +8,7 @@ from analysis.aggregation import interval
 from analysis.arms import Arm, baseline_arm, rows_with_arms
 from analysis.loading import load, scores
 
-# Columns with the decimals that are printed; FD and its companions in the data set's classifier.
+# Printed columns and their decimals; all in the features of the data set's own classifier.
 _METRICS = {"FD": 1, "precision": 3, "recall": 3, "accuracy": 3}
 _NETWORK = "-classifier)"
 

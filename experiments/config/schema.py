@@ -17,14 +17,14 @@ from routing.errors import require
 
 
 def _route_text(route: Any) -> Any:
-    """Return a route that YAML has read as a list or as null in the form that is typed."""
+    """Return the text of a route that YAML has read as a list or as null."""
     if route is None or isinstance(route, list):
         return "+".join(str(part) for part in route or ["none"])
     return route
 
 
 def _without_repeated_route(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration without `routing.route`, where older ones repeat their `route`."""
+    """Return a configuration without `routing.route`, a second copy of `route` in older files."""
     routing, route = values.get("routing"), values.get("route", "none")
     if not isinstance(routing, Mapping) or "route" not in routing:
         return values
