@@ -12,7 +12,7 @@ from small import ROOT
 
 pytestmark = pytest.mark.slurm
 SMALL = [
-    "backbone.depth=3", "route=0-1", "train.steps=40", "train.batch=8", "train.log_every=1", "train.save_every=1000",
+    "backbone.depth=3", "route=0-1", "train.steps=120", "train.batch=8", "train.log_every=1", "train.save_every=1000",
     "train.sample_every=0", "sampler.steps=2", "guidance=none", "eval=none",
 ]  # fmt: skip
 
@@ -58,7 +58,7 @@ def test_a_pre_empted_run_ends_bitwise_as_an_undisturbed_one(tmp_path, capsys):
     shaken.interrupt(step=4)
     assert shaken.starts(0)[1]["step"] >= 4 and shaken.starts(0)[1]["restart"] == 1
     ours, theirs = learnt(shaken.finished()), learnt(calm.finished())
-    assert [line["step"] for line in ours[1]] == list(range(1, 41))
+    assert [line["step"] for line in ours[1]] == list(range(1, 121))
     assert ours[1] == theirs[1] and ours[0].keys() == theirs[0].keys()
     assert [k for k in ours[0] if ours[0][k] != theirs[0][k]] == []
     assert len(calm.starts(0)) == 1
@@ -73,7 +73,7 @@ def test_four_ranks_on_two_nodes_agree_save_and_go_on(tmp_path, capsys):
     assert one.starts(0)[1]["step"] >= 3
     assert "4 x cpu" in one.log(0, "out") and "(resumed at step" in one.log(0, "out")
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert steps == list(range(1, 41))
+    assert steps == list(range(1, 121))
 
 
 def test_hydras_own_launcher_works_within_its_limits(tmp_path, monkeypatch):
