@@ -99,7 +99,6 @@ def test_a_wrong_grid_in_python_is_one_sentence(text, message, refused, tmp_path
         # YAML 1.1 reads these as 8, 10, 1 and 10.
         ("nodes: 010", "nodes=010: expected an integer"),
         ("cpus: 1_0", "cpus=1_0: expected an integer"),
-        ("memory_gb: 1_0", "memory_gb=1_0: expected a number"),
     ],
 )
 def test_a_wrong_cluster_is_one_sentence(text, message, refused, tmp_path):

@@ -36,15 +36,6 @@ def finish(folder, step=5):
     return Path(folder)
 
 
-def test_runs_have_the_names_and_folders_of_their_configs(tmp_path):
-    made = planned(tmp_path, axes={"route": ["none", "auto"]})
-    assert [run.name.split("_s0")[0] for run in made.runs] == ["dit-T4-mnist_none", "dit-T4-mnist_2-8"]
-    for run in made.runs:
-        assert run.folder == str(tmp_path / "runs" / run.name)
-        assert made.configs[run.name].folder == Path(run.folder)
-        assert PlannedRun(**json.loads(json.dumps(run.__dict__))) == run
-
-
 def test_a_route_that_does_not_fit_is_left_out(tmp_path):
     made = planned(tmp_path, fits=["route"], axes={"route": ["2-8", "2-20"]})
     assert len(made.runs) == 1 and made.left_out[0][0] == "route=2-20 seed=0" and "12 blocks" in made.left_out[0][1]

@@ -9,8 +9,9 @@ from slurm_lab import make_run, squeue, until, write_grid
 
 from experiments import preflight
 from experiments.runtime import environment
+from experiments.runtime.files import atomic_write
 from sweeps import command as sweeps_command
-from sweeps.status import status, status_table
+from sweeps.status import status
 from sweeps.store.folder import Sweep
 
 # A stage from the weights of its parent, one that reads that, and one that reads all runs.
@@ -125,17 +126,16 @@ def test_slurm_runs_the_stages_through_failure_preemption_and_retry(cli):
 # --- copies of the code -----------------------------------------------------------------------------------------
 
 
-def pair_of_runs(tmp_path, dense_code, routed_code):
+def write_pairs(tmp_path, dense_code, routed_code):
     sweep, runs = Sweep(tmp_path, "g"), []
     for route, codes in (("none", dense_code), ("2-8", routed_code)):
         for seed in ("0", "1"):
             args = [f"route={route}", f"seed={seed}", "train.steps=5"]
-            run = make_run(tmp_path, f"{route}-{seed}", args=args, folder=str(tmp_path / route), varies={})
+            run = make_run(tmp_path, f"{route}-{seed}", args=args, varies={})
             runs.append(run)
             for code in codes if seed == "0" else ["a"]:
                 sweep.note(run.name, "start", code=code)
     sweep.add("", runs)
-    return sweep, runs
 
 
 @pytest.mark.parametrize(
@@ -144,19 +144,15 @@ def pair_of_runs(tmp_path, dense_code, routed_code):
         (["a", "a"], ["a"], []),
         (["a"], ["a", "b"], ["none-0 used a, 2-8-0 used a, b"]),  # it was resumed with other code
         ([None], ["b"], []),  # of a checkout
+        ([], ["b"], ["none-0 used c, 2-8-0 used b"]),  # another sweep trained it: its folder has the hash
     ],
 )
 def test_status_names_pairs_of_two_copies_of_the_code(dense, routed, mixed, tmp_path, capsys):
-    pair_of_runs(tmp_path, dense, routed)
+    write_pairs(tmp_path, dense, routed)
+    if not dense:
+        atomic_write(tmp_path / "none-0" / "env.json", '{"snapshot": "c"}')
     sweeps_command.main(["status", "g", "--json", f"paths.runs={tmp_path}"])
     assert json.loads(capsys.readouterr().out)["mixed_code"] == [f"different code in a pair: {text}" for text in mixed]
-
-
-def test_the_hash_of_the_code_is_read_from_the_run_where_another_sweep_trained_it(tmp_path):
-    sweep, runs = pair_of_runs(tmp_path, [], ["b"])
-    (tmp_path / "none").mkdir()
-    (tmp_path / "none" / "env.json").write_text('{"snapshot": "c"}')
-    assert "none-0 used c, 2-8-0 used b" in status_table.mixed_pairs(sweep, runs)[0]
 
 
 def test_a_run_records_the_hash_of_the_copy_that_it_runs_from(tmp_path, monkeypatch):
