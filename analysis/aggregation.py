@@ -19,6 +19,7 @@ from scipy.special import stdtrit
 
 ENOUGH_SEEDS = 3
 DENSE = "dense"
+NOT_SIGNIFICANT, BETTER = "no significant difference", "significantly better"
 # Scores are averaged over seeds within these columns.
 KEYS = ("group", "variant", "metric", "step")
 _STATISTICS = ("mean", "n", "std", "low", "high")
@@ -87,6 +88,25 @@ def ratio(values: Iterable[float | None]) -> Estimate | None:
     return Estimate(mean, estimate.n, None, math.exp(estimate.low), math.exp(estimate.high))
 
 
+def verdict(difference: Estimate, better: str | None) -> str:
+    """Return whether a difference is significant and in which direction, or that seeds are few."""
+    low, high = difference.low, difference.high
+    if difference.n < ENOUGH_SEEDS or low is None or high is None:
+        return f"too few seeds to tell (n={difference.n})"
+    if low <= 0 <= high:
+        return NOT_SIGNIFICANT
+    end = "higher" if difference.mean > 0 else "lower"
+    if better is None:
+        return f"significantly {end}"
+    return BETTER if better == end else "significantly worse"
+
+
+def change(difference: Estimate, decimals: int) -> str:
+    """Return a difference with its interval; of two seeds it would say nothing."""
+    form = f"+.{decimals}f"
+    return f"{difference.mean:{form}}" if difference.n < ENOUGH_SEEDS else difference.text(form)
+
+
 def number_range(counts: Iterable[float]) -> str:
     """Return numbers of seeds or steps as text, `3`, or `3-5` where they differ."""
     distinct = set(counts)
@@ -125,14 +145,12 @@ def aggregate(scores: pd.DataFrame, by: Sequence[str] = KEYS) -> pd.DataFrame:
     return estimates(one_per_seed(scores), by, "value")
 
 
-def paired_difference(
-    scores: pd.DataFrame, baseline: str | Mapping[str, str] = DENSE
-) -> pd.DataFrame:
+def paired_difference(scores: pd.DataFrame, baseline: str = DENSE) -> pd.DataFrame:
     """Return every variant's difference to a baseline, paired by seed and step.
 
     Args:
         scores: What `analysis.scores` returned.
-        baseline: Variant to compare with, or that of each group.
+        baseline: Variant to compare with.
 
     Returns:
         One row per group, variant, metric and step that both were scored at: those columns, `mean`
@@ -140,11 +158,7 @@ def paired_difference(
         (pairs of seeds).
     """
     points = one_per_seed(scores)[[*KEYS, "seed", "value"]]
-    if isinstance(baseline, str):
-        is_baseline = points["variant"] == baseline
-    else:
-        is_baseline = points["variant"] == points["group"].map(baseline)
-    is_baseline = is_baseline.fillna(False).astype(bool)
+    is_baseline = points["variant"] == baseline
     reference = points[is_baseline].drop(columns="variant").rename(columns={"value": "baseline"})
     pairs = points[~is_baseline].merge(reference, on=["group", "metric", "step", "seed"])
     pairs["difference"] = pairs["value"] - pairs["baseline"]

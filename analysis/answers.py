@@ -87,9 +87,7 @@ def rate(results: Results) -> str:
         return _missing("runs of one route at two or more rates, and dense runs of their seeds")
     by_rate = {row["rate"]: row["fid"] for row in paper.rows("rate")}
     best = min(by_rate, key=by_rate.__getitem__)
-    comparisons = []
-    for group, variant, difference in findings.rate_differences(results):
-        comparisons.append(DenseComparison(group, variant, difference))
+    comparisons = findings.rate_comparisons(results)
     start = (
         f"In the paper, a rate of {best:g} is the best: FID {by_rate[best]:.2f} against "
         f"{by_rate[0.0]:.2f} without a route."
@@ -97,8 +95,7 @@ def rate(results: Results) -> str:
     shares: dict[float, list[float]] = {}
     for comparison in comparisons:
         if comparison.variant.macs_share:
-            share = float(comparison.variant.first("rate"))
-            shares.setdefault(share, []).append(comparison.variant.macs_share)
+            shares.setdefault(comparison.rate, []).append(comparison.variant.macs_share)
     costs = [f"{_range(values, 2)} at rate {share:g}" for share, values in sorted(shares.items())]
     paragraph = [start, f"Here: {tally(comparisons)}.", *map(str, sentences)]
     if costs:

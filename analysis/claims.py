@@ -5,12 +5,11 @@ how, what confounds it, who repeated it, the commands of this suite that would t
 own runs gave. `python -m analysis.claims` checks the file and writes `results/claims.md`.
 """
 
-import dataclasses
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import MinLen
 
@@ -115,24 +114,12 @@ def read_ledger(path: Path = LEDGER) -> Ledger:
         papers[key] = validate(Paper, entry, f"papers.{key}.")
     claims = {}
     for key, entry in document["claims"].items():
-        claims[key] = _claim(entry, f"claims.{key}.")
+        claims[key] = validate(Claim, entry, f"claims.{key}.")
         if claims[key].paper not in papers:
             raise AnalysisError(
                 f"claims.{key}.paper={claims[key].paper}: expected one of {', '.join(papers)}"
             )
     return Ledger(papers, claims)
-
-
-def _claim(entry: Any, prefix: str) -> Claim:
-    """Validate one claim; its reproductions are checked one by one, so that errors name them."""
-    if not isinstance(entry, Mapping):
-        raise AnalysisError(f"{prefix.rstrip('.')}: expected a mapping of keys")
-    plain = {key: value for key, value in entry.items() if key != "reproductions"}
-    reproductions = []
-    for index, item in enumerate(entry.get("reproductions") or ()):
-        reproductions.append(validate(Reproduction, item, f"{prefix}reproductions[{index}]."))
-    claim = validate(Claim, plain, prefix)
-    return dataclasses.replace(claim, reproductions=tuple(reproductions))
 
 
 # --- the page -------------------------------------------------------------------------------------

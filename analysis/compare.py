@@ -139,37 +139,6 @@ def _show(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def varying(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the config keys that differ between runs, and how many runs have each value.
-
-    Columns key, value, runs; keys in order, the most frequent value first.
-    """
-    rows = []
-    for key, counts in _value_counts(frame).items():
-        if len(counts) > 1:
-            for value, n in counts.items():
-                rows.append((key, str(value), int(n)))
-    return pd.DataFrame(rows, columns=["key", "value", "runs"])
-
-
-def common(frame: pd.DataFrame) -> dict[str, str]:
-    """Return the config keys that all runs share, with their value."""
-    shared = {}
-    for key, counts in _value_counts(frame).items():
-        if len(counts) == 1:
-            shared[key] = str(counts.index[0])
-    return shared
-
-
-def _value_counts(frame: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return the number of runs with each value of every config key."""
-    config = frame.filter(regex=r"^config\.(?!paths\.)").astype("string").fillna("null")
-    counts = {}
-    for column in map(str, config):
-        counts[column.removeprefix("config.")] = config[column].value_counts()
-    return counts
-
-
 def command(options: argparse.Namespace) -> int:
     """Print what differs between two runs."""
     if options.more:

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from analysis import findings
-from analysis.aggregation import ENOUGH_SEEDS, Estimate
+from analysis.aggregation import BETTER, ENOUGH_SEEDS, NOT_SIGNIFICANT, Estimate, change, verdict
 from analysis.groups import Group, Variant
 from analysis.pair_penalty import pair_penalty
 from analysis.results import Results
@@ -34,9 +33,14 @@ class DenseComparison:
         return self.difference.n >= ENOUGH_SEEDS
 
     @property
+    def rate(self) -> float:
+        """The share of tokens that skips."""
+        return float(self.variant.first("rate"))
+
+    @property
     def verdict(self) -> str:
         """Whether the difference is significant and in which direction, or that seeds are few."""
-        return findings.verdict(self.difference, self.group.better)
+        return verdict(self.difference, self.group.better)
 
     def describe(self) -> str:
         """Return both scores, dense and routed, with their difference and its verdict."""
@@ -48,10 +52,9 @@ class DenseComparison:
         common = sorted(dense_scores.keys() & routed_scores.keys())
         before = sum(dense_scores[seed] for seed in common) / len(common)
         after = sum(routed_scores[seed] for seed in common) / len(common)
-        change = findings.change(self.difference, digits)
         return (
-            f"{metric_label(metric)} {before:.{digits}f} and {after:.{digits}f}, {change} "
-            f"(n={len(common)}, {self.verdict})"
+            f"{metric_label(metric)} {before:.{digits}f} and {after:.{digits}f}, "
+            f"{change(self.difference, digits)} (n={len(common)}, {self.verdict})"
         )
 
 
@@ -87,9 +90,9 @@ def tally(comparisons: Iterable[DenseComparison]) -> str:
     if total:
         text = (
             f"of {total} comparisons with dense runs after equal steps, routed models are "
-            f"significantly better in {verdicts['significantly better']}, significantly worse in "
+            f"significantly better in {verdicts[BETTER]}, significantly worse in "
             f"{verdicts['significantly worse']}, and not significantly different in "
-            f"{verdicts[findings.NOT_SIGNIFICANT]}"
+            f"{verdicts[NOT_SIGNIFICANT]}"
         )
     if few and total:
         text += f" ({few} more have fewer than {ENOUGH_SEEDS} paired seeds)"

@@ -10,15 +10,14 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.aggregation import ENOUGH_SEEDS, Estimate, paired
+from analysis.aggregation import ENOUGH_SEEDS, change, paired, verdict
+from analysis.dense_comparison import DenseComparison
 from analysis.errors import pick
-from analysis.groups import Group, Variant
+from analysis.groups import Group
 from analysis.results import Results
 from analysis.tables import guidance, guidance_scale
-from analysis.tables.entries import gap, metric_decimals, metric_label
+from analysis.tables.entries import metric_decimals, metric_label
 from routing.route import Route
-
-NOT_SIGNIFICANT = "no significant difference"
 
 
 class Finding(NamedTuple):
@@ -30,25 +29,6 @@ class Finding(NamedTuple):
     def __str__(self) -> str:
         """Return the sentence in Markdown."""
         return f"**{self.subject}**, {self.statement}"
-
-
-def verdict(difference: Estimate, better: str | None) -> str:
-    """Return whether a difference is significant and in which direction, or that seeds are few."""
-    low, high = difference.low, difference.high
-    if difference.n < ENOUGH_SEEDS or low is None or high is None:
-        return f"too few seeds to tell (n={difference.n})"
-    if low <= 0 <= high:
-        return NOT_SIGNIFICANT
-    end = "higher" if difference.mean > 0 else "lower"
-    if better is None:
-        return f"significantly {end}"
-    return "significantly better" if better == end else "significantly worse"
-
-
-def change(difference: Estimate, decimals: int) -> str:
-    """Return a difference with its interval; of two seeds it would say nothing."""
-    form = f"+.{decimals}f"
-    return f"{difference.mean:{form}}" if difference.n < ENOUGH_SEEDS else difference.text(form)
 
 
 def response(results: Results) -> list[Finding]:
@@ -142,30 +122,30 @@ def _placement_sentence(group: Group, ranked: list[tuple[float, str]], seeds: in
     return Finding(group.label, text)
 
 
-def rate_differences(results: Results) -> list[tuple[Group, Variant, Estimate]]:
-    """Return the differences to dense of every route that was run at two or more rates."""
-    differences = []
+def rate_comparisons(results: Results) -> list[DenseComparison]:
+    """Compare every route that was run at two or more rates with dense runs, by rate."""
+    comparisons: list[DenseComparison] = []
     for group in results.groups:
-        rates: dict[str, dict[float, tuple[Group, Variant, Estimate]]] = {}
+        by_span: dict[str, list[DenseComparison]] = {}
         for variant in group.tread:
             span = str(variant.first("span"))
-            difference = gap(variant, group.baseline, group.metric)
-            if "+" not in span and difference is not None:
-                share = float(variant.first("rate"))
-                rates.setdefault(span, {})[share] = group, variant, difference
-        for by_rate in rates.values():
-            if len(by_rate) > 1:
-                differences += [by_rate[share] for share in sorted(by_rate)]
-    return differences
+            comparison = DenseComparison.of(group, variant)
+            if "+" not in span and comparison is not None:
+                by_span.setdefault(span, []).append(comparison)
+        for of_span in by_span.values():
+            if len(of_span) > 1:
+                comparisons += sorted(of_span, key=lambda comparison: comparison.rate)
+    return comparisons
 
 
 def rate(results: Results) -> list[Finding]:
     """Say how the score differs from dense by the share of tokens that skips, for each route."""
     texts: dict[tuple[str, str], list[str]] = {}
-    for group, variant, difference in rate_differences(results):
-        subject = f"{group.label}, route {variant.first('span')}"
-        text = change(difference, metric_decimals(group.metric))
-        text = f"{variant.first('rate'):g} {text}: {verdict(difference, group.better)}"
+    for comparison in rate_comparisons(results):
+        group = comparison.group
+        subject = f"{group.label}, route {comparison.variant.first('span')}"
+        text = change(comparison.difference, metric_decimals(group.metric))
+        text = f"{comparison.rate:g} {text}: {comparison.verdict}"
         texts.setdefault((subject, metric_label(group.metric)), []).append(text)
     sentences = []
     for (subject, metric), by_rate in texts.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis.figures.effective_scale import effective_scale
 from analysis.guidance_scale import Measurement, Weights
-from analysis.measured import check_protocol, one_by_one, result_path, with_weights
+from analysis.measured import one_by_one, result_path, with_weights
 from analysis.tables.guidance_scale import FILE, LEVELS, scale_table
 from analysis.tables.render import write
 from analysis.tables.table import markdown
@@ -17,11 +17,9 @@ from experiments.runtime.files import atomic_write
 
 def command(options: argparse.Namespace) -> int:
     """Measure every run with weights, and store the result in its folder or the current one."""
-    levels = options.levels or LEVELS
-    check_protocol("guidance-scale", levels, options.samples, options.batch, least=2)
     runs = with_weights(options.runs)
     against = None if options.against is None else Weights(*split(options.against, "--against "))
-    measurement = Measurement(runs, levels, options.samples, options.batch)
+    measurement = Measurement(runs, options.levels or LEVELS, options.samples, options.batch)
     if against:
         measurement.open(*against)  # a fault in it is reported once, before anything is measured
     results: list[dict[str, Any]] = []

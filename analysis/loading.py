@@ -1,34 +1,8 @@
 """Run folders as tidy data frames: a row per run, per score, or per logged step.
 
-`load` returns a row per finished run. Its columns:
-
-    run, path, root, status                  the folder, and the folder that was loaded
-    backbone, size, data, scale, seed, step  from summary.json
-    macs_dense, macs_routed, params, ...     cost of one image's forward pass, parameters
-    route, span, rate, selection             the resolved route, its blocks, share of tokens
-    method                                   dense, TREAD, MaskDiT, SPRINT, ...
-    group                                    runs that may be compared (`analysis.grouping`)
-    variant                                  how tokens were routed: dense, 2-8, 2-8@0.75, ...
-    shared_config                            what is equal in a group apart from the backbone
-    device, torch, commit                    what it ran on, from env.json
-    config.<dotted key>                      the resolved config; lists as JSON text
-    config_keys                              the keys that the run's version knew
-    score.<full metric name>                 the run's last own scores, as "score.FD-500 (...)"
-    guidance, sampler, reference, score_n    the protocol of those scores
-    networks                                 networks behind them, as "mnist-classifier@114458aa"
-
-`scores` returns a row per run, step and metric. Its columns are those of the run (without
-`score.*`; the run's step, guidance, sampler and reference are called `last_step`, `own_guidance`,
-`own_sampler` and `own_reference`), and:
-
-    metric, key, value                       full name, kind (fd, recall, ...) and value
-    step, macs                               training steps and multiply-adds spent by then
-    better                                   the better end: lower, higher or missing
-    n, features, reference                   samples, feature extractor, reference statistics
-    guidance, sampler, weights, sample_seed  how the samples were made
-    macs_per_sample                          cost of a sample
-    own                                      measured under the run's own protocol
-    final                                    own, and after the last step that was scored
+`load` returns a row per finished run with its configuration in columns, `scores` a row per run,
+step and metric with what it had cost, `curves` a row per run and logged step. docs/dataframe.md
+lists the columns.
 
 Everything is in columns, nothing in `attrs`, so that frames survive merge, concat and parquet.
 After concat call `analysis.grouping.assign_groups` (tables and figures do it themselves).
@@ -172,7 +146,7 @@ def load(root: Roots, **filters: Any) -> pd.DataFrame:
             key with a dot is given as `**{"train.lr": 1e-3}`.
 
     Returns:
-        One row per finished run (see the module's docstring for the columns), sorted by folder.
+        One row per finished run (docs/dataframe.md lists the columns), sorted by folder.
         Damaged folders are left out with a warning; `analysis.problems` lists them and the
         unfinished runs.
 
@@ -224,9 +198,9 @@ def scores(runs: Runs) -> pd.DataFrame:
 
     Returns:
         One row per run, step, metric and protocol, of `scores.jsonl` and of
-        `evaluations/*.json` (see the module's docstring for the columns). `macs` is read from the
-        training log, linearly between logged steps. A run whose scores cannot be read is left out
-        with a warning.
+        `evaluations/*.json` (docs/dataframe.md lists the columns). `macs` is read from the training
+        log, linearly between logged steps. A run whose scores cannot be read is left out with a
+        warning.
     """
     frame = runs_of(runs)
     rows: list[dict[str, Any]] = []

@@ -2,24 +2,24 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from analysis.run_files import json_or_nothing
+from analysis.run_files import read_environment
 
 # Label of a line and the key in env.json.
-_KEYS = {"commit": "git", "device": "device", "Python": "python", "torch": "torch"}
-_KEYS |= {"threads": "threads"}
+_KEYS = {
+    "commit": "git", "device": "device", "Python": "python", "torch": "torch", "threads": "threads",
+}  # fmt: skip
 
 
 def machine_lines(runs: pd.DataFrame) -> list[str]:
     """Return the number of runs, then a line per property of the machines that they ran on."""
     counts: dict[str, Counter[str]] = {label: Counter() for label in _KEYS}
     for path in runs["path"]:
-        environment = json_or_nothing(Path(str(path)) / "env.json")
+        environment = read_environment(Path(str(path)))
         for label, key in _KEYS.items():
-            value = _torch(environment) if key == "torch" else environment.get(key)
+            value = environment.get(key)
             if value is not None:
                 counts[label][str(value)] += 1
     lines = [f"{len(runs)} finished runs"]
@@ -28,8 +28,3 @@ def machine_lines(runs: pd.DataFrame) -> list[str]:
         text = next(iter(values)) if len(values) == 1 else ", ".join(texts)
         lines.append(f"{label}: {text or 'not recorded'}")
     return lines
-
-
-def _torch(environment: dict[str, Any]) -> Any:
-    packages = environment.get("packages")
-    return packages.get("torch") if isinstance(packages, dict) else None

@@ -99,20 +99,3 @@ def _curves(results: Results, variant: Variant) -> dict[int, pd.DataFrame]:
         if seed not in curves or curve["step"].iloc[-1] > curves[seed]["step"].iloc[-1]:
             curves[int(seed)] = curve
     return curves
-
-
-def means(pair: PairPenalty) -> pd.DataFrame:
-    """Return s and s * m over seeds by N: step, s, s_low, s_high, sm, sm_low, sm_high, n, censored.
-
-    Means are NaN where a seed is censored.
-    """
-    rows = []
-    for step, penalty in pair.by_step.items():
-        row: dict[str, float] = {"step": step, "n": len(penalty.seeds)}
-        row["censored"] = penalty.censored
-        for name, estimate in (("s", penalty.s), ("sm", penalty.sm)):
-            for end, field in (("", "mean"), ("_low", "low"), ("_high", "high")):
-                value = getattr(estimate, field, None)
-                row[name + end] = math.nan if value is None else value
-        rows.append(row)
-    return pd.DataFrame(rows)

@@ -20,9 +20,9 @@ from analysis import figures, tables
 from analysis import report_sections as sections
 from analysis.aggregation import ENOUGH_SEEDS
 from analysis.errors import AnalysisError
+from analysis.machines import machine_lines
 from analysis.results import Results, Source, results_for_command
 from analysis.tables.render import TEMPLATES, frame_csv, to_html
-from analysis.tables.table import Table
 from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, check_replaceable
 
@@ -60,7 +60,7 @@ def html(
     results: Results, title: str | None = None, progress: Callable[[str], object] = _ignore
 ) -> str:
     """Return the report as one HTML document."""
-    all_tables: dict[str, Table] = {}
+    all_tables: dict[str, tables.Table] = {}
     for name in tables.TABLES:
         all_tables[name] = tables.make(name, results)
         progress(f"table {name}")
@@ -82,7 +82,7 @@ def html(
 
 
 def _tables_and_figures(
-    all_tables: dict[str, Table], plots: dict[str, dict[str, Any]]
+    all_tables: dict[str, tables.Table], plots: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the template's values of tables and figures, the answer apart."""
     answer = tables.answer(all_tables["main"])
@@ -127,6 +127,7 @@ def _page_values(results: Results) -> dict[str, Any]:
     for row in problems.astype(object).where(problems.notna(), None).to_dict("records"):
         (damaged if row["status"] == "damaged" else unfinished).append(row)
     choices = sections.choices(runs)
+    varying, common = sections.configurations(runs)
     picks = {}
     for name, values in choices.items():
         if len(values) > 1:
@@ -146,9 +147,9 @@ def _page_values(results: Results) -> dict[str, Any]:
         "grids": grids,
         "more_grids": more_grids,
         "runs_table": sections.runs_table(results),
-        "varying": sections.varying(runs),
-        "common": sections.common(runs),
-        "machines": sections.machines(runs),
+        "varying": varying,
+        "common": common,
+        "machines": machine_lines(runs),
     }
 
 

@@ -8,10 +8,8 @@ from typing import Any
 import pandas as pd
 from PIL import Image
 
-from analysis import compare
 from analysis.figures.sample_grids import picture
 from analysis.groups import Group, Variant
-from analysis.machines import machine_lines
 from analysis.results import Results
 from analysis.tables import entries
 from analysis.tables.speedup import headline_entries
@@ -32,16 +30,22 @@ def choices(runs: pd.DataFrame) -> dict[str, list[str]]:
     return choices
 
 
-def varying(runs: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return the keys that vary between runs with their values, as text."""
-    keys = []
-    for key, part in compare.varying(runs).groupby("key", sort=False):
-        values = [f"{row.value} ({row.runs})" for row in part.itertuples()]
+def configurations(runs: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the keys that vary between runs with their values, as text, and those that do not."""
+    config = runs.filter(regex=r"^config\.(?!paths\.)").astype("string").fillna("null")
+    varying, common = [], []
+    for column in map(str, config):
+        key = column.removeprefix("config.")
+        counts = config[column].value_counts()
+        if len(counts) == 1:
+            common.append((key, str(counts.index[0])))
+            continue
+        values = [f"{value} ({count})" for value, count in counts.items()]
         text = ",  ".join(values[:_MOST_VALUES])
         if len(values) > _MOST_VALUES:
             text += f" and {len(values) - _MOST_VALUES} more"
-        keys.append((str(key), text))
-    return keys
+        varying.append((key, text))
+    return varying, sorted(common)
 
 
 def cards(results: Results) -> tuple[list[dict[str, Any]], list[str]]:
@@ -114,16 +118,6 @@ def _grid(group: Group, variant: Variant, run: Path) -> list[dict[str, str]]:
     Image.fromarray(image).save(stream, format="PNG")
     uri = data_uri(stream.getvalue(), "image/png")
     return [{"run": run.name, "label": f"{group.label}: {variant.name}", "image": uri}]
-
-
-def common(runs: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return the keys that all runs share with their value, sorted."""
-    return sorted(compare.common(runs).items())
-
-
-def machines(runs: pd.DataFrame) -> list[str]:
-    """Return what the runs ran on, a line per property; nothing without runs."""
-    return machine_lines(runs) if len(runs) else []
 
 
 def data_uri(content: bytes, kind: str) -> str:

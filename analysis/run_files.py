@@ -135,6 +135,14 @@ def json_or_nothing(path: Path) -> dict[str, Any]:
         return {}
 
 
+def read_environment(folder: Path) -> dict[str, Any]:
+    """Return a run's env.json with `torch`, its version; empty where the file cannot be read."""
+    environment = json_or_nothing(folder / "env.json")
+    packages = environment.get("packages")
+    torch = packages.get("torch") if isinstance(packages, dict) else None
+    return {**environment, "torch": torch}
+
+
 def model_arguments(folder: str | Path) -> dict[str, Any] | None:
     """Return what a run's exported model was built with, from its weights' metadata."""
     return _weights_metadata(folder, "model")

@@ -72,13 +72,10 @@ def _finished(folder: Path) -> dict[str, Any]:
     if mean and run_files.is_measured(routed) and not math.isclose(mean, routed, rel_tol=1e-3):
         row["macs_routed"], row["macs_routed_no_attention"] = round(mean), None
     # None where env.json is missing or of an older format.
-    environment = run_files.json_or_nothing(folder / "env.json")
-    packages = environment.get("packages")
-    torch = packages.get("torch") if isinstance(packages, dict) else None
-    machine = {"device": environment.get("device"), "torch": torch}
-    machine["commit"] = environment.get("git")
-    for key, value in machine.items():
-        row[key] = value if isinstance(value, str) else None
+    environment = run_files.read_environment(folder)
+    for column, key in (("device", "device"), ("torch", "torch"), ("commit", "git")):
+        value = environment.get(key)
+        row[column] = value if isinstance(value, str) else None
     return row
 
 
@@ -144,10 +141,8 @@ def _routing_method(row: dict[str, Any]) -> str:
 
 
 def _has_decoder(row: dict[str, Any]) -> bool:
-    for key, value in row.items():
-        if key.startswith("config.backbone.decoder") and value is not None:
-            return True
-    return False
+    decoder = [row[key] for key in row if key.startswith("config.backbone.decoder")]
+    return any(value is not None for value in decoder)
 
 
 def _add_scores(row: dict[str, Any], folder: Path) -> None:

@@ -1,10 +1,9 @@
-"""Does a variant pay per multiply-add? Step penalty s, relative cost s * m, and the routed gap.
+"""Does a variant pay per multiply-add? Step penalty s and relative cost s * m.
 
     s(N)   steps that the variant needs to reach the held-out loss of the baseline after N steps,
            divided by N
     m      multiply-adds per training step, variant over baseline
     s * m  below 1: the variant reaches the same loss with fewer multiply-adds
-    gap    held-out loss of a routed model's routed pass over that of its dense pass, minus 1
 
 The variant is usually routed and the baseline dense. Held-out losses are logged on the way without
 sampling (`eval.metrics=[heldout_loss] eval.every=500`). Between two logged steps the loss is
@@ -24,16 +23,13 @@ from analysis.aggregation import Estimate, interval, ratio
 from analysis.errors import AnalysisError
 from analysis.loading import Runs, scores
 
-#: Losses of one run: columns `step`, `macs` (cumulative) and `loss`, NaN or absent `routed_loss`.
-COLUMNS = ("step", "macs", "loss", "routed_loss")
-
 
 def loss_curves(runs: Runs) -> dict[str, pd.DataFrame]:
     """Return the held-out losses of every run by the run's name, one row per scored step.
 
-    Only a run's own scores count (its own weights and protocol). Columns are those of `COLUMNS`:
-    `macs` are the training multiply-adds spent by that step, `loss` is the dense pass, and
-    `routed_loss` the routed pass, NaN for a dense run.
+    Only a run's own scores count (its own weights and protocol). Columns: `step`, `macs` (training
+    multiply-adds spent by then), `loss` of the dense pass and `routed_loss` of the routed one, NaN
+    for a dense run.
     """
     frame = scores(runs)
     if frame.empty:
@@ -58,29 +54,16 @@ def curves_by_run(scores: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
         routed = routed.drop_duplicates("step", keep="last").set_index("step")
         curve = pd.DataFrame({"macs": dense["macs"], "loss": dense["value"]})
         curve["routed_loss"] = routed["value"].reindex(curve.index)
-        curves[str(run)] = curve.sort_index().reset_index()[list(COLUMNS)]
+        curves[str(run)] = curve.sort_index().reset_index()
     return curves
 
 
-def loss_at_step(curve: pd.DataFrame, step: float) -> float:
-    """Return the loss at a step, linear in log(step) between logged steps.
+def loss_at(curve: pd.DataFrame, axis: str, position: float) -> float:
+    """Return the loss at a `step` or after so many `macs`, linear in its logarithm in between.
 
     Raises:
-        AnalysisError: The step lies outside the logged ones.
+        AnalysisError: The position lies outside the logged ones.
     """
-    return _interpolated(curve, "step", step)
-
-
-def loss_at_macs(curve: pd.DataFrame, macs: float) -> float:
-    """Return the loss after so many multiply-adds, linear in log(macs) between logged steps.
-
-    Raises:
-        AnalysisError: The cost lies outside the logged ones.
-    """
-    return _interpolated(curve, "macs", macs)
-
-
-def _interpolated(curve: pd.DataFrame, axis: str, position: float) -> float:
     points = curve[axis].to_numpy(float)
     # Steps are whole numbers: a total that is equal up to rounding counts as reached.
     low, high = points.min() * (1 - 1e-3), points.max() * (1 + 1e-3)
@@ -122,19 +105,13 @@ def step_penalty(baseline: pd.DataFrame, variant: pd.DataFrame, steps: float) ->
         variant: Curve of the variant.
         steps: N, within the baseline's logged steps.
     """
-    return steps_to_reach(variant, loss_at_step(baseline, steps)) / steps
+    return steps_to_reach(variant, loss_at(baseline, "step", steps)) / steps
 
 
 def macs_ratio(baseline: pd.DataFrame, variant: pd.DataFrame) -> float:
     """Return m: multiply-adds per training step, variant over baseline, each at its last step."""
     first, second = baseline.iloc[-1], variant.iloc[-1]
     return float((second["macs"] / second["step"]) / (first["macs"] / first["step"]))
-
-
-def gap(curve: pd.DataFrame) -> pd.Series:
-    """Return routed over dense pass's loss, minus 1, by step; NaN for a run without a route."""
-    values = curve["routed_loss"].to_numpy(float) / curve["loss"].to_numpy(float) - 1
-    return pd.Series(values, index=curve["step"], name="gap")
 
 
 @dataclass(frozen=True)
@@ -156,17 +133,6 @@ class Penalty:
     def censored_text(self) -> str:
         """How many seeds are censored, `undecided: 1 of 3 seeds censored`."""
         return f"undecided: {self.censored} of {len(self.seeds)} seeds censored"
-
-    def __str__(self) -> str:
-        """Return the result in one line."""
-        count = f"n = {len(self.seeds)}"
-        if self.censored:
-            reached = self.seeds.loc[~self.seeds["censored"], "sm"]
-            others = ", ".join(map("{:.3f}".format, reached))
-            return f"s*m {self.censored_text}" + (f" (the others: {others})" if others else "")
-        assert self.sm is not None
-        bounds = "" if self.sm.low is None else f", 95 % {self.sm.low:.3f}-{self.sm.high:.3f}"
-        return f"s*m {self.sm.mean:.3f}{bounds} ({count})"
 
 
 def paired_penalty(
@@ -228,6 +194,6 @@ def log_ratio_at_equal_macs(
     """
     ratios = {}
     for seed in sorted(set(baselines) & set(variants)):
-        ratio_of_losses = loss_at_macs(variants[seed], macs) / loss_at_macs(baselines[seed], macs)
-        ratios[seed] = math.log(ratio_of_losses)
+        loss = loss_at(variants[seed], "macs", macs)
+        ratios[seed] = math.log(loss / loss_at(baselines[seed], "macs", macs))
     return ratios

@@ -10,23 +10,78 @@ beside that of the number of skipped blocks alone, and how often the probe picks
 routes that skip as many blocks.
 """
 
+import dataclasses
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from scipy.stats import spearmanr
 
 from analysis.archives import PUBLISHED, unpack
 from analysis.errors import AnalysisError
 from analysis.results import Results
-from analysis.route_probe import probe
 from analysis.step_penalty import loss_curves
 from analysis.tables.table import markdown_rows
+from experiments.config.routes import run_cost
+from experiments.evaluation.heldout import HeldOut, no_split
+from experiments.evaluation.images import split_indices
 from experiments.runtime.command import ROOT, run_command
 from experiments.runtime.parser import Parser
 
+_BATCH = 100  # held-out samples per pass
 _TIE = 5e-4  # relative difference of probe losses below which two routes are level
+
+
+@dataclass(frozen=True)
+class RouteProbe:
+    """Held-out losses of one dense model, without a route and by route."""
+
+    backbone: str
+    dense: float
+    losses: dict[str, float]
+    macs: dict[str, float]  # MACs per training step over those of dense training
+
+
+def candidate_routes(depth: int) -> list[str]:
+    """Return the routes of Fig. 8 for a depth B: 0-j with 2 <= j <= B-2, i-(B-4) with i >= 1."""
+    routes = [f"0-{end}" for end in range(2, depth - 1)]
+    routes += [f"{start}-{depth - 4}" for start in range(1, depth - 4)]
+    return routes
+
+
+def probe(run: Path, step: int | None = None, samples: int = 1000) -> RouteProbe:
+    """Measure the held-out loss of a dense model under every candidate route at rate 0.5.
+
+    Raises:
+        AnalysisError: The run was trained with a route, or its data have nothing held out.
+    """
+    data = HeldOut.open(run, step)
+    config = data.config
+    if config.resolved_route != "none":
+        raise AnalysisError(
+            f"{run} was trained with route={config.resolved_route}: expected a dense run"
+        )
+    missing = no_split(data.dataset)
+    if missing:
+        raise AnalysisError(missing)
+    batches = split_indices(data.dataset, "test", samples).split(_BATCH)
+    dense = _mean_loss(data, batches, dense=True)
+    losses, macs = {}, {}
+    for route in candidate_routes(config.depth):
+        routed = dataclasses.replace(config, route=route)
+        losses[route] = _mean_loss(dataclasses.replace(data, config=routed), batches, dense=False)
+        cost = run_cost(routed, route=routed.first_route)
+        macs[route] = cost.macs_routed / cost.macs_dense
+    return RouteProbe(config.backbone["name"], dense, losses, macs)
+
+
+@torch.inference_mode()
+def _mean_loss(data: HeldOut, batches: tuple[torch.Tensor, ...], dense: bool) -> float:
+    """Return the mean loss over all samples of the dense pass, or of the routed one."""
+    total = sum(len(index) * float(data.losses(index, dense=dense)[0]) for index in batches)
+    return total / sum(map(len, batches))
 
 
 def undominated(losses: Mapping[str, float], macs: Mapping[str, float]) -> set[str]:

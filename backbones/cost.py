@@ -17,7 +17,7 @@ from typing import Any
 from backbones.options import BlockCost, ModelConfig, dit
 from backbones.registry import branches, find, model_config
 from backbones.sizes import AlignOptions, BackboneError, DecoderOptions, Size, build_options
-from routing.options import check_words
+from routing.options import check_reinsertion
 from routing.route import Route, keep_count
 
 
@@ -106,9 +106,9 @@ def model_cost(
     shape, grid = config.shape, config.grid[0] * config.grid[1]
     width, depth = shape.width, shape.depth
     blocks = block_costs(config)
-    parts = _around_blocks(config)
+    parts = _parts_before_head(config) + _head_parts(config)
     parsed = Route.parse(route).resolve(depth)
-    check_words(reinsert, remove, parsed)
+    check_reinsertion(reinsert, remove, parsed)
     prefixes = _prefixes(config)
     tokens = []
     for prefix, present in zip(
@@ -142,20 +142,17 @@ def features_macs(
     """Return the MACs of a dense pass of one sample that ends with the output of a block.
 
     Args:
-        config: The model; its head, decoder and projector do not run.
+        config: The model; its head or decoder does not run.
         block: The block.
         mixing: False counts linear layers only.
         to_the_end: Run all blocks, as SPRINT's fused span needs.
     """
-    config = replace(config, decoder=None, align=None)
-    head_parts = 2  # the last parts, as there is neither decoder nor projector
-    parts = _around_blocks(config)[:-head_parts]
     grid = config.grid[0] * config.grid[1]
     blocks = block_costs(config)
     if not to_the_end:
         blocks = blocks[: block + 1]
     tokens = [prefix + grid for prefix in _prefixes(config)[: len(blocks)]]
-    return _macs(parts, blocks, tokens, grid, mixing)
+    return _macs(_parts_before_head(config), blocks, tokens, grid, mixing)
 
 
 def _prefixes(config: ModelConfig) -> list[int]:
@@ -220,13 +217,11 @@ class Part:
     mixing: int = 0
 
 
-def _around_blocks(config: ModelConfig) -> list[Part]:
-    """Return the cost of everything but the blocks: embedders, modulation, fusion and heads."""
+def _parts_before_head(config: ModelConfig) -> list[Part]:
+    """Return the cost of embedders, modulation and fusion."""
     width, depth, patch = config.shape.width, config.shape.depth, config.shape.patch
     grid, prefix = config.grid[0] * config.grid[1], config.prefix
     patch_values = patch * patch * config.in_channels
-    predicted_values = patch * patch * config.out_channels
-    # Patches and time.
     waves, hidden = config.time_shape
     inputs = config.bottleneck or patch_values
     parts = [_layer(inputs, width, grid), _layer(2 * waves, hidden), _layer(hidden, width)]
@@ -247,15 +242,22 @@ def _around_blocks(config: ModelConfig) -> list[Part]:
     if config.fuse:
         # SPRINT's fusion of two streams.
         parts.append(Part(2 * width * width + 2 * width, 2 * width * width * (prefix + grid)))
+    return parts
+
+
+def _head_parts(config: ModelConfig) -> list[Part]:
+    """Return the cost of the head or decoder and of REPA's projector."""
+    width, grid = config.shape.width, config.grid[0] * config.grid[1]
+    predicted_values = config.shape.patch**2 * config.out_channels
     if config.decoder is None:
         weights = width if find(config.name).weighted_norms else 0
-        parts += [
+        parts = [
             _layer(width, 2 * width),
             Part((width + 1) * predicted_values + weights, per_predicted=width * predicted_values),
         ]
     else:
         decoder = build_options(DecoderOptions, config.decoder, "decoder")
-        parts += _decoder(width, predicted_values, grid, prefix, decoder)
+        parts = _decoder(width, predicted_values, grid, config.prefix, decoder)
     if config.align is not None:
         align = build_options(AlignOptions, config.align, "align")
         hidden = align.hidden

@@ -99,20 +99,18 @@ def model_config(name: str, size: str | Size = "S/2", **arguments: Any) -> Model
     options: dict[str, Any] = {}
     for key, value in arguments.items():
         (model if key in MODEL_ARGUMENTS else options)[key] = value
-    shape = parse_size(size, model.get("depth"), model.get("width"), model.get("heads"))
-    # A `Size` that is not in the table is described by depth, width and heads.
-    model["size"] = (
-        f"S/{shape.patch}" if isinstance(size, Size) and size.name not in SIZES else str(size)
-    )
-    model |= {"depth": shape.depth, "width": shape.width, "heads": shape.heads}
-    if not model.get("text"):
-        model["text"] = None
+    model["text"] = model.get("text") or None
     fields = fields_of(ModelConfig)
     for key, value in model.items():
         try:
             model[key] = validate_value(fields[key].annotation, value, key)
         except OptionError as error:
             raise BackboneError(str(error)) from None
+    shape = parse_size(size, model.get("depth"), model.get("width"), model.get("heads"))
+    # A `Size` that is not in the table is described by depth, width and heads.
+    is_custom = isinstance(size, Size) and size.name not in SIZES
+    model["size"] = f"S/{shape.patch}" if is_custom else str(size)
+    model |= {"depth": shape.depth, "width": shape.width, "heads": shape.heads}
     rows, columns = patch_grid(model.get("input_size", ModelConfig.input_size), shape.patch)
     model["input_size"] = [rows * shape.patch, columns * shape.patch]
     family_options = family.parse(shape, options, MODEL_ARGUMENTS)

@@ -9,11 +9,11 @@ two CPU cores, M lies between T and S.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from annotated_types import Ge, MultipleOf
+from annotated_types import Ge, Le, MultipleOf
 
 from backbones.validation import OptionError, validate
 from routing.errors import UserError, require, suggest
@@ -98,28 +98,6 @@ def patch_grid(input_size: int | Sequence[int], patch: int) -> tuple[int, int]:
     return sides[0] // patch, sides[1] // patch
 
 
-def attention_blocks(attention: int | Sequence[int], depth: int) -> set[int]:
-    """Return which blocks of a hybrid stack are attention blocks.
-
-    `attention` has their indices, or a number k for every k-th block; 0 or () for none.
-
-    Raises:
-        BackboneError: Something else, or an index outside the stack.
-    """
-    if type(attention) is int and 0 <= attention <= depth:
-        return set(range(attention - 1, depth, attention)) if attention else set()
-    several = isinstance(attention, Iterable) and not isinstance(attention, str)
-    indices: list[Any] = [*attention] if several else [attention]  # type: ignore[misc]
-    bad = [i for i in indices if type(i) is not int or not 0 <= i < depth]
-    require(
-        not bad,
-        f"attention={attention}: expected blocks of 0..{depth - 1}, such as [2,5], or 4 for every "
-        "fourth",
-        BackboneError,
-    )
-    return set(indices)
-
-
 def parse_size(
     text: str | Size, depth: int | None = None, width: int | None = None, heads: int | None = None
 ) -> Size:
@@ -127,7 +105,7 @@ def parse_size(
 
     Args:
         text: Size as typed, or a `Size`.
-        depth: Number of blocks instead of the table's.
+        depth: Number of blocks instead of the table's. It, width and heads are at least 1.
         width: Channels instead of the table's.
         heads: Attention heads instead of the table's. Without it, an overridden width has the
             table's number of heads or the largest smaller one that divides it.
@@ -140,17 +118,14 @@ def parse_size(
         return size
     depth = size.depth if depth is None else depth
     width = size.width if width is None else width
-    check_whole(most=1024, depth=depth)  # Costs are counted block by block.
-    check_whole(16, 65536, 16, width=width)  # Kernels need the multiple.
-    if heads is None:
-        heads = next(h for h in range(min(size.heads, width), 0, -1) if width % h == 0)
-    check_whole(most=width, heads=heads)
-    if width % heads:
-        fewer = next(h for h in range(heads, 0, -1) if width % h == 0)
-        more = next(h for h in range(heads, width + 1) if width % h == 0)
-        raise BackboneError(
-            f"heads={heads}: expected a divisor of width={width}, such as {fewer} or {more}"
-        )
+    most = min(heads or size.heads, width)
+    fitting_heads = next(h for h in range(most, 0, -1) if width % h == 0)
+    heads = fitting_heads if heads is None else heads
+    require(
+        heads == fitting_heads,
+        f"heads={heads}: expected a divisor of width={width}, such as {fitting_heads}",
+        BackboneError,
+    )
     changed = (depth, width, heads) != (size.depth, size.width, size.heads)
     return replace(
         size, name="custom" if changed else size.name, depth=depth, width=width, heads=heads
@@ -165,18 +140,6 @@ def _named(text: str) -> Size:
             f"size={text}: expected {expected}{suggest(text.partition('/')[0], SIZES)}"
         )
     return replace(SIZES[named[1]], patch=int(named[3] or 2))
-
-
-def check_whole(least: int = 1, most: int | None = None, step: int = 1, **values: int) -> None:
-    """Raise `BackboneError` unless all values are multiples of `step` in this range."""
-    for key, value in values.items():
-        bounds = f"{least} to {most}" if most else f"{least} or more"
-        multiple = f", a multiple of {step}" if step > 1 else ""
-        require(
-            type(value) is int and least <= value <= (most or value) and value % step == 0,
-            f"{key}={value} must be a whole number, {bounds}{multiple}",
-            BackboneError,
-        )
 
 
 def build_options(
@@ -203,8 +166,8 @@ def build_options(
 class DecoderOptions:
     """Shape of MaskDiT's decoder."""
 
-    depth: Annotated[int, Ge(1), "Blocks."] = 8
-    width: Annotated[int, Ge(16), MultipleOf(16), "Channels."] = 512
+    depth: Annotated[int, Ge(1), Le(1024), "Blocks."] = 8
+    width: Annotated[int, Ge(16), Le(65536), MultipleOf(16), "Channels."] = 512
     heads: Annotated[int, Ge(1), "Attention heads."] = 16
 
     def check_consistency(self) -> None:

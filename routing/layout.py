@@ -258,7 +258,7 @@ class Layout:
         """The same of a table for each sample, `(B, N, ...)` -> `(B, K, ...)`."""
         if self.ids is None:
             return values
-        return self._table("rows").take(values)
+        return Move(self.ids, self.grid[0] * self.grid[1]).take(values)
 
     def mask(self) -> Tensor:
         """Which grid tokens are present: bool of shape `(B, N)`, or `(1, N)` where shared."""
@@ -281,22 +281,16 @@ class Layout:
         return Layout(self.grid, ids, self.prefix, shuffle, device)
 
     def move_to(self, inner: Layout) -> Move:
-        """Return the gather from this sequence to that of a subset of it, and its scatter.
+        """Return the gather from this dense sequence to that of a subset, and its scatter.
 
         Raises:
-            LayoutError: If the inner layout has no ids or, looked at on the CPU only, some that are
-                not present here.
+            LayoutError: If tokens are missing here already, or the inner layout has no ids.
         """
+        if self.ids is not None:
+            raise LayoutError("a route needs all tokens of the grid at its start; some are missing")
         if inner.ids is None:
             raise LayoutError("a full layout is no subset of another; give it explicit ids")
-        slots = self._table("slots")
-        rows = inner.ids.shape[0] if slots.shape[0] == 1 else slots.shape[0]
-        local = slots.expand(rows, -1).gather(1, inner.ids.expand(rows, -1))
-        if not self.is_full and self.device.type == "cpu" and bool((local < 0).any()):
-            raise LayoutError(
-                "some ids to keep have skipped already; choose from the tokens present"
-            )
-        return Move(self._after_prefix(local), self.length)
+        return Move(self._after_prefix(inner.ids + self.prefix), self.length)
 
     def _after_prefix(self, indices: Tensor) -> Tensor:
         if not self.prefix:
@@ -304,31 +298,23 @@ class Layout:
         front = arange(self.prefix, self.device).expand(indices.shape[0], -1)
         return torch.cat((front, indices), 1)
 
-    def _table(self, kind: str, argument: str = "") -> Any:
+    def _table(self, kind: str, argument: str) -> Any:
         """Return a table, computed when it is first asked for."""
         key = kind, argument
         if key in self.tables:
             return self.tables[key]
-        if transforming():
-            return self._compute(kind, argument)
-        with torch.inference_mode(False):  # the tables of a full grid must still serve training
-            self.tables[key] = self._compute(kind, argument)
-        return self.tables[key]
-
-    def _compute(self, kind: str, argument: str) -> Any:
-        if kind == "slots":
-            return self._slots()
-        if kind == "rows":
-            assert self.ids is not None
-            return Move(self.ids, self.grid[0] * self.grid[1])
-        by_argument = {
+        compute: Any = {
             "order": self._order,
             "scan": self._scan,
             "positions": self._positions,
             "gaps": self._gaps,
             "neighbours": self._neighbours,
-        }
-        return by_argument[kind](argument)
+        }[kind]
+        if transforming():
+            return compute(argument)
+        with torch.inference_mode(False):  # the tables of a full grid must still serve training
+            self.tables[key] = compute(argument)
+        return self.tables[key]
 
     @property
     def _present(self) -> Tensor:
@@ -381,8 +367,8 @@ class Layout:
 
     def _neighbours(self, missing: str) -> Tensor:
         one_of("missing neighbours", missing, MISSING, LayoutError)
-        ids, slots = self._present, self._table("slots")
-        indices, outside = neighbour_slots(self.grid, ids, slots, missing == "nearest")
+        nearest = missing == "nearest"
+        indices, outside = neighbour_slots(self.grid, self._present, self._slots(), nearest)
         itself = arange(self.tokens, self.device) + self.prefix
         fill = torch.where(outside, self.length, itself) if missing == "self" else self.length
         indices = torch.where(indices < 0, fill, indices)

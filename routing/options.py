@@ -5,7 +5,7 @@ from functools import partial
 from typing import Annotated, Literal, get_args
 
 from routing.errors import UserError, one_of, require
-from routing.route import MODES, Route, RouteSchedule, Segment, SelectionMode, keep_count
+from routing.route import Route, RouteSchedule, Segment, SelectionMode, keep_count
 from routing.schedule import Schedule
 
 Reinsertion = Literal["identity", "sum_input", "none"]
@@ -34,7 +34,7 @@ _require = partial(require, error=RoutingError)
 
 @dataclass(frozen=True)
 class RoutingOptions:
-    """How a training run routes, beside its route: which tokens stay, and when they return."""
+    """Routing settings other than the route: which tokens stay, and when they return."""
 
     selection: Annotated[
         SelectionMode,
@@ -79,7 +79,7 @@ class RoutingOptions:
     ] = 1.0
 
     def schedule_route(self, route: str, depth: int, name: str = "the model") -> RouteSchedule:
-        """Return the route of each progress, with absolute ends and the factor of its rates.
+        """Return the route at each point of training, with absolute block indices.
 
         Args:
             route: A route, or stages of routes, as in `2-8/0.5:4-8/0.9:none`.
@@ -103,10 +103,8 @@ class RoutingOptions:
         Raises:
             RoutingError: One sentence with the option, its value and what was expected.
         """
-        one_of("selection", self.selection, MODES, RoutingError)
-        one_of("learned", self.learned, get_args(LearnedPart), RoutingError)
         for _, route in routes.stages:
-            check_words(self.reinsert, self.remove, route, self.random_end)
+            check_reinsertion(self.reinsert, self.remove, route, self.random_end)
             for segment in route.segments:
                 self._check_segment(segment, routes.factor, depth, grid)
         _require(
@@ -168,7 +166,9 @@ class RoutingOptions:
         )
 
 
-def check_words(reinsert: str, remove: str, route: Route, random_end: bool = False) -> None:
+def check_reinsertion(
+    reinsert: str, remove: str, route: Route, random_end: bool = False
+) -> None:
     """Refuse a re-insertion or removal (see `Routing`) that does not exist or fit the route.
 
     Whether the block of `after:<k>` lies in the route is known once the route is resolved.

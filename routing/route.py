@@ -55,7 +55,7 @@ class Segment:
         rate: Fraction of the grid's tokens that skip, strictly between 0 and 1.
 
     Raises:
-        RouteError: If the rate is not a fraction or an end is not a whole number.
+        RouteError: If the rate is not a fraction.
     """
 
     start: int
@@ -64,8 +64,6 @@ class Segment:
 
     def __post_init__(self) -> None:
         typed = f"route={self.start}-{self.end}"
-        are_blocks = type(self.start) is int and type(self.end) is int
-        require(are_blocks, f"{typed}: expected two block indices; try route=2-8", RouteError)
         is_number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
         rate = float(self.rate) if is_number else math.nan
         share = rate / 100 if 2 <= rate < 100 else 0.5  # meant as per cent
@@ -107,11 +105,11 @@ class Route:
 
     @classmethod
     def parse(cls, text: str | Sequence | Route | None) -> Route:
-        """Read a route from text or from a list of segments.
+        """Read a route from text or from a list of texts.
 
         Args:
             text: `none`, `auto[@rate]`, `start-end[@rate]`, several joined by `+` or `,`, or a
-                list of such texts or of `[start, end]` and `[start, end, rate]`.
+                list of such texts.
 
         Raises:
             RouteError: If it is not a route.
@@ -122,11 +120,9 @@ class Route:
             return text
         if not isinstance(text, Sequence):
             raise RouteError(_unreadable(text))
-        items: list = []
-        for item in [text.strip(" []()'\"")] if isinstance(text, str) else text:
-            parts = re.split("[,+]", item) if isinstance(item, str) else [item]
-            items += [part.strip() if isinstance(part, str) else part for part in parts]
-        if not items or items == ["none"]:
+        joined = text if isinstance(text, str) else "+".join(map(str, text)) or "none"
+        items = [item.strip() for item in re.split("[,+]", joined.strip(" []()'\""))]
+        if items == ["none"]:
             return cls()
         return cls(tuple(_segment(item, text) for item in items))
 
@@ -134,22 +130,16 @@ class Route:
         """Return the route with absolute ends, checked against the depth of the model `name`.
 
         Raises:
-            RouteError: If a segment is reversed, leaves the blocks, or overlaps another.
+            RouteError: If a segment is reversed, leaves the blocks, or does not follow the one
+                before it.
         """
         absolute = tuple(_resolve(segment, depth, name) for segment in self.segments)
-        ordered = tuple(sorted(absolute, key=lambda segment: segment.start))
-        for first, second in pairwise(ordered):
+        for first, second in pairwise(absolute):
             require(
                 first.end < second.start,
-                f"route={self}: {second.span} starts inside {first.span}; "
-                f"try route={_apart(first, second)}",
+                f"route={self}: {second.span} must start after the end of {first.span}",
                 RouteError,
             )
-        require(
-            absolute == ordered,
-            f"route={self}: segments must follow the blocks; try route={Route(ordered)}",
-            RouteError,
-        )
         return Route(absolute)
 
     def with_rate(self, rate: float) -> Route:
@@ -284,14 +274,8 @@ def _unreadable(whole: object) -> str:
     return f"route={whole}: expected {_FORMS}{hint}"
 
 
-def _segment(item: object, whole: object) -> Segment:
+def _segment(item: str, whole: object) -> Segment:
     """Read one segment; `whole` is what the user typed, for the message."""
-    if isinstance(item, Segment):
-        return item
-    if isinstance(item, Sequence) and not isinstance(item, str) and len(item) in (2, 3):
-        return Segment(*item)
-    if not isinstance(item, str):
-        raise RouteError(_unreadable(whole))
     span, at, rate = item.partition("@")
     span = span.strip()
     if span == "none":
@@ -328,10 +312,3 @@ def _resolve(segment: Segment, depth: int, name: str) -> Segment:
         problem = f"{resolved}: start must not exceed end; blocks are 0..{last}"
     require(not problem, f"route={segment}{problem}; try route={better}", RouteError)
     return replace(segment, start=start, end=end)
-
-
-def _apart(first: Segment, second: Segment) -> str:
-    """Shorten the first of two overlapping segments, or join them where nothing would be left."""
-    if second.start > first.start:
-        return f"{replace(first, end=second.start - 1)}+{second}"
-    return str(replace(first, end=max(first.end, second.end)))

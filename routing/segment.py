@@ -26,7 +26,13 @@ from routing.errors import one_of, require
 from routing.explicit_ids import check_ids, ids_of_segment
 from routing.grid import tiles
 from routing.layout import Layout, Move
-from routing.options import RoutingError, RoutingOptions, SelectionError, check_quad, check_words
+from routing.options import (
+    RoutingError,
+    RoutingOptions,
+    SelectionError,
+    check_quad,
+    check_reinsertion,
+)
 from routing.rng import Draws
 from routing.route import MODES, Route, keep_count
 
@@ -56,9 +62,7 @@ class Selection:
             self.block >= 1, f"block={self.block}: expected a side of at least 1", SelectionError
         )
 
-    def ids(
-        self, draws: Draws, k: int, grid: tuple[int, int], keep: int, present: Tensor | None = None
-    ) -> Tensor:
+    def ids(self, draws: Draws, k: int, grid: tuple[int, int], keep: int) -> Tensor:
         """Draw the tokens that stay in the k-th route.
 
         Args:
@@ -66,26 +70,15 @@ class Selection:
             k: Which route of the pass, from 0.
             grid: Rows and columns of tokens.
             keep: How many stay.
-            present: Ids to choose from, ascending, `(B, K)` or `(1, K)`; None for the full grid.
 
         Returns:
             Raster ids, int64 of shape `(B, keep)`, or `(1, keep)` where shared, ascending.
 
         Raises:
-            SelectionError: If a spatial mode is asked to choose from part of a grid.
+            SelectionError: If the mode cannot keep that many tokens of the grid.
         """
-        n = grid[0] * grid[1] if present is None else present.shape[1]
-        uniform = self._rows(draws, f"route.{k}", n)
-        if present is None:
-            return select(self.mode, grid, keep, uniform, self.block)
-        require(
-            self.mode in ("random", "unsorted"),
-            f"selection={self.mode}: part of the grid is left; try selection=random",
-            SelectionError,
-        )
-        local = select("random", (1, n), keep, uniform)
-        rows = max(local.shape[0], present.shape[0])
-        return present.expand(rows, -1).gather(1, local.expand(rows, -1))
+        uniform = self._rows(draws, f"route.{k}", grid[0] * grid[1])
+        return select(self.mode, grid, keep, uniform, self.block)
 
     def shuffle(self, draws: Draws, k: int, keep: int) -> Tensor | None:
         """Draw the permutation of mode `unsorted`, `(B, keep)` or `(1, keep)`; None otherwise.
@@ -184,7 +177,7 @@ class Routing:
             check_ids(ids, layout.grid, batch)
         else:
             keep = keep_count(layout.tokens, rate)
-            ids = selection.ids(self.require_draws(), index, layout.grid, keep, layout.ids)
+            ids = selection.ids(self.require_draws(), index, layout.grid, keep)
             if ids.shape[0] not in (1, batch):
                 raise SelectionError(
                     f"draws for {ids.shape[0]} samples: expected {batch}, the batch size"
@@ -201,7 +194,7 @@ def _checked(
     route: Route, depth: int | None, reinsert: str, remove: str, random_end: bool
 ) -> Route:
     route = route if depth is None else route.resolve(depth)
-    check_words(reinsert, remove, route, random_end)
+    check_reinsertion(reinsert, remove, route, random_end)
     return route
 
 
@@ -280,11 +273,14 @@ class RoutedSegment:
         start: First block that they skip.
         end: Last block that they skip.
         rate: Fraction of the tokens that skips; 0 in a dense pass, for the fused span alone.
+        drop_before: First block that sees the kept tokens only: `start`, or a later one with
+            delayed removal, where the blocks before it see all tokens; one past the end for none.
     """
 
     start: int
     end: int
     rate: float
+    drop_before: int
 
     def process(self, tokens: Tokens, subset: Subset | None, run: RunBlocks) -> Tokens:
         """Gather the kept tokens and run the segment's blocks on them.
@@ -296,15 +292,13 @@ class RoutedSegment:
             subset: The tokens that stay, drawn for this pass; None if the rate is 0.
             run: `BlockRunner.run`.
         """
-        return run(tokens.gather(subset), self.start, self.end + 1)
+        if self.drop_before > self.start:
+            tokens = run(tokens, self.start, self.drop_before)
+        return run(tokens.gather(subset), self.drop_before, self.end + 1)
 
     def restore(self, tokens: Tokens, subset: Subset | None, processed: Tokens) -> Tokens:
         """Put the processed tokens back among `tokens`, those from before the segment."""
         return tokens.scatter(subset, processed)
-
-    def skipped_blocks(self) -> range:
-        """Return the blocks that do not run at all."""
-        return range(0)
 
 
 def select(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: int = 2) -> Tensor:

@@ -9,7 +9,7 @@ eq. 5, which restates TREAD, arXiv 2501.04765):
 Before block i every per-token tensor is gathered once and the blocks get a smaller layout; after
 block j the processed tokens are scattered once into the state from before block i, so that routed
 tokens arrive bit for bit as they left (`routing.segment`). No block knows that routing exists, and
-nothing here knows an architecture. What goes beyond this wraps a segment (`routing.variants`).
+nothing here knows an architecture. Everything beyond this is in `routing.variants`.
 
 A block is called `block(x, cond, layout) -> x`. It may have
 
@@ -114,7 +114,8 @@ class Stack(nn.Module):
             taps: Block indices whose outputs to return; -1 is the input.
 
         Raises:
-            RoutingError: If the routing contradicts itself or the stack, or x the layout.
+            RoutingError: If the routing contradicts itself or the stack, or x the layout, or if a
+                block of `taps` does not exist or does not run.
             RouteError: If the route does not fit the depth.
         """
         if x.shape[1] != layout.length:
@@ -123,7 +124,7 @@ class Stack(nn.Module):
         route = routing.resolve(self.depth)
         tokens = Tokens(x, layout.to(x.device), dict(state or {}))
         if self.fuse is None and routing.is_plain:
-            segments = [RoutedSegment(s.start, s.end, s.rate) for s in route.segments]
+            segments = [RoutedSegment(s.start, s.end, s.rate, s.start) for s in route.segments]
         else:
             segments = build_segments(route, routing, self.depth, self.fuse, tokens)
         runner = BlockRunner(self, cond, segments, taps)
@@ -142,7 +143,7 @@ class Stack(nn.Module):
             tokens = segment.restore(tokens, subset, processed)
             next_block = segment.end + 1
         tokens = runner.run(tokens, next_block, self.depth)
-
+        runner.check_taps()
         return StackOutput(
             tokens.x,
             runner.taps,
@@ -166,9 +167,6 @@ class BlockRunner:
     Attributes:
         taps: Recorded outputs by block index, `(B, T, D)`.
         tap_layouts: Which tokens they hold.
-
-    Raises:
-        RoutingError: There is no such block, or it does not run in this pass.
     """
 
     def __init__(
@@ -184,14 +182,6 @@ class BlockRunner:
                 self.checkpointed.update(range(segment.start, segment.end + 1))
             if stack.fp32_after and segment.rate > 0:
                 self.in_fp32.add(segment.end + 1)
-        for tap in taps:
-            if not -1 <= tap < len(self.blocks):
-                raise RoutingError(
-                    f"block output {tap}: expected -1 (the input) or 0..{len(self.blocks) - 1}"
-                )
-            for segment in segments:
-                if tap in segment.skipped_blocks():
-                    raise RoutingError(f"block output {tap}: block {tap} does not run in this pass")
 
     def run(self, tokens: Tokens, start: int, end: int) -> Tokens:
         """Run the blocks `start` to `end` - 1 on the tokens, all in the type of the stream."""
@@ -223,6 +213,15 @@ class BlockRunner:
     def record(self, index: int, tokens: Tokens) -> None:
         """Store the output of a block."""
         self.taps[index], self.tap_layouts[index] = tokens.x, tokens.layout
+
+    def check_taps(self) -> None:
+        """Refuse requested outputs of blocks that do not exist or did not run."""
+        for index in self.requested:
+            if index not in self.taps:
+                raise RoutingError(
+                    f"block output {index}: expected -1 (the input) or 0..{len(self.blocks) - 1}, "
+                    "a block that runs in this pass"
+                )
 
 
 def prepare(blocks: Sequence[nn.Module], layout: Layout) -> None:

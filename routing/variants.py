@@ -1,9 +1,8 @@
-"""Everything beyond plain TREAD, as wrappers around a segment.
+"""Everything beyond plain TREAD, as variants of a segment.
 
-A wrapper changes one of a segment's two steps, `process` (gather, blocks) and `restore` (scatter),
-and passes the other on to what it wraps.
+Each changes how tokens return at the segment's end, `restore`; delayed removal is an attribute of
+every segment (`drop_before`).
 
-    DelayedRemoval   remove=after:<k>, never    the first blocks still see all tokens
     SumInput         reinsert=sum_input         skipped tokens return plus the network's input (v1)
     Dropped          reinsert=none              skipped tokens never return
     Fused            learned=fuse               SPRINT's fusion of before and after
@@ -24,42 +23,7 @@ from routing.segment import RoutedSegment, Routing, RunBlocks, Subset, Tokens
 
 
 @dataclass(frozen=True)
-class SegmentVariant(RoutedSegment):
-    """A wrapper that changes nothing.
-
-    Attributes:
-        wrapped: The segment inside.
-    """
-
-    wrapped: RoutedSegment
-
-    def process(self, tokens: Tokens, subset: Subset | None, run: RunBlocks) -> Tokens:
-        """Process as the wrapped segment."""
-        return self.wrapped.process(tokens, subset, run)
-
-    def restore(self, tokens: Tokens, subset: Subset | None, processed: Tokens) -> Tokens:
-        """Restore as the wrapped segment."""
-        return self.wrapped.restore(tokens, subset, processed)
-
-
-@dataclass(frozen=True)
-class DelayedRemoval(SegmentVariant):
-    """The segment's first blocks see all tokens; skipped ones still return as they were before.
-
-    Attributes:
-        drop_before: First block that sees the kept tokens only; one past the end for none.
-    """
-
-    drop_before: int
-
-    def process(self, tokens: Tokens, subset: Subset | None, run: RunBlocks) -> Tokens:
-        """Run the first blocks on all tokens, the others on the kept ones."""
-        tokens = run(tokens, self.start, self.drop_before)
-        return run(tokens.gather(subset), self.drop_before, self.end + 1)
-
-
-@dataclass(frozen=True)
-class SumInput(SegmentVariant):
+class SumInput(RoutedSegment):
     """Skipped tokens return with the network's input added (TREAD's first version).
 
     Attributes:
@@ -75,7 +39,7 @@ class SumInput(SegmentVariant):
 
 
 @dataclass(frozen=True)
-class Dropped(SegmentVariant):
+class Dropped(RoutedSegment):
     """Skipped tokens never return: the segment lasts until the last block (MaskDiT's encoder)."""
 
     def restore(self, tokens: Tokens, subset: Subset | None, processed: Tokens) -> Tokens:
@@ -84,7 +48,7 @@ class Dropped(SegmentVariant):
 
 
 @dataclass(frozen=True)
-class Fused(SegmentVariant):
+class Fused(RoutedSegment):
     """SPRINT: `Linear(concat(before, after))` follows the segment, in dense passes too.
 
     Attributes:
@@ -120,10 +84,6 @@ class PathDropped(RoutedSegment):
         """Fuse the tokens from before the segment with [MASK] vectors."""
         return replace(tokens, x=self.fuse(tokens.x, None, None, None))
 
-    def skipped_blocks(self) -> range:
-        """Return all of the segment's blocks."""
-        return range(self.start, self.end + 1)
-
 
 def build_segments(
     route: Route, routing: Routing, depth: int, fuse: Fuse | None, tokens: Tokens
@@ -150,32 +110,31 @@ def build_segments(
         check_fused_span(route, ends, routing, fuse)
     routed: list[RoutedSegment] = []
     for segment, end in zip(route.segments, ends, strict=True):
-        start, rate = segment.start, segment.rate
         if routing.reinsert == "none":
             end = depth - 1
-        variant = RoutedSegment(start, end, rate)
         drop_before = replace(segment, end=end).drop_before(routing.remove)
-        if drop_before > start:
-            variant = DelayedRemoval(start, end, rate, variant, drop_before)
+        bounds = segment.start, end, segment.rate, drop_before
         if fuse is not None:
-            variant = fused_segment(variant, routing, fuse)
-        elif routing.reinsert == "sum_input" and start > 0:
-            variant = SumInput(start, end, rate, variant, tokens)
+            routed.append(fused_segment(*bounds, routing, fuse))
+        elif routing.reinsert == "sum_input" and segment.start > 0:
+            routed.append(SumInput(*bounds, tokens))
         elif routing.reinsert == "none":
-            variant = Dropped(start, end, rate, variant)
-        routed.append(variant)
+            routed.append(Dropped(*bounds))
+        else:
+            routed.append(RoutedSegment(*bounds))
     if fuse is not None and not routed:
-        span = RoutedSegment(fuse.segment.start, fuse.segment.end, rate=0.0)
-        routed.append(fused_segment(span, routing, fuse))
+        start, end = fuse.segment.start, fuse.segment.end
+        routed.append(fused_segment(start, end, 0.0, start, routing, fuse))
     return routed
 
 
-def fused_segment(segment: RoutedSegment, routing: Routing, fuse: Fuse) -> RoutedSegment:
-    """Wrap a segment in the stack's fusion."""
-    start, end, rate = segment.start, segment.end, segment.rate
+def fused_segment(
+    start: int, end: int, rate: float, drop_before: int, routing: Routing, fuse: Fuse
+) -> RoutedSegment:
+    """Return a segment with the stack's fusion; the first arguments are those of a segment."""
     if routing.path_drop >= 1:
-        return PathDropped(start, end, rate, fuse)
-    return Fused(start, end, rate, segment, fuse, samples_without_span(routing))
+        return PathDropped(start, end, rate, drop_before, fuse)
+    return Fused(start, end, rate, drop_before, fuse, samples_without_span(routing))
 
 
 def check_fused_span(route: Route, ends: Sequence[int], routing: Routing, fuse: Fuse) -> None:

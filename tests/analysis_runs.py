@@ -13,6 +13,9 @@ import numpy as np
 import yaml
 from PIL import Image
 
+from analysis.similarity_file import SimilarityFile
+from analysis.tables.guidance_scale import FORMAT
+
 METRIC = "FD-500 (digits-classifier)"
 ACCURACY = "accuracy-500 (digits-classifier)"
 DEPTH = 12
@@ -145,6 +148,39 @@ def write(root, backbone="dit", route="none", seed=0, *, evaluations=8, guidance
         (folder / "samples").mkdir()
         picture(seed, route).save(folder / "samples" / "final.png")
     return folder
+
+
+def write_pairs(root, backbones=("dit",), seeds=3, routes=("none", "2-8"), **options):
+    """Write a run for each backbone, seed and route; return their folders."""
+    folders = []
+    for backbone in backbones:
+        for seed in range(seeds):
+            folders += [write(root, backbone, route, seed, **options) for route in routes]
+    return folders
+
+
+def append(folder, *more):
+    """Add lines to a run's scores."""
+    with (folder / "scores.jsonl").open("a") as stream:
+        stream.write("".join(json.dumps(line) + "\n" for line in more))
+
+
+def write_weights(folder, **metadata):
+    """Write a safetensors file without tensors: the header that figures and tables read."""
+    content = json.dumps({"__metadata__": {key: json.dumps(value) for key, value in metadata.items()}}).encode()
+    (folder / "model.safetensors").write_bytes(len(content).to_bytes(8, "little") + content)
+
+
+def similarity_map(values, route="2-8", backbone="dit", data="digits", run="r"):
+    """Return the layer similarity of a run as it is stored."""
+    protocol = {"run": run, "backbone": backbone, "size": "T/1", "data": data, "route": route, "weights": "ema"}
+    return SimilarityFile(np.array(values), protocol | {"levels": [0.1, 1.0], "samples": 4})
+
+
+def stored_scale(route, seed, rows, **options):
+    """Return what `guidance_scale.json` of a run with these rows holds."""
+    run = {"run": "a", "backbone": "dit", "size": "T/1", "data": "digits", "route": route, "seed": seed, "step": 400}
+    return {"format": FORMAT, **run, "notes": [], "rows": rows, **options}
 
 
 def guided(values, step):

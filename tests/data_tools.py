@@ -3,24 +3,40 @@
 import hashlib
 import io
 import json
-import re
 import struct
 import tarfile
 
 import numpy as np
+import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
+from experiments.data import DataError
 
-def right(features):
-    """The share of held-out images, in per cent, that a classifier's note says it is right on."""
-    return float(re.search(r"([\d.]+)%", features.note)[1])
+
+def refused(call, *words):
+    """Assert that a call raises a `DataError` of one line that contains all words."""
+    with pytest.raises(DataError) as error:
+        call()
+    message = str(error.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
 
 
 def add(archive, name, data):
     info = tarfile.TarInfo(name)
     info.size = len(data)
     archive.addfile(info, io.BytesIO(data))
+
+
+def picture(path, colour=(90, 90, 90), side=8):
+    """Write a picture of one colour whose left column is darker, so that mirroring it shows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.full((side, side, 3), colour, np.uint8)
+    pixels[:, 0] //= 2
+    Image.fromarray(pixels).save(path)
 
 
 def npy(array):
@@ -71,8 +87,8 @@ def write_lightning(folder, arrays, flips, labels, per_file=6, stats=True):
     return folder
 
 
-def write_store(folder, arrays, labels=None, kind="sample", flips=None, per_file=6, text=None):
-    """A store as prepare writes it, made from arrays alone."""
+def write_store(folder, arrays, labels=None, kind="sample", flips=None, per_file=6, text=None, **manifest):
+    """A store as prepare writes it, made from arrays alone; `manifest` replaces its entries."""
     folder.mkdir(parents=True, exist_ok=True)
     shards = []
     for k, start in enumerate(range(0, len(arrays), per_file)):
@@ -94,7 +110,7 @@ def write_store(folder, arrays, labels=None, kind="sample", flips=None, per_file
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         shards.append({"file": file.name, "count": len(arrays[part]), "bytes": file.stat().st_size, "sha256": digest})
     channels = arrays.shape[1] // (2 if kind == "moments" else 1)
-    manifest = {
+    contents = {
         "format": "tread-latents/1",
         "kind": kind,
         "shape": [channels, *arrays.shape[2:]],
@@ -113,5 +129,5 @@ def write_store(folder, arrays, labels=None, kind="sample", flips=None, per_file
         "skipped": 0,
         "shards": shards,
     }
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "manifest.json").write_text(json.dumps(contents | manifest))
     return folder

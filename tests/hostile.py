@@ -10,8 +10,8 @@ import signal
 import struct
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -98,30 +98,12 @@ def pickles(marker):
 # --- readers: each makes valid files below a folder and reads them as the program does ----------------
 
 
-@dataclass(frozen=True)
-class Reader:
-    """One reader of the suite.
+class Reader(NamedTuple):
+    """One reader of the suite; all are in `READERS`."""
 
-    Attributes:
-        make: Writes valid files below a folder.
-        read: Reads them; must raise nothing but UserError.
-        files: Patterns of the files that may be damaged.
-    """
-
-    make: Callable[[Path], None]
-    read: Callable[[Path], object]
-    files: tuple[str, ...]
-
-
-READERS: dict[str, Reader] = {}
-
-
-def reader(name, make, *files):
-    def register(function):
-        READERS[name] = Reader(make, function, files)
-        return function
-
-    return register
+    make: Callable[[Path], None]  # writes valid files below a folder
+    read: Callable[[Path], object]  # reads them; must raise nothing but UserError
+    files: tuple[str, ...]  # patterns of the files that may be damaged
 
 
 def each(*reads):
@@ -170,9 +152,6 @@ def read_unverified(folder):
     trained_model.build_model(state, ema, str(path), "cpu")
 
 
-READERS["checkpoint"] = Reader(make_checkpoint, each(read_unverified, read_checkpoint), ("checkpoints/*/*",))
-
-
 def make_export(folder):
     model = _model()
     trained_model.export(folder / "model.safetensors", model, model.state_dict(), _config(), 3, {})
@@ -190,18 +169,12 @@ def read_metadata(folder):
     run_files.model_arguments(folder)
 
 
-READERS["exported weights"] = Reader(
-    make_export, each(read_export, read_pretrained, read_metadata), ("model.safetensors",)
-)
-
-
 def make_foreign_weights(folder):
     state = published("dit")
     torch.save({"model": state}, folder / "weights.pt")
     save_file(state, folder / "weights.safetensors")
 
 
-@reader("weights of others", make_foreign_weights, "weights.*")
 def read_foreign_weights(folder):
     def load(name):
         return lambda folder: import_weights.load(folder / name, "dit", heads=2)
@@ -219,7 +192,7 @@ def read_everything(folder):
         store.text_rows(index, torch.zeros(len(index), dtype=torch.int64))
 
 
-def read_facts(folder):
+def read_description(folder):
     options = {"name": "latents", "path": str(folder)}
     assert describe(options)["shape"]
     fingerprint(options)
@@ -231,20 +204,13 @@ def make_store(folder):
     write_store(folder, array, LABELS, flips=array + 1, per_file=3, text=text)
 
 
-READERS["latent store"] = Reader(make_store, each(read_everything, read_facts), ("manifest.json", "shard-*"))
-
-
 def make_tars(folder):
     write_tars(folder, latents(6, side=2), LABELS)
     read_everything(folder)  # writes the index
 
 
-READERS["tars"] = Reader(make_tars, read_everything, ("*.tar", ".latent-index"))
-READERS["LightningDiT's shards"] = Reader(
-    lambda folder: write_lightning(folder, latents(6, side=2), latents(6, side=2), LABELS),
-    read_everything,
-    ("*.safetensors", "latents_stats.pt"),
-)
+def make_lightning(folder):
+    write_lightning(folder, latents(6, side=2), latents(6, side=2), LABELS)
 
 
 class Features:
@@ -261,7 +227,6 @@ def make_reference(folder):
     )  # fmt: skip
 
 
-@reader("reference", make_reference, "reference.npz")
 def read_reference(folder):
     load_reference(folder / "reference.npz", Features(), rows=True)
 
@@ -287,9 +252,6 @@ def read_pictures(folder):
         pass
 
 
-READERS["images"] = Reader(make_images, each(read_batch, read_pictures), ("batch.npz", "pictures/*.png"))
-
-
 def make_samples(folder):
     (folder / "manifest.json").write_text(json.dumps({"count": 4, "shard": 2}))
     for k in range(2):
@@ -297,7 +259,6 @@ def make_samples(folder):
         np.savez(folder / f"shard-{k:05d}.npz", labels=np.zeros(2, np.int64), **arrays)
 
 
-@reader("shards of samples", make_samples, "manifest.json", "shard-*")
 def read_samples(folder):
     for _ in read_shards(folder):
         pass
@@ -309,7 +270,6 @@ def make_similarity(folder):
     SimilarityFile(np.eye(3), protocol).save(folder / "similarity.npz")
 
 
-@reader("similarity", make_similarity, "similarity.npz")
 def read_similarity(folder):
     similarity.read(folder / "similarity.npz")
 
@@ -324,7 +284,6 @@ def make_runs(folder):
     (live / "status.json").write_text(json.dumps({"status": "running", "step": 3, "steps": 40}))
 
 
-@reader("run folders", make_runs, "*/*.yaml", "*/*.json", "*/*.jsonl", "*/evaluations/*")
 def read_runs(folder):
     with warnings.catch_warnings():  # runs and scores that cannot be read are left out and named
         warnings.filterwarnings("ignore", r"\d+ damaged run folders were left out|dit-T1-")
@@ -351,7 +310,6 @@ def make_sweep(folder):
     (folder / "r1" / "status.json").write_text(json.dumps({"status": "failed", "step": 2, "time": 5.0}))
 
 
-@reader("sweep", make_sweep, ".sweeps/g/*.json*", ".sweeps/g/attempts/*", "r*/*.json")
 def read_sweep(folder):
     for sweep in all_sweeps(folder):
         rows, _ = status.statuses(sweep)
@@ -374,7 +332,21 @@ def read_resources(folder):
     resources.load(str(folder / "resources.yaml"))
 
 
-READERS["grid and resources"] = Reader(make_grid, each(read_grid, read_resources), ("*.yaml",))
+READERS = {
+    "checkpoint": Reader(make_checkpoint, each(read_unverified, read_checkpoint), ("checkpoints/*/*",)),
+    "exported weights": Reader(make_export, each(read_export, read_pretrained, read_metadata), ("model.safetensors",)),
+    "weights of others": Reader(make_foreign_weights, read_foreign_weights, ("weights.*",)),
+    "latent store": Reader(make_store, each(read_everything, read_description), ("manifest.json", "shard-*")),
+    "tars": Reader(make_tars, read_everything, ("*.tar", ".latent-index")),
+    "LightningDiT's shards": Reader(make_lightning, read_everything, ("*.safetensors", "latents_stats.pt")),
+    "reference": Reader(make_reference, read_reference, ("reference.npz",)),
+    "images": Reader(make_images, each(read_batch, read_pictures), ("batch.npz", "pictures/*.png")),
+    "shards of samples": Reader(make_samples, read_samples, ("manifest.json", "shard-*")),
+    "similarity": Reader(make_similarity, read_similarity, ("similarity.npz",)),
+    "run folders": Reader(make_runs, read_runs, ("*/*.yaml", "*/*.json", "*/*.jsonl", "*/evaluations/*")),
+    "sweep": Reader(make_sweep, read_sweep, (".sweeps/g/*.json*", ".sweeps/g/attempts/*", "r*/*.json")),
+    "grid and resources": Reader(make_grid, each(read_grid, read_resources), ("*.yaml",)),
+}
 
 
 def damage_targets(folder, files):

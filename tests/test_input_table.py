@@ -15,21 +15,19 @@ from small import small
 from analysis import command as analysis_command
 from experiments import bench, evaluate, prepare, run, sample
 from experiments.runtime.command import run_command
-from experiments.runtime.locks import locked
-from experiments.runtime.records import append_jsonl
 from experiments.training.session import train
 from sweeps import command as sweeps_command
 
 NINES = "9" * 5000
-WITH_EXIT_CODE = {"prepare": prepare.main, "sweeps": sweeps_command.main, "analysis": analysis_command.main}
-RAISING = {"run": run.main, "sample": sample.main, "evaluate": evaluate.main, "bench": bench.main}
-
-
-def call(command: str, words: list[str]) -> int:
-    """Run a command in this process as its script does."""
-    if command in RAISING:
-        return run_command(RAISING[command], words)
-    return WITH_EXIT_CODE[command](words)
+COMMANDS = {
+    "run": lambda words: run_command(run.main, words),
+    "sample": lambda words: run_command(sample.main, words),
+    "evaluate": lambda words: run_command(evaluate.main, words),
+    "bench": lambda words: run_command(bench.main, words),
+    "prepare": prepare.main,
+    "sweeps": sweeps_command.main,
+    "analysis": analysis_command.main,
+}
 
 
 # Words and a part of the message. {run}: a finished run, {bad}: a folder of damaged things, {tmp}: empty.
@@ -41,34 +39,23 @@ TABLES = {
         ("scale=medium", "expected one of paper, small, tiny"),
         ("experiment=table1", "dis, dit_ddpm, evidence,"),
         ("rote=2-8", "did you mean route"),
-        ("backbone.widht=64", "backbone.width"),
         ("train=5", "group of keys"),
         ("+a.b=1", "expected a.b=1"),
         # --- types and ranges
         ("seed=-3", "expected an integer >= 0 and <= 2,147,483,647"),
         ("paths.runs=", "paths.runs= is empty"),
-        ("paths.runs=null", "expected text"),
         ("paths.runs=/proc/x", "cannot be used"),
-        ("train.lr=fast", "a number"),
         ("train.lr=nan", "expected a finite number > 0"),
         ("train.betas=[0.9,1.0]", "expected a list of 2, each a number >= 0 and < 1"),
-        ("train.tf32=maybe", "true or false"),
         ("dry=perhaps", "true or false or full"),
         ("init=nowhere", "does not exist"),
         ("init={run}@x", "whole number"),
-        ("init={tmp}/dit-*", "matches 0 paths"),
         ("init={run}/*", "; expected exactly one"),
         ("experiment=finetune", "name it with init=RUN"),
         # --- routes
         ("route=8-2", "try route=2-8"),
-        ("route=2-40", "try route=2-11"),
-        ("route=2-8@1.5", "between 0 and 1"),
         ("route=2-8@0,5", "decimal point"),
-        ("route=two-eight", "2-8"),
-        ("route=0-6+4-9", "try route=0-3+4-9"),
         ("routing.selection=quad route=2-8", "0.75"),
-        ("routing.reinsert=none route=0-4+6-9", "single segment"),
-        ("routing.schedule=linear:1:3 route=2-8", "below 1"),
         ("routing.learned=fuse", "route=auto"),
         # --- sizes and families
         ("size=Q/2", "expected one of T, M, S"),
@@ -81,8 +68,6 @@ TABLES = {
         ("task=text", "captions"),
         ("guidance=routed", "route"),
         ("guidance=autoguidance", "checkpoint"),
-        ("data=digits eval.samples=3", "need more images than that, got 3"),
-        ("eval.metrics=[fdd]", "fd"),
         ("data=latents", "data.path"),
         ("data=latents data.path={tmp}", "latent"),
         ("data=latents data.path={bad}/store", "manifest"),
@@ -117,7 +102,6 @@ TABLES = {
     ],
     "evaluate": [
         ("", "required"),
-        ("{tmp}/none", "exist"),
         ("{run} --metrics heldout_loss --write-samples x.npz", "draws no samples"),
         ("{run} data.held_out=x", "held_out"),
         ("{run} --reference {bad}/pickle.npz", "pickle"),
@@ -139,14 +123,10 @@ TABLES = {
         ("lanch route_placement", "launch"),
         ("launch route_placment", "route_placement"),
         ("launch route_placement backbone=mmaba cluster=debug --dry-run", "mamba"),
-        ("launch route_placement --throttle x", "throttle"),
-        ("launch route_placement nope=1 --dry-run", "nope"),
         ("status never_launched", "never_launched"),
         ("launch {bad}/grid.yaml --dry-run", "grid.yaml"),
         ("status ...yaml", "a folder gets the name"),
-        ("launch route_placement cluster.extra={ --dry-run", "not YAML"),
         ("launch route_placement cluster.workers=1000000000 --dry-run", "expected an integer >= 1 and <= 99,999"),
-        ("launch route_placement cluster.runs_per_gpu=2 --dry-run", "expected gpus=1, nodes=1 and tasks=1"),
         ("launch {bad}/fits.yaml --dry-run", "fits=[rout]: expected a list"),
         ("launch {bad}/twice.yaml --dry-run", "'seeds' appears twice"),
         ("launch route_placement cluster.extra={array: 0-5} --dry-run", "options that the sweep does not set"),
@@ -158,7 +138,6 @@ TABLES = {
         ("report {bad}", "no finished run"),
         ("tables {run}/.. --only nope", "nope"),
         ("similarity {run} --levels nan", "noise levels above 0, such as 0.1 1 10"),
-        ("notebooks --runs {tmp}/none", "holds no runs"),
         ("tables {run} --out {run}/config.yaml", "cannot be used"),
         ("report {run}/.. --out {bad}/pipe/manifest.json", "it is no file"),
     ],
@@ -166,7 +145,7 @@ TABLES = {
         ("tokens=x", "tokens"),
         ("out=", "expected key=value"),
         ("threads=0", ">= 1"),
-        ("depth=1000000000", "1 to 1024"),
+        ("depth=1000000000", "<= 1,024"),
         ("backbone=dit batch=1000000 parts=steps", "GB of memory"),
         ("route=1-2@0.75", "type route=1-2 rate=0.75"),
         ("parts=steps out={bad}/pipe/manifest.json", "it is no file"),
@@ -203,7 +182,7 @@ def test_wrong_input_is_one_sentence(command, words, part, places, tmp_path, cap
     monkeypatch.chdir(tmp_path)
     for name, path in places.items():
         words = words.replace(f"{{{name}}}", path)
-    code = call(command, [*split(words), *(["train.steps=1"] if command == "run" else [])])
+    code = COMMANDS[command]([*split(words), *(["train.steps=1"] if command == "run" else [])])
     out, err = capsys.readouterr()
     lines = [line for line in err.splitlines() if line.strip()]
     assert code == 2, (out, err)
@@ -217,20 +196,6 @@ def split(words: str) -> list[str]:
     return re.findall(r"(?:\{[^}]*\}|\S)+", words)
 
 
-def test_links_that_loop_are_one_sentence(tmp_path, capsys):
-    def lock(_):
-        with locked(tmp_path):
-            pass
-
-    def append(_):
-        append_jsonl(tmp_path / "scores.jsonl", [{}])
-
-    for name, use in (("lock", lock), ("scores.jsonl", append)):
-        (tmp_path / name).symlink_to(name)
-        assert run_command(use, []) == 2
-        assert f"{tmp_path / name} cannot be used" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["config.yaml", "summary.json", "metrics.jsonl"])
 def test_a_pipe_in_a_run_folder_does_not_hang_analysis(name, places, tmp_path, capsys):
     folder = tmp_path / "run"
@@ -238,7 +203,7 @@ def test_a_pipe_in_a_run_folder_does_not_hang_analysis(name, places, tmp_path, c
     (folder / name).unlink()
     os.mkfifo(folder / name)
     with deadline(20):
-        code = call("analysis", ["list", str(tmp_path)])
+        code = COMMANDS["analysis"](["list", str(tmp_path)])
     output = "".join(capsys.readouterr())
     assert code == 0 and (name == "metrics.jsonl" or f"{name} cannot be read" in output), output
 
@@ -246,5 +211,5 @@ def test_a_pipe_in_a_run_folder_does_not_hang_analysis(name, places, tmp_path, c
 def test_notebooks_name_the_package_that_they_lack(monkeypatch, capsys, tmp_path):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nbformat" else find(name))
-    assert call("analysis", ["notebooks", "--out", str(tmp_path)]) == 2
+    assert COMMANDS["analysis"](["notebooks", "--out", str(tmp_path)]) == 2
     assert "notebooks need nbformat" in capsys.readouterr().err

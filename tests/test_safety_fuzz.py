@@ -291,15 +291,6 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 
-@pytest.mark.parametrize("text", [LAUGHS, "a: &a [*a]\n", "[" * 5000])
-def test_yaml_that_grows(text, copy_of):
-    for name in ("run folders", "grid and resources"):
-        folder = copy_of(name)
-        for path in folder.rglob("*.yaml"):
-            path.write_text(text)
-        answers(hostile.READERS[name].read, folder)
-
-
 JSONS = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**99), 10**99) | st.floats(allow_nan=False) | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),

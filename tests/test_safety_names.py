@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from slurm_lab import until
 
 from analysis.tables import render
-from experiments import prepare
 from experiments.data.latent_store import open_store
 from routing.errors import UserError
 from sweeps import command as sweeps_command
@@ -33,14 +32,12 @@ def tree(folder):
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*"))
 
 
-@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("name", ["../0.latent.npy", "/tmp/0.latent.npy", "a/../../0.latent.npy", "//0.latent.npy"])
-def test_members_that_point_outside_are_refused(name, form, tmp_path):
+def test_members_that_point_outside_are_refused(name, tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
-    content = npy(latents(1, side=2)[0])
-    with tarfile.open(folder / "a.tar", "w", format=form) as archive:
-        add(archive, name, content)
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        add(archive, name, npy(latents(1, side=2)[0]))
     with pytest.raises(UserError, match="points outside"):
         open_store(folder)
     assert tree(tmp_path) == ["data", "data/a.tar"]
@@ -60,15 +57,6 @@ def test_links_and_devices_are_refused(kind, tmp_path):
     with pytest.raises(UserError, match="link|outside"):
         open_store(folder)
     assert tree(tmp_path) == ["data", "data/a.tar", "secret"]
-
-
-def test_pictures_in_tars_cannot_leave_either(tmp_path):
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    with tarfile.open(folder / "a.tar", "w") as archive:
-        add(archive, "../0.png", b"\x89PNG")
-    assert prepare.main([str(folder), str(tmp_path / "out"), "--size", "64"]) == 2
-    assert not [p for p in tree(tmp_path) if p.endswith("0.png")]
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""])

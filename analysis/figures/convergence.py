@@ -1,8 +1,6 @@
-"""Convergence against steps and multiply-adds, and other methods."""
+"""Convergence against steps and multiply-adds."""
 
 from collections.abc import Iterable, Sequence
-from textwrap import fill
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,8 +17,7 @@ from analysis.tables.entries import metric_label
 from analysis.tables.speedup import reach, speedup
 
 COSTS = (("step", "training steps"), ("macs", "training multiply-adds"))
-# On one page: groups, panels of other methods.
-_MOST_GROUPS, _MOST_PANELS = 5, 12
+_MOST_GROUPS = 5  # on one page
 SEEDS_NOTE = '"n=3 of 5": the others were scored at their end alone.'
 # A variant with the mean of its scores at every step: columns step, macs, mean, std, n.
 Curve = tuple[Variant, pd.DataFrame]
@@ -43,24 +40,13 @@ def seeds_text(variant: Variant, means: pd.DataFrame) -> str:
     return f"n={drawn} of {scored}" if scored > drawn else f"n={drawn}"
 
 
-def _curves(variants: Iterable[Variant | None]) -> list[Curve]:
-    """Return the variants that were scored more than once, with their means."""
-    curves = []
-    for variant in variants:
-        if variant is not None:
-            means = mean_curve(variant)
-            if len(means) > 1:
-                curves.append((variant, means))
-    return curves
-
-
-def paired_curves(group: Group, dense: Variant, routed: Variant) -> list[Curve]:
+def paired_curves(dense: Variant, routed: Variant) -> list[Curve]:
     """Return both variants with their scores by step, of the same seeds at every point drawn.
 
     Of the seeds that both share those count that were scored on the way, where they are three or
     all. A variant that was scored once after the same number of steps is a single point.
     """
-    dense_scores, routed_scores = _scores_by_seed(group, dense), _scores_by_seed(group, routed)
+    dense_scores, routed_scores = _scores_by_seed(dense), _scores_by_seed(routed)
     common, on_the_way = [], []
     for seed, scores in dense_scores.items():
         if seed in routed_scores:
@@ -86,7 +72,7 @@ def _means(scores: dict[int, pd.DataFrame], seeds: Sequence[int]) -> pd.DataFram
     return means[means["n"] == len(seeds)].reset_index()
 
 
-def _scores_by_seed(group: Group, variant: Variant) -> dict[int, pd.DataFrame]:
+def _scores_by_seed(variant: Variant) -> dict[int, pd.DataFrame]:
     """Return every seed's `step`, `macs` and `value`, of all runs of that seed."""
     curves: dict[int, list[pd.DataFrame]] = {}
     runs = variant.runs.sort_values("step")[["seed", "path"]].dropna()
@@ -115,20 +101,14 @@ def _pairs(results: Results) -> list[tuple[Group, list[Curve]]]:
     """Return every group whose dense runs and guideline's route were scored more than once."""
     pairs = []
     for group in results.groups:
-        curves = _curves([group.baseline, group.guideline()])
+        curves = []
+        for variant in (group.baseline, group.guideline()):
+            means = mean_curve(variant) if variant else pd.DataFrame()
+            if variant and len(means) > 1:
+                curves.append((variant, means))
         if len(curves) == 2:
             pairs.append((group, curves))
     return pairs
-
-
-def _plot(name: str, figure: Any, panels: Sequence[tuple[Group, list[Curve]]], more: str) -> Plot:
-    rows = []
-    for group, curves in panels:
-        for variant, means in curves:
-            rows.append(means.assign(panel=group.label, variant=variant.name, metric=group.metric))
-    names = shared_label(group.label for group, _ in panels)
-    data = pd.concat(rows, ignore_index=True)
-    return Plot.of(name, figure, data, names=names, seeds=SEEDS_NOTE, more=more)
 
 
 @styled
@@ -144,7 +124,7 @@ def convergence(results: Results) -> Plot | None:
     for (group, curves), row in zip(shown, axes, strict=True):
         for ax, (key, label) in zip(row, COSTS, strict=True):
             for variant, means in curves:
-                draw_curve(ax, group, variant, means, means[key])
+                draw_curve(ax, group, variant, means, means[key], variant.name)
             set_scales(ax, key, log)
             ax.set_xlabel(f"{label}\n{_draw_arrow(ax, group, curves, key)}")
         row[0].set_ylabel(axis_label(group.metric))
@@ -152,54 +132,13 @@ def convergence(results: Results) -> Plot | None:
         # Beside the title, above the panels: it would hide curves.
         legend = row[-1].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderpad=0)
         legend.set_in_layout(False)
-    return _plot("convergence", figure, pairs, more)
-
-
-@styled
-def methods(results: Results) -> Plot | None:
-    """Draw dropping, masking and other methods, a panel each, against dense and TREAD; else None.
-
-    Of each method the most replicated variant is drawn; further routes, rates and selections are in
-    figures of their own.
-    """
-    panels = []
-    for group, references in _pairs(results):
-        for curve in _curves(_other_methods(group)):
-            if cost_known([*references, curve]):
-                panels.append((group, references, curve))
-    if not panels:
-        return None
-    shown, more = style.fitting(panels, _MOST_PANELS, lambda panel: point_count([panel[2]]))
-    figure, axes = style.panels(len(shown), 3, 1.75, sharey=True)
-    names = short_labels(group.label for group, _, _ in panels)
-    log = is_wide(curve for _, references, method in shown for curve in (*references, method))
-    for index, (ax, (group, references, method)) in enumerate(zip(axes.flat, shown, strict=False)):
-        for variant, means in references:
-            draw_curve(ax, group, variant, means, means["macs"])
-        variant, means = method
-        look = {"shade": "#1a1a1a", "marker": "D", "linestyle": "-"}
-        draw_curve(ax, group, variant, means, means["macs"], **look)
-        set_scales(ax, "macs", log)
-        model = f"{names[group.label]}: " if len(names) > 1 else ""
-        steps = f"step {means['step'].iloc[-1]:.0f}, {seeds_text(variant, means)}"
-        ax.set_title(f"{fill(model + variant.name, 32)}\n{steps}", fontsize=7)
-        ax.set_xlabel("training multiply-adds")
-        if index % 3 == 0:
-            ax.set_ylabel(axis_label(group.metric))
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles[:2], labels[:2], loc="outside lower center", ncols=2)
-    return _plot("methods", figure, [(group, [method]) for group, _, method in panels], more)
-
-
-def _other_methods(group: Group) -> list[Variant]:
-    """Return the most replicated variant of every method but TREAD, by the method's name."""
-    best: dict[str, Variant] = {}
-    for variant in group.routed:
-        method = str(variant.first("method"))
-        if method not in best or len(variant.by_seed()) > len(best[method].by_seed()):
-            best[method] = variant
-    best.pop("TREAD", None)
-    return [best[method] for method in sorted(best)]
+    rows = []
+    for group, curves in pairs:
+        for variant, means in curves:
+            rows.append(means.assign(panel=group.label, variant=variant.name, metric=group.metric))
+    data = pd.concat(rows, ignore_index=True)
+    shared = shared_label(group.label for group, _ in pairs)
+    return Plot.of("convergence", figure, data, names=shared, seeds=SEEDS_NOTE, more=more)
 
 
 # --- parts that the overview shares ---------------------------------------------------------------
@@ -211,13 +150,12 @@ def axis_label(metric: str) -> str:
 
 
 def draw_curve(
-    ax: Axes, group: Group, variant: Variant, means: pd.DataFrame, x: pd.Series, **look: Any
+    ax: Axes, group: Group, variant: Variant, means: pd.DataFrame, x: pd.Series, label: str
 ) -> None:
     """Draw a variant's mean over seeds and, as a band, its standard deviation."""
-    is_dense = variant.name == DENSE
-    shade = look.pop("shade", style.DENSE_COLOUR if is_dense else style.colour(group.backbone))
-    label = f"{look.pop('label', variant.name)} ({seeds_text(variant, means)})"
-    ax.plot(x, means["mean"], color=shade, label=label, **(style.line(variant.name) | look))
+    shade = style.DENSE_COLOUR if variant.name == DENSE else style.colour(group.backbone)
+    label = f"{label} ({seeds_text(variant, means)})"
+    ax.plot(x, means["mean"], color=shade, label=label, **style.line(variant.name))
     spread = means["std"].fillna(0.0)
     if len(means) == 1:  # a band of no width would not be seen
         ax.errorbar(x, means["mean"], yerr=spread, color=shade, capsize=2, elinewidth=0.8)

@@ -8,7 +8,7 @@ from analysis.aggregation import ENOUGH_SEEDS
 from analysis.figures import style
 from analysis.figures.style import Plot, styled
 from analysis.grouping import shared_label, short_labels
-from analysis.pair_penalty import PairPenalty, means, pair_penalties
+from analysis.pair_penalty import PairPenalty, pair_penalties
 from analysis.results import Results
 
 _MOST_PANELS = 6
@@ -40,12 +40,12 @@ def step_penalty(results: Results) -> Plot | None:
 def _draw_penalty(ax: Axes, pair: PairPenalty) -> None:
     """Draw the mean with its interval, censored seeds at their bound, and the line 1/m."""
     tint = style.colour(pair.group.backbone)
-    frame = means(pair).dropna(subset=["s"])
-    ax.plot(frame["step"], frame["s"], color=tint, marker="s", label="s, mean")
+    means = {step: penalty.s for step, penalty in pair.by_step.items() if penalty.s is not None}
+    frame = pd.DataFrame(list(means.values()), list(means), ["mean", "low", "high"])
+    ax.plot(frame["mean"], color=tint, marker="s", label="s, mean")
     if len(pair.last_steps) >= ENOUGH_SEEDS:
-        ax.fill_between(
-            frame["step"], frame["s_low"], frame["s_high"], color=tint, alpha=0.15, linewidth=0
-        )
+        low, high = frame["low"], frame["high"]
+        ax.fill_between(frame.index, low, high, color=tint, alpha=0.15, linewidth=0)
     rows = pair.rows()
     censored = rows[rows["censored"]]
     if len(censored):

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.patches import FancyBboxPatch
 
-from analysis.aggregation import ENOUGH_SEEDS, Estimate, number_range, paired
+from analysis.aggregation import BETTER, ENOUGH_SEEDS, number_range, paired, verdict
 from analysis.figures import style
 from analysis.figures.style import Options, Plot, styled
 from analysis.grouping import shared_label, short_labels
@@ -56,18 +56,9 @@ def _best_route(group: Group, variants: dict[str, Variant]) -> str | None:
     for route, variant in variants.items():
         rivals = [rival for name, rival in variants.items() if name != route]
         differences = [gap(variant, rival, group.metric) for rival in rivals]
-        if rivals and all(_is_better(difference, group.better) for difference in differences):
+        if rivals and all(d and verdict(d, group.better) == BETTER for d in differences):
             return route
     return None
-
-
-def _is_better(difference: Estimate | None, better: str) -> bool:
-    """Return whether a difference is significantly towards the better end."""
-    if difference is None or difference.n < ENOUGH_SEEDS:
-        return False
-    if difference.low is None or difference.high is None:
-        return False
-    return difference.high < 0 if better == "lower" else difference.low > 0
 
 
 def _paper_placements() -> list[RouteRow]:

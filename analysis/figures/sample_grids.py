@@ -242,7 +242,7 @@ def _overview_panel(group: Group) -> Panel | None:
     dense, routed = group.pair()
     if dense is None or routed is None:
         return None
-    curves, grids = paired_curves(group, dense, routed), comparable_grids(group)
+    curves, grids = paired_curves(dense, routed), comparable_grids(group)
     if not (len(curves) == len(grids) == 2 and cost_known(curves)):
         return None
     grid_steps = {grid.run["step"] for grid in grids}
@@ -266,7 +266,7 @@ def _draw_overview(panels: list[Panel], steps: float) -> Plot:
     for (group, curves, grids), column in zip(panels, axes.T, strict=True):
         top, tint = column[0], style.colour(group.backbone)
         for variant, means in curves:
-            draw_curve(top, group, variant, means, means["macs"], label=_name(variant))
+            draw_curve(top, group, variant, means, means["macs"], _name(variant))
             columns = {"backbone": group.backbone, "variant": variant.name, "of": group.label}
             data.append(means.assign(**columns))
         top.set_title(group.model, color=tint)

@@ -95,13 +95,3 @@ def selections(side: int = 8, rate: float = 0.5, draws: int = 3) -> Plot:
     for y in range(draws):
         axes[y][0].set_ylabel(f"draw {y}")
     return Plot.of("selections", figure, data)
-
-
-def scan_paths_figure(_results: Any) -> Plot:
-    """Draw `scan_paths`, which depends on no run."""
-    return scan_paths()
-
-
-def selections_figure(_results: Any) -> Plot:
-    """Draw `selections`, which depends on no run."""
-    return selections()

@@ -1,5 +1,6 @@
 """Ablations of the route (TREAD, Fig. 8, Tables 5 and 6)."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -120,26 +121,6 @@ AXES = {
 }  # fmt: skip
 
 
-def route_placement(results: Results) -> Table:
-    """Where the route starts and ends, at rate 0.5 (Fig. 8)."""
-    return _along_axis(results, "route_placement")
-
-
-def selection_rate(results: Results) -> Table:
-    """How many tokens take the route (Table 5)."""
-    return _along_axis(results, "selection_rate")
-
-
-def relative_absolute(results: Results) -> Table:
-    """The route in blocks or in shares of the depth (Table 6)."""
-    return _along_axis(results, "relative_absolute")
-
-
-def one_two_routes(results: Results) -> Table:
-    """One route against two, and the first version's loss (v1, Table 1)."""
-    return _along_axis(results, "one_two_routes")
-
-
 def _along_axis(results: Results, name: str) -> Table:
     """Build a table of one axis: a row per value, ours, the difference, the paper's."""
     axis = AXES[name]
@@ -172,6 +153,12 @@ def _along_axis(results: Results, name: str) -> Table:
     notes = entries.paper_notes(axis.source, PAIRED, *entries.nn_ratio_notes(results))
     not_run = [(str(value), paper_values(value)) for value in paper_rows]
     return build(name, axis.title, columns, rows, notes, not_run)
+
+
+route_placement = functools.partial(_along_axis, name="route_placement")
+selection_rate = functools.partial(_along_axis, name="selection_rate")
+relative_absolute = functools.partial(_along_axis, name="relative_absolute")
+one_two_routes = functools.partial(_along_axis, name="one_two_routes")
 
 
 def scan_order(results: Results) -> Table:

@@ -7,30 +7,26 @@ from analysis.groups import Group, Variant
 from analysis.results import Results
 from analysis.tables.table import Table
 
-_COMMIT_LENGTH = 7
+_COMMIT_LENGTH = 7  # without the mark of files that were changed since
 # Tables of costs compare no scores, so that versions of the code do not matter.
 _UNPAIRED = ("throughput", "benchmark")
 # Commit of the run behind each score, by group, variant, metric and step, then by seed.
 Commits = dict[tuple[str, str, str, float], dict[int, str]]
 
 
-def mixed_seeds(results: Results, group: Group, routed: Variant) -> dict[int, tuple[str, str]]:
-    """Return the commits of a pair's dense and routed run by seed, where both are known and differ.
+def mixed_seeds(results: Results, group: Group, routed: Variant) -> list[int]:
+    """Return the seeds of which the commits of a pair's two runs are known and differ.
 
     The runs are those whose scores by the group's metric are paired after the variant's steps.
     """
     if group.baseline is None:
-        return {}
+        return []
     commits = _commits(results)
     key = group.metric, routed.step
     dense_commits = commits.get((group.label, group.baseline.name, *key), {})
     routed_commits = commits.get((group.label, routed.name, *key), {})
-    mixed = {}
-    for seed in sorted(dense_commits.keys() & routed_commits.keys()):
-        pair = dense_commits[seed], routed_commits[seed]
-        if pair[0] != pair[1]:
-            mixed[seed] = pair
-    return mixed
+    common = sorted(dense_commits.keys() & routed_commits.keys())
+    return [seed for seed in common if dense_commits[seed] != routed_commits[seed]]
 
 
 @functools.lru_cache(maxsize=2)

@@ -66,16 +66,11 @@ def evaluations(
     """
     metric = metric or group.metric
     meaning = group.known_metrics.get(metric, {})
-    by_path = _scores_by_path(results)
-    parts = []
-    for path in variant.runs["path"].unique():
-        if path in by_path.indices:
-            parts.append(by_path.get_group(path))
-    scores = pd.concat(parts) if parts else pd.DataFrame(columns=_COLUMNS)
-    is_kind = (scores["key"] == _text(meaning.get("key"))) & (
-        scores["features"] == _text(meaning.get("features"))
-    )
-    scores = scores[is_kind & scores["guidance"].map(lambda text: bool(accept(text))).astype(bool)]
+    scores = _guided_scores(results)
+    scores = scores[scores["path"].isin(variant.runs["path"])]
+    for name in ("key", "features"):
+        scores = scores[scores[name] == _text(meaning.get(name))]
+    scores = scores[scores["guidance"].map(lambda text: bool(accept(text))).astype(bool)]
     if scores.empty:
         return scores
     sampler, reference = _text(variant.first("sampler")), _text(variant.first("reference"))
@@ -93,8 +88,8 @@ def evaluations(
 
 
 @functools.lru_cache(maxsize=2)
-def _scores_by_path(results: Results) -> Any:
-    """Return the scores that have a seed and a step, grouped by run folder."""
+def _guided_scores(results: Results) -> pd.DataFrame:
+    """Return the scores that have a seed and a step, their protocol as text."""
     scores = results.scores[_COLUMNS].dropna(subset=["seed", "step"]).reset_index(drop=True)
     for name in ("key", "features", "guidance", *_PROTOCOL):
         scores[name] = scores[name].astype(object).map(_text)
@@ -103,7 +98,7 @@ def _scores_by_path(results: Results) -> Any:
     scores["guidance"] = guidance.str.replace(
         r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1", regex=True
     )
-    return scores.groupby("path")
+    return scores
 
 
 def _text(value: object) -> str:

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import math
 import re
 import textwrap
 from collections import Counter
@@ -67,13 +66,10 @@ def latex(table: Table, width: float = PAGE_WIDTH) -> str:
     if compact:
         table = _without_usual_n(table)
     parts: list[str] = []
-    for start, columns in enumerate(_column_parts(table, compact)):
+    for columns in _column_parts(table, compact):
         narrow = table.only([0, *columns])
-        if compact:
-            for row_part in _row_parts(narrow):
-                parts.append(_latex_part(row_part, width, continued=bool(parts), compact=True))
-        else:
-            parts.append(_latex_part(narrow, width, continued=start > 0))
+        for part in _row_parts(narrow) if compact else [narrow]:
+            parts.append(_latex_part(part, width, compact, continued=bool(parts)))
     return "% Needs the packages of preamble.tex; tables.tex compiles it.\n" + "\n".join(parts)
 
 
@@ -83,11 +79,8 @@ def _column_parts(table: Table, compact: bool) -> list[list[int]]:
     A dense column and the routed one beside it stay in the same table.
     """
     if not compact:
-        columns = range(1, len(table.columns))
-        step = MOST_COLUMNS - 1
-        return [list(columns[start : start + step]) for start in range(0, len(columns), step)] or [
-            []
-        ]
+        columns, most = list(range(1, len(table.columns))), MOST_COLUMNS - 1
+        return [columns[i : i + most] for i in range(0, len(columns), most)] or [[]]
     units: list[list[int]] = []
     for index, column in enumerate(table.columns):
         is_routed = re.search("TREAD|Routed|tail", column.label) is not None
@@ -145,7 +138,7 @@ def _without_usual_n(table: Table) -> Table:
     return replace(table, rows=tuple(rows), notes=notes)
 
 
-def _latex_part(table: Table, width: float, continued: bool, compact: bool = False) -> str:
+def _latex_part(table: Table, width: float, compact: bool, continued: bool) -> str:
     """Return a `longtable` where the table is long, else a float.
 
     A float that is wider than its line is scaled down to it; the columns of a `longtable` share the
@@ -297,24 +290,13 @@ def to_csv(table: Table) -> str:
         if not column.numeric:
             columns.append(pd.Series(list(map(plain, entries)), name=column.label, dtype=str))
             continue
-        numbers: dict[str, list[str]] = {
-            suffix: [] for suffix in ("", " std", " low", " high", " n", " note")
-        }
-        for entry in entries:
-            numbers[""].append(_csv_number(entry.value))
-            numbers[" std"].append(_csv_number(entry.std))
-            numbers[" low"].append(_csv_number(entry.low))
-            numbers[" high"].append(_csv_number(entry.high))
-            numbers[" n"].append("" if entry.n is None else str(entry.n))
-            numbers[" note"].append(entry.text)
-        for suffix, texts in numbers.items():
-            columns.append(pd.Series(texts, name=f"{column.label}{suffix}", dtype=str))
+        for suffix, field in (("", "value"), (" std", "std"), (" low", "low"), (" high", "high")):
+            numbers = pd.Series([getattr(entry, field) for entry in entries], dtype="float64")
+            columns.append(numbers.rename(f"{column.label}{suffix}"))
+        seeds = pd.Series([entry.n for entry in entries], dtype="Int64")
+        texts = pd.Series([entry.text for entry in entries], dtype=str)
+        columns += [seeds.rename(f"{column.label} n"), texts.rename(f"{column.label} note")]
     return frame_csv(pd.concat(columns, axis="columns"))
-
-
-def _csv_number(value: float | None) -> str:
-    """Return a number so that it round-trips; nothing for one that is absent or not finite."""
-    return "" if value is None or not math.isfinite(value) else str(float(value))
 
 
 # A spreadsheet evaluates what starts like a formula. Signed numbers are harmless, our headings too,

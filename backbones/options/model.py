@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, MultipleOf
 
-from backbones.sizes import BackboneError, Size, attention_blocks, parse_size, patch_grid
+from backbones.sizes import BackboneError, Size, parse_size, patch_grid
+from routing.errors import require
 from routing.options import OMITTED_AT_DEFAULT
 
 # Removed arguments and their former defaults, which weights files of earlier versions contain.
@@ -134,8 +135,25 @@ class ModelConfig:
 
     @property
     def attention_blocks(self) -> set[int]:
-        """Indices of the attention blocks in a hybrid stack."""
-        return attention_blocks(self.attention, self.shape.depth)
+        """Indices of the attention blocks in a hybrid stack.
+
+        Raises:
+            BackboneError: One of them is outside the stack.
+        """
+        attention, depth = self.attention, self.shape.depth
+        if isinstance(attention, int):
+            inside = 0 <= attention <= depth
+            blocks = set(range(attention - 1, depth, attention)) if attention else set()
+        else:
+            blocks = set(attention)
+            inside = blocks <= set(range(depth))
+        require(
+            inside,
+            f"attention={attention}: expected blocks of 0..{depth - 1}, such as [2,5], or 4 for "
+            "every fourth",
+            BackboneError,
+        )
+        return blocks
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `backbones.create`: fit for JSON, family options among them."""

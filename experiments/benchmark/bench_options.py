@@ -44,7 +44,7 @@ class BenchOptions:
     selection: Annotated[SelectionMode, "Which tokens stay (routing/segment.py)."] = "random"
     batch: Annotated[int, Ge(1), Le(10**6), "Samples in a step."] = 8
     depth: Annotated[
-        int | None,
+        Annotated[int, Ge(1), Le(1024)] | None,
         "Blocks, instead of the size's; fewer make it quicker and change little per block.",
     ] = None
     rounds: Annotated[

@@ -142,8 +142,8 @@ def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:
 
 def _model_facts(model: Mapping[str, Any]) -> str:
     """Return family, parameters and heads; without REPA's projector, which is not copied."""
+    params = cost(**{**model, "align": None}).params  # validates the arguments
     size = parse_size(model["size"], *(model.get(key) for key in ("depth", "width", "heads")))
-    params = cost(**{**model, "align": None}).params
     return f"{model['name']} with {params:,} parameters and {size.heads} heads"
 
 

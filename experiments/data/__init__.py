@@ -11,7 +11,6 @@ __getattr__, __dir__, __all__ = lazily(
     {
         "dataset": ("Batch", "Condition", "Dataset", "Rows", "SampleOrder", "create"),
         "data_options": ("DataError", "DataOptions"),
-        "folder_options": ("FolderOptions",),
         "image_options": (
             "DigitsOptions",
             "FashionOptions",
@@ -21,6 +20,7 @@ __getattr__, __dir__, __all__ = lazily(
             "TorchvisionOptions",
         ),
         "latent_options": ("LatentsOptions",),
+        "picture_folder": ("FolderOptions",),
         "prefetch": ("Prefetch",),
         "registry": ("parse",),
     },

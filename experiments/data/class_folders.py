@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from backbones.parsing import bytes_of, json_of
@@ -14,63 +14,38 @@ _SPLIT = re.compile(r"(train|training|val|valid|validation|test|testing|dev)([-_
 _EDM_NAME = re.compile(r"[0-9]{5}/img[0-9]{8}\.[A-Za-z]+")
 
 
-def class_of_each(
-    root: Path, names: Sequence[str], unreadable_reason: Callable[[int], str]
-) -> tuple[tuple[str, ...], list[int | None], dict[int, str]]:
-    """Return class names, the class of each image, and why images without a class are unreadable.
+def class_of_each(root: Path, names: Sequence[str]) -> tuple[tuple[str, ...], list[int | None]]:
+    """Return class names and the class of each image.
 
-    A class is a folder below `root` with at least one readable image. Classes are in alphabetical
-    order, or in numerical order if all folder names are numbers.
+    A class is a folder below `root` with images at any depth. Classes are in alphabetical order, or
+    in numerical order if all folder names are numbers.
 
     Args:
         root: The folder of the class folders.
         names: Paths of the images relative to `root`, with `/`.
-        unreadable_reason: Returns why the image of an index cannot be read; empty if it can.
 
     Raises:
         DataError: Images beside the class folders, or folders that are splits and not classes.
     """
-    members: dict[str, list[int]] = {}
-    for index, name in enumerate(names):
+    folders = []
+    for name in names:
         require(
             "/" in name,
             f"{root / name} is beside the class folders; move it into one of them, or elsewhere",
         )
-        members.setdefault(name.split("/")[0], []).append(index)
+        folders.append(name.split("/")[0])
     _refuse_splits(root, names)
     require(
         not all(_EDM_NAME.fullmatch(name) for name in names),
         f"{root} has EDM's layout (00000/img00000000.png), where folders are not classes, but "
         f"no {LABEL_FILE} with the labels; copy that file to {root / LABEL_FILE}",
     )
-    unreadable: dict[int, str] = {}
-    classes: list[str] = []
-    labels: list[int | None] = [None] * len(names)
-    for folder in _in_order(list(members)):
-        reasons = _unreadable_before_first(members[folder], unreadable_reason)
-        if len(reasons) == len(members[folder]):
-            unreadable |= reasons
-            continue
-        for index in members[folder]:
-            labels[index] = len(classes)
-        classes.append(folder)
-    return tuple(classes), labels, unreadable
+    classes = _in_order(set(folders))
+    numbers = {folder: number for number, folder in enumerate(classes)}
+    return tuple(classes), [numbers[folder] for folder in folders]
 
 
-def _unreadable_before_first(
-    indices: Sequence[int], unreadable_reason: Callable[[int], str]
-) -> dict[int, str]:
-    """Return the reasons for unreadable images up to the first readable one."""
-    reasons: dict[int, str] = {}
-    for index in indices:
-        reason = unreadable_reason(index)
-        if not reason:
-            break
-        reasons[index] = reason
-    return reasons
-
-
-def _in_order(folders: list[str]) -> list[str]:
+def _in_order(folders: set[str]) -> list[str]:
     """Sort folder names; numbers sort by value, so that class 2 is folder 2 and not folder 10."""
     for name in folders:
         if not re.fullmatch("[0-9]{1,18}", name):
@@ -97,25 +72,26 @@ def _refuse_splits(root: Path, names: Sequence[str]) -> None:
         parent /= folders[0]
 
 
-def edm_labels(path: Path, names: Sequence[str]) -> tuple[bool, list[int] | None]:
-    """Return whether `path` is EDM's dataset.json, and the label of each image if it has labels.
+def edm_labels(path: Path, names: Sequence[str]) -> list[int | None] | None:
+    """Return the label of each image from EDM's dataset.json, None if `path` is no such file.
 
-    It holds `{"labels": [["00000/img00000000.png", 6], ...]}`, or null for unlabelled images.
+    It holds `{"labels": [["00000/img00000000.png", 6], ...]}`, or null for unlabelled images, whose
+    labels are None.
 
     Raises:
         DataError: The file is damaged, or has no label for an image.
     """
     if not path.is_file():
-        return False, None
+        return None
     try:
         content = json_of(bytes_of(path), str(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     if not isinstance(content, dict) or "labels" not in content:
-        return False, None  # written by another program
+        return None  # written by another program
     entries = content["labels"]
     if entries is None:
-        return True, None
+        return [None] * len(names)
     labels_by_name: dict[str, int] = {}
     for entry in entries if isinstance(entries, list) else [entries]:
         is_pair = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
@@ -128,4 +104,4 @@ def edm_labels(path: Path, names: Sequence[str]) -> tuple[bool, list[int] | None
     missing = [name for name in names if name not in labels_by_name]
     if missing:
         raise DataError(f"{path} has no label for {missing[0]} ({len(missing)} such images)")
-    return True, [labels_by_name[name] for name in names]
+    return [labels_by_name[name] for name in names]

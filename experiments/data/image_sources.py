@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from backbones.parsing import json_of, whole
 from experiments.data.class_folders import LABEL_FILE, class_of_each, edm_labels
 from experiments.data.data_options import PICTURES, DataError, require
-from experiments.data.raw_images import RawImage, crop
+from experiments.data.raw_images import RawImage
 from experiments.data.tars import Member, samples_of
 
 
@@ -52,9 +52,8 @@ class FolderSource(ImageSource):
         self._images = images
         self.count = len(images)
         self._names = [path.relative_to(root).as_posix() for path in images]
-        self._labels: list[int | None] = [None] * self.count
+        self.labels: list[int | None] = [None] * self.count
         self._captions: list[tuple[str, ...]] = [()] * self.count
-        self._unreadable: dict[int, str] = {}
         self.label_file: Path | None = None
         if captions is not None:
             self._assign_captions(captions)
@@ -65,13 +64,8 @@ class FolderSource(ImageSource):
         # preparations begun by an older version can be continued.
         folders = tuple(sorted({name.split("/")[0] for name in self._names}))
         if self.label_file is not None or (self.classes and self.classes != folders):
-            content.append([self.classes, self._labels])
+            content.append([self.classes, self.labels])
         self.fingerprint = digest_of(content)
-
-    @property
-    def labels(self) -> Sequence[int | None]:
-        """The class of each image; None without one."""
-        return self._labels
 
     def _assign_captions(self, path: Path) -> None:
         self.captioned = True
@@ -90,32 +84,23 @@ class FolderSource(ImageSource):
             )
 
     def _assign_labels(self, root: Path) -> None:
-        is_edm, labels = edm_labels(root / LABEL_FILE, self._names)
-        if is_edm:
-            self.label_file = root / LABEL_FILE
+        labels = edm_labels(root / LABEL_FILE, self._names)
         if labels is not None:
-            self.labelled, self._labels = True, list(labels)
-        elif not is_edm and any("/" in name for name in self._names):
-            self.labelled = True
-            self.classes, self._labels, self._unreadable = class_of_each(
-                root, self._names, self._unreadable_reason
-            )
-
-    def _unreadable_reason(self, index: int) -> str:
-        raw = next(self.read(index, index + 1))
-        return crop(raw, 8).reason
+            self.label_file, self.labels = root / LABEL_FILE, labels
+        elif any("/" in name for name in self._names):
+            self.classes, self.labels = class_of_each(root, self._names)
+        self.labelled = self.labels[0] is not None
 
     def read(self, start: int, stop: int) -> Iterator[RawImage]:
         """Yield images `start..stop-1`."""
         for index in range(start, stop):
-            content, reason = None, self._unreadable.get(index, "")
-            if not reason:  # images in a folder without a class have no label and stay unread
-                try:
-                    content = self._images[index].read_bytes()
-                except OSError as error:
-                    reason = str(error.strerror)
+            content, reason = None, ""
+            try:
+                content = self._images[index].read_bytes()
+            except OSError as error:
+                reason = str(error.strerror)
             yield RawImage(
-                self._names[index], content, self._labels[index], self._captions[index], reason
+                self._names[index], content, self.labels[index], self._captions[index], reason
             )
 
 

@@ -6,7 +6,6 @@ are described by the header of their first file.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from dataclasses import asdict, dataclass
@@ -119,13 +118,9 @@ class Manifest:
             raise _damaged(path) from None
         require(version == FORMAT, f"{path} has format {version!r}; this version reads {FORMAT!r}")
         try:
-            # Class names are folder names, which may hold bytes that are not UTF-8.
-            class_names = tuple(values["classes"])
-            utf8_names = [name.encode("utf-8", "replace").decode() for name in class_names]
-            manifest = validate(cls, {**values, "classes": utf8_names})
-        except (OptionError, KeyError, TypeError, AttributeError):
+            manifest = validate(cls, values)
+        except OptionError:
             raise _damaged(path) from None
-        manifest = dataclasses.replace(manifest, classes=class_names)
         return manifest, hashlib.sha256(content).hexdigest()[:16]
 
 

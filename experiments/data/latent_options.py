@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt
 
 from experiments.data.data_options import DataOptions, ShapeError, import_name, require
 from experiments.data.latent_manifest import MANIFEST, Manifest, store_layout, stored_shape
-from experiments.runtime.files import sha256
+from experiments.runtime.files import sha256, visible_files
 from routing.options import OMITTED_AT_DEFAULT
 
 #: The autoencoder of 4-channel latents whose store names none.
@@ -189,8 +189,8 @@ class LatentsOptions(DataOptions):
         if (folder / MANIFEST).is_file():
             return sha256(folder / MANIFEST)[:16]
         digest = hashlib.sha256()
-        for path in sorted(folder.iterdir()):
-            if path.is_file() and path.name[0] != ".":
+        for path in visible_files(folder, "*"):
+            if path.is_file():
                 digest.update(f"{path.name} {path.stat().st_size}\n".encode())
         return digest.hexdigest()[:16]
 

@@ -113,7 +113,7 @@ class LatentSpace(Dataset):
     @property
     def cannot_decode(self) -> str:
         """Why latents cannot be decoded here; empty if they can."""
-        return "" if "_autoencoder" in vars(self) else unavailable_reason(self.vae)
+        return unavailable_reason(self.vae)
 
     def to_pixels(self, x: Tensor) -> Tensor:
         """Decode model space (B, C, H, W) to uint8 RGB (B, 3, 8 H, 8 W) with the VAE."""

@@ -315,7 +315,6 @@ class LightningStore(Store):
 
     def __init__(self, path: Path, kind: str = "auto") -> None:
         files, counts, sizes = [], [], []
-        row_shape: tuple[int, ...] | None = None
         for shard in visible_files(path, "*.safetensors"):
             tensors = _mapped(shard)
             files.append((shard, tensors))
@@ -323,16 +322,15 @@ class LightningStore(Store):
             # A shard without latents, or with a scalar, is refused by `_open`.
             has_rows = "latents" in tensors and tensors["latents"].ndim > 0
             counts.append(len(tensors["latents"]) if has_rows else 0)
-            if row_shape is None and "latents" in tensors:
-                row_shape = tuple(tensors["latents"].shape[1:])
-        if row_shape is None:
-            raise DataError(f"{path} holds {len(files)} shards without latents")
-        self.kind, self.shape = moments_or_sample(row_shape, kind, f"{path}: latents")
+        first_file, first = files[0]
+        require("latents" in first, f"{first_file} holds no latents")
+        row_shape = tuple(first["latents"].shape[1:])
+        self.kind, self.shape = moments_or_sample(row_shape, kind, f"{first_file}: latents")
         require(sum(counts) > 0, f"{path} holds {len(files)} shards without a sample")
         row_shapes: dict[str, tuple[int, ...] | None] = {"latents": row_shape}
-        if "latents_flip" in files[0][1]:
+        if "latents_flip" in first:
             row_shapes["latents_flip"] = row_shape
-        if "labels" in files[0][1]:
+        if "labels" in first:
             row_shapes["labels"] = ()
         self._open(files, row_shapes, counts)
         statistics = path / "latents_stats.pt"

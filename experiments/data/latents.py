@@ -43,24 +43,20 @@ class Latents(LatentSpace):
         assert options.path
         store = open_store(options.path, kind=options.kind, verify=options.verify)
         self._stores = {"train": store}
-        # Rows of the store in each split; a split without an entry has all of them.
-        self._rows: dict[str, Tensor] = {}
+        self._rows = {"train": torch.arange(store.count)}  # rows of its store in each split
         self.shape = store.shape
-        paths = {"train": options.path}
         self.fingerprint = store.fingerprint
+        self._read_conditions(store, options.path)
         if options.test:
             test_store = open_store(options.test, kind=options.kind, verify=options.verify)
             self._check_alike(store, test_store)
-            self._stores["test"], paths["test"] = test_store, options.test
+            self._read_conditions(test_store, options.test)
+            self._stores["test"] = test_store
+            self._rows["test"] = torch.arange(test_store.count)
             self.fingerprint += f"-{test_store.fingerprint}"
         elif options.held_out:
             self._hold_out(store, options.held_out)
-            paths["test"] = options.path
-        self.sizes = {}
-        for split, split_store in self._stores.items():
-            rows = self._rows.get(split)
-            self.sizes[split] = split_store.count if rows is None else len(rows)
-            self._read_conditions(split_store, paths[split])
+        self.sizes = {split: len(rows) for split, rows in self._rows.items()}
         self._set_decoding(store)
 
     def _hold_out(self, store: Store, held_out: int) -> None:
@@ -69,9 +65,9 @@ class Latents(LatentSpace):
             held_out < store.count,
             f"data.held_out={held_out} leaves nothing of {store.count} samples to train on",
         )
-        order = SampleOrder(_HELD_OUT_SEED, store.count).lookup(torch.arange(store.count))
+        order = SampleOrder(_HELD_OUT_SEED, store.count).lookup(self._rows["train"])
         self._stores["test"] = store
-        self._rows = {"test": order[:held_out].sort()[0], "train": order[held_out:].sort()[0]}
+        self._rows = {"train": order[held_out:].sort()[0], "test": order[:held_out].sort()[0]}
 
     def _check_alike(self, store: Store, test_store: Store) -> None:
         """Refuse a held-out store with another shape or scale than the training store."""
@@ -107,7 +103,10 @@ class Latents(LatentSpace):
         low, high = int(store.labels.min()), int(store.labels.max())
         require(high < _MAX_CLASSES, f"{path} has label {high}: the store is damaged")
         class_names = self._stores["train"].classes
-        if _needs_mapping(store.classes, class_names) and 0 <= low <= high < len(store.classes):
+        # Without a name in common, labels keep their numbers.
+        common_names = set(store.classes) & set(class_names)
+        differ = store.classes != class_names and bool(common_names)
+        if differ and 0 <= low <= high < len(store.classes):
             store.labels = self._map_labels(store.labels, store.classes, class_names, path)
             high = int(store.labels.max())
         self.num_classes = (
@@ -207,8 +206,7 @@ class Latents(LatentSpace):
         """Return the rows in its store of samples `index` of a split."""
         index = index.cpu()
         self._check(index, split)
-        positions = self._rows[split][index] if split in self._rows else index
-        return positions, self._stores[split]
+        return self._rows[split][index], self._stores[split]
 
     def _conditions(
         self, positions: Tensor, store: Store, draws: Draws | None
@@ -250,13 +248,3 @@ class Latents(LatentSpace):
             z = torch.where(tensors["mirror"].view(-1, 1, 1, 1), z.flip(-1), z)
         x = (z - self._shift) / self._unit
         return Batch(x, tensors.get("y"), tensors.get("text"), rows.captions)
-
-
-def _needs_mapping(names: Sequence[str], class_names: Sequence[str]) -> bool:
-    """Return whether labels have to be renumbered to the classes of the training store.
-
-    If one list of names continues the other, or they have no name in common, labels keep their
-    numbers.
-    """
-    one_continues_other = class_names[: len(names)] == names[: len(class_names)]
-    return not one_continues_other and bool(set(class_names) & set(names))

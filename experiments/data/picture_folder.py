@@ -1,24 +1,26 @@
-"""Pictures of data=folder: found in class folders, cropped to one size as 8-bit pixels (no torch).
+"""data=folder: a user's own pictures, in class folders or in one folder (no torch here).
 
-Folders, splits, links and damaged files are treated as `experiments/prepare.py` treats them.
+They are cropped to one size and held in memory as 8-bit pixels. Folders, splits, links and damaged
+files are treated as `experiments/prepare.py` treats them.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from annotated_types import Ge, Le
 from PIL import Image
 
 from experiments.data.class_folders import LABEL_FILE
 from experiments.data.data_options import PICTURES, DataError, require
-from experiments.data.folder_options import FolderOptions
+from experiments.data.image_options import SplitOptions
 from experiments.data.image_sets import LabelledImages, Split
 from experiments.data.image_sources import FolderSource
 from experiments.data.open_source import list_files, open_source
@@ -41,49 +43,135 @@ class FolderSplits(NamedTuple):
     class_names: tuple[str, ...]  # () for unlabelled pictures
 
 
-def listing_fingerprint(path: str) -> str:
-    """Return a checksum of the names and sizes of the pictures; `absent` without a folder."""
-    root = Path(path).expanduser()
-    if not root.is_dir():
-        return "absent"
-    digest = hashlib.sha256()
-    for file in sorted(list_files(root, "*")):
-        if file.suffix.lower() in PICTURES or file.name == LABEL_FILE:
-            size = file.stat().st_size if file.exists() else -1  # a broken link
-            digest.update(f"{file.relative_to(root).as_posix()} {size}\n".encode(errors="replace"))
-    return digest.hexdigest()[:16]
+@dataclass(frozen=True)
+class FolderOptions(SplitOptions):
+    """Your own pictures as pixels in memory: one subfolder for each class, or one folder.
 
-
-def open_splits(path: str) -> FolderSplits:
-    """List the pictures of a folder and their classes.
-
-    Raises:
-        DataError: There is no such folder, it holds no pictures, or its layout is not supported.
+    Subfolders train/ and test/ (or val/) are the published split; otherwise a share of every class
+    is held out.
     """
-    return _open_splits(path, listing_fingerprint(path))
 
+    name: str = "folder"
+    path: Annotated[
+        str | None,
+        "Folder with one subfolder of pictures for each class, with such folders in train/ and "
+        "test/ (or val/), or with unlabelled pictures (task=none guidance=none). Required: "
+        "data.path=DIR.",
+    ] = None
+    size: Annotated[
+        int,
+        Ge(4),
+        Le(512),
+        "Side of the images in pixels: the shorter side is resized to it, the centre cropped.",
+    ] = 32
+    channels: Annotated[Literal[3, 1], "3: RGB; 1: grey."] = 3
+    flip: Annotated[Literal["none", "mirror"], "mirror: mirror half of the training images."] = (
+        "none"
+    )
 
-@functools.lru_cache(maxsize=8)
-def _open_splits(path: str, fingerprint: str) -> FolderSplits:
-    """As `open_splits`; a start of a run asks several times, and classes cost a decoded picture."""
-    root = Path(path).expanduser()
-    require(
-        fingerprint != "absent",
-        f"data.path={path} is no folder; expected one with a subfolder of pictures for each class",
-    )
-    train_folder, test_folder = _split_folders(root)
-    train = _open_pictures(train_folder)
-    class_names = _class_names(train)
-    if test_folder is None:
-        return FolderSplits(train, None, class_names)
-    test = _open_pictures(test_folder)
-    missing = sorted(set(_class_names(test)) - set(class_names))
-    require(
-        test.labelled == train.labelled and not missing,
-        f"{test_folder} holds {'the class ' + missing[0] if missing else 'no classes'}, unlike "
-        f"{train_folder}; expected the same class folders in both",
-    )
-    return FolderSplits(train, test, class_names)
+    # Assumed while there is no folder.
+    class_count = 1
+    patch = 4
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sample_shape", (self.channels, self.size, self.size))
+        object.__setattr__(self, "mirrored", self.flip == "mirror")
+
+    def open_splits(self) -> FolderSplits:
+        """List the pictures and their classes.
+
+        Raises:
+            DataError: The folder is missing or holds no pictures, or its layout is not supported.
+        """
+        require(
+            bool(self.path and self.path.strip()),
+            "data=folder needs your pictures: data.path=DIR with one subfolder for each class",
+        )
+        root = Path(str(self.path)).expanduser()
+        require(
+            root.is_dir(),
+            f"data.path={self.path} is no folder; expected one with a subfolder of pictures for "
+            "each class",
+        )
+        train_folder, test_folder = _split_folders(root)
+        train = _open_pictures(train_folder)
+        class_names = _class_names(train)
+        if test_folder is None:
+            return FolderSplits(train, None, class_names)
+        test = _open_pictures(test_folder)
+        missing = sorted(set(_class_names(test)) - set(class_names))
+        require(
+            test.labelled == train.labelled and not missing,
+            f"{test_folder} holds {'the class ' + missing[0] if missing else 'no classes'}, unlike "
+            f"{train_folder}; expected the same class folders in both",
+        )
+        return FolderSplits(train, test, class_names)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the description, with the number of class folders where the folder exists.
+
+        Raises:
+            DataError: The folder exists, and its layout is not supported.
+        """
+        description = super().describe()
+        if self.path and Path(self.path).expanduser().is_dir():
+            description["num_classes"] = len(self.open_splits().class_names)
+        return description
+
+    def fingerprint(self) -> str:
+        """Return a checksum of the names and sizes of the pictures."""
+        root = Path(str(self.path)).expanduser()
+        if not self.path or not root.is_dir():
+            return "absent"
+        digest = hashlib.sha256()
+        for file in sorted(list_files(root, "*")):
+            if file.suffix.lower() in PICTURES or file.name == LABEL_FILE:
+                size = file.stat().st_size if file.exists() else -1  # a broken link
+                line = f"{file.relative_to(root).as_posix()} {size}\n"
+                digest.update(line.encode(errors="replace"))
+        return digest.hexdigest()[:16]
+
+    def check_files(self) -> None:
+        """Raise `DataError` for a missing folder, or for more pictures than memory should hold."""
+        self._check_count(self.open_splits())
+
+    def _check_count(self, splits: FolderSplits) -> None:
+        """Refuse more pixels than `MAX_BYTES`, and a single picture."""
+        count = splits.train.count + (splits.test.count if splits.test else 0)
+        size = count * self.channels * self.size**2
+        require(
+            size <= MAX_BYTES,
+            f"data.size={self.size}: {count:,} pictures of {self.path} are {size / 1e9:.1f} GB as "
+            f"pixels; expected at most {MAX_BYTES / 1e9:g} GB, as data=folder holds them in "
+            "memory: choose a smaller data.size, or train on latents (python "
+            f"experiments/prepare.py {self.path} OUT, then data=latents data.path=OUT)",
+        )
+        require(count > 1, f"{self.path} holds one picture; expected more, as some are held out")
+
+    def read(self) -> LabelledImages:
+        """Decode all pictures, as uint8 (N, C, size, size) and labels (N,) of each split."""
+        splits = self.open_splits()
+        self._check_count(splits)
+        train = _read_pictures(self, splits.train, splits.class_names)
+        if splits.test is not None:
+            test = _read_pictures(self, splits.test, splits.class_names)
+        else:
+            images, labels = train
+            require(
+                len(labels) > 1,
+                f"{self.path} holds {len(labels)} readable pictures; expected more, as some are "
+                "held out",
+            )
+            train_rows, test_rows = stratified_rows(labels, self.test_fraction, self.split_seed)
+            train = images[train_rows], labels[train_rows]
+            test = images[test_rows], labels[test_rows]
+        for split, (_, labels) in (("train", train), ("test", test)):
+            require(
+                len(labels) > 0,
+                f"{self.path} leaves no readable pictures to {split} on "
+                f"(data.test_fraction={self.test_fraction:g}); expected some in each split",
+            )
+        return LabelledImages({"train": train, "test": test}, splits.class_names)
 
 
 def _split_folders(root: Path) -> tuple[Path, Path | None]:
@@ -117,50 +205,12 @@ def _class_names(source: FolderSource) -> tuple[str, ...]:
     return tuple(map(str, range(highest + 1)))
 
 
-def check_memory(options: FolderOptions, splits: FolderSplits) -> None:
-    """Refuse more pixels than `MAX_BYTES`, and a single picture."""
-    count = splits.train.count + (splits.test.count if splits.test else 0)
-    size = count * options.channels * options.size**2
-    require(
-        size <= MAX_BYTES,
-        f"data.size={options.size}: {count:,} pictures of {options.path} are "
-        f"{size / 1e9:.1f} GB as pixels; expected at most {MAX_BYTES / 1e9:g} GB, as data=folder "
-        "holds them in memory: choose a smaller data.size, or train on latents (python "
-        f"experiments/prepare.py {options.path} OUT, then data=latents data.path=OUT)",
-    )
-    require(count > 1, f"{options.path} holds one picture; expected more, as some are held out")
-
-
-def read_splits(options: FolderOptions, splits: FolderSplits) -> LabelledImages:
-    """Decode all pictures, as uint8 (N, C, size, size) and labels (N,) of each split."""
-    check_memory(options, splits)
-    train = _read_pictures(options, splits.train, splits.class_names)
-    if splits.test is not None:
-        test = _read_pictures(options, splits.test, splits.class_names)
-    else:
-        images, labels = train
-        require(
-            len(labels) > 1,
-            f"{options.path} holds {len(labels)} readable pictures; expected more, as some are "
-            "held out",
-        )
-        train_rows, test_rows = stratified_rows(labels, options.test_fraction, options.split_seed)
-        train = images[train_rows], labels[train_rows]
-        test = images[test_rows], labels[test_rows]
-    for split, (_, labels) in (("train", train), ("test", test)):
-        require(
-            len(labels) > 0,
-            f"{options.path} leaves no readable pictures to {split} on "
-            f"(data.test_fraction={options.test_fraction:g}); expected some in each split",
-        )
-    return LabelledImages({"train": train, "test": test}, splits.class_names)
-
-
 def _read_pictures(
     options: FolderOptions, source: FolderSource, class_names: tuple[str, ...]
 ) -> Split:
     """Decode the pictures of one split; unreadable ones are skipped with a warning."""
-    numbers = {name: number for number, name in enumerate(class_names)}
+    # A held-out class is the training class of the same name.
+    numbers = [class_names.index(name) for name in _class_names(source)]
     pixels = np.empty((source.count, *options.sample_shape), np.uint8)
     labels = np.zeros(source.count, np.int64)
     count = 0
@@ -174,8 +224,7 @@ def _read_pictures(
             pixels[count] = _channels(image.pixels, options.channels)
             label = image.raw.label
             if label is not None:
-                # A held-out class is the training class of the same name.
-                labels[count] = numbers[source.classes[label]] if source.classes else label
+                labels[count] = numbers[label]
             count += 1
     if skipped:
         warnings.warn(

@@ -158,8 +158,9 @@ def _images(split: str, start: int, count: int) -> tuple[Tensor, scenes.Attribut
     return scenes.draw(attributes, free), attributes
 
 
-def train(steps: int = 2500, batch: int = 64, lr: float = 2e-3, log: bool = False) -> Probe:
+def train() -> Probe:
     """Train the probe on its own stream of images, with noise and blur as in samples."""
+    steps, batch, lr = 2500, 64, 2e-3
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -181,13 +182,13 @@ def train(steps: int = 2500, batch: int = 64, lr: float = 2e-3, log: bool = Fals
         loss.backward()
         optimizer.step()
         schedule.step()
-        if log and step % 100 == 0:
+        if step % 100 == 0:
             print(f"step {step}/{steps}  loss {loss.item():.4f}", flush=True)
     return network.eval()
 
 
 if __name__ == "__main__":
-    network = train(log=True)
+    network = train()
     state = {key: value.half().contiguous() for key, value in network.state_dict().items()}
     atomic_write(WEIGHTS, save(state))
     images, truth = _images("test", 0, 4096)

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, cast
 
-from backbones.validation import OptionError, validate
+from backbones.validation import validate
 from experiments.data.data_options import DataError, DataOptions
-from experiments.data.folder_options import FolderOptions
 from experiments.data.image_options import (
     DigitsOptions,
     FashionOptions,
@@ -21,6 +20,7 @@ from experiments.data.image_options import (
     TorchvisionOptions,
 )
 from experiments.data.latent_options import LatentsOptions
+from experiments.data.picture_folder import FolderOptions
 from routing.errors import one_of
 
 DATA_SETS: dict[str, type[DataOptions]] = {
@@ -64,12 +64,7 @@ def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
             value = list(value)  # also OmegaConf's lists
         values[key] = value
     options_of_set = options_class(str(values.get("name", "")))
-    try:
-        return cast(DataOptions, validate(options_of_set, values, "data."))
-    except OptionError as error:
-        if str(error).startswith("data.set="):  # torchvision's ImageFolder, or a folder
-            raise OptionError(f"{error}; {OWN_PICTURES}") from None
-        raise
+    return cast(DataOptions, validate(options_of_set, values, "data."))
 
 
 def describe(options: DataOptions | Mapping[str, Any]) -> dict[str, Any]:

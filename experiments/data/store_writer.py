@@ -51,14 +51,14 @@ class StoreSettings:
     """Settings that must be equal for a preparation to continue."""
 
     vae: str  # name or folder of the autoencoder
-    size: int = 256  # side of the cropped images in pixels
-    kind: str = "moments"  # `moments`, from which every training step samples, or one `sample`
-    flips: bool = True  # also store latents of mirrored images
-    dtype: str = "float16"  # `float16` or `float32` on disk
-    shard: int = 4096  # images per shard
-    text: str | None = None  # name or folder of the text encoder, or None
-    captions: int = 1  # captions stored per image
-    text_length: int = 77  # tokens per caption
+    size: int  # side of the cropped images in pixels
+    kind: str  # `moments`, from which every training step samples, or one `sample`
+    flips: bool  # also store latents of mirrored images
+    dtype: str  # `float16` or `float32` on disk
+    shard: int  # images per shard
+    text: str | None  # name or folder of the text encoder, or None
+    captions: int  # captions stored per image
+    text_length: int  # tokens per caption
 
 
 @dataclass(frozen=True)
@@ -73,39 +73,14 @@ class ShardSums:
 
 
 @dataclass(frozen=True)
-class ShardSummary:
-    """Size, checksum and sums of a finished shard."""
+class ShardRecord:
+    """The JSON file beside a finished shard: its size, checksum, sums and unreadable images."""
 
     count: Count  # number of samples
     bytes: Count
     sha256: str
     sums: ShardSums
-
-
-@dataclass(frozen=True)
-class ShardRecord:
-    """The JSON file beside a finished shard: its summary, and its unreadable images."""
-
-    summary: ShardSummary
-    skipped: list[tuple[str, str]]  # name and reason
-
-    def dumps(self) -> str:
-        """Return the record as JSON."""
-        return json.dumps({**asdict(self.summary), "skipped": self.skipped}) + "\n"
-
-    @classmethod
-    def parse(cls, content: bytes) -> ShardRecord:
-        """Read JSON; `UserError` for anything that `dumps` does not write."""
-        values = json_of(content)
-        if not isinstance(values, dict):
-            raise Malformed("expected a mapping")
-        skipped = []
-        for entry in values.pop("skipped", ()):
-            # Not by `validate`: names may hold bytes that are not UTF-8.
-            if not isinstance(entry, list) or list(map(type, entry)) != [str, str]:
-                raise Malformed(f"skipped holds {entry!r}")
-            skipped.append((entry[0], entry[1]))
-        return cls(validate(ShardSummary, values), skipped)
+    skipped: tuple[tuple[str, str], ...]  # name and reason
 
 
 class ShardContent:
@@ -162,9 +137,9 @@ class StoreWriter:
         vae: Autoencoder,
         out: Path,
         settings: StoreSettings,
-        text: TextEncoder | None = None,
-        batch: int = 16,
-        threads: int = 4,
+        text: TextEncoder | None,
+        batch: int,
+        threads: int,
     ) -> None:
         nearest = max(settings.size // vae.factor, 1) * vae.factor
         require(
@@ -217,13 +192,13 @@ class StoreWriter:
         """Return the record of a finished shard; None for a missing or damaged one."""
         path = self._path(number)
         try:
-            record = ShardRecord.parse(path.with_suffix(".json").read_bytes())
-            size = path.stat().st_size if record.summary.count else 0
-        except (OSError, UserError, TypeError):
+            values = json_of(path.with_suffix(".json").read_bytes())
+            record: ShardRecord = validate(ShardRecord, values)
+            size = path.stat().st_size if record.count else 0
+        except (OSError, UserError):
             return None
-        sums = record.summary.sums
-        channels = self.vae.channels
-        complete = size == record.summary.bytes and len(sums.sum) == len(sums.square) == channels
+        sums, channels = record.sums, self.vae.channels
+        complete = size == record.bytes and len(sums.sum) == len(sums.square) == channels
         return record if complete else None
 
     def write(self, number: int) -> Iterator[int]:
@@ -243,14 +218,14 @@ class StoreWriter:
         data = save(tensors) if tensors else b""
         if tensors:
             atomic_write(self._path(number), data)
-        summary = ShardSummary(
+        record = ShardRecord(
             count=len(tensors["latents"]) if tensors else 0,
             bytes=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
             sums=content.sums(tensors),
+            skipped=tuple(content.skipped),
         )
-        record = ShardRecord(summary, content.skipped)
-        atomic_write(self._path(number).with_suffix(".json"), record.dumps())
+        atomic_write(self._path(number).with_suffix(".json"), json.dumps(asdict(record)) + "\n")
 
     def _add_batch(self, batch: list[CroppedImage], content: ShardContent) -> None:
         """Encode one batch of images into the content of a shard."""
@@ -258,7 +233,7 @@ class StoreWriter:
         pixels = []
         for cropped in batch:
             if cropped.pixels is None:
-                content.skipped.append((cropped.raw.name, cropped.reason))
+                content.skipped.append((_valid_utf8(cropped.raw.name), cropped.reason))
                 continue
             images.append(cropped.raw)
             pixels.append(cropped.pixels)
@@ -310,49 +285,48 @@ class StoreWriter:
                 f"{image.name} has no caption; --text needs one for every image",
             )
             for text in itertools.islice(itertools.cycle(image.captions), self.settings.captions):
-                # Text that was cut inside a pair of JSON's \u escapes ends in half a character.
-                captions.append(text.encode("utf-8", "replace").decode())
+                captions.append(_valid_utf8(text))
         return captions
 
     def finish(self) -> Manifest | None:
         """Write the manifest if all shards are finished; return it, or None."""
-        summaries: list[ShardSummary] = []
+        records: list[ShardRecord] = []
         skipped: list[tuple[str, str]] = []
         for number in range(self.shards):
             record = self._record(number)
             if record is None:
                 return None
-            summaries.append(record.summary)
+            records.append(record)
             skipped += record.skipped
-        if not any(summary.count for summary in summaries):
+        if not any(record.count for record in records):
             name, reason = skipped[0]
             raise DataError(
                 f"none of {self.source.count} images could be read; the first, {name}: {reason}; "
                 "repair them and pass a new --out folder: this one does not read them again"
             )
-        lowest = [summary.sums.lowest for summary in summaries if summary.sums.lowest is not None]
+        lowest = [record.sums.lowest for record in records if record.sums.lowest is not None]
         if lowest and min(lowest) > 0:
             warnings.warn(low_label_warning("the", min(lowest)), stacklevel=2)
-        manifest = self._manifest(summaries, len(skipped))
+        manifest = self._manifest(records, len(skipped))
         lines = "".join(f"{name}\t{reason}\n" for name, reason in skipped)
-        atomic_write(self.out / "skipped.txt", lines.encode("utf-8", "surrogateescape"))
+        atomic_write(self.out / "skipped.txt", lines)
         atomic_write(self.out / MANIFEST, manifest.dumps())
         return manifest
 
-    def _manifest(self, summaries: list[ShardSummary], skipped: int) -> Manifest:
+    def _manifest(self, records: list[ShardRecord], skipped: int) -> Manifest:
         """Return the manifest of finished shards."""
         totals = np.zeros((2, self.vae.channels))
         count = values_per_channel = 0
         highest = -1  # without labels: no classes
         shards = []
-        for number, summary in enumerate(summaries):
-            totals += (summary.sums.sum, summary.sums.square)
-            values_per_channel += summary.sums.n
-            count += summary.count
-            highest = max(highest, summary.sums.label)
-            if summary.count:
+        for number, record in enumerate(records):
+            totals += (record.sums.sum, record.sums.square)
+            values_per_channel += record.sums.n
+            count += record.count
+            highest = max(highest, record.sums.label)
+            if record.count:
                 name = self._path(number).name
-                shards.append(StoredShard(name, summary.count, summary.bytes, summary.sha256))
+                shards.append(StoredShard(name, record.count, record.bytes, record.sha256))
         mean, second_moment = totals / values_per_channel
         text = None
         if self.text is not None:
@@ -365,7 +339,7 @@ class StoreWriter:
             count=count,
             flips=self.settings.flips,
             labels=self.source.labelled,
-            classes=self.source.classes or tuple(map(str, range(highest + 1))),
+            classes=tuple(map(_valid_utf8, self.source.classes or map(str, range(highest + 1)))),
             text=text,
             vae=self.settings.vae,
             scale_factor=self.vae.scale_factor,
@@ -377,6 +351,11 @@ class StoreWriter:
             skipped=skipped,
             shards=tuple(shards),
         )
+
+
+def _valid_utf8(text: str) -> str:
+    """Replace what UTF-8 cannot hold: odd bytes of file names, halves of JSON's escaped pairs."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _noise_keys(images: list[RawImage]) -> Tensor:

@@ -119,30 +119,18 @@ def check_grid_of_call(selection: Selection, grid: tuple[int, int] | None, token
     )
 
 
-def refuse_wrong_count(grid: tuple[int, int] | None, tokens: int) -> None:
-    """Refuse a stated prefix that leaves another number of tokens than the stated grid has."""
-    raise AttachError(
-        f"{tokens} tokens may skip where grid={grid} has another number; let prefix= and protect= "
-        "cover everything but the image, or pass this input's grid"
-    )
-
-
 def check_when(when: str) -> None:
     """Refuse another word than `training`, `always` and `never`."""
     one_of("when", when, WHEN, AttachError)
 
 
-def check_extra(extra: Any) -> None:
-    """Refuse what is not a sequence of names."""
+def check_extra(extra: Any, signatures: Sequence[Signature]) -> None:
+    """Refuse what is not a sequence of names, or names that no block in the route has."""
     require(
         isinstance(extra, Collection) and not isinstance(extra, str),
         f"extra={extra!r}: expected names in a sequence: ('{extra}',)",
         AttachError,
     )
-
-
-def check_extra_names(extra: Sequence[str], signatures: Sequence[Signature]) -> None:
-    """Refuse names that are no argument of any block in the route."""
     for name in extra:
         accepted = [block.any_name or name in block.positions for block in signatures]
         if signatures and not any(accepted):

@@ -98,27 +98,19 @@ class Call:
 
     def refuse_masks(self, tokens: int) -> None:
         """Refuse (`AttachError`) a mask over all tokens, of which there are that many."""
-        masks = [name for name in MASKS if self.get(name) is not None]
-        for name in _MASKS:
+        for name in (*MASKS, *_MASKS):
             mask = self.get(name)
-            if self.get(_CAUSAL.get(name, "")):
-                continue  # the mask only repeats `is_causal`
-            if isinstance(mask, Tensor) and tokens in mask.shape:
-                masks.append(name)
-        if not masks:
-            return
-        shape = getattr(self.get(masks[0]), "shape", None)
-        require(
-            shape is None or tokens in shape,
-            f"{masks[0]} of shape {tuple(shape or ())} spans text and the {tokens} tokens of the "
-            "block, and attention masks over both are not supported in a route; leave it out, with "
-            "prompts of equal length in a batch",
-            AttachError,
-        )
-        raise AttachError(
-            f"{masks[0]} spans all {tokens} tokens, and only some are in the route: not supported; "
-            "instead of a padding mask use prompts of equal length in a batch"
-        )
+            spans_tokens = mask is not None
+            if name in _MASKS:
+                repeats_is_causal = self.get(_CAUSAL.get(name, ""))
+                spans_tokens = isinstance(mask, Tensor) and tokens in mask.shape
+                spans_tokens = spans_tokens and not repeats_is_causal
+            require(
+                not spans_tokens,
+                f"{name} spans all {tokens} tokens, and only some are in the route: not supported; "
+                "instead of a padding mask use prompts of equal length in a batch",
+                AttachError,
+            )
 
     def tables(self) -> dict[str, Any]:
         """Return the per-token tables that were given, tensors or tuples of them, by name."""

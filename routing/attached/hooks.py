@@ -31,7 +31,6 @@ from torch.utils.hooks import RemovableHandle
 from routing.attached.arguments import (
     block_list,
     check_extra,
-    check_extra_names,
     check_grid_of_call,
     check_routed_blocks,
     check_selection,
@@ -39,7 +38,6 @@ from routing.attached.arguments import (
     parse_grid,
     parse_prefix,
     refuse_long_skips,
-    refuse_wrong_count,
 )
 from routing.attached.calls import AttachError, Call, Signature, check_shared_table, replace_image
 from routing.attached.kept import KeptTokens
@@ -120,12 +118,11 @@ class Attached:
             grid = model_grid if grid is None else grid
             prefix = model_prefix if prefix is None else prefix
         members = block_list(blocks)
-        check_extra(extra)
         self._route = Route.parse(route).resolve(len(members), "the list")
         check_routed_blocks(members, self._route)
         self._signatures = [Signature(block, extra) for block in members]
         refuse_long_skips(self._signatures)
-        check_extra_names(extra, [self._signatures[i] for i in self._route.sparse_blocks])
+        check_extra(extra, [self._signatures[i] for i in self._route.sparse_blocks])
         self.grid = parse_grid(grid)
         self._prefix = parse_prefix(prefix, self._signatures, self._is_model)
         self._protect = parse_protect(protect)
@@ -181,7 +178,7 @@ class Attached:
 
     @property
     def prefix(self) -> int:
-        """Tokens before the image's that are never routed."""
+        """Number of tokens before the image, never routed."""
         return self._prefix
 
     @prefix.setter
@@ -304,7 +301,10 @@ class Attached:
             refuse_unknown_prefix(call, grid, self._is_model)
         if grid is None or grid[0] * grid[1] != tokens:
             if self._grid_stated and protected:
-                refuse_wrong_count(grid, tokens)
+                raise AttachError(
+                    f"{tokens} tokens may skip where grid={grid} has another number; let prefix= "
+                    "and protect= cover everything but the image, or pass this input's grid"
+                )
             check_grid_of_call(self.selection, grid, tokens)
             grid = (1, tokens)
         shared = self._shared(call, batch, tokens, protected)

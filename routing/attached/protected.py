@@ -6,7 +6,7 @@ protected ones included.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from routing.attached.calls import AttachError
 from routing.errors import require
+from routing.options import RoutingError
 
 _EXPECTED = (
     "expected a slice of the sequence such as slice(64, None), several in a list, or a bool mask "
@@ -58,19 +59,7 @@ def routable_positions(
             numbers of tokens that may skip.
     """
     batch, length = x.shape[:2]
-    if isinstance(protect, Tensor):
-        rows = protect if protect.dim() > 1 else protect.unsqueeze(0)
-        require(
-            rows.shape in ((1, length), (batch, length)),
-            f"protect of shape {tuple(protect.shape)}: expected ({length},) or ({batch}, "
-            f"{length}), one value for each token of the sequence",
-            AttachError,
-        )
-        mask = rows.clone()
-    else:
-        mask = torch.zeros(1, length, dtype=torch.bool)
-        for part in protect:
-            mask[:, part] = True
+    mask = protected_mask(protect, batch, length, AttachError)
     mask[:, :prefix] = True
     counts = (~mask).sum(1).tolist()
     require(
@@ -81,6 +70,32 @@ def routable_positions(
     )
     positions = mask.int().argsort(dim=1, stable=True)[:, : counts[0]]
     return positions.to(x.device), counts[0]
+
+
+def protected_mask(
+    protect: Iterable[slice | int] | Tensor, batch: int, length: int, error: type[RoutingError]
+) -> Tensor:
+    """Return which tokens of a sequence never skip, bool `(1, T)` or `(B, T)`, a new tensor.
+
+    Args:
+        protect: Slices or positions, or a bool mask `(T,)` or `(B, T)`.
+        batch: Samples B.
+        length: Tokens T of the sequence.
+        error: Raised where the mask has another shape than the sequence.
+    """
+    if not isinstance(protect, Tensor):
+        mask = torch.zeros(1, length, dtype=torch.bool)
+        for part in protect:
+            mask[:, part] = True
+        return mask
+    rows = protect if protect.dim() > 1 else protect.unsqueeze(0)
+    require(
+        rows.shape in ((1, length), (batch, length)),
+        f"protect of shape {tuple(protect.shape)}: expected ({length},) or ({batch}, {length}), "
+        "one value for each token of the sequence",
+        error,
+    )
+    return rows.clone()
 
 
 def count_forced(keep: Tensor) -> tuple[int, int]:

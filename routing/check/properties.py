@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_leaves
 from routing.attached.calls import TEXT, Call
 from routing.check.marks import BlockInput
 from routing.check.observed import Arrival, ObservedPass, ObservedSegment
-from routing.check.report import FAIL, NOT_APPLICABLE, PASS, Finding
+from routing.check.report import FAIL, NOT_APPLICABLE, PASS, Judgement
 from routing.check.subject import RoutedModel
 from routing.layout import Layout
 
 NO_ROUTE = "no block saw fewer tokens in training"
-_NEITHER = "is neither share"
+_FITS_NEITHER = "fits neither; TREAD counts those that skip"
 
 
 def segments_of(passes: Sequence[ObservedPass]) -> Iterator[ObservedSegment]:
@@ -30,23 +30,22 @@ def segments_of(passes: Sequence[ObservedPass]) -> Iterator[ObservedSegment]:
         yield from observed.segments
 
 
-def routed_blocks(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
+def routed_blocks(model: RoutedModel, passes: Sequence[ObservedPass]) -> Judgement:
     """Which blocks saw which tokens, and whether these are the blocks of the intended route."""
-    name = "routed blocks"
     route = model.intended_route()
     intended = "" if route is None else ", ".join(segment.span for segment in route.segments)
     observed = passes[0]
     if not observed.segments:
-        return Finding(name, FAIL, f"{NO_ROUTE}{f'; intended: {intended}' if intended else ''}")
+        return FAIL, f"{NO_ROUTE}{f'; intended: {intended}' if intended else ''}"
     evidence = _who_saw_what(observed, model.depth)
     spans = {_spans(each) for each in passes}
     if len(spans) > 1 and route is None:
-        return Finding(name, PASS, f"{evidence}; other blocks in other passes")
+        return PASS, f"{evidence}; other blocks in other passes"
     wrong = [span for span in sorted(spans) if intended and span != intended]
     if wrong:
-        return Finding(name, FAIL, f"{evidence}; the route {intended} skips blocks {intended}, "
-                       "both ends included")  # fmt: skip
-    return Finding(name, PASS, evidence)
+        meaning = f"the route {intended} skips blocks {intended}, both ends included"
+        return FAIL, f"{evidence}; {meaning}"
+    return PASS, evidence
 
 
 def _spans(observed: ObservedPass) -> str:
@@ -73,22 +72,23 @@ def _span(first: int, last: int) -> str:
     return f"block {first}" if first == last else f"blocks {first}-{last}"
 
 
-def rate(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
+def rate(model: RoutedModel, passes: Sequence[ObservedPass]) -> Judgement:
     """Whether the share of tokens that skip is the stated one, in every sample of every pass."""
-    name = "rate"
     if not any(each.segments for each in passes):
-        return Finding(name, NOT_APPLICABLE, NO_ROUTE)
-    findings = [_rate_of_pass(model, each) for each in passes if each.segments]
-    failed = [finding for finding in findings if finding.result == FAIL]
-    return failed[0] if failed else findings[0]
+        return NOT_APPLICABLE, NO_ROUTE
+    judgements = [_rate_of_pass(model, each) for each in passes if each.segments]
+    for result, evidence in judgements:
+        if result == FAIL:
+            return result, evidence
+    return judgements[0]
 
 
-def _rate_of_pass(model: RoutedModel, observed: ObservedPass) -> Finding:
+def _rate_of_pass(model: RoutedModel, observed: ObservedPass) -> Judgement:
     """Judge the share of tokens that skip in one pass; passes may have other lengths."""
     route = model.intended_route()
     protected = model.protected(observed.batch, observed.tokens)
     routable = observed.tokens - int(protected[0].sum())
-    descriptions, results, neither = [], set(), False
+    descriptions, results = [], set()
     for number, segment in enumerate(observed.segments):
         counts = (~segment.present).sum(1)
         skipped = int(counts[0])
@@ -98,19 +98,18 @@ def _rate_of_pass(model: RoutedModel, observed: ObservedPass) -> Finding:
         elif route is not None and number < len(route.segments):
             result, meaning = _meaning_of_rate(skipped, routable, route.segments[number].rate)
             text += f": {meaning}"
-            neither |= _NEITHER in meaning
+            if meaning.endswith(_FITS_NEITHER) and not protected.any():
+                text += "; text or class tokens? state protect="
         else:
             result = PASS
         results.add(result)
         descriptions.append(text)
     result = next(each for each in (FAIL, PASS, NOT_APPLICABLE) if each in results)
-    if neither and not protected.any():
-        descriptions.append("text or class tokens? state protect=")
-    return Finding("rate", result, "; ".join(descriptions))
+    return result, "; ".join(descriptions)
 
 
-def _meaning_of_rate(skipped: int, routable: int, stated: float) -> tuple[str, str]:
-    """Return whether the stated rate counts the tokens that skip, and a description.
+def _meaning_of_rate(skipped: int, routable: int, stated: float) -> Judgement:
+    """Judge whether a stated rate counts the tokens that skip.
 
     Either share may be off by less than one token, as implementations round differently.
     """
@@ -123,15 +122,15 @@ def _meaning_of_rate(skipped: int, routable: int, stated: float) -> tuple[str, s
         )
     if counts_skipped:
         return PASS, f"{stated:g} counts the tokens that skip, as in TREAD"
-    other = "counts the tokens that are KEPT" if counts_kept else _NEITHER
-    return FAIL, f"{stated:g} {other}; TREAD counts those that skip"
+    if counts_kept:
+        return FAIL, f"{stated:g} counts the tokens that are KEPT; TREAD counts those that skip"
+    return FAIL, f"{stated:g} {_FITS_NEITHER}"
 
 
-def arrives_bit_for_bit(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
+def arrives_bit_for_bit(passes: Sequence[ObservedPass]) -> Judgement:
     """Whether tokens that skipped come back unchanged, at their places."""
-    name = "bit for bit"
     if not any(each.segments for each in passes):
-        return Finding(name, NOT_APPLICABLE, NO_ROUTE)
+        return NOT_APPLICABLE, NO_ROUTE
     total = Arrival()
     for arrival in (each.arrival for each in passes):
         total.bypassed += arrival.bypassed
@@ -142,7 +141,7 @@ def arrives_bit_for_bit(model: RoutedModel, passes: Sequence[ObservedPass]) -> F
         total.largest_change = max(total.largest_change, arrival.largest_change)
     evidence = f"{total.exact} of {total.bypassed} skipped tokens came back exactly"
     if total.exact == total.bypassed and not total.stayed_changed:
-        return Finding(name, PASS, f"{evidence}, each at its place ({len(passes)} passes)")
+        return PASS, f"{evidence}, each at its place ({len(passes)} passes)"
     if total.misplaced:
         evidence += f", {total.misplaced} at another place"
     if total.lost:
@@ -151,51 +150,38 @@ def arrives_bit_for_bit(model: RoutedModel, passes: Sequence[ObservedPass]) -> F
         evidence += f"; largest change of a feature {total.largest_change:.3g}"
     if total.stayed_changed:
         evidence += f"; {total.stayed_changed} tokens that had stayed were changed or moved too"
-    return Finding(name, FAIL, evidence)
+    return FAIL, evidence
 
 
 def order_preserved(
     model: RoutedModel,
     passes: Sequence[ObservedPass],
-    positions: Finding,
+    tables_gathered: bool,
     scans: tuple[Sequence[int], str],
-) -> Finding:
+) -> Judgement:
     """Whether blocks see the tokens that stay in ascending order, and scan them along their path.
 
     Args:
         model: The model.
         passes: Its passes in training.
-        positions: The finding about the blocks' positional tables; where tables are gathered
-            with their tokens, attention does not depend on the order.
+        tables_gathered: Positional tables are gathered with their tokens, so that attention does
+            not depend on the order.
         scans: The blocks whose scans were compared, and what is wrong with one of them.
     """
-    name = "order"
     if not any(each.segments for each in passes):
-        return Finding(name, NOT_APPLICABLE, NO_ROUTE)
-    evidence = ""
-    for segment in segments_of(passes):
-        for rows in segment.rows:
-            shuffled = [x for x in tree_leaves((rows.args, rows.kwargs)) if isinstance(x, Layout)]
-            if any(layout.shuffle is not None for layout in shuffled):
-                evidence = f"block {rows.block} scans its tokens in a shuffled order"
-            for ids in rows.ids:
-                order = ids[ids >= 0]
-                if not evidence and bool((order.diff() <= 0).any()):
-                    first = ", ".join(map(str, order[:6].tolist()))
-                    evidence = f"block {rows.block} saw tokens in the order {first}, ..."
-    scanning, scan_problem = scans
-    if not evidence:
+        return NOT_APPLICABLE, NO_ROUTE
+    problem = _order_problem(passes)
+    if not problem:
+        scanning, scan_problem = scans
         evidence = "blocks of the route saw their tokens in ascending order"
         if scan_problem:
-            return Finding(name, FAIL, f"{evidence}, but {scan_problem}")
+            return FAIL, f"{evidence}, but {scan_problem}"
         if scanning:
             evidence += f"; {len(scanning)} of them scan along the same path as with all tokens"
-        return Finding(name, PASS, evidence)
+        return PASS, evidence
     if not model.ordered:
-        return Finding(
-            name, NOT_APPLICABLE, f"{evidence}, which makes no difference to them (ordered=False)"
-        )
-    if positions.result == PASS:
+        return NOT_APPLICABLE, f"{problem}, which makes no difference to them (ordered=False)"
+    if tables_gathered:
         advice = (
             "wrong for scans and convolutions; the positions pass, so if the blocks are attention, "
             "state ordered=False"
@@ -205,12 +191,26 @@ def order_preserved(
             "wrong for scans, convolutions and positions by index; if the blocks are plain "
             "attention, state ordered=False"
         )
-    return Finding(name, FAIL, f"{evidence}: {advice}")
+    return FAIL, f"{problem}: {advice}"
 
 
-def protected_tokens(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
+def _order_problem(passes: Sequence[ObservedPass]) -> str:
+    """Describe the first block that saw or scans its tokens in another order; else empty."""
+    for segment in segments_of(passes):
+        for rows in segment.rows:
+            for leaf in tree_leaves((rows.args, rows.kwargs)):
+                if isinstance(leaf, Layout) and leaf.shuffle is not None:
+                    return f"block {rows.block} scans its tokens in a shuffled order"
+            for ids in rows.ids:
+                order = ids[ids >= 0]
+                if bool((order.diff() <= 0).any()):
+                    first = ", ".join(map(str, order[:6].tolist()))
+                    return f"block {rows.block} saw tokens in the order {first}, ..."
+    return ""
+
+
+def protected_tokens(model: RoutedModel, passes: Sequence[ObservedPass]) -> Judgement:
     """Whether tokens that must not skip were seen by all blocks."""
-    name = "protected tokens"
     positions: set[int] = set()
     skipped: set[int] = set()
     text_lengths: set[int] = set()
@@ -228,10 +228,10 @@ def protected_tokens(model: RoutedModel, passes: Sequence[ObservedPass]) -> Find
             skipped.update(_indices(missing.any(0)))
         if len(lengths) > 1:
             counts = " and ".join(map(str, sorted(lengths)))
-            return Finding(name, FAIL, f"blocks got {counts} rows of {TEXT}: text is routed too")
+            return FAIL, f"blocks got {counts} rows of {TEXT}: text is routed too"
         text_lengths |= lengths
     if skipped:
-        return Finding(name, FAIL, f"positions {_shortened(sorted(skipped))} skipped blocks")
+        return FAIL, f"positions {_shortened(sorted(skipped))} skipped blocks"
     reached = []
     if positions:
         reached.append(f"positions {_shortened(sorted(positions))}")
@@ -239,8 +239,8 @@ def protected_tokens(model: RoutedModel, passes: Sequence[ObservedPass]) -> Find
         counts = " or ".join(map(str, sorted(text_lengths)))
         reached.append(f"all {counts} rows of {TEXT}")
     if not reached:
-        return Finding(name, NOT_APPLICABLE, f"none stated (protect=), no argument {TEXT}")
-    return Finding(name, PASS, f"{' and '.join(reached)} reached every block")
+        return NOT_APPLICABLE, f"none stated (protect=), no argument {TEXT}"
+    return PASS, f"{' and '.join(reached)} reached every block"
 
 
 def argument_of(model: RoutedModel, rows: BlockInput, name: str) -> Any:
@@ -257,12 +257,10 @@ def _shortened(positions: Sequence[int]) -> str:
     return f"{shown}, ... ({len(positions)} in all)" if len(positions) > 6 else shown
 
 
-def gradient_reaches_bypass(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
+def gradient_reaches_bypass(observed: ObservedPass) -> Judgement:
     """Whether a skipped token has the same gradient before and after the route."""
-    name = "gradient"
-    observed = passes[0]
     if not observed.segments:
-        return Finding(name, NOT_APPLICABLE, NO_ROUTE)
+        return NOT_APPLICABLE, NO_ROUTE
     totals, exact, reached = 0, 0, 0
     for arrived, back in observed.returns:
         token = arrived.ids.clamp(min=0)
@@ -279,35 +277,33 @@ def gradient_reaches_bypass(model: RoutedModel, passes: Sequence[ObservedPass]) 
         reached += int((gradient[back] != 0).any(-1).sum())
         exact += int((gradient[back] == 1).all(-1).sum())
     if not totals:
-        return Finding(name, NOT_APPLICABLE, "no skipped token can be recognised after the route")
+        return NOT_APPLICABLE, "no skipped token can be recognised after the route"
     evidence = f"{exact} of {totals} skipped tokens pass the gradient on unchanged"
     if exact < totals:
         evidence += f", {totals - reached} pass none on"
-    return Finding(name, PASS if exact == totals else FAIL, evidence)
+    return PASS if exact == totals else FAIL, evidence
 
 
-def samples_differ(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
+def samples_differ(model: RoutedModel, passes: Sequence[ObservedPass]) -> Judgement:
     """Whether the samples of a batch keep different tokens."""
-    name = "samples differ"
     subsets = [each.segments[0].present for each in passes if each.segments]
     if not subsets:
-        return Finding(name, NOT_APPLICABLE, NO_ROUTE)
+        return NOT_APPLICABLE, NO_ROUTE
     if len(subsets[0]) < 2:
-        return Finding(name, NOT_APPLICABLE, "a batch of one sample")
+        return NOT_APPLICABLE, "a batch of one sample"
     equal = [bool((present == present[:1]).all()) for present in subsets]
     evidence = f"the samples of a batch kept the same tokens in {sum(equal)} of {len(equal)} passes"
     if model.shared:
         result = NOT_APPLICABLE if all(equal) else FAIL
-        return Finding(name, result, f"{evidence}; shared=True: they are meant to")
-    return Finding(name, FAIL if all(equal) else PASS, evidence)
+        return result, f"{evidence}; shared=True: they are meant to"
+    return FAIL if all(equal) else PASS, evidence
 
 
-def steps_differ(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
+def steps_differ(passes: Sequence[ObservedPass]) -> Judgement:
     """Whether passes with the same number of tokens draw different subsets."""
-    name = "steps differ"
     subsets = [each.segments[0].present for each in passes if each.segments]
     if not subsets:
-        return Finding(name, NOT_APPLICABLE, NO_ROUTE)
+        return NOT_APPLICABLE, NO_ROUTE
     distinct: list[Tensor] = []
     for present in subsets:
         if not any(torch.equal(present, other) for other in distinct):
@@ -315,33 +311,32 @@ def steps_differ(model: RoutedModel, passes: Sequence[ObservedPass]) -> Finding:
     evidence = f"{len(distinct)} different subsets in {len(subsets)} passes"
     shapes = {present.shape for present in subsets}
     if len(distinct) > len(shapes):
-        return Finding(name, PASS, evidence)
+        return PASS, evidence
     if len(shapes) == len(subsets) > 1:
-        return Finding(name, NOT_APPLICABLE, "no two passes have the same number of tokens")
-    return Finding(name, FAIL, evidence)
+        return NOT_APPLICABLE, "no two passes have the same number of tokens"
+    return FAIL, evidence
 
 
 def restart_repeats(
     passes: Sequence[ObservedPass],
     again: Sequence[ObservedPass],
     other_seed: Sequence[ObservedPass] | None,
-) -> Finding:
+) -> Judgement:
     """Whether the subsets repeat after a restart with the same seed, and not with another one."""
-    name = "restart"
     if not any(each.segments for each in passes):
-        return Finding(name, NOT_APPLICABLE, NO_ROUTE)
+        return NOT_APPLICABLE, NO_ROUTE
     repeated = _equal_passes(passes, again)
     evidence = f"{repeated} of {len(passes)} passes repeat their subsets after a restart"
     if repeated < len(passes):
-        return Finding(
-            name, FAIL, f"{evidence} with the same seed, while other code draws from torch's "
-            "global generator: they depend on something that the seed does not determine",
-        )  # fmt: skip
+        return FAIL, (
+            f"{evidence} with the same seed, while other code draws from torch's global "
+            "generator: they depend on something that the seed does not determine"
+        )
     if other_seed is None:
-        return Finding(name, PASS, evidence)
+        return PASS, evidence
     same = _equal_passes(passes, other_seed)
     evidence += f", {same} with another seed"
-    return Finding(name, FAIL if same == len(passes) else PASS, evidence)
+    return FAIL if same == len(passes) else PASS, evidence
 
 
 def _equal_passes(passes: Sequence[ObservedPass], others: Sequence[ObservedPass]) -> int:
@@ -353,34 +348,32 @@ def _equal_passes(passes: Sequence[ObservedPass], others: Sequence[ObservedPass]
     return equal
 
 
-def evaluation_dense(model: RoutedModel, evaluation: ObservedPass | None) -> Finding:
+def evaluation_dense(model: RoutedModel, evaluation: ObservedPass | None) -> Judgement:
     """Whether all blocks see all tokens in evaluation."""
-    name = "dense evaluation"
     if evaluation is None:
-        return Finding(name, NOT_APPLICABLE, "no evaluate= given")
+        return NOT_APPLICABLE, "no evaluate= given"
     if evaluation.segments:
-        return Finding(name, FAIL, f"in evaluation, {_who_saw_what(evaluation, model.depth)}")
+        return FAIL, f"in evaluation, {_who_saw_what(evaluation, model.depth)}"
     blocks = len({rows.block for rows in evaluation.marked.rows if rows.block < model.depth})
-    return Finding(name, PASS, f"all {blocks} blocks saw all {evaluation.tokens} tokens")
+    return PASS, f"all {blocks} blocks saw all {evaluation.tokens} tokens"
 
 
-def evaluation_equal(outputs: tuple[Any, Any, Any] | None) -> Finding:
+def evaluation_equal(outputs: tuple[Any, Any, Any] | None) -> Judgement:
     """Whether evaluation is bitwise that of the model without routing.
 
     Args:
         outputs: Of `evaluate`, twice, and of `dense`; None if they were not given.
     """
-    name = "equal evaluation"
     if outputs is None:
-        return Finding(name, NOT_APPLICABLE, "no dense= given")
+        return NOT_APPLICABLE, "no dense= given"
     once, twice, dense = (
         [x for x in tree_leaves(output) if isinstance(x, Tensor)] for output in outputs
     )
     if _largest_difference(once, twice) != 0:
-        return Finding(name, FAIL, "two evaluations of one input differ: is dropout still active?")
+        return FAIL, "two evaluations of one input differ: is dropout still active?"
     difference = _largest_difference(once, dense)
     evidence = f"largest difference from the model without routing: {difference:g}"
-    return Finding(name, PASS if difference == 0 else FAIL, evidence)
+    return PASS if difference == 0 else FAIL, evidence
 
 
 def _largest_difference(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:

@@ -6,6 +6,7 @@ import textwrap
 from dataclasses import dataclass
 
 PASS, FAIL, NOT_APPLICABLE = "pass", "FAIL", "n/a"
+Judgement = tuple[str, str]  # one of these, and the evidence
 _WIDTH = 100
 
 

@@ -11,7 +11,7 @@ import torch
 from routing.check import properties
 from routing.check.marks import run_marked
 from routing.check.observed import ObservedPass, observe
-from routing.check.report import Report
+from routing.check.report import PASS, Finding, Report
 from routing.check.scans import compare_scans
 from routing.check.subject import CheckError, RoutedModel
 from routing.check.tables import positions_gathered
@@ -52,29 +52,29 @@ def check(build: Callable[..., RoutedModel], seed: int = 0) -> Report:
             evaluation = observe(run_marked(model, model.evaluate), model.depth)
             if model.dense is not None:
                 outputs = model.evaluate(), model.evaluate(), model.dense()
-        gradient = properties.gradient_reaches_bypass(model, passes)
+        gradient = properties.gradient_reaches_bypass(passes[0])
         again = _training_passes(_build(build, seed, restart=1), draw_others=True)
         positions = positions_gathered(model, passes, evaluation)
         other_seed = None
         if _takes_seed(build):
             other_seed = _training_passes(_build(build, seed + 1, restart=2))
         scans = compare_scans(model) if model.ordered else ([], "")
-    return Report(
-        (
-            properties.routed_blocks(model, passes),
-            properties.rate(model, passes),
-            properties.arrives_bit_for_bit(model, passes),
-            properties.order_preserved(model, passes, positions, scans),
-            positions,
-            properties.protected_tokens(model, passes),
-            gradient,
-            properties.evaluation_dense(model, evaluation),
-            properties.evaluation_equal(outputs),
-            properties.samples_differ(model, passes),
-            properties.steps_differ(model, passes),
-            properties.restart_repeats(passes, again, other_seed),
-        )
-    )
+    tables_gathered = positions[0] == PASS
+    judgements = {
+        "routed blocks": properties.routed_blocks(model, passes),
+        "rate": properties.rate(model, passes),
+        "bit for bit": properties.arrives_bit_for_bit(passes),
+        "order": properties.order_preserved(model, passes, tables_gathered, scans),
+        "positions": positions,
+        "protected tokens": properties.protected_tokens(model, passes),
+        "gradient": gradient,
+        "dense evaluation": properties.evaluation_dense(model, evaluation),
+        "equal evaluation": properties.evaluation_equal(outputs),
+        "samples differ": properties.samples_differ(model, passes),
+        "steps differ": properties.steps_differ(passes),
+        "restart": properties.restart_repeats(passes, again, other_seed),
+    }
+    return Report(tuple(Finding(name, *judgement) for name, judgement in judgements.items()))
 
 
 def _takes_seed(build: Callable[..., RoutedModel]) -> bool:

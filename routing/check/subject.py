@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from routing.attached.calls import Signature
+from routing.attached.protected import protected_mask
 from routing.errors import require
 from routing.options import RoutingError
 from routing.route import Route
@@ -81,21 +82,13 @@ class RoutedModel:
         """
         protect: Any = self.protect
         if isinstance(protect, Tensor) and protect.dtype == torch.bool:
-            mask = protect.cpu() if protect.dim() > 1 else protect.cpu().unsqueeze(0)
-            require(
-                mask.shape in ((1, tokens), (batch, tokens)),
-                f"protect of shape {tuple(protect.shape)}: expected ({tokens},) or ({batch}, "
-                f"{tokens}), one value for each token of the sequence",
-                CheckError,
-            )
-            return mask
+            return protected_mask(protect.cpu(), batch, tokens, CheckError)
         if isinstance(protect, Tensor):
             protect = protect.tolist()
         items = [protect] if isinstance(protect, slice) else protect
-        items = list(items) if isinstance(items, Iterable) else [None]
-        mask = torch.zeros(1, tokens, dtype=torch.bool)
-        for item in items:
-            position: Any = item.item() if isinstance(item, Tensor) and item.dim() == 0 else item
+        positions: list[Any] = []
+        for item in items if isinstance(items, Iterable) else [None]:
+            position = item.item() if isinstance(item, Tensor) and item.dim() == 0 else item
             is_integer = isinstance(position, Integral) and not isinstance(position, bool)
             require(
                 isinstance(position, slice) or (is_integer and -tokens <= position < tokens),
@@ -103,8 +96,8 @@ class RoutedModel:
                 "as slice(64, None), several in a list, or a bool mask (T,) or (B, T)",
                 CheckError,
             )
-            mask[:, position] = True
-        return mask
+            positions.append(position)
+        return protected_mask(positions, batch, tokens, CheckError)
 
     @cached_property
     def signatures(self) -> list[Signature]:

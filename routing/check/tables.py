@@ -13,18 +13,17 @@ from routing.attached.calls import TEXT
 from routing.check.marks import BlockInput
 from routing.check.observed import ObservedPass
 from routing.check.properties import NO_ROUTE, argument_of, segments_of
-from routing.check.report import FAIL, NOT_APPLICABLE, PASS, Finding
+from routing.check.report import FAIL, NOT_APPLICABLE, PASS, Judgement
 from routing.check.subject import RoutedModel
 from routing.layout import Layout
 
 
 def positions_gathered(
     model: RoutedModel, passes: Sequence[ObservedPass], evaluation: ObservedPass | None
-) -> Finding:
+) -> Judgement:
     """Whether each token of a route meets its own rows of the blocks' positional tables."""
-    name = "positions"
     if not any(each.segments for each in passes):
-        return Finding(name, NOT_APPLICABLE, NO_ROUTE)
+        return NOT_APPLICABLE, NO_ROUTE
     compared: set[str] = set()
     for observed in passes:
         for segment in segments_of([observed]):
@@ -44,13 +43,13 @@ def positions_gathered(
                         table_name, routed, full, rows, complete, joint
                     )
                 if problem:
-                    return Finding(name, FAIL, f"block {rows.block}: {problem}")
+                    return FAIL, f"block {rows.block}: {problem}"
     if not compared:
-        return Finding(
-            name, NOT_APPLICABLE, "no per-token table among the blocks' arguments (tables= names "
-            "others); one computed inside a block is not seen",
-        )  # fmt: skip
-    return Finding(name, PASS, f"{', '.join(sorted(compared))}: rows of the tokens that are there")
+        return NOT_APPLICABLE, (
+            "no per-token table among the blocks' arguments (tables= names others); one computed "
+            "inside a block is not seen"
+        )
+    return PASS, f"{', '.join(sorted(compared))}: rows of the tokens that are there"
 
 
 def _complete_call(

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from analysis_runs import ACCURACY, METRIC, write
+from analysis_runs import ACCURACY, METRIC, write, write_pairs
 from suite import RESULTS
 
 from analysis import compare
@@ -16,9 +16,7 @@ from analysis.measured import with_weights
 
 @pytest.fixture
 def runs(tmp_path):
-    for seed in range(2):
-        write(tmp_path, route="none", seed=seed)
-        write(tmp_path, route="2-8", seed=seed, train__lr=1e-3)
+    write_pairs(tmp_path, seeds=2)
     return tmp_path
 
 
@@ -142,7 +140,14 @@ def test_a_file_that_is_left_out_is_one_line_without_code(tmp_path):
         ("similarity {runs}", "no run with weights"),
         ("tables {runs} main", "no grid called 'main' was launched into these runs; there are none; did you mean --only main?"),
         ("similarity {runs} --samples 0", "similarity --samples 0: expected a number of at least 1"),
-        ("tables {runs} backbone=dot", "meets backbone=dot"),
+        ("tables {runs} backbone=dot", "no finished run below"),
+        ("tables {runs} bakbone=dit", "did you mean backbone"),
+        ("tables {runs} lr=fast", "expected a number"),
+        ("tables {runs} where=\"__import__('os').system('true')\"", "cannot be read"),
+        ("tables {runs} where=\"backbone < 'dit'\"", "compare it with =="),
+        ("tables {runs} 'where=lr < banana'", "lr is compared with banana; expected a number, a text in quotes"),
+        ("tables {runs} seed=0 seed=1", "seed is given twice"),
+        ("tables {runs} steps=400", "give the whole key"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_met_is_one_sentence_that_says_what_to_type(words, text, runs, capsys):

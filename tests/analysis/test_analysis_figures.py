@@ -1,12 +1,11 @@
 """Figures: what is drawn is what was measured, in one style, saved as PDF, PNG and CSV."""
 
-import itertools
-import json
 
+import analysis_runs
 import numpy as np
 import pandas as pd
 import pytest
-from analysis_runs import METRIC, score, study, write
+from analysis_runs import METRIC, append, lines, score, similarity_map, write, write_pairs
 from matplotlib.text import Text
 from PIL import Image
 
@@ -16,25 +15,19 @@ from analysis.errors import AnalysisError
 from analysis.figures import style
 from analysis.figures.scans import ORDERS
 from analysis.results import Results
-from analysis.similarity import SimilarityFile
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    study(root, seeds=2, backbones=("dit", "mamba"))
+    analysis_runs.study(root, seeds=2, backbones=("dit", "mamba"))
     return Results.of(analysis.load(root))
 
 
 def weights(folder, **arguments):
-    """A safetensors file without tensors: the header that the cost figure reads."""
-    model = {"name": "dit", "size": "T/1", "in_channels": 1, "input_size": [8, 8], "num_classes": 10} | arguments
-    header(folder, {"format": "tread-suite/1", "model": json.dumps(model)})
-
-
-def header(folder, metadata):
-    content = json.dumps({"__metadata__": metadata}).encode()
-    (folder / "model.safetensors").write_bytes(len(content).to_bytes(8, "little") + content)
+    """Write the header of weights that the cost figure reads."""
+    model = {"name": "dit", "size": "T/1", "in_channels": 1, "input_size": [8, 8], "num_classes": 10}
+    analysis_runs.write_weights(folder, model=model | arguments)
 
 
 def test_placement_draws_the_paired_differences(runs):
@@ -58,18 +51,12 @@ def test_convergence_has_two_costs_and_labels_the_speedup(runs, tmp_path):
     row = next(r for r in table.rows if r.group.startswith("dit-T/1, digits, edm") and r.entries[0].text == "2-8")
     # Two seeds are too few for a factor, three are enough.
     assert said[0] == "dense best reached by 2 of 2 seeds" and row.entries[3].n == 2
-    for seed, route in itertools.product(range(3), ("none", "2-8")):
-        write(tmp_path, route=route, seed=seed)
+    write_pairs(tmp_path)
     three = figures.make("convergence", tmp_path).figure.axes[0].get_xlabel().split("\n")[1]
     (row,) = analysis.tables.make("speedup", tmp_path).rows
     assert three == f"{row.entries[3].value:.1f}x to dense best (3 of 3 seeds)"
-    # Two lines a panel; every other method has a panel of its own, other routes other figures.
     drawn = plot.data.groupby("panel")["variant"].unique().map(list)
-    assert all(treatments == ["dense", "2-8"] for treatments in drawn)
-    other = figures.make("methods", runs)
-    assert set(other.data["variant"]) == {"dropping 2-8"}
-    assert "dropping 2-8\nstep 400, n=2" in other.figure.axes[0].get_title("left")
-    assert figures.make("methods", tmp_path) is None
+    assert all(variants == ["dense", "2-8"] for variants in drawn)
 
 
 def test_rate_and_guidance_draw_the_data_of_the_runs(runs):
@@ -91,7 +78,7 @@ def test_a_star_marks_a_route_that_is_significantly_better_than_all_others(seeds
         for place, route in enumerate(("none", "2-8", "3-8", "4-8")):
             folder = write(tmp_path, route=route, seed=seed)
             value = 20.0 - place + noise * ((seed + place) % 3) * (1 + place)
-            (folder / "scores.jsonl").write_text(json.dumps(score({}, 400, value)) + "\n")
+            lines(folder / "scores.jsonl", [score({}, 400, value)])
     plot = figures.make("route_placement", tmp_path)
     stars = [text for ax in plot.figure.axes for text in ax.texts if text.get_text() == "\u2605"]
     # The paper's panel has none: it publishes neither seeds nor a spread.
@@ -101,10 +88,8 @@ def test_a_star_marks_a_route_that_is_significantly_better_than_all_others(seeds
 
 def test_only_scores_under_the_two_rates_alone_stand_in_their_map(tmp_path):
     folder = write(tmp_path, route="2-8", guidance=True)
-    with (folder / "scores.jsonl").open("a") as stream:
-        for more in ("low=0.3 high=2.0", "checkpoint=run@5", "null_class=True", "subsets=nested"):
-            guidance = f"routed scale=1.5 strong=0.3 weak=0.8 {more}"
-            stream.write(json.dumps(score({}, 400, 1.0, guidance=guidance)) + "\n")
+    for more in ("low=0.3 high=2.0", "checkpoint=run@5", "null_class=True", "subsets=nested"):
+        append(folder, score({}, 400, 1.0, guidance=f"routed scale=1.5 strong=0.3 weak=0.8 {more}"))
     plot = figures.make("guidance", tmp_path)
     assert len(plot.data) == 5 and plot.data["value"].min() > 1
 
@@ -115,12 +100,10 @@ def test_only_scores_under_the_two_rates_alone_stand_in_their_map(tmp_path):
 )
 def test_sample_grids_name_their_classes(data, names, tmp_path):
     """From the metadata of the weights, of Fashion-MNIST without them, else by number."""
-    for route in ("none", "2-8"):
-        run = write(tmp_path, route=route, samples=True, data__name=data)
+    for run in write_pairs(tmp_path, seeds=1, samples=True, data__name=data):
         Image.new("RGB", (64, 80)).save(run / "samples" / "final.png")
         if data == "folder":
-            class_names = [f"a long name of class {number}" for number in range(10)]
-            header(run, {"data": json.dumps({"class_names": class_names})})
+            analysis_runs.write_weights(run, data={"class_names": [f"a long name of class {number}" for number in range(10)]})
     axes = [ax for ax in figures.make("samples", tmp_path).figure.axes if ax.get_visible()]
     below = [[text.get_text() for text in ax.get_xticklabels()] for ax in axes]
     assert below[0] == []  # dense and routed columns share the names below
@@ -130,10 +113,11 @@ def test_sample_grids_name_their_classes(data, names, tmp_path):
 @pytest.mark.slow
 def test_every_figure_fits_a_paper_as_it_is(runs, tmp_path):
     """The width of one column or two, a page's height, 7 points, nothing cut off, fonts inside."""
-    for route in ("none", "2-8"):
-        for backbone in ("dit", "mamba", "rwkv"):
-            weights(write(tmp_path, backbone, route=route), name=backbone)
-            similar(route, backbone=backbone).save(tmp_path / f"{backbone}{route}.npz")
+    for backbone in ("dit", "mamba", "rwkv"):
+        for run in write_pairs(tmp_path, (backbone,), seeds=1):
+            weights(run, name=backbone)
+        for route in ("none", "2-8"):
+            similarity_map(SIMILAR, route, backbone).save(tmp_path / f"{backbone}{route}.npz")
     plots = [*figures.make_all(runs), figures.make("cost", tmp_path)]
     plots += [figures.similarity(sorted(tmp_path.glob("*.npz")))]
     # That of the guidance scale wants a measurement: it has a test of its own.
@@ -161,8 +145,8 @@ def test_every_figure_fits_a_paper_as_it_is(runs, tmp_path):
 def test_cost_per_block_is_the_cost_models(tmp_path):
     from backbones.cost import cost
 
-    for route in ("none", "2-8"):
-        weights(write(tmp_path, route=route))
+    for run in write_pairs(tmp_path, seeds=1):
+        weights(run)
     plot = figures.make("cost", tmp_path)
     exact = cost("dit", "T/1", in_channels=1, input_size=8, num_classes=10, route="2-8")
     assert plot.data["routed_macs"].tolist() == list(exact.per_block)
@@ -173,8 +157,8 @@ def test_cost_per_block_is_the_cost_models(tmp_path):
 
 @pytest.mark.parametrize("arguments", [{"size": None}, {"odd": 1}, {"name": "nobody"}])
 def test_metadata_of_no_model_of_ours_take_no_table_or_figure_away(tmp_path, arguments):
-    for route in ("none", "2-8"):
-        weights(write(tmp_path, route=route, data__name="latents"), **arguments)
+    for run in write_pairs(tmp_path, seeds=1, data__name="latents"):
+        weights(run, **arguments)
     assert figures.make("cost", tmp_path) is None
     assert analysis.tables.make("high_res", tmp_path).rows
 
@@ -193,19 +177,12 @@ def test_scan_paths_walk_every_order_and_the_subset_keeps_it():
     assert set(plot.data["order"]) == set(ORDERS)
 
 
-def similar(route="2-8", depth=12, backbone="dit", data="digits"):
-    generator = np.random.default_rng(0)
-    values = np.clip(1 - generator.random((depth + 1, depth + 1)), 0.2, 1)
-    np.fill_diagonal(values, 1)
-    protocol = {
-        "backbone": backbone, "size": "T/1", "data": data, "route": route, "levels": [0.1, 1.0], "samples": 4, "weights": "ema", "run": "r",
-    }  # fmt: skip
-    return SimilarityFile(values, protocol)
+SIMILAR = np.full((13, 13), 0.6) + 0.4 * np.eye(13)  # the input and twelve blocks
 
 
 def test_similarity_maps_share_one_scale_and_outline_the_route(tmp_path):
-    similar("none").save(tmp_path / "a.npz")
-    similar("2-8").save(tmp_path / "b.npz")
+    similarity_map(SIMILAR, "none").save(tmp_path / "a.npz")
+    similarity_map(SIMILAR, "2-8").save(tmp_path / "b.npz")
     plot = figures.similarity([tmp_path / "a.npz", tmp_path / "b.npz"])
     maps = [ax for ax in plot.figure.axes if ax.images]
     assert len({ax.images[0].get_clim() for ax in maps[:2]}) == 1 and maps[0].images[0].get_clim()[1] == 1.0
@@ -238,9 +215,8 @@ def test_figures_that_the_runs_do_not_give_are_none_and_unknown_ones_refused(tmp
 
 
 def test_runs_that_logged_no_cost_are_drawn_over_their_steps_alone(tmp_path):
-    for seed in range(3):
-        for route in ("none", "2-8"):
-            (write(tmp_path, route=route, seed=seed, samples=True) / "metrics.jsonl").unlink()
+    for run in write_pairs(tmp_path, samples=True):
+        (run / "metrics.jsonl").unlink()
     # Their axis is the cost: an empty one has no place on it for scores over a wide range.
     assert figures.make("overview", tmp_path) is None
     plot = figures.make("convergence", tmp_path)
@@ -250,15 +226,10 @@ def test_runs_that_logged_no_cost_are_drawn_over_their_steps_alone(tmp_path):
 
 
 def test_no_line_of_samples_and_no_overview_mixes_configurations_or_lengths(tmp_path):
-    def pair(backbone="dit", seeds=3, routes=("none", "2-8"), **over):
-        for seed in range(seeds):
-            for route in routes:
-                write(tmp_path, backbone, route, seed, samples=True, **over)
-
-    pair("dit")
-    pair("mamba")
-    pair("dit", seeds=4, train__steps=800, train__lr=1e-4)  # longer, at a rate that the other backbone lacks
-    pair("dit", routes=("2-8",), objective__name="flow")  # without dense runs
+    write_pairs(tmp_path, ("dit", "mamba"), samples=True)
+    # Longer, at a rate that the other backbone lacks, and without dense runs.
+    write_pairs(tmp_path, seeds=4, samples=True, train__steps=800, train__lr=1e-4)
+    write_pairs(tmp_path, routes=("2-8",), samples=True, objective__name="flow")
     plot = figures.make("samples", tmp_path)
     shown = [ax for ax in plot.figure.axes if ax.get_visible()]
     lines = {}
@@ -278,8 +249,8 @@ def test_no_line_of_samples_and_no_overview_mixes_configurations_or_lengths(tmp_
 
 def test_a_curve_over_rates_is_of_one_recipe_and_one_number_of_steps(tmp_path):
     for over in ({}, {"train__lr": 1e-4}):
-        for route in ("none", "2-8@0.25", "2-8", "2-8@0.75"):
-            write(tmp_path, route=route, train__steps=80 if "75" in route else 400, **over)
+        write_pairs(tmp_path, seeds=1, routes=("none", "2-8@0.25", "2-8"), **over)
+        write(tmp_path, route="2-8@0.75", train__steps=80, **over)
     plot = figures.make("selection_rate", tmp_path)
     assert set(plot.data["step"]) == {400} and set(plot.data["rate"]) == {0.25, 0.5}
     labels = [text.get_text() for text in plot.figure.axes[0].get_legend().get_texts()]

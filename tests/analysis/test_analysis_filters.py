@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from analysis_runs import write
+from analysis_runs import write, write_pairs
 
 import analysis
 from analysis.command import main
@@ -12,9 +12,7 @@ from analysis.command import main
 @pytest.fixture
 def runs(tmp_path):
     """Dense and routed runs of two backbones, a second rate, and a group without routed runs."""
-    for backbone in ("dit", "mamba"):
-        for route in ("none", "2-8"):
-            write(tmp_path, backbone=backbone, route=route)
+    write_pairs(tmp_path, ("dit", "mamba"), seeds=1)
     write(tmp_path, backbone="dit", route="none", seed=1)
     write(tmp_path, backbone="rwkv", route="none")
     write(tmp_path, backbone="dit", route="none", train__lr=0.01)
@@ -53,25 +51,6 @@ def test_several_folders_are_one_frame_with_their_own_labels(runs, tmp_path):
     # Of one backbone and rate there is one group, whose label needs no more than the head.
     one = analysis.load(runs, backbone="mamba")
     assert one["group"].nunique() == 1 and "(" not in one["group"].iloc[0]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["bakbone=dit"], "did you mean backbone"),
-        (["lr=fast"], "expected a number"),
-        (["where=__import__('os').system('true')"], "cannot be read"),
-        (["where=backbone < 'dit'"], "compare it with =="),
-        (["where=lr < banana"], "lr is compared with banana; expected a number, a text in quotes"),
-        (["seed=0", "seed=1"], "seed is given twice"),
-        (["steps=400"], "give the whole key"),
-        (["backbone=unet"], "no finished run"),
-    ],
-)
-def test_a_mistake_is_one_sentence(runs, words, message, capsys):
-    assert main(["tables", str(runs), *words, "--print"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and message in error and error.count("\n") == 1
 
 
 def launched(root, grid, runs, **varies):

@@ -5,7 +5,7 @@ import json
 
 import pandas as pd
 import pytest
-from analysis_runs import METRIC, score, write
+from analysis_runs import METRIC, append, score, write, write_pairs
 
 import analysis
 from analysis.command import main
@@ -118,9 +118,8 @@ def test_curves_and_scores_carry_the_cost(tmp_path):
 def test_evaluations_beside_a_run_are_scores_but_never_its_own(tmp_path):
     folder = write(tmp_path, route="2-8")
     before = analysis.load(tmp_path)[f"score.{METRIC}"].item()
-    with (folder / "scores.jsonl").open("a") as stream:  # later, with other guidance or seeds
-        stream.write(json.dumps(score({}, 400, 1.0, guidance="none")) + "\n")
-        stream.write(json.dumps(score({}, 400, 2.0, seed=7)) + "\n")
+    # Later, with other guidance or seeds.
+    append(folder, score({}, 400, 1.0, guidance="none"), score({}, 400, 2.0, seed=7))
     records = folder / "evaluations"
     records.mkdir()
     lines = [score({}, 400, 1.5, guidance="none scale=1.0"), score({}, 400, 2.5)]
@@ -182,10 +181,8 @@ def test_no_cell_mixes_runs_that_route_differently(tmp_path, shared, key, values
 
 
 def test_runs_are_named_by_what_may_be_averaged(tmp_path):
-    for seed in (0, 1):
-        write(tmp_path, route="2-8", seed=seed, evaluations=2)
-        write(tmp_path, route="2-8", seed=seed, evaluations=2, routing__selection="rows")
-        write(tmp_path, route="2-8", seed=seed, evaluations=2, train__lr=1e-4)
+    for over in ({}, {"routing__selection": "rows"}, {"train__lr": 1e-4}):
+        write_pairs(tmp_path, seeds=2, routes=("2-8",), evaluations=2, **over)
     scores = analysis.scores(analysis.load(tmp_path))
     cells = scores.groupby(["group", "variant", "metric", "step"])["seed"]
     assert (cells.nunique() == cells.size()).all() and len(cells) == 3 * 2 * 2

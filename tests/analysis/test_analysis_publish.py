@@ -5,7 +5,7 @@ import tarfile
 import tracemalloc
 
 import pytest
-from analysis_runs import write
+from analysis_runs import write, write_pairs
 
 from analysis import archives, command, pages, publish
 from analysis.archives import unpack
@@ -30,9 +30,7 @@ Words stay.
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("publish") / "runs"
-    for seed in (0, 1):
-        for route in ("none", "2-8"):
-            write(root, route=route, seed=seed, samples=True, guidance=True, paths__runs=str(root))
+    write_pairs(root, seeds=2, samples=True, guidance=True, paths__runs=str(root))
     return root
 
 

@@ -6,13 +6,13 @@ import re
 
 import analysis_browser
 import pytest
-from analysis_runs import METRIC, write
+from analysis_runs import METRIC, write, write_pairs
 from PIL import Image
 
 import analysis
 from analysis import report
 from analysis.command import main
-from analysis.report_sections import cards, runs_table
+from analysis.report_sections import runs_table
 from analysis.results import Results
 from analysis.tables.table import plain
 
@@ -22,10 +22,8 @@ HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror=window.pwn
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    for backbone in ("dit", "mamba"):
-        for seed in range(3):
-            for route in ("none", "2-8", "0-8"):
-                write(root, backbone, route, seed, samples=seed == 0 and route != "0-8")
+    write_pairs(root, ("dit", "mamba"), routes=("none", "2-8"), samples=True)
+    write_pairs(root, ("dit", "mamba"), routes=("0-8",))
     write(root, "dit", "2-8@0.25", 0)
     live = write(root, "dit", "none", 7)
     (live / "summary.json").unlink()
@@ -88,8 +86,7 @@ def test_an_empty_folder_still_makes_a_page(tmp_path, monkeypatch):
 
 
 def test_a_picture_that_is_no_grid_of_samples_is_left_out(tmp_path):
-    for route in ("none", "2-8"):
-        run = write(tmp_path, route=route, samples=True)
+    for run in write_pairs(tmp_path, seeds=1, samples=True):
         Image.new("RGB", (4, 4)).save(run / "samples" / "final.png")
     assert analysis.figures.make("samples", tmp_path) is None
     for path in tmp_path.glob("*/samples/final.png"):
@@ -177,13 +174,8 @@ def test_the_page_in_a_browser(browser, page, folder):
 
 
 def test_the_answer_has_pairs_of_three_seeds_alone(tmp_path):
-    for seed in range(3):
-        for route in ("none", "2-8"):
-            write(tmp_path, route=route, seed=seed)
-            if seed < 2:
-                write(tmp_path, "mamba", route, seed)
+    write_pairs(tmp_path)
+    write_pairs(tmp_path, ("mamba",), seeds=2)
     results = Results.of(tmp_path)
     (note, *_) = analysis.tables.answer(analysis.tables.make("main", results)).notes
     assert note == "Settings without a difference of 3 seeds: 1, in the main table."
-    shown, without = cards(results)
-    assert len(shown) == 1 and "2-8, after 400 steps (2 of 2 seeds reach it)" in without[0]

@@ -3,13 +3,12 @@
 import json
 
 import pytest
-from analysis_runs import lines, score, write
+from analysis_runs import lines, score, stored_scale, write
 
 import analysis
 from analysis import findings
-from analysis.aggregation import paired
+from analysis.aggregation import paired, verdict
 from analysis.results import Results
-from analysis.tables import guidance_scale as scale_table
 from analysis.tables.guidance import setting
 from analysis.tables.main import score_set
 from analysis.tables.table import markdown
@@ -63,11 +62,8 @@ def runs(tmp_path_factory):
                     {"pair": "dense", "level": None, "plain": 1 + place, "instrumented": 0.9},
                     {"pair": "routed", "level": None, "plain": 9.0, "instrumented": 9.0},
                 ]
-                about = {
-                    "format": scale_table.FORMAT, "run": folder.name, "backbone": "dit", "size": "T/1",
-                    "data": "digits", "route": route, "seed": seed, "step": 400, "notes": [], "rows": scales,
-                }  # fmt: skip
-                (folder / "guidance_scale.json").write_text(json.dumps(about))
+                stored = stored_scale(route, seed, scales, run=folder.name)
+                (folder / "guidance_scale.json").write_text(json.dumps(stored))
     return Results.of(root)
 
 
@@ -140,6 +136,6 @@ def test_findings_say_what_the_tables_show(runs):
     assert text.count("\n") == 1 and "dense 0.98 (CFG 1.25), " in text
     assert findings.make("response", runs, ["mamba"]).count("dense 0.98") == 1
     assert findings.make("placement", runs) == "- These runs do not answer this."
-    assert findings.verdict(paired({0: 1.0, 1: 2.0}, {0: 3.0, 1: 4.5}), "lower").startswith("too few seeds")
+    assert verdict(paired({0: 1.0, 1: 2.0}, {0: 3.0, 1: 4.5}), "lower").startswith("too few seeds")
     with pytest.raises(UserError, match="no findings called 'scal'; .*did you mean scale"):
         findings.make("scal", runs)

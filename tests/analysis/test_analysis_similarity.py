@@ -5,13 +5,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from analysis_runs import write
+from analysis_runs import similarity_map, write
 from PIL import Image
 
 import analysis
 import backbones
 from analysis.command import main
-from analysis.similarity import Protocol, SimilarityFile, cosine, measure, pairs, read
+from analysis.similarity import Protocol, cosine, measure, pairs, read
 from experiments.config.compose import load
 from experiments.evaluation.trained_model import export
 
@@ -82,9 +82,7 @@ def test_no_more_samples_than_are_held_out(exported, tmp_path, monkeypatch, caps
 def test_pairs_are_the_longest_dense_and_routed_run_of_each_backbone(tmp_path):
     def stored(backbone, route, seed, **options):
         folder = write(tmp_path, backbone, route, seed, **options)
-        protocol = {"run": folder.name, "backbone": backbone, "size": "T/1", "data": "digits", "route": route}
-        protocol |= {"weights": "ema", "levels": [1.0], "samples": 4}
-        SimilarityFile(np.eye(13), protocol).save(folder / "similarity.npz")
+        similarity_map(np.eye(13), route, backbone, run=folder.name).save(folder / "similarity.npz")
         return folder.name
 
     stored("dit", "none", 0, train__steps=200)

@@ -8,13 +8,12 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 import yaml
-from analysis_runs import lines, score, write
+from analysis_runs import lines, score, similarity_map, write
 from scipy.stats import t
 from test_pair_penalty import logged
 
 from analysis import answers
 from analysis.results import Results
-from analysis.similarity_file import SimilarityFile
 
 
 def final_scores(folder, metric):
@@ -138,24 +137,19 @@ def test_the_response_to_guidance_is_that_of_the_records(records):
     assert "(n=1-2, too few to tell)" in text
 
 
-def a_map(route, values):
-    protocol = {"run": "r", "backbone": "dit", "size": "T/1", "data": "digits", "route": route, "weights": "ema"}
-    return SimilarityFile(np.array(values), protocol | {"levels": [1.0], "samples": 4})
-
-
 def test_similarity_is_of_the_outputs_inside_the_route_and_of_neighbours():
     # The input and four blocks; inside 1-2 is the one pair of outputs at (2, 3).
     dense = [[1.0, 0.9, 0.8, 0.7, 0.6], [0.9, 1.0, 0.8, 0.7, 0.6], [0.8, 0.8, 1.0, 0.5, 0.4]]
     dense += [[0.7, 0.7, 0.5, 1.0, 0.9], [0.6, 0.6, 0.4, 0.9, 1.0]]
     routed = np.array(dense)
     routed[2, 3] = routed[3, 2] = 0.97
-    text = answers.similarity([a_map("none", dense), a_map("1-2", routed.tolist())])
+    text = answers.similarity([similarity_map(dense, "none"), similarity_map(routed, "1-2")])
     before, after = (0.9 + 0.8 + 0.5 + 0.9) / 4, (0.9 + 0.8 + 0.97 + 0.9) / 4
     assert "more alike after training with it in 1 of 1 pairs" in text
     assert "dit-T/1 0.50 dense and 0.97 with route 1-2" in text
     assert f"{before:.2f} and {after:.2f})" in text
-    assert "in 0 of 1 pairs" in answers.similarity([a_map("none", routed.tolist()), a_map("1-2", dense)])
-    assert answers.similarity([a_map("none", dense)]).startswith("These runs do not answer")
+    assert "in 0 of 1 pairs" in answers.similarity([similarity_map(routed, "none"), similarity_map(dense, "1-2")])
+    assert answers.similarity([similarity_map(dense, "none")]).startswith("These runs do not answer")
 
 
 def test_the_relative_cost_stands_where_losses_were_logged_on_the_way(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from analysis_runs import write
+from analysis_runs import stored_scale, write
 from small import small
 
 from analysis import findings
@@ -51,8 +51,7 @@ def stored(route: str, seed: int, values: dict[float | None, Any], **more: Any) 
     for level, value in values.items():
         row = {"pair": "dense", "level": level, "plain": 1.0, "instrumented": value}
         rows.append({**row, "plain_low": 0.9, "plain_high": 1.1})
-    result = {"format": guidance_table.FORMAT, "run": "a", "backbone": "dit", "size": "T/1", "data": "digits"}
-    return {**result, "route": route, "seed": seed, "step": 400, "notes": [], "rows": rows, **more}
+    return stored_scale(route, seed, rows, **more)
 
 
 def test_several_seeds_are_one_row_and_one_line() -> None:

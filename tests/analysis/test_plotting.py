@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from analysis_runs import write
+from analysis_runs import write_pairs
 from scipy import stats
 
 import analysis
@@ -19,10 +19,7 @@ RECIPES = re.findall(r"<!-- recipe -->\n```py\n(.*?)```", PAGE.read_text(encodin
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    for backbone in ("dit", "mamba"):
-        for seed in range(3):
-            for route in ("none", "2-8"):
-                write(root, backbone, route, seed)
+    write_pairs(root, ("dit", "mamba"))
     return root
 
 

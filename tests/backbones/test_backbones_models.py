@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import backbones
 from backbones import registry
@@ -17,7 +16,6 @@ from routing.route import Route
 from routing.segment import Routing
 from routing.stack import prepare
 
-torch.set_num_threads(1)
 TINY = {"in_channels": 1, "input_size": 4, "num_classes": 3, "depth": 4, "width": 32, "heads": 2}
 
 
@@ -267,19 +265,6 @@ def test_kernel_shapes_of_mamba(size, mixer):
     else:
         widths += [mix.rank, mix.directions[0].project.out_features]
     assert not any(width % 8 for width in widths)
-
-
-def test_initial_steps_are_little_moved_by_the_input():
-    torch.manual_seed(0)
-    model = backbones.create("mamba", "T/1", input_size=4)
-    mixers = [mixer for block in model.stack.blocks for mixer in (block.one, block.two)]
-    steps = [
-        F.softplus(way.dt_proj(torch.randn(500, model.width)) + way.dt_bias).flatten()
-        for mixer in mixers
-        for way in mixer.directions
-    ]
-    inside = [float(((s > 1e-3) & (s < 1e-1)).float().mean()) for s in steps]
-    assert sum(inside) / len(inside) > 0.83  # 0.89 for mamba-ssm's weights, 0.76 for Xavier's
 
 
 @pytest.mark.parametrize("name", ["dit", "mamba", "rwkv"])

@@ -18,7 +18,6 @@ from routing.rng import Draws
 from routing.route import MODES, Route
 from routing.segment import Routing, Selection
 
-torch.set_num_threads(1)
 GRID, BATCH, WIDTH, DEPTH = (4, 6), 2, 32, 4
 N = GRID[0] * GRID[1]
 ROUTE = "1-2@0.5"

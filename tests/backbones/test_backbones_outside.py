@@ -62,11 +62,6 @@ def test_a_file_that_cannot_be_imported_is_refused_with_its_line(tmp_path, name,
     assert message.format(path=path) in python(code, TREAD_BACKBONES=str(path))
 
 
-def test_an_unknown_family_says_how_one_of_ones_own_gets_known():
-    code = "from backbones.registry import find; find('mine')"
-    assert "TREAD_BACKBONES=FILE.py" in python(code)
-
-
 def test_an_option_that_the_model_would_keep_is_refused():
     arguments = {field.name for field in dataclasses.fields(ModelConfig)}
     for function in (backbones.create, cost):

@@ -10,12 +10,6 @@ from routing import Draws, Route, Routing
 from routing.layout import Layout
 from routing.stack import prepare
 
-
-def draw(*shape, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=g, dtype=torch.float64).requires_grad_()
-
-
 FAMILIES = registry.names()
 SLOW = [pytest.param(name, {}, marks=pytest.mark.slow) for name in FAMILIES if name != "dit"]
 
@@ -29,8 +23,8 @@ def test_a_block_is_one_graph(name, options):
     rows = [torch.randperm(16, generator=torch.Generator().manual_seed(i))[:7] for i in range(2)]
     layout = Layout((4, 4)).subset(torch.stack(rows))
     prepare([block], layout)
-    cond = draw(2, 3 * options.get("mixers", 2), 1, 64).detach().float()
-    x = draw(2, 7, 64).detach().float().requires_grad_()
+    torch.manual_seed(0)
+    cond, x = torch.randn(2, 3 * options.get("mixers", 2), 1, 64), torch.randn(2, 7, 64, requires_grad=True)
     torch.compiler.reset()
     compiled = torch.compile(lambda x: block(x, cond, layout), backend="aot_eager", fullgraph=True)
     fast, plain = compiled(x), block(x, cond, layout)

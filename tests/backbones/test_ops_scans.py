@@ -312,15 +312,13 @@ def test_autocast_changes_nothing(op):
         assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
 
 
-@pytest.mark.parametrize("op", ["ssd", "scan"])
-def test_what_is_saved_grows_with_the_tokens_not_their_square(op):
+def test_what_the_selective_scan_saves_grows_with_the_tokens_not_their_square():
+    """The other scans are measured in test_backbones_cost.py."""
+
     def saved(tokens):
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
-            if op == "ssd":
-                ssd(*ssd_inputs(1, tokens, 2, 8, 8, torch.float32), chunk=32)
-            else:
-                ss.selective_scan(*scan_inputs(1, tokens, 4, 4, torch.float32))
+            ss.selective_scan(*scan_inputs(1, tokens, 4, 4, torch.float32))
         return sum(sizes)
 
     assert saved(512) < 2.2 * saved(256)
@@ -357,17 +355,6 @@ def test_the_ssd_kernels_are_fed_what_they_document(monkeypatch, kernel, gap):
     assert relative(ssd(*values, decay_gap=gaps), dual.reference(*values, gaps)) < 1e-5
     # mamba-ssm adds the skip in the same pass over x, where x has not been scaled.
     assert [skip is not None for skip in skips] == ([] if kernel == "fla" else [not gap])
-
-
-def test_chunks_grow_with_the_state():
-    for chunk, state, tokens, length in (
-        (64, 16, 256, 64),  # at least `chunk`
-        (64, 64, 256, 128),  # the state of S/2: twice the state
-        (64, 64, 40, 64),  # no longer than the tokens need
-        (64, 64, 3, 16),  # its tiles begin at 16
-        (100, 8, 256, 128),  # a power of two
-    ):
-        assert dual.chunk_length(chunk, state, tokens) == length
 
 
 @pytest.mark.parametrize("gap", [False, True])

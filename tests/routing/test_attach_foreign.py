@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-import weakref
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -48,19 +45,6 @@ def test_text_and_image_are_never_swapped(make, text):
     assert (image[~skip] != entering[0][~skip]).any(-1).all()
 
 
-@pytest.mark.parametrize("text", [TEXT, IMAGE // 2])
-def test_a_rotary_table_of_the_text_alone_stays_as_it_is(text):
-    model, _, inputs, _ = build(foreign.qwen, text)
-    ids = torch.tensor([1, 2, 5, 9, 14])
-    with routing.attach(model, "1-1") as attached:
-        attached.ids = ids
-        block = model.transformer_blocks[1]
-        with recorded(block, "image_rotary_emb", prepend=True) as before, recorded(block, "image_rotary_emb") as after:
-            run(model, inputs)
-    ((image, of_text),), ((few, same),) = before, after
-    assert torch.equal(few, image[ids]) and torch.equal(same, of_text)
-
-
 class Pair(nn.Module):
     """A block whose source does not say which of its outputs is which."""
 
@@ -90,14 +74,9 @@ def test_row_counts_tell_where_the_source_does_not():
     assert torch.equal(text, y * 2) and torch.equal(image, torch.where(stay, x * 3, x))
 
 
-class Named(NamedTuple):
-    x: torch.Tensor
-    heads: int = 2
-
-
 @pytest.mark.parametrize(
     "pack",
-    [Named, lambda x: {"loss": None, "x": x}, lambda x: [x, (x[:, :1],)], lambda x: ((x[:, :1], x[:, :2]), x)],
+    [lambda x: {"loss": None, "x": x}, lambda x: [x, (x[:, :1],)], lambda x: ((x[:, :1], x[:, :2]), x)],
 )
 def test_tokens_are_found_in_whatever_holds_them(pack):
     block, x = nn.Identity(), torch.randn(BATCH, IMAGE, 4)
@@ -127,17 +106,13 @@ def test_single_stream_blocks_need_the_length_of_their_text():
 
 
 def test_block_lists_that_are_not_counted_are_refused():
-    model, single, inputs, options = build(foreign.auraflow)
+    model, single, inputs, _ = build(foreign.auraflow)
     model.other_blocks = nn.ModuleList([nn.Identity()])
     with pytest.raises(AttachError, match="other_blocks beside joint_transformer_blocks and single"):
         routing.attach(model, "0-1")
     del model.other_blocks
     with routing.attach(single, "0-1", grid=(4, 4)), pytest.raises(AttachError, match="grid 4x4 has 16; pass prefix=N"):
         run(model, inputs)
-    dense = run(model, inputs)
-    with routing.attach(single, "0-1", grid=(4, 4), **options) as attached:
-        attached.ids = [torch.arange(IMAGE)]
-        assert torch.equal(run(model, inputs), dense)
 
 
 def test_a_prefix_shorter_than_text_and_registers_is_refused():
@@ -183,35 +158,14 @@ def test_masks_of_a_shared_subset_that_leave_nothing_to_skip_are_warned_about_on
         assert attached.inner[0].tokens == 14
 
 
-def test_a_mask_over_text_and_image_is_named_as_what_it_is():
-    class Joint(nn.Module):
-        def forward(self, hidden_states, encoder_hidden_states, attention_mask=None):
-            return encoder_hidden_states, hidden_states
-
-    x, y = torch.randn(BATCH, IMAGE, 4), torch.randn(BATCH, 7, 4)
-    block = Joint()
-    message = r"attention_mask of shape \(\d, 23\) spans text and the 16 tokens .* not supported"
-    with routing.attach([block], "0-0"), pytest.raises(AttachError, match=message):
-        block(x, y, attention_mask=torch.ones(BATCH, 23))
-
-
 def test_a_model_that_says_neither_grid_nor_prefix_is_refused():
-    class Own(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-
-        def forward(self, x):
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    model, x = Own(), torch.randn(BATCH, IMAGE, 4)
+    model, x = nn.Module(), torch.randn(BATCH, IMAGE, 4)
+    model.blocks = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
     with routing.attach(model, "0-1"), pytest.raises(AttachError, match="16 tokens .* prefix=0 if there is none"):
-        model(x)
+        model.blocks(x)
     for blocks, given in ((model, {"prefix": 0}), (model, {"grid": (4, 4)}), (model.blocks, {})):
         with routing.attach(blocks, "0-1", **given) as attached:
-            model(x)
+            model.blocks(x)
             assert attached.inner[0].tokens == IMAGE // 2
 
 
@@ -239,16 +193,10 @@ def test_relative_positions_that_all_blocks_share_are_refused():
 
 def test_cait_has_no_class_token_in_its_blocks():
     model = timm.create_model("cait_xxs24_224", depth=4, img_size=64).train()
-    with routing.attach(model, "1-2@0.9") as attached:
+    with routing.attach(model, "1-2@0.9") as attached, recorded(model.blocks[1]) as entering:
+        model(torch.randn(4, 3, 64, 64))
         assert attached.prefix == 0 and attached.grid == (4, 4)
-        lengths = []
-        probe = model.blocks[1].mlp.register_forward_hook(lambda m, a, o: lengths.append(o.shape[1]))
-        for _ in range(20):
-            model(torch.randn(4, 3, 64, 64))
-            lengths.append((attached.inner[0].ids == 0).any(1).float().mean().item())
-        probe.remove()
-    assert lengths[0] == attached.inner[0].tokens == 2
-    assert 0 < sum(lengths[1::2]) / 20 < 0.5  # patch 0 stays no more often than others
+    assert entering[0].shape[1] == attached.inner[0].tokens == 2
 
 
 @pytest.mark.parametrize("batch", [3, 6])  # 6 heads: a table (6, T, D) must not be taken for a batch
@@ -345,9 +293,8 @@ def test_an_attachment_is_changed_by_attaching_again():
         routing.attach(copied, "2-3")
     with pytest.raises(AttributeError):
         attached.route = "0-3"
-    for change in (lambda: setattr(attached, "when", "nevr"), attached.mode("nevr").__enter__):
-        with pytest.raises(AttachError, match="did you mean never"):
-            change()
+    with pytest.raises(AttachError, match="did you mean never"):
+        attached.when = "nevr"
     attached.remove()
     routing.attach(copied, "2-3").remove()
     with routing.attach(blocks, "2-3") as attached:
@@ -369,19 +316,6 @@ def test_masks_over_the_tokens_are_refused_by_any_usual_name():
             layers[0](x, src_mask=causal)
         with pytest.raises(AttachError, match="src_key_padding_mask spans all 16"):  # the causal one is fine
             layers[0](x, src_mask=causal, is_causal=True, src_key_padding_mask=torch.zeros(3, 16))
-
-
-def test_a_model_that_nobody_holds_is_freed_with_its_attachment():
-    blocks = plain()
-    kept, gone = routing.attach(blocks, "1-2"), weakref.ref(blocks[1])
-    gc.collect()
-    gc.disable()
-    try:
-        del blocks
-        assert gone() is None
-    finally:
-        gc.enable()
-    kept.remove()
 
 
 def test_a_batch_without_samples_passes():

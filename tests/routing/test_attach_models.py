@@ -17,7 +17,7 @@ pytest.importorskip("timm")
 
 import diffusers
 import timm
-from foreign_models import BATCH, IMAGE, MODELS, block_list, build_model, recorded, run
+from foreign_models import BATCH, IMAGE, MODELS, build_model, recorded, run
 
 
 def hooks(model):
@@ -60,7 +60,7 @@ def test_a_model_is_itself_in_evaluation_and_where_all_tokens_stay(name):
 def test_training_routes_and_evaluation_is_dense(name):
     model, blocks, inputs, _ = build_model(name)
     dense = run(model, inputs)
-    with routing.attach(blocks, "1-3@0.75") as attached, recorded(block_list(model, blocks)[2]) as inputs_of_block:
+    with routing.attach(blocks, "1-3@0.75") as attached:
         first, second = run(model, inputs), run(model, inputs)
         assert not torch.allclose(first, dense, atol=1e-4) and not torch.equal(first, second)
         assert attached.step == 2 and attached.inner[0].tokens == IMAGE // 4
@@ -72,9 +72,6 @@ def test_training_routes_and_evaluation_is_dense(name):
             assert torch.equal(run(model, inputs), first)
         with attached.mode("never"):
             assert torch.equal(run(model.train(), inputs), dense)
-    lengths = [x.shape[1] for x in inputs_of_block]
-    few, complete = lengths[0], lengths[0] + IMAGE - IMAGE // 4
-    assert lengths == [few, few, few, complete, few, complete]
 
 
 @pytest.mark.parametrize("name", ["Flux", "ViT"])
@@ -208,16 +205,7 @@ def test_what_cannot_be_attached():
     with pytest.raises(AttachError, match=r"Sequential\.1 is a convolution"):
         routing.attach(conv, "1-2")
     routing.attach([nn.Sequential(nn.Conv2d(4, 4, 1)) for _ in range(4)], "1-2").remove()
-    from diffusers.models.transformers.sana_transformer import SanaTransformerBlock
-
-    options = {
-        "dim": 8, "num_attention_heads": 1, "attention_head_dim": 8,
-        "num_cross_attention_heads": 1, "cross_attention_head_dim": 8, "cross_attention_dim": 8,
-    }  # fmt: skip
-    sana = nn.ModuleList([SanaTransformerBlock(**options) for _ in range(4)])
-    with pytest.raises(AttachError, match="convolution"):
-        routing.attach(sana, "1-2")
-    assert hooks(sana) == 0 and hooks(swin) == 0 and hooks(conv) == 0
+    assert hooks(swin) == 0 and hooks(conv) == 0
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,8 @@ from torch.utils.checkpoint import checkpoint
 import routing
 from routing import AttachError
 
-pytest.importorskip("diffusers")
 pytest.importorskip("timm")
 
-from foreign_models import build, dit
 from timm.models import vision_transformer
 
 BATCH, TOKENS = 3, 17
@@ -33,45 +31,27 @@ def images(seed):
     return torch.randn(BATCH, 3, 16, 16, generator=torch.Generator().manual_seed(seed)).double()
 
 
-def run_vit(model, seed):
-    return model(images(seed))
-
-
-def run_dit(model, seed):
-    torch.manual_seed(seed)
-    inputs = {"timestep": torch.tensor([1, 500, 900]), "class_labels": torch.tensor([1, 2, 3])}
-    return model(torch.randn(BATCH, 4, 8, 8).double(), **inputs, return_dict=False)[0]
-
-
-CASES = {"vit": (vit, run_vit), "dit": (lambda depth: build(dit, depth)[0].double(), run_dit)}
-
-
 @pytest.mark.filterwarnings("ignore")  # dynamo hides its own warnings only from the printer
 @pytest.mark.parametrize(
-    ("name", "depth", "per_block"),
-    [
-        ("vit", 5, True),
-        pytest.param("vit", 12, False, marks=pytest.mark.slow),
-        pytest.param("dit", 12, True, marks=pytest.mark.slow),
-    ],
+    ("depth", "per_block"),
+    [(5, True), pytest.param(12, False, marks=pytest.mark.slow), pytest.param(12, True, marks=pytest.mark.slow)],
 )
-def test_compiled_models_of_any_depth_equal_eager_ones(name, depth, per_block):
+def test_compiled_models_of_any_depth_equal_eager_ones(depth, per_block):
     """Ten calls, dense ones between: more than dynamo recompiles one function for."""
-    make, run = CASES[name]
     route = "1-3" if depth == 5 else "2-8"
     torch._dynamo.reset()
-    eager, model = make(depth), make(depth)
+    eager, model = vit(depth), vit(depth)
     expected, attached = routing.attach(eager, route), routing.attach(model, route)
     compiled = model
     if per_block:
-        for block in getattr(model, "blocks", None) or model.transformer_blocks:
+        for block in model.blocks:
             block.compile(backend="aot_eager")
     else:
         compiled = torch.compile(model, backend="aot_eager")
     for seed in range(10):
         training = seed % 3 != 2
         eager.train(training), model.train(training)
-        a, b = run(eager, seed), run(compiled, seed)
+        a, b = eager(images(seed)), compiled(images(seed))
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-12), seed
         assert torch.equal(expected.inner[0].ids, attached.inner[0].ids)
         for out in (a, b):
@@ -80,7 +60,7 @@ def test_compiled_models_of_any_depth_equal_eager_ones(name, depth, per_block):
     for p, q in zip(eager.parameters(), model.parameters(), strict=True):
         assert (p.grad is None and q.grad is None) or torch.allclose(p.grad, q.grad, rtol=1e-8)
     attached.remove()
-    assert torch.allclose(run(compiled, 3), run(model, 3), rtol=1e-9, atol=1e-12)
+    assert torch.allclose(compiled(images(3)), model(images(3)), rtol=1e-9, atol=1e-12)
     torch._dynamo.reset()
 
 
@@ -97,7 +77,7 @@ def test_compiled_and_checkpointed(per_block):
             for module in model.blocks if per_block else [model]:
                 if compile_it:
                     module.compile(backend="aot_eager")
-            (run_vit(model, 0).square().sum() + run_vit(model, 1).pow(3).sum()).backward()
+            (model(images(0)).square().sum() + model(images(1)).pow(3).sum()).backward()
         grads.append([p.grad for p in model.parameters()])
     same(*grads)
     torch._dynamo.reset()
@@ -108,7 +88,7 @@ def test_one_graph_for_all_is_refused_with_the_reason():
     torch._dynamo.reset()
     model = vit(4)
     with routing.attach(model, "1-2"), pytest.raises(RuntimeError, match="leave fullgraph=True out"):
-        run_vit(torch.compile(model, backend="eager", fullgraph=True), 0)
+        torch.compile(model, backend="eager", fullgraph=True)(images(0))
     torch._dynamo.reset()
 
 

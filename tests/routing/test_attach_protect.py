@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from torch import nn
@@ -17,7 +15,7 @@ from routing.layout import Layout
 pytest.importorskip("diffusers")
 pytest.importorskip("timm")
 
-from foreign_models import IMAGE, MODELS, SHARES_A_TABLE, block_list, build_model, recorded, run
+from foreign_models import IMAGE, build_model, recorded, run
 
 BATCH, LENGTH, WIDTH = 3, 20, 4
 
@@ -212,27 +210,6 @@ def test_a_table_without_rows_for_the_class_token_is_gathered_where_image_tokens
     assert kept.move_after_front.take(rows).flatten().tolist() == [0, 1, 2, 3, 8]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_kept_tokens_stay_in_every_model(name):
-    """What each of them protects is checked in test_check_models.py."""
-    model, blocks, inputs, options = build_model(name)
-    with torch.no_grad(), routing.attach(blocks, "1-2@0.75", **options) as attached:
-        run(model, inputs)
-        layout = attached.inner[0]
-        routable = layout.full_length - layout.prefix
-        attached.keep = torch.zeros(BATCH, routable, dtype=torch.bool)
-        for sample in range(BATCH):
-            attached.keep[sample, [sample, routable - 1 - sample]] = True
-        # Where the batch shares a subset, the 6 tokens of 3 samples are more than the 4 that stay.
-        warns = pytest.warns(UserWarning, match="the 6 tokens") if name in SHARES_A_TABLE else nullcontext()
-        with warns, recorded(block_list(model, blocks)[0]) as before, recorded(block_list(model, blocks)[1]) as after:
-            run(model, inputs)
-    ids = attached.inner[0].ids.expand(BATCH, -1)
-    assert after[0].shape[1] == before[0].shape[1] - (routable - ids.shape[1])
-    for sample in range(BATCH):
-        assert set(attached.keep[sample].nonzero()[:, 0].tolist()) <= set(ids[sample].tolist())
-
-
 @pytest.mark.parametrize("name", ["Z-Image", "Z-Image omni"])
 def test_z_image_is_refused_where_its_image_tokens_are_unknown(name):
     """The advice is `protect`: a prefix cannot describe text after the image."""
@@ -244,26 +221,6 @@ def test_z_image_is_refused_where_its_image_tokens_are_unknown(name):
     with pytest.raises(AttachError, match="prefix=32: ZImageTransformerBlock needs more"):
         routing.attach(blocks, "1-2", prefix=32)
     assert not any(block._forward_hooks for block in blocks)
-
-
-def test_each_token_of_z_image_s_omni_mode_keeps_its_own_modulation():
-    """Clean and noisy tokens are modulated differently, by a flag that goes with the token."""
-    model, blocks, inputs, _ = build_model("Z-Image omni")
-    with routing.attach(blocks, "1-2@0.5", protect=[slice(0, 64)]) as attached:
-        with recorded(blocks[0], "noise_mask") as before, recorded(blocks[1], "noise_mask") as after:
-            run(model, inputs)
-        ids = attached.inner[0].ids
-    (complete,), (few,) = before, after
-    assert few.shape == (BATCH, 64 + 64) and complete.shape == (BATCH, 192)
-    for sample in range(BATCH):
-        assert torch.equal(few[sample], torch.cat((complete[sample, :64], complete[sample, 64 + ids[sample]])))
-
-
-def test_text_of_different_lengths_is_refused():
-    model, blocks, inputs, options = build_model("Z-Image")
-    inputs["cap_feats"][0] = torch.randn(40, 12)
-    with routing.attach(blocks, "1-2", **options), pytest.raises(AttachError, match="attn_mask spans all 128 tokens"):
-        run(model, inputs)
 
 
 def test_wan_s_timesteps_of_each_token_go_with_their_tokens():

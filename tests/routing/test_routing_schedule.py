@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing import Route, RouteSchedule, Routing, RoutingError, RoutingOptions, Schedule, UserError
+from routing import RouteSchedule, Routing, RoutingOptions, Schedule, UserError
 
 factors = st.floats(0, 4)
 marks = st.floats(0, 1, exclude_min=True)
@@ -101,7 +98,6 @@ def check(route: str, options: RoutingOptions) -> None:
     ("options", "part"),
     [
         ({"route": "8-2"}, "try route=2-8"),
-        ({"selection": "row"}, "did you mean rows"),
         ({"reinsert": "sum"}, "sum_input"),
         ({"remove": "after:²"}, "after:4"),
         ({"route": "0-2+4-6", "reinsert": "none"}, "single segment"),
@@ -117,7 +113,6 @@ def check(route: str, options: RoutingOptions) -> None:
         ({"path_drop": 0.1}, "learned=fuse"),
         ({"route": "none", "learned": "fuse"}, "try route=auto"),
         ({"route": "2-4+6-8", "learned": "fuse"}, "belongs to one span"),
-        ({"learned": "router"}, "expected one of none, fuse"),
         ({"learned": "fuse", "random_end": True}, "random_end=false"),
         ({"learned": "fuse", "reinsert": "sum_input"}, "reinsert=identity"),
     ],
@@ -128,14 +123,7 @@ def test_options_that_cannot_run(options, part):
     assert part in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_good_config_is_checked_without_torch():
-    code = (
-        "import sys; from routing import RoutingOptions; options = RoutingOptions('rows'); "
-        "options.check(options.schedule_route('auto', 12), 12, (8, 8)); "
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_a_good_config_passes():
     check("2-8@0.75", RoutingOptions("quad"))
     check("2-8@0.375", RoutingOptions("quad", schedule="constant:2"))
     check("auto@0.75", RoutingOptions(learned="fuse", path_drop=0.1))
-    assert issubclass(RoutingError, UserError) and not Route()

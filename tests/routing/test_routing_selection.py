@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing import MODES, Draws, RoutingError, Selection, SelectionError, select
+from routing import MODES, Draws, RoutingError, Selection, select
 
 FREE = [mode for mode in MODES if mode != "quad"]
 
@@ -116,15 +116,6 @@ def test_unsorted_keeps_ids_ascending_and_draws_a_shuffle():
     assert torch.equal(shuffle.sort(1).values, torch.arange(8).expand(3, 8))
     assert (shuffle != torch.arange(8)).any(1).all()
     assert Selection().shuffle(draws, 0, 8) is None
-
-
-def test_choosing_among_some():
-    draws = Draws(0, 0, torch.arange(2))
-    present = torch.tensor([[1, 4, 6, 9, 12, 15]])
-    ids = Selection().ids(draws, 0, (4, 4), 3, present)
-    assert ids.shape == (2, 3) and torch.isin(ids, present).all() and (ids.diff(dim=1) > 0).all()
-    with pytest.raises(SelectionError, match="selection=random"):
-        Selection("rows").ids(draws, 0, (4, 4), 3, present)
 
 
 @pytest.mark.parametrize(

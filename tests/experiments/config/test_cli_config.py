@@ -129,7 +129,7 @@ MISTAKES = [
     ("init=/@\u00b2", "RUN@STEP with a whole number"),
     (
         "backbone.decoder={width: 32, heads: 5}",
-        "backbone.decoder.heads=5: expected a divisor of width=32, such as 4 or 8",
+        "backbone.decoder.heads=5: expected a divisor of width=32, such as 4",
     ),
     ("train.clip=-1", "train.clip=-1: expected a number > 0 or null"),
     ("train.betas.x=3", "unknown key train.betas.x; did you mean train.betas?"),

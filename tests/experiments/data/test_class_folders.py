@@ -2,9 +2,8 @@
 
 import json
 
-import numpy as np
 import pytest
-from PIL import Image
+from data_tools import picture
 
 from experiments.data import DataError
 from experiments.data.open_source import open_source
@@ -12,18 +11,13 @@ from experiments.data.open_source import open_source
 APPLE_DOUBLE = b"\0\5\26\7\0\2\0\0Mac OS X        " + b"\0" * 4000
 
 
-def image(path, size=16):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((size, size, 3), 90, np.uint8)).save(path)
-
-
 def labels_of(source):
     return {raw.name: raw.label for raw in source.read(0, source.count)}
 
 
-def test_what_systems_and_editors_leave_is_no_class_and_no_image(tmp_path):
+def test_what_systems_and_editors_leave_is_no_class_and_no_picture(tmp_path):
     for name in ("cat", "dog", "cat/.ipynb_checkpoints", ".ipynb_checkpoints", ".trash", "@eaDir/cat"):
-        image(tmp_path / name / "0.jpg")
+        picture(tmp_path / name / "0.jpg")
     for name in ("__MACOSX/cat/._0.jpg", "cat/._1.jpg", ".DS_Store", "Thumbs.db"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(APPLE_DOUBLE)
@@ -33,29 +27,9 @@ def test_what_systems_and_editors_leave_is_no_class_and_no_image(tmp_path):
     assert source.ignored_files == ["Thumbs.db"]
 
 
-def test_a_folder_without_a_readable_image_is_no_class(tmp_path):
-    for name in ("ant/0.png", "cat/1.png"):
-        image(tmp_path / name)
-    for name in ("bee/0.png", "bee/1.jpg", "cat/0.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"no image")
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes/readme.txt").write_text("x")
-    source = open_source(tmp_path)
-    assert source.classes == ("ant", "cat") and source.labelled
-    raws = list(source.read(0, source.count))
-    assert {raw.name: raw.label for raw in raws} == {
-        "ant/0.png": 0, "bee/0.png": None, "bee/1.jpg": None, "cat/0.png": 1, "cat/1.png": 1,
-    }  # fmt: skip
-    bee = [raw for raw in raws if raw.name.startswith("bee")]
-    assert [(raw.content, raw.unreadable_reason) for raw in bee] == [
-        (None, "not an image format that Pillow reads")
-    ] * 2
-
-
 def test_numbered_folders_are_classes_by_number(tmp_path):
     for number in range(12):
-        image(tmp_path / str(number) / "0.png")
+        picture(tmp_path / str(number) / "0.png")
     source = open_source(tmp_path)
     assert source.classes == tuple(map(str, range(12)))
     assert labels_of(source)["10/0.png"] == 10 and labels_of(source)["2/0.png"] == 2
@@ -69,7 +43,7 @@ def test_folders_that_are_no_classes_are_refused(tmp_path):
     }
     for folder, (names, words) in layouts.items():
         for name in names:
-            image(tmp_path / folder / name)
+            picture(tmp_path / folder / name)
         with pytest.raises(DataError, match=words):
             open_source(tmp_path / folder)
 
@@ -77,7 +51,7 @@ def test_folders_that_are_no_classes_are_refused(tmp_path):
 def test_edms_layout_takes_its_labels_from_dataset_json(tmp_path):
     names = [f"{k // 2:05d}/img{k:08d}.png" for k in range(4)]
     for name in names:
-        image(tmp_path / name)
+        picture(tmp_path / name)
 
     def opened(labels):
         (tmp_path / "dataset.json").write_text(json.dumps({"labels": labels}))

@@ -37,17 +37,6 @@ def test_digits_are_scaled_to_sigma_data(digits):
     assert abs(float(x.std(correction=0)) - digits.sigma_data) < 1e-6
 
 
-def test_split_is_stratified_and_disjoint(digits):
-    train, test = everything(digits, "train"), everything(digits, "test")
-    assert len(train.x) + len(test.x) == 1797
-    share = test.y.bincount() / (train.y.bincount() + test.y.bincount())
-    assert (share - 0.2).abs().max() < 0.01
-    # Two digits of the set could be equal only by chance; the count says that nothing appears in
-    # both.
-    rows = {tuple(r.flatten().tolist()) for r in train.x}
-    assert not any(tuple(r.flatten().tolist()) in rows for r in test.x)
-
-
 @settings(max_examples=40)
 @given(
     counts=st.lists(st.integers(10, 40), min_size=2, max_size=8),

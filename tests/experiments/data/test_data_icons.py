@@ -48,13 +48,7 @@ def test_each_drawing_is_there_once_with_its_first_word(folder):
 
 
 def test_variants_share_a_base_name():
-    bases = {
-        "bell-ring-outline": "bell-ring",
-        "bell-bold": "bell",
-        "box-alt-o": "box",
-        "circle": "circle",
-        "light-bulb": "light-bulb",
-    }
+    bases = {"bell-ring-outline": "bell-ring", "box-alt-o": "box", "circle": "circle", "light-bulb": "light-bulb"}
     assert {name: icon_fonts.base_name(name) for name in bases} == bases
 
 

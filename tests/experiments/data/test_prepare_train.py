@@ -36,19 +36,12 @@ def fit(tmp_path, *more):
     return folder
 
 
-def test_a_folder_of_photographs_becomes_a_store_and_trains(tmp_path, vae):
-    from skimage import data
-
-    for name in ("chelsea", "astronaut", "coffee", "camera", "coins"):
-        picture = getattr(data, name)()
-        path = tmp_path / "photos" / ("colour" if picture.ndim == 3 else "grey") / f"{name}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(path)
+def test_a_folder_of_photographs_becomes_a_store_and_trains(folder, tmp_path, vae):
     out = tmp_path / "latents"
-    words = [tmp_path / "photos", out, "--vae", vae, "--size", 64, "--device", "cpu"]
+    words = [folder, out, "--vae", vae, "--size", 64, "--device", "cpu"]
     assert prepare.main([str(word) for word in words]) == 0
-    folder = fit(tmp_path, "data=latents", f"data.path={out}", "route=0-1")
-    with Image.open(folder / "samples/final.png") as grid:
+    run = fit(tmp_path, "data=latents", f"data.path={out}", "route=0-1")
+    with Image.open(run / "samples/final.png") as grid:
         assert min(grid.size) >= 64
 
 
