@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -13,11 +14,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small import ROOT
 
+from sweeps import SweepError
 from sweeps import command as sweeps_command
 from sweeps.jobs import slurm
+from sweeps.plan import grid
 from sweeps.status import status
 from sweeps.store.folder import Sweep
+from sweeps.store.planned_run import PlannedRun
 
 TOOLS = Path(__file__).parent / "tools"
 STUB = TOOLS / "stub"
@@ -132,12 +137,17 @@ def until(check, seconds=60.0, what="it"):
     return found
 
 
-def squeue(*words):
+def squeue(columns="%i|%T|%N|%j"):
     """Return what squeue says of each task: {id: (state, node, name)}."""
-    command = ["squeue", "-r", "-h", "-t", "all", "-o", "%i|%T|%N|%j", *words]
+    command = ["squeue", "-r", "-h", "-t", "all", "-o", columns]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     tasks = (line.split("|") for line in out.splitlines())
-    return {task: (state, node, name) for task, state, node, name in tasks}
+    return {task: tuple(values) for task, *values in tasks}
+
+
+def silent(*_):
+    """In place of `slurm.queue`: no answer."""
+    raise SweepError("squeue gave no answer")
 
 
 # What grids of the tests run in place of training, and beside it.
@@ -158,6 +168,22 @@ def write_grid(folder, name="count", **changes):
     path = folder / f"{name}.py"
     path.write_text("".join(f"{key} = {value!r}\n" for key, value in {**raw, **changes}.items()))
     return str(path)
+
+
+def yaml_grid(folder, name="g", **raw):
+    """Write a grid in YAML and load it."""
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    return grid.load(str(path))
+
+
+def make_run(root, name="r", **changes):
+    """Return a planned run of ten steps whose folder is `root/name`."""
+    values = {
+        "name": name, "stage": "train", "label": f"name={name}", "entry": "stub_training:main", "args": [],
+        "trains": True, "folder": str(root / name), "steps": 10, "varies": {"seed": "0"},
+    }  # fmt: skip
+    return PlannedRun(**{**values, **changes})
 
 
 class Launcher:
@@ -186,6 +212,13 @@ class Launcher:
         out = self.capsys.readouterr()
         return out.out + out.err
 
+    def shell(self, command, *words):
+        """Start a command in a process of its own."""
+        call = [sys.executable, "-m", "sweeps", *self.words(command, *words)]
+        env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(call, cwd=self.folder, env=env, **pipes)
+
     def rows(self):
         return {int(r.run.varies["seed"]): r for r in status.statuses(self.sweep)[0]}
 
@@ -211,12 +244,12 @@ class SlurmLauncher(Launcher):
     def starts(self, seed):
         return [e for e in self.events(seed) if e["event"] == "start"]
 
-    def running(self, seed, step=1):
+    def running(self, seed, step=1, seconds=60):
         def look():
             row = self.rows()[seed]
             return row if row.state == "running" and (row.step or 0) >= step else None
 
-        return until(look, what=f"seed {seed} to run, {self.states()}")
+        return until(look, seconds, what=f"seed {seed} to run, {self.states()}")
 
     def done(self, *seeds, seconds=90):
         until(lambda: all(self.states()[s] == "done" for s in seeds), seconds, f"{seeds}: {self.rows()}")
@@ -233,4 +266,4 @@ def on_cluster(cluster, folder, capsys, monkeypatch):
         monkeypatch.setenv(key, value)
     yield SlurmLauncher(folder, capsys)
     subprocess.run(["scancel", "--user", str(os.getuid())], check=False)
-    until(lambda: not any(slurm.QueueJob(i, s[0]).live for i, s in squeue().items()), what="an empty queue")
+    until(lambda: not any(job.live for job in slurm.queue().values()), what="an empty queue")

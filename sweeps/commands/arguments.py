@@ -83,7 +83,7 @@ class Arguments:
     def matching_runs(self, sweep: Sweep) -> list[PlannedRun]:
         """Return the runs of a sweep with the values that were typed."""
         runs = sweep.runs()
-        filters = {key: values for key, values in self.overrides.items() if key != "paths.runs"}
+        filters = overrides.without(self.overrides, ["paths.runs"])
         if "scale" in self.typed:
             filters["scale"] = self.typed["scale"]
         matching = []

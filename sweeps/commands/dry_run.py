@@ -9,7 +9,7 @@ from sweeps.jobs.pool_gpus import choose_gpus
 from sweeps.plan.cost import estimate
 from sweeps.plan.dependencies import is_parent_done
 from sweeps.plan.plan import Plan
-from sweeps.plan.resources import by_run, ignored_text
+from sweeps.plan.resources import by_run, ignored_lines
 from sweeps.store.planned_run import PlannedRun
 from sweeps.store.resource_options import Resources
 from sweeps.submission.arrays import split_into_arrays
@@ -46,7 +46,7 @@ def print_plan(plan: Plan, resources: Resources, with_arguments: bool) -> None:
             lines.append(f"array {number}: {array.describe()}{text}")
     if not with_arguments:
         scripts = scripts[:1]
-    lines += filter(None, [ignored_text(resources, runs)])
+    lines += ignored_lines(resources, runs)
     if resources.kind == "slurm" and shutil.which("sbatch") is None:
         lines.append("there is no sbatch here: without cluster= a launch trains on this machine")
     print("\n".join([*lines, *scripts]))
@@ -66,9 +66,7 @@ def _differences(script: str, first_script: str) -> str:
 
 def _count_waiting(plan: Plan, runs: Sequence[PlannedRun]) -> int:
     """Return how many of the runs wait for another one."""
-    names = {run.name for run in runs}
-    count = 0
+    names, count = {run.name for run in runs}, 0
     for run in runs:
-        waits = not names.isdisjoint(run.needs) or not is_parent_done(plan.sweep, run)
-        count += int(waits)
+        count += not names.isdisjoint(run.needs) or not is_parent_done(plan.sweep, run)
     return count

@@ -2,15 +2,18 @@
 
 import argparse
 import functools
+from collections.abc import Callable
 
+from routing.errors import one_of, require
 from sweeps import SweepError
 from sweeps.commands.arguments import Arguments
 from sweeps.commands.dry_run import print_plan
-from sweeps.commands.search_command import prepare_search
 from sweeps.plan import grid
-from sweeps.plan.plan import make_plan
+from sweeps.plan.plan import Plan, make_plan
 from sweeps.plan.preflight import Preflight
 from sweeps.submission.launch import launch
+from sweeps.submission.optuna_study import distributions
+from sweeps.submission.search import Search
 
 
 def launch_command(options: argparse.Namespace) -> int:
@@ -29,7 +32,7 @@ def launch_command(options: argparse.Namespace) -> int:
         check=preflight,
     )
     if chosen.search is not None:
-        search = prepare_search(chosen, planner, arguments, options.trials)
+        search = _prepare_search(chosen, chosen.search, planner, arguments, options.trials)
         print(f"search: {search.trials} trials over {', '.join(search.space)}")
         if dry == "false":
             return search.run(resources)
@@ -42,3 +45,31 @@ def launch_command(options: argparse.Namespace) -> int:
         print_plan(plan, resources, with_arguments=dry == "full")
         return preflight.exit_code
     return int(bool(launch(plan.sweep, chosen, plan.runs, resources, throttle=throttle)))
+
+
+def _prepare_search(
+    chosen: grid.Grid, section: grid.SearchOptions, planner: Callable[[grid.Grid], Plan],
+    arguments: Arguments, trials: int | None,
+) -> Search:  # fmt: skip
+    """Check a grid's search at one corner of its space, before the first trial.
+
+    Raises:
+        SweepError: A trial is not one run, its metric is not computed, or a name is typed too.
+    """
+    prefix = f"grid {chosen.name}: search"
+    count = section.trials if trials is None else trials
+    require(count >= 1, f"--trials {count}: expected a number of at least 1", SweepError)
+    space = distributions(section.over)
+    for name in sorted(section.over.keys() & arguments.overrides.keys()):
+        raise SweepError(f"{prefix}: {name} is searched over; leave the argument out")
+    plan = planner(chosen)
+    require(
+        len(plan.configs) == 1 and len(plan.runs) == 1,
+        f"{prefix}: a trial is one run; expected one seed, no axes and no stages",
+        SweepError,
+    )
+    (config,) = plan.configs.values()
+    one_of(f"{prefix}: metric", section.metric, tuple(config.eval.get("metrics", ())), SweepError)
+    return Search(
+        chosen, lambda point: planner(point).runs, space, section.metric, count, plan.sweep
+    )

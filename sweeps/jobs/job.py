@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -115,9 +115,7 @@ class Job:
 
     def note_end(self, how: str, **values: Any) -> None:
         """Note how this start ended, with the step that is saved."""
-        run = PlannedRun(**self.run)
-        folder = self.folder.resolution(run.name) if run.deferred else ""
-        run = replace(run, folder=folder or run.folder)
+        run = self.folder.resolved(PlannedRun(**self.run))
         self.folder.note(run.name, "end", how=how, step=run.saved_step, job=self.id, **values)
 
     def check_progress(self, step: int) -> None:

@@ -38,17 +38,14 @@ def check_code(code: Path) -> None:
 
 def error_place(error: BaseException) -> str:
     """Return `file:line` of the innermost frame that is neither in this package nor installed."""
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
+    place = ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
+        name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
         if "site-packages" not in path.parts and not path.is_relative_to(ROOT / "sweeps"):
-            break
-    else:
-        if not frames:
-            return ""
-        frame = frames[-1]
-        path = Path(frame.filename)
-    return f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name}:{frame.lineno}"
+            return f"{name}:{frame.lineno}"
+        place = place or f"{name}:{frame.lineno}"
+    return place  # of the innermost frame of all
 
 
 def host() -> str:
@@ -57,12 +54,9 @@ def host() -> str:
 
 
 def job_rank(on_slurm: bool) -> int:
-    """Return the rank of this process among those of its run."""
-    return export_ranks() if on_slurm else process_group().rank
-
-
-def export_ranks() -> int:
-    """Set the variables of torch.distributed in a job of several tasks; return the rank."""
+    """Return the rank of this process; on Slurm, set the variables of torch.distributed for it."""
+    if not on_slurm:
+        return process_group().rank
     if int(os.environ.get("SLURM_NTASKS", 1)) == 1:
         return 0
     import submitit
@@ -75,11 +69,7 @@ def export_ranks() -> int:
 
 
 def requeue(job_id: str, logs: Path) -> bool:
-    """Requeue a job; False if its script has to, which waits for this process to end.
-
-    Args:
-        job_id: Its id, `7_2` for a task of an array.
-        logs: Folder of the jobs' output.
+    """Requeue a job, or the task `7_2`; False if its script has to, once this process has ended.
 
     Raises:
         SweepError: Slurm refuses.

@@ -29,17 +29,12 @@ from sweeps.store.resource_options import Resources
 
 def start(
     sweep: Sweep, runs: Sequence[PlannedRun], workers: int, by_run: Mapping[str, Resources],
-    batch: JobBatch, live_jobs: Mapping[str, str] | None = None,
+    batch: JobBatch, live_jobs: Mapping[str, str],
 ) -> dict[str, str]:  # fmt: skip
     """Start a pool that outlives this process; return ids by run.
 
-    Args:
-        sweep: The sweep.
-        runs: Its runs.
-        workers: How many run at once.
-        by_run: The resources of each run, of which its GPUs count here.
-        batch: Their submission.
-        live_jobs: Job ids, by run, of runs in other pools that some of these wait for.
+    Of the resources `by_run` only GPUs count here. `live_jobs` are the ids, by run, of runs in
+    other pools that some of these wait for.
 
     Raises:
         NothingSubmitted: It did not start, or there are too few GPUs.
@@ -50,7 +45,7 @@ def start(
     needs = {}
     for run in runs:
         needs[run.name] = (by_run[run.name].gpu_count, by_run[run.name].runs_per_gpu)
-    elsewhere = {run: job.partition("/")[0] for run, job in (live_jobs or {}).items()}
+    elsewhere = {run: job.partition("/")[0] for run, job in live_jobs.items()}
     jobs = [Job.create(sweep, run, batch) for run in runs]
     write_jobs(folder, jobs, workers=workers, gpus=gpus, needs=needs, elsewhere=elsewhere)
     environment = job_environment(code)
@@ -98,6 +93,8 @@ def states(sweep: Sweep, batch: str) -> dict[str, str]:
 
 def has_left_task(sweep: Sweep, batch: JobBatch, run: str, is_running: bool) -> bool:
     """Return whether a run has ended, or was cancelled, before the Slurm task that it shares."""
+    if batch.runs_per_task == 1:
+        return False
     folder = sweep.pools / batch.task_name(run)
     if not is_running and (folder / f"{run}.cancel").exists():
         return True

@@ -41,11 +41,8 @@ class GpuSlots:
 def choose_gpus(sweep: Sweep, workers: int, wanted: Collection[Resources]) -> list[str]:
     """Return the GPUs of a pool, those first that no other pool of the sweep uses.
 
-    Args:
-        sweep: The sweep.
-        workers: How many runs there are at once.
-        wanted: The resources of its runs. Where they differ, runs wait until enough GPUs are free;
-            otherwise there have to be enough for all workers.
+    There have to be enough for all workers, unless the `wanted` resources of the runs differ: then
+    runs wait until enough GPUs are free.
 
     Raises:
         NothingSubmitted: There are too few.

@@ -32,9 +32,9 @@ _ANSWER = re.compile(r"(?:Submitted batch job )?(\d+)(?:(?:;| on cluster )([\w.-
 
 def submit(
     sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch,
-    after: str = "", dependencies: Mapping[str, str] | None = None,
+    after: str, dependencies: Mapping[str, str],
 ) -> dict[str, str]:  # fmt: skip
-    """Submit runs as an array that starts after the job `after`; return job ids by run.
+    """Submit runs as an array that starts after the job `after` ("" for none); return ids by run.
 
     With `runs_per_gpu` so many runs share a task. `dependencies` are what each run waits for, as in
     sbatch's `--dependency`. Tasks of one array get different ones while it is held. A job whose
@@ -55,8 +55,7 @@ def submit(
     shared = [str(extra.get("dependency") or ""), f"afterany:{after}" if after else ""]
     by_task = []
     for names in batch.tasks():
-        conditions = [(dependencies or {}).get(name, "") for name in names]
-        by_task.append(_join(list(dict.fromkeys(conditions))))
+        by_task.append(_join(list(dict.fromkeys(dependencies[name] for name in names))))
     differ = len(set(by_task)) > 1
     shared_text = _join([*shared, "" if differ else by_task[0]])
     if shared_text:
@@ -199,10 +198,7 @@ class Executor(SlurmExecutor):  # type: ignore[misc]
             pickles.append(folder / f"{uuid.uuid4().hex}.pkl")
             delayed.dump(pickles[-1])
         self.parameters["map_count"] = len(pickles)
-        try:
-            first = self._submit_command(self._submitit_command_str)
-        finally:
-            del self.parameters["map_count"]
+        first = self._submit_command(self._submitit_command_str)
         tasks = list(range(first.num_tasks))
         jobs = []
         for index, path in enumerate(pickles):

@@ -34,14 +34,9 @@ _OVERRIDES_SCRIPT = {
 def parameters(
     resources: Resources, name: str, code: Path, logs: Path, sharing: int = 1
 ) -> dict[str, Any]:
-    """Return submitit's parameters for a batch.
+    """Return submitit's parameters for jobs of this name, which run the snapshot `code`.
 
-    Args:
-        resources: What each run gets.
-        name: Name of the jobs.
-        code: The snapshot that they run.
-        logs: Folder of their output.
-        sharing: How many runs share a task; each gets what it asks for.
+    `sharing` is how many runs share a task; each gets what it asks for.
 
     Raises:
         NothingSubmitted: Slurm would replace characters in the path of the logs.

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+
+import submitit
 
 from experiments.runtime import run_folder
 from sweeps import SweepError
@@ -24,12 +25,9 @@ from sweeps.jobs.pool_process import Pool
 from sweeps.store.folder import JobBatch, Sweep
 from sweeps.store.planned_run import PlannedRun
 
-# What Slurm sends before it stops a task. Windows has no USR2, and no Slurm that could send it.
-_SAVE_AND_STOP = getattr(signal, "SIGUSR2", signal.SIGTERM)
-
 
 @dataclass(frozen=True)
-class SharedJob:
+class SharedJob(submitit.helpers.Checkpointable):  # type: ignore[misc]
     """What is submitted for one task: its runs' jobs, and the folder of its pool."""
 
     jobs: list[Job]
@@ -40,12 +38,6 @@ class SharedJob:
         """Return the job of runs that share a task of a batch."""
         jobs = [Job.create(sweep, run, batch) for run in runs]
         return cls(jobs, str(sweep.pools / batch.task_name(runs[0].name)))
-
-    def checkpoint(self) -> Any:
-        """Answer submitit's signal handler, before the runs have started: nothing to save."""
-        import submitit
-
-        return submitit.helpers.DelayedSubmission(self)
 
     def __call__(self) -> None:
         """Run them (submitit calls this in the task).
@@ -94,7 +86,7 @@ class TaskPool(Pool):
 
     def run(self) -> None:
         """Work until all runs have ended, or have saved after a signal."""
-        signal.signal(_SAVE_AND_STOP, self._stop)
+        signal.signal(signal.SIGUSR2, self._stop)
         super().run()
 
     def busy(self) -> bool:
@@ -105,7 +97,7 @@ class TaskPool(Pool):
 
     def wants_requeue(self, return_code: int) -> bool:
         """Return whether a run starts again with the task: it has saved, or had no handler yet."""
-        signals = (-_SAVE_AND_STOP, -signal.SIGTERM)
+        signals = (-signal.SIGUSR2, -signal.SIGTERM)
         interrupted = self.request is not None and return_code in (*signals, STOPPED)
         return interrupted or super().wants_requeue(return_code)
 
@@ -126,7 +118,7 @@ class TaskPool(Pool):
 def _leave(job: Job, request: int) -> None:
     """Requeue the task after USR2, and wait until Slurm ends it."""
     terminated = expect_term()
-    if request == _SAVE_AND_STOP:
+    if request == signal.SIGUSR2:
         print(f"the runs have saved; requeueing {job.id}", flush=True)
         if not requeue(str(job.id), job.folder.logs):
             raise SystemExit(REQUEUE)

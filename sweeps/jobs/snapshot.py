@@ -28,12 +28,7 @@ def snapshot(folder: Path, root: Path = ROOT, grid_code: Path | None = None) -> 
 
     The folder may come from anywhere and jobs import from it, so an existing copy is trusted only
     if its content matches; one that differs is replaced, with a warning. The caller holds the lock
-    of all sweeps.
-
-    Args:
-        folder: Where the copies are.
-        root: Where the packages are.
-        grid_code: A grid in Python, which is kept beside the packages.
+    of all sweeps. A grid in Python (`grid_code`) is kept beside the packages.
 
     Raises:
         SweepError: A copy that differs cannot be replaced.

@@ -16,7 +16,7 @@ from backbones.parsing import whole
 from routing.errors import UserError, require, suggest
 from sweeps import SweepError
 from sweeps.plan.grid import MAX_CELLS, Grid, Rows, Stage
-from sweeps.store.overrides import Typed, format_overrides, format_value, is_any_of
+from sweeps.store.overrides import Typed, format_overrides, format_value, is_any_of, without
 
 UserValues = Mapping[str, Sequence[Any]]
 
@@ -138,7 +138,7 @@ def _apply_user(stage: Stage, user: UserValues, command_keys: Collection[str]) -
             if not _sets_option(key, values, factors[table]):
                 factors[table] = _select_rows(key, values, factors[table])
                 continue
-            factors[table] = [_without(key, row) for row in factors[table]]
+            factors[table] = [without(row, [key]) for row in factors[table]]
         elif not _takes(stage, key, command_keys):
             continue
         if len(values) > 1:
@@ -189,7 +189,3 @@ def _sets_option(key: str, values: Sequence[Any], rows: Rows) -> bool:
 def _select_rows(key: str, values: Sequence[Any], rows: Rows) -> Rows:
     """Return the rows with one of the values, and those without the key, which fit all values."""
     return [row for row in rows if key not in row or is_any_of(row[key], values)]
-
-
-def _without(key: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != key}

@@ -23,14 +23,16 @@ from routing.errors import UserError
 from routing.route import RouteError
 
 # Errors of a cell that a grid may leave out, by the word in its `fits`.
-MISFITS: dict[str, type[UserError]] = {"route": RouteError, "data": ShapeError}
+_MISFITS: dict[str, type[UserError]] = {"route": RouteError, "data": ShapeError}
+
+
+def is_misfit(error: UserError, fits: Sequence[str]) -> bool:
+    """Return whether a stage with these `fits` leaves out a cell that has the error."""
+    return isinstance(error, tuple(_MISFITS[kind] for kind in fits))
 
 
 def load_config(overrides: Sequence[str]) -> Config:
     """Return the checked configuration of a run; the same as `experiments.config.load`.
-
-    Args:
-        overrides: `key=value`, as typed.
 
     Raises:
         UserError: An unknown key, an invalid value or an impossible combination.

@@ -17,13 +17,10 @@ from sweeps import SweepError
 def read_yaml(
     kind: str, name: str, folder: Path, numbers_as_text: bool = False
 ) -> tuple[Path, dict[Any, Any]]:
-    """Return the path and the values of a YAML file, given by path or by name.
+    """Return the path and the values of a YAML file: a grid or a cluster (`kind`).
 
-    Args:
-        kind: What it is (grid, cluster), for messages.
-        name: Its path, or the name of a file in `folder` or in the current folder.
-        folder: Where the files of the package are.
-        numbers_as_text: Whether numbers stay texts, so that 0123 is not read as 83.
+    `name` is its path, or the name of a file in `folder` or in the current folder. With
+    `numbers_as_text` 0123 is not read as 83.
 
     Raises:
         SweepError: There is no such file, or it is not a mapping in YAML.

@@ -35,12 +35,9 @@ def training_macs(config: Config) -> float:
 
 
 def equal_cost_steps(config: Config, arguments: Sequence[str], compare_at: str) -> int:
-    """Return the steps of a run that costs as much as its dense run.
+    """Return the steps of a run, composed from `arguments`, that costs as much as its dense run.
 
-    Args:
-        config: The run's configuration.
-        arguments: The overrides that it was composed from.
-        compare_at: `flops` or `hours`; with `steps` the run keeps its own.
+    `compare_at` is `flops` or `hours`; with `steps` the run keeps its own.
 
     Raises:
         SweepError: No speed was measured for `hours`.
@@ -72,13 +69,7 @@ def _measured_speed(config: Config) -> float:
 def estimate(
     runs: Sequence[PlannedRun], configs: Mapping[str, Config], tflops: float | None
 ) -> list[str]:
-    """Return what runs will cost, one line each and their sum.
-
-    Args:
-        runs: The runs.
-        configs: Configurations of those that train, by name.
-        tflops: What one GPU reaches, in TFLOP/s; None for no estimate of hours.
-    """
+    """Return what runs will cost, one line each and their sum; in hours if `tflops` are known."""
     lines, total = [], 0.0
     for run in runs:
         columns = [run.name, run.label]

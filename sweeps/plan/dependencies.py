@@ -58,14 +58,11 @@ def is_parent_done(sweep: Sweep, run: PlannedRun) -> bool:
     return parent is not None and sweep.is_done(parent)
 
 
-def resolve(sweep: Sweep, run: PlannedRun, write: bool = True, wait_s: float = 0.0) -> PlannedRun:
+def resolve(sweep: Sweep, run: PlannedRun, write: bool, wait_s: float) -> PlannedRun:
     """Return a run with its final arguments and folder, as its job starts.
 
-    Args:
-        sweep: Its sweep.
-        run: The run.
-        write: Whether to store the folder for `status`.
-        wait_s: How long files that another node has written may take to appear on this one.
+    With `write` the folder is stored for `status`. Files that another node has written may take
+    `wait_s` to appear on this one.
 
     Raises:
         SweepError: Its parent is not done.

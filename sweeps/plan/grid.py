@@ -221,10 +221,9 @@ class Grid:
                 f"two stages are named {stage.name!r}: expected different names",
                 SweepError,
             )
-            if stage.of is not None:
-                one_of(f"stage {stage.name}: of", stage.of, list(stages), SweepError)
-            if stage.after is not None:
-                one_of(f"stage {stage.name}: after", stage.after, list(stages), SweepError)
+            for key, earlier in (("of", stage.of), ("after", stage.after)):
+                if earlier is not None:
+                    one_of(f"stage {stage.name}: {key}", earlier, list(stages), SweepError)
             stages[stage.name] = stage
         return list(stages.values())
 
@@ -277,16 +276,12 @@ def load(name: str) -> Grid:
         path, raw = read_yaml("grid", name, FOLDER)
         check_name(path.stem)
     try:
-        _validate_file(raw)
+        validate(GridOptions, raw)
+        for index, stage in enumerate(raw.get("stages") or ()):
+            validate(StageOptions, stage, f"stages.{index}.")
     except UserError as error:
         raise SweepError(f"grid {path.stem}: {error}") from None
     return Grid(path.stem, raw, path, commands)
-
-
-def _validate_file(raw: Mapping[str, Any]) -> None:
-    validate(GridOptions, raw)
-    for index, stage in enumerate(raw.get("stages") or ()):
-        validate(StageOptions, stage, f"stages.{index}.")
 
 
 def _resolve_stage(raw: Mapping[str, Any], scale: str, entries: Mapping[str, str]) -> Stage | None:

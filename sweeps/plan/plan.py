@@ -12,7 +12,7 @@ from experiments.config import Config
 from routing.errors import UserError, one_of
 from sweeps import SweepError
 from sweeps.plan.cells import GridCell, expand
-from sweeps.plan.composition import MISFITS, load_config
+from sweeps.plan.composition import is_misfit, load_config
 from sweeps.plan.cost import COMPARISONS, equal_cost_steps
 from sweeps.plan.grid import Grid
 from sweeps.store.folder import Sweep
@@ -61,13 +61,9 @@ def make_plan(
 ) -> Plan:
     """Compose and check every cell of a grid at a scale, with a user's overrides by key.
 
-    Args:
-        grid: The grid.
-        scale: tiny, small or paper.
-        user: Values by key, as typed; `paths.runs` is the folder of the run folders.
-        compare_at: What is equal for each cell and its dense run: steps, flops or hours.
-        check: Called with each configuration and its run before the next is composed, so that a
-            large grid fails at its first cell.
+    `compare_at` is what is equal for each cell and its dense run: steps, flops or hours. `check` is
+    called with each configuration and its run before the next is composed, so that a large grid
+    fails at its first cell.
 
     Raises:
         SweepError: A cell cannot be composed, or two cells are the same run at this scale.
@@ -125,7 +121,9 @@ def _plan_training(
     A run whose arguments name its parent's folder before the parent is done is composed without
     its initial weights, which are all that its configuration lacks, and named after its cell.
     """
-    arguments = _arguments(cell, parent, {"paths.runs": str(plan.root)})
+    folders = {"parent": parent.folder} if parent and parent.finished else {}
+    overrides = {key: fill(value, folders) for key, value in cell.overrides.items()}
+    arguments = format_overrides({**overrides, "paths.runs": str(plan.root)})
     deferred = any(PARENT in text for text in arguments)
     try:
         config = load_config(_without_parent(arguments))
@@ -135,13 +133,13 @@ def _plan_training(
             arguments.append(f"train.steps={steps}")
             config = load_config(_without_parent(arguments))
     except UserError as error:
-        if isinstance(error, tuple(MISFITS[kind] for kind in cell.stage.fits)):
+        if is_misfit(error, cell.stage.fits):
             plan.left_out.append((cell.label, str(error)))
             return None
         raise SweepError(f"{cell.label or 'the cell'}: {error}") from None
-    alias = ""
-    if parent and any(PARENT in text for text in format_overrides(cell.overrides)):
-        alias = _cell_name(cell, parent, format_overrides(cell.overrides))
+    alias, unfilled = "", format_overrides(cell.overrides)
+    if parent and any(PARENT in text for text in unfilled):
+        alias = _cell_name(cell, parent, unfilled)
     name = alias if deferred else config.name
     plan.configs[name] = config
     run = _planned_run(plan, cell, name, arguments, str(plan.root / name), steps)
@@ -162,54 +160,37 @@ def _without_parent(arguments: Sequence[str]) -> list[str]:
 def _cell_name(cell: GridCell, parent: PlannedRun, arguments: Sequence[str]) -> str:
     """Return the name of a cell's run until its parent is done, the same at each launch."""
     lasting = [text for text in arguments if not text.startswith("train.steps=")]
-    call = json.dumps([cell.stage.entry, lasting, parent.alias or parent.name])
+    return _call_name(cell, lasting, parent.alias or parent.name)
+
+
+def _call_name(cell: GridCell, arguments: Sequence[str], parent: str | None) -> str:
+    call = json.dumps([cell.stage.entry, arguments, parent])
     return f"{cell.stage.name}-{hashlib.sha256(call.encode()).hexdigest()[:12]}"
 
 
 def _plan_command(plan: Plan, cell: GridCell, parent: PlannedRun | None) -> PlannedRun:
-    """Plan a cell of another command.
-
-    `{parent}`, `{runs}`, `{out}` and `{key}` are filled into its arguments; other keys follow as
-    overrides.
-    """
-    texts, in_arguments = {"runs": str(plan.root)}, set()
-    for key, value in cell.overrides.items():
-        texts[key] = format_value(value).strip("'\"")
-        if any(f"{{{key}}}" in argument for argument in cell.stage.args):
-            in_arguments.add(key)
+    """Plan a cell of another command; `{out}` in its arguments is a file named after the run."""
     alias, deferred = "", parent is not None and parent.deferred
-    unfilled = [fill(argument, texts) for argument in cell.stage.args]
-    for argument in format_overrides(cell.overrides):
-        if argument.partition("=")[0] not in in_arguments:
-            unfilled.append(argument)
     if parent and parent.alias:
-        alias = _cell_name(cell, parent, unfilled)
-    if parent and not deferred:
-        texts["parent"] = parent.folder
-    arguments = [fill(argument, texts) for argument in cell.stage.args]
-    for argument in _arguments(cell, None if deferred else parent, {}, parent is not None):
-        if argument.partition("=")[0] not in in_arguments:
-            arguments.append(argument)
-    call = json.dumps([cell.stage.entry, arguments, parent.name if parent else None])
-    name = f"{cell.stage.name}-{hashlib.sha256(call.encode()).hexdigest()[:12]}"
-    name = alias if deferred else name
+        alias = _cell_name(cell, parent, _command_arguments(plan, cell, {}))
+    folders = {"parent": parent.folder} if parent and not deferred else {}
+    arguments = _command_arguments(plan, cell, folders)
+    name = alias if deferred else _call_name(cell, arguments, parent.name if parent else None)
     output = plan.root / ".sweeps" / plan.grid.name / "outputs" / name
     arguments = [fill(argument, {"out": str(output)}) for argument in arguments]
     run = _planned_run(plan, cell, name, arguments, parent.folder if parent else "", None)
     return replace(run, parent=parent.name if parent else "", deferred=deferred, alias=alias)
 
 
-def _arguments(
-    cell: GridCell, parent: PlannedRun | None, fixed: Mapping[str, str], is_command: bool = False
-) -> list[str]:
-    """Return a cell's overrides as arguments, with `fixed` ones set.
-
-    `{parent}` is filled in once the parent is done; for a command as soon as its folder is known.
-    """
-    ready = parent is not None and (is_command or parent.finished)
-    folders = {"parent": parent.folder} if parent and ready else {}
-    overrides = {key: fill(value, folders) for key, value in cell.overrides.items()}
-    return format_overrides({**overrides, **fixed})
+def _command_arguments(plan: Plan, cell: GridCell, folders: Mapping[str, str]) -> list[str]:
+    """Fill `{runs}`, `{key}` and `folders` into a command's arguments; other keys follow them."""
+    texts, others = {"runs": str(plan.root)}, {}
+    for key, value in cell.overrides.items():
+        texts[key] = format_value(value).strip("'\"")
+        if not any(f"{{{key}}}" in argument for argument in cell.stage.args):
+            others[key] = fill(value, folders)
+    arguments = [fill(argument, {**texts, **folders}) for argument in cell.stage.args]
+    return arguments + format_overrides(others)
 
 
 def _planned_run(

@@ -16,7 +16,7 @@ from typing import Any
 from backbones.parsing import yaml_of
 from backbones.validation import fields_of, validate
 from experiments.runtime.memory import visible_gpus
-from routing.errors import UserError, require, suggest
+from routing.errors import UserError, require
 from sweeps import SweepError
 from sweeps.plan.config_files import read_yaml
 from sweeps.store.folder import JobBatch
@@ -73,23 +73,12 @@ def resume(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources
 
 def check_cluster(section: Any) -> None:
     """Refuse what a `cluster` section of a stage or cell cannot have: anything but resources."""
-    if section is None:
-        return
-    require(
-        isinstance(section, Mapping),
-        f"cluster={section}: expected resources such as {{memory_gb: 80, gpus: 2}}",
-        SweepError,
-    )
-    names = fields_of(RunResources)
-    for key in section:
-        belongs = ", which belongs to the cluster file" if key in fields_of(Resources) else ""
-        require(
-            key in names,
-            f"cluster.{key}={section[key]}{belongs}: expected one of {', '.join(names)}"
-            f"{suggest(str(key), names)}",
-            SweepError,
-        )
-    validate(RunResources, set_values(section), "cluster.")
+    if isinstance(section, Mapping):
+        for key in section:
+            is_foreign = key in fields_of(Resources) and key not in fields_of(RunResources)
+            require(not is_foreign, f"cluster.{key} belongs to the cluster file", SweepError)
+        section = set_values(RunResources, section)
+    validate(RunResources, {} if section is None else section, "cluster.")
 
 
 def for_run(resources: Resources, changes: Mapping[str, Any]) -> Resources:
@@ -101,7 +90,7 @@ def for_run(resources: Resources, changes: Mapping[str, Any]) -> Resources:
     Raises:
         UserError: A key or value is invalid, or does not fit the others.
     """
-    values = set_values(changes)
+    values = set_values(RunResources, changes)
     own: RunResources = validate(RunResources, values, "cluster.")
     for key in ignored_keys(resources, values):
         del values[key]
@@ -115,13 +104,15 @@ def for_run(resources: Resources, changes: Mapping[str, Any]) -> Resources:
     return result
 
 
-def set_values(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a grid's `cluster` that are not null, each with the type that it takes."""
-    values = {}
-    for key, value in changes.items():
-        if value is not None:
-            values[key] = _read_number(key, value) if key in fields_of(RunResources) else value
-    return values
+def set_values(options: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that are not null, each with the type that it takes in `options`."""
+    results = {}
+    for key, value in values.items():
+        if key not in fields_of(options):
+            results[key] = value  # refused by `validate`, also where it is null
+        elif value is not None:
+            results[key] = _read_number(key, value)
+    return results
 
 
 def ignored_keys(resources: Resources, changes: Iterable[str]) -> list[str]:
@@ -132,15 +123,13 @@ def ignored_keys(resources: Resources, changes: Iterable[str]) -> list[str]:
     return [key for key in changes if key not in accepted]
 
 
-def ignored_text(resources: Resources, runs: Iterable[PlannedRun]) -> str:
-    """Return the line that says what of the grid's `cluster` has no effect; "" for nothing."""
+def ignored_lines(resources: Resources, runs: Iterable[PlannedRun]) -> list[str]:
+    """Return the line that says what of the grid's `cluster` has no effect; [] for nothing."""
     texts: dict[str, None] = {}
     for run in runs:
         for key in ignored_keys(resources, run.cluster):
             texts[f"{key}={run.cluster[key]}"] = None
-    if not texts:
-        return ""
-    return f"cluster={resources.name} ignores {', '.join(texts)} of the grid"
+    return [f"cluster={resources.name} ignores {', '.join(texts)} of the grid"] if texts else []
 
 
 def by_run(resources: Resources, runs: Sequence[PlannedRun]) -> dict[str, Resources]:
@@ -182,13 +171,7 @@ def _build(name: str, values: Mapping[str, Any], typed: Mapping[str, str]) -> Re
     for key, text in typed.items():
         is_text = key in (*SBATCH_OPTIONS, "time", "python")
         merged[key] = text if is_text else yaml_of(text, f"cluster.{key}={text}", True)
-    options: dict[str, Any] = {}
-    for key, value in merged.items():
-        if key not in fields_of(Resources):
-            options[key] = value  # refused below, also where it is null
-        elif value is not None:
-            options[key] = _read_number(key, value)
-    options["name"] = name
+    options = {**set_values(Resources, merged), "name": name}
     earlier = options.get("fixed", [])
     if isinstance(earlier, list):  # anything else, from a damaged file, is refused below
         options["fixed"] = sorted({*map(str, earlier), *typed})

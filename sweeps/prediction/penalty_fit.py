@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from analysis.aggregation import Estimate, interval, ratio
 from analysis.step_penalty import Penalty
@@ -42,9 +43,9 @@ class PenaltyFit:
 
     steps: tuple[float, ...]
     left_out: tuple[float, ...]
-    intercepts: Mapping[int, float]
-    slopes: Mapping[int, float]
-    m: Mapping[int, float]
+    intercepts: pd.Series
+    slopes: pd.Series
+    m: pd.Series
 
     @property
     def horizon(self) -> float:
@@ -54,26 +55,18 @@ class PenaltyFit:
     @property
     def slope(self) -> Estimate:
         """Mean slope over the seeds, with its t-interval."""
-        return _estimate(interval(list(self.slopes.values())))
+        return _estimate(interval(self.slopes))
 
     def penalty(self, steps: float) -> Estimate:
         """Return s(N): geometric mean over the seeds, with a t-interval on ln s."""
-        return _estimate(ratio(list(self._penalties(steps).values())))
+        return _estimate(ratio(self._penalties(steps)))
 
     def relative_cost(self, steps: float) -> Estimate:
-        """Return s(N) * m: geometric mean over the seeds, with a t-interval on ln(s * m).
+        """Return s(N) * m: geometric mean over the seeds, with a t-interval on ln(s * m)."""
+        return _estimate(ratio(self._penalties(steps) * self.m))
 
-        Args:
-            steps: N.
-        """
-        penalties = self._penalties(steps)
-        return _estimate(ratio([penalties[seed] * self.m[seed] for seed in penalties]))
-
-    def _penalties(self, steps: float) -> dict[int, float]:
-        penalties = {}
-        for seed, intercept in self.intercepts.items():
-            penalties[seed] = math.exp(intercept + self.slopes[seed] * math.log(steps))
-        return penalties
+    def _penalties(self, steps: float) -> pd.Series:
+        return (self.intercepts + self.slopes * math.log(steps)).map(math.exp)
 
 
 def _estimate(estimate: Estimate | None) -> Estimate:
@@ -82,10 +75,7 @@ def _estimate(estimate: Estimate | None) -> Estimate:
 
 
 def fit_penalty(penalties: Mapping[float, Penalty]) -> PenaltyFit:
-    """Fit ln s linearly in ln N, seed by seed.
-
-    Args:
-        penalties: Step penalties by N, of the same seeds.
+    """Fit ln s, given by N for the same seeds, linearly in ln N, seed by seed.
 
     Raises:
         SweepError: All seeds reach the dense loss at fewer than two steps.
@@ -100,14 +90,16 @@ def fit_penalty(penalties: Mapping[float, Penalty]) -> PenaltyFit:
         "least 2: use a longer pilot (steps=), or one that is logged more often",
         SweepError,
     )
-    positions = np.log(steps)
-    intercepts, slopes, m = {}, {}, {}
-    for seed in penalties[steps[0]].seeds.index:
-        logarithms = [math.log(penalties[step].seeds.loc[seed, "s"]) for step in steps]
-        slope, intercept = np.polyfit(positions, logarithms, 1)
-        intercepts[seed], slopes[seed] = float(intercept), float(slope)
-        m[seed] = float(penalties[steps[0]].seeds.loc[seed, "m"])
-    return PenaltyFit(tuple(steps), tuple(left_out), intercepts, slopes, m)
+    seeds = penalties[steps[0]].seeds
+    by_step = pd.DataFrame({step: penalties[step].seeds["s"] for step in steps})
+    slopes, intercepts = np.polyfit(np.log(steps), np.log(by_step.to_numpy().T), 1)
+    return PenaltyFit(
+        tuple(steps),
+        tuple(left_out),
+        pd.Series(intercepts, seeds.index),
+        pd.Series(slopes, seeds.index),
+        seeds["m"],
+    )
 
 
 @dataclass(frozen=True)
@@ -149,16 +141,13 @@ def check_fit(penalties: Mapping[float, Penalty]) -> list[HeldOutStep]:
 def describe_fit(fit: PenaltyFit, full_steps: int, macs_per_step: float) -> list[str]:
     """Return lines about a fit: s, its growth, the horizon, and what a full run saves or costs.
 
-    Args:
-        fit: The fit.
-        full_steps: N, the steps of a full dense run.
-        macs_per_step: Training multiply-adds of a dense step.
+    `macs_per_step` are the training multiply-adds of a dense step.
     """
     last = max(fit.steps)
     lines = [
         f"fitted at {len(fit.steps)} steps, N = {min(fit.steps):g} to {last:g}, "
         f"{len(fit.slopes)} paired seed{'s' if len(fit.slopes) > 1 else ''}; "
-        f"m = {np.mean(list(fit.m.values())):.3f}"
+        f"m = {fit.m.mean():.3f}"
     ]
     if fit.left_out:
         texts = ", ".join(f"{step:g}" for step in fit.left_out)
@@ -193,12 +182,10 @@ def _with_interval(estimate: Estimate) -> str:
 
 
 def verdict(cost: Estimate, extrapolated: bool) -> str:
-    """Return what a relative cost s * m means: a saving, a loss, or undecided.
+    """Return what a predicted relative cost s * m means: a saving, a loss, or undecided.
 
-    Args:
-        cost: Predicted s * m.
-        extrapolated: Whether its step lies beyond the fitted ones; the interval of s * m, which
-            knows the spread of the seeds only, is widened by `MODEL_ERROR` then.
+    The interval of s * m knows the spread of the seeds only: `extrapolated` beyond the fitted
+    steps, it is widened by `MODEL_ERROR`.
     """
     change = f"{abs(1 - cost.mean):.0%} {'fewer' if cost.mean < 1 else 'more'} multiply-adds"
     if cost.low is None or cost.high is None:

@@ -1,7 +1,7 @@
 """The comparisons of a grid, dense against routed, and the grid of their pilot runs."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,10 @@ from experiments.config import Config, role
 from routing.errors import UserError, require
 from sweeps import SweepError
 from sweeps.plan.cells import GridCell, UserValues, expand
-from sweeps.plan.composition import MISFITS, load_config
+from sweeps.plan.composition import is_misfit, load_config
 from sweeps.plan.cost import training_macs
 from sweeps.plan.grid import Grid
-from sweeps.store.overrides import format_overrides
+from sweeps.store.overrides import format_overrides, without
 
 # How many times the held-out loss is logged on the way of a dense pilot run.
 LOGGED_POINTS = 10
@@ -84,14 +84,14 @@ def comparisons(grid: Grid, scale: str, user: UserValues) -> list[PilotPair]:
     )
     results = []
     for cell, config in routed_cells.values():
-        routed = _without(cell.overrides, _SET_BY_PILOT)
+        routed = without(cell.overrides, _SET_BY_PILOT)
         # A decoder or an aligned block belongs to the route, not to the dense run.
         dense = {key: value for key, value in routed.items() if role(key) != "routes"}
         dense["route"] = "none"
         dense_config = load_config(format_overrides(dense))
         m = training_macs(config) / config.train.steps
         m /= training_macs(dense_config) / dense_config.train.steps
-        label = " ".join(format_overrides(_without(cell.varies, _SET_BY_PILOT)))
+        label = " ".join(format_overrides(without(cell.varies, _SET_BY_PILOT)))
         full_steps = dense_steps.get(dense_config.name, config.train.steps)
         label = label or f"route={config.resolved_route}"
         results.append(PilotPair(label, dense, routed, full_steps, m, cell.cluster))
@@ -101,15 +101,11 @@ def comparisons(grid: Grid, scale: str, user: UserValues) -> list[PilotPair]:
 def _config_of(cell: GridCell) -> Config | None:
     """Return the configuration of a cell without its seed; None if the grid leaves it out."""
     try:
-        return load_config(format_overrides(_without(cell.overrides, ("seed", "paths.runs"))))
+        return load_config(format_overrides(without(cell.overrides, ("seed", "paths.runs"))))
     except UserError as error:
-        if isinstance(error, tuple(MISFITS[kind] for kind in cell.stage.fits)):
+        if is_misfit(error, cell.stage.fits):
             return None
         raise SweepError(f"{cell.label or 'the cell'}: {error}") from None
-
-
-def _without(overrides: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    return {key: value for key, value in overrides.items() if key not in keys}
 
 
 def pilot_root(root: Path, grid: Grid) -> Path:
@@ -125,21 +121,16 @@ def logged_on_the_way(pairs: Sequence[PilotPair], steps: int) -> list[PilotPair]
     scores = {"eval.metrics": ["heldout_loss"], "eval.every": steps // LOGGED_POINTS}
     results = []
     for pair in pairs:
-        results.append(
-            replace(pair, dense={**pair.dense, **scores}, routed={**pair.routed, **scores})
-        )
+        dense, routed = {**pair.dense, **scores}, {**pair.routed, **scores}
+        results.append(replace(pair, dense=dense, routed=routed))
     return results
 
 
 def pilot_grid(grid: Grid, pairs: Sequence[PilotPair], steps: int, seeds: Sequence[int]) -> Grid:
     """Return the grid of the pilot runs: every dense run once, and every routed one.
 
-    Args:
-        grid: The grid that the pilot is for.
-        pairs: Its comparisons, as `logged_on_the_way` returns them.
-        steps: Steps of a dense pilot run; a routed one gets as many multiply-adds and a quarter
-            more.
-        seeds: Seeds of both.
+    `pairs` are what `logged_on_the_way` returns. Dense runs get `steps`, a routed one as many
+    multiply-adds and a quarter more.
     """
     every = steps // LOGGED_POINTS
     cells: dict[str, dict[str, Any]] = {}
@@ -151,6 +142,6 @@ def pilot_grid(grid: Grid, pairs: Sequence[PilotPair], steps: int, seeds: Sequen
         cells[routed_name] = {**pair.routed, "train.steps": routed_steps}
         for name in (dense_name, routed_name):
             cells[name]["cluster"] = dict(pair.cluster)
-    rows = [_without(cell, ("scale",)) for cell in cells.values()]  # the scale is typed
+    rows = [without(cell, ("scale",)) for cell in cells.values()]  # the scale is typed
     raw = {"title": f"Pilot of {grid.name}", "cells": rows, "seeds": list(seeds)}
     return Grid(f"{grid.name}_pilot", raw, grid.path, grid.commands)

@@ -92,14 +92,9 @@ def finite_number(values: Mapping[str, Any], key: str) -> Any:
 def job_status(
     sweep: Sweep, run: PlannedRun, batch: JobBatch | None, job: slurm.QueueJob | None, trouble: str
 ) -> RunStatus:
-    """Return the status of a run of a sweep.
+    """Return the status of a run of a sweep, from its latest submission and its job there.
 
-    Args:
-        sweep: The sweep.
-        run: The run.
-        batch: Its latest submission, None if there is none.
-        job: Its job there.
-        trouble: Why Slurm does not answer, "" if it does.
+    `trouble` is why Slurm does not answer, "" if it does.
     """
     row = RunStatus(run, "new", steps=run.steps)
     events = sweep.events(run.name) if batch else []
@@ -244,11 +239,10 @@ def _ended(
 
 def _failure(last: Mapping[str, Any], events: Events) -> Mapping[str, Any]:
     """Return the event of rank 0, since other ranks fail because the first one does."""
-    event = last
     ends = [end for end in events if end["event"] == "end" and end.get("rank") == 0]
     if ends and "error" in ends[-1] and ends[-1].get("job") == last.get("job"):
-        event = ends[-1]
-    return event
+        return ends[-1]
+    return last
 
 
 def elapsed_seconds(events: Events, now: float) -> float:

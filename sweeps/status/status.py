@@ -20,14 +20,10 @@ Queue = Callable[[str], tuple[Jobs, str]]
 def statuses(
     sweep: Sweep, runs: Iterable[PlannedRun] | None = None, queue: Queue | None = None
 ) -> tuple[list[RunStatus], str]:
-    """Return the status of runs, and what is wrong with the scheduler ("" if nothing).
+    """Return the status of some or all runs, and what is wrong with the scheduler ("" if nothing).
 
-    A run that is a job of another sweep only has its status there.
-
-    Args:
-        sweep: The sweep.
-        runs: Some of its runs, None for all.
-        queue: `cached_queue()`, to share between several sweeps.
+    A run that is a job of another sweep only has its status there. `queue` is `cached_queue()`, to
+    share between several sweeps.
     """
     queue = queue or cached_queue()
     latest = sweep.latest_batches()
@@ -37,9 +33,8 @@ def statuses(
     # All runs, since the ETA of one is estimated from the others.
     rows = {}
     for name, run in (all_runs | selected).items():
-        folder = sweep.resolution(name) if run.deferred else ""
-        run = replace(run, folder=folder or run.folder)
-        rows[name] = job_status(sweep, run, latest.get(name), jobs.get(name), trouble)
+        batch, job = latest.get(name), jobs.get(name)
+        rows[name] = job_status(sweep, sweep.resolved(run), batch, job, trouble)
     for other in all_sweeps(sweep.root):
         if other.name != sweep.name:
             other_trouble = _look_in_other_sweep(other, rows, queue)
@@ -52,8 +47,16 @@ def statuses(
 
 
 def cached_queue() -> Queue:
-    """Return a function that asks each Slurm cluster once for its queue."""
-    return functools.cache(slurm_queue)
+    """Return a function that asks each Slurm cluster once: its jobs by id, and what is wrong."""
+
+    @functools.cache
+    def queue(slurm_cluster: str) -> tuple[Jobs, str]:
+        try:
+            return slurm.queue(slurm_cluster), ""
+        except SweepError as error:
+            return {}, str(error)
+
+    return queue
 
 
 def require_queue(trouble: str) -> None:
@@ -76,14 +79,6 @@ def _look_in_other_sweep(other: Sweep, rows: dict[str, RunStatus], queue: Queue)
             rows[name] = job_status(other, rows[name].run, batch, jobs[name], trouble)
             rows[name].sweep, rows[name].why = other.name, f"queued by sweep {other.name}"
     return trouble
-
-
-def slurm_queue(slurm_cluster: str) -> tuple[Jobs, str]:
-    """Return a cluster's queued jobs by id, and why they are unknown ("" if they are known)."""
-    try:
-        return slurm.queue(slurm_cluster), ""
-    except SweepError as error:
-        return {}, str(error)
 
 
 def find_jobs(
@@ -126,20 +121,16 @@ def _find_slurm_jobs(
         # A cluster that was reinstalled reuses job ids: the name differs.
         if job is None or job.name != batch.name:
             job = ended.get(ids[run], slurm.QueueJob(ids[run], ""))
-        if (
-            job.live
-            and batch.runs_per_task > 1
-            and pool.has_left_task(sweep, batch, run, job.running)
-        ):
+        if job.live and pool.has_left_task(sweep, batch, run, job.running):
             job = replace(job, state="ENDED")
         jobs[run] = job
     return jobs, trouble
 
 
 def adopt(sweep: Sweep, batches: Iterable[JobBatch], queued: Jobs) -> None:
-    """Give a batch whose submission was cut off the ids of the jobs with its name."""
+    """Give a batch on Slurm whose submission was cut off the ids of the jobs with its name."""
     for batch in batches:
-        if batch.kind != "slurm" or batch.ids:
+        if batch.ids:
             continue
         # Tasks of an array are numbered in the order of the batch's runs; some may have ended.
         ids: dict[str, str] = {}
@@ -168,9 +159,10 @@ def explain_waiting(rows: Mapping[str, RunStatus]) -> None:
             continue
         if row.state == "pending" and not row.held:
             first = unfinished[0].run
-            text = first.label or display_name(first)
-            row.why = f"waits for {text}" if len(unfinished) == 1 else ""
-            row.why = row.why or f"waits for {len(unfinished)} runs"
+            text = f"{len(unfinished)} runs"
+            if len(unfinished) == 1:
+                text = first.label or display_name(first)
+            row.why = f"waits for {text}"
         # New with a reason: it was submitted, but `cluster=debug` left it out.
         elif not row.attempts and not row.live and (row.state != "new" or row.why):
             row.state, row.why = "stopped", f"its parent is {unfinished[0].state}"

@@ -154,13 +154,9 @@ def _date(seconds: float) -> str:
 
 
 def table(title: str, rows: Sequence[RunStatus], width: int, height: int | None = None) -> Any:
-    """Return a rich table of rows in the order of `STATES`.
+    """Return a rich table of rows for a terminal of `width` columns.
 
-    Args:
-        title: Title of the table.
-        rows: The rows.
-        width: Columns of the terminal.
-        height: Lines of the terminal; runs at the end that do not fit are only counted.
+    Runs at the end that do not fit into `height` lines are only counted.
     """
     from rich import box
     from rich.table import Table

@@ -139,11 +139,7 @@ class Sweep:
         Raises:
             SweepError: The file is damaged; launching the grid again writes a new one.
         """
-        runs = {}
-        for name, run in self._stored_runs().items():
-            folder = self.resolution(name) if run.deferred else ""
-            runs[name] = replace(run, folder=folder) if folder else run
-        return runs
+        return {name: self.resolved(run) for name, run in self._stored_runs().items()}
 
     def _stored_runs(self) -> dict[str, PlannedRun]:
         path = self.path / "sweep.json"
@@ -240,6 +236,11 @@ class Sweep:
     def note_throttle(self, batch: JobBatch, throttle: int) -> None:
         """Note another limit of runs at once of a live array."""
         append_jsonl(self.path / "batches.jsonl", [{"batch": batch.name, "throttle": throttle}])
+
+    def resolved(self, run: PlannedRun) -> PlannedRun:
+        """Return a run with its folder, if that became known when its parent was done."""
+        folder = self.resolution(run.name) if run.deferred else ""
+        return replace(run, folder=folder or run.folder)
 
     def resolution(self, run: str) -> str:
         """Return the folder of a run that was submitted before its parent was done, "" before."""

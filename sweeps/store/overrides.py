@@ -105,14 +105,15 @@ def format_overrides(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={format_value(value)}" for key, value in values.items()]
 
 
-def same_value(first: Any, second: Any) -> bool:
-    """Return whether two values read the same: 0.5 in a file and `0.5` on the command line do."""
-    return format_value(first).strip("'\"") == format_value(second).strip("'\"")
-
-
 def is_any_of(value: Any, candidates: Iterable[Any]) -> bool:
-    """Return whether a value reads the same as one of the candidates."""
-    return any(same_value(value, candidate) for candidate in candidates)
+    """Return whether a value reads the same as a candidate: 0.5 in a file and as typed do."""
+    texts = [format_value(candidate).strip("'\"") for candidate in candidates]
+    return format_value(value).strip("'\"") in texts
+
+
+def without(overrides: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return overrides without some keys."""
+    return {key: value for key, value in overrides.items() if key not in keys}
 
 
 def fill(text: Any, values: Mapping[str, str]) -> Any:

@@ -5,7 +5,7 @@ docs/cluster.md lists the keys.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -53,9 +53,8 @@ class Characters:
         return all(re.fullmatch(self.pattern, str(item), re.ASCII) for item in items)
 
 
-_SBATCH_CHARACTERS = r"[\w.,:&|*@\-\[\]()/ +=%!?~]+"
 _PRINTABLE = r"[^\x00-\x1f\x7f]+"
-_SBATCH = Characters(_SBATCH_CHARACTERS, "no characters but those of sbatch options")
+_SBATCH = Characters(r"[\w.,:&|*@\-\[\]()/ +=%!?~]+", "no characters but those of sbatch options")
 SbatchText = Annotated[str | None, _SBATCH, "sbatch's own option"]
 Count = Annotated[int, Ge(1), Le(99_999)]
 
@@ -94,18 +93,13 @@ class RunResources:
 
     def check_consistency(self) -> None:
         """Refuse characters and combinations that a job cannot have."""
-        problem = next(self._problems(), "")
-        require(not problem, problem, SweepError)
-
-    def _problems(self) -> Iterator[str]:
         options: type = type(self)
         for name, option in fields_of(options).items():
             value = getattr(self, name)
             for constraint in option.metadata:
-                if value is None or not isinstance(constraint, Characters):
-                    continue
-                if not constraint.match(value):
-                    yield f"{name}={_shorten(value)}: expected {constraint.expected}"
+                if value is not None and isinstance(constraint, Characters):
+                    problem = f"{name}={_shorten(value)}: expected {constraint.expected}"
+                    require(constraint.match(value), problem, SweepError)
         minutes(self.time)
 
     @property
@@ -167,47 +161,49 @@ class Resources(RunResources):
         default_factory=list
     )
 
-    def _problems(self) -> Iterator[str]:
-        yield from super()._problems()
-        yield from _extra_problems(self.extra)
-        code = [key for key in CODE_KEYS if getattr(self, key)]
-        if self.kind != "slurm" and code:
-            yield f"{code[0]} with kind={self.kind}: expected only with kind=slurm"
-        if self.kind != "slurm" and self.nodes * self.tasks > 1:
-            yield (
+    def check_consistency(self) -> None:
+        """Refuse what a job cannot have, options of sbatch included."""
+        super().check_consistency()
+        _check_extra(self.extra)
+        processes = self.nodes * self.tasks
+        if self.kind != "slurm":
+            for key in CODE_KEYS:
+                problem = f"{key} with kind={self.kind}: expected only with kind=slurm"
+                require(not getattr(self, key), problem, SweepError)
+            require(
+                processes == 1,
                 f"nodes={self.nodes}, tasks={self.tasks} with kind={self.kind}: a run has one "
                 "process; for several on this machine use torchrun experiments/run.py, for several "
-                "nodes cluster=slurm"
+                "nodes cluster=slurm",
+                SweepError,
             )
-        if minutes(self.time) * 60 <= self.signal_s:
-            yield (
-                f"signal_s={self.signal_s}: expected less than time={self.time}, since a run would "
-                "be stopped as it starts"
-            )
-        yield from self._sharing_problems()
-        yield from self._memory_problems()
+        require(
+            minutes(self.time) * 60 > self.signal_s,
+            f"signal_s={self.signal_s}: expected less than time={self.time}, since a run would "
+            "be stopped as it starts",
+            SweepError,
+        )
+        require(
+            self.runs_per_gpu == 1 or self.kind == "debug" or self.gpu_count == processes == 1,
+            f"runs_per_gpu={self.runs_per_gpu} with gpus={self.gpus}, nodes={self.nodes}, "
+            f"tasks={self.tasks}: expected gpus=1, nodes=1 and tasks=1, since the runs share "
+            "one GPU",
+            SweepError,
+        )
+        self._check_memory()
 
-    def _sharing_problems(self) -> Iterator[str]:
-        if self.runs_per_gpu == 1 or self.kind == "debug":
-            return
-        if self.gpu_count != 1 or self.nodes * self.tasks > 1:
-            yield (
-                f"runs_per_gpu={self.runs_per_gpu} with gpus={self.gpus}, nodes={self.nodes}, "
-                f"tasks={self.tasks}: expected gpus=1, nodes=1 and tasks=1, since the runs share "
-                "one GPU"
-            )
-
-    def _memory_problems(self) -> Iterator[str]:
-        in_extra = [option for option in MEMORY_OPTIONS if self.extra.get(option) is not None]
-        if self.retry_memory is not None and (self.memory_gb is None or in_extra):
-            reason = f"extra={{{in_extra[0]}: ...}}" if in_extra else "memory_gb=null"
-            yield (
-                f"retry_memory={self.retry_memory:g} with {reason}: expected memory_gb, which a "
-                "retry multiplies"
-            )
-        limit = self.max_memory_gb
-        if limit is not None and self.memory_gb is not None and limit < self.memory_gb:
-            yield f"max_memory_gb={limit:g}: expected at least memory_gb={self.memory_gb:g}"
+    def _check_memory(self) -> None:
+        reason = "memory_gb=null" if self.memory_gb is None else ""
+        for option in MEMORY_OPTIONS:
+            if self.extra.get(option) is not None:
+                reason = f"extra={{{option}: ...}}"
+        if self.retry_memory is not None:
+            text = f"retry_memory={self.retry_memory:g} with {reason}"
+            require(not reason, f"{text}: expected memory_gb, which a retry multiplies", SweepError)
+        limit, memory = self.max_memory_gb, self.memory_gb
+        if limit is not None and memory is not None:
+            text = f"max_memory_gb={limit:g}: expected at least memory_gb={memory:g}"
+            require(limit >= memory, text, SweepError)
 
     @property
     def slurm_cluster(self) -> str:
@@ -246,27 +242,30 @@ def minutes(time: str | int) -> int:
     return max(1, math.ceil(total / 60))
 
 
-def _extra_problems(extra: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with options in `extra`."""
+def _check_extra(extra: Mapping[str, Any]) -> None:
+    """Refuse options in `extra` that the sweep sets itself, or that are none of sbatch."""
     for option, value in extra.items():
-        plain = re.fullmatch(r"[a-z][a-z0-9-]*", option, re.ASCII) and re.fullmatch(
-            _SBATCH_CHARACTERS, str(value), re.ASCII
+        is_name = re.fullmatch(r"[a-z][a-z0-9-]*", option, re.ASCII)
+        require(
+            is_name and _SBATCH.match(str(value)) and option not in _SET_BY_SWEEP,
+            f"extra={{{option}: {_shorten(value)}}}: expected {_FOREIGN_OPTIONS}",
+            SweepError,
         )
-        if not plain or option in _SET_BY_SWEEP:
-            yield f"extra={{{option}: {_shorten(value)}}}: expected {_FOREIGN_OPTIONS}"
         # sbatch takes an abbreviation for the option that it begins.
         for full_name in (*_SET_BY_SWEEP, "clusters"):
-            if full_name.startswith(option) and option != full_name:
-                yield (
-                    f"extra={{{option}: ...}} is short for {full_name}: expected "
-                    f"{_FOREIGN_OPTIONS}, by their full names"
-                )
+            require(
+                option == full_name or not full_name.startswith(option),
+                f"extra={{{option}: ...}} is short for {full_name}: expected {_FOREIGN_OPTIONS}, "
+                "by their full names",
+                SweepError,
+            )
     name = extra.get("clusters")
-    if name is not None and not (isinstance(name, str) and is_slurm_cluster(name)):
-        yield (
-            f"extra={{clusters: {name}}}: expected the name of one cluster, since job ids are "
-            "unique within a cluster only"
-        )
+    require(
+        name is None or (isinstance(name, str) and is_slurm_cluster(name)),
+        f"extra={{clusters: {name}}}: expected the name of one cluster, since job ids are "
+        "unique within a cluster only",
+        SweepError,
+    )
 
 
 def _shorten(value: object) -> str:

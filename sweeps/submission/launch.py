@@ -9,8 +9,8 @@ from sweeps.store.folder import Sweep
 from sweeps.store.planned_run import PlannedRun
 from sweeps.store.resource_options import Resources
 from sweeps.submission.live_jobs import set_throttles
-from sweeps.submission.missing import Runs, check_entries, find_failed, find_missing
-from sweeps.submission.submit import Print, submit
+from sweeps.submission.missing import Print, Runs, check_entries, find_failed, find_missing
+from sweeps.submission.submit import submit
 
 
 def launch(
@@ -19,13 +19,7 @@ def launch(
 ) -> Runs | None:  # fmt: skip
     """Submit the planned runs that are neither done, live nor failed.
 
-    Args:
-        sweep: The sweep.
-        grid: Its grid.
-        planned: The runs of the grid, each after the run that it starts from.
-        resources: Where to run them.
-        say: Prints a line.
-        throttle: New limit for arrays of these runs that are already in the queue.
+    `throttle` is a new limit for arrays of these runs that are already in the queue.
 
     Returns:
         Runs that failed in this process; None if there was nothing to submit.
@@ -51,19 +45,10 @@ def retry(
     sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, say: Print = print,
     grid: Grid | None = None, resources_by_run: Mapping[str, Resources] | None = None,
 ) -> Runs | None:  # fmt: skip
-    """Submit failed and stopped runs of a sweep again; each resumes from its last checkpoint.
+    """Submit failed and stopped ones of some runs again; each resumes from its last checkpoint.
 
-    Args:
-        sweep: The sweep.
-        runs: Which of its runs.
-        resources: Where to run them.
-        say: Prints a line.
-        grid: Its grid, if that is one in Python.
-        resources_by_run: What each run gets there, by name; by default `resources`, with the keys
-            that the grid changes.
-
-    Returns:
-        What `launch` returns.
+    `grid` is that of the sweep, if it is one in Python; `resources_by_run` as in `submit`. Returns
+    what `launch` returns.
 
     Raises:
         SweepError: A run's entry point, from the sweep's file, is neither in this suite nor in

@@ -94,8 +94,8 @@ def set_throttles(
             say(f"job {array_id}: at most {throttle} at once from now on")
 
 
-def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Callable[[str], None] = print) -> int:
-    """Cancel live runs (what they have saved stays); return how many."""
+def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Callable[[str], None] = print) -> None:
+    """Cancel live runs; what they have saved stays."""
     count = 0
     job_ids: dict[str, list[str]] = {}  # by cluster
     with locked(sweep.locked_folder, wait_s=60.0):
@@ -127,4 +127,3 @@ def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Callable[[str], None] 
         for cluster, ids in job_ids.items():
             slurm.call(["scancel", *slurm.on_cluster(cluster), *ids])
     say(f"cancelled {count} of {len(runs)} runs" if count else "nothing is in the queue or running")
-    return count

@@ -1,13 +1,13 @@
 """Which runs of a sweep need a job: for a launch, and for a retry."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from routing.errors import require
 from sweeps import SweepError
 from sweeps.plan.dependencies import with_stored_names
 from sweeps.plan.grid import ENTRIES, Grid
-from sweeps.status.run_status import LIVE_STATES, RunStatus
+from sweeps.status.run_status import RunStatus
 from sweeps.status.status import require_queue, statuses
 from sweeps.store.folder import Sweep
 from sweeps.store.planned_run import PlannedRun
@@ -66,47 +66,34 @@ def _reason(
     return f"{BLOCKED}: {sweep.command('retry')}" if is_blocked else ""
 
 
+def find_due(runs: Sequence[PlannedRun], rows: Mapping[str, RunStatus]) -> Runs:
+    """Return the failed and stopped ones of some runs, then the tables of their results."""
+    due = [run for run in runs if rows[run.name].state in ("failed", "stopped")]
+    names = {run.name for run in due}
+    tables = [run for run in runs if run.name not in names and names.intersection(run.after)]
+    return due + tables
+
+
 def find_failed(sweep: Sweep, runs: Sequence[PlannedRun], say: Print) -> Runs:
-    """Return the failed and stopped ones of some runs, and tables of their results.
+    """Return the runs that are due for a retry and whose parent is done, live or due as well.
 
     Raises:
         SweepError: The scheduler does not answer.
     """
     rows, trouble = statuses(sweep)
     require_queue(trouble)
-    states = {row.run.name: row.state for row in rows}
-    names = {run.name for run in runs}
-    due = {name for name in names if states[name] in ("failed", "stopped")}
-    due |= {run.name for run in runs if due.intersection(run.after)}  # tables are made again
-    selected, blocked = select_startable(runs, states, due)
-    if blocked:
-        say(f"{len(blocked)} of {len(due)} {BLOCKED}")
-    return selected
-
-
-def select_startable(
-    runs: Sequence[PlannedRun], states: Mapping[str, str], due: Collection[str]
-) -> tuple[list[PlannedRun], list[PlannedRun]]:
-    """Split runs that are due into those that can be submitted, and those that are blocked.
-
-    Args:
-        runs: Runs, each after its parent.
-        states: State of every run by name.
-        due: Names of the runs that need a job.
-    """
-    startable: list[PlannedRun] = []
-    blocked: list[PlannedRun] = []
-    names: set[str] = set()
-    for run in runs:
-        if run.name not in due:
-            continue
-        parent_state = states.get(run.parent, "new")
-        if not run.parent or run.parent in names or parent_state in (*LIVE_STATES, "done"):
-            startable.append(run)
+    by_name = {row.run.name: row for row in rows}
+    due = find_due(runs, by_name)
+    selected: Runs = []
+    names = {""}  # the parent of a run without one
+    for run in due:
+        parent = by_name.get(run.parent)
+        if run.parent in names or (parent and (parent.live or parent.state == "done")):
+            selected.append(run)
             names.add(run.name)
-        else:
-            blocked.append(run)
-    return startable, blocked
+    if len(selected) < len(due):
+        say(f"{len(due) - len(selected)} of {len(due)} {BLOCKED}")
+    return selected
 
 
 def check_entries(sweep: Sweep, runs: Sequence[PlannedRun], grid: Grid | None) -> None:

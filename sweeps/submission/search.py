@@ -31,7 +31,6 @@ class Search:
     metric: str  # to optimise
     trials: int  # in all, those of earlier starts included
     sweep: Sweep
-    say: Callable[[str], None] = print
 
     def run(self, resources: Resources) -> int:
         """Run trials until there are as many as wanted; return 1 if none has a score.
@@ -46,7 +45,7 @@ class Search:
             running = [trial for trial in study.trials if not trial.state.is_finished()]
             live = self._start(study, running, resources)
             if running:  # their runs may have ended since
-                self.say(f"resuming {len(running)} trials of an earlier launch")
+                print(f"resuming {len(running)} trials of an earlier launch")
                 retry(self.sweep, list(live.values()), resources, _quiet, self.grid)
             while live or len(study.trials) < self.trials:
                 count = min(slots - len(live), self.trials - len(study.trials))
@@ -60,7 +59,7 @@ class Search:
                 if live:
                     time.sleep(10.0 if resources.kind == "slurm" else 1.0)
         for line in optuna_study.summary(self.sweep)[-2:]:
-            self.say(line)
+            print(line)
         return int(all(trial.value is None for trial in study.trials))
 
     def _start(
@@ -77,11 +76,11 @@ class Search:
                 self._tell(study, trial.number, "FAIL", str(error))
                 continue
             self._live_trial(study, trial.number).set_user_attr("run", run.name)
-            self.say(f"trial {trial.number}  {optuna_study.format_trial(trial)}  {run.name}")
+            print(f"trial {trial.number}  {optuna_study.format_trial(trial)}  {run.name}")
             live[trial.number] = run
         if live:
             runs = list({run.name: run for run in live.values()}.values())
-            say = self.say if resources.kind == "debug" else _quiet
+            say = print if resources.kind == "debug" else _quiet
             launch(self.sweep, self.grid, runs, resources, say)
         return live
 
@@ -114,7 +113,7 @@ class Search:
         self, study: Any, number: int, state: str, text: str, value: float | None = None
     ) -> None:
         study.tell(number, value, optuna_study.import_optuna().trial.TrialState[state])
-        self.say(f"trial {number}  {state.lower()}  {text}")
+        print(f"trial {number}  {state.lower()}  {text}")
 
 
 def _quiet(_: str) -> None: ...

@@ -1,18 +1,17 @@
 """One submission: recorded, then handed to Slurm or a pool."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sweeps.jobs import pool
 from sweeps.jobs.snapshot import snapshot
-from sweeps.plan.resources import by_run, ignored_text
+from sweeps.plan.resources import by_run, ignored_lines
 from sweeps.store.folder import JobBatch, Sweep
 from sweeps.store.planned_run import PlannedRun
 from sweeps.store.resource_options import Resources
 from sweeps.submission.arrays import plural, split_into_arrays, submit_arrays
 from sweeps.submission.live_jobs import find_live_jobs
-
-Print = Callable[[str], None]
+from sweeps.submission.missing import Print
 
 
 def submit(
@@ -21,26 +20,17 @@ def submit(
 ) -> JobBatch:  # fmt: skip
     """Record a submission, then hand its runs to Slurm or a pool; `debug` runs start later.
 
-    Args:
-        sweep: The sweep.
-        runs: The runs, each after those that it waits for.
-        resources: Where they run.
-        code: The grid, if it is one in Python.
-        say: Prints a line.
-        resources_by_run: What each run gets there, by name; by default `resources`, with the keys
-            that the grid changes.
-
-    Returns:
-        The batch, the last one of several.
+    Each of the runs comes after those that it waits for. `code` is the grid, if it is one in
+    Python. `resources_by_run` is what each run gets, by name; by default `resources`, with the keys
+    that the grid changes. Returns the batch, the last one of several.
 
     Raises:
         SweepError: The scheduler refuses, or the resources of a run are invalid.
     """
     kind = resources.kind
     each = resources_by_run or by_run(resources, runs)
-    ignored = ignored_text(resources, runs)
-    if ignored:
-        say(ignored)
+    for line in ignored_lines(resources, runs):
+        say(line)
     for run in runs:
         # The weights of its parent may be others by the time it finds its folder again.
         sweep.forget_resolution(run.name)

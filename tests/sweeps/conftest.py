@@ -1,7 +1,11 @@
 """Fixtures of the sweep tests: the commands on stub runs in a folder of their own."""
 
+from types import SimpleNamespace
+
 import pytest
-from slurm_lab import STUB, Launcher, lab, named_nodes, use_stubs  # noqa: F401
+from slurm_lab import STUB, Launcher, lab, named_nodes, on_cluster, use_stubs  # noqa: F401
+
+from sweeps.jobs import slurm
 
 
 @pytest.fixture
@@ -12,6 +16,20 @@ def stubs(monkeypatch):
 
 
 @pytest.fixture
-def cli(stubs, tmp_path, capsys):
-    """`cli(COMMAND, WORDS...)`: a command on a grid of two runs; its output."""
-    return Launcher(tmp_path, capsys)
+def cli(request, stubs, tmp_path, capsys, monkeypatch):
+    """`cli(COMMAND, WORDS...)`: a command on a grid of two runs (marked `slurm`: four, on the cluster); its output."""
+    if request.node.get_closest_marker("slurm"):
+        yield from on_cluster(request.getfixturevalue("lab"), tmp_path, capsys, monkeypatch)
+    else:
+        yield Launcher(tmp_path, capsys)
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """What Slurm's commands answer: jobs by id in `queue` and `history`, the longest array; other `calls` are kept."""
+    answers = SimpleNamespace(queue={}, history={}, max_array=1001, calls=[])
+    monkeypatch.setattr(slurm, "queue", lambda *_: answers.queue)
+    monkeypatch.setattr(slurm, "history", lambda *_: answers.history)
+    monkeypatch.setattr(slurm, "max_array", lambda *_: answers.max_array)
+    monkeypatch.setattr(slurm, "call", lambda words: answers.calls.append(words) or "")
+    return answers

@@ -1,22 +1,20 @@
-"""A dry run of a sweep: what a launch would submit now, and what it would refuse, said first."""
+"""A dry run of a sweep: what a launch would submit now, what it would refuse, and what the examples in docs/ make."""
 
 import contextlib
 import io
+import re
 
 import pytest
-from slurm_lab import Launcher
+from documents import ROOT, blocks
+from slurm_lab import silent, write_grid
 
 from routing.errors import UserError
-from sweeps import SweepError
 from sweeps import command as sweeps_command
 from sweeps.jobs import slurm
 from sweeps.plan import plan, preflight
 from sweeps.store.folder import JobBatch
 
-
-@pytest.fixture
-def cli(stubs, tmp_path, capsys):
-    return Launcher(tmp_path, capsys, seeds=(0, 1, 2))
+GRIDS, CLUSTERS = ROOT / "docs" / "grids.md", ROOT / "docs" / "cluster.md"
 
 
 def queued(cli, seed):
@@ -28,6 +26,7 @@ def queued(cli, seed):
 
 
 def test_a_dry_run_leaves_out_what_is_finished_or_queued(cli, monkeypatch):
+    cli.grid = write_grid(cli.folder, seeds=[0, 1, 2])
     text = cli("launch", "--dry-run")
     assert "3 runs on cluster=slurm" in text and "--array=0-2" in text
     assert not cli.sweep.path.exists()
@@ -35,13 +34,7 @@ def test_a_dry_run_leaves_out_what_is_finished_or_queued(cli, monkeypatch):
     text = cli("launch", "--dry-run")
     assert "1 of 3 done" in text and "2 runs on cluster=slurm" in text and "--array=0-1" in text
     assert "_s0-" not in text and text.count("20 steps") == 2
-    cli.stub({"sleep": 0, "fail": 3})
-    cli("launch", "cluster=debug", "seed=1", code=1)
-    text = cli("launch", "--dry-run")
-    assert "1 of 3 failed: python -m sweeps retry count" in text and "1 runs on" in text
-    cli.stub({"sleep": 0})
-    cli("retry", "cluster=debug")
-    cli("launch", "cluster=debug", "seed=2")
+    cli("launch", "cluster=debug", "seed=1,2")
     text = cli("launch", "--dry-run")
     assert "3 of 3 done" in text and "0 runs on cluster=slurm" in text and "#SBATCH" not in text
     # More steps are wanted than they have.
@@ -50,12 +43,9 @@ def test_a_dry_run_leaves_out_what_is_finished_or_queued(cli, monkeypatch):
     text = cli("launch", "--dry-run", "train.steps=30")
     assert "1 of 3 in the queue or running" in text and "2 runs on" in text
 
-    def silent(*_):
-        raise SweepError("squeue: no answer")
-
     monkeypatch.setattr(slurm, "queue", silent)
     text = cli("launch", "--dry-run", "train.steps=30")
-    assert "squeue: no answer; what was submitted earlier counts as in the queue or running" in text
+    assert "squeue gave no answer; what was submitted earlier counts as in the queue or running" in text
     assert "2 runs on cluster=slurm" in text
 
 
@@ -75,4 +65,41 @@ def test_what_the_first_cell_lacks_is_said_before_the_others_are_composed(cli, m
         assert sweeps_command.main(cli.words("launch", "--dry-run")) == 2
     is_code, first, *others = printed.getvalue().splitlines()
     assert "is code: it is executed" in is_code and first == "error: no data"
-    assert "3 runs on cluster=slurm" in "".join(others) and any(line.startswith("together:") for line in others)
+    assert "2 runs on cluster=slurm" in "".join(others) and any(line.startswith("together:") for line in others)
+
+
+# --- the examples of docs/grids.md and docs/cluster.md ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", blocks(GRIDS, "yaml"))
+def test_worked_grids_make_the_runs_that_they_say(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (command, runs), name = text.splitlines()[0].split(" " * 6), re.search(r"(\w+).yaml", text)[1]
+    (tmp_path / f"{name}.yaml").write_text(text)
+    assert sweeps_command.main(command.split()[4:]) == 0
+    by_path = capsys.readouterr().out
+    made, waiting = [*re.findall(r"\d+", runs), "0"][:2]
+    assert re.search(rf"\n{made} runs on cluster=\w+, {waiting} of them after others; nothing was", by_path)
+    assert sweeps_command.main(["launch", name, "--dry-run"]) == 0
+    assert capsys.readouterr().out == by_path and len(list(tmp_path.iterdir())) == 1
+
+
+# Of each example of a cluster: what its script has, by a part of the example.
+SCRIPTS = {
+    "module load": ["--gpus-per-node=4", "module load cuda/12.4\n", "|| exit 1\n", " python -u -m submitit"],
+    "a100:2": ["--account=diffusion", "--qos=long", "--gpus-per-node=a100:2", "--mem-per-gpu=64G", "--exclusive=user"],
+    "sqsh": ["--gpus-per-node=8", " --container-image=/images/tread.sqsh --container-mounts=/home", " python -u -m"],
+    "apptainer": ["--ntasks-per-node=8", " apptainer exec --nv --bind /home/me/tread,/data /images/tread.sif python -u"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", SCRIPTS)
+def test_example_clusters_make_the_script_that_they_say(part, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (text,) = (block for block in blocks(CLUSTERS, "yaml") if part in block)
+    (tmp_path / "mine.yaml").write_text(text)
+    for scale in ("paper", "tiny"):
+        words = ["launch", "selection_rate", "cluster=mine", f"scale={scale}", "data=scenes", "--dry-run"]
+        assert sweeps_command.main(words) == 0, capsys.readouterr().err
+        said = capsys.readouterr().out
+        assert scale == "tiny" or [line for line in SCRIPTS[part] if line not in said] == []

@@ -7,37 +7,28 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
-from slurm_lab import until, write_grid
+from slurm_lab import make_run, until, write_grid, yaml_grid
 
 from experiments.runtime import run_folder
+from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import locked
 from sweeps import SweepError
+from sweeps.commands.retry_command import resources_of_retry
 from sweeps.jobs import pool_gpus, sbatch, sbatch_script, sharing, slurm
-from sweeps.plan import cells, grid, resources
+from sweeps.plan import cells, resources
 from sweeps.status import status
 from sweeps.status.run_status import RunStatus
 from sweeps.store.folder import JobBatch, Sweep
-from sweeps.store.planned_run import PlannedRun
 from sweeps.submission import arrays
-from sweeps.submission.retry_resources import resources_of_retry
 
-
-def load(folder, **raw):
-    path = folder / "g.yaml"
-    path.write_text(yaml.safe_dump({"base": {"backbone": "dit"}, **raw}, sort_keys=False))
-    return grid.load(str(path))
-
-
-def make_run(name="r", **changes):
-    return PlannedRun(name, "train", name, "e:m", [], True, f"/runs/{name}", 10, **changes)
+RUNS = Path("/runs")
 
 
 # --- in a grid -------------------------------------------------------------------------------------------------
 
 
 def test_a_row_of_cells_changes_its_stage_and_the_scale_changes_both(tmp_path):
-    chosen = load(
+    chosen = yaml_grid(
         tmp_path,
         cluster={"memory_gb": 8, "cpus": 4},
         cells=[{"route": "none"}, {"route": "2-8", "cluster": {"memory_gb": 16, "gpus": 2}}],
@@ -71,10 +62,9 @@ def test_what_is_typed_counts_more_than_the_grid():
 
 def test_runs_are_split_by_what_they_wait_for_and_then_by_resources():
     base = resources.load("slurm", "tiny")
-    a, c = make_run("a"), make_run("c")
-    b = make_run("b", cluster={"gpus": 1, "runs_per_gpu": 2})
-    d, e = (make_run(name, cluster={"gpus": 1, "runs_per_gpu": 2}) for name in "de")
-    late = make_run("late", parent="a")
+    a, c = make_run(RUNS, "a"), make_run(RUNS, "c")
+    b, d, e = (make_run(RUNS, name, cluster={"gpus": 1, "runs_per_gpu": 2}) for name in "bde")
+    late = make_run(RUNS, "late", parent="a")
     runs = [a, b, c, d, e, late]
     split = arrays.split_into_arrays(runs, resources.by_run(base, runs))
     assert [[run.name for run in array.runs] for array in split] == [["a", "c"], ["b", "d", "e"], ["late"]]
@@ -103,8 +93,8 @@ def test_the_runs_of_a_batch_are_those_of_its_tasks():
         assert batch.tasks() == [["a"], ["b"], ["c"], ["d"], ["e"]]
 
 
-def test_more_runs_than_an_array_may_have_tasks_are_several_arrays(cli, monkeypatch):
-    submitted = []
+def test_more_runs_than_an_array_may_have_tasks_are_several_arrays(cli, answers, monkeypatch):
+    submitted, answers.max_array = [], 2
 
     def submit(_sweep, runs, got, batch, after, _conditions):
         submitted.append((len(runs), batch.tasks(), after, got.memory_gb))
@@ -114,8 +104,6 @@ def test_more_runs_than_an_array_may_have_tasks_are_several_arrays(cli, monkeypa
         return ids
 
     monkeypatch.setattr(sbatch, "submit", submit)
-    monkeypatch.setattr(slurm, "queue", lambda *_: {})
-    monkeypatch.setattr(slurm, "max_array", lambda *_: 2)
     cli.grid = write_grid(cli.folder, seeds=[0, 1, 2, 3, 4], cluster={"gpus": 1, "runs_per_gpu": 2})
     text = cli("launch", "cluster=slurm", "cluster.memory_gb=3")
     assert [(count, len(tasks), after, gb) for count, tasks, after, gb in submitted] == [
@@ -123,28 +111,22 @@ def test_more_runs_than_an_array_may_have_tasks_are_several_arrays(cli, monkeypa
     ]  # fmt: skip
     assert "submitted 5 runs as job 1, 2, at most 16 at once each" in text
     assert "job 1: 4 runs in 2 tasks: 1 GPU shared by 2 runs, 3 GB" in text
-    rows = cli.rows()
-    assert rows[0].job == rows[1].job == "1_0" and rows[3].job == "1_1" and rows[4].job == "2_0"
+    assert [row.job for row in cli.rows().values()] == ["1_0", "1_0", "1_1", "1_1", "2_0"]
 
 
-def test_a_run_that_has_left_its_task_is_not_live(cli, monkeypatch):
+def test_a_run_that_has_left_its_task_is_not_live(cli, answers, monkeypatch):
     monkeypatch.setattr(sbatch, "submit", lambda _sweep, runs, *_: {run.name: "7" for run in runs})
-    monkeypatch.setattr(slurm, "queue", lambda *_: {})
-    monkeypatch.setattr(slurm, "max_array", lambda *_: 1001)
-    monkeypatch.setattr(slurm, "call", lambda words: calls.append(words) or "")
-    calls = []
     cli("launch", "cluster=slurm", "cluster.gpus=1", "cluster.runs_per_gpu=2")
     (batch,) = cli.sweep.batches()
-    jobs = {"7": slurm.QueueJob("7", "PENDING", name=batch.name)}
-    monkeypatch.setattr(slurm, "queue", lambda *_: jobs)
+    answers.queue["7"] = slurm.QueueJob("7", "PENDING", name=batch.name)
     assert cli.states() == {0: "pending", 1: "pending"}
     # Before the task starts: it will find the note.
-    assert "cancelled 1 of 1" in cli("cancel", "seed=1") and calls == []
+    assert "cancelled 1 of 1" in cli("cancel", "seed=1") and answers.calls == []
     assert cli.states() == {0: "pending", 1: "stopped"} and cli.rows()[1].why == "cancelled"
     folder = cli.sweep.pools / f"{batch.name}.0"
     assert [path.name for path in folder.iterdir()] == [f"{cli.rows()[1].run.name}.cancel"]
-    assert "cancelled 1 of 1" in cli("cancel", "seed=0") and calls == [["scancel", "7"]]
-    jobs["7"] = slurm.QueueJob("7", "RUNNING", name=batch.name)
+    assert "cancelled 1 of 1" in cli("cancel", "seed=0") and answers.calls == [["scancel", "7"]]
+    answers.queue["7"] = slurm.QueueJob("7", "RUNNING", name=batch.name)
     run = cli.rows()[0].run.name
     for state in ("damaged", json.dumps({"runs": {run: "RUNNING"}})):
         (folder / "state.json").write_text(state)
@@ -169,7 +151,7 @@ def test_a_task_that_starts_again_leaves_out_what_had_ended(tmp_path):
 
 def test_a_run_that_hears_no_signal_does_not_keep_its_task_from_the_requeue(tmp_path, monkeypatch):
     """A stuck process, which Slurm ends with the requeue."""
-    run, left = make_run("a"), []
+    run, left = make_run(RUNS, "a"), []
     batch = JobBatch("b", "slurm", "slurm", ["a"], 1.0, "", {"runs_per_gpu": 2, "signal_s": 5})
     job = sharing.SharedJob.create(Sweep(tmp_path / "runs", "g"), [run], batch)
     stuck = SimpleNamespace(poll=lambda: None, send_signal=left.append)
@@ -226,16 +208,11 @@ def test_a_pool_needs_gpus_for_all_workers_unless_runs_differ(tmp_path, monkeypa
         pool_gpus.choose_gpus(sweep, 5, [shared])
     with pytest.raises(SweepError, match="cluster.gpus=3 needs 3 GPUs, 2 are visible"):
         pool_gpus.choose_gpus(sweep, 1, [one, dataclasses.replace(one, gpus=3)])
-
-
-def test_pools_of_one_sweep_take_gpus_that_are_free(tmp_path):
-    sweep = Sweep(tmp_path, "g")
-    folder = sweep.pools / "b"
-    folder.mkdir(parents=True)
-    (folder / "state.json").write_text(json.dumps({"runs": {}, "gpus": ["0", "2"]}))
-    assert pool_gpus._busy_gpus(sweep) == set()  # of a pool that has ended
-    with locked(folder):
-        assert pool_gpus._busy_gpus(sweep) == {"0", "2"}
+    # Those of another live pool of the sweep come last.
+    atomic_write(sweep.pools / "b" / "state.json", json.dumps({"runs": {}, "gpus": ["3"]}))
+    assert pool_gpus.choose_gpus(sweep, 1, [one]) == ["3"]
+    with locked(sweep.pools / "b"):
+        assert pool_gpus.choose_gpus(sweep, 1, [one]) == ["5"]
 
 
 @pytest.mark.slow
@@ -262,7 +239,7 @@ def test_a_pool_gives_a_run_the_gpus_of_its_cell_and_says_what_it_ignores(cli, m
 def test_more_memory_is_asked_for_after_it_ran_out_and_only_then():
     asked = {"memory_gb": "10", "retry_memory": "1.5", "max_memory_gb": "20", "gpus": "1"}
     base = resources.load("slurm", "tiny", asked)
-    row = RunStatus(make_run(), "failed", why="out of memory", memory_ran_out=True)
+    row = RunStatus(make_run(RUNS), "failed", why="out of memory", memory_ran_out=True)
 
     def retried(row, base, last_gb=None, is_typed=False):
         larger, text = resources_of_retry(row, base, last_gb, is_typed)
@@ -279,8 +256,7 @@ def test_more_memory_is_asked_for_after_it_ran_out_and_only_then():
     assert resources.for_run(larger, {"memory_gb": 10}).memory_gb == 15
     for unchanged in (
         (row, dataclasses.replace(base, retry_memory=None)),
-        (RunStatus(make_run(), "failed", why="killed by signal 9 (out of memory?)"), base),
-        (RunStatus(make_run(), "failed", why="the loss is not a number"), base),
+        (RunStatus(make_run(RUNS), "failed", why="killed by signal 9 (out of memory?)"), base),
     ):
         assert retried(*unchanged) == (10, "")
     assert retried(row, base, is_typed=True) == (10, "")
@@ -288,12 +264,9 @@ def test_more_memory_is_asked_for_after_it_ran_out_and_only_then():
 
 def test_more_main_memory_is_no_help_where_that_of_the_gpu_ran_out():
     base = resources.load("slurm", "tiny", {"retry_memory": "2", "gpus": "1"})
-    why = "out of memory with 64 samples at once: type train.micro_batch=32"
-    row = RunStatus(make_run(), "failed", why=why, allocation_failed=True)
+    row = RunStatus(make_run(RUNS), "failed", allocation_failed=True)
     same, text = resources_of_retry(row, base, None, False)
-    assert same == base and text == (
-        "r ran out of GPU memory, which cluster.retry_memory does not change: type a smaller train.micro_batch="
-    )
+    assert same == base and "r ran out of GPU memory, which cluster.retry_memory does not change" in text
     # Without a GPU an allocation that fails is one of main memory.
     larger, text = resources_of_retry(row, dataclasses.replace(base, gpus=0), None, False)
     assert larger.memory_gb == 8 and "ran out of memory at 4 GB and gets 8 GB" in text

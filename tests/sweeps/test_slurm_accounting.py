@@ -5,7 +5,7 @@ import signal
 import subprocess
 
 import pytest
-from slurm_lab import on_cluster, started, until, which
+from slurm_lab import started, until, which
 
 from sweeps.jobs import slurm
 
@@ -13,17 +13,12 @@ pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture(scope="module")
-def accounted():
+def lab():
     missing = [name for name in ("slurmctld", "slurmd", "munged", "slurmdbd", "mariadbd") if which(name) is None]
     if missing:
         pytest.skip(f"no {', '.join(missing)} on PATH: apt-get install slurmdbd mariadb-server")
     # No line in /etc/hosts: the other tests' cluster takes its own away when it ends.
     yield from started(ACCT="1", MIN_JOB_AGE="2", ETC_HOSTS="0")
-
-
-@pytest.fixture
-def cli(accounted, stubs, tmp_path, capsys, monkeypatch):
-    yield from on_cluster(accounted, tmp_path, capsys, monkeypatch)
 
 
 def sacct(job):

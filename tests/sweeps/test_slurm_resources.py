@@ -14,17 +14,9 @@ from sweeps.status import status
 pytestmark = pytest.mark.slurm
 
 
-@pytest.fixture
-def cli(lab, stubs, tmp_path, capsys, monkeypatch):
-    yield from on_cluster(lab, tmp_path, capsys, monkeypatch)
-
-
 def granted(*jobs):
     """Return what Slurm gave each job: memory of a node in MB, GPUs, limit in minutes."""
-    out = subprocess.run(
-        ["squeue", "-r", "-h", "-t", "all", "-o", "%i|%m|%b|%l"], capture_output=True, text=True, check=True
-    ).stdout  # fmt: skip
-    rows = {parts[0]: tuple(parts[1:]) for line in out.splitlines() if (parts := line.split("|"))}
+    rows = squeue(columns="%i|%m|%b|%l")
     return [rows[job] for job in jobs]
 
 
@@ -61,25 +53,6 @@ def test_arrays_are_split_by_the_resources_of_cells_and_stages(cli):
     assert "gets     1 GPU, 0.75 GB" in cli("show", "--run", rows["2-8", "0"].run.name)
     values = json.loads(cli("status", "--json"))["runs"]
     assert {value["resources"].partition(", ")[0] for value in values} == {"no GPU", "1 GPU"}
-
-
-def test_a_retry_keeps_the_resources_of_each_run(cli):
-    cli.grid = write_grid(
-        cli.folder, base={"train.steps": 20}, seeds=[1], cluster={"memory_gb": 0.25},
-        stages=[{"name": "score", "of": "train", "command": "score", "args": ["{parent}", "{out}"],
-                 "cluster": {"memory_gb": 0.5, "gpus": 1}}],
-    )  # fmt: skip
-    cli.stub({"sleep": 0.01}, seed1={"fail": 3})
-    cli("launch")
-    until(lambda: not any(row.live for row in status.statuses(cli.sweep)[0]), 90, "the end")
-    cli.stub({"sleep": 0.01})
-    cli("retry", "cluster.time=0:30:00")  # both stages, of which one waits for the other
-    rows = {(row.run.stage, row.run.varies["seed"]): row for row in status.statuses(cli.sweep)[0]}
-    assert granted(rows["train", "1"].job, rows["score", "1"].job) == [
-        ("256M", "N/A", "30:00"),
-        ("512M", "gres:gpu:1", "30:00"),
-    ]
-    until(lambda: all(row.state == "done" for row in status.statuses(cli.sweep)[0]), 90, "all")
 
 
 def test_runs_that_share_a_gpu_are_processes_of_one_task_and_end_one_by_one(cli):

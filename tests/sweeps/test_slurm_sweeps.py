@@ -8,17 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from slurm_lab import STUB, on_cluster, squeue, until, write_grid
+from slurm_lab import squeue, until
 
 from sweeps import command as sweeps_command
 
 pytestmark = pytest.mark.slurm
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def cli(lab, stubs, tmp_path, capsys, monkeypatch):
-    yield from on_cluster(lab, tmp_path, capsys, monkeypatch)
 
 
 def signal_job(name, job):
@@ -204,32 +198,8 @@ def test_two_nodes_with_two_tasks_each_are_one_run_also_where_python_finds_no_sc
 
 
 def test_two_shells_at_once_submit_nothing_twice(cli):
-    words = [sys.executable, "-m", "sweeps", *cli.words("launch", "seed=0,1")]
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
-    shells = [subprocess.Popen(words, cwd=cli.folder, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    shells = [cli.shell("launch", "seed=0,1") for _ in range(2)]
     said = [shell.communicate(timeout=120)[0] for shell in shells]
     assert sorted("submitted 2 runs" in text for text in said) == [False, True], said
     cli.done(0, 1)
     assert len(cli.sweep.batches()) == 1 and [len(cli.starts(seed)) for seed in (0, 1)] == [1, 1]
-
-
-def test_a_search_prunes_and_goes_on_after_a_kill(cli):
-    over = {"train.lr": {"low": 1e-5, "high": 1e-1, "log": True}}
-    path = write_grid(
-        cli.folder, base={"train.steps": 100, "eval.every": 10, "route": "2-8"}, seeds=[0],
-        search={"trials": 6, "over": over},
-    )  # fmt: skip
-    cli.grid = path
-    cli.stub({"sleep": 0.05})
-    call = [sys.executable, "-m", "sweeps", *cli.words("launch", "--throttle", "3")]
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
-    with subprocess.Popen(call, cwd=cli.folder, env=env, stdout=subprocess.DEVNULL) as coordinator:
-        until(lambda: len(list(cli.runs.glob("dit-*"))) > 2)
-        coordinator.send_signal(signal.SIGKILL)
-    text = cli("launch", "--throttle", "3")
-    assert "trials of an earlier launch" in text and "best of fd: trial" in text
-    text = cli("status")
-    # A pruned run may still be saving.
-    assert text.count("\ntrial ") == 6 and "running" not in text.partition("search: ")[2]
-    # Trained once each, or stopped on the way.
-    assert all(len(p.read_text().split()) == 1 for p in cli.runs.glob("dit-*/ends.txt"))

@@ -102,15 +102,3 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
             built[key] = sum(p.numel() for p in model.parameters() if p.requires_grad)
         assert built[key] == cost.params, (words, built[key], cost.params)
         assert training_macs(config) > 0
-
-
-def test_the_papers_parameter_counts_are_among_them():
-    counts = {}
-    for words in cells("main_table"):
-        config = load_config(words)
-        counts[config.backbone["name"], config.size] = run_cost(config).params / 1e6
-    for size, millions in {"S/2": 32.9, "B/2": 130.3, "L/2": 457.8, "XL/2": 674.8}.items():
-        assert abs(counts["dit", size] / millions - 1) < 0.002, (size, counts["dit", size])
-    assert abs(counts["lightningdit", "XL/1"] / 675 - 1) < 0.02
-    for name in ("mamba", "rwkv"):
-        assert abs(counts[name, "B/2"] / counts["dit", "B/2"] - 1) < 0.06

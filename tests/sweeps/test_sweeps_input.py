@@ -41,22 +41,19 @@ GRIDS = [
     ("stages: [{name: ../x}]", "name=../x: expected a file name"),
     ("stages: [{name: x, of: train, where: {route: z}}]", "has no parent"),
     ("stages: [{name: x, after: train, of: train, command: analysis}]", "after=train: expected with a command"),
-    ("stages: [{name: x, of: train, axes: {seed: [3]}, seeds: [4]}]", "seed: expected in none of"),
     ("a: [", "not YAML"),
     ("- 1", "expected a mapping"),
     # Runs that coincide, with the reason; routes that do not fit.
     ("axes: {route: [auto, 2-8]}", "route=auto seed=0' and 'route=2-8 seed=0' are one run"),
-    ("axes: {route: [2-8, 2--4]}", "coincide at scale tiny"),
     ("axes: {route: [2-8, 2-20]}", "route=2-20 seed=0: "),
     ("{fits: [route], axes: {route: [2-20]}}", "no cell fits"),
     # Resources of cells and stages.
-    ("cluster: {memry_gb: 8}", "cluster.memry_gb=8: expected one of "),
+    ("cluster: {memry_gb: 8}", "unknown key cluster.memry_gb; did you mean memory_gb"),
     ("cells: [{route: none, cluster: {gpus: x}}]", "cluster.gpus=x: expected a whole number or TYPE:NUMBER"),
     ("scales: {paper: {cluster: {gpus: x}}}", "cluster.gpus=x: expected a whole number or TYPE:NUMBER"),
     ("stages: [{name: t, of: train, cluster: {setup: [rm x]}}]", "belongs to the cluster file"),
     ("cells: [{route: 2-8, cluster: {signal_s: 7200}}]", "route=2-8 seed=0: cluster.signal_s=7200: expected less"),
     # Searches.
-    ("search: {over: {a: 1}}", "search.over.a=1: expected a list of values or"),
     (f"search: {{metric: fdd, {OVER}}}", "did you mean fd"),
     ("search: {over: {train.lr: {low: 2, high: 1}}}", "not a range"),
     (f"{{seeds: [0, 1], search: {{{OVER}}}}}", "expected one seed"),
@@ -86,10 +83,7 @@ def test_a_wrong_grid_in_python_is_one_sentence(text, message, refused, tmp_path
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("kind: pbs", "kind=pbs: expected one of slurm, local, debug"),
-        ("gpu: 1", "unknown key cluster.gpu; did you mean gpus"),
         ("fixed: [gpus]", "unknown key cluster.fixed"),
-        ("memory_gb: -1", "memory_gb=-1: expected a number > 0 or null"),
         ("time: soon", "time=soon: expected minutes"),
         ("time: '1:00'\nsignal_s: 120", "signal_s=120: expected less than time=1:00"),
         ("partition: a; rm -rf /", "no characters but those of sbatch options"),
@@ -100,15 +94,11 @@ def test_a_wrong_grid_in_python_is_one_sentence(text, message, refused, tmp_path
         ("srun: [--exclusive, rm]", "srun=[--exclusive,rm]: expected a list of options"),
         ('python: "a\\nb"', "expected the command that starts Python"),
         ("kind: local\nsetup: ['true']", "setup with kind=local: expected only with kind=slurm"),
-        ("kind: debug\nnodes: 2", "kind=debug: a run has one process"),
         ("kind: debug\nretry_memory: 2\nmemory_gb: null", "cluster.retry_memory=2 with memory_gb"),
         ("memory_gb: 4\nmax_memory_gb: 2", "cluster.max_memory_gb=2: expected at least memory_gb=4"),
-        ("gpus: 2\nruns_per_gpu: 2", "expected gpus=1, nodes=1 and tasks=1, since the runs share one GPU"),
         # YAML 1.1 reads these as 8, 10, 1 and 10.
         ("nodes: 010", "nodes=010: expected an integer"),
         ("cpus: 1_0", "cpus=1_0: expected an integer"),
-        ("gpus: 1.0", "gpus=1.0: expected a whole number"),
-        ("memory_gb: 1_0", "memory_gb=1_0: expected a number"),
     ],
 )
 def test_a_wrong_cluster_is_one_sentence(text, message, refused, tmp_path):
@@ -123,15 +113,11 @@ PREDICT = "base: {data: digits, eval: digits, train.steps: 400}\naxes: {route: [
     ("words", "message"),
     [
         ("launch route_placement.py", "there is no such file"),
-        ("launch route_placement --x=3", "--x=3"),
         ("launch route_placement train.lr=1 train.lr=2", "train.lr is given twice; expected train.lr=A,B"),
         ("launch route_placement train.lr=", "expected key=value or key=A,B"),
         ("launch route_placement seeds=0,1", "key of grid files; expected seed=0,1"),
-        ("launch route_placement backbone=dti", "did you mean dit"),
         ("launch route_placement cluster=slrum", "did you mean slurm"),
-        ("launch route_placement scale=huge", "expected one of tiny, small, paper"),
         ("launch study_jit route=4-8", "expected one of none, 2-8; launch route_placement route=4-8 for other routes"),
-        ("launch route_placement train.learning_rate=1", "did you mean train.lr?"),
         ("launch route_placement scale=paper data.path=/no/where", "/no/where is no folder"),
         ("launch route_placement train.graphs=true cluster=debug", "expected a CUDA GPU, there is none here"),
         ("launch selection_rate cluster=local cluster.gpus=3 --dry-run", "needs 3 GPUs, 0 are visible"),

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import yaml
 from safetensors.numpy import save_file
+from slurm_lab import make_run, yaml_grid
 from small import ROOT
 
 from experiments.runtime.console import big
+from experiments.runtime.files import atomic_write
 from sweeps import SweepError
 from sweeps import command as sweeps_command
 from sweeps.jobs import sbatch_script
@@ -20,28 +22,18 @@ from sweeps.plan import cost, dependencies, grid, plan, resources
 from sweeps.store import overrides, resource_options
 from sweeps.store.folder import Sweep
 from sweeps.store.planned_run import PlannedRun
-from sweeps.submission import missing
 from sweeps.submission.live_jobs import LiveJobs
 
 
-def make(tmp_path, name="g", **raw):
-    path = tmp_path / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(raw, sort_keys=False))
-    return grid.load(str(path))
-
-
-def planned(tmp_path, *words, scale="tiny", way="steps", **raw):
+def planned(tmp_path, *words, way="steps", **raw):
     user = overrides.parse([f"paths.runs={tmp_path / 'runs'}", *words])
-    return plan.make_plan(make(tmp_path, **raw), scale, user, way)
+    return plan.make_plan(yaml_grid(tmp_path, **raw), compare_at=way, user=user)
 
 
-def test_runs_have_the_names_and_folders_of_their_configs(tmp_path):
-    made = planned(tmp_path, axes={"route": ["none", "auto"]})
-    assert [run.name.split("_s0")[0] for run in made.runs] == ["dit-T4-mnist_none", "dit-T4-mnist_2-8"]
-    for run in made.runs:
-        assert run.folder == str(tmp_path / "runs" / run.name)
-        assert made.configs[run.name].folder == Path(run.folder)
-        assert PlannedRun(**json.loads(json.dumps(run.__dict__))) == run
+def finish(folder, step=5):
+    """Write what a finished run leaves in its folder."""
+    atomic_write(Path(folder) / "summary.json", json.dumps({"status": "done", "step": step}))
+    return Path(folder)
 
 
 def test_a_route_that_does_not_fit_is_left_out(tmp_path):
@@ -92,9 +84,7 @@ def test_a_stage_waits_for_its_parent(tmp_path):
     parent, first, second = made.runs
     assert first.parent == second.parent == parent.name and first.args == [parent.folder, "w=1"]
     assert made.waiting == [("score: seed=0 w=1", parent.name), ("score: seed=0 w=2", parent.name)]
-    folder = Path(parent.folder)
-    folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 5}))
+    folder = finish(parent.folder)
     made = planned(tmp_path, **raw)
     assert [run.name for run in made.runs[1:]] == [first.name, second.name]
     assert not made.waiting and [r.args for r in made.runs[1:]] == [[str(folder), "w=1"], [str(folder), "w=2"]]
@@ -131,9 +121,7 @@ def test_a_run_from_unknown_weights_is_checked_and_named_after_its_cell(tmp_path
 
 def test_a_run_has_its_own_name_once_its_parent_is_done_and_the_cells_as_alias(tmp_path):
     train, tune, score = planned(tmp_path, **chain()).runs
-    folder = Path(train.folder)
-    folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 5}))
+    folder = finish(train.folder)
     save_file({"ema.w": np.ones(3, np.float32)}, folder / "model.safetensors")
     made = planned(tmp_path, **chain())
     named = made.runs[1]
@@ -150,15 +138,6 @@ def test_a_run_has_its_own_name_once_its_parent_is_done_and_the_cells_as_alias(t
     assert again[1].name == named.name and again[2].parent == named.name
 
 
-def test_a_table_waits_for_the_end_of_all_runs_of_a_stage(tmp_path):
-    raw = {"base": {"train.steps": 5}, "seeds": [0, 1], "stages": [
-        {"name": "table", "after": "train", "command": "analysis", "args": ["tables", "{runs}"]}]}  # fmt: skip
-    made = planned(tmp_path, "train.lr=1e-3", **raw)
-    first, second, table = made.runs
-    assert table.after == [first.name, second.name] and table.parent == ""
-    assert table.args == ["tables", str(tmp_path / "runs")]
-
-
 def test_dependencies_of_slurm_are_one_task_for_weights_and_whole_arrays_for_tables(tmp_path):
     train, tune, _ = planned(tmp_path, **chain()).runs
     table = dataclasses.replace(train, name="table", after=[train.name, "other", "gone"])
@@ -170,12 +149,7 @@ def test_dependencies_of_slurm_are_one_task_for_weights_and_whole_arrays_for_tab
     for shared in ({train.name}, {tune.name}):
         assert LiveJobs(ids, shared).condition(tune) == "afterany:7_3"
     assert LiveJobs(ids).condition(table) == "afterany:7"
-    runs = [train, tune, table]
-    assert dependencies.levels(runs) == [[train], [tune, table]]
-    states = {train.name: "failed", tune.name: "stopped", "table": "new"}
-    due = [tune.name, "table"]
-    assert missing.select_startable(runs, states, due) == ([table], [tune])
-    assert missing.select_startable(runs, states, [train.name, *due]) == (runs, [])
+    assert dependencies.levels([train, tune, table]) == [[train], [tune, table]]
 
 
 def test_equal_flops_give_a_routed_run_more_steps_in_the_same_folder(tmp_path):
@@ -323,10 +297,8 @@ def test_a_script_asks_for_what_the_resources_say():
 
 
 def test_planning_and_looking_import_no_torch(tmp_path):
-    folder = tmp_path / "r"
-    folder.mkdir()
-    (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 10}))
-    Sweep(tmp_path, "one").add("One", [PlannedRun("r", "train", "", "e:m", ["seed=0"], True, str(folder), 10)])
+    finish(tmp_path / "r", 10)
+    Sweep(tmp_path, "one").add("One", [make_run(tmp_path)])
     code = (
         "import sys\n"
         "from sweeps.command import main\n"

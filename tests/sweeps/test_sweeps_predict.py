@@ -58,7 +58,7 @@ def test_the_fit_has_the_slopes_means_and_t_intervals_of_a_power_law():
     fit = penalty_fit.fit_penalty(power_law(law, [100, 200, 400]))
     slopes = [0.05, 0.08, 0.11]
     # By hand: mean .08, standard deviation .03, t(.975, 2) = 4.302653.
-    assert list(fit.slopes.values()) == pytest.approx(slopes)
+    assert list(fit.slopes) == pytest.approx(slopes)
     half = 4.302653 * 0.03 / math.sqrt(3)
     assert (fit.slope.mean, fit.slope.low) == pytest.approx((0.08, 0.08 - half))
     logs = [math.log(c * 700**b * M) for c, b in law.values()]
@@ -71,21 +71,12 @@ def test_the_fit_has_the_slopes_means_and_t_intervals_of_a_power_law():
     assert fit.horizon == 800
 
 
-def test_the_interval_widens_with_the_distance_from_the_fitted_steps():
-    fit = penalty_fit.fit_penalty(power_law({0: (1.0, 0.0), 1: (0.5, 0.1)}, [500, 1000]))
-    widths = [math.log(cost.high / cost.low) for cost in map(fit.relative_cost, (1024, 2000, 8000))]
-    # The two lines meet at N = 1024.
-    assert widths[0] == pytest.approx(0, abs=1e-9) and 0.01 < widths[1] < widths[2]
-    one = penalty_fit.fit_penalty(power_law({4: (1.2, 0.1)}, [500, 1000]))
-    assert one.relative_cost(2000).low is None
-
-
 def test_steps_with_a_censored_seed_are_left_out_for_all_seeds():
     penalties = power_law({0: (1.0, 0.1), 1: (1.1, 0.1)}, [100, 200, 400])
     penalties[800.0] = at({0: 1.0, 1: math.nan})
     fit = penalty_fit.fit_penalty(penalties)
     assert fit.steps == (100, 200, 400) and fit.left_out == (800,)
-    assert list(fit.slopes.values()) == pytest.approx([0.1, 0.1])
+    assert list(fit.slopes) == pytest.approx([0.1, 0.1])
     with pytest.raises(SweepError, match="at 1 of 2 logged steps"):
         penalty_fit.fit_penalty({400.0: penalties[400.0], 800.0: penalties[800.0]})
 

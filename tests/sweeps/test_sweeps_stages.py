@@ -5,14 +5,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from slurm_lab import Launcher, squeue, until, write_grid
+from slurm_lab import make_run, squeue, until, write_grid
 
 from experiments import preflight
 from experiments.runtime import environment
+from experiments.runtime.files import atomic_write
 from sweeps import command as sweeps_command
-from sweeps.status import status, status_table
+from sweeps.status import status
 from sweeps.store.folder import Sweep
-from sweeps.store.planned_run import PlannedRun
 
 # A stage from the weights of its parent, one that reads that, and one that reads all runs.
 STAGES = [
@@ -23,13 +23,12 @@ STAGES = [
 
 
 @pytest.fixture
-def cli(stubs, tmp_path, capsys, monkeypatch):
+def cli(cli, monkeypatch):
     # The weights of the stub are no model's.
     monkeypatch.setattr(preflight, "check_parent", lambda *_: None)
-    launcher = Launcher(tmp_path, capsys)
-    launcher.grid = write_grid(tmp_path, seeds=[0, 1], stages=STAGES)
-    launcher.stub({"sleep": 0, "weights": True})
-    return launcher
+    cli.grid = write_grid(cli.folder, seeds=[0, 1], stages=STAGES)
+    cli.stub({"sleep": 0, "weights": True})
+    return cli
 
 
 def rows(cli):
@@ -80,6 +79,9 @@ def test_what_starts_from_a_failed_run_waits_for_its_retry(cli):
     assert states(cli) == expected
     assert rows(cli)["tune", "1"].why == "its parent is failed"
     assert "waiting for a run that has not finished" in cli("launch", "cluster=debug")
+    # Without its parent nothing can be retried.
+    assert "waiting for a run that has not finished" in cli("retry", "cluster=debug", "train.steps=10")
+    assert states(cli) == expected
     cli.stub({"sleep": 0, "weights": True})
     cli("retry", "cluster=debug")
     check_finished(cli)
@@ -103,11 +105,9 @@ def test_a_pool_starts_a_stage_when_its_parent_is_done(cli):
 
 
 @pytest.mark.slurm
-def test_slurm_runs_the_stages_through_failure_preemption_and_retry(cli, lab, monkeypatch):
-    for key, value in lab.environment().items():
-        monkeypatch.setenv(key, value)
+def test_slurm_runs_the_stages_through_failure_preemption_and_retry(cli):
     cli.stub({"sleep": 0.05, "weights": True}, seed1={"fail": 20})
-    cli("launch", "cluster=slurm", "cluster.time=1:00:00", "cluster.signal_s=60", "train.steps=60")
+    cli("launch", "train.steps=60")
     assert rows(cli)["tune", "0"].why == "waits for seed=0"
     until(lambda: (rows(cli)["train", "0"].step or 0) > 3, 60, "a step")
     # Preempted: what waits for it goes on waiting.
@@ -126,17 +126,16 @@ def test_slurm_runs_the_stages_through_failure_preemption_and_retry(cli, lab, mo
 # --- copies of the code -----------------------------------------------------------------------------------------
 
 
-def pair_of_runs(tmp_path, dense_code, routed_code):
+def write_pairs(tmp_path, dense_code, routed_code):
     sweep, runs = Sweep(tmp_path, "g"), []
     for route, codes in (("none", dense_code), ("2-8", routed_code)):
         for seed in ("0", "1"):
             args = [f"route={route}", f"seed={seed}", "train.steps=5"]
-            run = PlannedRun(f"{route}-{seed}", "train", "", "e:m", args, True, str(tmp_path / route), 5)
+            run = make_run(tmp_path, f"{route}-{seed}", args=args, varies={})
             runs.append(run)
             for code in codes if seed == "0" else ["a"]:
                 sweep.note(run.name, "start", code=code)
     sweep.add("", runs)
-    return sweep, runs
 
 
 @pytest.mark.parametrize(
@@ -145,19 +144,15 @@ def pair_of_runs(tmp_path, dense_code, routed_code):
         (["a", "a"], ["a"], []),
         (["a"], ["a", "b"], ["none-0 used a, 2-8-0 used a, b"]),  # it was resumed with other code
         ([None], ["b"], []),  # of a checkout
+        ([], ["b"], ["none-0 used c, 2-8-0 used b"]),  # another sweep trained it: its folder has the hash
     ],
 )
 def test_status_names_pairs_of_two_copies_of_the_code(dense, routed, mixed, tmp_path, capsys):
-    pair_of_runs(tmp_path, dense, routed)
+    write_pairs(tmp_path, dense, routed)
+    if not dense:
+        atomic_write(tmp_path / "none-0" / "env.json", '{"snapshot": "c"}')
     sweeps_command.main(["status", "g", "--json", f"paths.runs={tmp_path}"])
     assert json.loads(capsys.readouterr().out)["mixed_code"] == [f"different code in a pair: {text}" for text in mixed]
-
-
-def test_the_hash_of_the_code_is_read_from_the_run_where_another_sweep_trained_it(tmp_path):
-    sweep, runs = pair_of_runs(tmp_path, [], ["b"])
-    (tmp_path / "none").mkdir()
-    (tmp_path / "none" / "env.json").write_text('{"snapshot": "c"}')
-    assert "none-0 used c, 2-8-0 used b" in status_table.mixed_pairs(sweep, runs)[0]
 
 
 def test_a_run_records_the_hash_of_the_copy_that_it_runs_from(tmp_path, monkeypatch):

@@ -18,7 +18,9 @@ def suite(tmp_path):
     for package in PACKAGES:
         (root / package).mkdir(parents=True)
         (root / package / "errors.py").write_text(f"# {package}\n")
-    return root
+    yield root
+    for package in PACKAGES:
+        (root / package).chmod(0o755)
 
 
 def edit(snapshot):
@@ -70,6 +72,16 @@ def test_compiled_code_in_a_copy_is_removed_before_it_is_used(tmp_path, suite):
         (folder / "__pycache__" / "job.cpython-311.pyc").write_bytes(b"planted")
     assert take_snapshot(tmp_path / "code", suite) == snapshot
     assert not list(snapshot.rglob("__pycache__"))
+
+
+def test_a_copy_of_a_read_only_installation_can_be_removed_and_a_part_is_made_anew(tmp_path, suite):
+    for package in PACKAGES:
+        (suite / package).chmod(0o555)
+    snapshot = take_snapshot(tmp_path / "code", suite)
+    assert all(path.stat().st_mode & 0o200 for path in snapshot.rglob("*"))
+    (snapshot / "snapshot.json").unlink()
+    assert take_snapshot(tmp_path / "code", suite) == snapshot
+    assert (snapshot / "snapshot.json").is_file() and len([*(tmp_path / "code").iterdir()]) == 1
 
 
 def test_a_retry_runs_the_code_of_this_suite_not_what_was_planted(cli):
