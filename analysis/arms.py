@@ -5,6 +5,7 @@ merged.
 """
 
 import math
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -224,61 +225,92 @@ def arms_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
     return rows
 
 
-def endpoints_table(
-    table: Mapping[Arm, Curves], steps: int, declared_pairs: int = 2
-) -> list[list[str]]:
-    """Return paired log ratios of loss at the multiply-adds of `steps` dense steps, as a change.
+@dataclass(frozen=True)
+class Comparison:
+    """Two arms at equal multiply-adds: the log ratio of held-out loss by seed."""
 
-    The first rows compare each arm with the dense baseline, the last ones the routed arm with the
-    dense model of fewer blocks (the gate of `study_equal_macs`). A routed arm has a p-value once
-    its declared pairs have finished (no interim test); the p-values are corrected (Holm) once all
-    declared backbones have one.
+    arm: Arm
+    baseline: Arm
+    compared_with: str
+    log_ratios: dict[int, float]
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether it is a routed arm against dense, the primary endpoint of `study_equal_macs`."""
+        return self.arm.is_routed and self.compared_with == "dense"
+
+
+def comparisons(table: Mapping[Arm, Curves], steps: int) -> list[Comparison]:
+    """Return the arms compared at the multiply-adds of `steps` dense steps.
+
+    The first ones compare each arm with the dense baseline, the last ones the routed arm with the
+    dense model of fewer blocks (the gate of `study_equal_macs`).
     """
-    shallow: list[Arm] = []
-    routed: list[tuple[Arm, float]] = []
-    rows: list[list[str]] = []
-    p_values: dict[int, float] = {}
+    with_dense, with_shallow = [], []
     for arm, curves in table.items():
         baseline = baseline_arm(arm, table)
         if baseline is None or arm == baseline:
             continue
-        dense = next(iter(table[baseline].values())).iloc[-1]
-        macs = float(dense["macs"] / dense["step"] * steps)
-        estimate = interval(log_ratio_at_equal_macs(table[baseline], curves, macs).values())
-        if estimate is None:
-            continue
-        if arm.is_routed:
-            routed.append((arm, macs))
-            if estimate.n >= declared_pairs:
-                p_values[len(rows)] = two_sided_p(estimate)
-        elif arm.depth < _USUAL_DEPTH:
-            shallow.append(arm)
-        penalty = paired_penalty(table[baseline], curves, steps)
-        pairs, change = str(estimate.n), _percent(estimate)
-        saving = f"loss not reached by {penalty.censored} of {len(penalty.seeds)}"
-        if penalty.sm is not None:
-            saving = penalty.sm.text(".2f")
-        rows.append([arm.backbone, arm.label, "dense", pairs, change, "", saving])
+        last = next(iter(table[baseline].values())).iloc[-1]
+        macs = float(last["macs"] / last["step"] * steps)
+        ratios = log_ratio_at_equal_macs(table[baseline], curves, macs)
+        with_dense.append(Comparison(arm, baseline, "dense", ratios))
+        for other in table:
+            is_shallow = not other.is_routed and other.depth < _USUAL_DEPTH
+            if arm.is_routed and is_shallow and other.backbone == arm.backbone:
+                ratios = log_ratio_at_equal_macs(table[other], curves, macs)
+                with_shallow.append(Comparison(arm, other, other.label, ratios))
+    return [pair for pair in with_dense + with_shallow if pair.log_ratios]
+
+
+def endpoints_table(
+    table: Mapping[Arm, Curves], steps: int, declared_pairs: int = 2
+) -> list[list[str]]:
+    """Return the mean of each comparison at equal multiply-adds, as a change of loss, and s * m.
+
+    A routed arm has a p-value once its declared pairs have finished (no interim test); the p-values
+    are corrected (Holm) once all declared backbones have one.
+    """
+    rows: list[list[str]] = []
+    p_values: dict[int, float] = {}
+    for pair in comparisons(table, steps):
+        estimate = interval(pair.log_ratios.values())
+        assert estimate is not None
+        if pair.is_primary and estimate.n >= declared_pairs:
+            p_values[len(rows)] = two_sided_p(estimate)
+        saving = ""
+        if pair.compared_with == "dense":
+            penalty = paired_penalty(table[pair.baseline], table[pair.arm], steps)
+            saving = f"loss not reached by {penalty.censored} of {len(penalty.seeds)}"
+            if penalty.sm is not None:
+                saving = penalty.sm.text(".2f")
+        row = [pair.arm.backbone, pair.arm.label, pair.compared_with, str(estimate.n)]
+        rows.append([*row, _percent(estimate), "", saving])
     is_complete = len(p_values) == DECLARED_BACKBONES
     shown = holm(p_values) if is_complete else p_values
     for index, p in shown.items():
         rows[index][5] = f"{p:.3f}"
-    for arm, macs in routed:
-        for other in shallow:
-            if other.backbone != arm.backbone:
-                continue
-            ratios = log_ratio_at_equal_macs(table[other], table[arm], macs)
-            estimate = interval(ratios.values())
-            if estimate is not None:
-                change = _percent(estimate)
-                pairs = str(estimate.n)
-                rows.append([arm.backbone, arm.label, other.label, pairs, change, "", ""])
     p_head = "p (Holm)" if is_complete else "p (uncorrected)"
     head = ["Backbone", "Arm", "Compared with", "Pairs", "Loss at equal MACs (95 %)", p_head]
     head.append("s*m (95 %)")
     if not p_values:
         return [[*row[:5], *row[6:]] for row in (head, *rows)]
     return [head, *rows]
+
+
+def seeds_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
+    """Return the change of loss at equal multiply-adds in per cent: by seed, and the median."""
+    pairs = comparisons(table, steps)
+    seeds = sorted({seed for pair in pairs for seed in pair.log_ratios})
+    rows = [["Backbone", "Arm", "Compared with", *(f"seed {seed}" for seed in seeds), "median"]]
+    for pair in pairs:
+        row = [pair.arm.backbone, pair.arm.label, pair.compared_with]
+        for seed in seeds:
+            ratio = pair.log_ratios.get(seed)
+            row.append("" if ratio is None else f"{100 * math.expm1(ratio):+.2f}")
+        median = statistics.median(pair.log_ratios.values())
+        rows.append([*row, f"{100 * math.expm1(median):+.2f}"])
+    return rows
 
 
 def two_sided_p(estimate: Estimate) -> float:

@@ -6,8 +6,9 @@
 The pages are README.md and results/*.md. Between `<!-- KIND of=results/NAME.tar.gz KEY=VALUE -->`
 and `<!-- end of KIND -->` stands what the archive says; for a missing archive the block says so.
 Kinds: `penalty` (step penalty s and s * m of routed runs), `arms` (every arm of a study),
-`endpoints` (declared paired endpoints; `pairs` is the declared number), `scores` (scores on samples
-after the last step). An arm is a group and variant (`analysis.arms`).
+`endpoints` (declared paired endpoints; `pairs` is the declared number), `seeds` (their values by
+seed), `scores` (scores on samples after the last step). An arm is a group and variant
+(`analysis.arms`).
 """
 
 import argparse
@@ -20,7 +21,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.archives import PUBLISHED, unpack, unpacked
-from analysis.arms import Arm, Curves, arms, arms_table, endpoints_table, penalty_table
+from analysis.arms import Arm, Curves, arms, arms_table, endpoints_table, penalty_table, seeds_table
 from analysis.errors import AnalysisError
 from analysis.figures import against_macs
 from analysis.final_scores import final_scores, scores_table
@@ -31,7 +32,7 @@ from experiments.runtime.files import atomic_write
 from experiments.runtime.parser import Parser
 
 RESULTS = ROOT / "results"
-_OPENING = r"<!-- (penalty|arms|endpoints|scores) "
+_OPENING = r"<!-- (penalty|arms|endpoints|seeds|scores) "
 _BLOCK = re.compile(rf"({_OPENING}([^>]*?) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 _NOT_YET = "No finished run of this study is published yet ({})."
 # Dense steps, and routed steps of about the same multiply-adds, in the exploratory records.
@@ -50,9 +51,7 @@ def fill(text: str) -> str:
     Raises:
         AnalysisError: A block without its end, or with an unknown key.
     """
-    if len(re.findall(r"<!-- (?:penalty|arms|endpoints|scores) ", text)) != len(
-        _BLOCK.findall(text)
-    ):
+    if len(re.findall(_OPENING, text)) != len(_BLOCK.findall(text)):
         raise AnalysisError("a page opens a block of analysis.compute without its <!-- end of -->")
     return _BLOCK.sub(lambda match: f"{match[1]}\n{_body(match[2], match[3])}\n{match[4]}", text)
 
@@ -87,6 +86,8 @@ def make(
         return arms_table(table)
     if kind == "penalty":
         return penalty_table(table, steps)
+    if kind == "seeds":
+        return seeds_table(table, steps)
     return endpoints_table(table, steps, declared_pairs)
 
 
@@ -131,10 +132,13 @@ def score_points(source: Path) -> pd.DataFrame:
 
 
 def _print(options: argparse.Namespace) -> int:
-    table = arms(unpacked(options.records, ROOT / PUBLISHED))
-    for kind in ("arms", "penalty", "endpoints"):
+    source = unpacked(options.records, ROOT / PUBLISHED)
+    table = arms(source)
+    for kind in ("arms", "penalty", "endpoints", "seeds"):
         head, *rows = make(kind, table, options.steps)
         print(markdown_rows(head, rows))
+    head, *rows = scores_table(final_scores(source))
+    print(markdown_rows(head, rows))
     return 0
 
 

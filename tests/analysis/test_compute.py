@@ -102,6 +102,14 @@ def test_endpoints_are_log_ratios_at_equal_macs_with_holm():
     assert by_arms["route 2-8", "dense, 8 blocks"][4] == change
 
 
+def test_changes_by_seed_and_their_median():
+    dense = {seed: curve([0.4, 0.3, 0.2], 1e9) for seed in (0, 1, 3)}
+    routed = {seed: curve([0.4, 0.3, last], 1e9) for seed, last in ((0, 0.21), (1, 0.23), (2, 0.5), (3, 0.19))}
+    head, row = compute.seeds_table({DENSE: dense, ROUTED: routed}, 1500)
+    assert head[3:] == ["seed 0", "seed 1", "seed 3", "median"]  # seed 2 has no pair
+    assert row == ["dit", "route 2-8", "dense", "+5.00", "+15.00", "-5.00", "+5.00"]
+
+
 def test_three_backbones_are_corrected_together():
     table = {}
     for backbone, lasts in (("dit", (0.21, 0.22)), ("mamba", (0.19, 0.21)), ("rwkv", (0.2, 0.23))):

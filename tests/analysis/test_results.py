@@ -25,7 +25,7 @@ WITHOUT_TABLES = {"claims.md", "machines.md", "similarity.md"}
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_number_of_a_page_was_typed(page, study):
     text = page.read_text(encoding="utf-8")
-    assert bool(re.search("<!-- (table|penalty|arms|endpoints|scores|facts)", text)) == (page.name not in WITHOUT_TABLES)
+    assert bool(re.search("<!-- (table|penalty|arms|endpoints|seeds|scores|facts)", text)) == (page.name not in WITHOUT_TABLES)
     assert pages.fill(text, study) == text
     assert compute.fill(text) == text, "type python -m analysis.compute"
 
