@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from backbones.sizes import BackboneError
 from routing.layout import Layout
 from routing.stack import prepare
 
@@ -58,5 +59,13 @@ class WithoutContext(nn.Module):
 
 
 def with_context(blocks: list[nn.Module], count: int, start: int) -> list[nn.Module]:
-    """Let the first `start` blocks run without the class tokens."""
+    """Let the first `start` blocks run without the class tokens.
+
+    Raises:
+        BackboneError: The blocks carry per-token tensors, which later tokens would lack.
+    """
+    if any(getattr(block, "carries", ()) for block in blocks):
+        raise BackboneError(
+            f"context_tokens={count}: expected 0 for blocks that hand per-token tensors on"
+        )
     return [WithoutContext(block, count) for block in blocks[:start]] + blocks[start:]

@@ -99,24 +99,27 @@ def model_config(name: str, size: str | Size = "S/2", **arguments: Any) -> Model
     options: dict[str, Any] = {}
     for key, value in arguments.items():
         (model if key in MODEL_ARGUMENTS else options)[key] = value
-    model["text"] = model.get("text") or None
-    fields = fields_of(ModelConfig)
-    for key, value in model.items():
-        try:
-            model[key] = validate_value(fields[key].annotation, value, key)
-        except OptionError as error:
-            raise BackboneError(str(error)) from None
+    model = _validated({**model, "text": model.get("text") or None})
     shape = parse_size(size, model.get("depth"), model.get("width"), model.get("heads"))
     # A `Size` that is not in the table is described by depth, width and heads.
     is_custom = isinstance(size, Size) and size.name not in SIZES
     model["size"] = f"S/{shape.patch}" if is_custom else str(size)
-    model |= {"depth": shape.depth, "width": shape.width, "heads": shape.heads}
+    model |= _validated({"depth": shape.depth, "width": shape.width, "heads": shape.heads})
     rows, columns = patch_grid(model.get("input_size", ModelConfig.input_size), shape.patch)
     model["input_size"] = [rows * shape.patch, columns * shape.patch]
     family_options = family.parse(shape, options, MODEL_ARGUMENTS)
     config = ModelConfig(name, **model, options=dataclasses.asdict(family_options))
     _check_combinations(config, family.branches(family_options))
     return config
+
+
+def _validated(values: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of `ModelConfig` with the declared types, within the declared ranges."""
+    fields = fields_of(ModelConfig)
+    try:
+        return {key: validate_value(fields[key].annotation, values[key], key) for key in values}
+    except OptionError as error:
+        raise BackboneError(str(error)) from None
 
 
 def branches(config: ModelConfig) -> int:

@@ -119,7 +119,7 @@ def parse_size(
     depth = size.depth if depth is None else depth
     width = size.width if width is None else width
     most = min(heads or size.heads, width)
-    fitting_heads = next(h for h in range(most, 0, -1) if width % h == 0)
+    fitting_heads = next((h for h in range(most, 0, -1) if width % h == 0), 1)
     heads = fitting_heads if heads is None else heads
     require(
         heads == fitting_heads,

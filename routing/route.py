@@ -55,7 +55,7 @@ class Segment:
         rate: Fraction of the grid's tokens that skip, strictly between 0 and 1.
 
     Raises:
-        RouteError: If the rate is not a fraction.
+        RouteError: If the rate is not a fraction or an end is not a whole number.
     """
 
     start: int
@@ -64,6 +64,8 @@ class Segment:
 
     def __post_init__(self) -> None:
         typed = f"route={self.start}-{self.end}"
+        are_blocks = type(self.start) is int and type(self.end) is int
+        require(are_blocks, f"{typed}: expected two block indices; try route=2-8", RouteError)
         is_number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
         rate = float(self.rate) if is_number else math.nan
         share = rate / 100 if 2 <= rate < 100 else 0.5  # meant as per cent

@@ -140,6 +140,15 @@ def devices() -> list[dict[str, Any]]:
     return properties
 
 
+def _end_group(process_id: int, kill: bool) -> None:
+    """End a process and those that it started; on Windows, which has no groups, it alone."""
+    number = getattr(signal, "SIGKILL", signal.SIGTERM) if kill else signal.SIGTERM
+    if hasattr(os, "killpg"):
+        os.killpg(process_id, number)
+    else:
+        os.kill(process_id, number)
+
+
 def run(words: Sequence[str], seconds: float) -> dict[str, Any]:
     """Run a Python command in the repository for at most so many seconds.
 
@@ -163,10 +172,10 @@ def run(words: Sequence[str], seconds: float) -> dict[str, Any]:
             try:
                 texts = process.communicate(timeout=STOP_S)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # and those that it has started
+                _end_group(process.pid, kill=True)
                 texts = process.communicate()
     except BaseException:  # Ctrl-C reaches this process alone
-        os.killpg(process.pid, signal.SIGTERM)
+        _end_group(process.pid, kill=False)
         raise
     output = "\n".join(texts).strip().splitlines()[-LINES:]
     print("\n".join(output), flush=True)

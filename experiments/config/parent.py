@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +84,23 @@ def parent_digest(text: str) -> str:
                 tensor = handle.get_slice(name)
                 header = [name.removeprefix("ema."), tensor.get_dtype(), tensor.get_shape()]
                 digest.update(json.dumps(header).encode())
-                digest.update(handle.get_tensor(name).tobytes())
+                digest.update(_content(handle, path, name))
     except (OSError, ValueError, TypeError, MemoryError, SafetensorError):
         raise InitError(
             f"init={text}: {path} is no complete safetensors file; expected a run, or the weights "
             "that it exported"
         ) from None
     return digest.hexdigest()
+
+
+def _content(handle: Any, path: Path, name: str) -> bytes:
+    """Return a tensor's bytes; numpy has no bfloat16, which torch reads."""
+    with suppress(TypeError):
+        return handle.get_tensor(name).tobytes()
+    import torch
+
+    with safe_open(path, "pt") as torch_handle:
+        return torch_handle.get_tensor(name).reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:

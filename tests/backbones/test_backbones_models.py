@@ -11,7 +11,7 @@ import backbones
 from backbones import registry
 from backbones.mamba import Conv
 from backbones.ops import conv, ssd
-from backbones.sizes import SIZES, BackboneError, parse_size
+from backbones.sizes import SIZES, BackboneError, Size, parse_size
 from routing.route import Route
 from routing.segment import Routing
 from routing.stack import prepare
@@ -110,6 +110,9 @@ def test_words_that_yaml_reads_as_truth_values_are_words_again():
         ("dit", {"size": "S/x"}, "patch"),
         ("dit", {"width": 100}, "width=100"),
         ("dit", {"heads": 7}, "heads=7: expected a divisor of width=32"),
+        ("dit", {"depth": 2.5}, "depth=2.5: expected an integer >= 1"),
+        ("dit", {"size": Size("own", 0, 32, 2), "depth": None}, "depth=0: expected an integer >= 1"),
+        ("dit", {"size": Size("own", 4, -16, 2), "width": None, "heads": None}, "width=-16: expected an integer >= 16"),
         ("dit", {"size": "T/2", "input_size": 5}, "patches of side 2"),
     ],
 )

@@ -4,9 +4,11 @@ import pytest
 import reference
 import test_backbones_oracle as oracle
 import torch
+from torch import nn
 
 import backbones
 from backbones import BackboneError, registry
+from backbones.context import with_context
 from backbones.cost import cost, features_macs
 from backbones.registry import model_config
 from routing.layout import Layout
@@ -71,6 +73,8 @@ def test_the_tokens_are_the_class_embedding_plus_a_position():
             expected = model.labels.table.weight[label] + model.context.positions[place]
             torch.testing.assert_close(tokens[sample, place], expected, rtol=0, atol=0)
     assert 0.015 < model.context.positions.std() < 0.025
+    (gradient,) = torch.autograd.grad(tokens[:, :4].sum(), model.context.positions)
+    assert gradient.eq(2).all()  # of two samples
     unlabelled, _ = model.embed(x, t, None)
     torch.testing.assert_close(unlabelled[0, :4], tokens[1, :4], rtol=0, atol=0)
 
@@ -118,3 +122,11 @@ def test_macs_count_the_tokens_from_their_block_on():
 def test_refusals(name, options, message):
     with pytest.raises(BackboneError, match=message):
         model_config(name, "S/2", **{"context_tokens": 4, **options})
+
+
+def test_blocks_that_would_lack_what_others_hand_on_are_refused():
+    """Of a family that does not declare it."""
+    block = nn.Identity()
+    block.carries = ("v_first",)
+    with pytest.raises(BackboneError, match="expected 0 for blocks that hand per-token tensors on"):
+        with_context([block], 4, 1)

@@ -357,6 +357,20 @@ def test_the_ssd_kernels_are_fed_what_they_document(monkeypatch, kernel, gap):
     assert [skip is not None for skip in skips] == ([] if kernel == "fla" else [not gap])
 
 
+@pytest.mark.parametrize(
+    ("chunk", "state", "tokens", "length"),
+    [
+        (64, 16, 256, 64),  # at least `chunk`
+        (64, 64, 256, 128),  # twice the state
+        (64, 64, 40, 64),  # no longer than the tokens need
+        (64, 64, 3, 16),  # the kernel's smallest tile
+        (100, 8, 256, 128),  # a power of two
+    ],
+)
+def test_chunks_grow_with_the_state(chunk, state, tokens, length):
+    assert dual.chunk_length(chunk, state, tokens) == length
+
+
 @pytest.mark.parametrize("gap", [False, True])
 def test_the_selective_scan_kernel_is_fed_what_it_documents(monkeypatch, gap):
     def kernel(u, delta, A, B, C, D=None):

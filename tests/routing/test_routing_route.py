@@ -120,6 +120,12 @@ def test_texts_that_are_no_route(text, part):
     assert part in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("start", [2.5, "2", True, None])
+def test_a_segment_begins_at_a_whole_number(start):
+    with pytest.raises(RouteError, match=f"route={start}-8: expected two block indices"):
+        Segment(start, 8)
+
+
 def test_ruler_and_blocks():
     assert Route.parse("0-4+6-6").ruler(8) == "[0 1 2 3 4] 5 [6] 7"
     assert Route.parse("none").ruler(3) == "0 1 2"

@@ -128,6 +128,13 @@ def test_a_command_is_stopped_in_time_and_its_children_too(monkeypatch):
     assert (result["rc"], result["stopped"], result["output"]) == (0, False, ["1"])
 
 
+def test_a_command_is_stopped_on_windows_which_has_no_process_groups(monkeypatch):
+    monkeypatch.setattr(gpu_report, "STOP_S", 0.0)
+    monkeypatch.delattr("os.killpg")
+    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    assert gpu_report.run(["-c", script], 3)["stopped"]
+
+
 @pytest.mark.slow
 def test_a_listed_device_gets_its_page(tmp_path, monkeypatch, capsys):
     """The listing is fake, and the machine a CPU: a variant fails, and the page says so."""

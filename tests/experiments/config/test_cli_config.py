@@ -13,7 +13,9 @@ import time
 
 import psutil
 import pytest
+import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_tensors
 from small import ROOT, command, overrides, run
 
 from experiments.config import GROUPS, Config, ConfigError
@@ -84,6 +86,14 @@ def test_init_is_identified_by_its_weights_in_whatever_order_they_were_written(t
     # Of a checkpoint, the averaged weights: a child starts from nothing else.
     ema = [(f"ema.{name}", values) for name, values in (a, b)]
     assert digest(*ema, ("model.a", [0.0]), ("rng", [0.5])) == same
+
+
+def test_init_may_be_weights_in_bfloat16_which_numpy_cannot_read(tmp_path):
+    path, hashes = tmp_path / "w.safetensors", set()
+    for value in (1.0, 2.0):
+        save_tensors({"a": torch.full((2, 3), value, dtype=torch.bfloat16)}, path)
+        hashes.add(load([f"init={path}"]).hash)
+    assert len(hashes) == 2
 
 
 def test_init_from_a_file_that_was_cut_short_is_one_sentence(tmp_path):
