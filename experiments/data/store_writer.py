@@ -355,7 +355,7 @@ class StoreWriter:
 
 
 def _printable(name: str) -> str:
-    """Escape the bytes of a file name that are not UTF-8, so that different names stay different."""
+    """Escape bytes of a file name that are not UTF-8; different names stay different."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 

@@ -5,7 +5,7 @@ import torch
 from small import make_model_and_data, small
 
 from backbones.cost import cost
-from experiments.evaluation import pipeline, read_shards, scoring
+from experiments.evaluation import meters, pipeline, read_shards, scoring
 from experiments.evaluation.collect import collect
 from experiments.evaluation.features import create_features
 from experiments.evaluation.meters import create_meters
@@ -117,6 +117,10 @@ def test_what_cannot_be_measured_is_said_before_sampling(case, tmp_path, monkeyp
         with pytest.raises(ValueError, match=sentence) as caught:
             case.score(**changes)
         assert "\n" not in str(caught.value)
+    monkeypatch.setattr(meters, "world", lambda: (0, 41))
+    monkeypatch.setattr(meters, "create_features", sampling)
+    with pytest.raises(MetricError, match="40 images are fewer than 41 processes"):
+        scoring.check(case.config, case.dataset)  # as before training
 
 
 def test_a_model_that_diverged_is_named(case, tmp_path):
