@@ -124,8 +124,9 @@ def test_a_kill_loses_one_shard_and_a_rerun_continues(folder, tmp_path, vae, mon
     assert "3 shards, 1 finished before" in capsys.readouterr().err
     assert (out / "shard-00000.safetensors").stat().st_mtime_ns == first
     assert content(out) == content(whole)
-    # A third time there is nothing left to do, and a shard that is lost or has a damaged note is made again.
+    # A third time there is nothing left to do, and a shard that is cut, lost or has a damaged note is made again.
     assert run(folder, out, vae) == 0
+    (out / "shard-00000.safetensors").write_bytes(b"half")
     (out / "shard-00001.safetensors").unlink()
     note = json.loads((out / "shard-00002.json").read_text())
     (out / "shard-00002.json").write_text(json.dumps(note | {"count": "3"}))
