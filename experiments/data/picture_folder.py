@@ -227,7 +227,8 @@ def _read_pictures(
                 labels[count] = numbers[label]
             count += 1
     if skipped:
-        empty = [class_names[number] for number in numbers if number not in labels[:count]]
+        present = set(labels[:count].tolist())
+        empty = [class_names[number] for number in numbers if number not in present]
         warnings.warn(
             f"data=folder: skipped {len(skipped)} of {source.count} pictures of {options.path} "
             f"that cannot be read, such as {skipped[0]}"
