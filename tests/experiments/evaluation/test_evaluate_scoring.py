@@ -5,6 +5,7 @@ import torch
 from small import make_model_and_data, small
 
 from backbones.cost import cost
+from experiments.data import create
 from experiments.evaluation import meters, pipeline, read_shards, scoring
 from experiments.evaluation.collect import collect
 from experiments.evaluation.features import create_features
@@ -147,6 +148,17 @@ def test_scenes_are_scored_by_class_and_by_caption(tmp_path):
         assert set(found) >= {"adherence"} | parts
         assert found["adherence"].metric == "adherence-6 (scenes-probe)"
         assert 0 <= found["adherence"].value <= 1
+
+
+def test_adherence_counts_add_up_over_batches():
+    data = create({"name": "scenes"}, task="text")
+    batch = data.batch(torch.arange(30), None, "test")
+    images, captions = data.to_pixels(batch.x), [*batch.captions[1:11], *batch.captions[10:]]  # ten are wrong
+    whole, parts = meters.AdherenceMeter(), meters.AdherenceMeter()
+    whole.update(images, captions=captions)
+    for cut in (slice(12), slice(12, 30)):
+        parts.update(images[cut], captions=captions[cut])
+    assert parts.results() == whole.results() and 0 < whole.results()[0].value < 0.9
 
 
 def test_training_precision_does_not_reach_the_metrics(case):
