@@ -227,9 +227,12 @@ def _read_pictures(
                 labels[count] = numbers[label]
             count += 1
     if skipped:
+        present = set(labels[:count].tolist())
+        empty = [class_names[number] for number in numbers if number not in present]
         warnings.warn(
             f"data=folder: skipped {len(skipped)} of {source.count} pictures of {options.path} "
-            f"that cannot be read, such as {skipped[0]}",
+            f"that cannot be read, such as {skipped[0]}"
+            + (f"; no picture is left of the class {empty[0]}" if empty else ""),
             stacklevel=2,
         )
     return pixels[:count], labels[:count]

@@ -158,9 +158,9 @@ def _images(split: str, start: int, count: int) -> tuple[Tensor, scenes.Attribut
     return scenes.draw(attributes, free), attributes
 
 
-def train() -> Probe:
+def train(steps: int = 2500) -> Probe:
     """Train the probe on its own stream of images, with noise and blur as in samples."""
-    steps, batch, lr = 2500, 64, 2e-3
+    batch, lr = 64, 2e-3
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

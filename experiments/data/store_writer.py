@@ -233,7 +233,7 @@ class StoreWriter:
         pixels = []
         for cropped in batch:
             if cropped.pixels is None:
-                content.skipped.append((_valid_utf8(cropped.raw.name), cropped.reason))
+                content.skipped.append((_printable(cropped.raw.name), cropped.reason))
                 continue
             images.append(cropped.raw)
             pixels.append(cropped.pixels)
@@ -285,7 +285,8 @@ class StoreWriter:
                 f"{image.name} has no caption; --text needs one for every image",
             )
             for text in itertools.islice(itertools.cycle(image.captions), self.settings.captions):
-                captions.append(_valid_utf8(text))
+                # Text that was cut inside a pair of JSON's \u escapes ends in half a character.
+                captions.append(text.encode("utf-8", "replace").decode())
         return captions
 
     def finish(self) -> Manifest | None:
@@ -339,7 +340,7 @@ class StoreWriter:
             count=count,
             flips=self.settings.flips,
             labels=self.source.labelled,
-            classes=tuple(map(_valid_utf8, self.source.classes or map(str, range(highest + 1)))),
+            classes=tuple(map(_printable, self.source.classes or map(str, range(highest + 1)))),
             text=text,
             vae=self.settings.vae,
             scale_factor=self.vae.scale_factor,
@@ -353,9 +354,9 @@ class StoreWriter:
         )
 
 
-def _valid_utf8(text: str) -> str:
-    """Replace what UTF-8 cannot hold: odd bytes of file names, halves of JSON's escaped pairs."""
-    return text.encode("utf-8", "replace").decode()
+def _printable(name: str) -> str:
+    """Escape bytes of a file name that are not UTF-8; different names stay different."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _noise_keys(images: list[RawImage]) -> Tensor:

@@ -105,6 +105,22 @@ def test_links_are_followed_and_damaged_pictures_are_skipped_with_a_warning(tmp_
     assert data.class_names == ("cat", "dog", "fish", "linked") and sum(data.sizes.values()) == 32
 
 
+def test_a_folder_of_unreadable_pictures_is_a_class_without_pictures(tmp_path):
+    root = class_folders(tmp_path, names=("cat", "fish"))
+    (root / "dog").mkdir()
+    (root / "dog/0.png").write_bytes(b"no picture")
+    (root / "empty").mkdir()
+    with pytest.warns(UserWarning, match="skipped 1 of 21 .* no picture is left of the class dog"):
+        data = create(options(root))
+    assert data.class_names == ("cat", "dog", "fish") and data.num_classes == describe(options(root))["num_classes"]
+    assert {int(label) for split in ("train", "test") for label in pixels_of(data, split)[1]} == {0, 2}
+    for number in range(10):
+        for name in ("cat", "fish"):
+            (root / name / f"{number}.png").write_bytes(b"no picture")
+    with pytest.warns(UserWarning, match="skipped 21"):
+        refused(lambda: create(options(root)), "holds 0 readable pictures")
+
+
 def test_the_fingerprint_follows_names_and_contents(tmp_path):
     root = class_folders(tmp_path / "a")
     name, contents = load([f"data.path={root}", "data=folder"]).name, create(options(root))

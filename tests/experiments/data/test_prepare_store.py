@@ -124,8 +124,9 @@ def test_a_kill_loses_one_shard_and_a_rerun_continues(folder, tmp_path, vae, mon
     assert "3 shards, 1 finished before" in capsys.readouterr().err
     assert (out / "shard-00000.safetensors").stat().st_mtime_ns == first
     assert content(out) == content(whole)
-    # A third time there is nothing left to do, and a shard that is lost or has a damaged note is made again.
+    # A third time there is nothing left to do, and a shard that is cut, lost or has a damaged note is made again.
     assert run(folder, out, vae) == 0
+    (out / "shard-00000.safetensors").write_bytes(b"half")
     (out / "shard-00001.safetensors").unlink()
     note = json.loads((out / "shard-00002.json").read_text())
     (out / "shard-00002.json").write_text(json.dumps(note | {"count": "3"}))
@@ -160,14 +161,19 @@ def test_unreadable_pictures_are_listed_and_skipped(folder, tmp_path, vae, capsy
     whole = (folder / "grey/camera.png").read_bytes()
     (folder / "grey/cut.png").write_bytes(whole[: len(whole) // 3])
     (folder / "things/empty.png").write_bytes(b"")
+    for name in (b"odd\xfe", b"odd\xff"):  # no UTF-8; classes without a readable picture
+        (folder / os.fsdecode(name)).mkdir()
+        (folder / os.fsdecode(name) / "0.png").write_bytes(b"no picture")
     out = tmp_path / "out"
     assert run(folder, out, vae) == 0
-    assert "skipped   3" in capsys.readouterr().out
-    listed = (out / "skipped.txt").read_text().splitlines()
-    assert [line.split("\t")[0] for line in listed] == ["animals/broken.jpg", "grey/cut.png", "things/empty.png"]
-    assert all(line.split("\t")[1] for line in listed)
+    assert "skipped   5" in capsys.readouterr().out
+    listed = [line.split("\t") for line in (out / "skipped.txt").read_text().splitlines()]
+    odd = [r"odd\udcfe", r"odd\udcff"]
+    images = ["animals/broken.jpg", "grey/cut.png", f"{odd[0]}/0.png", f"{odd[1]}/0.png", "things/empty.png"]
+    assert [name for name, _ in listed] == images and all(reason for _, reason in listed)
     store = open_store(out)
-    assert store.count == 7 and store.labels.tolist() == [0, 0, 1, 1, 2, 2, 2]
+    assert store.count == 7 and store.labels.tolist() == [0, 0, 1, 1, 4, 4, 4]
+    assert store.classes == ("animals", "grey", *odd, "things")
 
 
 def test_a_full_disk_loses_nothing(folder, tmp_path, vae, monkeypatch, capsys):
@@ -176,10 +182,10 @@ def test_a_full_disk_loses_nothing(folder, tmp_path, vae, monkeypatch, capsys):
     assert run(folder, whole, vae, *more) == 0
 
     def limited(self, data):
-        used = sum(path.stat().st_size for path in out.glob("*"))
-        if used + len(data) > 100_000:
+        room = 100_000 - sum(path.stat().st_size for path in out.glob("*"))
+        write(self, data[:room])
+        if len(data) > room:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(self, data)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", limited)

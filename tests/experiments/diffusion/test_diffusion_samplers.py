@@ -200,9 +200,10 @@ def test_a_wrong_weight_costs_the_order():
     assert min(convergence("ddpm", ShareOfTime)) < 1.5
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_evaluations_are_those_made(sampler):
-    walk = create_sampler({"name": sampler, "steps": 5}, create_objective("edm"))
+def test_evaluations_are_those_made(sampler, objective):
+    walk = create_sampler({"name": sampler, "steps": 5}, create_objective(objective))
     evaluations = []
 
     def denoise(x, time, step, evaluation):

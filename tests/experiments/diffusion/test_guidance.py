@@ -263,6 +263,11 @@ def test_wrong_options_say_what_to_type():
         create_guidance({"name": "interval", "low": 3})
     with pytest.raises(ConfigError, match="another num_classes than the model"):
         create_guidance("autoguidance").check(random_backbone(), random_backbone(num_classes=3))
+    unconditional = random_backbone(num_classes=0)
+    for name in ("cfg", "interval", "icg", "apg"):
+        with pytest.raises(ConfigError, match="needs a model with classes or text"):
+            create_guidance(name).check(unconditional)
+    create_guidance("routed", route="1-2").check(unconditional)
 
 
 def test_a_route_may_be_named_for_an_unrouted_model():

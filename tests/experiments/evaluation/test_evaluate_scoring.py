@@ -5,10 +5,11 @@ import torch
 from small import make_model_and_data, small
 
 from backbones.cost import cost
+from experiments.data import create
 from experiments.evaluation import pipeline, read_shards, scoring
 from experiments.evaluation.collect import collect
 from experiments.evaluation.features import create_features
-from experiments.evaluation.meters import create_meters
+from experiments.evaluation.meters import AdherenceMeter, create_meters
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.reference import save_reference
 from experiments.evaluation.sample_batches import sample_conditions
@@ -117,6 +118,10 @@ def test_what_cannot_be_measured_is_said_before_sampling(case, tmp_path, monkeyp
         with pytest.raises(ValueError, match=sentence) as caught:
             case.score(**changes)
         assert "\n" not in str(caught.value)
+    monkeypatch.setattr("experiments.evaluation.meters.world", lambda: (0, 41))
+    monkeypatch.setattr("experiments.evaluation.meters.create_features", sampling)
+    with pytest.raises(MetricError, match="40 images are fewer than 41 processes"):
+        scoring.check(case.config, case.dataset)  # as before training
 
 
 def test_a_model_that_diverged_is_named(case, tmp_path):
@@ -143,6 +148,17 @@ def test_scenes_are_scored_by_class_and_by_caption(tmp_path):
         assert set(found) >= {"adherence"} | parts
         assert found["adherence"].metric == "adherence-6 (scenes-probe)"
         assert 0 <= found["adherence"].value <= 1
+
+
+def test_adherence_counts_add_up_over_batches():
+    data = create({"name": "scenes"}, task="text")
+    batch = data.batch(torch.arange(30), None, "test")
+    images, captions = data.to_pixels(batch.x), [*batch.captions[1:11], *batch.captions[10:]]  # ten are wrong
+    whole, parts = AdherenceMeter(), AdherenceMeter()
+    whole.update(images, captions=captions)
+    for cut in (slice(12), slice(12, 30)):
+        parts.update(images[cut], captions=captions[cut])
+    assert parts.results() == whole.results() and 0 < whole.results()[0].value < 0.9
 
 
 def test_training_precision_does_not_reach_the_metrics(case):
