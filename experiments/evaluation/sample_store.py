@@ -214,8 +214,8 @@ def generate_shards(
     return [store.path(number) for number in range(len(pieces))]
 
 
-def _report(progress: Progress | None, done: int, total: int, images: int, shard: int = 0) -> None:
-    """Report `images` of a shard beside the `done` ones before it."""
+def _report(progress: Progress | None, done: int, total: int, images: int, size: int = 0) -> None:
+    """Report `images` of a shard of `size` beside the `done` ones before it."""
     if progress is not None:
         progress(done + images, total)
 
