@@ -115,6 +115,8 @@ def read_ledger(path: Path = LEDGER) -> Ledger:
     claims = {}
     for key, entry in document["claims"].items():
         claims[key] = validate(Claim, entry, f"claims.{key}.")
+        for index, item in enumerate(entry.get("reproductions", ())):  # for their unknown keys
+            validate(Reproduction, item, f"claims.{key}.reproductions[{index}].")
         if claims[key].paper not in papers:
             raise AnalysisError(
                 f"claims.{key}.paper={claims[key].paper}: expected one of {', '.join(papers)}"

@@ -58,6 +58,21 @@ def test_statistics_by_hand():
     assert (paired.n, paired.mean, paired.low, paired.high) == (3, -1.0, -1.0, -1.0)
 
 
+def test_means_and_paired_differences_of_scores_by_hand(tmp_path):
+    for seed, (dense, routed) in enumerate([(10.0, 9.0), (12.0, 10.0), (11.0, 8.0)]):
+        scored(tmp_path, "none", seed, {400: dense})
+        scored(tmp_path, "2-8", seed, {400: routed})
+    scored(tmp_path, "2-8", 3, {400: 99.0})  # without a dense run
+    scores = analysis.scores(analysis.load(tmp_path))
+    means = analysis.aggregate(scores).set_index("variant")
+    assert means.loc["dense", ["mean", "std", "n"]].tolist() == [11, 1, 3] and means.loc["2-8", "n"] == 4
+    half = 4.302653 / math.sqrt(3)
+    for baseline, other, mean in (("dense", "2-8", -2), ("2-8", "dense", 2)):
+        (row,) = analysis.paired_difference(scores, baseline).to_dict("records")
+        assert (row["variant"], row["step"], row["mean"], row["n"]) == (other, 400, mean, 3)
+        assert (row["low"], row["high"]) == pytest.approx((mean - half, mean + half))
+
+
 def test_main_table_holds_the_means_of_the_runs(runs):
     row = find(make("main", runs), "dit-T/1, digits, edm", f"{METRIC} \u2193")
     frame = runs.runs

@@ -123,6 +123,7 @@ claims:
         ("paper: p\n", "paper: q\n", "claims.a.paper=q"),
         ("verdict: not tested", "verdict: agrees", "expected ours.records and ours.command"),
         ("result: none", "result: none, records: [results/none.tar.gz]", "no ours.records"),
+        ("    claim: c\n", "    claim: c\n    reproductions: [{source: s, result: r, sorce: x}]\n", "a.reproductions[0].sorce"),
     ],
 )
 def test_a_wrong_field_is_named(old, new, message, tmp_path):

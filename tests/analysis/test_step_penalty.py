@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pandas as pd
 import pytest
+from analysis_runs import lines, score, write
 
 from analysis import step_penalty as penalty
 from analysis.errors import AnalysisError
@@ -82,6 +84,18 @@ def test_losses_at_equal_multiply_adds():
     cheap = curve({step * 2: 1.1 * loss for step, loss in DENSE.items()}, 5.0)
     found = penalty.log_ratio_at_equal_macs({0: curve(DENSE), 7: curve(DENSE)}, {0: cheap}, 25000.0)
     assert found == {0: pytest.approx(math.log(1.1))}
+
+
+def test_curves_are_read_from_run_folders(tmp_path):
+    folder, rows = write(tmp_path, route="2-8"), []
+    for step in (100, 200, 400):
+        for key, loss in (("heldout_loss", 30 / step), ("heldout_loss_routed", 33 / step)):
+            rows.append(score({}, step, loss, key, key=key, features=None))
+    lines(folder / "scores.jsonl", rows)
+    (curve,) = penalty.loss_curves(tmp_path).values()
+    logged = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    assert curve["macs"].tolist() == [line["macs"] for line in logged if line["step"] in (100, 200, 400)]
+    assert curve[["step", "loss", "routed_loss"]].values.tolist() == [[100, 0.3, 0.33], [200, 0.15, 0.165], [400, 0.075, 0.0825]]
 
 
 # --- the published records ------------------------------------------------------------------------

@@ -34,10 +34,16 @@ def test_a_comparison_by_hand():
         suggest_route.compare(losses, {"0-2": 0.2})
 
 
-def test_the_probe_measures_the_losses_of_both_passes(monkeypatch):
-    model = RESULTS / "models" / "dit_none.safetensors"
+def test_the_probe_measures_the_losses_of_both_passes_and_the_dense_one_once(monkeypatch):
+    def losses(self, index, draw=0, dense=True):
+        passes.append((self.config.route, dense))
+        return measure(self, index, draw, dense)
+
+    model, measure, passes = RESULTS / "models" / "dit_none.safetensors", HeldOut.losses, []
     monkeypatch.setattr(suggest_route, "candidate_routes", lambda depth: ["2-8", "7-8"])
+    monkeypatch.setattr(HeldOut, "losses", losses)
     probe = suggest_route.probe(model, samples=20)
+    assert passes == [("none", True), ("2-8", False), ("7-8", False)]
     data = HeldOut.open(model)
     index = split_indices(data.dataset, "test", 20)
     for route, loss in probe.losses.items():

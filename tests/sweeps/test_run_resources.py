@@ -233,6 +233,34 @@ def test_a_pool_gives_a_run_the_gpus_of_its_cell_and_says_what_it_ignores(cli, m
     assert gpus["2-8"] == "3,5" and gpus["none"] in ("3", "5")
 
 
+# --- retries ---------------------------------------------------------------------------------------------------
+
+
+def test_a_retry_asks_for_what_each_run_had_and_for_what_is_typed(cli, answers, monkeypatch):
+    def submit(_sweep, runs, got, *_):
+        submitted.append(([run.stage for run in runs], got.memory_gb, got.gpu_count, got.time))
+        job = str(len(submitted))
+        answers.history[job] = slurm.QueueJob(job, "FAILED", exit="1:0")
+        return {run.name: job for run in runs}
+
+    submitted = []
+    monkeypatch.setattr(sbatch, "submit", submit)
+    score = {"name": "score", "of": "train", "command": "score", "args": ["{parent}", "{out}"]}
+    stages = [score | {"cluster": {"memory_gb": 0.5, "gpus": 1}}]
+    cli.grid = write_grid(cli.folder, seeds=[0, 1], cluster={"memory_gb": 0.25}, stages=stages)
+    cli("launch", "cluster=slurm", "cluster.time=1:00:00", "seed=0")
+    cli("launch", "cluster=slurm", "cluster.time=2:00:00", "cluster.memory_gb=3", "seed=1")
+    first = [(["train"], 0.25, 0, "1:00:00"), (["score"], 0.5, 1, "1:00:00")]
+    second = [(["train"], 3, 0, "2:00:00"), (["score"], 3, 1, "2:00:00")]
+    assert submitted == first + second
+    submitted.clear()
+    cli("retry")
+    assert sorted(submitted) == sorted(first + second)
+    submitted.clear()
+    cli("retry", "cluster=slurm", "cluster.time=0:30:00", "seed=0")
+    assert submitted == [(stage, memory, gpus, "0:30:00") for stage, memory, gpus, _ in first]
+
+
 # --- memory ----------------------------------------------------------------------------------------------------
 
 

@@ -85,6 +85,9 @@ def test_what_starts_from_a_failed_run_waits_for_its_retry(cli):
     cli.stub({"sleep": 0, "weights": True})
     cli("retry", "cluster=debug")
     check_finished(cli)
+    # The table, which was made without the failed run, is made again.
+    events = cli.sweep.events(rows(cli)["table", None].run.name)
+    assert [event["event"] for event in events] == ["start", "end"] * 2
 
 
 @pytest.mark.slow
