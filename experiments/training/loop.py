@@ -77,7 +77,8 @@ class Trainer:
                     self.save()
                 if stop_reason is not None and state.step < total:
                     raise Interrupted(stop_reason, state.step)
-                if self.evaluation.due():
+                interval = self.evaluation.interval
+                if is_last or (interval and state.step % interval == 0):
                     self.evaluate(progress, is_saved)
 
     def stop_requested(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import cached_property
@@ -46,6 +47,8 @@ class Evaluation:
         self.intervals = {PICTURES: config.train.sample_every}
         if config.eval["name"] != "none" and dataset.can_decode:
             self.intervals[SCORES] = config.eval["every"]
+        # An evaluation is due at multiples of this only (0: at none), and after the last step.
+        self.interval = math.gcd(*self.intervals.values())
         # Durations in this process, where there was something to do.
         self.seconds: dict[str, list[float]] = {PREVIEW: [], FINAL: [], SCORES: []}
 

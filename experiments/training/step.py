@@ -84,8 +84,10 @@ class TrainingStep:
         self.seed_torch()
         self.set_learning_rate()
         batch = next(self.prefetched) if self.prefetched is not None else None
-        with memory.out_of_memory(self.micro_batch_size):
+        try:
             self.train_on(batch)
+        except (RuntimeError, MemoryError) as error:
+            memory.explain(error, self.micro_batch_size)
 
     def train_on(self, batch: Batch | None) -> None:
         """Take one optimizer step on this process's rows; `batch`, unless None, has them read."""
@@ -147,7 +149,10 @@ class TrainingStep:
             output = self.net(inputs, pair.time, **conditions, routing=routing, return_output=True)
 
             loss_map = self.objective.loss_map(output.sample, pair)
-            loss = reduce_loss(loss_map, output, pair, self.objective, model, train)
+            if output.kept is None and train.loss == "plain":
+                loss = loss_map.mean()
+            else:  # permanently dropped tokens (MaskDiT), or one loss per route
+                loss = reduce_loss(loss_map, output, pair, self.objective, model, train)
             if self.alignment is not None:
                 loss = loss + train.align_weight * self.alignment(
                     output, batch.x, noise, time, conditions, draws
