@@ -60,7 +60,8 @@ def results(runs):
     clock = ("time", "images_per_s", "seconds", "samples_per_s")
     lines = [[{k: v for k, v in e.items() if k not in clock} for e in records.read_jsonl(folder / name)]
              for name in ("metrics.jsonl", "scores.jsonl")]  # fmt: skip
-    pictures = {p.name: p.read_bytes() for p in sorted((folder / "samples").glob("*.png"))}
+    # Temporary files of killed writers are hidden; `atomic_path` removes them after a day.
+    pictures = {p.name: p.read_bytes() for p in sorted((folder / "samples").glob("[!.]*.png"))}
     tensors = [{k: v.numpy().tobytes() for k, v in tensors.items()} for tensors in (weights, state)]
     return {"lines": lines, "pictures": pictures, "tensors": tensors, "gif": (folder / "progress.gif").read_bytes()}
 
