@@ -90,7 +90,7 @@ class TrainingStep:
             memory.explain(error, self.micro_batch_size)
 
     def train_on(self, batch: Batch | None) -> None:
-        """Take one optimizer step on this process's rows; `batch`, unless None, has them read."""
+        """Take one optimizer step on `batch`, this process's rows; None reads them here."""
         self.train_on_micro_batches(self.micro_batches(batch))
 
     def micro_batches(self, batch: Batch | None) -> Iterator[MicroBatch]:

@@ -124,13 +124,17 @@ def check_when(when: str) -> None:
     one_of("when", when, WHEN, AttachError)
 
 
-def check_extra(extra: Any, signatures: Sequence[Signature]) -> None:
-    """Refuse what is not a sequence of names, or names that no block in the route has."""
+def check_extra(extra: Any) -> None:
+    """Refuse what is not a sequence of names."""
     require(
         isinstance(extra, Collection) and not isinstance(extra, str),
         f"extra={extra!r}: expected names in a sequence: ('{extra}',)",
         AttachError,
     )
+
+
+def check_extra_names(extra: Sequence[str], signatures: Sequence[Signature]) -> None:
+    """Refuse names that are no argument of any block in the route."""
     for name in extra:
         accepted = [block.any_name or name in block.positions for block in signatures]
         if signatures and not any(accepted):

@@ -100,11 +100,12 @@ class Call:
         """Refuse (`AttachError`) a mask over all tokens, of which there are that many."""
         for name in (*MASKS, *_MASKS):
             mask = self.get(name)
-            spans_tokens = mask is not None
-            if name in _MASKS:
-                repeats_is_causal = self.get(_CAUSAL.get(name, ""))
+            if name in MASKS:
+                spans_tokens = mask is not None
+            elif self.get(_CAUSAL.get(name, "")):
+                continue  # the mask only repeats `is_causal`
+            else:
                 spans_tokens = isinstance(mask, Tensor) and tokens in mask.shape
-                spans_tokens = spans_tokens and not repeats_is_causal
             require(
                 not spans_tokens,
                 f"{name} spans all {tokens} tokens, and only some are in the route: not supported; "

@@ -31,6 +31,7 @@ from torch.utils.hooks import RemovableHandle
 from routing.attached.arguments import (
     block_list,
     check_extra,
+    check_extra_names,
     check_grid_of_call,
     check_routed_blocks,
     check_selection,
@@ -118,11 +119,12 @@ class Attached:
             grid = model_grid if grid is None else grid
             prefix = model_prefix if prefix is None else prefix
         members = block_list(blocks)
+        check_extra(extra)
         self._route = Route.parse(route).resolve(len(members), "the list")
         check_routed_blocks(members, self._route)
         self._signatures = [Signature(block, extra) for block in members]
         refuse_long_skips(self._signatures)
-        check_extra(extra, [self._signatures[i] for i in self._route.sparse_blocks])
+        check_extra_names(extra, [self._signatures[i] for i in self._route.sparse_blocks])
         self.grid = parse_grid(grid)
         self._prefix = parse_prefix(prefix, self._signatures, self._is_model)
         self._protect = parse_protect(protect)

@@ -21,7 +21,7 @@ from routing.check.subject import RoutedModel
 from routing.layout import Layout
 
 NO_ROUTE = "no block saw fewer tokens in training"
-_FITS_NEITHER = "fits neither; TREAD counts those that skip"
+_IS_NEITHER = "is neither the skipped nor the kept share; TREAD counts those that skip"
 
 
 def segments_of(passes: Sequence[ObservedPass]) -> Iterator[ObservedSegment]:
@@ -98,7 +98,7 @@ def _rate_of_pass(model: RoutedModel, observed: ObservedPass) -> Judgement:
         elif route is not None and number < len(route.segments):
             result, meaning = _meaning_of_rate(skipped, routable, route.segments[number].rate)
             text += f": {meaning}"
-            if meaning.endswith(_FITS_NEITHER) and not protected.any():
+            if meaning.endswith(_IS_NEITHER) and not protected.any():
                 text += "; text or class tokens? state protect="
         else:
             result = PASS
@@ -124,7 +124,7 @@ def _meaning_of_rate(skipped: int, routable: int, stated: float) -> Judgement:
         return PASS, f"{stated:g} counts the tokens that skip, as in TREAD"
     if counts_kept:
         return FAIL, f"{stated:g} counts the tokens that are KEPT; TREAD counts those that skip"
-    return FAIL, f"{stated:g} {_FITS_NEITHER}"
+    return FAIL, f"{stated:g} {_IS_NEITHER}"
 
 
 def arrives_bit_for_bit(passes: Sequence[ObservedPass]) -> Judgement:

@@ -222,6 +222,7 @@ def test_what_cannot_be_attached():
         (lambda m: routing.attach("blocks", "1-2"), "blocks: expected a model or its list of blocks"),
         (lambda m: routing.attach(m, "1-3", prefix=1.5), "prefix=1.5: expected"),
         (lambda m: routing.attach(m, "1-3", extra="pos"), "extra='pos': expected names in a sequence"),
+        (lambda m: routing.attach(m, "1-3", extra=None), "extra=None: expected names in a sequence"),
         (lambda m: routing.attach(m, "1-3", extra=["attn_mas"]), "did you mean attn_mask"),
         (lambda m: routing.attach([nn.TransformerEncoderLayer(8, 2, 8)], "0-0"), "build it with batch_first=True"),
     ],

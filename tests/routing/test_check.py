@@ -94,7 +94,8 @@ def test_a_rate_that_fits_neither_share_hints_at_tokens_to_protect():
     """Only where none are stated: the class token of these 16 never skips."""
     evidence = routing.check(described(protect=()))["rate"].evidence
     assert evidence == (
-        "11 of 16 tokens skip (0.688): 0.75 fits neither; TREAD counts those that skip; text or class tokens? state protect="
+        "11 of 16 tokens skip (0.688): 0.75 is neither the skipped nor the kept share; TREAD counts those that skip; "
+        "text or class tokens? state protect="
     )
     assert "protect=" not in routing.check(plain("fixed number", lengths=(16, 25)))["rate"].evidence
 
