@@ -210,7 +210,8 @@ def _read_pictures(
 ) -> Split:
     """Decode the pictures of one split; unreadable ones are skipped with a warning."""
     # A held-out class is the training class of the same name.
-    numbers = [class_names.index(name) for name in _class_names(source)]
+    numbers_by_name = {name: number for number, name in enumerate(class_names)}
+    numbers = [numbers_by_name[name] for name in _class_names(source)]
     pixels = np.empty((source.count, *options.sample_shape), np.uint8)
     labels = np.zeros(source.count, np.int64)
     count = 0

@@ -74,7 +74,7 @@ def generate(
         labels: Classes `(n,)`, `from-seed`, `balanced`, or None for the null class.
         text: Text states `(n, L, E)`; None for no text.
         batch: Images per batch.
-        device: Where to sample; by default the model's device.
+        device: Where to sample; by default the model's device (without weights, that of `seeds`).
         progress: Called after every batch.
         weak_model: The weaker network of autoguidance or routed guidance.
         batch_progress: Called within a batch, with its finished share (0 to 1).
@@ -95,7 +95,7 @@ def generate(
         ConfigError,
     )
     if device is None and isinstance(model, torch.nn.Module):
-        device = next(model.parameters()).device
+        device = next(model.parameters(), seeds).device
     seeds = seeds.to(device, torch.int64)
     classes = _classes(model, seeds, labels)
     denoiser = GuidedDenoiser(

@@ -82,7 +82,7 @@ class SampleStore:
         """Write one shard of uint8 images `(n, 3, H, W)`; label -1 means none."""
         if labels is None:
             labels = torch.full_like(seeds, -1)
-        images = pixels.permute(0, 2, 3, 1).contiguous()
+        images, seeds, labels = pixels.permute(0, 2, 3, 1).contiguous(), seeds.cpu(), labels.cpu()
         with atomic_path(self.path(number)) as temporary, temporary.open("wb") as handle:
             np.savez(handle, images=images.numpy(), seeds=seeds.numpy(), labels=labels.numpy())
 
@@ -240,8 +240,9 @@ def _manifest(
 
 def _digest(seeds: Tensor, labels: Tensor | None, text: str) -> str:
     """Return the start of a SHA-256 of seeds and labels; captions are part of `settings`."""
-    label_bytes = b"none" if labels is None else labels.numpy().tobytes()
-    return hashlib.sha256(seeds.numpy().tobytes() + label_bytes + text.encode()).hexdigest()[:16]
+    label_bytes = b"none" if labels is None else labels.cpu().numpy().tobytes()
+    content = seeds.cpu().numpy().tobytes() + label_bytes + text.encode()
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def write_npz(

@@ -57,10 +57,10 @@ def score(
     console: Console | None = None,
     **changes: Any,
 ) -> list[Score]:
-    """Sample from a model with the weights to be scored, and measure; a collective call.
+    """Sample from a run's model and measure; a collective call.
 
-    `step` is the training step of the weights; `changes` are fields of `EvalOptions` in place of
-    the run's own.
+    The model is scored with the weights it holds: load the EMA's first. `step` is their training
+    step, for the record; `changes` are fields of `EvalOptions` in place of the run's own.
     """
     options = options_for(config, **changes)
     pipeline = SamplingPipeline.make(model, config)

@@ -125,6 +125,16 @@ def test_unconditional_and_text_models():
     assert torch.allclose(none[0], none[1], atol=1e-5)
 
 
+def test_a_model_without_weights_is_sampled():
+    class Zero(torch.nn.Module):
+        in_channels, config = 2, {"input_size": 4}
+
+        def forward(self, x, time):
+            return 0 * x
+
+    assert generate(Zero(), *parts("euler", "none"), torch.arange(2)).shape == (2, 2, 4, 4)
+
+
 def test_progress_callbacks_and_modes():
     model, seen, rest = random_backbone().train(), [], parts("euler", "none")
     images = generate(model, *rest, torch.arange(5), batch=2, progress=lambda *args: seen.append(args))
