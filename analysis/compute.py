@@ -145,8 +145,11 @@ def _print(options: argparse.Namespace) -> int:
     curves, final = arms(source), final_scores(source)
     for kind in ("arms", "penalty", "endpoints", "seeds", "scores"):
         table: Mapping[Arm, Any] = final if kind == "scores" else curves
-        head, *rows = make(kind, table, options.steps)
-        print(markdown_rows(head, rows))
+        try:
+            head, *rows = make(kind, table, options.steps)
+            print(markdown_rows(head, rows))
+        except AnalysisError as error:  # as where runs end before the compared multiply-adds
+            print(f"No table of {kind}: {error}\n")
     return 0
 
 

@@ -53,3 +53,7 @@ def test_the_command_prints_every_table_also_without_scores_on_samples(tmp_path,
     *_, seeds, scores = capsys.readouterr().out.strip().split("\n\n")
     assert "| dit | route 2-8 | dense |" in seeds
     assert scores.startswith("| Backbone | Arm | Seeds | FD |") and len(scores.splitlines()) == 2
+    # Routed runs end before the multiply-adds of 350 dense steps.
+    assert compute.main([str(tmp_path), "--steps", "350"]) == 0
+    *_, endpoints, _, scores = capsys.readouterr().out.strip().split("\n\n")
+    assert endpoints.startswith("No table of endpoints: no held-out loss at macs") and "| FD |" in scores
