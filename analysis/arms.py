@@ -6,7 +6,7 @@ merged.
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -143,24 +143,24 @@ def _shown_fields(arm: Arm) -> Arm:
     return replace(arm, group="", variant="")
 
 
-def baseline_arm(arm: Arm, table: Mapping[Arm, Curves]) -> Arm | None:
-    """Return the dense arm that an arm is compared with.
+def baseline_arm(arm: Arm, candidates: Iterable[Arm]) -> Arm | None:
+    """Return the dense arm, one of the candidates, that an arm is compared with.
 
     That of its own group if there is one. Arms of another depth, batch or rate have none: they are
     compared with the dense arm at their learning rate, or with the only one there is.
     """
-    candidates = []
-    for dense in table:
+    similar = []
+    for dense in candidates:
         if not dense.is_dense_baseline:
             continue
         if dense.group == arm.group:
             return dense
         if dense.setting == arm.setting and dense.detail == arm.detail:
-            candidates.append(dense)
-    for dense in candidates:
+            similar.append(dense)
+    for dense in similar:
         if dense.lr == arm.lr:
             return dense
-    return candidates[0] if len(candidates) == 1 else None
+    return similar[0] if len(similar) == 1 else None
 
 
 def penalty_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
@@ -231,13 +231,17 @@ class Comparison:
 
     arm: Arm
     baseline: Arm
-    compared_with: str
     log_ratios: dict[int, float]
+
+    @property
+    def compared_with(self) -> str:
+        """Name of the baseline in tables."""
+        return DENSE if self.baseline.is_dense_baseline else self.baseline.label
 
     @property
     def is_primary(self) -> bool:
         """Whether it is a routed arm against dense, the primary endpoint of `study_equal_macs`."""
-        return self.arm.is_routed and self.compared_with == "dense"
+        return self.arm.is_routed and self.baseline.is_dense_baseline
 
 
 def comparisons(table: Mapping[Arm, Curves], steps: int) -> list[Comparison]:
@@ -254,12 +258,12 @@ def comparisons(table: Mapping[Arm, Curves], steps: int) -> list[Comparison]:
         last = next(iter(table[baseline].values())).iloc[-1]
         macs = float(last["macs"] / last["step"] * steps)
         ratios = log_ratio_at_equal_macs(table[baseline], curves, macs)
-        with_dense.append(Comparison(arm, baseline, "dense", ratios))
+        with_dense.append(Comparison(arm, baseline, ratios))
         for other in table:
             is_shallow = not other.is_routed and other.depth < _USUAL_DEPTH
-            if arm.is_routed and is_shallow and other.backbone == arm.backbone:
+            if arm.is_routed and is_shallow and other.setting == arm.setting:
                 ratios = log_ratio_at_equal_macs(table[other], curves, macs)
-                with_shallow.append(Comparison(arm, other, other.label, ratios))
+                with_shallow.append(Comparison(arm, other, ratios))
     return [pair for pair in with_dense + with_shallow if pair.log_ratios]
 
 
@@ -279,7 +283,7 @@ def endpoints_table(
         if pair.is_primary and estimate.n >= declared_pairs:
             p_values[len(rows)] = two_sided_p(estimate)
         saving = ""
-        if pair.compared_with == "dense":
+        if pair.baseline.is_dense_baseline:
             penalty = paired_penalty(table[pair.baseline], table[pair.arm], steps)
             saving = f"loss not reached by {penalty.censored} of {len(penalty.seeds)}"
             if penalty.sm is not None:
@@ -307,9 +311,8 @@ def seeds_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
         row = [pair.arm.backbone, pair.arm.label, pair.compared_with]
         for seed in seeds:
             ratio = pair.log_ratios.get(seed)
-            row.append("" if ratio is None else f"{100 * math.expm1(ratio):+.2f}")
-        median = statistics.median(pair.log_ratios.values())
-        rows.append([*row, f"{100 * math.expm1(median):+.2f}"])
+            row.append("" if ratio is None else _change(ratio))
+        rows.append([*row, _change(statistics.median(pair.log_ratios.values()))])
     return rows
 
 
@@ -332,10 +335,14 @@ def holm(p_values: Mapping[int, float]) -> dict[int, float]:
     return adjusted
 
 
+def _change(log_ratio: float) -> str:
+    """Return a log ratio as a change in per cent, without the sign `%`."""
+    return f"{100 * math.expm1(log_ratio):+.2f}"
+
+
 def _percent(estimate: Estimate) -> str:
-    """Return a mean of log ratios as a change in per cent."""
-    text = f"{100 * math.expm1(estimate.mean):+.2f} %"
+    """Return a mean of log ratios as a change in per cent, with its interval."""
+    text = f"{_change(estimate.mean)} %"
     if estimate.low is None or estimate.high is None:
         return text
-    low, high = 100 * math.expm1(estimate.low), 100 * math.expm1(estimate.high)
-    return f"{text} [{low:+.2f}, {high:+.2f}]"
+    return f"{text} [{_change(estimate.low)}, {_change(estimate.high)}]"

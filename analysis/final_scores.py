@@ -1,5 +1,6 @@
 """Scores of a study's arms on samples after their last step, and their differences from dense."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -14,11 +15,14 @@ _NETWORK = "-classifier)"
 
 
 def final_scores(source: Path) -> dict[Arm, pd.DataFrame]:
-    """Return a frame for each arm: a row for each seed that is scored, a column for each metric."""
-    runs = load(source)
+    """Return a frame for each arm: a row for each seed that is scored, a column for each metric.
+
+    Of two runs of one arm and seed the one that was trained longer counts, as in `analysis.arms`.
+    """
+    runs = load(source).sort_values("step", kind="stable")
     table = scores(runs)
     table = table[table["metric"].str.endswith(_NETWORK) & (table["step"] == table["last_step"])]
-    table = table.assign(short=table["metric"].str.partition("-")[0])
+    table = table.assign(short=table["metric"].str.split("-").str[0])
     values: dict[Arm, dict[int, dict[str, float]]] = {}
     for row, arm in rows_with_arms(runs, set(table["run"])):
         own = table[table["run"] == row["run"]].set_index("short")["value"].to_dict()
@@ -30,7 +34,7 @@ def final_scores(source: Path) -> dict[Arm, pd.DataFrame]:
     return frames
 
 
-def scores_table(frames: dict[Arm, pd.DataFrame]) -> list[list[str]]:
+def scores_table(frames: Mapping[Arm, pd.DataFrame]) -> list[list[str]]:
     """Return mean scores of each arm, and in brackets the paired difference from dense.
 
     The difference is the mean over seeds that both arms have, with the half-width of its 95 %
@@ -38,18 +42,15 @@ def scores_table(frames: dict[Arm, pd.DataFrame]) -> list[list[str]]:
     """
     rows = [["Backbone", "Arm", "Seeds", *_METRICS]]
     for arm, frame in frames.items():
-        baseline = baseline_arm(arm, dict.fromkeys(frames, {}))
-        is_compared = baseline is not None and baseline != arm
+        baseline = baseline_arm(arm, frames)
         texts = []
         for metric, decimals in _METRICS.items():
             text = f"{frame[metric].mean():.{decimals}f}"
-            if is_compared:
-                assert baseline is not None
-                differences = (frame[metric] - frames[baseline][metric]).dropna()
-                difference = interval(differences)
+            if baseline is not None and baseline != arm:
+                difference = interval(frame[metric] - frames[baseline][metric])
                 if difference is not None and difference.low is not None:
                     half = difference.mean - difference.low
-                    text += f" ({difference.mean:+.{decimals}f} ± {half:.{decimals}f})"
+                    text += f" ({difference.mean:+.{decimals}f} \u00b1 {half:.{decimals}f})"
             texts.append(text)
         seeds = ", ".join(map(str, frame.index))
         rows.append([arm.backbone, arm.label, seeds, *texts])

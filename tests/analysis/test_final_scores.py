@@ -1,11 +1,15 @@
 """Scores of a study's arms after the last step, against records and numbers by hand."""
 
+import json
+
 import pandas as pd
 import pytest
+from analysis_runs import METRIC, lines, score, write, write_pairs
 from scipy.stats import t
 from suite import RESULTS
 from test_compute import DENSE, ROUTED, SHALLOW
 
+from analysis import compute
 from analysis.archives import unpack
 from analysis.final_scores import final_scores, scores_table
 
@@ -29,3 +33,27 @@ def test_differences_are_paired_by_seed():
     half = t.ppf(0.975, 1) * 2**0.5 / 2**0.5  # differences 1 and 3: deviation sqrt(2), two pairs
     assert routed[2:4] == ["5, 6", f"23.0 (+2.0 ± {half:.1f})"]
     assert shallow[3] == "19.0"  # one pair has no interval
+
+
+def test_the_longer_of_two_runs_of_one_seed_counts(tmp_path):
+    expected = []
+    for seed in range(6):
+        write(tmp_path, seed=seed)
+        longer = write(tmp_path, seed=seed, train__steps=800)
+        expected.append(json.loads((longer / "summary.json").read_text())["scores"][METRIC])
+    (frame,) = final_scores(tmp_path).values()
+    assert frame["FD"].to_list() == expected
+
+
+def test_the_command_prints_every_table_also_without_scores_on_samples(tmp_path, capsys):
+    for folder in write_pairs(tmp_path, seeds=2, train__batch=16):
+        losses = ((200, 0.4), (400, 0.3))
+        lines(folder / "scores.jsonl", [score({}, *point, "heldout-loss-500", key="heldout_loss") for point in losses])
+    assert compute.main([str(tmp_path), "--steps", "250"]) == 0
+    *_, seeds, scores = capsys.readouterr().out.strip().split("\n\n")
+    assert "| dit | route 2-8 | dense |" in seeds
+    assert scores.startswith("| Backbone | Arm | Seeds | FD |") and len(scores.splitlines()) == 2
+    # Routed runs end before the multiply-adds of 350 dense steps.
+    assert compute.main([str(tmp_path), "--steps", "350"]) == 0
+    *_, endpoints, _, scores = capsys.readouterr().out.strip().split("\n\n")
+    assert endpoints.startswith("No table of endpoints: no held-out loss at macs") and "| FD |" in scores
