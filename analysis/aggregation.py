@@ -89,7 +89,7 @@ def ratio(values: Iterable[float | None]) -> Estimate | None:
 
 
 def verdict(difference: Estimate, better: str | None) -> str:
-    """Return whether a difference is significant and in which direction, or that seeds are few."""
+    """Return whether and in which direction a difference is significant (few seeds: unknown)."""
     low, high = difference.low, difference.high
     if difference.n < ENOUGH_SEEDS or low is None or high is None:
         return f"too few seeds to tell (n={difference.n})"
@@ -102,7 +102,7 @@ def verdict(difference: Estimate, better: str | None) -> str:
 
 
 def change(difference: Estimate, decimals: int) -> str:
-    """Return a difference with its interval; of two seeds it would say nothing."""
+    """Return a difference with its interval from `ENOUGH_SEEDS` seeds on."""
     form = f"+.{decimals}f"
     return f"{difference.mean:{form}}" if difference.n < ENOUGH_SEEDS else difference.text(form)
 

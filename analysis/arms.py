@@ -277,7 +277,8 @@ def endpoints_table(
     """
     rows: list[list[str]] = []
     p_values: dict[int, float] = {}
-    for pair in comparisons(table, steps):
+    pairs = comparisons(table, steps)
+    for pair, label in zip(pairs, _arm_labels(pairs), strict=True):
         estimate = interval(pair.log_ratios.values())
         assert estimate is not None
         if pair.is_primary and estimate.n >= declared_pairs:
@@ -288,14 +289,14 @@ def endpoints_table(
             saving = f"loss not reached by {penalty.censored} of {len(penalty.seeds)}"
             if penalty.sm is not None:
                 saving = penalty.sm.text(".2f")
-        row = [pair.arm.backbone, pair.arm.label, pair.compared_with, str(estimate.n)]
+        row = [pair.arm.backbone, label, pair.compared_with, str(estimate.n)]
         rows.append([*row, _percent(estimate), "", saving])
     is_complete = len(p_values) == DECLARED_BACKBONES
     shown = holm(p_values) if is_complete else p_values
     for index, p in shown.items():
         rows[index][5] = f"{p:.3f}"
     p_head = "p (Holm)" if is_complete else "p (uncorrected)"
-    head = ["Backbone", "Arm", "Compared with", "Pairs", "Loss at equal MACs (95 %)", p_head]
+    head = ["Backbone", "Arm", "Compared with", "Pairs", "Loss change at equal MACs (95 %)", p_head]
     head.append("s*m (95 %)")
     if not p_values:
         return [[*row[:5], *row[6:]] for row in (head, *rows)]
@@ -307,13 +308,22 @@ def seeds_table(table: Mapping[Arm, Curves], steps: int) -> list[list[str]]:
     pairs = comparisons(table, steps)
     seeds = sorted({seed for pair in pairs for seed in pair.log_ratios})
     rows = [["Backbone", "Arm", "Compared with", *(f"seed {seed}" for seed in seeds), "median"]]
-    for pair in pairs:
-        row = [pair.arm.backbone, pair.arm.label, pair.compared_with]
+    for pair, label in zip(pairs, _arm_labels(pairs), strict=True):
+        row = [pair.arm.backbone, label, pair.compared_with]
         for seed in seeds:
             ratio = pair.log_ratios.get(seed)
             row.append("" if ratio is None else _change(ratio))
         rows.append([*row, _change(statistics.median(pair.log_ratios.values()))])
     return rows
+
+
+def _arm_labels(pairs: Sequence[Comparison]) -> list[str]:
+    """Return the labels of the compared arms, with the learning rate if it differs among them."""
+    labels = [pair.arm.label for pair in pairs]
+    if len({pair.arm.lr for pair in pairs}) > 1:
+        for index, pair in enumerate(pairs):
+            labels[index] += f", learning rate {pair.arm.lr:g}"
+    return labels
 
 
 def two_sided_p(estimate: Estimate) -> float:

@@ -4,7 +4,7 @@
     python -m analysis.compute RECORDS       print what a folder of runs or an archive gives
 
 The pages are README.md and results/*.md. Between `<!-- KIND of=results/NAME.tar.gz KEY=VALUE -->`
-and `<!-- end of KIND -->` stands what the archive says; for a missing archive the block says so.
+and `<!-- end of KIND -->` is a table generated from the archive, or a line that says it is missing.
 Kinds: `penalty` (step penalty s and s * m of routed runs), `arms` (every arm of a study),
 `endpoints` (declared paired endpoints; `pairs` is the declared number), `seeds` (their values by
 seed), `scores` (scores on samples after the last step). An arm is a group and variant

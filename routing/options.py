@@ -166,9 +166,7 @@ class RoutingOptions:
         )
 
 
-def check_reinsertion(
-    reinsert: str, remove: str, route: Route, random_end: bool = False
-) -> None:
+def check_reinsertion(reinsert: str, remove: str, route: Route, random_end: bool = False) -> None:
     """Refuse a re-insertion or removal (see `Routing`) that does not exist or fit the route.
 
     Whether the block of `after:<k>` lies in the route is known once the route is resolved.

@@ -168,7 +168,7 @@ class FolderOptions(SplitOptions):
         for split, (_, labels) in (("train", train), ("test", test)):
             require(
                 len(labels) > 0,
-                f"{self.path} leaves no readable pictures to {split} on "
+                f"{self.path} has no readable pictures left for {split} "
                 f"(data.test_fraction={self.test_fraction:g}); expected some in each split",
             )
         return LabelledImages({"train": train, "test": test}, splits.class_names)

@@ -43,10 +43,7 @@ class Sample(NamedTuple):
 
 
 def routed_pass(config: Config, draws: Draws | None) -> Routing | None:
-    """Return what a pass of a run's model on its first route does; None for a dense run.
-
-    Its tokens come from `draws`.
-    """
+    """Return the routing of a run's first route, with tokens from `draws`; None for a dense run."""
     if config.routing.off_after == 0:
         return None
     return Routing.from_options(config.routing).on(config.first_route, draws)

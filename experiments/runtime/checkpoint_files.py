@@ -204,7 +204,7 @@ def newest(
 
 
 def _clean_up(checkpoints: Path) -> None:
-    """Remove or rename what a process left that was killed while it wrote a checkpoint."""
+    """Clean up after a process that was killed while it wrote a checkpoint."""
     for unfinished in checkpoints.glob(".step-*"):
         shutil.rmtree(unfinished, ignore_errors=True)
     for spare in checkpoints.glob("step-*.old"):  # of a checkpoint that was being replaced

@@ -304,8 +304,9 @@ class Attached:
         if grid is None or grid[0] * grid[1] != tokens:
             if self._grid_stated and protected:
                 raise AttachError(
-                    f"{tokens} tokens may skip where grid={grid} has another number; let prefix= "
-                    "and protect= cover everything but the image, or pass this input's grid"
+                    f"{tokens} tokens are neither prefix nor protected, but grid={grid} has "
+                    "another number: expected prefix= and protect= to cover all but the image, or "
+                    "this input's grid"
                 )
             check_grid_of_call(self.selection, grid, tokens)
             grid = (1, tokens)

@@ -69,7 +69,7 @@ def job_rank(on_slurm: bool) -> int:
 
 
 def requeue(job_id: str, logs: Path) -> bool:
-    """Requeue a job, or the task `7_2`; False if its script has to, once this process has ended.
+    """Requeue a job or array task (`7_2`); False if its script must, once this process has ended.
 
     Raises:
         SweepError: Slurm refuses.

@@ -184,8 +184,8 @@ def _with_interval(estimate: Estimate) -> str:
 def verdict(cost: Estimate, extrapolated: bool) -> str:
     """Return what a predicted relative cost s * m means: a saving, a loss, or undecided.
 
-    The interval of s * m knows the spread of the seeds only: `extrapolated` beyond the fitted
-    steps, it is widened by `MODEL_ERROR`.
+    The interval of s * m reflects only the spread of the seeds; where it is `extrapolated` beyond
+    the fitted steps, it is widened by `MODEL_ERROR`.
     """
     change = f"{abs(1 - cost.mean):.0%} {'fewer' if cost.mean < 1 else 'more'} multiply-adds"
     if cost.low is None or cost.high is None:

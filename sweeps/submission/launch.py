@@ -45,7 +45,7 @@ def retry(
     sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, say: Print = print,
     grid: Grid | None = None, resources_by_run: Mapping[str, Resources] | None = None,
 ) -> Runs | None:  # fmt: skip
-    """Submit failed and stopped ones of some runs again; each resumes from its last checkpoint.
+    """Submit the failed and stopped runs among `runs` again; each resumes from its last checkpoint.
 
     `grid` is that of the sweep, if it is one in Python; `resources_by_run` as in `submit`. Returns
     what `launch` returns.

@@ -67,7 +67,7 @@ def _reason(
 
 
 def find_due(runs: Sequence[PlannedRun], rows: Mapping[str, RunStatus]) -> Runs:
-    """Return the failed and stopped ones of some runs, then the tables of their results."""
+    """Return the failed and stopped runs among `runs`, then the tables of their results."""
     due = [run for run in runs if rows[run.name].state in ("failed", "stopped")]
     names = {run.name for run in due}
     tables = [run for run in runs if run.name not in names and names.intersection(run.after)]

@@ -108,6 +108,9 @@ def test_changes_by_seed_and_their_median():
     head, row = compute.seeds_table({DENSE: dense, ROUTED: routed}, 1500)
     assert head[3:] == ["seed 0", "seed 1", "seed 3", "median"]  # seed 2 has no pair
     assert row == ["dit", "route 2-8", "dense", "+5.00", "+15.00", "-5.00", "+5.00"]
+    faster = dataclasses.replace(ROUTED, lr=4e-3, group=f"{GROUP} (train.lr=0.004)")
+    rows = compute.seeds_table({DENSE: dense, ROUTED: routed, faster: routed}, 1500)[1:]
+    assert [row[1] for row in rows] == ["route 2-8, learning rate 0.002", "route 2-8, learning rate 0.004"]
 
 
 def test_three_backbones_are_corrected_together():

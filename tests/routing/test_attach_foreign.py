@@ -129,7 +129,7 @@ def test_a_prefix_shorter_than_text_and_registers_is_refused():
         assert repr(attached) == (
             "<routing.attach: route 1-4 of 5 blocks, prefix 14, when training, 8 of 16 tokens stayed>"
         )
-    wrong_grid = pytest.raises(AttachError, match=r"24 tokens may skip where grid=\(4, 4\)")
+    wrong_grid = pytest.raises(AttachError, match=r"24 tokens are neither prefix nor protected, but grid=\(4, 4\)")
     with routing.attach(single, "0-0", prefix=TEXT, grid=(4, 4)), wrong_grid:
         run(model, inputs)
 
