@@ -118,7 +118,7 @@ def test_the_prefix_of_ones_own_model_can_change_with_the_batch():
 
 
 @pytest.mark.parametrize("make", [Own, lambda: Own().blocks])
-@pytest.mark.parametrize(("prefix", "part"), [({}, "the grid 4x4 has 16"), ({"prefix": 3}, "17 tokens may skip")])
+@pytest.mark.parametrize(("prefix", "part"), [({}, "the grid 4x4 has 16"), ({"prefix": 3}, "17 tokens are neither prefix nor protected")])
 def test_a_stated_grid_refuses_a_prefix_that_does_not_fit(make, prefix, part):
     blocks = make()
     with routing.attach(blocks, "0-0@0.5", grid=(4, 4), **prefix), pytest.raises(AttachError, match=part):
