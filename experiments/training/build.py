@@ -9,7 +9,7 @@ from experiments import components
 from experiments.config.schema import Config
 from experiments.data.dataset import Dataset
 from experiments.runtime.processes import gather
-from experiments.training.cuda_graphs import create_step
+from experiments.training.cuda_graphs import GraphedTrainingStep, reason_against
 from experiments.training.micro_batch import choose_micro_batch_size
 from experiments.training.precision import resolve_precision
 from experiments.training.state import TrainingState
@@ -45,3 +45,28 @@ def build_step(
             components.compile_blocks(step.alignment.blocks)
     step.micro_batch_size = choose_micro_batch_size(step)
     return step
+
+
+def create_step(
+    config: Config,
+    accelerator: Any,
+    dataset: Dataset,
+    state: TrainingState,
+    precision: str,
+    say: Callable[[str], None] = print,
+) -> TrainingStep:
+    """Return the training step that `train.graphs` asks for.
+
+    `auto` means graphs on CUDA with one process. Where graphs are asked for and cannot be recorded,
+    `say` gets one line with the reason, and the steps run without.
+    """
+    option, processes = config.train.graphs, accelerator.num_processes
+    if option is False or (option == "auto" and accelerator.device.type != "cuda"):
+        return TrainingStep(config, accelerator, dataset, state, precision)
+    reason = reason_against(config, processes)
+    if reason is not None:
+        say(f"CUDA graphs off: {reason}")
+        return TrainingStep(config, accelerator, dataset, state, precision)
+    if processes > 1:
+        say("train.graphs=true with several processes has not been tested on several GPUs")
+    return GraphedTrainingStep(config, accelerator, dataset, state, precision, say=say)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -59,26 +59,6 @@ def reason_against(config: Config, processes: int) -> str | None:
     if len(routes) > MOST_ROUTES:
         return f"the schedule has more than {MOST_ROUTES} routes, and each needs its own graph"
     return None
-
-
-def create_step(
-    config: Config, accelerator: Any, *args: Any, say: Callable[[str], None] = print
-) -> TrainingStep:
-    """Return the training step that `train.graphs` asks for; `args` are those of `TrainingStep`.
-
-    `auto` means graphs on CUDA with one process. Where graphs are asked for and cannot be recorded,
-    `say` gets one line with the reason, and the steps run without.
-    """
-    option = config.train.graphs
-    if option is False or (option == "auto" and accelerator.device.type != "cuda"):
-        return TrainingStep(config, accelerator, *args)
-    reason = reason_against(config, accelerator.num_processes)
-    if reason is not None:
-        say(f"CUDA graphs off: {reason}")
-        return TrainingStep(config, accelerator, *args)
-    if accelerator.num_processes > 1:
-        say("train.graphs=true with several processes has not been tested on several GPUs")
-    return GraphedTrainingStep(config, accelerator, *args, say=say)
 
 
 class BufferedDraws:
@@ -173,7 +153,8 @@ class RouteGraph:
         self, step: GraphedTrainingStep, route: Route | None, micro_batches: list[MicroBatch]
     ) -> None:
         self.step, self.route, self.micro_batches = step, route, micro_batches
-        self.body = partial(step.train_on_micro_batches, micro_batches)  # what the graph records
+        # What the graph records: the step without graphs.
+        self.body = partial(TrainingStep.train_on, step, micro_batches)
         self.eager_steps_left = EAGER_WITH_DDP if step.distributed else EAGER
         self.replay: Callable[[], None] | None = None
 
@@ -222,16 +203,16 @@ class GraphedTrainingStep(TrainingStep):
         net._set_ddp_runtime_logging_sample_rate(_NEVER)
         return net
 
-    def train_on(self, batch: Batch | None) -> None:
+    def train_on(self, micro_batches: Iterable[MicroBatch]) -> None:
         """Replay the graph of this step's route, or prepare it.
 
         Raises:
             UserError: It cannot be recorded, with several processes.
         """
         if not self.recordable:
-            super().train_on(batch)
+            super().train_on(micro_batches)
             return
-        micro_batches = list(self.micro_batches(batch))
+        micro_batches = list(micro_batches)
         routing = micro_batches[0].routing
         route = None if routing is None else routing.route
         if self.graph is None or self.graph.route != route:
@@ -252,7 +233,7 @@ class GraphedTrainingStep(TrainingStep):
             self.release()
             for optimizer in self.state.optimizers:
                 optimizer.zero_grad(set_to_none=True)  # those of the recording hold no numbers
-            super().train_on(batch)
+            super().train_on(micro_batches)
 
     def release(self) -> None:
         """Drop the graph; the next steps record it again."""

@@ -83,26 +83,27 @@ class TrainingStep:
         """
         self.seed_torch()
         self.set_learning_rate()
-        batch = next(self.prefetched) if self.prefetched is not None else None
         try:
-            self.train_on(batch)
+            self.train_on(self.micro_batches())
         except (RuntimeError, MemoryError) as error:
             memory.explain(error, self.micro_batch_size)
 
-    def train_on(self, batch: Batch | None) -> None:
-        """Take one optimizer step on `batch`, this process's rows; None reads them here."""
-        self.train_on_micro_batches(self.micro_batches(batch))
-
-    def micro_batches(self, batch: Batch | None) -> Iterator[MicroBatch]:
+    def micro_batches(self) -> Iterator[MicroBatch]:
         """Make the micro-batches of this step, one at a time."""
+        prefetched = None if self.prefetched is None else next(self.prefetched)
         for start in range(0, self.local_batch, self.micro_batch_size):
             end = min(self.local_batch, start + self.micro_batch_size)
             rows = torch.arange(self.first_row + start, self.first_row + end)
-            inputs = self.make_batch(rows, None if batch is None else batch.rows(start, end))
+            draws = self.draws(rows)
+            if prefetched is None:
+                batch = self.read_batch(rows, draws)
+            else:
+                batch = prefetched.rows(start, end)
             share = (end - start) / self.local_batch
-            yield MicroBatch(*inputs, share=share, is_last=end == self.local_batch)
+            is_last = end == self.local_batch
+            yield MicroBatch(batch, draws, self.step_routing(draws), share, is_last)
 
-    def train_on_micro_batches(self, micro_batches: Iterable[MicroBatch]) -> None:
+    def train_on(self, micro_batches: Iterable[MicroBatch]) -> None:
         """Accumulate the gradients of micro-batches and apply them."""
         total_loss = torch.zeros((), device=self.device)
         for micro_batch in micro_batches:
@@ -118,19 +119,20 @@ class TrainingStep:
 
     def loss(self, rows: Tensor) -> Tensor:
         """Return the mean loss of some rows of the global batch."""
-        return self.batch_loss(*self.make_batch(rows, None))
+        draws = self.draws(rows)
+        return self.batch_loss(self.read_batch(rows, draws), draws, self.step_routing(draws))
 
-    def make_batch(self, rows: Tensor, batch: Batch | None) -> tuple[Batch, Draws, Routing | None]:
-        """Return data (unless prefetched as `batch`), random numbers and routing for some rows.
+    def read_batch(self, rows: Tensor, draws: Draws) -> Batch:
+        """Return the data of some rows of the global batch.
 
         Rows and sample numbers stay on the CPU: reading them from a GPU would wait for its work.
         """
-        step = self.state.step
-        draws = self.draws(rows)
-        if batch is None:
-            batch = self.dataset.batch(self.samples(step, rows), draws)
-        route = self.config.route_schedule.at(step / self.config.train.steps)
-        return batch, draws, self.routing.on(route, draws)
+        return self.dataset.batch(self.samples(self.state.step, rows), draws)
+
+    def step_routing(self, draws: Draws) -> Routing | None:
+        """Return the routing of this step, for the samples of `draws`."""
+        route = self.config.route_schedule.at(self.state.step / self.config.train.steps)
+        return self.routing.on(route, draws)
 
     def batch_loss(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:
         """Return the mean loss of a batch under these random numbers and routes.

@@ -14,7 +14,7 @@ from experiments.config.compose import load
 from experiments.options.roles import ConfigError
 from experiments.runtime import run_folder
 from experiments.training import cuda_graphs
-from experiments.training.build import build_step
+from experiments.training.build import build_step, create_step
 from experiments.training.cuda_graphs import EAGER, EAGER_WITH_DDP, GraphedTrainingStep
 from experiments.training.optimizer import move_rates
 from experiments.training.step import TrainingStep
@@ -189,11 +189,10 @@ def test_a_recording_that_fails_with_several_processes_is_one_sentence(monkeypat
     ],
 )
 def test_which_runs_use_graphs(device, processes, words, is_graphed, line, monkeypatch, stand_in):
-    monkeypatch.setattr(TrainingStep, "__init__", lambda self, config, accelerator, *args: vars(self).update(args[0]))
+    monkeypatch.setattr(TrainingStep, "__init__", lambda self, *args: vars(self).update(state=args[3], device=device))
     config = load([*TINY, "train.steps=1000", *words])
     accelerator = SimpleNamespace(device=torch.device(device), num_processes=processes)
-    values = {"state": SimpleNamespace(optimizers=[]), "device": accelerator.device}
     lines = []
-    step = cuda_graphs.create_step(config, accelerator, values, say=lines.append)
+    step = create_step(config, accelerator, None, SimpleNamespace(optimizers=[]), "fp32", lines.append)
     assert isinstance(step, GraphedTrainingStep) == is_graphed
     assert len(lines) == (line is not None) and all(line in text for text in lines)

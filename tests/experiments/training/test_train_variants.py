@@ -57,7 +57,7 @@ def one_loss(run):
 
 def test_dropping_counts_only_tokens_that_stayed(tmp_path):
     run = perturbed(make_run(small(tmp_path, *DROPPING)))
-    batch, draws, routing = run.training_step.make_batch(torch.arange(8), None)
+    batch, draws, routing, *_ = next(run.training_step.micro_batches())
     noise, time = draws.normal("noise", (1, 8, 8)), run.training_step.objective.times(draws)
     pair = run.training_step.objective.training_pair(batch.x, noise, time)
     labels = torch.full((8,), 10)
@@ -74,7 +74,7 @@ def test_maskdit_reconstructs_with_the_preconditioned_output(tmp_path):
     # noisy image y + n over what is not, each patch of y + n at mean 0 and variance 1.
     words = [*MASKDIT, "size=T/2", "train.label_drop=1"]
     run = perturbed(make_run(small(tmp_path, *words)))
-    batch, draws, routing = run.training_step.make_batch(torch.arange(8), None)
+    batch, draws, routing, *_ = next(run.training_step.micro_batches())
     y = batch.x
     sigma = (draws.normal("sigma", 1)[:, 0] * 1.2 - 1.2).exp()
     s = sigma.reshape(-1, 1, 1, 1)
