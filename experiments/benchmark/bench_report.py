@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -12,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 import torch
 
 from backbones.ops import native
 from experiments.benchmark import block_times, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions
-from experiments.runtime.environment import process_settings, processor
+from experiments.runtime.environment import timing_environment
 from experiments.runtime.errors import is_out_of_memory
 from experiments.runtime.files import atomic_write, check_replaceable
 from experiments.runtime.memory import MemoryLimit, check_fits
@@ -46,19 +44,6 @@ def table(rows: Sequence[dict[str, Any]], columns: Mapping[str, Column]) -> str:
             cells[title] = (frame[key] * factor).map(form.format, na_action="ignore")
     first = cells.columns[0]
     return cells.fillna("").set_index(first).rename_axis(index=None, columns=first).to_string()
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """Return the properties of the machine that the figures depend on."""
-    name = torch.cuda.get_device_name() if device.type == "cuda" else processor()
-    return {
-        **process_settings(),
-        "torch": torch.__version__,
-        "device": device.type,
-        "device_name": name,
-        "cores": os.cpu_count(),
-        "load_before": psutil.getloadavg()[0],
-    }
 
 
 def pick_device(o: BenchOptions) -> torch.device:
@@ -151,8 +136,9 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
     check_replaceable(Path(o.out))  # before minutes of measuring
     if {"steps", "variants"} & set(o.parts):
         _check_memory(o, device)
-    report: dict[str, Any] = {"options": dataclasses.asdict(o), "environment": environment(device)}
-    say(_heading(o, report["environment"]))
+    environment = timing_environment(device)
+    report: dict[str, Any] = {"options": dataclasses.asdict(o), "environment": environment}
+    say(_heading(o, environment))
     build = native.start_build(say) if device.type == "cpu" else None
     if build is not None:
         build.join()  # compilers would slow down what is measured

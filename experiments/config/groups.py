@@ -12,8 +12,8 @@ from typing import Any
 
 from backbones import registry
 from backbones.sizes import BackboneError, parse_size
-from backbones.validation import OptionError, check_choice, fields_of, validate
-from experiments.data.registry import DATA_SETS, OWN_PICTURES
+from backbones.validation import check_choice, fields_of, validate
+from experiments.data.registry import DATA_SETS, options_class
 from experiments.data.registry import parse as parse_data
 from experiments.options.evaluation import EvalOptions
 from experiments.options.guidance import GUIDANCE
@@ -49,14 +49,12 @@ def check_name(group: str, name: str) -> None:
     """Refuse a name that a group cannot be set to.
 
     Raises:
-        OptionError: The message suggests the closest name.
+        UserError: The message suggests the closest name.
     """
-    try:
+    if group == "data":
+        options_class(name)
+    else:
         check_choice(name, names(group), group)
-    except OptionError as error:
-        if group == "data" and "did you mean" not in str(error):
-            raise OptionError(f"{error}; {OWN_PICTURES}") from None
-        raise
 
 
 def option_classes(group: str, name: str) -> list[type]:

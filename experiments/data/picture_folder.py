@@ -81,7 +81,8 @@ class FolderOptions(SplitOptions):
         """List the pictures and their classes.
 
         Raises:
-            DataError: The folder is missing or holds no pictures, or its layout is not supported.
+            DataError: The folder is missing, holds fewer than two pictures or more than memory
+                should hold, or its layout is not supported.
         """
         require(
             bool(self.path and self.path.strip()),
@@ -94,17 +95,17 @@ class FolderOptions(SplitOptions):
             "each class",
         )
         train_folder, test_folder = _split_folders(root)
-        train = _open_pictures(train_folder)
+        train, test = _open_pictures(train_folder), None
         class_names = _class_names(train)
-        if test_folder is None:
-            return FolderSplits(train, None, class_names)
-        test = _open_pictures(test_folder)
-        missing = sorted(set(_class_names(test)) - set(class_names))
-        require(
-            test.labelled == train.labelled and not missing,
-            f"{test_folder} holds {'the class ' + missing[0] if missing else 'no classes'}, unlike "
-            f"{train_folder}; expected the same class folders in both",
-        )
+        if test_folder is not None:
+            test = _open_pictures(test_folder)
+            missing = sorted(set(_class_names(test)) - set(class_names))
+            require(
+                test.labelled == train.labelled and not missing,
+                f"{test_folder} holds {'the class ' + missing[0] if missing else 'no classes'}, "
+                f"unlike {train_folder}; expected the same class folders in both",
+            )
+        self._check_count(train.count + (test.count if test else 0))
         return FolderSplits(train, test, class_names)
 
     def describe(self) -> dict[str, Any]:
@@ -132,12 +133,11 @@ class FolderOptions(SplitOptions):
         return digest.hexdigest()[:16]
 
     def check_files(self) -> None:
-        """Raise `DataError` for a missing folder, or for more pictures than memory should hold."""
-        self._check_count(self.open_splits())
+        """Raise `DataError` for pictures that `open_splits` refuses."""
+        self.open_splits()
 
-    def _check_count(self, splits: FolderSplits) -> None:
+    def _check_count(self, count: int) -> None:
         """Refuse more pixels than `MAX_BYTES`, and a single picture."""
-        count = splits.train.count + (splits.test.count if splits.test else 0)
         size = count * self.channels * self.size**2
         require(
             size <= MAX_BYTES,
@@ -151,7 +151,6 @@ class FolderOptions(SplitOptions):
     def read(self) -> LabelledImages:
         """Decode all pictures, as uint8 (N, C, size, size) and labels (N,) of each split."""
         splits = self.open_splits()
-        self._check_count(splits)
         train = _read_pictures(self, splits.train, splits.class_names)
         if splits.test is not None:
             test = _read_pictures(self, splits.test, splits.class_names)

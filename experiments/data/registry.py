@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, cast
 
-from backbones.validation import validate
+from backbones.validation import OptionError, validate
 from experiments.data.data_options import DataError, DataOptions
 from experiments.data.image_options import (
+    TORCHVISION_SETS,
     DigitsOptions,
     FashionOptions,
     IconsOptions,
@@ -21,7 +22,7 @@ from experiments.data.image_options import (
 )
 from experiments.data.latent_options import LatentsOptions
 from experiments.data.picture_folder import FolderOptions
-from routing.errors import one_of
+from routing.errors import suggest
 
 DATA_SETS: dict[str, type[DataOptions]] = {
     "digits": DigitsOptions,
@@ -39,9 +40,22 @@ _CONF = Path(__file__).parents[1] / "conf"
 
 
 def options_class(name: str) -> type[DataOptions]:
-    """Return the class of a data set's options."""
-    one_of("unknown data set", name, tuple(DATA_SETS), DataError)
+    """Return the class of a data set's options.
+
+    Raises:
+        DataError: An unknown data set; the message suggests what to type instead.
+    """
+    if name not in DATA_SETS:
+        raise DataError(f"data={name}: expected one of {', '.join(DATA_SETS)}{_suggestion(name)}")
     return DATA_SETS[name]
+
+
+def _suggestion(name: str) -> str:
+    """Return the closest data set, one of torchvision's, or what to do with one's own pictures."""
+    for torchvision_name in TORCHVISION_SETS:
+        if name.lower() == torchvision_name.lower() and name.lower() not in DATA_SETS:
+            return f"; did you mean data=torchvision data.set={torchvision_name}?"
+    return suggest(name, DATA_SETS) or f"; {OWN_PICTURES}"
 
 
 def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
@@ -64,7 +78,12 @@ def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
             value = list(value)  # also OmegaConf's lists
         values[key] = value
     options_of_set = options_class(str(values.get("name", "")))
-    return cast(DataOptions, validate(options_of_set, values, "data."))
+    try:
+        return cast(DataOptions, validate(options_of_set, values, "data."))
+    except OptionError as error:
+        if str(error).startswith("data.set=") and "did you mean" not in str(error):
+            raise OptionError(f"{error}; {OWN_PICTURES}") from None  # such as ImageFolder
+        raise
 
 
 def describe(options: DataOptions | Mapping[str, Any]) -> dict[str, Any]:

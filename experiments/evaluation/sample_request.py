@@ -43,12 +43,22 @@ def plan_request(
             f"{flag}: a number is given twice; expected each once, since it identifies an image",
             ConfigError,
         )
+    if not classes and not captions:
+        return SampleRequest(
+            seeds=list(seeds),
+            labels=None,
+            captions=None,
+            grid=set(range(_GRID_IMAGES)),
+            columns=None,
+            row_names=None,
+            names=[f"seed{seed:06d}" for seed in seeds],
+        )
     rows = _rows(classes, captions, class_names)
     columns = min(len(seeds), MOST_COLUMNS)
     labels: list[int] = []
     image_captions: list[str] = []
-    names: list[str] = []
-    grid: set[int] = set()
+    names = []
+    grid = set()
     for row, (prefix, _) in enumerate(rows):
         names += [f"{prefix}seed{seed:06d}" for seed in seeds]
         if classes:
@@ -58,14 +68,13 @@ def plan_request(
         if row < MOST_ROWS:
             first = row * len(seeds)
             grid.update(range(first, first + columns))
-    has_rows = bool(labels or image_captions)
     return SampleRequest(
         seeds=list(seeds) * len(rows),
         labels=labels or None,
         captions=image_captions or None,
-        grid=grid if has_rows else set(range(_GRID_IMAGES)),
-        columns=columns if has_rows else None,
-        row_names=[name for _, name in rows[:MOST_ROWS]] if has_rows else None,
+        grid=grid,
+        columns=columns,
+        row_names=[name for _, name in rows[:MOST_ROWS]],
         names=names,
     )
 
@@ -73,14 +82,14 @@ def plan_request(
 def _rows(
     classes: Sequence[int] | None, captions: Sequence[str] | None, class_names: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Return the prefix of file names and the name of every class or caption, or of the one row."""
+    """Return the prefix of file names and the name of every class or caption."""
     rows = []
     for number, caption in enumerate(captions or ()):
         rows.append((f"caption{number:03d}_", caption))
     for number in classes or ():
         name = class_names[number] if number < len(class_names) else str(number)
         rows.append((f"class{number:04d}_", name))
-    return rows or [("", "")]
+    return rows
 
 
 # --- parsing --------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ import os
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,24 +199,31 @@ def generate_shards(
     numbers = range(rank, 0 if finished else len(pieces), processes)
     done, total = 0, sum(len(pieces[number]) for number in numbers)
     for number in numbers:
-        rows, report = pieces[number], partial(_report, progress, done, total)
+        rows = pieces[number]
+        if not store.path(number).exists():
+            shard_labels = None if labels is None else labels[rows]
+            states = None if text is None else text(rows)
+            images = pipeline.generate(
+                seeds[rows],
+                shard_labels,
+                states,
+                batch=batch,
+                progress=_shard_progress(progress, done, total),
+            )
+            pixels = [to_pixels(part).cpu() for part in images.split(batch)]
+            store.write(number, torch.cat(pixels), seeds[rows], shard_labels)
+        elif progress is not None:
+            progress(done + len(rows), total)
         done += len(rows)
-        if store.path(number).exists():
-            report(len(rows))
-            continue
-        shard_labels = None if labels is None else labels[rows]
-        states = None if text is None else text(rows)
-        images = pipeline.generate(seeds[rows], shard_labels, states, batch=batch, progress=report)
-        pixels = [to_pixels(part).cpu() for part in images.split(batch)]
-        store.write(number, torch.cat(pixels), seeds[rows], shard_labels)
     gather(None)  # wait for the shards of the others
     return [store.path(number) for number in range(len(pieces))]
 
 
-def _report(progress: Progress | None, done: int, total: int, images: int, size: int = 0) -> None:
-    """Report `images` of a shard of `size` beside the `done` ones before it."""
-    if progress is not None:
-        progress(done + images, total)
+def _shard_progress(progress: Progress | None, done: int, total: int) -> Progress | None:
+    """Return a function that reports the images of a shard, after `done` of `total` images."""
+    if progress is None:
+        return None
+    return lambda images, _shard_size: progress(done + images, total)
 
 
 def _manifest(

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from experiments.runtime import run_folder
@@ -28,9 +29,9 @@ def environment() -> dict[str, Any]:
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
-    device = f"{processor()}, {os.cpu_count()} cores"
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_name()
+    device = device_name("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        device += f", {os.cpu_count()} cores"
     return {
         **process_settings(),
         "system": platform.platform(),
@@ -43,6 +44,18 @@ def environment() -> dict[str, Any]:
     }
 
 
+def timing_environment(device: torch.device) -> dict[str, Any]:
+    """Return what the times that the benchmark measures depend on."""
+    return {
+        **process_settings(),
+        "torch": torch.__version__,
+        "device": device.type,
+        "device_name": device_name(device.type),
+        "cores": os.cpu_count(),
+        "load_before": psutil.getloadavg()[0],
+    }
+
+
 def process_settings() -> dict[str, Any]:
     """Return what the speed of this process depends on, beside hardware and packages."""
     return {
@@ -52,8 +65,10 @@ def process_settings() -> dict[str, Any]:
     }
 
 
-def processor() -> str:
-    """Return the CPU's name."""
+def device_name(device_type: str) -> str:
+    """Return the name of the GPU, or of the CPU."""
+    if device_type == "cuda":
+        return torch.cuda.get_device_name()
     return cpu_info("model name") or platform.processor() or platform.machine()
 
 

@@ -15,6 +15,7 @@ from experiments.evaluation.headline import one_line
 from experiments.evaluation.heldout_loss import NOISY_INPUTS
 from experiments.evaluation.pictures import image_grid, save_gif, save_png
 from experiments.evaluation.pipeline import SamplingPipeline
+from experiments.evaluation.sampling_options import chosen_options, describe_options
 from experiments.evaluation.scoring import score
 from experiments.runtime import console, records
 from experiments.training.step import TrainingStep
@@ -51,6 +52,19 @@ class Evaluation:
         self.interval = math.gcd(*self.intervals.values())
         # Durations in this process, where there was something to do.
         self.seconds: dict[str, list[float]] = {PREVIEW: [], FINAL: [], SCORES: []}
+
+    def describe(self) -> str:
+        """Return the samplers and the guidance of pictures and scores; empty without either."""
+        if not self.dataset.can_decode or not (self._has_previews or SCORES in self.intervals):
+            return ""
+        sampler = chosen_options("sampler", self.config.sampler, {})
+        guidance = chosen_options("guidance", self.config.guidance, {})
+        guided = "unguided" if guidance.name == "none" else describe_options(guidance)
+        text = f"{describe_options(sampler)}, {guided}"
+        if self._has_previews:
+            preview = self._preview_sampler
+            text += f" (previews: {preview['name']} steps={preview['steps']})"
+        return text
 
     def due(self) -> list[str]:
         """Return the kinds of evaluation that belong to the current step.

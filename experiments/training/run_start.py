@@ -19,7 +19,7 @@ from experiments.training.precision import record_precision, slow_bf16
 
 
 def print_start(trainer: Trainer, resumed: bool) -> None:
-    """Print model and cost, the run folder, the device, and warnings about them."""
+    """Print model and cost, the run folder, device and sampler, and warnings about them."""
     config, console, step = trainer.config, trainer.console, trainer.training_step
     lines = banner_lines(config, step.cost, trainer.model.describe())
     console.say("\n".join(lines))
@@ -41,6 +41,9 @@ def print_start(trainer: Trainer, resumed: bool) -> None:
     if device_type == "cpu" and torch.backends.mps.is_available():
         device += "   (this Mac's GPU is untested: ACCELERATE_TORCH_DEVICE=mps tries it)"
     console.say(f"device      {device}")
+    sampling = trainer.evaluation.describe()
+    if sampling:
+        console.say(f"sampler     {sampling}")
     if config.train.micro_batch == "auto" and step.micro_batch_size < step.local_batch:
         console.say(
             f"micro-batch {step.micro_batch_size}: the largest that fits; {step.local_batch} "

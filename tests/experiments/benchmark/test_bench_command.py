@@ -51,6 +51,13 @@ def test_what_this_machine_cannot_do_is_said(capsys, monkeypatch):
     assert run_command(bench.main, ["graphs=true"]) == 2
 
 
+def test_a_build_of_the_cpu_kernels_is_announced(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench_report.native, "start_build", lambda report: report("building the CPU kernels ..."))
+    monkeypatch.setattr(bench_report, "PARTS", {})
+    assert run_command(bench.main, ["device=cpu", "parts=loop", f"out={tmp_path / 'figures.json'}"]) == 0
+    assert "building the CPU kernels ..." in capsys.readouterr().out
+
+
 # --- arithmetic
 
 

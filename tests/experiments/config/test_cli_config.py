@@ -130,6 +130,9 @@ MISTAKES = [
     ("train.muon_lr=0.02", "train.muon_lr=0.02: expected train.optimizer=muon"),
     ("backbone=dit,mamba", "expected one value; -m runs each"),
     ("data.path=nowhere", "data=fashion, data=folder and data=latents have it"),
+    ("data=ImageFolder", "did you mean folder?"),
+    ("data=cifar10", "did you mean data=torchvision data.set=CIFAR10?"),
+    ("data=imagenet", "for pictures of your own, type data=folder data.path=DIR"),
     ("init=/@\u00b2", "RUN@STEP with a whole number"),
     (
         "backbone.decoder={width: 32, heads: 5}",

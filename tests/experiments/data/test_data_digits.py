@@ -153,7 +153,9 @@ def test_invalid_options_are_refused():
         ({"name": "digits", "sigma_dat": 1}, "unknown key data.sigma_dat; did you mean sigma_data?"),
         ({"name": "digits", "test_fraction": 1.0}, "data.test_fraction=1.0: expected a number .*<= 0.9"),
         ({"name": "latents", "held_out": 5, "test": "a"}, "data.held_out=5: expected 0 with data.test=a"),
-        ({}, "unknown data set ''"),
+        ({}, "data=: expected one of digits"),
+        ({"name": "torchvision", "set": "ImageFolder"}, "data.set=ImageFolder: .*; .* type data=folder data.path=DIR"),
+        ({"name": "torchvision", "set": "cifar"}, "did you mean CIFAR10 or CIFAR100?"),
     ]
     for options, words in invalid:
         with pytest.raises(UserError, match=words):

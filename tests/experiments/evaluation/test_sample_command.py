@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small import ROOT
 
+from backbones.ops import native
 from experiments import sample
 from experiments.config.compose import load
 from experiments.data import create
@@ -82,6 +83,12 @@ def test_writes_pngs_a_grid_and_an_npz(weights, tmp_path, capsys):
     assert [path.name for path in (again / "png").iterdir()] == ["class0007_seed000003.png"]
     with Image.open(again / "grid.png") as grid:
         assert grid.height == 2 * 50 + 2
+
+
+def test_a_build_of_the_cpu_kernels_is_announced(weights, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(native, "start_build", lambda report: report("building the CPU kernels ..."))
+    assert run(weights, "--seeds", "0", "--steps", 1, "--out", tmp_path, "--device", "cpu") == 0
+    assert "building the CPU kernels ..." in capsys.readouterr().out
 
 
 def test_the_same_command_again_is_done_and_another_is_refused(weights, tmp_path, capsys):
