@@ -22,16 +22,34 @@ _LOCK_TIMEOUT_S, _SERVER_TIMEOUT_S = 3600, 20
 
 
 def fetch(addresses: Sequence[str], path: Path, digest: str, kind: str = "md5") -> None:
-    """Download a file from the first address that answers, unless it exists.
+    """Download a published file from the first address that answers, unless it exists.
 
     Args:
         addresses: URLs of the same file.
         path: The file. It is written whole or not at all.
         digest: First digits of the checksum of the content.
         kind: Hash function of the checksum, as `hashlib` calls it.
+
+    Raises:
+        DataError: The file cannot be downloaded, or the existing one differs from the published.
     """
-    if path.is_file():
-        return
+    if not path.is_file():
+        _download_from_any(addresses, path, digest, kind)
+    check_published(path, digest, kind)
+
+
+def check_published(path: Path, digest: str, kind: str = "md5") -> None:
+    """Refuse a file that differs from the published one, whose checksum starts with `digest`."""
+    actual = _checksum(path, kind)
+    require(
+        actual.startswith(digest),
+        f"{path} is truncated or differs from the published file: its {kind.upper()} is {actual}, "
+        f"expected {digest}; delete it, and it is downloaded again",
+    )
+
+
+def _download_from_any(addresses: Sequence[str], path: Path, digest: str, kind: str) -> None:
+    """Download a file from the first address that answers; only one process does."""
     reason = ""
     with locked(path.parent, wait_s=_LOCK_TIMEOUT_S):
         for address in addresses:
@@ -70,22 +88,11 @@ def _download(address: str, path: Path, digest: str, kind: str) -> None:
     with _open(address) as response, atomic_path(path) as temporary:
         with temporary.open("wb") as file:
             shutil.copyfileobj(response, file)
-        if not checksum(temporary, kind).startswith(digest):
+        if not _checksum(temporary, kind).startswith(digest):
             raise OSError("its checksum differs")
 
 
-def fetch_published(addresses: Sequence[str], path: Path, md5: str) -> None:
-    """Download a file unless it exists; refuse one that differs from the published one."""
-    fetch(addresses, path, md5)
-    actual = checksum(path, "md5")
-    require(
-        actual == md5,
-        f"{path} is truncated or differs from the published file: its MD5 is {actual}, expected "
-        f"{md5}; delete it, and it is downloaded again",
-    )
-
-
-def checksum(path: Path, kind: str) -> str:
+def _checksum(path: Path, kind: str) -> str:
     """Return the checksum of a file as hexadecimal digits."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))

@@ -11,13 +11,13 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from backbones.parsing import json_of, whole
+from backbones.parsing import json_of
 from experiments.data.class_folders import LABEL_FILE, class_of_each, edm_labels
 from experiments.data.data_options import PICTURES, DataError, require
 from experiments.data.raw_images import RawImage
-from experiments.data.tars import Member, samples_of
+from experiments.data.tars import Member, read_label, read_member, samples_of
 
 
 class ImageSource:
@@ -163,23 +163,15 @@ class TarSource(ImageSource):
             with self._tars[number].open("rb") as archive:
                 for _, key, image, fields in group:
                     name = f"{self._tars[number].name}: {key}"
-                    label = None
-                    if "cls" in fields:
-                        text = _content(archive, fields["cls"]).decode("latin-1")
-                        label = whole(text, f"{name}: cls holds ", DataError)
+                    label = read_label(archive, fields, name)
                     captions: tuple[str, ...] = ()
                     if "txt" in fields:
-                        caption = _content(archive, fields["txt"]).decode("utf-8", "replace")
+                        caption = read_member(archive, fields["txt"]).decode("utf-8", "replace")
                         captions = (caption.strip(),) if caption.strip() else ()
-                    yield RawImage(name, _content(archive, image), label, captions)
+                    yield RawImage(name, read_member(archive, image), label, captions)
 
 
 def _image_field(fields: dict[str, Member]) -> str | None:
     """Return the field of a sample's image: of `depth.png` and `jpg`, the latter."""
     image_fields = [field for field in fields if f".{field.split('.')[-1]}" in PICTURES]
     return min(image_fields, key=lambda field: field.count("."), default=None)
-
-
-def _content(archive: BinaryIO, member: Member) -> bytes:
-    archive.seek(member.offset)
-    return archive.read(member.size)

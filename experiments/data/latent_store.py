@@ -27,10 +27,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save
 from torch import Tensor
 
-from backbones.parsing import whole
 from experiments.data.data_options import DataError, first_line, require
 from experiments.data.latent_manifest import Manifest, moments_or_sample, store_layout
-from experiments.data.tars import latent_header, samples_of
+from experiments.data.tars import latent_header, read_label, samples_of
 from experiments.runtime.files import atomic_write, sha256, visible_files
 
 Tensors = dict[str, Tensor]
@@ -280,10 +279,9 @@ def _positions(tars: Sequence[Path]) -> Tensors:
                 )
                 tar_numbers.append(number)
                 offsets.append(offset)
-                if "cls" in fields:
-                    archive.seek(fields["cls"].offset)
-                    text = archive.read(min(fields["cls"].size, 32)).decode("latin-1")
-                    labels.append(whole(text, f"{name}: cls holds ", DataError))
+                label = read_label(archive, fields, name)
+                if label is not None:
+                    labels.append(label)
                 require(
                     len(labels) in (0, len(offsets)),
                     f"{name}: either all samples have a cls, or none",

@@ -18,8 +18,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from backbones.parsing import whole
 from experiments.data.data_options import DataError, require
 from experiments.runtime.files import is_system_file
+
+_MOST_DIGITS = 32  # of a label
 
 
 class Member(NamedTuple):
@@ -88,6 +91,20 @@ def _member(info: tarfile.TarInfo, path: Path) -> Member | None:
     return Member(key, field.lower(), info.offset_data, info.size)
 
 
+def read_member(archive: BinaryIO, member: Member, most: int = -1) -> bytes:
+    """Return the bytes of a file in an archive, at most so many."""
+    archive.seek(member.offset)
+    return archive.read(member.size if most < 0 else min(member.size, most))
+
+
+def read_label(archive: BinaryIO, fields: dict[str, Member], source: str) -> int | None:
+    """Return the label in a sample's field `cls`, None without one."""
+    if "cls" not in fields:
+        return None
+    text = read_member(archive, fields["cls"], _MOST_DIGITS).decode("latin-1")
+    return whole(text, f"{source}: cls holds ", DataError)
+
+
 LATENT_FIELDS = ("latent.npy", "latent")  # fields that hold a sample's latent
 
 
@@ -107,8 +124,7 @@ def latent_header(
         "experiments/prepare.py on them",
     )
     member = fields[names[0]]
-    archive.seek(member.offset)
-    stream = io.BytesIO(archive.read(min(4096, member.size)))
+    stream = io.BytesIO(read_member(archive, member, 4096))
     actual = f"starts with {stream.getvalue()[:6]!r}"
     with contextlib.suppress(Exception):  # not an array, or a damaged header
         if np.lib.format.read_magic(stream) == (1, 0):

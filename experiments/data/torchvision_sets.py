@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from experiments.data.data_options import DataError, require
-from experiments.data.downloads import fetch_published
+from experiments.data.downloads import check_published, fetch
 from experiments.data.image_options import (
     FASHION_HELP,
     IDX_FILES,
@@ -100,14 +100,14 @@ def _read_cifar(dataset_class: Any, root: Path) -> LabelledImages:
         checksums[root / dataset_class.base_folder / name] = md5
     if not all(path.is_file() for path in checksums):
         archive = root / dataset_class.filename
-        fetch_published([dataset_class.url], archive, dataset_class.tgz_md5)
+        fetch([dataset_class.url], archive, dataset_class.tgz_md5)
         with tarfile.open(archive) as packed:
             for member in packed:
                 path, content = root / member.name, packed.extractfile(member)
                 if path in checksums and content is not None:
                     atomic_write(path, content.read())  # several processes may unpack it at once
     for path, md5 in checksums.items():
-        fetch_published([], path, md5)
+        check_published(path, md5)
     splits: dict[str, Split] = {}
     for split in IDX_FILES:
         dataset = dataset_class(root, train=split == "train")
@@ -119,7 +119,7 @@ def _read_svhn(dataset_class: Any, root: Path) -> LabelledImages:
     splits: dict[str, Split] = {}
     for split in IDX_FILES:
         address, name, md5 = dataset_class.split_list[split]
-        fetch_published([address], root / name, md5)
+        fetch([address], root / name, md5)
         dataset = dataset_class(root, split=split)
         splits[split] = dataset.data, dataset.labels
     return LabelledImages(splits, list(map(str, range(10))))
@@ -127,7 +127,7 @@ def _read_svhn(dataset_class: Any, root: Path) -> LabelledImages:
 
 def _read_emnist(dataset_class: Any, root: Path) -> LabelledImages:
     path = root / "EMNIST" / "raw" / Path(dataset_class.url).name
-    fetch_published([dataset_class.url], path, dataset_class.md5)
+    fetch([dataset_class.url], path, dataset_class.md5)
     with zipfile.ZipFile(path) as archive:
 
         def read_file(name: str) -> bytes:
@@ -144,7 +144,7 @@ def _read_emnist(dataset_class: Any, root: Path) -> LabelledImages:
 def _read_idx_set(dataset_class: Any, folder: Path) -> LabelledImages:
     for name, md5 in dataset_class.resources:
         addresses = [mirror + name for mirror in dataset_class.mirrors]
-        fetch_published(addresses, folder / name, md5)
+        fetch(addresses, folder / name, md5)
     splits = _read_idx_splits(lambda name: gzip.decompress((folder / f"{name}.gz").read_bytes()))
     return LabelledImages(splits, dataset_class.classes)
 

@@ -83,7 +83,7 @@ SHA256 = "6726825d"  # its first digits
 SPATIAL_CHANNELS = 7
 _WHAT = "torch-fidelity's Inception weights"
 _OPTION = "eval.inception_weights"
-_FETCH = f": fetch it on a machine with the internet and pass {_OPTION}=FILE"
+_FETCH = f"; without internet access, copy it from elsewhere and pass {_OPTION}=FILE"
 MODELS = {
     "dinov2-vitl14": "vit_large_patch14_dinov2.lvd142m",
     "dinov2-vits14": "vit_small_patch14_dinov2.lvd142m",
@@ -135,18 +135,14 @@ def _published(cache: Path) -> Path:
     """Return the file of Inception's weights in the cache, downloaded if it is not there.
 
     Raises:
-        MetricError: The download failed; the message says how to pass the file.
+        MetricError: The download failed, or the file is another one; the message says how to pass
+            the file.
     """
     path = _cached_inception(cache)
     try:
         fetch([URL], path, SHA256, "sha256")
     except DataError as error:
         raise MetricError(f"{error}{_FETCH}") from None
-    require(
-        sha256(path).startswith(SHA256),
-        f"{path} are not {_WHAT} (the checksum differs); delete it and run again",
-        MetricError,
-    )
     return path
 
 

@@ -200,30 +200,28 @@ def generate_shards(
     done, total = 0, sum(len(pieces[number]) for number in numbers)
     for number in numbers:
         rows = pieces[number]
-        if not store.path(number).exists():
-            shard_labels = None if labels is None else labels[rows]
-            states = None if text is None else text(rows)
-            images = pipeline.generate(
-                seeds[rows],
-                shard_labels,
-                states,
-                batch=batch,
-                progress=_shard_progress(progress, done, total),
-            )
-            pixels = [to_pixels(part).cpu() for part in images.split(batch)]
-            store.write(number, torch.cat(pixels), seeds[rows], shard_labels)
-        elif progress is not None:
-            progress(done + len(rows), total)
+        report = _shard_progress(progress, done, total)
         done += len(rows)
+        if store.path(number).exists():
+            report(len(rows), len(rows))
+            continue
+        shard_labels = None if labels is None else labels[rows]
+        states = None if text is None else text(rows)
+        images = pipeline.generate(seeds[rows], shard_labels, states, batch=batch, progress=report)
+        pixels = [to_pixels(part).cpu() for part in images.split(batch)]
+        store.write(number, torch.cat(pixels), seeds[rows], shard_labels)
     gather(None)  # wait for the shards of the others
     return [store.path(number) for number in range(len(pieces))]
 
 
-def _shard_progress(progress: Progress | None, done: int, total: int) -> Progress | None:
-    """Return a function that reports the images of a shard, after `done` of `total` images."""
-    if progress is None:
-        return None
-    return lambda images, _shard_size: progress(done + images, total)
+def _shard_progress(progress: Progress | None, done: int, total: int) -> Progress:
+    """Return the progress of one shard, reported as that of all: `done` of `total` precede it."""
+
+    def report(images: int, _shard_size: int) -> None:
+        if progress is not None:
+            progress(done + images, total)
+
+    return report
 
 
 def _manifest(

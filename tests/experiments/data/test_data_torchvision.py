@@ -257,7 +257,8 @@ def test_fashion_is_downloaded_once(tmp_path, server, monkeypatch, capsys):
 
 def test_what_another_process_downloads_is_waited_for(tmp_path):
     path = tmp_path / "file"
-    waiting = threading.Thread(target=downloads.fetch, args=(["http://127.0.0.1:9/"], path, "0"))
+    digest = hashlib.md5(b"whole").hexdigest()
+    waiting = threading.Thread(target=downloads.fetch, args=(["http://127.0.0.1:9/"], path, digest))
     with locked(tmp_path):
         waiting.start()
         waiting.join(0.2)

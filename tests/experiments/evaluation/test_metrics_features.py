@@ -238,7 +238,7 @@ def test_a_download_is_checked_before_it_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(published, "SHA256", digest[:8])
     assert published._published(tmp_path).read_bytes() == b"data"
     target.write_bytes(b"else")
-    with pytest.raises(MetricError, match="delete it and run again"):
+    with pytest.raises(MetricError, match="delete it, and it is downloaded again"):
         published._published(tmp_path)
 
 
