@@ -199,8 +199,7 @@ def generate_shards(
     numbers = range(rank, 0 if finished else len(pieces), processes)
     done, total = 0, sum(len(pieces[number]) for number in numbers)
     for number in numbers:
-        rows = pieces[number]
-        report = _shard_progress(progress, done, total)
+        rows, report = pieces[number], _shard_progress(progress, done, total)
         done += len(rows)
         if store.path(number).exists():
             report(len(rows), len(rows))
