@@ -71,6 +71,11 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, str(ROOT / "experiments" / "run.py"), *arguments]
 
 
+def two_ranks(*words: str) -> list[str]:
+    """Return the command that starts a script on two ranks."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *words]
+
+
 def run(*arguments: str, timeout: float = 300, **options) -> subprocess.CompletedProcess:
     """Run the real command and return what it printed."""
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout, **options)

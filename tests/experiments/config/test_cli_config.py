@@ -31,6 +31,7 @@ from routing.errors import UserError
 def test_scale_sets_data_size_and_steps_and_each_can_be_overridden():
     default = load([])
     assert (default.scale, default.data["name"], default.size, default.depth) == ("tiny", "mnist", "T/4", 12)
+    assert load(["data=digits"]).size == "T/1", "the patch follows the data"
     small = load(["scale=small"])
     assert (small.data["name"], small.size) == ("scenes", "M/2")
     changed = load(["scale=small", "size=S/2", "data=digits", "train.steps=7", "eval=digits"])
@@ -120,33 +121,7 @@ def test_an_unknown_home_is_one_sentence(capsys):
     assert "no user of that name" in capsys.readouterr().err
 
 
-# --- mistakes --------------------------------------------------------------------------------------------------
-
-# More of them are in tests/test_input_table.py.
-MISTAKES = [
-    ("train.learning_rate=1", "did you mean train.lr?"),
-    ("--dry-rum", "did you mean --dry-run?"),
-    ("route=0-4,6-9", "'0-4+6-9'"),
-    ("train.muon_lr=0.02", "train.muon_lr=0.02: expected train.optimizer=muon"),
-    ("backbone=dit,mamba", "expected one value; -m runs each"),
-    ("data.path=nowhere", "data=fashion, data=folder and data=latents have it"),
-    ("data=ImageFolder", "did you mean folder?"),
-    ("data=cifar10", "did you mean data=torchvision data.set=CIFAR10?"),
-    ("data=imagenet", "for pictures of your own, type data=folder data.path=DIR"),
-    ("init=/@\u00b2", "RUN@STEP with a whole number"),
-    (
-        "backbone.decoder={width: 32, heads: 5}",
-        "backbone.decoder.heads=5: expected a divisor of width=32, such as 4",
-    ),
-    ("train.betas.x=3", "unknown key train.betas.x; did you mean train.betas?"),
-]
-
-
-@pytest.mark.parametrize(("override", "expected"), MISTAKES, ids=[m[0] for m in MISTAKES])
-def test_mistakes_are_one_sentence_with_what_to_type(override, expected):
-    with pytest.raises(UserError) as caught:
-        load([override])
-    assert expected in str(caught.value) and "\n" not in str(caught.value)
+# --- mistakes: typed ones are in tests/test_input_table.py ------------------------------------------------------
 
 
 def test_saved_config_of_another_version_is_refused_by_key():

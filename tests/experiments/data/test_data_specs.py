@@ -26,12 +26,6 @@ def test_embedded_data_are_as_described():
         assert fingerprint({"name": name}) == "embedded"
 
 
-def test_the_patch_of_scale_tiny_follows_the_data():
-    assert load(["data=digits", "scale=tiny"]).size == "T/1"
-    assert load(["data=mnist", "scale=tiny"]).size == "T/4"
-    assert load(["data=mnist", "scale=small"]).size == "M/2"
-
-
 def test_a_data_set_names_what_scores_it():
     for name in registry.DATA_SETS:
         assert registry.evaluation_preset(name) == name and name in names("eval")

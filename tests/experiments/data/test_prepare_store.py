@@ -11,7 +11,7 @@ import pytest
 import torch
 from data_tools import add
 from PIL import Image
-from small import ROOT
+from small import ROOT, two_ranks
 
 from experiments import prepare
 from experiments.data import DataError, create
@@ -407,8 +407,7 @@ def test_killed_for_real_under_torchrun_and_continued(folder, tmp_path, vae):
     one.wait()
     finished = len(list(out.glob("shard-*.json")))
     assert finished >= 2
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run([*launch, script, *words], capture_output=True, text=True)
+    done = subprocess.run(two_ranks(script, *words), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("7 images as moments") >= 1
     assert content(out) == content(whole)

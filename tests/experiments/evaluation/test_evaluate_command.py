@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from evaluation_tools import export_weights
 from PIL import Image
-from small import ROOT, small
+from small import ROOT, small, two_ranks
 
 from experiments.data import create
 from experiments.evaluate import main
@@ -156,11 +156,10 @@ def test_other_data_are_scored_anew(run, tmp_path):
 def test_two_processes_score_as_one(run, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     metrics = ["fd,accuracy,precision,recall,kid,memorisation,memorisation_pixels"]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    for n, launcher in enumerate(([], torchrun)):
+    for n, launcher in enumerate(([sys.executable], two_ranks())):
         cache = tmp_path / f"cache{n}"
         subprocess.run(
-            [sys.executable, *launcher, SCRIPT, str(run), "--metrics", *metrics,
+            [*launcher, SCRIPT, str(run), "--metrics", *metrics,
              "--out", str(tmp_path / str(n)), "--cache", str(cache),
              # Asked for again it is there: no process scores what another one has just written.
              "--guidance", "cfg", "cfg"],

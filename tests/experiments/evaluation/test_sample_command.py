@@ -13,7 +13,7 @@ from evaluation_tools import export_weights
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from small import ROOT
+from small import ROOT, two_ranks
 
 from backbones.ops import native
 from experiments import sample
@@ -214,8 +214,7 @@ def test_captions_stand_in_the_argument_or_in_a_file(tmp_path):
 def test_two_processes_share_the_work(weights, tmp_path):
     words = [str(weights), "--seeds=0-1100", "--steps=1", "--guidance=none", "--pngs=0", "--device=cpu"]
     assert run(*words, f"--out={tmp_path / 'one'}") == 0
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    call = [*launch, str(ROOT / "experiments" / "sample.py"), *words, f"--out={tmp_path / 'two'}"]
+    call = two_ranks(str(ROOT / "experiments" / "sample.py"), *words, f"--out={tmp_path / 'two'}")
     done = subprocess.run(call, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ADM's evaluator") == 1

@@ -113,8 +113,3 @@ def test_class_tokens_train_routed_and_sample(backbone, tmp_path):
     model = load_model(run).model
     assert model.prefix == 4 and model.context.positions.shape == (4, model.width)
     sample(config, run, ["guidance=cfg"])
-
-
-def test_class_tokens_without_classes_are_one_sentence(tmp_path):
-    with pytest.raises(UserError, match="context_tokens=4: expected 0 in a model without classes"):
-        train(small(tmp_path, "task=none", "backbone.context_tokens=4"), quiet=True)

@@ -10,9 +10,9 @@ import accelerate
 import pytest
 import torch
 from safetensors.torch import load_file
-from small import overrides, small
+from small import overrides, small, two_ranks
 from test_cuda_graphs import CASES, TINY
-from test_train_distributed import ENV, losses, torchrun, two_ranks
+from test_train_distributed import ENV, losses, torchrun
 
 from experiments import components
 

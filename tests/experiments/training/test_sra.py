@@ -10,7 +10,6 @@ from experiments.config.compose import load
 from experiments.config.model import run_cost, teacher_block
 from experiments.diffusion import create_objective
 from experiments.runtime import run_folder
-from routing.errors import UserError
 
 SRA = ("train.encoder=ema", "objective=flow", "backbone.align={block: 1, channels: 32, hidden: 16}")
 ROUTED = ("route=1-2", *SRA)
@@ -137,18 +136,3 @@ def test_the_teachers_pass_is_counted():
         assert teacher == around + blocks
     linear = cost.macs_routed_no_attention - plain.macs_routed_no_attention
     assert linear == around + 3 * 64 * 12 * 32 * 32
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["train.teacher_block=3"], "train.teacher_block=3: expected train.encoder=ema"),
-        (["train.encoder=ema", "train.teacher_block=12"], "expected an integer >= 0 and <= 11"),
-        (["train.encoder=ema", "train.teacher_offset=1"], "train.teacher_offset=1"),
-        (["train.encoder=ema", "backbone.align={channels:8}"], "expected 64, the features of train.encoder=ema"),
-        (["train.encoder=random", "train.align_loss=smooth_l1"], "expected cosine, or train.encoder=ema"),
-    ],
-)
-def test_what_does_not_fit_is_refused(words, sentence):
-    with pytest.raises(UserError, match=sentence):
-        load(["data=digits", *words])

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from small import ROOT, overrides, small
+from small import ROOT, overrides, small, two_ranks
 
 from experiments.runtime import records
 from experiments.runtime.locks import locked
@@ -20,11 +20,6 @@ from experiments.training.session import train
 pytestmark = pytest.mark.slow
 RUN = str(ROOT / "experiments" / "run.py")
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def two_ranks(*words):
-    """Return the command that starts a script on two ranks."""
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *words]
 
 
 def torchrun(*arguments):

@@ -20,35 +20,12 @@ DROPPING = ["route=0--1", "routing.reinsert=none"]
 MASKDIT = [*DROPPING, "backbone.decoder={depth: 1, width: 32, heads: 2}"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("route=1-2 guidance.route=2-80", "guidance.strong=0.5 on route 2-80: .* try route=2-3"),
-        ("route=1-2 routing.remove=after:1 guidance.route=2-3", "block 1 is not in route 2-3"),
-        ("route=1-2 routing.learned=fuse guidance.route=0-1", "fuse: belongs to one span"),
-        ("route=1-2@0.75 routing.selection=quad guidance.strong=0", "guidance.weak=0.9 on .* selection=quad"),
-    ],
-)
-def test_guidance_that_the_model_cannot_make_is_refused_before_training(words, said, tmp_path):
-    config = small(tmp_path, *words.split(), "guidance=routed")
-    with pytest.raises(UserError, match=said):
-        train(config, quiet=True)
-    assert not list(config.folder.glob("checkpoints/*"))
-
-
 @pytest.mark.parametrize("word", ["guidance.scale=1", "guidance.checkpoint=other"])
 def test_a_weak_pass_that_the_model_never_makes_is_not_asked_of_it(word, tmp_path):
     words = ["route=1-2@0.75", "routing.selection=quad", "guidance=routed", "guidance.strong=0.75"]
     config = small(tmp_path, *words, word)
     model = model_arguments(config, describe(config.data))
     check_guided(config, parse_named(GUIDANCE, "guidance", config.guidance), model)
-
-
-@pytest.mark.slow
-def test_scenes_train_with_captions(tmp_path):
-    words = ["backbone=mamba", "data=scenes", "task=text", "size=T/2", "route=1-2"]
-    folder = train(small(tmp_path, *words, "train.final_samples=true", "train.steps=3"), quiet=True)
-    assert (folder / "samples" / "final.png").is_file()
 
 
 def one_loss(run):
