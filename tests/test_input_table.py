@@ -55,6 +55,7 @@ TABLES = {
         ("seed=-3", "expected an integer >= 0 and <= 2,147,483,647"),
         ("paths.runs=", "paths.runs= is empty"),
         ("paths.runs=/proc/x", "cannot be used"),
+        ("paths.runs=~nobody-of-this-name/x", "no user of that name"),
         ("train.lr=nan", "expected a finite number > 0"),
         ("train.betas=[0.9,1.0]", "expected a list of 2, each a number >= 0 and < 1"),
         ("dry=perhaps", "true or false or full"),
@@ -93,6 +94,13 @@ TABLES = {
         ("guidance=routed route=1-2 routing.learned=fuse guidance.route=0-1", "fuse: belongs to one span"),
         ("guidance=routed route=1-2@0.75 routing.selection=quad guidance.strong=0", "guidance.weak=0.9 on "),
         ("guidance=autoguidance", "checkpoint"),
+        ("guidance=routed route=1-2 guidance.weak=1", "guidance.weak=1.0: expected a rate >= 0 and < 1, or a schedule"),
+        ("guidance=interval guidance.low=3", "guidance.low=3.0: expected a value below guidance.high=2.9"),
+        ("objective.sigma_max=0.001", "expected a value below objective.sigma_max=0.001"),
+        ("objective=ddpm sampler=ddim sampler.steps=1001", "sampler.steps=1001: expected at most objective.steps=1000"),
+        ("objective=ddpm sampler=sde sampler.last=mean", "sampler.last=mean: expected euler for objective=ddpm"),
+        ("sampler=churn sampler.churn_min=60", "sampler.churn_min=60.0: expected at most sampler.churn_max=50.0"),
+        ("train.graphs=true route=1-2 routing.random_end=true", "expected routing.random_end=false"),
         ("data=latents", "data.path"),
         ("data=latents data.path={tmp}", "latent"),
         ("data=latents data.path={bad}/store", "manifest"),
@@ -124,11 +132,22 @@ TABLES = {
         ("{run} --device gpu9", "device"),
         ("{run} sampler.reuse=20-30", "sampler.reuse was removed"),
         ("{run} sampler=heun", "type --sampler heun"),
+        ("{run} --guidance autoguidance", "guidance.checkpoint=RUN@STEP"),
+        ("{run} --guidance none --scale 2", "scale 2: there is no guidance; add --guidance cfg"),
+        ("{run} --scale 2 guidance.scale=3", "guidance.scale is given twice, also as 2.0"),
+        ("{run} --captions cat", "not conditioned on text"),
+        ("{run} --classes 3, 7", "a list is one word, such as 3,7"),
     ],
     "evaluate": [
         ("", "required"),
         ("{run} --metrics heldout_loss --write-samples x.npz", "draws no samples"),
         ("{run} data.held_out=x", "held_out"),
+        ("{run} --guidance cfg scale=2", "a name comes first, as in NAME,scale=2"),
+        ("{run} --data digits", "--data is for images"),
+        ("{run} --write-reference x.txt", "must end in .npz"),
+        ("{run} --write-reference x.npz sampler.steps=5", "sampler.steps=5: --write-reference takes"),
+        ("{run} --split train", "--split is for --write-reference"),
+        ("{run} --write-samples x.npz --guidance none cfg", "one --guidance"),
         ("{run} --reference {bad}/pickle.npz", "pickle"),
         ("{run}/samples --data latents data.path={tmp}/none", "none is no folder"),
         ("{run} --metrics fd data.test_fraction=0.5", "the run was trained with 0.2"),
@@ -140,6 +159,7 @@ TABLES = {
         ("", "required"),
         ("{tmp}/none {tmp}/out", "none"),
         ("{tmp} {tmp}/out --files /abs/*", "--files"),
+        ("{tmp} {tmp}/out --size=--", "argument --size: expected a value, not --"),
         ("{run}/samples {tmp}/out --vae {bad}", "prepare: --vae FOLDER"),
         ("{run}/samples {run}/config.yaml", "config.yaml cannot be used"),
         (f"{{tmp}} {{tmp}}/out --batch {'9' * 30}", "at most 10000000"),
@@ -218,6 +238,7 @@ def test_wrong_input_is_one_sentence(command, words, part, places, tmp_path, cap
     assert len(lines) == 1 and lines[0].startswith("error: ") and part in err, err
     assert not list(tmp_path.glob("**/metrics.jsonl")), "nothing may have been trained"
     assert "record  " not in out, "nothing may have been scored"
+    assert not (tmp_path / "samples").exists(), "nothing may have been sampled"
 
 
 def split(words: str) -> list[str]:

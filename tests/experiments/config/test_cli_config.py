@@ -113,14 +113,6 @@ def test_a_path_may_hold_what_means_something_to_hydra():
     assert load(["paths.runs='a,b'"]).paths.runs == "a,b"
 
 
-def test_an_unknown_home_is_one_sentence(capsys):
-    def command(_):
-        print(load(["paths.runs=~nobody-of-this-name/x"]).folder)
-
-    assert cli.run_command(command, []) == 2
-    assert "no user of that name" in capsys.readouterr().err
-
-
 # --- mistakes: typed ones are in tests/test_input_table.py ------------------------------------------------------
 
 

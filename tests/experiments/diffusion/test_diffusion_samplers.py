@@ -11,7 +11,6 @@ from experiments.diffusion.objective import Prediction
 from experiments.diffusion.samplers import Euler, Heun, TwoStage
 from experiments.evaluation import generate
 from experiments.options.sampler import SAMPLERS, HeunOptions
-from routing.errors import UserError
 
 OBJECTIVES = ("edm", "flow", "ddpm")
 # Enough steps for each that the method's own error is below the sampling error of N images.
@@ -235,16 +234,3 @@ def test_churn_zero_is_heun_and_sde_without_noise_is_euler():
     assert torch.equal(draw("edm", "churn", MIXTURE, n=20, churn=0), draw("edm", "heun", MIXTURE, n=20, steps=80))
     sde = draw("flow", "sde", MIXTURE, n=20, strength=0, last_step=0.0, steps=200)
     assert torch.allclose(sde, draw("flow", "euler", MIXTURE, n=20), atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("objective", "sampler", "says"),
-    [
-        ("ddpm", {"name": "ddim", "steps": 1001}, "sampler.steps=1001: expected at most objective.steps=1000"),
-        ("ddpm", {"name": "sde", "last": "mean"}, "sampler.last=mean: expected euler for objective=ddpm"),
-        ("edm", {"name": "churn", "churn_min": 60}, "sampler.churn_min=60.0: expected at most sampler.churn_max=50.0"),
-    ],
-)
-def test_wrong_input_says_what_to_type(objective, sampler, says):
-    with pytest.raises(UserError, match=says):
-        create_sampler(sampler, create_objective(objective))

@@ -126,25 +126,6 @@ def test_pictures_are_scored(run, tmp_path, capsys):
         assert f"{flag} is for sampling from a run, and {folder} holds images" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("--guidance", "cfg", "scale=2"), "a name comes first, as in NAME,scale=2"),
-        (("--data", "digits"), "--data is for images"),
-        (("--write-reference", "x.txt"), "must end in .npz"),
-        (("--write-reference", "x.npz", "sampler.steps=5"), "sampler.steps=5: --write-reference takes"),
-        (("--split", "train"), "--split is for --write-reference"),
-        (("--write-samples", "x.npz", "--guidance", "none", "cfg"), "one --guidance"),
-    ],
-)
-def test_wrong_arguments_are_one_sentence(run, arguments, sentence, capsys):
-    assert command(run, *arguments) == 2
-    error = capsys.readouterr().err
-    assert sentence in error
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-
-
 @pytest.mark.slow
 def test_other_data_are_scored_anew(run, tmp_path):
     for changes in ((), ("data.sigma_data=1",)):

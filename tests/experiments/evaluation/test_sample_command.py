@@ -138,23 +138,6 @@ def test_text_model(tmp_path, capsys):
     assert "give --captions" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--guidance", "autoguidance"], "guidance.checkpoint=RUN@STEP"),
-        (["--guidance", "none", "--scale", "2"], "scale 2: there is no guidance; add --guidance cfg"),
-        (["--scale", "2", "guidance.scale=3"], "guidance.scale is given twice, also as 2.0"),
-        (["--captions", "a cat"], "not conditioned on text"),
-        (["--classes", "3,", "7"], "a list is one word, such as 3,7"),
-    ],
-)
-def test_wrong_input_is_one_sentence_and_exit_code_2(weights, tmp_path, capsys, arguments, says):
-    assert run(weights, "--out", tmp_path / "out", "--device", "cpu", *arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and says in error and error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_run_without_what_guidance_needs(tmp_path, capsys):
     dense = export(tmp_path / "dense.safetensors", "route=none", "train.label_drop=0")
     plain = export(tmp_path / "plain.safetensors", "task=none", "guidance=none")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from small import ROOT, run, small
 
-from experiments import prepare
 from experiments.benchmark import bench_report
 from experiments.benchmark.bench_options import BenchOptions
 from experiments.runtime import processes
@@ -77,11 +76,6 @@ def test_compiled_blocks_without_a_compiler_are_refused_before_the_first_step(tm
     text = capsys.readouterr().err
     assert "no C++ compiler that works" in text and "train.compile=none" in text
     assert text.count("\n") == 1 and not (config.folder / "config.yaml").exists()
-
-
-def test_two_dashes_are_no_value_of_an_option(capsys):
-    assert prepare.main(["images", "out", "--size=--"]) == 2
-    assert "argument --size: expected a value, not --" in capsys.readouterr().err
 
 
 def test_a_device_that_accelerate_cannot_use_is_refused(tmp_path, monkeypatch):

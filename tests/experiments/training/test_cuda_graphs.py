@@ -11,7 +11,6 @@ import torch
 
 from experiments.components import make_accelerator
 from experiments.config.compose import load
-from experiments.options.roles import ConfigError
 from experiments.runtime import run_folder
 from experiments.training import cuda_graphs
 from experiments.training.build import build_step, create_step
@@ -120,11 +119,6 @@ def test_moments_that_a_checkpoint_lacks_are_zero_after_loading_it(tmp_path):
 def test_a_graph_on_a_gpu_learns_what_the_step_learns(words):
     plain, graphed = (trained(words, 12, graphs) for graphs in (False, True))
     assert_same_weights(plain, graphed, atol=1e-5)
-
-
-def test_what_has_no_graph_is_refused():
-    with pytest.raises(ConfigError, match="expected routing.random_end=false"):
-        load([*TINY, "route=1-2", "train.graphs=true", "routing.random_end=true"])
 
 
 def test_an_evaluation_between_replays_changes_nothing(stand_in):
