@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
+from backbones.validation import Choices
 from experiments.data.data_options import DataOptions, import_name, require
 
 GREY_SHAPE, COLOUR_SHAPE = (1, 32, 32), (3, 32, 32)
@@ -193,7 +194,8 @@ class TorchvisionOptions(ImageOptions):
 
     name: str = "torchvision"
     set: Annotated[
-        Literal["CIFAR10", "CIFAR100", "SVHN", "MNIST", "FashionMNIST", "KMNIST", "EMNIST"],
+        str,
+        Choices(tuple(TORCHVISION_SETS)),
         "CIFAR10, CIFAR100, SVHN (3x32x32), MNIST, FashionMNIST, KMNIST or EMNIST (split balanced; "
         "28x28 grey padded to 32x32).",
     ] = "CIFAR10"

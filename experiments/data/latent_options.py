@@ -107,6 +107,15 @@ class LatentsOptions(DataOptions):
             "is the held-out split",
         )
 
+    @property
+    def _folder(self) -> Path:
+        return Path(str(self.path)).expanduser()
+
+    def _manifest(self) -> Manifest | None:
+        """Return the manifest of a prepared store; None for another layout or without a store."""
+        folder = self._folder
+        return Manifest.read(folder)[0] if (folder / MANIFEST).exists() else None
+
     def describe(self) -> dict[str, Any]:
         """Return the description in the store's headers, or that of ImageNet-256 without a store.
 
@@ -116,14 +125,11 @@ class LatentsOptions(DataOptions):
         description = super().describe()
         manifest: Manifest | None = None
         actual_shape: list[int] | None = None
-        folder = Path(str(self.path)).expanduser()
         # Opening the data set reports what is wrong with a missing or damaged store.
         with suppress(Exception):
-            if (folder / MANIFEST).exists():
-                manifest = Manifest.read(folder)[0]
-                actual_shape = list(manifest.shape)
-            else:
-                actual_shape = list(stored_shape(folder, self.kind)[1])
+            manifest = self._manifest()
+            stored = manifest.shape if manifest else stored_shape(self._folder, self.kind)[1]
+            actual_shape = list(stored)
         shape = list(self.shape or actual_shape or description["shape"])
         if actual_shape and actual_shape != shape:
             actual_text, expected_text = _by(actual_shape), _by(shape)
@@ -171,11 +177,8 @@ class LatentsOptions(DataOptions):
 
     def undecodable_reason(self) -> str:
         """Return why latents cannot be decoded here; empty if they can (imports torch)."""
-        stored_vae = None
-        folder = Path(str(self.path)).expanduser()
-        if (folder / MANIFEST).exists():
-            stored_vae = Manifest.read(folder)[0].vae
-        vae = self.vae_of(stored_vae, self.describe()["shape"][0])
+        manifest = self._manifest()
+        vae = self.vae_of(manifest.vae if manifest else None, self.describe()["shape"][0])
         return str(import_name("experiments.data.encoders.unavailable_reason")(vae))
 
     def fingerprint(self) -> str:
@@ -183,8 +186,8 @@ class LatentsOptions(DataOptions):
 
         Hidden files, such as the index of positions that reading tars creates, do not count.
         """
-        folder = Path(self.path).expanduser() if self.path else None
-        if folder is None or not folder.is_dir():
+        folder = self._folder
+        if not self.path or not folder.is_dir():
             return "absent"
         if (folder / MANIFEST).is_file():
             return sha256(folder / MANIFEST)[:16]
