@@ -216,6 +216,13 @@ def test_the_time_left_counts_previews_a_final_picture_and_scores(tmp_path):
     assert evaluation.seconds_left(3e-9) == pytest.approx(3 * 2.0 + (final + 2 * scores) * 1e-9)
 
 
+def test_the_start_names_the_samplers_of_pictures_and_scores(tmp_path, capsys):
+    train(small(tmp_path, FINAL, "train.steps=1", "sampler=heun", "sampler.steps=3", "guidance=cfg"))
+    train(small(tmp_path, "train.steps=1", "seed=1"))  # neither pictures nor scores
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sampler ")]
+    assert lines == ["sampler     heun steps=3, cfg scale=1.5 (previews: euler steps=3)"]
+
+
 def test_a_run_that_diverges_stops_and_says_where(tmp_path, monkeypatch):
     spoil(monkeypatch, lambda state: state.step >= 4, float("inf"))
     config = small(tmp_path, "train.steps=20", "train.max_bad_steps=3")
