@@ -58,7 +58,7 @@ def plan_request(
     labels: list[int] = []
     image_captions: list[str] = []
     names = []
-    grid = set()
+    grid: set[int] = set()
     for row, (prefix, _) in enumerate(rows):
         names += [f"{prefix}seed{seed:06d}" for seed in seeds]
         if classes:
