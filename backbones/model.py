@@ -36,7 +36,7 @@ from backbones.registry import branches, find, model_config
 from backbones.sizes import AlignOptions, BackboneError, DecoderOptions, Size, build_options
 from backbones.weights import Pretrained
 from routing.layout import Layout, Move
-from routing.segment import Routing
+from routing.routed_pass import Routing
 from routing.stack import StackOutput
 
 LARGEST_INITIAL_VALUE = 1e4  # Uninitialised memory is often beyond it, or NaN.

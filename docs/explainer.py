@@ -19,7 +19,7 @@ from experiments.runtime.files import atomic_write
 from routing.grid import path
 from routing.rng import Draws
 from routing.route import MODES
-from routing.segment import Selection
+from routing.routed_pass import Selection
 
 PAGE = Path(__file__).with_suffix(".html")
 MARK = re.compile(r'(?<=<script type="application/json" id="data">\n).*?(?=</script>)', re.DOTALL)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from routing import Draws, Fuse, Layout, Route, Routing, RoutingError, Selection, Stack, UserError
+from routing import Draws, Fuse, Layout, Route, Routing, Stack, UserError
+from routing.options import RoutingError, RoutingOptions
 
 GRID, WIDTH, DEPTH, BATCH, PREFIX = (4, 4), 6, 8, 3, 2
 N, T = 16, 18
@@ -57,8 +58,11 @@ def draws(step=0, index=BATCH):
     return Draws(0, step, torch.arange(index))
 
 
-def routing(text="2-5", **options):
-    return Routing(Route.parse(text), draws=options.pop("draws", draws()), **options)
+DRAWS = draws()
+
+
+def routing(text="2-5", draws=DRAWS, ids=None, **options):
+    return Routing(Route.parse(text), RoutingOptions(**options), draws, ids)
 
 
 def by_hand(model, x, cond, layout, all_ids, reinsert, remove):
@@ -117,7 +121,7 @@ def test_a_route_equals_plain_indexing(block, reinsert, remove, shared):
     """Any re-insertion after any removal."""
     model = stack(block)
     x, cond, layout = inputs()
-    how = routing("2-5@0.75", reinsert=reinsert, remove=remove, selection=Selection(shared=shared))
+    how = routing("2-5@0.75", reinsert=reinsert, remove=remove, shared=shared)
     out = model(x, cond, layout, how)
     ids = out.inner[0].ids.expand(BATCH, -1)
     assert ids.shape == (BATCH, 4)
@@ -194,7 +198,7 @@ def test_sum_input_adds_nothing_where_a_route_begins_at_block_0():
     x, cond, layout = inputs()
     ids = torch.stack([torch.randperm(N)[:8] for _ in range(BATCH)])
     plain, summed = (
-        model(x, cond, layout, Routing(Route.parse("0-5"), ids=ids, reinsert=how)).x
+        model(x, cond, layout, routing("0-5", ids=ids, reinsert=how)).x
         for how in ("identity", "sum_input")
     )
     assert torch.equal(plain, summed)  # the state before block 0 is the input
@@ -259,11 +263,11 @@ def test_random_end_is_drawn_per_step_within_the_segment():
 def test_unsorted_shuffles_inside_the_route_only():
     model = stack()
     x, cond, layout = inputs()
-    out = model(x, cond, layout, routing("2-5", selection=Selection("unsorted")))
+    out = model(x, cond, layout, routing("2-5", selection="unsorted"))
     assert out.inner[0].shuffle.shape == out.inner[0].ids.shape
     assert (out.inner[0].ids.diff(dim=1) > 0).all() and out.layout.shuffle is None
     explicit = torch.randperm(N)
-    with_ids = model(x, cond, layout, routing("2-5", selection=Selection("unsorted"), ids=explicit))
+    with_ids = model(x, cond, layout, routing("2-5", selection="unsorted", ids=explicit))
     assert with_ids.inner[0].shuffle is not None and with_ids.inner[0].tokens == N
 
 
@@ -301,7 +305,7 @@ def test_fusion_acts_in_dense_passes_too():
 def test_path_drop_leaves_the_span_out():
     model = stack(fuse=Fuse(WIDTH, "2-5", DEPTH))
     x, cond, layout = inputs()
-    none = Routing(Route(), path_drop=1.0)
+    none = routing("none", path_drop=1.0)
     out = model(x, cond, layout, none, taps=(1,))
     assert [len(block.seen) for block in model.blocks] == [1, 1, 0, 0, 0, 0, 1, 1]
     fused = model.fuse.linear(torch.cat((out.taps[1], model.fuse.mask.expand_as(x)), -1))
@@ -369,7 +373,8 @@ with FakeTensorMode(), torch.device("cuda"):
     for mode in MODES:
         for shared in (False, True):
             route = Route.parse("1-5@0.75" if mode == "quad" else "0-2+4-6@0.75")
-            routing = Routing(route, Selection(mode, shared), draws, random_end=True)
+            options = RoutingOptions(selection=mode, shared=shared, random_end=True)
+            routing = Routing(route, options, draws)
             out = stack(x, cond, Layout((4, 4), prefix=2), routing, taps=(1, 3))
             assert out.x.device.type == "cuda" and out.x.shape == x.shape
     assert draws.normal("noise", (4, 3)).device.type == "cuda"
