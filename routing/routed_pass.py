@@ -77,7 +77,7 @@ class Selection:
         Raises:
             SelectionError: If the mode cannot keep that many tokens of the grid.
         """
-        uniform = self._rows(draws, f"route.{k}", grid[0] * grid[1])
+        uniform = self._uniform(draws, f"route.{k}", grid[0] * grid[1])
         return select(self.mode, grid, keep, uniform, self.block)
 
     def shuffle(self, draws: Draws, k: int, keep: int) -> Tensor | None:
@@ -87,9 +87,9 @@ class Selection:
         """
         if self.mode != "unsorted":
             return None
-        return self._rows(draws, f"order.{k}", keep).argsort(dim=1, stable=True)
+        return self._uniform(draws, f"order.{k}", keep).argsort(dim=1, stable=True)
 
-    def _rows(self, draws: Draws, stream: str, n: int) -> Tensor:
+    def _uniform(self, draws: Draws, stream: str, n: int) -> Tensor:
         return draws.shared().uniform(stream, n)[:1] if self.shared else draws.uniform(stream, n)
 
 
@@ -280,7 +280,7 @@ class RoutedSegment:
 
 
 def select(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: int = 2) -> Tensor:
-    """Choose `keep` tokens of a grid for every row of random numbers.
+    """Choose `keep` tokens of a grid for each sample.
 
     Args:
         mode: One of `MODES`.

@@ -76,13 +76,13 @@ class GuidedDenoiser:
             self.on_evaluation()
         return Prediction(combined, variance)
 
-    def select(self, rows: Tensor) -> GuidedDenoiser:
-        """Return the denoiser of the images at `rows` `(b,)`, with a new memory."""
+    def select(self, index: Tensor) -> GuidedDenoiser:
+        """Return the denoiser of the images at `index` `(b,)`, with a new memory."""
         text = self.text
         if text is not None:
-            text = text[rows.to(text.device)].to(self.seeds.device)
-        labels = None if self.labels is None else self.labels[rows]
-        return replace(self, seeds=self.seeds[rows], labels=labels, text=text, memory={})
+            text = text[index.to(text.device)].to(self.seeds.device)
+        labels = None if self.labels is None else self.labels[index]
+        return replace(self, seeds=self.seeds[index], labels=labels, text=text, memory={})
 
     def _group_conditions(self, group: list[Pass], evaluation: int) -> dict[str, Tensor]:
         """Return labels and text of the passes of one batch, one pass after the other."""

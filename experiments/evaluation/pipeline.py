@@ -47,7 +47,7 @@ class SamplingPipeline:
             UserError: Model, sampler and guidance do not fit together.
         """
         objective = create_objective(config.objective)
-        # Sampling draws tokens as in training, but no ends and no samples without their span.
+        # As in training, but with fixed ends, and no sample leaves the fused span out.
         routing = replace(config.routing, random_end=False, path_drop=0.0)
         guide = create_guidance(guidance or config.guidance, config.first_route, routing)
         weak = None

@@ -30,7 +30,7 @@ def test_text_and_image_are_never_swapped(make, text):
         attached.ids = torch.arange(IMAGE)
         assert torch.equal(run(model, inputs), dense)
         attached.ids = [torch.arange(4).expand(7, 4)]
-        with pytest.raises(routing.UserError, match="7 rows of ids"):
+        with pytest.raises(routing.UserError, match="ids of 7 samples"):
             run(model, inputs)
         attached.ids = None
         hook = blocks[1].register_forward_hook(lambda m, a, o: outputs.append(o))

@@ -330,7 +330,7 @@ def test_path_drop_leaves_the_span_out():
         ("2-5", {"path_drop": 0.5}, "path_drop=.*this model has none; try path_drop=0"),
         ("2-5", {"draws": None}, "pass `draws` or `ids` to select tokens"),
         ("2-5", {"draws": draws(index=BATCH - 1)}, "draws for 2 samples: expected 3, the batch size"),
-        ("2-5", {"ids": torch.arange(8).expand(2, 8)}, "2 rows of ids for a batch of 3"),
+        ("2-5", {"ids": torch.arange(8).expand(2, 8)}, "ids of 2 samples for a batch of 3"),
         ("2-5", {"ids": torch.tensor([0, 1, 10**6])}, "distinct numbers from 0 to"),
         ("2-5", {"ids": torch.tensor([3, 0, 3])}, "distinct numbers from 0 to"),
         ("2-5", {"ids": [[0, 1]]}, r"ids .*: expected whole numbers \(K,\)"),
