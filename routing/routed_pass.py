@@ -120,8 +120,7 @@ class Routing:
     selection: Selection = field(init=False)
 
     def __post_init__(self) -> None:
-        options = self.options
-        self.selection = Selection(options.selection, options.shared, options.block)
+        self.selection = _selection(self.options)
         self.resolve(None)
 
     @property
@@ -169,7 +168,15 @@ class Routing:
         return Subset(inner, layout.move_to(inner))
 
 
-@lru_cache(maxsize=1024)  # once per run, not once per step
+# Both once per run, not once per step.
+
+
+@lru_cache(maxsize=1024)
+def _selection(options: RoutingOptions) -> Selection:
+    return Selection(options.selection, options.shared, options.block)
+
+
+@lru_cache(maxsize=1024)
 def _checked(route: Route, depth: int | None, options: RoutingOptions) -> Route:
     route = route if depth is None else route.resolve(depth)
     check_reinsertion(options.reinsert, options.remove, route, options.random_end)

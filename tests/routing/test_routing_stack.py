@@ -125,6 +125,8 @@ def test_a_route_equals_plain_indexing(block, reinsert, remove, shared):
     out = model(x, cond, layout, how)
     ids = out.inner[0].ids.expand(BATCH, -1)
     assert ids.shape == (BATCH, 4)
+    if reinsert == "none":
+        assert torch.equal(out.layout.ids, out.inner[0].ids) and torch.equal(out.kept, out.inner[0].mask())
     expected, state = by_hand(model, x, cond, layout, ids, reinsert, remove)
     torch.testing.assert_close(out.x, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(out.state, state, rtol=0, atol=1e-12)
@@ -202,15 +204,6 @@ def test_sum_input_adds_nothing_where_a_route_begins_at_block_0():
         for how in ("identity", "sum_input")
     )
     assert torch.equal(plain, summed)  # the state before block 0 is the input
-
-
-def test_dropping_for_good():
-    model = stack()
-    x, cond, layout = inputs()
-    out = model(x, cond, layout, routing("2-5", reinsert="none"))
-    assert [block.seen[0][0] for block in model.blocks] == [18, 18] + [10] * 6
-    assert out.x.shape == (BATCH, 10, WIDTH) and torch.equal(out.layout.ids, out.inner[0].ids)
-    assert out.kept.shape == (BATCH, N) and (out.kept.sum(1) == 8).all()
 
 
 @pytest.mark.parametrize("reinsert", ["identity", "none"])
@@ -325,7 +318,6 @@ def test_path_drop_leaves_the_span_out():
     ("route", "options", "message"),
     [
         ("2-5", {"reinsert": "add"}, "identity, sum_input, none"),
-        ("2-5", {"remove": "after:7"}, "block 7 is not in route 2-5; try remove=after:3"),
         ("2--3", {"remove": "after:7"}, "block 7 is not in route 2-5"),
         ("2-5", {"path_drop": 0.5}, "path_drop=.*this model has none; try path_drop=0"),
         ("2-5", {"draws": None}, "pass `draws` or `ids` to select tokens"),
