@@ -62,7 +62,6 @@ class TrainingStep:
         self.dataset, self.state, self.model = dataset, state, state.model
         self.device = accelerator.device
         self.objective = create_objective(config.objective)
-        self.routing = Routing.from_options(config.routing)
         self.cost = run_cost(config, self.model.config)
         self.macs = route_macs(config, self.model.config)
         self.order = SampleOrder(config.seed, dataset.size)
@@ -130,9 +129,9 @@ class TrainingStep:
         return self.dataset.batch(self.samples(self.state.step, rows), draws)
 
     def step_routing(self, draws: Draws) -> Routing | None:
-        """Return the routing of this step, for the samples of `draws`."""
+        """Return the routing of this step for the samples of `draws`; None for a dense step."""
         route = self.config.route_schedule.at(self.state.step / self.config.train.steps)
-        return self.routing.on(route, draws)
+        return Routing(route, self.config.routing, draws) if route else None
 
     def batch_loss(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:
         """Return the mean loss of a batch under these random numbers and routes.
