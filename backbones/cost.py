@@ -164,12 +164,13 @@ def _prefixes(config: ModelConfig) -> list[int]:
 def block_costs(config: ModelConfig) -> list[BlockCost]:
     """Return the cost of each block; a hybrid's attention blocks are DiT's."""
     shape, family = config.shape, find(config.name)
-    options = family.parse(shape, config.options)
-    attention_cost = dit.block_cost(shape, dit.DiTOptions())
+    options = family.parse(shape, config.grid, config.options)
     costs = []
     for index in range(shape.depth):
-        is_attention = index in config.attention_blocks
-        block = attention_cost if is_attention else family.cost(shape, options, index)
+        if index in config.attention_blocks:
+            block = dit.block_cost(shape, index, config.grid, dit.DiTOptions())
+        else:
+            block = family.cost(shape, index, config.grid, options)
         if config.skips and index >= shape.depth - shape.depth // 2:
             block = _with_long_skip(block, shape.width)
         costs.append(block)
@@ -247,7 +248,7 @@ def _parts_before_head(config: ModelConfig) -> list[Part]:
 
 def _head_parts(config: ModelConfig) -> list[Part]:
     """Return the cost of the head or decoder and of REPA's projector."""
-    width, grid = config.shape.width, config.grid[0] * config.grid[1]
+    width = config.shape.width
     predicted_values = config.shape.patch**2 * config.out_channels
     if config.decoder is None:
         weights = width if find(config.name).weighted_norms else 0
@@ -257,7 +258,7 @@ def _head_parts(config: ModelConfig) -> list[Part]:
         ]
     else:
         decoder = build_options(DecoderOptions, config.decoder, "decoder")
-        parts = _decoder(width, predicted_values, grid, config.prefix, decoder)
+        parts = _decoder(config, decoder, predicted_values)
     if config.align is not None:
         align = build_options(AlignOptions, config.align, "align")
         hidden = align.hidden
@@ -304,12 +305,12 @@ def _layer(inputs: int, outputs: int, tokens: int = 1) -> Part:
     return Part((inputs + 1) * outputs, inputs * outputs * tokens)
 
 
-def _decoder(
-    width: int, predicted_values: int, grid: int, prefix: int, options: DecoderOptions
-) -> list[Part]:
-    """Return the cost of MaskDiT's decoder after a backbone of this width."""
+def _decoder(config: ModelConfig, options: DecoderOptions, predicted_values: int) -> list[Part]:
+    """Return the cost of MaskDiT's decoder, which predicts so many values of each patch."""
+    width, prefix, grid = config.shape.width, config.prefix, config.grid[0] * config.grid[1]
     depth, inner, tokens = options.depth, options.width, prefix + grid
-    block = dit.block_cost(Size("custom", depth, inner, options.heads), dit.DiTOptions())
+    size = Size("custom", depth, inner, options.heads)
+    block = dit.block_cost(size, 0, config.grid, dit.DiTOptions())
     return [
         _layer(width, 2 * width),
         Part((width + 1) * inner, width * inner * prefix, per_predicted=width * inner),
