@@ -76,11 +76,11 @@ class Spec:
         name: As in `backbone=`.
         options: Dataclass of its options (`Annotated` types, defaults); its method
             `check_consistency`, where it has one, refuses combinations.
-        cost: `cost(size, index, grid, options)` counts block `index` of a stack.
+        cost: `cost(size, index, grid, options)` counts block `index` of a stack on a grid of
+            patches (H, W).
         block: Its block class as "module:Class" (f"{__name__}:Class" for a class in the same file):
             a `backbones.layers.Block`, built with the arguments of `cost`.
-        check: `check(size, grid, options)` raises `BackboneError` if the options do not fit the
-            size or the grid of patches (H, W).
+        check: `check(size, grid, options)` raises `BackboneError` if the options do not fit.
         weighted_norms: Blocks and the model's head use RMSNorms with weights instead of LayerNorms
             without.
         branches: `branches(options)` is the number of residual branches of a block, each with a

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import backbones
-from backbones import registry
+from backbones import Backbone, registry
 from backbones.mamba import Conv
 from backbones.ops import conv, ssd
+from backbones.options import ModelConfig
 from backbones.sizes import SIZES, BackboneError, Size, parse_size
 from routing.route import Route
 from routing.segment import Routing
@@ -111,8 +112,7 @@ def test_words_that_yaml_reads_as_truth_values_are_words_again():
         ("dit", {"width": 100}, "width=100"),
         ("dit", {"heads": 7}, "heads=7: expected a divisor of width=32"),
         ("dit", {"depth": 2.5}, "depth=2.5: expected an integer >= 1"),
-        ("dit", {"size": Size("own", 0, 32, 2), "depth": None}, "depth=0: expected an integer >= 1"),
-        ("dit", {"size": Size("own", 4, -16, 2), "width": None, "heads": None}, "width=-16: expected an integer >= 16"),
+        ("dit", {"size": Size("own", 4, 8, 2), "width": None, "heads": None}, "width=8: expected an integer >= 16"),
         ("dit", {"size": "T/2", "input_size": 5}, "patches of side 2"),
     ],
 )
@@ -126,6 +126,17 @@ def test_size_overrides():
     assert parse_size("S").patch == 2
     assert str(parse_size("S/4", depth=3)) == "custom/4"
     assert parse_size("T/1", width=96).heads == 4
+
+
+@pytest.mark.parametrize("key", ["depth", "width", "heads"])
+@pytest.mark.parametrize("value", [0, -2])
+def test_a_size_below_one_is_refused(key, value):
+    with pytest.raises(BackboneError, match=f"^{key}={value}: expected"):
+        parse_size("S/2", **{key: value})
+    with pytest.raises(BackboneError, match=f"^{key}={value}: expected"):
+        Backbone(ModelConfig("dit", **{key: value}))
+    with pytest.raises(BackboneError, match=f"^{key}={value}: expected an integer >= 1$"):
+        Size(**{"name": "own", "depth": 4, "width": 32, "heads": 2, key: value})
 
 
 @pytest.mark.parametrize("name", backbones.names())
