@@ -114,9 +114,22 @@ def check_window(size, grid, options):
         raise BackboneError(f"window={options.window}: expected a divisor of {grid[0]} and {grid[1]} patches")
 
 
-def test_parameters_macs_and_options_may_depend_on_the_grid(monkeypatch):
+@pytest.fixture
+def window_family(monkeypatch):
+    monkeypatch.setattr(registry, "_SPECS", {**registry._SPECS})
     spec = Spec("windows", WindowOptions, window_cost, f"{__name__}:WindowBlock", check_window)
-    monkeypatch.setitem(registry._SPECS, "windows", spec)
+    backbones.register(spec)
+    return spec
+
+
+def test_a_family_keeps_its_name(window_family):
+    assert "windows" in backbones.names()
+    backbones.register(window_family)  # as when its file is imported again
+    with pytest.raises(BackboneError, match="registered already by .*:WindowBlock"):
+        backbones.register(dataclasses.replace(window_family, block="elsewhere:Block"))
+
+
+def test_parameters_macs_and_options_may_depend_on_the_grid(window_family):
     for side, count in ((8, 4), (16, 16)):
         arguments = {"name": "windows", "size": "T/2", "depth": 3, "input_size": side}
         params = sum(parameter.numel() for parameter in backbones.create(**arguments).parameters())
