@@ -534,13 +534,6 @@ def test_without_a_library_torch_runs_and_one_line_says_so(tmp_path, changes, wa
     assert len(err.splitlines()) == bool(warning) and warning in err, err
 
 
-def test_without_native_operations_torchs_run_for_as_long_as_asked():
-    before = dispatch.resolve("biwkv", "auto", "cpu"), native.library()
-    with dispatch.without_native():
-        assert dispatch.resolve("biwkv", "auto", "cpu").name == "torch" and not native.library()[0]
-    assert (dispatch.resolve("biwkv", "auto", "cpu"), native.library()) == before
-
-
 def test_a_switch_that_is_neither_on_nor_off_is_refused(monkeypatch):
     monkeypatch.setenv("TREAD_NATIVE", "off")
     with pytest.raises(UserError, match="TREAD_NATIVE=off.*expected 0 or 1"):
