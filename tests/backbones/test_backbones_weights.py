@@ -243,9 +243,9 @@ def test_sizes_are_recognised():
     assert found["learn_sigma"] and found["num_classes"] == 0
 
 
-@pytest.mark.parametrize("name", ["dit", "mamba"])
+@pytest.mark.parametrize("name", backbones.names())
 def test_save_and_load(name, tmp_path, monkeypatch):
-    model = random_backbone(name, depth=2)
+    model = random_backbone(name, depth=2, text=[2, 5], input_size=[4, 6])
     model.save_pretrained(tmp_path / "saved")
     again = Backbone.from_pretrained(tmp_path / "saved")
     assert again.config == model.config and not again.training
