@@ -8,7 +8,7 @@ and `<!-- end of KIND -->` is a table generated from the archive, or a line that
 Kinds: `penalty` (step penalty s and s * m of routed runs), `arms` (every arm of a study),
 `endpoints` (declared paired endpoints; `pairs` is the declared number), `seeds` (their values by
 seed), `scores` (scores on samples after the last step). An arm is a group and variant
-(`analysis.arms`).
+(`analysis.comparison.arms`).
 """
 
 import argparse
@@ -21,12 +21,20 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.archives import PUBLISHED, unpack, unpacked
-from analysis.arms import Arm, Curves, arms, arms_table, endpoints_table, penalty_table, seeds_table
+from analysis.comparison.arms import (
+    Arm,
+    Curves,
+    arms,
+    arms_table,
+    endpoints_table,
+    penalty_table,
+    seeds_table,
+)
+from analysis.comparison.final_scores import final_scores, scores_table
 from analysis.errors import AnalysisError
 from analysis.figures import against_macs
-from analysis.final_scores import final_scores, scores_table
-from analysis.loading import load, scores
+from analysis.runs.archives import PUBLISHED, unpack, unpacked
+from analysis.runs.loading import load, scores
 from analysis.tables.table import markdown_rows
 from experiments.runtime.command import ROOT, run_command
 from experiments.runtime.files import atomic_write

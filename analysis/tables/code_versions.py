@@ -2,9 +2,9 @@
 
 import functools
 
-from analysis.aggregation import one_per_seed
-from analysis.groups import Group, Variant
-from analysis.results import Results
+from analysis.comparison.aggregation import one_per_seed
+from analysis.comparison.groups import Group, Variant
+from analysis.comparison.results import Results
 from analysis.tables.table import Table
 
 _COMMIT_LENGTH = 7  # without the mark of files that were changed since

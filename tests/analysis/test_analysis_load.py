@@ -9,8 +9,8 @@ from analysis_runs import METRIC, append, score, write, write_pairs
 
 import analysis
 from analysis.command import main
-from analysis.grouping import assign_groups
-from analysis.results import Results
+from analysis.comparison.results import Results
+from analysis.runs.grouping import assign_groups
 from analysis.tables import make
 from analysis.tables.table import markdown
 

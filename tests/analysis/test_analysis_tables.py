@@ -17,11 +17,12 @@ import yaml
 from analysis_runs import ACCURACY, METRIC, append, lines, score, write, write_pairs
 
 import analysis
-from analysis import aggregation, report_sections
 from analysis.command import main
+from analysis.comparison import aggregation
+from analysis.comparison.results import Results
 from analysis.figures import FIGURES
 from analysis.figures.convergence import mean_curve
-from analysis.results import Results
+from analysis.reports import report_sections
 from analysis.tables import TABLES, make, make_all, render
 from analysis.tables.speedup import reach
 from analysis.tables.table import Column, Entry, build, markdown, measured

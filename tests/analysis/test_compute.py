@@ -9,8 +9,8 @@ from scipy.stats import ttest_1samp
 from suite import RESULTS
 
 from analysis import compute
-from analysis.aggregation import interval
-from analysis.arms import Arm, baseline_arm, holm, two_sided_p, with_details
+from analysis.comparison.aggregation import interval
+from analysis.comparison.arms import Arm, baseline_arm, holm, two_sided_p, with_details
 from analysis.figures import against_macs
 
 GROUP = "dit-T/4, fashion, edm, scale tiny"

@@ -10,8 +10,8 @@ from suite import RESULTS
 from test_compute import DENSE, ROUTED, SHALLOW
 
 from analysis import compute
-from analysis.archives import unpack
-from analysis.final_scores import final_scores, scores_table
+from analysis.comparison.final_scores import final_scores, scores_table
+from analysis.runs.archives import unpack
 
 
 def test_scores_are_those_of_the_evaluations_at_the_last_step(tmp_path):

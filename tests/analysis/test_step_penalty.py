@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from analysis_runs import lines, score, write
 
-from analysis import step_penalty as penalty
+from analysis.comparison import step_penalty as penalty
 from analysis.errors import AnalysisError
 
 

@@ -1,7 +1,7 @@
 """Arms of a study (what was trained, apart from seed and steps): losses, step penalties, endpoints.
 
-An arm is a group and variant of `analysis.grouping`; the records of a run that was continued are
-merged.
+An arm is a group and variant of `analysis.runs.grouping`; the records of a run that was continued
+are merged.
 """
 
 import math
@@ -14,10 +14,10 @@ from typing import Any
 import pandas as pd
 from scipy.special import stdtr
 
-from analysis.aggregation import DENSE, Estimate, interval
-from analysis.grouping import short_labels
-from analysis.loading import load
-from analysis.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
+from analysis.comparison.aggregation import DENSE, Estimate, interval
+from analysis.comparison.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
+from analysis.runs.grouping import short_labels
+from analysis.runs.loading import load
 
 # Batch and depth of the experiment `evidence`; a label mentions only other values.
 _USUAL_BATCH, _USUAL_DEPTH = 16, 12
@@ -29,8 +29,8 @@ Curves = dict[int, pd.DataFrame]  # by seed
 class Arm:
     """What was trained, apart from the seed and the number of steps.
 
-    `group` and `variant` identify it (`analysis.grouping.assign_groups`). The other fields are what
-    its label and its baseline depend on; `detail` names the group where the others do not.
+    `group` and `variant` identify it (`analysis.runs.grouping.assign_groups`). The other fields are
+    what its label and its baseline depend on; `detail` names the group where the others do not.
     """
 
     data: str
@@ -102,7 +102,7 @@ def arms(source: Path) -> dict[Arm, Curves]:
 
 
 def rows_with_arms(runs: pd.DataFrame, names: Collection[str]) -> list[tuple[dict[Any, Any], Arm]]:
-    """Return the rows of the named runs of `analysis.loading.load`, each with its arm."""
+    """Return the rows of the named runs of `analysis.runs.loading.load`, each with its arm."""
     rows = [row for row in runs.to_dict("records") if row["run"] in names]
     return list(zip(rows, with_details([_arm(row) for row in rows]), strict=True))
 

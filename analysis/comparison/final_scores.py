@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.aggregation import interval
-from analysis.arms import Arm, baseline_arm, rows_with_arms
-from analysis.loading import load, scores
+from analysis.comparison.aggregation import interval
+from analysis.comparison.arms import Arm, baseline_arm, rows_with_arms
+from analysis.runs.loading import load, scores
 
 # Printed columns and their decimals; all in the features of the data set's own classifier.
 _METRICS = {"FD": 1, "precision": 3, "recall": 3, "accuracy": 3}
@@ -17,7 +17,7 @@ _NETWORK = "-classifier)"
 def final_scores(source: Path) -> dict[Arm, pd.DataFrame]:
     """Return a frame for each arm: a row for each seed that is scored, a column for each metric.
 
-    Of two runs of one arm and seed the one that was trained longer counts, as in `analysis.arms`.
+    Of two runs of one arm and seed the one that was trained longer counts, as in `arms`.
     """
     runs = load(source).sort_values("step", kind="stable")
     table = scores(runs)
