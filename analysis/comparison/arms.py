@@ -8,7 +8,6 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -17,7 +16,7 @@ from scipy.special import stdtr
 from analysis.comparison.aggregation import DENSE, Estimate, interval
 from analysis.comparison.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
 from analysis.runs.grouping import short_labels
-from analysis.runs.loading import load
+from analysis.runs.loading import Runs, runs_of
 
 # Batch and depth of the experiment `evidence`; a label mentions only other values.
 _USUAL_BATCH, _USUAL_DEPTH = 16, 12
@@ -79,13 +78,16 @@ class Arm:
         return (self.data, self.backbone, self.objective, self.width)
 
 
-def arms(source: Path) -> dict[Arm, Curves]:
-    """Return the curves of held-out loss of every arm by seed, from a folder of run folders.
+def arms(source: Runs) -> dict[Arm, Curves]:
+    """Return the curves of held-out loss of every arm by seed.
+
+    Args:
+        source: What `analysis.load` returned, or a folder of run folders.
 
     Records of one run at several lengths (a run that was continued: the same hash) are merged by
     step. Of two runs of one arm and seed the one that was trained longer counts.
     """
-    runs = load(source)
+    runs = runs_of(source)
     curves = loss_curves(runs)
     parts: dict[tuple[Arm, int, str], list[pd.DataFrame]] = {}
     for row, arm in rows_with_arms(runs, curves):
