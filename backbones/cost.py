@@ -79,8 +79,8 @@ def cost(
         name: Family.
         size: Letter and patch, as in "S/2".
         route: The route of the training pass.
-        reinsert: How routed tokens return, as in `routing.Routing`; with `none` they never do.
-        remove: When routed tokens leave, as in `routing.Routing`.
+        reinsert: How routed tokens return, as in `routing.RoutingOptions`; with `none` never.
+        remove: When routed tokens leave, as in `routing.RoutingOptions`.
         bytes_per_value: Bytes of an activation: 4 in float32, 2 under bf16 autocast (then an
             estimate, since the residual stream stays in float32).
         **options: The other arguments of `backbones.create`. `align` (REPA) adds to the parameters

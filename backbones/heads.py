@@ -83,7 +83,7 @@ class BlockNorms(nn.Module):
 
 
 class Head(nn.Module):
-    """AdaLN and a linear layer, both zero at init: tokens (B, N, D) -> rows (B, N, p p C).
+    """AdaLN and a linear layer, both zero at init: tokens (B, N, D) -> patches (B, N, p p C).
 
     With `weighted`, the norm is an RMSNorm with weights instead of a LayerNorm without.
     """
@@ -303,10 +303,10 @@ class PatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Split into patches and project."""
-        rows = patchify(x, self.patch)
+        patches = patchify(x, self.patch)
         if self.reduce is not None:
-            rows = self.reduce(rows)
-        return self.project(rows)
+            patches = self.reduce(patches)
+        return self.project(patches)
 
     def initialise(self) -> None:
         """Initialise the weights."""
@@ -314,14 +314,14 @@ class PatchEmbed(nn.Module):
 
 
 def patchify(x: Tensor, patch: int) -> Tensor:
-    """Split images (B, C, H p, W p) into rows (B, H W, C p p), channels slowest (as in Conv2d)."""
+    """Split images (B, C, H p, W p) into patches (B, H W, C p p), channels slowest (as Conv2d)."""
     batch, channels, height, width = x.shape
     cut = x.reshape(batch, channels, height // patch, patch, width // patch, patch)
     return cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * patch * patch)
 
 
 def unpatchify(x: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
-    """Assemble rows (B, H W, p p C), channels fastest (as in DiT), to images (B, C, H p, W p)."""
+    """Assemble patches (B, H W, p p C), channels fastest (as DiT), to images (B, C, H p, W p)."""
     batch, (rows, columns) = x.shape[0], grid
     cut = x.reshape(batch, rows, columns, patch, patch, -1).permute(0, 5, 1, 3, 2, 4)
     return cut.reshape(batch, -1, rows * patch, columns * patch)

@@ -7,7 +7,7 @@ Of `depth` blocks, the output of block i < depth // 2 is stored, and block depth
 The stack carries the stored output along like the tokens, so skips work across routes. If a route
 starts between the two blocks, the stored output is gathered by the same ids. If it ends between
 them, a token that bypassed block i contributes its own state from before the route, as if block i
-were the identity (`routing.segment.Tokens.scatter_state`).
+were the identity (`routing.routed_pass.Tokens.scatter_state`).
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from routing.layout import Layout
-from routing.segment import SKIP
+from routing.routed_pass import SKIP
 
 
 class LongSkipBlock(nn.Module):

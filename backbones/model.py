@@ -36,7 +36,7 @@ from backbones.registry import branches, find, model_config
 from backbones.sizes import AlignOptions, BackboneError, DecoderOptions, Size, build_options
 from backbones.weights import Pretrained
 from routing.layout import Layout, Move
-from routing.segment import Routing
+from routing.routed_pass import Routing
 from routing.stack import StackOutput
 
 LARGEST_INITIAL_VALUE = 1e4  # Uninitialised memory is often beyond it, or NaN.
@@ -270,16 +270,16 @@ class Backbone(nn.Module, Pretrained):
         return output
 
     def _predict(self, out: StackOutput, c: Tensor, layout: Layout) -> Tensor:
-        """Return rows (B, N, p p C) for every grid token."""
+        """Return the pixels of each grid token's patch, (B, N, p p C)."""
         if self.decoder is not None:
             move = None if out.kept is None else layout.move_to(out.layout)
             return self.decoder(out.x, c, move, layout)
         assert self.head is not None
-        rows, ids = self.head(out.x[:, self.prefix :], c), out.layout.ids
+        patches, ids = self.head(out.x[:, self.prefix :], c), out.layout.ids
         if ids is None:
-            return rows
-        empty = rows.new_zeros(rows.shape[0], self.num_tokens, rows.shape[-1])
-        return Move(ids, self.num_tokens).put(empty, rows)
+            return patches
+        empty = patches.new_zeros(patches.shape[0], self.num_tokens, patches.shape[-1])
+        return Move(ids, self.num_tokens).put(empty, patches)
 
     def describe(self) -> list[str]:
         """Return one line per operation: which implementation runs, and why."""

@@ -19,7 +19,7 @@ from experiments.runtime.files import atomic_write
 from routing.grid import path
 from routing.rng import Draws
 from routing.route import MODES
-from routing.segment import Selection
+from routing.routed_pass import Selection
 
 PAGE = Path(__file__).with_suffix(".html")
 MARK = re.compile(r'(?<=<script type="application/json" id="data">\n).*?(?=</script>)', re.DOTALL)
@@ -56,7 +56,7 @@ def kept(mode: str, draws: Draws) -> list[list[int]]:
     """
     selection, grid, n = Selection(mode), (SIDE, SIDE), SIDE * SIDE
     counts = {"quad": [n // 4], "stride": [1]}.get(mode, range(1, n + 1))
-    orders: list[list[int]] = [[] for _ in range(draws.rows)]
+    orders: list[list[int]] = [[] for _ in range(draws.batch)]
     for count in counts:
         for order, ids in zip(orders, selection.ids(draws, 0, grid, count).tolist(), strict=True):
             order += [i for i in ids if i not in order]

@@ -20,7 +20,7 @@ from analysis.figures.style import colour  # noqa: E402
 from experiments.runtime.files import atomic_write  # noqa: E402
 from routing.rng import Draws  # noqa: E402
 from routing.route import Route, keep_count  # noqa: E402
-from routing.segment import Selection  # noqa: E402
+from routing.routed_pass import Selection  # noqa: E402
 
 IMAGES = Path(__file__).resolve().parent / "img"
 

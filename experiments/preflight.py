@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config import groups
+from experiments.config.guidance import check_guidance_routes
 from experiments.config.model import model_arguments, run_cost
 from experiments.config.parent import check_parent, split
-from experiments.config.routes import check_guided, guided_route
 from experiments.config.schema import Config
 from experiments.data import registry
 from experiments.options.evaluation import PUBLISHED, options_for, plan_scores
@@ -63,12 +63,12 @@ def _check_sampling(config: Config, model: dict[str, Any]) -> None:
     guidance.check_model(
         conditional=bool(model["num_classes"] or model["text"]),
         null_class_trained=config.train.label_drop > 0,
-        routed=bool(guided_route(config, guidance)),
+        routed=bool(guidance.route_of_passes(config.first_route)),
         fused="fuse" in model,
         weak_model=checkpoint is not None and bool(split(checkpoint, "guidance.checkpoint=")),
         channels=model["in_channels"],
     )
-    check_guided(config, guidance, model)
+    check_guidance_routes(config, guidance, model)
     sampler = groups.parse("sampler", config.sampler)
     objective = groups.parse("objective", config.objective)
     objective.check_times(sampler.steps, sampler.shift)

@@ -17,8 +17,8 @@ __getattr__, __dir__, __all__ = lazily(
         "options": ("RoutingError", "RoutingOptions", "SelectionError"),
         "rng": ("Draws",),
         "route": ("MODES", "Route", "RouteError", "RouteSchedule", "Segment", "keep_count"),
+        "routed_pass": ("Routing", "Selection", "select"),
         "schedule": ("Schedule", "ScheduleError"),
-        "segment": ("Routing", "Selection", "select"),
         "stack": ("Stack", "StackOutput"),
     },
 )

@@ -17,7 +17,7 @@ def check_ids(ids: Tensor, grid: tuple[int, int], batch: int) -> None:
     On a GPU their values are not looked at: the host would wait for them.
 
     Raises:
-        SelectionError: No ids, another type or shape, another number of rows, an id outside the
+        SelectionError: No ids, another type or shape, another batch size, an id outside the
             grid, or one that comes twice.
     """
     integers = isinstance(ids, Tensor) and not ids.is_floating_point()
@@ -27,16 +27,16 @@ def check_ids(ids: Tensor, grid: tuple[int, int], batch: int) -> None:
         f"ids {description}: expected whole numbers (K,), (1, K) or (B, K)",
         SelectionError,
     )
-    rows = ids if ids.dim() > 1 else ids[None]
+    subsets = ids if ids.dim() > 1 else ids[None]
     require(
-        len(rows) in (1, batch),
-        f"{len(rows)} rows of ids for a batch of {batch}; give each sample a row, or all of them "
-        "one",
+        len(subsets) in (1, batch),
+        f"ids of {len(subsets)} samples for a batch of {batch}: expected ids of each sample, "
+        f"({batch}, K), or one subset for all, (K,)",
         SelectionError,
     )
     if ids.device.type != "cpu":
         return
-    tokens, ascending = grid[0] * grid[1], rows.sort(1).values
+    tokens, ascending = grid[0] * grid[1], subsets.sort(1).values
     inside = bool(((ascending >= 0) & (ascending < tokens)).all())
     if not inside or bool((ascending.diff(dim=1) == 0).any()):
         raise SelectionError(f"ids have to be distinct numbers from 0 to {tokens - 1}")

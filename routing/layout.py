@@ -31,7 +31,7 @@ _DENSE_TABLES: dict[tuple[tuple[int, int], int, torch.device], dict[tuple[str, s
 
 
 class _Permute(torch.autograd.Function):
-    """Reorder rows along a dimension; the gradient is the inverse reordering, again a gather."""
+    """Reorder entries along a dimension; the gradient is the inverse reordering, again a gather."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, perm: Tensor, inv: Tensor, dim: int) -> Tensor:
@@ -46,7 +46,7 @@ class _Permute(torch.autograd.Function):
 
 
 class _Take(torch.autograd.Function):
-    """Select distinct rows along a dimension; the gradient is copied into zeros, not added."""
+    """Select distinct entries along a dimension; the gradient is copied into zeros, not added."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, dim: int) -> Tensor:
@@ -62,7 +62,7 @@ class _Take(torch.autograd.Function):
 
 
 def flat(index: Tensor, length: int) -> Tensor:
-    """Convert indices `(B, K)` into sequences of `length` into indices `(B * K,)` into all rows."""
+    """Convert indices `(B, K)` of sequences of `length` into indices `(B * K,)` of all joined."""
     start = torch.arange(index.shape[0], device=index.device).unsqueeze(1) * length
     return (index + start).flatten()
 
@@ -112,18 +112,18 @@ class Move:
             return _Take.apply(x, self.index, 1)
         return _Take.apply(x.flatten(0, 1), self.index, 0).unflatten(0, (x.shape[0], self.kept))
 
-    def put(self, base: Tensor, rows: Tensor) -> Tensor:
-        """Scatter, out of place: `base` with the K gathered rows of each sample replaced.
+    def put(self, base: Tensor, tokens: Tensor) -> Tensor:
+        """Scatter, out of place: `base` with the K gathered tokens of each sample replaced.
 
         Args:
             base: Full sequences `(B, T, ...)`; their gradient flows where nothing is replaced.
-            rows: The new rows, `(B, K, ...)`.
+            tokens: The new tokens, `(B, K, ...)`.
         """
-        dtype = torch.promote_types(base.dtype, rows.dtype)
-        base, rows = base.to(dtype), rows.to(dtype)
+        dtype = torch.promote_types(base.dtype, tokens.dtype)
+        base, tokens = base.to(dtype), tokens.to(dtype)
         if self.shared:
-            return base.index_copy(1, self.index, rows)
-        full = base.flatten(0, 1).index_copy(0, self.index, rows.flatten(0, 1))
+            return base.index_copy(1, self.index, tokens)
+        full = base.flatten(0, 1).index_copy(0, self.index, tokens.flatten(0, 1))
         return full.unflatten(0, base.shape[:2])
 
 
@@ -232,12 +232,13 @@ class Layout:
     def neighbours(self, missing: str = "self") -> Tensor:
         """Local indices of the left, right, upper and lower neighbour: `(4, T)` or `(B, 4, T)`.
 
-        T, one past the end, means a row of zeros: outside the image, and for the prefix,
+        T, one past the end, means a zero vector: outside the image, and for the prefix,
         which has no neighbours.
 
         Args:
             missing: What replaces a neighbour that is not present: the token itself (`self`), a
-                zero row (`zero`), or the next one present on that side (`nearest`; zero if none).
+                zero vector (`zero`), or the next one present on that side (`nearest`; zero if
+                there is none).
 
         Raises:
             LayoutError: If there is no such policy.
@@ -262,8 +263,8 @@ class Layout:
 
     def mask(self) -> Tensor:
         """Which grid tokens are present: bool of shape `(B, N)`, or `(1, N)` where shared."""
-        rows, n = self._present.shape[0], self.grid[0] * self.grid[1]
-        empty = torch.zeros(rows, n, dtype=torch.bool, device=self.device)
+        subsets, n = self._present.shape[0], self.grid[0] * self.grid[1]
+        empty = torch.zeros(subsets, n, dtype=torch.bool, device=self.device)
         return empty.scatter(1, self._present, True)
 
     def subset(self, ids: Tensor, shuffle: Tensor | None = None) -> Layout:
@@ -327,8 +328,8 @@ class Layout:
         # The dense path with the missing tokens deleted is the sort of the present ones' steps.
         perm = rank(self.grid, name, self.device)[self._present].argsort(1)
         if self.shuffle is not None:
-            rows = max(perm.shape[0], self.shuffle.shape[0])
-            perm = perm.expand(rows, -1).gather(1, self.shuffle.expand(rows, -1))
+            subsets = max(perm.shape[0], self.shuffle.shape[0])
+            perm = perm.expand(subsets, -1).gather(1, self.shuffle.expand(subsets, -1))
         perm = self._after_prefix(perm + self.prefix)
         inv = torch.empty_like(perm).scatter_(
             1, perm, arange(self.length, self.device).expand_as(perm)

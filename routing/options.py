@@ -34,7 +34,17 @@ _require = partial(require, error=RoutingError)
 
 @dataclass(frozen=True)
 class RoutingOptions:
-    """Routing settings other than the route: which tokens stay, and when they return."""
+    """Routing settings other than the route: which tokens stay, and when they return.
+
+    `reinsert` is what routed tokens become at a segment's end: their state from before it
+    (`identity`); that plus the network's input (`sum_input`: v1's second route; a segment that
+    starts at block 0 has only the input and adds nothing); or nothing: dropped tokens never return
+    (`none`). `remove` is when tokens leave: at the segment's `start`; `after:<k>`, once block k has
+    seen all of them (delayed removal); or `never`: all blocks see all tokens, and at the end routed
+    tokens still fall back to their state from the start (a control). With `random_end`, every
+    segment's end is drawn for each step, from its start up to its end (v1). `path_drop` is the
+    share of samples whose fused span is left out (SPRINT); 1 skips its blocks.
+    """
 
     selection: Annotated[
         SelectionMode,
@@ -167,7 +177,7 @@ class RoutingOptions:
 
 
 def check_reinsertion(reinsert: str, remove: str, route: Route, random_end: bool = False) -> None:
-    """Refuse a re-insertion or removal (see `Routing`) that does not exist or fit the route.
+    """Refuse a re-insertion or removal (see `RoutingOptions`) that does not exist or fit the route.
 
     Whether the block of `after:<k>` lies in the route is known once the route is resolved.
     """

@@ -90,12 +90,12 @@ class Draws:
         self.seed, self.step = int(seed), int(step)
         self.device = torch.device(device) if device is not None else index.device
         self._index = index
-        self._rows: int | None = None
+        self._batch: int | None = None
 
     def on(self, device: torch.device | str) -> Draws:
         """The same numbers on another device."""
         draws = Draws(self.seed, self.step, self._index, device)
-        draws._rows = self._rows
+        draws._batch = self._batch
         return draws
 
     def uniform(self, stream: str, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -135,18 +135,18 @@ class Draws:
         return bits * 2.0**-32
 
     def shared(self) -> Draws:
-        """The same row for the whole batch, that of sample 0."""
+        """The same numbers for the whole batch, those of sample 0."""
         draws = Draws(self.seed, self.step, self._index.new_zeros(1), self.device)
-        draws._rows = self.rows
+        draws._batch = self.batch
         return draws
 
     @property
-    def rows(self) -> int:
+    def batch(self) -> int:
         """The batch size B."""
-        return self._index.shape[0] if self._rows is None else self._rows
+        return self._index.shape[0] if self._batch is None else self._batch
 
     def _words(self, stream: str, n: int) -> Tensor:
-        """Return 32-bit words as int64, shape `(B, n)` (one row where shared)."""
+        """Return 32-bit words as int64, shape `(B, n)`, or `(1, n)` where shared."""
         # float64 is needed and Apple's GPUs have none.
         device = torch.device("cpu") if self.device.type in WITHOUT_FLOAT64 else self.device
         index, key = _moved(self._index, device), _key(self.seed, stream)
@@ -160,4 +160,4 @@ class Draws:
 
     def _out(self, values: Tensor) -> Tensor:
         values = _moved(values, self.device, values.dtype)
-        return values if self._rows is None else values.expand(self._rows, *values.shape[1:])
+        return values if self._batch is None else values.expand(self._batch, *values.shape[1:])

@@ -8,8 +8,8 @@ eq. 5, which restates TREAD, arXiv 2501.04765):
 
 Before block i every per-token tensor is gathered once and the blocks get a smaller layout; after
 block j the processed tokens are scattered once into the state from before block i, so that routed
-tokens arrive bit for bit as they left (`routing.segment`). No block knows that routing exists, and
-nothing here knows an architecture. Everything beyond this is in `routing.variants`.
+tokens arrive bit for bit as they left (`routing.routed_pass`). No block knows that routing exists,
+and nothing here knows an architecture. Everything beyond this is in `routing.variants`.
 
 A block is called `block(x, cond, layout) -> x`. It may have
 
@@ -37,7 +37,7 @@ from routing.layout import Layout
 from routing.learned import Fuse
 from routing.options import RoutingError
 from routing.route import Route
-from routing.segment import RoutedSegment, Routing, Tokens
+from routing.routed_pass import RoutedSegment, Routing, Tokens
 from routing.variants import build_segments
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from routing.learned import Fuse
 from routing.options import RoutingError
 from routing.route import Route, Segment
-from routing.segment import RoutedSegment, Routing, RunBlocks, Subset, Tokens
+from routing.routed_pass import RoutedSegment, Routing, RunBlocks, Subset, Tokens
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def build_segments(
 
     Args:
         route: The resolved route of the pass.
-        routing: The options of the pass.
+        routing: Options and random numbers of the pass.
         depth: Number of blocks.
         fuse: The stack's fusion, if it has one.
         tokens: The tokens before block 0.
@@ -100,25 +100,26 @@ def build_segments(
     Raises:
         RoutingError: The routing asks for a fused span that the stack does not have.
     """
-    if routing.path_drop and fuse is None:
+    options = routing.options
+    if options.path_drop and fuse is None:
         raise RoutingError(
-            f"path_drop={routing.path_drop:g}: leaves a fused span out, and this model has none; "
+            f"path_drop={options.path_drop:g}: leaves a fused span out, and this model has none; "
             "try path_drop=0"
         )
     ends = draw_ends(route.segments, routing)
     if fuse is not None:
-        check_fused_span(route, ends, routing, fuse)
+        check_fused_span(route, ends, options.reinsert, fuse)
     routed: list[RoutedSegment] = []
     for segment, end in zip(route.segments, ends, strict=True):
-        if routing.reinsert == "none":
+        if options.reinsert == "none":
             end = depth - 1
-        drop_before = replace(segment, end=end).drop_before(routing.remove)
+        drop_before = replace(segment, end=end).drop_before(options.remove)
         bounds = segment.start, end, segment.rate, drop_before
         if fuse is not None:
             routed.append(fused_segment(*bounds, routing, fuse))
-        elif routing.reinsert == "sum_input" and segment.start > 0:
+        elif options.reinsert == "sum_input" and segment.start > 0:
             routed.append(SumInput(*bounds, tokens))
-        elif routing.reinsert == "none":
+        elif options.reinsert == "none":
             routed.append(Dropped(*bounds))
         else:
             routed.append(RoutedSegment(*bounds))
@@ -132,12 +133,12 @@ def fused_segment(
     start: int, end: int, rate: float, drop_before: int, routing: Routing, fuse: Fuse
 ) -> RoutedSegment:
     """Return a segment with the stack's fusion; the first arguments are those of a segment."""
-    if routing.path_drop >= 1:
+    if routing.options.path_drop >= 1:
         return PathDropped(start, end, rate, drop_before, fuse)
     return Fused(start, end, rate, drop_before, fuse, samples_without_span(routing))
 
 
-def check_fused_span(route: Route, ends: Sequence[int], routing: Routing, fuse: Fuse) -> None:
+def check_fused_span(route: Route, ends: Sequence[int], reinsert: str, fuse: Fuse) -> None:
     """Refuse a route beside the stack's fused span, or a second way to reinsert tokens.
 
     Raises:
@@ -149,13 +150,13 @@ def check_fused_span(route: Route, ends: Sequence[int], routing: Routing, fuse: 
         raise RoutingError(
             f"route={route}: this model's learned span is {span.span}; try route={span.span}"
         )
-    if routing.reinsert != "identity":
-        raise RoutingError(f"reinsert {routing.reinsert}: a learned span has its own; try identity")
+    if reinsert != "identity":
+        raise RoutingError(f"reinsert {reinsert}: a learned span has its own; try identity")
 
 
 def draw_ends(segments: Sequence[Segment], routing: Routing) -> list[int]:
     """Return each segment's end, or with `random_end` one drawn uniformly from its start (v1)."""
-    if not routing.random_end:
+    if not routing.options.random_end:
         return [segment.end for segment in segments]
     draws = routing.require_draws("`draws` for random_end")
     ends = []
@@ -167,7 +168,7 @@ def draw_ends(segments: Sequence[Segment], routing: Routing) -> list[int]:
 
 def samples_without_span(routing: Routing) -> Tensor | None:
     """Draw the samples whose fused span is left out, bool `(B,)`; None for none of them."""
-    if routing.path_drop <= 0:
+    if routing.options.path_drop <= 0:
         return None
     draws = routing.require_draws("`draws` for path_drop")
-    return draws.uniform("path", 1)[:, 0] < routing.path_drop
+    return draws.uniform("path", 1)[:, 0] < routing.options.path_drop

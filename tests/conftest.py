@@ -71,7 +71,7 @@ def vae(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The gathers and scatters of every stack, by name, in their order."""
-    from routing.segment import Tokens
+    from routing.routed_pass import Tokens
 
     done: list[str] = []
 

@@ -15,7 +15,7 @@ from experiments import config
 from routing.layout import Layout
 from routing.rng import Draws
 from routing.route import Route, keep_count
-from routing.segment import Selection
+from routing.routed_pass import Selection
 
 PAGE = ROOT / "docs" / "explainer.html"
 READY = "document.documentElement.dataset.ready === 'yes'"

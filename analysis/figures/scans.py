@@ -12,7 +12,7 @@ from analysis.figures.style import Options, Plot, styled
 from routing.layout import Layout
 from routing.rng import Draws
 from routing.route import MODES, keep_count
-from routing.segment import Selection
+from routing.routed_pass import Selection
 
 _ZIGZAGS = tuple(f"zigzag:{number}" for number in range(8))
 ORDERS = ("raster", "raster:reversed", *_ZIGZAGS)

@@ -41,7 +41,7 @@ class BenchOptions:
     route: Annotated[
         str, "Route without rates; auto is the paper's, from block 2 to the fourth last."
     ] = "auto"
-    selection: Annotated[SelectionMode, "Which tokens stay (routing/segment.py)."] = "random"
+    selection: Annotated[SelectionMode, "Which tokens stay (routing.selection)."] = "random"
     batch: Annotated[int, Ge(1), Le(10**6), "Samples in a step."] = 8
     depth: Annotated[
         Annotated[int, Ge(1), Le(1024)] | None,

@@ -26,6 +26,7 @@ from experiments.options.guidance import (
 )
 from experiments.options.roles import ConfigError, parse_named
 from routing.errors import require
+from routing.options import RoutingOptions
 from routing.route import Route
 
 
@@ -58,9 +59,9 @@ class Guidance:
             rate_over_steps(getattr(options, key, "0"), f"guidance.{key}")
             for key in ("strong", "weak")
         ]
-        #: Routing of passes with a rate: the route, and further fields of `routing.Routing`.
-        self.route: Any = None
-        self.routing: dict[str, Any] = {}
+        #: Route and routing options of passes with a rate.
+        self.route = Route()
+        self.routing = RoutingOptions()
 
     def passes(self, progress: float, level: float) -> list[Pass]:
         """Return the passes of one evaluation; the first one is used alone where guidance is off.
@@ -158,14 +159,16 @@ def has_text(model: Any) -> bool:
     return bool((getattr(model, "config", None) or {}).get("text"))
 
 
-def create_guidance(options: Any = None, route: Any = None, **routing: Any) -> Guidance:
+def create_guidance(
+    options: Any = None, route: Any = None, routing: RoutingOptions | None = None
+) -> Guidance:
     """Return the guidance that `options` names.
 
     Args:
         options: A name, a mapping or dataclass with the keys of `guidance.`.
         route: The route the model was trained with (text or `routing.Route`); routed guidance
             uses it unless `guidance.route` names another.
-        **routing: Further fields of `routing.Routing` for passes with a route, as `selection`.
+        routing: Options of passes with a route: which tokens stay, and how the others return.
 
     Raises:
         ConfigError: If routed guidance has no route.
@@ -173,8 +176,7 @@ def create_guidance(options: Any = None, route: Any = None, **routing: Any) -> G
     resolved = parse_named(GUIDANCE, "guidance", options)
     guidance = APG(resolved) if resolved.name == "apg" else Guidance(resolved)
     if guidance.sparse:
-        route_option = getattr(resolved, "route", None)
-        guidance.route = Route.parse(route if route_option is None else route_option)
+        guidance.route = resolved.route_of_passes(route)
         resolved.check_model(routed=bool(guidance.route))
-    guidance.routing = routing
+    guidance.routing = routing or RoutingOptions()
     return guidance

@@ -121,8 +121,8 @@ def _sample_batches(
     images = []
     for start in range(0, count, batch):
         # The last batch is filled up with copies of its last image.
-        rows = torch.arange(start, start + batch, device=device).clamp(max=count - 1)
-        samples = _sample_batch(denoiser.select(rows), sampler, shape, batch_progress)
+        index = torch.arange(start, start + batch, device=device).clamp(max=count - 1)
+        samples = _sample_batch(denoiser.select(index), sampler, shape, batch_progress)
         images.append(samples[: count - start])
         if progress:
             progress(min(start + batch, count), count)
@@ -159,8 +159,8 @@ def _sample_batch(
         denoiser.on_evaluation = lambda: batch_progress(next(finished) / evaluations)
     images = []
     for start in range(0, count, part):
-        rows = torch.arange(start, start + part, device=denoiser.seeds.device)
-        images.append(_sample_part(denoiser.select(rows.clamp(max=count - 1)), sampler, shape))
+        index = torch.arange(start, start + part, device=denoiser.seeds.device)
+        images.append(_sample_part(denoiser.select(index.clamp(max=count - 1)), sampler, shape))
     return torch.cat(images)[:count]
 
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from experiments.diffusion.guidance import Guidance, Pass, has_text
 from experiments.diffusion.objective import Objective, Prediction
 from experiments.runtime import signals
+from routing.options import RoutingOptions
 from routing.rng import Draws
 from routing.route import Route, keep_count
-from routing.segment import Routing
+from routing.routed_pass import Routing
 
 #: Images depend on their own seed alone: the run's seed is not used in sampling.
 SAMPLING_SEED = 0
@@ -75,13 +76,13 @@ class GuidedDenoiser:
             self.on_evaluation()
         return Prediction(combined, variance)
 
-    def select(self, rows: Tensor) -> GuidedDenoiser:
-        """Return the denoiser of the images at `rows` `(b,)`, with a new memory."""
+    def select(self, index: Tensor) -> GuidedDenoiser:
+        """Return the denoiser of the images at `index` `(b,)`, with a new memory."""
         text = self.text
         if text is not None:
-            text = text[rows.to(text.device)].to(self.seeds.device)
-        labels = None if self.labels is None else self.labels[rows]
-        return replace(self, seeds=self.seeds[rows], labels=labels, text=text, memory={})
+            text = text[index.to(text.device)].to(self.seeds.device)
+        labels = None if self.labels is None else self.labels[index]
+        return replace(self, seeds=self.seeds[index], labels=labels, text=text, memory={})
 
     def _group_conditions(self, group: list[Pass], evaluation: int) -> dict[str, Tensor]:
         """Return labels and text of the passes of one batch, one pass after the other."""
@@ -124,7 +125,7 @@ class GuidedDenoiser:
         """
         if item.drop:
             draws = self._draws(evaluation, copies, first)
-            return {"routing": Routing(route=Route(), draws=draws, path_drop=1.0)}
+            return {"routing": Routing(Route(), RoutingOptions(path_drop=1.0), draws)}
         if item.rate <= 0:
             return {}
         tokens = getattr(model, "num_tokens", None)
@@ -133,7 +134,7 @@ class GuidedDenoiser:
         nested = getattr(self.guidance.options, "subsets", "independent") == "nested"
         route = self.guidance.route.with_rate(item.rate).resolve(model.depth)
         draws = self._draws(evaluation, copies, 0 if nested else first)
-        return {"routing": Routing(route=route, draws=draws, **self.guidance.routing)}
+        return {"routing": Routing(route, self.guidance.routing, draws)}
 
     def _draws(self, evaluation: int, copies: int, stream: int) -> Draws:
         step = evaluation * _STREAMS_PER_EVALUATION + stream

@@ -21,7 +21,7 @@ from experiments.diffusion.auxiliary_losses import masked_mean, pixel_mask
 from experiments.diffusion.objectives import Objective, create_objective
 from experiments.evaluation.trained_model import load_model
 from routing.rng import Draws
-from routing.segment import Routing
+from routing.routed_pass import Routing
 
 _SEED = 424242
 # Steps of the two Kronecker sequences: irrational numbers that rationals approximate badly.
@@ -44,9 +44,9 @@ class Sample(NamedTuple):
 
 def routed_pass(config: Config, draws: Draws | None) -> Routing | None:
     """Return the routing of a run's first route, with tokens from `draws`; None for a dense run."""
-    if config.routing.off_after == 0:
+    if config.routing.off_after == 0 or not config.first_route:
         return None
-    return Routing.from_options(config.routing).on(config.first_route, draws)
+    return Routing(config.first_route, config.routing, draws)
 
 
 @dataclass

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from experiments.config.routes import check_guided
+from experiments.config.guidance import check_guidance_routes
 from experiments.config.schema import Config
 from experiments.diffusion.guidance import Guidance, create_guidance
 from experiments.diffusion.objectives import Objective, create_objective
@@ -17,7 +17,6 @@ from experiments.evaluation.cost import SamplingCost, model_cost, sampling_cost
 from experiments.evaluation.generation import generate
 from experiments.evaluation.sampling_options import describe_options
 from experiments.evaluation.weak_model import load_weak_model
-from routing.segment import Selection
 
 
 @dataclass
@@ -48,14 +47,9 @@ class SamplingPipeline:
             UserError: Model, sampler and guidance do not fit together.
         """
         objective = create_objective(config.objective)
-        routing = config.routing
-        guide = create_guidance(
-            guidance or config.guidance,
-            route=config.first_route,
-            selection=Selection(routing.selection, shared=routing.shared, block=routing.block),
-            reinsert=routing.reinsert,
-            remove=routing.remove,
-        )
+        # As in training, but with fixed ends, and no sample leaves the fused span out.
+        routing = replace(config.routing, random_end=False, path_drop=0.0)
+        guide = create_guidance(guidance or config.guidance, config.first_route, routing)
         weak = None
         checkpoint = getattr(guide.options, "checkpoint", None)
         if guide.options.needs_weak_model and checkpoint is not None:
@@ -63,7 +57,7 @@ class SamplingPipeline:
             weak = load_weak_model(checkpoint, config.objective, device)
         guide.check(model, weak)
         guide.options.check_model(null_class_trained=config.train.label_drop > 0)
-        check_guided(config, guide.options, model.config)
+        check_guidance_routes(config, guide.options, model.config)
         solver = create_sampler(sampler or config.sampler, objective)
         return cls(model, objective, solver, guide, weak)
 

@@ -11,6 +11,7 @@ from annotated_types import Ge, Gt, Lt
 from experiments.options.roles import ConfigError, Default
 from routing.errors import require
 from routing.options import OMITTED_AT_DEFAULT
+from routing.route import Route
 from routing.schedule import Schedule, ScheduleError
 
 SCALE = "Guidance scale; 1 is no guidance."
@@ -44,6 +45,11 @@ class GuidanceOptions:
     def needs_weak_model(self) -> bool:
         """Whether a second, weaker model is part of it."""
         return getattr(self, "checkpoint", None) is not None
+
+    def route_of_passes(self, trained: Route | str | None) -> Route:
+        """Return the route of sparse passes: its own, or the one the model was trained with."""
+        own = getattr(self, "route", None)
+        return Route.parse(trained if own is None else own)
 
     def check_consistency(self) -> None:
         """Refuse an empty interval of noise levels."""

@@ -62,7 +62,6 @@ class TrainingStep:
         self.dataset, self.state, self.model = dataset, state, state.model
         self.device = accelerator.device
         self.objective = create_objective(config.objective)
-        self.routing = Routing.from_options(config.routing)
         self.cost = run_cost(config, self.model.config)
         self.macs = route_macs(config, self.model.config)
         self.order = SampleOrder(config.seed, dataset.size)
@@ -130,7 +129,7 @@ class TrainingStep:
         if batch is None:
             batch = self.dataset.batch(self.samples(step, rows), draws)
         route = self.config.route_schedule.at(step / self.config.train.steps)
-        return batch, draws, self.routing.on(route, draws)
+        return batch, draws, Routing(route, self.config.routing, draws) if route else None
 
     def batch_loss(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:
         """Return the mean loss of a batch under these random numbers and routes.

@@ -15,7 +15,7 @@ from experiments.runtime.console import clock
 from experiments.runtime.memory import out_of_memory
 from experiments.training.precision import resolve_precision
 from routing.rng import Draws
-from routing.segment import Routing
+from routing.routed_pass import Routing
 
 
 def training_device() -> torch.device:
@@ -40,7 +40,8 @@ def time_line(config: Config, model: backbones.Backbone) -> str:
     t = torch.rand(samples, device=device)
     draws = Draws(config.seed, 0, torch.arange(samples), device=device)
     precision = resolve_precision(config, model.positions.device)
-    routing = Routing.from_options(config.routing).on(config.route_schedule.at(0.0), draws)
+    route = config.route_schedule.at(0.0)
+    routing = Routing(route, config.routing, draws) if route else None
 
     def step() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):

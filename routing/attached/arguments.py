@@ -12,7 +12,7 @@ from routing.attached.calls import AttachError, Signature
 from routing.attached.supported import refuse_positional
 from routing.errors import one_of, require, suggest
 from routing.route import Route
-from routing.segment import Selection
+from routing.routed_pass import Selection
 
 WHEN = ("training", "always", "never")
 WITHOUT_GRID = ("random", "stride")  # selections that need no grid

@@ -48,7 +48,7 @@ from routing.attached.supported import JoinedText, geometry, refuse_prefix, refu
 from routing.explicit_ids import check_ids, ids_of_segment
 from routing.layout import Layout
 from routing.route import Route, keep_count
-from routing.segment import Selection
+from routing.routed_pass import Selection
 
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
 

@@ -9,7 +9,7 @@ from backbones.cost import cost
 from backbones.ops import native
 from backbones.sizes import SIZES
 from routing.route import Route
-from routing.segment import Routing
+from routing.routed_pass import Routing
 
 VARIANTS = [(name, {}) for name in backbones.names()] + [
     ("dit", {"rope": True, "qk_norm": True, "learn_sigma": True}),

@@ -7,9 +7,9 @@ import backbones
 from backbones.cost import cost
 from backbones.sizes import BackboneError
 from routing.errors import UserError
-from routing.options import RoutingError
+from routing.options import RoutingError, RoutingOptions
 from routing.route import Route
-from routing.segment import Routing
+from routing.routed_pass import Routing
 
 SHAPE = {"in_channels": 2, "input_size": 8, "num_classes": 3, "depth": 4, "width": 32, "heads": 2}
 IDS = torch.tensor([[0, 3, 5, 6, 9, 10, 12, 15], [1, 2, 4, 7, 8, 11, 13, 14]])
@@ -32,7 +32,7 @@ def given():
 
 
 def plan(route="1-2", ids=IDS, **options):
-    return Routing(Route.parse(route), ids=ids, **options)
+    return Routing(Route.parse(route), RoutingOptions(**options), ids=ids)
 
 
 def pixels(ids):
@@ -103,7 +103,7 @@ def test_fusion_leaves_the_stream_in_float32_and_has_its_own_reinsertion():
         taps = model(x, t, y, taps=(-1, 2, 3), return_output=True).taps
     assert {tap.dtype for tap in taps.values()} == {torch.float32}
     with pytest.raises(RoutingError, match="a learned span has its own"):
-        model(x, t, y, routing=Routing(Route(), reinsert="none"))
+        model(x, t, y, routing=plan("none", None, reinsert="none"))
 
 
 def test_text_of_another_shape_is_refused():

@@ -13,7 +13,7 @@ from backbones.mamba import Conv
 from backbones.ops import conv, ssd
 from backbones.sizes import SIZES, BackboneError, Size, parse_size
 from routing.route import Route
-from routing.segment import Routing
+from routing.routed_pass import Routing
 from routing.stack import prepare
 
 TINY = {"in_channels": 1, "input_size": 4, "num_classes": 3, "depth": 4, "width": 32, "heads": 2}

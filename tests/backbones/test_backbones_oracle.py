@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 import backbones
 from backbones import registry
 from routing.layout import Layout, Order
+from routing.options import RoutingOptions
 from routing.rng import Draws
 from routing.route import MODES, Route
-from routing.segment import Routing, Selection
+from routing.routed_pass import Routing
 
 GRID, BATCH, WIDTH, DEPTH = (4, 6), 2, 32, 4
 N = GRID[0] * GRID[1]
@@ -81,7 +82,7 @@ def drawn(prefix, dtype=torch.float64, seed=1):
 
 def routing(mode="random", ids=None, route=ROUTE, shared=False):
     draws = Draws(seed=3, step=5, index=torch.arange(BATCH))
-    return Routing(Route.parse(route), Selection(mode, shared), draws, ids)
+    return Routing(Route.parse(route), RoutingOptions(selection=mode, shared=shared), draws, ids)
 
 
 def masks(out, prefix):

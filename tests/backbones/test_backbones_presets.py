@@ -9,7 +9,7 @@ import backbones
 from backbones import BackboneError
 from backbones.cost import cost
 from experiments.config import load
-from routing.segment import Tokens
+from routing.routed_pass import Tokens
 
 SKIPS = [("mamba", oracle.DIS), ("rwkv", oracle.DIFFUSION_RWKV), ("dit", {"skips": True})]
 
@@ -85,7 +85,7 @@ def test_mutation_skip_of_bypassing_tokens_lost(name, case, monkeypatch):
     """A token that bypassed the storing block has its own state as skip; zeros are noticed."""
     model = oracle.build(name, case)
     oracle.compare(model, 0, oracle.routing(route="0-1"))
-    monkeypatch.setattr("routing.segment.SKIP", "none of the keys")
+    monkeypatch.setattr("routing.routed_pass.SKIP", "none of the keys")
     with pytest.raises(AssertionError):
         oracle.compare(model, 0, oracle.routing(route="0-1"))
 

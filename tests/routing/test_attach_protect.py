@@ -43,6 +43,8 @@ def attach_and_run(route="0-0@0.5", **options):
 
 FRONT, BACK, MIDDLE = {0, 1, 2, 3}, {16, 17, 18, 19}, set(range(4, 16))
 AROUND = [slice(0, 4), slice(16, None)]
+STARTS = torch.tensor([[0], [8], [14]])
+OF_EACH_SAMPLE = (torch.arange(LENGTH) >= STARTS) & (torch.arange(LENGTH) < STARTS + 6)
 
 
 @pytest.mark.parametrize(
@@ -54,33 +56,23 @@ AROUND = [slice(0, 4), slice(16, None)]
         ([slice(4, 16)], MIDDLE),
         (torch.tensor([i in FRONT | BACK for i in range(LENGTH)]), FRONT | BACK),
         (slice(0, None, 2), set(range(0, LENGTH, 2))),
+        (OF_EACH_SAMPLE, [set(range(0, 6)), set(range(8, 14)), set(range(14, 20))]),
     ],
 )
 def test_protected_tokens_stay_wherever_they_are_and_in_order(protect, protected):
     seen, out, attached = attach_and_run(protect=protect)
-    n = LENGTH - len(protected)
+    protected = protected if isinstance(protected, list) else [protected] * BATCH
+    n = LENGTH - len(protected[0])
     assert seen.shape == (BATCH, LENGTH - n // 2)
     assert (seen.diff(dim=1) > 0).all()
-    for row in seen.tolist():
-        assert protected <= set(row)
+    for row, never_skip in zip(seen.tolist(), protected, strict=True):
+        assert never_skip <= set(row)
     skipped = torch.ones(BATCH, LENGTH, dtype=torch.bool).scatter(1, seen, False)
     assert skipped.sum() == BATCH * (n // 2)
     assert torch.equal(out[..., 0], positions()[..., 0])  # each token at its own place
     assert torch.equal(out[..., 1], (~skipped).float())  # those that skipped are as they were
     layout = attached.inner[0]
     assert layout.full_length - layout.prefix - layout.tokens == n // 2
-
-
-def test_a_mask_of_each_sample_protects_other_tokens_of_each():
-    mask = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
-    for sample, start in enumerate((0, 8, 14)):
-        mask[sample, start : start + 6] = True
-    seen, out, _ = attach_and_run("0-0@0.75", protect=mask)
-    for sample, row in enumerate(seen.tolist()):
-        assert set(mask[sample].nonzero().flatten().tolist()) <= set(row)
-    assert seen.shape == (BATCH, LENGTH - int(14 * 0.75)) and (seen.diff(dim=1) > 0).all()
-    assert torch.equal(out[..., 0], positions()[..., 0])
-    assert torch.equal(out[..., 1], torch.zeros(BATCH, LENGTH).scatter(1, seen, 1.0))
 
 
 def test_a_prefix_is_the_same_as_protecting_the_front():

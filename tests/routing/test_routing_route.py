@@ -79,7 +79,6 @@ def test_auto_is_the_guideline():
     assert str(Route.parse("auto")) == "2--4"
     at = {12: "2-8", 24: "2-20", 28: "2-24"}
     assert {d: str(Route.parse("auto").resolve(d)) for d in at} == at
-    assert str(Route.parse("auto@0.25").resolve(12)) == "2-8@0.25"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing import RouteSchedule, Routing, RoutingOptions, Schedule, UserError
+from routing import RouteSchedule, Routing, RoutingOptions, Schedule, Selection, UserError
 
 factors = st.floats(0, 4)
 marks = st.floats(0, 1, exclude_min=True)
@@ -83,10 +83,9 @@ def test_options_over_a_run():
     assert not RoutingOptions().schedule_route("2-8/0.5:none", 12).at(0.5)
     assert not RoutingOptions(schedule="linear:1:0").schedule_route("2-8", 12).at(1.0)
     always = RoutingOptions("blocks", block=4, shared=True)
-    routing = Routing.from_options(always)
     constant = always.schedule_route("auto", 12)
     assert str(constant.at(0.3)) == "2-8" and constant.at(0.3) is constant.at(0)  # parsed once
-    assert routing.selection.block == 4 and routing.selection.shared
+    assert Routing(constant.at(0), always).selection == Selection("blocks", shared=True, block=4)
 
 
 def check(route: str, options: RoutingOptions) -> None:

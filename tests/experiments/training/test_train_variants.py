@@ -7,8 +7,8 @@ import torch
 from small import small
 from training_runs import alignment_term, make_run, perturbed
 
+from experiments.config.guidance import check_guidance_routes
 from experiments.config.model import model_arguments, run_cost
-from experiments.config.routes import check_guided
 from experiments.data.registry import describe
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.options.guidance import GUIDANCE
@@ -41,7 +41,7 @@ def test_a_weak_pass_that_the_model_never_makes_is_not_asked_of_it(word, tmp_pat
     words = ["route=1-2@0.75", "routing.selection=quad", "guidance=routed", "guidance.strong=0.75"]
     config = small(tmp_path, *words, word)
     model = model_arguments(config, describe(config.data))
-    check_guided(config, parse_named(GUIDANCE, "guidance", config.guidance), model)
+    check_guidance_routes(config, parse_named(GUIDANCE, "guidance", config.guidance), model)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The routes of guided passes, checked against the run whose model makes them (no torch here)."""
+"""Checks of the routes of guided passes against the run whose model makes them (no torch here)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ from backbones.sizes import parse_size
 from experiments.config.schema import Config
 from experiments.options.guidance import GuidanceOptions, RoutedOptions, rate_over_steps
 from routing.errors import UserError
-from routing.route import Route, keep_count
+from routing.route import keep_count
 
 
-def guided_route(config: Config, guidance: GuidanceOptions) -> Route:
-    """Return the route of a guidance's sparse passes: its own, or the run's first."""
-    named = getattr(guidance, "route", None)
-    return config.first_route if named is None else Route.parse(named)
-
-
-def check_guided(config: Config, guidance: GuidanceOptions, model: dict[str, Any]) -> None:
+def check_guidance_routes(config: Config, guidance: GuidanceOptions, model: dict[str, Any]) -> None:
     """Refuse routed guidance whose passes the run's model cannot make; `model` is its arguments."""
     if not isinstance(guidance, RoutedOptions):
         return
-    route = guided_route(config, guidance)
+    route = guidance.route_of_passes(config.first_route)
     height, width = (side // parse_size(config.size).patch for side in model["input_size"])
     # At scale 1 the strong pass is alone, and with a checkpoint the weak one is another model's.
     alone = guidance.scale == 1 or guidance.checkpoint is not None

@@ -1,6 +1,6 @@
-"""One segment of a route: select tokens, gather them, run the blocks, scatter them back.
+"""A routed forward pass: at each segment of the route, select tokens, gather, run blocks, scatter.
 
-`Routing` has the options of a forward pass and `RoutedSegment` the steps. The tokens that stay are
+`Routing` is what a pass is given and `RoutedSegment` has the steps. The tokens that stay are
 an exact number of them, in ascending order, chosen in one of these ways (`Selection`):
 
     random    any tokens (TREAD)                    rows, columns  whole ones
@@ -16,7 +16,7 @@ edges, so that incomplete squares lie anywhere. Every token stays equally often.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -77,7 +77,7 @@ class Selection:
         Raises:
             SelectionError: If the mode cannot keep that many tokens of the grid.
         """
-        uniform = self._rows(draws, f"route.{k}", grid[0] * grid[1])
+        uniform = self._uniform(draws, f"route.{k}", grid[0] * grid[1])
         return select(self.mode, grid, keep, uniform, self.block)
 
     def shuffle(self, draws: Draws, k: int, keep: int) -> Tensor | None:
@@ -87,9 +87,9 @@ class Selection:
         """
         if self.mode != "unsorted":
             return None
-        return self._rows(draws, f"order.{k}", keep).argsort(dim=1, stable=True)
+        return self._uniform(draws, f"order.{k}", keep).argsort(dim=1, stable=True)
 
-    def _rows(self, draws: Draws, stream: str, n: int) -> Tensor:
+    def _uniform(self, draws: Draws, stream: str, n: int) -> Tensor:
         return draws.shared().uniform(stream, n)[:1] if self.shared else draws.uniform(stream, n)
 
 
@@ -99,61 +99,40 @@ class Routing:
 
     Args:
         route: Which blocks are skipped.
-        selection: How the tokens that stay are chosen.
+        options: Which tokens stay, and when and how the others return. The options of the model
+            (`learned`, `fp32_after`, `checkpoint`) and of a run (`schedule`, `off_after`) do not
+            affect a pass.
         draws: The step's random numbers; may be None where `ids` gives every subset.
         ids: Explicit raster ids that stay, one entry for each segment (None draws them), in any
             order; each of shape `(B, K)`, `(1, K)` or `(K,)`.
-        reinsert: What routed tokens become at a segment's end: their state from before it
-            (`identity`); that plus the network's input (`sum_input`: v1's second route; a segment
-            that starts at block 0 has only the input and adds nothing); or nothing: dropped
-            tokens never return (`none`).
-        remove: When tokens leave: at the segment's `start`; `after:<k>`, once block k has seen all
-            of them (delayed removal); or `never`: all blocks see all tokens, and at
-            the end routed tokens still fall back to their state from the start (a control).
-        random_end: Draw every segment's end for each step, from its start up to its end (v1).
-        path_drop: Share of samples whose fused span is left out (SPRINT); 1 skips its blocks.
+
+    Attributes:
+        selection: How the tokens that stay are chosen.
 
     Raises:
         RoutingError: If the options contradict each other or the route.
     """
 
     route: Route
-    selection: Selection = field(default_factory=Selection)
+    options: RoutingOptions = RoutingOptions()
     draws: Draws | None = None
     ids: Sequence[Tensor | None] | Tensor | None = None
-    reinsert: str = "identity"
-    remove: str = "start"
-    random_end: bool = False
-    path_drop: float = 0.0
+    selection: Selection = field(init=False)
 
     def __post_init__(self) -> None:
+        self.selection = _selection(self.options)
         self.resolve(None)
-
-    @classmethod
-    def from_options(cls, options: RoutingOptions) -> Routing:
-        """Return the settings shared by all steps of a run; `on` adds a step's route and draws."""
-        return cls(
-            Route(),
-            Selection(options.selection, options.shared, options.block),
-            reinsert=options.reinsert,
-            remove=options.remove,
-            random_end=options.random_end,
-            path_drop=options.path_drop,
-        )
 
     @property
     def is_plain(self) -> bool:
         """Whether this is TREAD without variants (`routing.variants`)."""
-        plain = self.reinsert == "identity" and self.remove == "start"
-        return plain and not self.random_end and not self.path_drop
-
-    def on(self, route: Route, draws: Draws | None) -> Routing | None:
-        """Return these settings with a step's route and random numbers; None if dense."""
-        return replace(self, route=route, draws=draws) if route.segments else None
+        options = self.options
+        plain = options.reinsert == "identity" and options.remove == "start"
+        return plain and not options.random_end and not options.path_drop
 
     def resolve(self, depth: int | None) -> Route:
         """Return the checked route, with absolute block indices where the depth is known."""
-        return _checked(self.route, depth, self.reinsert, self.remove, self.random_end)
+        return _checked(self.route, depth, self.options)
 
     def require_draws(self, need: str = "`draws` or `ids` to select tokens") -> Draws:
         """Return the random numbers, or refuse a pass that needs them and has none."""
@@ -189,12 +168,18 @@ class Routing:
         return Subset(inner, layout.move_to(inner))
 
 
-@lru_cache(maxsize=1024)  # once per run, not once per step
-def _checked(
-    route: Route, depth: int | None, reinsert: str, remove: str, random_end: bool
-) -> Route:
+# Both once per run, not once per step.
+
+
+@lru_cache(maxsize=1024)
+def _selection(options: RoutingOptions) -> Selection:
+    return Selection(options.selection, options.shared, options.block)
+
+
+@lru_cache(maxsize=1024)
+def _checked(route: Route, depth: int | None, options: RoutingOptions) -> Route:
     route = route if depth is None else route.resolve(depth)
-    check_reinsertion(reinsert, remove, route, random_end)
+    check_reinsertion(options.reinsert, options.remove, route, options.random_end)
     return route
 
 
@@ -302,7 +287,7 @@ class RoutedSegment:
 
 
 def select(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: int = 2) -> Tensor:
-    """Choose `keep` tokens of a grid for every row of random numbers.
+    """Choose `keep` tokens of a grid for each sample.
 
     Args:
         mode: One of `MODES`.
