@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.archives import PUBLISHED, is_archive, unpack
 from analysis.errors import AnalysisError
+from analysis.runs.archives import PUBLISHED, is_archive, unpack
 from experiments.runtime.command import run_command
 from experiments.runtime.parser import Parser
 
@@ -28,18 +28,24 @@ examples:
 """
 # The module of each command, and what it does.
 _COMMANDS = {
-    "report": ("report", "one self-contained HTML page"),
+    "report": ("reports.report", "one self-contained HTML page"),
     "tables": ("tables", "tables in four formats"),
     "figures": ("figures", "figures as PDF, PNG and CSV"),
-    "publish": ("publish", "a folder of tables, figures and records, and the pages that show them"),
-    "compare": ("compare", "what differs between two runs"),
-    "similarity": ("similarity", "layer similarity of runs or exported weights, and its map"),
+    "publish": (
+        "reports.publish",
+        "a folder of tables, figures and records, and the pages that show them",
+    ),
+    "compare": ("comparison.compare", "what differs between two runs"),
+    "similarity": (
+        "similarity_command",
+        "layer similarity of runs or exported weights, and its map",
+    ),
     "guidance-scale": (
         "guidance_scale_command",
         "effective guidance scale of runs or exported weights",
     ),
-    "notebooks": ("notebook_files", "execute the notebooks and write them as .ipynb"),
-    "list": ("loading", "runs found, unfinished and damaged ones with the reason"),
+    "notebooks": ("reports.notebook_files", "execute the notebooks and write them as .ipynb"),
+    "list": ("runs.loading", "runs found, unfinished and damaged ones with the reason"),
 }
 _SEVERAL: dict[str, Any] = {"nargs": "+", "metavar": "NAME"}
 _FLAG: dict[str, Any] = {"action": "store_true"}

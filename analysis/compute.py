@@ -8,7 +8,7 @@ and `<!-- end of KIND -->` is a table generated from the archive, or a line that
 Kinds: `penalty` (step penalty s and s * m of routed runs), `arms` (every arm of a study),
 `endpoints` (declared paired endpoints; `pairs` is the declared number), `seeds` (their values by
 seed), `scores` (scores on samples after the last step). An arm is a group and variant
-(`analysis.arms`).
+(`analysis.comparison.arms`).
 """
 
 import argparse
@@ -21,12 +21,20 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.archives import PUBLISHED, unpack, unpacked
-from analysis.arms import Arm, Curves, arms, arms_table, endpoints_table, penalty_table, seeds_table
+from analysis.comparison.arms import (
+    Arm,
+    Curves,
+    arms,
+    arms_table,
+    endpoints_table,
+    penalty_table,
+    seeds_table,
+)
+from analysis.comparison.final_scores import final_scores, scores_table
 from analysis.errors import AnalysisError
 from analysis.figures import against_macs
-from analysis.final_scores import final_scores, scores_table
-from analysis.loading import load, scores
+from analysis.runs.archives import PUBLISHED, unpack, unpacked
+from analysis.runs.loading import Runs, load, scores
 from analysis.tables.table import markdown_rows
 from experiments.runtime.command import ROOT, run_command
 from experiments.runtime.files import atomic_write
@@ -41,15 +49,21 @@ FIGURE_STEPS = (3000, 4200)
 
 
 @functools.lru_cache(maxsize=8)
+def archived_runs(archive: Path) -> pd.DataFrame:
+    """Return the runs of an archive of records."""
+    return load(unpack(archive, ROOT / PUBLISHED))
+
+
+@functools.lru_cache(maxsize=8)
 def archived_arms(archive: Path) -> dict[Arm, Curves]:
     """Return the arms of an archive of records."""
-    return arms(unpack(archive, ROOT / PUBLISHED))
+    return arms(archived_runs(archive))
 
 
 @functools.lru_cache(maxsize=8)
 def archived_scores(archive: Path) -> dict[Arm, pd.DataFrame]:
     """Return the final scores of the arms of an archive of records."""
-    return final_scores(unpack(archive, ROOT / PUBLISHED))
+    return final_scores(archived_runs(archive))
 
 
 def fill(text: str) -> str:
@@ -113,20 +127,20 @@ def _command(words: list[str]) -> int:
         if filled != text:
             atomic_write(page, filled)
             print(f"{page}  filled in")
-    records = unpack(RESULTS / "runs.tar.gz", ROOT / PUBLISHED)
+    records = archived_runs(RESULTS / "runs.tar.gz")
     plot = against_macs.draw(score_points(records), *FIGURE_STEPS)
     for path in plot.save(RESULTS / "figures"):
         print(path)
     return 0
 
 
-def score_points(source: Path) -> pd.DataFrame:
+def score_points(source: Runs) -> pd.DataFrame:
     """Return FD and held-out loss of the Fashion-MNIST runs at the figure's lengths.
 
     Columns are `backbone`, `route`, `seed`, `step`, `macs`, `fd` and `loss`. Only runs of the seeds
     that have both routed lengths count.
     """
-    frame = scores(load(source))
+    frame = scores(source)
     frame = frame[frame["own"].astype(bool) & (frame["data"] == "fashion")]
     frame = frame[frame["step"].isin(FIGURE_STEPS)]
     columns = {"FD-2K (fashion-classifier)": "fd", "heldout-loss-2K": "loss"}
@@ -141,13 +155,14 @@ def score_points(source: Path) -> pd.DataFrame:
 
 
 def _print(options: argparse.Namespace) -> int:
-    source = unpacked(options.records, ROOT / PUBLISHED)
-    curves, final = arms(source), final_scores(source)
+    runs = load(unpacked(options.records, ROOT / PUBLISHED))
+    curves, final = arms(runs), final_scores(runs)
     for kind in ("arms", "penalty", "endpoints", "seeds", "scores"):
         table: Mapping[Arm, Any] = final if kind == "scores" else curves
         try:
             head, *rows = make(kind, table, options.steps)
-            print(markdown_rows(head, rows))
+            if rows:
+                print(markdown_rows(head, rows))
         except AnalysisError as error:  # as where runs end before the compared multiply-adds
             print(f"No table of {kind}: {error}\n")
     return 0

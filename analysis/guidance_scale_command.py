@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from analysis.figures.effective_scale import effective_scale
-from analysis.guidance_scale import Measurement, Weights
-from analysis.measured import one_by_one, result_path, with_weights
-from analysis.tables.guidance_scale import FILE, LEVELS, scale_table
+from analysis.measurements.guidance_scale import Measurement, Weights
+from analysis.measurements.guidance_scale_file import FILE, LEVELS
+from analysis.measurements.measured import one_by_one, result_path, with_weights
+from analysis.tables.guidance_scale import scale_table
 from analysis.tables.render import write
 from analysis.tables.table import markdown
 from experiments.config.parent import split

@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from scipy.stats import spearmanr
 
-from analysis.archives import PUBLISHED, unpack
+from analysis.comparison.results import Results
+from analysis.comparison.step_penalty import loss_curves
 from analysis.errors import AnalysisError
-from analysis.results import Results
-from analysis.step_penalty import loss_curves
+from analysis.runs.archives import PUBLISHED, unpack
 from analysis.tables.table import markdown_rows
 from experiments.config.model import run_cost
 from experiments.evaluation.heldout import HeldOut, no_split

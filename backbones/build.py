@@ -25,7 +25,7 @@ def build_stack(config: ModelConfig) -> Stack:
         BackboneError: A block has other parameters than its family counts.
     """
     shape, family = config.shape, find(config.name)
-    options = family.parse(shape, config.options)
+    options = family.parse(shape, config.grid, config.options)
     block_class = pkgutil.resolve_name(family.block)
     blocks: list[nn.Module] = []
     for index in range(shape.depth):

@@ -103,7 +103,7 @@ def model_cost(
     bytes_per_value: int = 4,
 ) -> Cost:
     """Return the cost of a model with a route; arguments and errors as for `cost`."""
-    shape, grid = config.shape, config.grid[0] * config.grid[1]
+    shape, num_tokens = config.shape, config.num_tokens
     width, depth = shape.width, shape.depth
     blocks = block_costs(config)
     parts = _parts_before_head(config) + _head_parts(config)
@@ -112,23 +112,23 @@ def model_cost(
     prefixes = _prefixes(config)
     tokens = []
     for prefix, present in zip(
-        prefixes, _present(parsed, depth, grid, reinsert, remove), strict=True
+        prefixes, _present(parsed, depth, num_tokens, reinsert, remove), strict=True
     ):
         tokens.append(prefix + present)
-    dense = [prefix + grid for prefix in prefixes]
-    predicted = grid if reinsert != "none" or not parsed else tokens[-1] - config.prefix
+    dense = [prefix + num_tokens for prefix in prefixes]
+    predicted = num_tokens if reinsert != "none" or not parsed else tokens[-1] - config.prefix
     per_block = []
     modulation = 0 if config.condition == "prefix" else 3 * branches(config) * width * width
-    saved = 2 * width * grid
+    saved = 2 * width * num_tokens
     for block, present in zip(blocks, tokens, strict=True):
         per_block.append(modulation + block.linear * present + block.mixing(present))
         saved += block.saved * present
     params = sum(block.params for block in blocks) + sum(part.params for part in parts)
     return Cost(
         params=params,
-        macs_dense=_macs(parts, blocks, dense, grid),
+        macs_dense=_macs(parts, blocks, dense, num_tokens),
         macs_routed=_macs(parts, blocks, tokens, predicted),
-        macs_dense_no_attention=_macs(parts, blocks, dense, grid, mixing=False),
+        macs_dense_no_attention=_macs(parts, blocks, dense, num_tokens, mixing=False),
         macs_routed_no_attention=_macs(parts, blocks, tokens, predicted, mixing=False),
         per_block=tuple(per_block),
         tokens=tuple(tokens),
@@ -147,12 +147,12 @@ def features_macs(
         mixing: False counts linear layers only.
         to_the_end: Run all blocks, as SPRINT's fused span needs.
     """
-    grid = config.grid[0] * config.grid[1]
+    num_tokens = config.num_tokens
     blocks = block_costs(config)
     if not to_the_end:
         blocks = blocks[: block + 1]
-    tokens = [prefix + grid for prefix in _prefixes(config)[: len(blocks)]]
-    return _macs(_parts_before_head(config), blocks, tokens, grid, mixing)
+    tokens = [prefix + num_tokens for prefix in _prefixes(config)[: len(blocks)]]
+    return _macs(_parts_before_head(config), blocks, tokens, num_tokens, mixing)
 
 
 def _prefixes(config: ModelConfig) -> list[int]:
@@ -164,12 +164,13 @@ def _prefixes(config: ModelConfig) -> list[int]:
 def block_costs(config: ModelConfig) -> list[BlockCost]:
     """Return the cost of each block; a hybrid's attention blocks are DiT's."""
     shape, family = config.shape, find(config.name)
-    options = family.parse(shape, config.options)
-    attention_cost = dit.block_cost(shape, dit.DiTOptions())
+    options = family.parse(shape, config.grid, config.options)
     costs = []
     for index in range(shape.depth):
-        is_attention = index in config.attention_blocks
-        block = attention_cost if is_attention else family.cost(shape, options, index)
+        if index in config.attention_blocks:
+            block = dit.block_cost(shape, index, config.grid, dit.DiTOptions())
+        else:
+            block = family.cost(shape, index, config.grid, options)
         if config.skips and index >= shape.depth - shape.depth // 2:
             block = _with_long_skip(block, shape.width)
         costs.append(block)
@@ -220,14 +221,14 @@ class Part:
 def _parts_before_head(config: ModelConfig) -> list[Part]:
     """Return the cost of embedders, modulation and fusion."""
     width, depth, patch = config.shape.width, config.shape.depth, config.shape.patch
-    grid, prefix = config.grid[0] * config.grid[1], config.prefix
+    num_tokens, prefix = config.num_tokens, config.prefix
     patch_values = patch * patch * config.in_channels
     waves, hidden = config.time_shape
     inputs = config.bottleneck or patch_values
-    parts = [_layer(inputs, width, grid), _layer(2 * waves, hidden), _layer(hidden, width)]
+    parts = [_layer(inputs, width, num_tokens), _layer(2 * waves, hidden), _layer(hidden, width)]
     if config.bottleneck:
         weights = patch_values * config.bottleneck
-        parts.append(Part(weights, weights * grid))
+        parts.append(Part(weights, weights * num_tokens))
     if config.num_classes:
         parts.append(Part((config.num_classes + 1) * width))
     if config.context_tokens:
@@ -241,13 +242,13 @@ def _parts_before_head(config: ModelConfig) -> list[Part]:
         parts.append(_layer(width, 3 * depth * branches(config) * width))
     if config.fuse:
         # SPRINT's fusion of two streams.
-        parts.append(Part(2 * width * width + 2 * width, 2 * width * width * (prefix + grid)))
+        parts.append(Part(2 * width * width + 2 * width, 2 * width * width * (prefix + num_tokens)))
     return parts
 
 
 def _head_parts(config: ModelConfig) -> list[Part]:
     """Return the cost of the head or decoder and of REPA's projector."""
-    width, grid = config.shape.width, config.grid[0] * config.grid[1]
+    width = config.shape.width
     predicted_values = config.shape.patch**2 * config.out_channels
     if config.decoder is None:
         weights = width if find(config.name).weighted_norms else 0
@@ -257,7 +258,7 @@ def _head_parts(config: ModelConfig) -> list[Part]:
         ]
     else:
         decoder = build_options(DecoderOptions, config.decoder, "decoder")
-        parts = _decoder(width, predicted_values, grid, config.prefix, decoder)
+        parts = _decoder(config, decoder, predicted_values)
     if config.align is not None:
         align = build_options(AlignOptions, config.align, "align")
         hidden = align.hidden
@@ -289,13 +290,13 @@ def _macs(
     return total
 
 
-def _present(route: Route, depth: int, grid: int, reinsert: str, remove: str) -> list[int]:
+def _present(route: Route, depth: int, num_tokens: int, reinsert: str, remove: str) -> list[int]:
     """Return the grid tokens in each block of a routed pass."""
-    inside = [grid] * depth
+    inside = [num_tokens] * depth
     for segment in route.segments:
         stop = depth if reinsert == "none" else segment.end + 1
         for block in range(segment.drop_before(remove), stop):
-            inside[block] = keep_count(grid, segment.rate)
+            inside[block] = keep_count(num_tokens, segment.rate)
     return inside
 
 
@@ -304,12 +305,12 @@ def _layer(inputs: int, outputs: int, tokens: int = 1) -> Part:
     return Part((inputs + 1) * outputs, inputs * outputs * tokens)
 
 
-def _decoder(
-    width: int, predicted_values: int, grid: int, prefix: int, options: DecoderOptions
-) -> list[Part]:
-    """Return the cost of MaskDiT's decoder after a backbone of this width."""
-    depth, inner, tokens = options.depth, options.width, prefix + grid
-    block = dit.block_cost(Size("custom", depth, inner, options.heads), dit.DiTOptions())
+def _decoder(config: ModelConfig, options: DecoderOptions, predicted_values: int) -> list[Part]:
+    """Return the cost of MaskDiT's decoder, which predicts so many values of each patch."""
+    width, prefix, num_tokens = config.shape.width, config.prefix, config.num_tokens
+    depth, inner, tokens = options.depth, options.width, prefix + num_tokens
+    size = Size("custom", depth, inner, options.heads)
+    block = dit.block_cost(size, 0, config.grid, dit.DiTOptions())
     return [
         _layer(width, 2 * width),
         Part((width + 1) * inner, width * inner * prefix, per_predicted=width * inner),
@@ -318,5 +319,5 @@ def _decoder(
         _layer(inner, depth * 6 * inner),
         Part(depth * block.params, depth * block.linear * tokens, 0, depth * block.mixing(tokens)),
         _layer(inner, 2 * inner),
-        _layer(inner, predicted_values, grid),
+        _layer(inner, predicted_values, num_tokens),
     ]

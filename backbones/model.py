@@ -97,7 +97,7 @@ class Backbone(nn.Module, Pretrained):
         self.depth, self.width = shape.depth, shape.width
         self.in_channels, self.out_channels = config.in_channels, config.out_channels
         self.num_classes, self.prefix = config.num_classes, config.prefix
-        self.num_tokens = self.grid[0] * self.grid[1]
+        self.num_tokens = config.num_tokens
         self.residual: torch.dtype | None = None
         self.config: dict[str, Any] = config.arguments()
 

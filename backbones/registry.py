@@ -105,9 +105,9 @@ def model_config(name: str, size: str | Size = "S/2", **arguments: Any) -> Model
     is_custom = isinstance(size, Size) and size.name not in SIZES
     model["size"] = f"S/{shape.patch}" if is_custom else str(size)
     model |= _validated({"depth": shape.depth, "width": shape.width, "heads": shape.heads})
-    rows, columns = patch_grid(model.get("input_size", ModelConfig.input_size), shape.patch)
-    model["input_size"] = [rows * shape.patch, columns * shape.patch]
-    family_options = family.parse(shape, options, MODEL_ARGUMENTS)
+    grid = patch_grid(model.get("input_size", ModelConfig.input_size), shape.patch)
+    model["input_size"] = [side * shape.patch for side in grid]
+    family_options = family.parse(shape, grid, options, MODEL_ARGUMENTS)
     config = ModelConfig(name, **model, options=dataclasses.asdict(family_options))
     _check_combinations(config, family.branches(family_options))
     return config
@@ -125,7 +125,7 @@ def _validated(values: dict[str, Any]) -> dict[str, Any]:
 def branches(config: ModelConfig) -> int:
     """Return the number of residual branches of a block."""
     family = find(config.name)
-    return family.branches(family.parse(config.shape, config.options))
+    return family.branches(family.parse(config.shape, config.grid, config.options))
 
 
 def _check_combinations(config: ModelConfig, branches: int) -> None:

@@ -33,6 +33,9 @@ class Size:
         width: Channels D of the residual stream.
         heads: Attention heads; they divide the width.
         patch: Side of a patch in latent pixels.
+
+    Raises:
+        BackboneError: One of the numbers is below 1.
     """
 
     name: str
@@ -40,6 +43,11 @@ class Size:
     width: int
     heads: int
     patch: int = 2
+
+    def __post_init__(self) -> None:
+        for key in ("depth", "width", "heads", "patch"):
+            value = getattr(self, key)
+            require(value >= 1, f"{key}={value}: expected an integer >= 1", BackboneError)
 
     @property
     def state(self) -> int:
@@ -105,13 +113,13 @@ def parse_size(
 
     Args:
         text: Size as typed, or a `Size`.
-        depth: Number of blocks instead of the table's. It, width and heads are at least 1.
+        depth: Number of blocks instead of the table's.
         width: Channels instead of the table's.
         heads: Attention heads instead of the table's. Without it, an overridden width has the
             table's number of heads or the largest smaller one that divides it.
 
     Raises:
-        BackboneError: Unknown letter, a patch below 1, or heads that do not divide the width.
+        BackboneError: Unknown letter, a number below 1, or heads that do not divide the width.
     """
     size = text if isinstance(text, Size) else _named(str(text))
     if depth is None and width is None and heads is None:

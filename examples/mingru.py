@@ -62,7 +62,7 @@ class MinGRUBlock(Block):
         return ops.gated_sum(x, gate2, self.mlp(ops.adaln(x, shift2, scale2), layout))
 
 
-def block_cost(size: Size, options: Options, index: int) -> BlockCost:
+def block_cost(size: Size, index: int, grid: tuple[int, int], options: Options) -> BlockCost:
     """Count 12 D^2 parameters, as in every family, and 2 D products a token in the scan."""
     d, mixer = size.width, (4 if options.gate else 3) * size.width**2
     hidden = hidden_for(d, mixer, 3)

@@ -13,8 +13,8 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from analysis.similarity_file import SimilarityFile
-from analysis.tables.guidance_scale import FORMAT
+from analysis.measurements.guidance_scale_file import FORMAT
+from analysis.measurements.similarity_file import SimilarityFile
 
 METRIC = "FD-500 (digits-classifier)"
 ACCURACY = "accuracy-500 (digits-classifier)"

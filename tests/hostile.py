@@ -25,8 +25,9 @@ from safetensors.torch import save_file
 
 import analysis
 import backbones
-from analysis import run_files, similarity
-from analysis.similarity import SimilarityFile
+from analysis.measurements import similarity
+from analysis.measurements.similarity import SimilarityFile
+from analysis.runs import run_files
 from backbones import import_weights
 from experiments.config.compose import load
 from experiments.data.latent_store import open_store

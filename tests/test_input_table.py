@@ -169,7 +169,6 @@ TABLES = {
         ("launch route_placment", "route_placement"),
         ("launch route_placement backbone=mmaba cluster=debug --dry-run", "mamba"),
         ("status never_launched", "never_launched"),
-        ("launch {bad}/grid.yaml --dry-run", "grid.yaml"),
         ("status ...yaml", "a folder gets the name"),
         ("launch route_placement cluster.workers=1000000000 --dry-run", "expected an integer >= 1 and <= 99,999"),
         ("launch {bad}/fits.yaml --dry-run", "fits=[rout]: expected a list"),
@@ -181,7 +180,6 @@ TABLES = {
         ("repotr {run}", "report"),
         ("compare {run} {tmp}/none", "none"),
         ("report {bad}", "no finished run"),
-        ("tables {run}/.. --only nope", "nope"),
         ("similarity {run} --levels nan", "noise levels above 0, such as 0.1 1 10"),
         ("tables {run} --out {run}/config.yaml", "cannot be used"),
         ("report {run}/.. --out {bad}/pipe/manifest.json", "it is no file"),
@@ -215,7 +213,6 @@ def places(tmp_path_factory):
     with (bad / "cut.safetensors").open("r+b") as handle:
         handle.truncate(500)
     np.savez(bad / "pickle.npz", arr_0=np.array([{"a": 1}], dtype=object))
-    (bad / "grid.yaml").write_text("axes: [")
     (bad / "...yaml").write_text("title: t")
     (bad / "fits.yaml").write_text("fits: [rout]")
     (bad / "twice.yaml").write_text("seeds: [0]\nseeds: [1]")

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from analysis.run_files import Damaged, read_lines
+from analysis.runs.run_files import Damaged, read_lines
 from backbones.parsing import Malformed, json_of, yaml_of
 from experiments.config.compose import load
 from experiments.config.schema import Config

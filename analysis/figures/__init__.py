@@ -6,12 +6,12 @@ Each comes as PDF, PNG and CSV.
 import argparse
 from pathlib import Path
 
+from analysis.comparison.results import Results, Source, results_for_command
 from analysis.errors import pick
 from analysis.figures.layer_maps import similarity, similarity_maps
 from analysis.figures.scans import scan_paths, selections
 from analysis.figures.style import Plot
 from analysis.registry import builders
-from analysis.results import Results, Source, results_for_command
 
 FIGURES = builders(
     __name__,

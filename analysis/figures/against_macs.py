@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.aggregation import interval
+from analysis.comparison.aggregation import interval
 from analysis.figures.style import Plot, canvas, colour, line, styled
 
 BACKBONES = ("dit", "mamba", "rwkv")

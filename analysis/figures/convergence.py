@@ -7,12 +7,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from analysis.aggregation import DENSE, ENOUGH_SEEDS
+from analysis.comparison.aggregation import DENSE, ENOUGH_SEEDS
+from analysis.comparison.groups import Group, Variant
+from analysis.comparison.results import Results
 from analysis.figures import style
 from analysis.figures.style import Plot, styled
-from analysis.grouping import shared_label, short_labels
-from analysis.groups import Group, Variant
-from analysis.results import Results
+from analysis.runs.grouping import shared_label, short_labels
 from analysis.tables.entries import metric_label
 from analysis.tables.speedup import reach, speedup
 

@@ -1,4 +1,4 @@
-"""The effective guidance scale by noise level, as `analysis.guidance_scale` stored it."""
+"""The effective guidance scale by noise level, as stored beside runs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, cast
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.aggregation import DENSE, ENOUGH_SEEDS, number_range, paired
+from analysis.comparison.aggregation import DENSE, ENOUGH_SEEDS, number_range, paired
+from analysis.comparison.results import Results
 from analysis.figures import style
 from analysis.figures.style import Plot, styled
-from analysis.results import Results
-from analysis.tables.guidance_scale import FORMS, NUMBERS, scale_rows, stored_scales
+from analysis.measurements.guidance_scale_file import FORMS, NUMBERS
+from analysis.tables.guidance_scale import scale_rows, stored_scales
 
 _KEYS = ["setting", "route", "pair"]
 

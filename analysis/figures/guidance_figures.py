@@ -10,12 +10,12 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from analysis.aggregation import DENSE, mean_std, number_range
+from analysis.comparison.aggregation import DENSE, mean_std, number_range
+from analysis.comparison.groups import Group, Variant
+from analysis.comparison.results import Results
 from analysis.figures import style
 from analysis.figures.style import Plot, styled
-from analysis.grouping import shared_label, short_labels
-from analysis.groups import Group, Variant
-from analysis.results import Results
+from analysis.runs.grouping import shared_label, short_labels
 from analysis.tables.entries import metric_decimals, metric_label
 from analysis.tables.guidance import by_seed, evaluations, number, parse, responses, setting_order
 

@@ -10,12 +10,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+from analysis.comparison.results import Results
 from analysis.errors import AnalysisError
 from analysis.figures import style
 from analysis.figures.style import Options, Plot, styled
-from analysis.measured import read_beside
-from analysis.results import Results
-from analysis.similarity_file import SimilarityFile, read
+from analysis.measurements.measured import read_beside
+from analysis.measurements.similarity_file import SimilarityFile, read
 from routing.route import Route
 
 _MOST_COLUMNS = 4  # of maps, where each model has one; else three

@@ -4,12 +4,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, NullFormatter
 
-from analysis.aggregation import ENOUGH_SEEDS
+from analysis.comparison.aggregation import ENOUGH_SEEDS
+from analysis.comparison.pair_penalty import PairPenalty, pair_penalties
+from analysis.comparison.results import Results
 from analysis.figures import style
 from analysis.figures.style import Plot, styled
-from analysis.grouping import shared_label, short_labels
-from analysis.pair_penalty import PairPenalty, pair_penalties
-from analysis.results import Results
+from analysis.runs.grouping import shared_label, short_labels
 
 _MOST_PANELS = 6
 

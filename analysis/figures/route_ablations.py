@@ -10,13 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.patches import FancyBboxPatch
 
-from analysis.aggregation import BETTER, ENOUGH_SEEDS, number_range, paired, verdict
+from analysis.comparison.aggregation import BETTER, ENOUGH_SEEDS, number_range, paired, verdict
+from analysis.comparison.groups import Group, Variant
+from analysis.comparison.results import Results
 from analysis.figures import style
 from analysis.figures.style import Options, Plot, styled
-from analysis.grouping import shared_label, short_labels
-from analysis.groups import Group, Variant
-from analysis.results import Results
-from analysis.run_files import model_arguments
+from analysis.runs.grouping import shared_label, short_labels
+from analysis.runs.run_files import model_arguments
 from analysis.tables import paper
 from analysis.tables.ablations import half_rate_routes, single_routes, span_order
 from analysis.tables.entries import gap, metric_decimals, metric_label

@@ -10,7 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from PIL import Image
 
-from analysis.aggregation import DENSE
+from analysis.comparison.aggregation import DENSE
+from analysis.comparison.groups import Group, Variant
+from analysis.comparison.results import Results
 from analysis.figures import style
 from analysis.figures.convergence import (
     SEEDS_NOTE,
@@ -24,10 +26,8 @@ from analysis.figures.convergence import (
     set_scales,
 )
 from analysis.figures.style import Plot, styled
-from analysis.grouping import shared_label, short_labels
-from analysis.groups import Group, Variant
-from analysis.results import Results
-from analysis.run_files import class_names
+from analysis.runs.grouping import shared_label, short_labels
+from analysis.runs.run_files import class_names
 from analysis.tables.entries import metric_decimals, metric_label
 
 _MOST_LINES = 3  # of panels, on one page

@@ -8,8 +8,8 @@ RUNS = "results/ablations.tar.gz"  # or the folder of your own runs, such as "ru
 from IPython.display import Markdown
 
 import analysis
-from analysis import answers, notebook_files
-from analysis.results import Results
+from analysis.comparison.results import Results
+from analysis.reports import answers, notebook_files
 
 results = Results.of(notebook_files.runs_folder(RUNS))
 analysis.figures.make("selection_rate", results)

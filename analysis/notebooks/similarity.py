@@ -8,7 +8,8 @@ RUNS = "results/runs.tar.gz"  # or the folder of your own runs, such as "runs"
 from IPython.display import Markdown
 
 import analysis
-from analysis import answers, notebook_files, similarity
+from analysis.measurements import similarity
+from analysis.reports import answers, notebook_files
 
 runs = analysis.load(notebook_files.runs_folder(RUNS))
 maps = similarity.pairs(runs, similarity.Protocol(samples=16, batch=8))

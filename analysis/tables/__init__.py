@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.aggregation import ENOUGH_SEEDS
+from analysis.comparison.aggregation import ENOUGH_SEEDS
+from analysis.comparison.results import Results, Source, results_for_command
 from analysis.errors import AnalysisError, pick
 from analysis.registry import builders
-from analysis.results import Results, Source, results_for_command
 from analysis.tables.code_versions import code_notes
 from analysis.tables.render import PAGE_WIDTH, PREAMBLE, document, write
 from analysis.tables.table import Row, Table, markdown

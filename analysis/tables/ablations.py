@@ -4,9 +4,9 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from analysis.aggregation import DENSE
-from analysis.groups import Group, Variant
-from analysis.results import Results
+from analysis.comparison.aggregation import DENSE
+from analysis.comparison.groups import Group, Variant
+from analysis.comparison.results import Results
 from analysis.tables import entries, paper
 from analysis.tables.table import PAIRED, Column, RowValues, Table, Value, build, published
 

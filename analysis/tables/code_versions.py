@@ -1,10 +1,13 @@
-"""Seed pairs whose dense and routed run come from different versions of the code."""
+"""Seed pairs whose dense and routed run were last started with different versions of the code.
+
+Each start of a run overwrites env.json, so the version that a continued run began with is unknown.
+"""
 
 import functools
 
-from analysis.aggregation import one_per_seed
-from analysis.groups import Group, Variant
-from analysis.results import Results
+from analysis.comparison.aggregation import one_per_seed
+from analysis.comparison.groups import Group, Variant
+from analysis.comparison.results import Results
 from analysis.tables.table import Table
 
 _COMMIT_LENGTH = 7  # without the mark of files that were changed since
@@ -64,7 +67,8 @@ def code_notes(results: Results, table: Table) -> tuple[str, ...]:
     texts = []
     for (shared, variant), models in labels.items():
         texts.append(f"{shared}, {variant}: {'; '.join(models)}")
-    return (f"Pairs whose runs come from two versions of the code: {'. '.join(texts)}.",)
+    note = "Pairs whose runs were last started with two versions of the code"
+    return (f"{note} (a continued run may have begun with another): {'. '.join(texts)}.",)
 
 
 def _shows(table: Table, group: Group) -> bool:

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from analysis.groups import Variant
-from analysis.results import Results
+from analysis.comparison.groups import Variant
+from analysis.comparison.results import Results
 from analysis.tables.table import Column, RowValues, Table, Value, build
 from backbones.parsing import json_of
 

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.aggregation import Estimate, paired
-from analysis.groups import Group, Variant
-from analysis.results import Results
+from analysis.comparison.aggregation import Estimate, paired
+from analysis.comparison.groups import Group, Variant
+from analysis.comparison.results import Results
 from analysis.tables import paper
 from analysis.tables.table import Column, Entry, Heading, Value, measured
 

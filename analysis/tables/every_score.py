@@ -1,7 +1,7 @@
 """Every variant by every metric: means over seeds, and paired differences to the dense runs."""
 
-from analysis.groups import Group
-from analysis.results import Results
+from analysis.comparison.groups import Group
+from analysis.comparison.results import Results
 from analysis.tables import entries
 from analysis.tables.table import PAIRED, Column, RowValues, Table, build
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.aggregation import mean_std, number_range, paired
-from analysis.groups import Group, Variant
-from analysis.results import Results
+from analysis.comparison.aggregation import mean_std, number_range, paired
+from analysis.comparison.groups import Group, Variant
+from analysis.comparison.results import Results
 from analysis.tables import entries, paper
 from analysis.tables.main import score_set
 from analysis.tables.table import PAIRED, Column, Entry, RowValues, Table, Value, build, head

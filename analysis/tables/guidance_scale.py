@@ -1,4 +1,4 @@
-"""The effective guidance scale: what `analysis.guidance_scale` stored beside runs, as a table."""
+"""The effective guidance scales that are stored beside runs, as a table."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,26 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.aggregation import mean_std
-from analysis.errors import AnalysisError
-from analysis.measured import read_beside
-from analysis.results import Results
-from analysis.run_files import Damaged, read_json
+from analysis.comparison.aggregation import mean_std
+from analysis.comparison.results import Results
+from analysis.measurements.guidance_scale_file import FILE, FORMS, LOSSES, NUMBERS, read_scales
+from analysis.measurements.measured import read_beside
 from analysis.tables.table import Column, Entry, RowValues, Table, build, measured
-from backbones.parsing import is_number
 
-FORMAT = "tread-suite-guidance-scale/1"
-FILE = "guidance_scale.json"
-#: sigma / alpha over the data's standard deviation: t / (1 - t) at t = .6, .7, .8, .9 and .95 of
-#: flow matching, from where a class begins to show to almost noise.
-LEVELS = (1.5, 7 / 3, 4.0, 9.0, 19.0)
-FORMS = ("plain", "instrumented")
-_LOSSES = ("loss_strong", "loss_weak", "square")
-# Numbers of a row: both forms with their intervals, losses, and the squared difference.
-NUMBERS = [f"{form}{end}" for form in FORMS for end in ("", "_low", "_high")] + [*_LOSSES]
-_FIELDS = {
-    "run": str, "backbone": str, "size": str, "data": str, "route": str, "notes": list, "rows": list
-}  # fmt: skip
 _HEADINGS = ("Plain", "Instrumented", "Loss, strong", "Loss, weak", "|d|\u00b2")
 _NOTES = (
     "Class over null prediction of the dense pass (dense) and of the routed pass (routed), the "
@@ -36,37 +22,6 @@ _NOTES = (
     "good: what is read as a scale is the instrumented form, and contrasts.",
     "Sigma: sigma / alpha over the data's standard deviation.",
 )
-
-
-def read_scales(path: Path) -> dict[str, Any]:
-    """Read what was stored beside a run; raise `AnalysisError` where it is not such a file."""
-    try:
-        stored, reason = read_json(path), "other content"
-    except Damaged as error:
-        stored, reason = {}, str(error)
-    if not _is_valid(stored):
-        raise AnalysisError(
-            f"{path} is not a {FORMAT} file ({reason}); make one with python -m analysis "
-            "guidance-scale RUN"
-        )
-    return stored
-
-
-def _is_valid(stored: dict[str, Any]) -> bool:
-    if stored.get("format") != FORMAT:
-        return False
-    for key, kind in _FIELDS.items():
-        if not isinstance(stored.get(key), kind):
-            return False
-    if not (is_number(stored.get("step")) and is_number(stored.get("seed"))):
-        return False
-    for row in stored["rows"]:
-        if not isinstance(row, dict) or not isinstance(row.get("pair"), str):
-            return False
-        for name in ("level", *NUMBERS):
-            if row.get(name) is not None and not is_number(row[name]):
-                return False
-    return True
 
 
 def stored_scales(results: Results) -> list[dict[str, Any]]:
@@ -140,7 +95,7 @@ def scale_table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
             same_setting.setdefault(key, []).append(row)
     rows: list[RowValues] = []
     for (setting, pair, level), seeds in same_setting.items():
-        values = [_scale_entry(seeds, name, levels) for name in (*FORMS, *_LOSSES)]
+        values = [_scale_entry(seeds, name, levels) for name in (*FORMS, *LOSSES)]
         rows.append((setting, [pair, "mean" if level is None else f"{level:.3g}", *values]))
     title = "Effective guidance scale"
     return build("guidance_scale", title, columns, rows, (*notes, *_NOTES))

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from analysis.aggregation import ENOUGH_SEEDS
-from analysis.groups import Group, Variant
-from analysis.pair_penalty import PairPenalty, pair_penalty
-from analysis.results import Results
+from analysis.comparison.aggregation import ENOUGH_SEEDS
+from analysis.comparison.groups import Group, Variant
+from analysis.comparison.pair_penalty import PairPenalty, pair_penalty
+from analysis.comparison.results import Results
 from analysis.tables import entries, paper
 from analysis.tables.table import (
     NOT_RUN,

@@ -3,9 +3,9 @@
 import contextlib
 from collections.abc import Sequence
 
-from analysis.groups import Group
-from analysis.results import Results
-from analysis.run_files import model_arguments
+from analysis.comparison.groups import Group
+from analysis.comparison.results import Results
+from analysis.runs.run_files import model_arguments
 from analysis.tables import entries, paper
 from analysis.tables.table import PAIRED, Column, RowValues, Table, Value, build
 from backbones.sizes import parse_size

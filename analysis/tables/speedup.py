@@ -16,9 +16,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from analysis.aggregation import mean_std, paired, ratio
-from analysis.groups import Group, Variant
-from analysis.results import Results
+from analysis.comparison.aggregation import mean_std, paired, ratio
+from analysis.comparison.groups import Group, Variant
+from analysis.comparison.results import Results
 from analysis.tables import entries, paper
 from analysis.tables.table import PAIRED, Column, Entry, RowValues, Table, Value, build, measured
 

@@ -6,9 +6,9 @@ from statistics import fmean
 
 import pandas as pd
 
-from analysis.aggregation import Estimate, paired
-from analysis.groups import Group, Variant
-from analysis.results import Results
+from analysis.comparison.aggregation import Estimate, paired
+from analysis.comparison.groups import Group, Variant
+from analysis.comparison.results import Results
 from analysis.tables import entries
 from analysis.tables.table import Column, RowValues, Table, Value, build
 

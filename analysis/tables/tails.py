@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from analysis.aggregation import paired
-from analysis.grouping import FINE_TUNE, parent
-from analysis.groups import Group, Variant
-from analysis.results import Results
+from analysis.comparison.aggregation import paired
+from analysis.comparison.groups import Group, Variant
+from analysis.comparison.results import Results
+from analysis.runs.grouping import FINE_TUNE, parent
 from analysis.tables import entries
 from analysis.tables.main import metric_row, score_set
 from analysis.tables.table import Column, RowValues, Table, build

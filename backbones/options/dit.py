@@ -19,7 +19,7 @@ class DiTOptions:
     ] = False
 
 
-def check_rope(size: Size, options: DiTOptions) -> None:
+def check_rope(size: Size, grid: tuple[int, int], options: DiTOptions) -> None:
     """Raise `BackboneError` if rotary positions do not fit the head size."""
     head_width = size.width // size.heads
     if options.rope and head_width % 4:
@@ -35,7 +35,7 @@ def attention_extras(size: Size, options: DiTOptions) -> tuple[int, int]:
     return norms, ((3 if options.rope else 0) + (5 if norms else 0)) * size.width
 
 
-def block_cost(size: Size, options: DiTOptions, index: int = 0) -> BlockCost:
+def block_cost(size: Size, index: int, grid: tuple[int, int], options: DiTOptions) -> BlockCost:
     """Count attention (4 D^2) and an MLP of ratio 4 (8 D^2)."""
     width = size.width
     norms, saved = attention_extras(size, options)

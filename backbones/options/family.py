@@ -76,10 +76,11 @@ class Spec:
         name: As in `backbone=`.
         options: Dataclass of its options (`Annotated` types, defaults); its method
             `check_consistency`, where it has one, refuses combinations.
-        cost: `cost(size, options, index)` counts block `index` of a stack.
+        cost: `cost(size, index, grid, options)` counts block `index` of a stack on a grid of
+            patches (H, W).
         block: Its block class as "module:Class" (f"{__name__}:Class" for a class in the same file):
-            a `backbones.layers.Block`, built as `Class(size, index, grid, options)`.
-        check: `check(size, options)` raises `BackboneError` if the options do not fit the size.
+            a `backbones.layers.Block`, built with the arguments of `cost`.
+        check: `check(size, grid, options)` raises `BackboneError` if the options do not fit.
         weighted_norms: Blocks and the model's head use RMSNorms with weights instead of LayerNorms
             without.
         branches: `branches(options)` is the number of residual branches of a block, each with a
@@ -89,30 +90,36 @@ class Spec:
 
     name: str
     options: type
-    cost: Callable[[Size, Any, int], BlockCost]
+    cost: Callable[[Size, int, tuple[int, int], Any], BlockCost]
     block: str
-    check: Callable[[Size, Any], None] | None = None
+    check: Callable[[Size, tuple[int, int], Any], None] | None = None
     weighted_norms: bool = False
     branches: Callable[[Any], int] = two_branches
     carries: bool = False
 
     def parse(
-        self, size: Size, values: Mapping[str, Any], known_elsewhere: Collection[str] = ()
+        self,
+        size: Size,
+        grid: tuple[int, int],
+        values: Mapping[str, Any],
+        known_elsewhere: Collection[str] = (),
     ) -> Any:
-        """Build the family's options for a stack of this size.
+        """Build the family's options for a stack.
 
         Args:
             size: Shape of the stack.
+            grid: Patches (H, W).
             values: Values by option.
             known_elsewhere: Further names to suggest for a mistyped option.
 
         Raises:
-            BackboneError: An unknown option, or a value that the family or the size does not take.
+            BackboneError: An unknown option, or a value that the family, the size or the grid does
+                not take.
         """
         owner = f"backbone {self.name}"
         options = build_options(
             self.options, without_removed(values, owner), owner, known_elsewhere
         )
         if self.check is not None:
-            self.check(size, options)
+            self.check(size, grid, options)
         return options

@@ -25,7 +25,9 @@ def swiglu_width(width: int) -> int:
     return int(8 * width / 3)
 
 
-def block_cost(size: Size, options: LightningDiTOptions, index: int) -> BlockCost:
+def block_cost(
+    size: Size, index: int, grid: tuple[int, int], options: LightningDiTOptions
+) -> BlockCost:
     """Count attention, SwiGLU and two norms with weights."""
     width, hidden = size.width, swiglu_width(size.width)
     norms, saved = attention_extras(size, options)

@@ -85,7 +85,7 @@ def step_rank(width: int) -> int:
     return max(8, math.ceil(width / 16 / 8) * 8)
 
 
-def block_cost(size: Size, options: MambaOptions, index: int) -> BlockCost:
+def block_cost(size: Size, index: int, grid: tuple[int, int], options: MambaOptions) -> BlockCost:
     """Count the block's mixers."""
     count = _mamba2_cost if options.mixer == "mamba2" else _mamba1_cost
     params, linear, scan, saved = count(size, options)

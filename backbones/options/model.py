@@ -108,6 +108,12 @@ class ModelConfig:
         return patch_grid(self.input_size, self.shape.patch)
 
     @property
+    def num_tokens(self) -> int:
+        """Number of patches H W, without prefix tokens."""
+        rows, columns = self.grid
+        return rows * columns
+
+    @property
     def prefix(self) -> int:
         """Number of prefix tokens: class tokens, text, with `condition=prefix` time and class."""
         condition = self.context_tokens

@@ -48,7 +48,7 @@ class RWKVOptions:
         return max(8, round(width * self.ratio / 8) * 8)
 
 
-def block_cost(size: Size, options: RWKVOptions, index: int) -> BlockCost:
+def block_cost(size: Size, index: int, grid: tuple[int, int], options: RWKVOptions) -> BlockCost:
     """Count the spatial mix (4 D^2) and the channel mix."""
     width, hidden = size.width, options.hidden(size.width)
     linear = 5 * width * width + 2 * width * hidden

@@ -31,7 +31,7 @@ def low_rank(width: int) -> int:
     return max(8, round(width / 128) * 8)
 
 
-def block_cost(size: Size, options: RWKV7Options, index: int) -> BlockCost:
+def block_cost(size: Size, index: int, grid: tuple[int, int], options: RWKV7Options) -> BlockCost:
     """Count the time mix and the channel mix."""
     width, rank = size.width, low_rank(size.width)
     # Low-rank layers: decay, rate, gate and, except in block 0, the blend with block 0's values.

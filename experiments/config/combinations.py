@@ -31,14 +31,25 @@ def check_combinations(options: RunOptions) -> None:
         values = getattr(options, group)
         if "name" not in values:
             raise OptionError(f"missing key {group}.name: choose one with {group}=NAME")
-        if group == "backbone":
-            groups.parse_backbone(values, options.size)
-        else:
+        if group != "backbone":
             groups.parse(group, values)
+    grid = _patch_grid(options)
+    groups.parse_backbone(options.backbone, options.size, grid)
     for key, path in (("paths.runs", options.paths.runs), ("init", options.init)):
         if path is not None and not path.strip():
             raise OptionError(f"{key}= is empty: expected a folder, such as runs or runs/NAME")
     _check_training(options)
+    try:
+        options.routing.check(options.route_schedule, options.depth, grid)
+    except (RoutingError, ScheduleError) as error:
+        # It names the key as in `RoutingOptions`; the route's own key is at the top level.
+        prefix = "" if str(error).startswith("route=") else "routing."
+        raise type(error)(f"{prefix}{error}") from None
+    _check_alignment(options)
+
+
+def _patch_grid(options: RunOptions) -> tuple[int, int]:
+    """Return the patches (H, W) of the data, whose sides the patch has to divide."""
     _, height, width = describe(options.data)["shape"]
     patch = parse_size(options.size).patch
     patches = [side for side in range(1, height + 1) if height % side == width % side == 0]
@@ -50,14 +61,7 @@ def check_combinations(options: RunOptions) -> None:
         f"size={letter}/{closest}",
         OptionError,
     )
-    grid = height // patch, width // patch
-    try:
-        options.routing.check(options.route_schedule, options.depth, grid)
-    except (RoutingError, ScheduleError) as error:
-        # It names the key as in `RoutingOptions`; the route's own key is at the top level.
-        prefix = "" if str(error).startswith("route=") else "routing."
-        raise type(error)(f"{prefix}{error}") from None
-    _check_alignment(options)
+    return height // patch, width // patch
 
 
 def _check_training(options: RunOptions) -> None:

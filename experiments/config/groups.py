@@ -91,11 +91,12 @@ def parse(group: str, values: Any) -> Any:
     return parse_named(REGISTRIES[group], group, values)
 
 
-def parse_backbone(values: dict[str, Any], size: str) -> None:
+def parse_backbone(values: dict[str, Any], size: str, grid: tuple[int, int]) -> None:
     """Validate the options of a backbone: those that all share, and those of its family.
 
     Raises:
-        UserError: An unknown family or key, or a value that does not fit the size.
+        UserError: An unknown family or key, or a value that does not fit the size or
+            the grid of patches.
     """
     shared_names = fields_of(SharedBackboneOptions).keys()
     shared, family = {}, {}
@@ -110,4 +111,4 @@ def parse_backbone(values: dict[str, Any], size: str) -> None:
     except BackboneError as error:
         is_option = str(error).startswith("heads=")
         raise BackboneError(f"backbone.{error}" if is_option else str(error)) from None
-    registry.find(values["name"]).parse(shape, family, shared_names)
+    registry.find(values["name"]).parse(shape, grid, family, shared_names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -56,7 +55,7 @@ class DataOptions:
     sample_shape: ClassVar[tuple[int, int, int]] = (0, 0, 0)  # (C, H, W)
     class_count: ClassVar[int] = 0  # 0 without labels
     caption_shape: ClassVar[tuple[int, int] | None] = None  # (L, E), or None without captions
-    dataset: ClassVar[str]  # module and name of the `Dataset`
+    dataset: ClassVar[str]  # "module:Class" of the `Dataset`
     patch: ClassVar[int] = 2  # patch size at scale `tiny`
     # Mean of ln(sigma) in EDM's training. Images with redundant pixels need more noise before their
     # content is hidden. The default is the paper's for latents.
@@ -96,9 +95,3 @@ class DataOptions:
         It is `embedded` for data that are a function of the options, and `absent` for missing data.
         """
         return "embedded"
-
-
-def import_name(dotted: str) -> Any:
-    """Return what `package.module.name` names; the module is imported only now."""
-    module, _, name = dotted.rpartition(".")
-    return getattr(importlib.import_module(module), name)

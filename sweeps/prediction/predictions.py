@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 import analysis
-from analysis.archives import unpacked
-from analysis.step_penalty import curves_by_run, penalties_by_step
+from analysis.comparison.step_penalty import curves_by_run, penalties_by_step
+from analysis.runs.archives import unpacked
 from routing.errors import require
 from sweeps import SweepError
 from sweeps.prediction import penalty_fit

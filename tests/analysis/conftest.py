@@ -6,8 +6,8 @@ import pytest
 from analysis_runs import study
 from suite import RESULTS
 
-from analysis.archives import unpack
-from analysis.results import Results
+from analysis.comparison.results import Results
+from analysis.runs.archives import unpack
 
 
 @pytest.fixture(scope="session")

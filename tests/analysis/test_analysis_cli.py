@@ -8,10 +8,10 @@ import pytest
 from analysis_runs import ACCURACY, METRIC, write, write_pairs
 from suite import RESULTS
 
-from analysis import compare
 from analysis.command import main, parser
+from analysis.comparison import compare
 from analysis.errors import AnalysisError
-from analysis.measured import with_weights
+from analysis.measurements.measured import with_weights
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from PIL import Image
 
 import analysis
 from analysis import figures
+from analysis.comparison.results import Results
 from analysis.errors import AnalysisError
 from analysis.figures import style
 from analysis.figures.scans import ORDERS
-from analysis.results import Results
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ def test_a_grid_names_its_runs_and_a_search_shows_on_request_only(runs, capsys):
 
 
 def test_a_learning_rate_sweep_counts_as_exploratory_unless_another_grid_has_the_run(runs):
-    from analysis.filters import exploratory
+    from analysis.runs.filters import exploratory
 
     frame = analysis.load(runs)
     dit = names(frame[frame["backbone"] == "dit"])

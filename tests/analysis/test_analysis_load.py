@@ -5,12 +5,12 @@ import json
 
 import pandas as pd
 import pytest
-from analysis_runs import METRIC, append, score, write, write_pairs
+from analysis_runs import METRIC, append, score, write
 
 import analysis
 from analysis.command import main
-from analysis.grouping import assign_groups
-from analysis.results import Results
+from analysis.comparison.results import Results
+from analysis.runs.grouping import assign_groups
 from analysis.tables import make
 from analysis.tables.table import markdown
 
@@ -178,14 +178,6 @@ def test_no_cell_mixes_runs_that_route_differently(tmp_path, shared, key, values
     (base,) = Results.of(tmp_path).groups
     found = {cell.name for cell in base.variants}
     assert found == names if names else len(found) == 2
-
-
-def test_runs_are_named_by_what_may_be_averaged(tmp_path):
-    for over in ({}, {"routing__selection": "rows"}, {"train__lr": 1e-4}):
-        write_pairs(tmp_path, seeds=2, routes=("2-8",), evaluations=2, **over)
-    scores = analysis.scores(analysis.load(tmp_path))
-    cells = scores.groupby(["group", "variant", "metric", "step"])["seed"]
-    assert (cells.nunique() == cells.size()).all() and len(cells) == 3 * 2 * 2
 
 
 def test_runs_and_scores_survive_what_data_frames_go_through(tmp_path):

@@ -7,8 +7,8 @@ import sys
 import pytest
 from small import ROOT
 
-from analysis import notebook_files
 from analysis.errors import AnalysisError
+from analysis.reports import notebook_files
 from experiments import evaluate, run
 
 QUESTIONS = ("guidance", "main_table", "route_placement", "selection_rate", "similarity")

@@ -7,12 +7,14 @@ import tracemalloc
 import pytest
 from analysis_runs import write, write_pairs
 
-from analysis import archives, command, pages, publish
-from analysis.archives import unpack
+from analysis import command
+from analysis.comparison.results import Results
 from analysis.errors import AnalysisError
-from analysis.loading import find
-from analysis.machines import machine_lines
-from analysis.results import Results
+from analysis.reports import pages, publish
+from analysis.reports.machines import machine_lines
+from analysis.runs import archives
+from analysis.runs.archives import unpack
+from analysis.runs.loading import find
 
 PAGE = """# Ours
 

@@ -10,10 +10,10 @@ from analysis_runs import METRIC, write, write_pairs
 from PIL import Image
 
 import analysis
-from analysis import report
 from analysis.command import main
-from analysis.report_sections import runs_table
-from analysis.results import Results
+from analysis.comparison.results import Results
+from analysis.reports import report
+from analysis.reports.report_sections import runs_table
 from analysis.tables.table import plain
 
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"

@@ -6,9 +6,9 @@ import pytest
 from analysis_runs import lines, score, stored_scale, write
 
 import analysis
-from analysis import findings
-from analysis.aggregation import paired, verdict
-from analysis.results import Results
+from analysis.comparison.aggregation import paired, verdict
+from analysis.comparison.results import Results
+from analysis.reports import findings
 from analysis.tables.guidance import setting
 from analysis.tables.main import score_set
 from analysis.tables.table import markdown

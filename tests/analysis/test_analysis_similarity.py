@@ -11,7 +11,7 @@ from PIL import Image
 import analysis
 import backbones
 from analysis.command import main
-from analysis.similarity import Protocol, cosine, measure, pairs, read
+from analysis.measurements.similarity import Protocol, cosine, measure, pairs, read
 from experiments.config.compose import load
 from experiments.evaluation.trained_model import export
 

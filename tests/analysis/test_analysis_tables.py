@@ -17,11 +17,12 @@ import yaml
 from analysis_runs import ACCURACY, METRIC, append, lines, score, write, write_pairs
 
 import analysis
-from analysis import aggregation, report_sections
 from analysis.command import main
+from analysis.comparison import aggregation
+from analysis.comparison.results import Results
 from analysis.figures import FIGURES
 from analysis.figures.convergence import mean_curve
-from analysis.results import Results
+from analysis.reports import report_sections
 from analysis.tables import TABLES, make, make_all, render
 from analysis.tables.speedup import reach
 from analysis.tables.table import Column, Entry, build, markdown, measured
@@ -46,18 +47,6 @@ def scored(root, route, seed, values, **over):
     lines(folder / "scores.jsonl", [score({}, step, value) for step, value in values.items()])
 
 
-def test_statistics_by_hand():
-    estimate = aggregation.interval([1.0, 2.0, 3.0])
-    # t(0.975, 2) = 4.302653, s = 1, n = 3.
-    assert estimate.mean == 2.0 and estimate.std == 1.0
-    assert math.isclose(estimate.high - 2, 4.302653 / math.sqrt(3), rel_tol=1e-6)
-    assert aggregation.interval([5.0]).low is None and aggregation.mean_std([]) is None
-    assert math.isclose(aggregation.ratio([2.0, 8.0]).mean, 4.0) and aggregation.ratio([]) is None
-    # Unpaired, the spread of the seeds would swamp the difference; paired, nothing of it is left.
-    paired = aggregation.paired({0: 10.0, 1: 20.0, 2: 30.0}, {0: 9.0, 1: 19.0, 2: 29.0, 3: 1.0})
-    assert (paired.n, paired.mean, paired.low, paired.high) == (3, -1.0, -1.0, -1.0)
-
-
 def test_means_and_paired_differences_of_scores_by_hand(tmp_path):
     for seed, (dense, routed) in enumerate([(10.0, 9.0), (12.0, 10.0), (11.0, 8.0)]):
         scored(tmp_path, "none", seed, {400: dense})
@@ -71,6 +60,13 @@ def test_means_and_paired_differences_of_scores_by_hand(tmp_path):
         (row,) = analysis.paired_difference(scores, baseline).to_dict("records")
         assert (row["variant"], row["step"], row["mean"], row["n"]) == (other, 400, mean, 3)
         assert (row["low"], row["high"]) == pytest.approx((mean - half, mean + half))
+
+
+def test_of_two_runs_of_one_seed_the_longer_counts(tmp_path):
+    for values in ({400: 10.0, 800: 9.0}, {400: 12.0}):
+        scored(tmp_path, "none", 0, values)
+    means = analysis.aggregate(analysis.scores(analysis.load(tmp_path))).set_index("step")
+    assert means.loc[400, ["mean", "n"]].tolist() == [10.0, 1]
 
 
 def test_main_table_holds_the_means_of_the_runs(runs):
@@ -376,14 +372,6 @@ def test_masking_has_paired_differences_at_every_budget(tmp_path):
     assert routed["\u0394 FLOPs"].high - routed["\u0394 FLOPs"].low < 1e-6
     assert find(table, "dit", "dropping 2-8")["\u0394 steps"].value == pytest.approx(2.0)
     assert find(table, "dit", "dense")["\u0394 steps"].value is None
-
-
-def test_two_runs_of_one_seed_never_count_twice(tmp_path):
-    for over in ({}, {"eval__samples": 100}):
-        write_pairs(tmp_path, seeds=2, **over)
-        write_pairs(tmp_path, seeds=2, routes=("2-8",), routing__reinsert="none", **over)
-    row = find(make("masking", tmp_path), "dit", "2-8")
-    assert {row[label].n for label in ("Equal steps", "\u0394 FLOPs", "Own end")} == {2}
 
 
 def test_benchmark_shows_timed_steps_beside_the_plain_step_of_the_same_shape(tmp_path):

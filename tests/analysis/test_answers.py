@@ -12,8 +12,8 @@ from analysis_runs import lines, score, similarity_map, write
 from scipy.stats import t
 from test_pair_penalty import logged
 
-from analysis import answers
-from analysis.results import Results
+from analysis.comparison.results import Results
+from analysis.reports import answers
 
 
 def final_scores(folder, metric):

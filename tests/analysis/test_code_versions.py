@@ -6,7 +6,7 @@ import pytest
 from analysis_runs import write
 
 import analysis
-from analysis.results import Results
+from analysis.comparison.results import Results
 from analysis.tables.code_versions import mixed_seeds
 
 FIRST, SECOND = "1" * 40, "2" * 40

@@ -9,8 +9,7 @@ from scipy.stats import ttest_1samp
 from suite import RESULTS
 
 from analysis import compute
-from analysis.aggregation import interval
-from analysis.arms import Arm, baseline_arm, holm, two_sided_p, with_details
+from analysis.comparison.arms import Arm, baseline_arm, holm, with_details
 from analysis.figures import against_macs
 
 GROUP = "dit-T/4, fashion, edm, scale tiny"
@@ -132,11 +131,6 @@ def test_three_backbones_are_corrected_together():
 
 def test_holm_by_hand():
     assert holm({1: 0.01, 2: 0.04, 3: 0.03}) == pytest.approx({1: 0.03, 3: 0.06, 2: 0.06})
-
-
-def test_p_is_that_of_a_t_test():
-    values = [0.1, -0.02, 0.07, 0.03]
-    assert two_sided_p(interval(values)) == pytest.approx(ttest_1samp(values, 0).pvalue)
 
 
 def test_an_arm_at_another_rate_is_paired_with_the_dense_run_of_its_rate_or_the_only_one():

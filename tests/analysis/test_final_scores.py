@@ -10,8 +10,8 @@ from suite import RESULTS
 from test_compute import DENSE, ROUTED, SHALLOW
 
 from analysis import compute
-from analysis.archives import unpack
-from analysis.final_scores import final_scores, scores_table
+from analysis.comparison.final_scores import final_scores, scores_table
+from analysis.runs.archives import unpack
 
 
 def test_scores_are_those_of_the_evaluations_at_the_last_step(tmp_path):
@@ -45,15 +45,28 @@ def test_the_longer_of_two_runs_of_one_seed_counts(tmp_path):
     assert frame["FD"].to_list() == expected
 
 
-def test_the_command_prints_every_table_also_without_scores_on_samples(tmp_path, capsys):
+def test_scores_of_a_run_are_of_one_protocol_its_own_if_it_has_one(tmp_path):
+    scored, evaluated = write(tmp_path, seed=0), write(tmp_path, seed=1)
+    losses = score({}, 400, 0.3, "heldout-loss-500", key="heldout_loss")
+    lines(evaluated / "scores.jsonl", [losses])
+    for folder, first in ((scored, 1.0), (evaluated, 2.0)):
+        (folder / "evaluations").mkdir()
+        for name, value, guidance in (("a", first, "none scale=1.0"), ("b", 9.0, "cfg scale=3.0")):
+            record = {"kind": "ema", "scores": [score({}, 400, value, guidance=guidance)]}
+            (folder / "evaluations" / f"{name}.json").write_text(json.dumps(record))
+    own = json.loads((scored / "summary.json").read_text())["scores"][METRIC]
+    (frame,) = final_scores(tmp_path).values()
+    assert frame["FD"].to_dict() == {0: own, 1: 2.0}
+
+
+def test_the_command_prints_tables_with_rows_also_without_scores_on_samples(tmp_path, capsys):
     for folder in write_pairs(tmp_path, seeds=2, train__batch=16):
         losses = ((200, 0.4), (400, 0.3))
         lines(folder / "scores.jsonl", [score({}, *point, "heldout-loss-500", key="heldout_loss") for point in losses])
     assert compute.main([str(tmp_path), "--steps", "250"]) == 0
-    *_, seeds, scores = capsys.readouterr().out.strip().split("\n\n")
-    assert "| dit | route 2-8 | dense |" in seeds
-    assert scores.startswith("| Backbone | Arm | Seeds | FD |") and len(scores.splitlines()) == 2
+    *_, endpoints, seeds = capsys.readouterr().out.strip().split("\n\n")
+    assert "Pairs" in endpoints and "| dit | route 2-8 | dense |" in seeds  # no table of scores: it has no row
     # Routed runs end before the multiply-adds of 350 dense steps.
     assert compute.main([str(tmp_path), "--steps", "350"]) == 0
-    *_, endpoints, _, scores = capsys.readouterr().out.strip().split("\n\n")
-    assert endpoints.startswith("No table of endpoints: no held-out loss at macs") and "| FD |" in scores
+    *_, endpoints, _ = capsys.readouterr().out.strip().split("\n\n")
+    assert endpoints.startswith("No table of endpoints: no held-out loss at macs")

@@ -12,11 +12,12 @@ import torch
 from analysis_runs import stored_scale, write
 from small import small
 
-from analysis import findings
 from analysis.command import main
+from analysis.comparison.results import Results
 from analysis.figures.effective_scale import effective_scale as draw
-from analysis.guidance_scale import Measurement
-from analysis.results import Results
+from analysis.measurements import guidance_scale_file
+from analysis.measurements.guidance_scale import Measurement
+from analysis.reports import findings
 from analysis.tables import guidance_scale as guidance_table
 from analysis.tables import make
 from analysis.tables.table import plain
@@ -75,7 +76,7 @@ def test_learning_rates_are_told_apart_and_no_seed_counts_twice(tmp_path: Path) 
                 folder = write(tmp_path, route=route, seed=seed, train__lr=rate)
                 value = 0.9 + place + (0.01 + seed / 1e3) * (route != "none")
                 scales = stored(route, seed, {1.0: value, None: value}, run=folder.name)
-                (folder / guidance_table.FILE).write_text(json.dumps(scales))
+                (folder / guidance_scale_file.FILE).write_text(json.dumps(scales))
     results = Results.of(tmp_path)
     files = guidance_table.stored_scales(results)
     rows = guidance_table.scale_table(files).rows
@@ -98,7 +99,7 @@ def current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows(run: Path) -> dict[tuple[str, float | None], dict[str, Any]]:
-    found = guidance_table.read_scales(run / guidance_table.FILE)
+    found = guidance_scale_file.read_scales(run / guidance_scale_file.FILE)
     return {(row["pair"], row["level"]): row for row in found["rows"]}
 
 
@@ -148,8 +149,8 @@ def test_without_an_instrument_there_is_the_plain_form_and_a_sentence(
 ) -> None:
     assert measured(models["flow"]) == 0
     assert "plain form only, for want of an instrument" in capsys.readouterr().out
-    found = guidance_table.read_scales(Path(f"flow.{guidance_table.FILE}"))
-    assert not models["flow"].with_name(f"flow.{guidance_table.FILE}").exists()
+    found = guidance_scale_file.read_scales(Path(f"flow.{guidance_scale_file.FILE}"))
+    assert not models["flow"].with_name(f"flow.{guidance_scale_file.FILE}").exists()
     assert not any("instrumented" in row for row in found["rows"])
 
 

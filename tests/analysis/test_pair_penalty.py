@@ -6,9 +6,9 @@ import pytest
 from analysis_runs import lines, score, write
 
 import analysis
-from analysis import compare
-from analysis.pair_penalty import pair_penalties
-from analysis.results import Results
+from analysis.comparison import compare
+from analysis.comparison.pair_penalty import pair_penalties
+from analysis.comparison.results import Results
 
 STEPS = (50, 100, 150, 200, 250, 300, 350, 400)
 

@@ -14,7 +14,7 @@ import re
 import pytest
 from suite import DATA, RESULTS, write_tables
 
-from analysis.archives import unpack
+from analysis.runs.archives import unpack
 
 PINNED = DATA / "published_numbers.tsv"
 # The tables of each archive that a page or results/tables shows.

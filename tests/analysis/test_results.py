@@ -7,7 +7,8 @@ import tarfile
 import pytest
 from small import ROOT
 
-from analysis import answers, compute, notebook_files, pages, publish
+from analysis import compute
+from analysis.reports import answers, notebook_files, pages, publish
 
 RESULTS = ROOT / "results"
 

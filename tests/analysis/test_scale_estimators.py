@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis import guidance_scale
-from analysis.guidance_scale import estimates, instrumented, plain, products
+from analysis.measurements import guidance_scale
+from analysis.measurements.guidance_scale import estimates, instrumented, plain, products
 
 LEVELS = (2.0, 4.0)
 

@@ -8,8 +8,8 @@ import pytest
 from analysis_runs import METRIC, write
 
 import analysis
-from analysis import compare
-from analysis.results import Results
+from analysis.comparison import compare
+from analysis.comparison.results import Results
 
 
 def features_of(folder, network):

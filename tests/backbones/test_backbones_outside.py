@@ -6,12 +6,16 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from small import ROOT
+from torch import nn
 
 import backbones
 from backbones import BackboneError, registry
 from backbones.cost import cost
-from backbones.options import ModelConfig
+from backbones.layers import Block
+from backbones.options import BlockCost, ModelConfig, Spec
+from experiments.config import load
 
 OWN = """
 from dataclasses import dataclass
@@ -82,3 +86,58 @@ def test_a_wrong_count_of_parameters_is_refused(monkeypatch):
     message = "block 0 of dit has [0-9]+ parameters where its block_cost counts 10"
     with pytest.raises(BackboneError, match=message):
         backbones.create("dit", "T/2", depth=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowOptions:
+    window: int = 2
+
+
+class WindowBlock(Block):
+    """A learned vector for each window of the grid."""
+
+    def __init__(self, size, index, grid, options):
+        super().__init__(index)
+        self.vectors = nn.Parameter(torch.zeros(windows(grid, options), size.width))
+
+
+def windows(grid, options):
+    return grid[0] * grid[1] // options.window**2
+
+
+def window_cost(size, index, grid, options):
+    return BlockCost(windows(grid, options) * size.width, 0, lambda tokens: tokens * windows(grid, options), 0)
+
+
+def check_window(size, grid, options):
+    if any(side % options.window for side in grid):
+        raise BackboneError(f"window={options.window}: expected a divisor of {grid[0]} and {grid[1]} patches")
+
+
+@pytest.fixture
+def window_family(monkeypatch):
+    monkeypatch.setattr(registry, "_SPECS", {**registry._SPECS})
+    spec = Spec("windows", WindowOptions, window_cost, f"{__name__}:WindowBlock", check_window)
+    backbones.register(spec)
+    return spec
+
+
+def test_a_family_keeps_its_name(window_family):
+    assert "windows" in backbones.names()
+    backbones.register(window_family)  # as when its file is imported again
+    with pytest.raises(BackboneError, match="registered already by .*:WindowBlock"):
+        backbones.register(dataclasses.replace(window_family, block="elsewhere:Block"))
+
+
+def test_parameters_macs_and_options_may_depend_on_the_grid(window_family):
+    for side, count in ((8, 4), (16, 16)):
+        arguments = {"name": "windows", "size": "T/2", "depth": 3, "input_size": side}
+        params = sum(parameter.numel() for parameter in backbones.create(**arguments).parameters())
+        count_of_family = cost(**arguments)
+        assert params == count_of_family.params
+        assert count_of_family.macs_dense - count_of_family.macs_dense_no_attention == 3 * (side // 2) ** 2 * count
+    message = "window=3: expected a divisor of 4 and 4 patches"
+    with pytest.raises(BackboneError, match=message):
+        backbones.create("windows", "T/2", input_size=8, window=3)
+    with pytest.raises(BackboneError, match=message):
+        load(["backbone=windows", "backbone.window=3", "data=digits", "size=T/2"])

@@ -6,7 +6,6 @@ import test_backbones_oracle as oracle
 import torch
 
 import backbones
-from backbones import BackboneError
 from backbones.cost import cost
 from experiments.config import load
 from routing.routed_pass import Tokens
@@ -113,18 +112,6 @@ def test_an_odd_number_of_blocks_has_a_middle_one_without_a_skip():
     assert kinds == [*["LongSkipBlock"] * 2, "DiTBlock", *["LongSkipBlock"] * 2]
     assert [blocks[i].key for i in (0, 1, 3, 4)] == ["skip.0", "skip.1", "skip.1", "skip.0"]
     assert [blocks[i].join is None for i in (0, 1, 3, 4)] == [True, True, False, False]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"name": "dit", "skips": True, "fuse": "2-8"}, "skips=true: expected false with SPRINT's"),
-        ({"name": "mamba", "mixers": 1, "attention": 4}, "attention=4: expected 0 for blocks of 1"),
-    ],
-)
-def test_refusals(arguments, message):
-    with pytest.raises(BackboneError, match=message):
-        backbones.create(**arguments)
 
 
 # --- time and class as tokens -----------------------------------------------------------------------

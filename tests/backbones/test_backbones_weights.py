@@ -10,7 +10,7 @@ from oracles import loss_map
 from published_weights import DEPTH, HEADS, SIDE, C, D, published, rotary
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import nn
+from small import random_backbone
 
 import backbones
 from backbones import Backbone, import_weights
@@ -243,12 +243,9 @@ def test_sizes_are_recognised():
     assert found["learn_sigma"] and found["num_classes"] == 0
 
 
-@pytest.mark.parametrize("name", ["dit", "mamba"])
+@pytest.mark.parametrize("name", backbones.names())
 def test_save_and_load(name, tmp_path, monkeypatch):
-    model = backbones.create(name, "T/1", in_channels=1, input_size=4, num_classes=3, depth=2)
-    with torch.no_grad():
-        for p in model.parameters():
-            nn.init.normal_(p, std=0.1)
+    model = random_backbone(name, depth=2, text=[2, 5], input_size=[4, 6])
     model.save_pretrained(tmp_path / "saved")
     again = Backbone.from_pretrained(tmp_path / "saved")
     assert again.config == model.config and not again.training

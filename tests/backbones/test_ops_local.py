@@ -199,8 +199,11 @@ def test_the_banner_names_what_runs(fake_mamba_ssm):
     assert scan_line("cuda", kernel="torch") == "ssd: torch (requested)"
     if native.library()[0]:
         assert scan_line("cpu").startswith("ssd: native (built by")
+    before = scan_line("cpu"), native.library()
     with dispatch.without_native():
         assert scan_line("cpu") == "ssd: torch (switched off)"
+        assert not native.library()[0]
+    assert (scan_line("cpu"), native.library()) == before
     choice = dispatch.Choice("conv", "causal-conv1d", "causal-conv1d found", ("triton",))
     expected = "conv: causal-conv1d (causal-conv1d found), triton for inputs that it does not take"
     assert str(choice) == expected

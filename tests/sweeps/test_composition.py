@@ -75,10 +75,3 @@ def test_invalid_overrides_have_the_message_of_a_single_run(overrides):
         composition.load_config(overrides)
     assert str(shared.value) == str(single.value)
     assert type(shared.value) is type(single.value)
-
-
-def test_one_run_leaves_the_next_unchanged():
-    first = composition.load_config(["route=2-8", "train.lr=0.5", "eval.metrics=[fd]"])
-    second = composition.load_config(["route=none"])
-    assert (first.train.lr, first.route) == (0.5, "2-8")
-    assert second == load(["route=none"])

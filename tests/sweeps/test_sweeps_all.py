@@ -36,7 +36,7 @@ FEWER = {"evidence": ["backbone=dit"], "main_table": ["backbone=dit,mamba"]}
 @pytest.mark.parametrize("name", GRIDS)
 def test_two_steps_of_a_grid_at_tiny_make_its_tables(name, tmp_path, monkeypatch):
     from analysis import figures, tables
-    from analysis.results import Results
+    from analysis.comparison.results import Results
     from experiments.training import run_evaluation as evaluation
 
     # Ten rows of pictures cost more than the steps; cluster=debug trains in this process.

@@ -99,12 +99,6 @@ def test_later_stages_start_from_the_runs_they_name(tmp_path):
     assert dict(cells[4].overrides) == {"w": 2} and cells[5].overrides["seed"] == 3
 
 
-def test_commas_in_brackets_and_quotes_do_not_split():
-    found = overrides.parse(["a=1,[2,3],{x:1,y:2}", "b='p,q',r"])
-    assert found["a"] == ["1", "[2,3]", "{x:1,y:2}"]
-    assert found["b"] == ["'p,q'", "r"]
-
-
 def test_values_are_written_as_hydra_reads_them():
     for value, text in (
         (None, "null"), (True, "true"), (1e-4, "0.0001"), ("2-8@0.75", "2-8@0.75"), ([0.9, 0.95], "[0.9,0.95]"),

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from suite import RESULTS
 
-from analysis.step_penalty import Penalty, paired_penalty, penalties_by_step
+from analysis.comparison.step_penalty import Penalty, paired_penalty, penalties_by_step
 from experiments.config.model import run_cost
 from sweeps import SweepError
 from sweeps import command as sweeps_command

@@ -338,7 +338,6 @@ def test_a_fourth_start_from_one_step_in_a_submission_is_given_up(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "folder", "code", "error"),
     [
-        ("stub_command:seven", "", None, "returned 7"),
         ("stub_command:nothing", "", None, "holds no finished run"),
         ("stub_training:main", "gone", None, "FileNotFoundError: .*gone"),
         ("stub_training:main", "", "other", "not from its snapshot"),

@@ -5,7 +5,7 @@ import yaml
 from analysis_runs import write
 from small import small
 
-from analysis.compare import pair
+from analysis.comparison.compare import pair
 from experiments.config.compose import load
 from experiments.config.removed_keys import REMOVED, former_defaults
 from experiments.config.schema import Config

@@ -14,9 +14,8 @@ fit.
 The result is an `.npz` with the map and the protocol as JSON text; nothing in it is unpickled.
 """
 
-import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,9 @@ import torch
 from torch import Tensor
 
 from analysis.errors import AnalysisError
-from analysis.figures.layer_maps import similarity as draw_maps
-from analysis.measured import check_protocol, one_by_one, result_path, with_weights
-from analysis.similarity_file import SimilarityFile, read
+from analysis.measurements.measured import check_protocol
+from analysis.measurements.similarity_file import SimilarityFile, read
 from experiments.evaluation.heldout import HeldOut
-from experiments.runtime.files import atomic_write
 from routing.errors import require
 
 # Noise levels sigma / alpha in units of the data's standard deviation: from almost clean to almost
@@ -151,23 +148,3 @@ def pairs(runs: pd.DataFrame, protocol: Protocol | None = None) -> list[Similari
         stored = path / "similarity.npz"
         results.append(read(stored) if stored.is_file() else measure(path, protocol))
     return results
-
-
-def command(options: argparse.Namespace) -> int:
-    """Measure every run with weights below the folders given; store the map, draw it.
-
-    Both go to the run's folder, of an exported file to the current one.
-    """
-    values = vars(options) | {"levels": tuple(options.levels or LEVELS)}
-    protocol = Protocol(**{option.name: values[option.name] for option in fields(Protocol)})
-
-    def measure_and_store(folder: Path) -> None:
-        result = measure(folder, protocol)
-        path = result_path(folder, "similarity.npz")
-        picture = path.with_suffix(".png")
-        result.save(path)
-        atomic_write(picture, draw_maps([result]).png(dpi=200))
-        print(f"{path}  {result.label}, lowest {result.cosine.min():.3f}, map in {picture.name}")
-
-    one_by_one(with_weights(options.runs), measure_and_store)
-    return 0

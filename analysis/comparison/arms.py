@@ -1,23 +1,22 @@
 """Arms of a study (what was trained, apart from seed and steps): losses, step penalties, endpoints.
 
-An arm is a group and variant of `analysis.grouping`; the records of a run that was continued are
-merged.
+An arm is a group and variant of `analysis.runs.grouping`; the records of a run that was continued
+are merged.
 """
 
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from scipy.special import stdtr
 
-from analysis.aggregation import DENSE, Estimate, interval
-from analysis.grouping import short_labels
-from analysis.loading import load
-from analysis.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
+from analysis.comparison.aggregation import DENSE, Estimate, interval
+from analysis.comparison.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
+from analysis.runs.grouping import short_labels
+from analysis.runs.loading import Runs, runs_of
 
 # Batch and depth of the experiment `evidence`; a label mentions only other values.
 _USUAL_BATCH, _USUAL_DEPTH = 16, 12
@@ -29,8 +28,8 @@ Curves = dict[int, pd.DataFrame]  # by seed
 class Arm:
     """What was trained, apart from the seed and the number of steps.
 
-    `group` and `variant` identify it (`analysis.grouping.assign_groups`). The other fields are what
-    its label and its baseline depend on; `detail` names the group where the others do not.
+    `group` and `variant` identify it (`analysis.runs.grouping.assign_groups`). The other fields are
+    what its label and its baseline depend on; `detail` names the group where the others do not.
     """
 
     data: str
@@ -79,13 +78,16 @@ class Arm:
         return (self.data, self.backbone, self.objective, self.width)
 
 
-def arms(source: Path) -> dict[Arm, Curves]:
-    """Return the curves of held-out loss of every arm by seed, from a folder of run folders.
+def arms(source: Runs) -> dict[Arm, Curves]:
+    """Return the curves of held-out loss of every arm by seed.
+
+    Args:
+        source: What `analysis.load` returned, or a folder of run folders.
 
     Records of one run at several lengths (a run that was continued: the same hash) are merged by
     step. Of two runs of one arm and seed the one that was trained longer counts.
     """
-    runs = load(source)
+    runs = runs_of(source)
     curves = loss_curves(runs)
     parts: dict[tuple[Arm, int, str], list[pd.DataFrame]] = {}
     for row, arm in rows_with_arms(runs, curves):
@@ -102,7 +104,7 @@ def arms(source: Path) -> dict[Arm, Curves]:
 
 
 def rows_with_arms(runs: pd.DataFrame, names: Collection[str]) -> list[tuple[dict[Any, Any], Arm]]:
-    """Return the rows of the named runs of `analysis.loading.load`, each with its arm."""
+    """Return the rows of the named runs of `analysis.runs.loading.load`, each with its arm."""
     rows = [row for row in runs.to_dict("records") if row["run"] in names]
     return list(zip(rows, with_details([_arm(row) for row in rows]), strict=True))
 

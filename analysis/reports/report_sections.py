@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 from PIL import Image
 
+from analysis.comparison.groups import Group, Variant
+from analysis.comparison.results import Results
 from analysis.figures.sample_grids import picture
-from analysis.groups import Group, Variant
-from analysis.results import Results
 from analysis.tables import entries
 from analysis.tables.speedup import headline_entries
 from analysis.tables.table import Column, RowValues, Table, Value, build, plain

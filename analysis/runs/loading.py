@@ -5,7 +5,7 @@ step and metric with what it had cost, `curves` a row per run and logged step. d
 lists the columns.
 
 Everything is in columns, nothing in `attrs`, so that frames survive merge, concat and parquet.
-After concat call `analysis.grouping.assign_groups` (tables and figures do it themselves).
+After concat call `analysis.runs.grouping.assign_groups` (tables and figures do it themselves).
 """
 
 import argparse
@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import run_files
 from analysis.errors import AnalysisError
-from analysis.filters import select
-from analysis.grouping import assign_groups
-from analysis.run_files import Damaged, shown
-from analysis.run_rows import STATUS, read_run, typed
+from analysis.runs import run_files
+from analysis.runs.filters import select
+from analysis.runs.grouping import assign_groups
+from analysis.runs.run_files import Damaged, shown
+from analysis.runs.run_rows import STATUS, read_run, typed
 from backbones.parsing import is_number, json_of
 
 Roots = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -141,9 +141,9 @@ def load(root: Roots, **filters: Any) -> pd.DataFrame:
 
     Args:
         root: Folder with run folders, at any depth, or one run folder; or a list of them.
-        filters: As on the command line of `python -m analysis` (see `analysis.filters`): a value or
-            a list of values by key, `where` an expression, `grid` the name of a launched grid. A
-            key with a dot is given as `**{"train.lr": 1e-3}`.
+        filters: As on the command line of `python -m analysis` (see `analysis.runs.filters`): a
+            value or a list of values by key, `where` an expression, `grid` the name of a launched
+            grid. A key with a dot is given as `**{"train.lr": 1e-3}`.
 
     Returns:
         One row per finished run (docs/dataframe.md lists the columns), sorted by folder.

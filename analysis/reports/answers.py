@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pandas as pd
 
-from analysis import findings
-from analysis.aggregation import ENOUGH_SEEDS, number_range
-from analysis.dense_comparison import DenseComparison, relative_cost, tally
+from analysis.comparison.aggregation import ENOUGH_SEEDS, number_range
+from analysis.comparison.results import Results
 from analysis.errors import pick
-from analysis.grouping import short_labels
-from analysis.results import Results
-from analysis.similarity_file import SimilarityFile
+from analysis.measurements.similarity_file import SimilarityFile
+from analysis.reports import findings
+from analysis.reports.dense_comparison import DenseComparison, relative_cost, tally
+from analysis.runs.grouping import short_labels
 from analysis.tables import guidance as guidance_table
 from analysis.tables import paper
 from analysis.tables.entries import metric_decimals

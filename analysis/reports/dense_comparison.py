@@ -6,10 +6,17 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from analysis.aggregation import BETTER, ENOUGH_SEEDS, NOT_SIGNIFICANT, Estimate, change, verdict
-from analysis.groups import Group, Variant
-from analysis.pair_penalty import pair_penalty
-from analysis.results import Results
+from analysis.comparison.aggregation import (
+    BETTER,
+    ENOUGH_SEEDS,
+    NOT_SIGNIFICANT,
+    Estimate,
+    change,
+    verdict,
+)
+from analysis.comparison.groups import Group, Variant
+from analysis.comparison.pair_penalty import pair_penalty
+from analysis.comparison.results import Results
 from analysis.tables.entries import gap, metric_decimals, metric_label
 
 
@@ -62,7 +69,7 @@ def relative_cost(results: Results, group: Group) -> str | None:
     """Return s * m of a group's main pair; None without enough seeds or where it is not measured.
 
     s * m is the multiply-adds that routed runs need for the held-out loss of dense ones, relative
-    to dense (`analysis.pair_penalty`).
+    to dense (`analysis.comparison.pair_penalty`).
     """
     dense, routed = group.pair()
     if dense is None or routed is None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import run_files
 from analysis.errors import AnalysisError
+from analysis.runs import run_files
 from routing.errors import suggest
 
 

@@ -1,6 +1,6 @@
 """The step penalty of a group's guideline route, from the scores that its runs logged on the way.
 
-s and s * m are those of `analysis.step_penalty`. N, the step of the dense runs whose loss is the
+s and s * m are those of `step_penalty`. N, the step of the dense runs whose loss is the
 target, is the latest that every routed seed reaches within its training. Beyond it seeds are
 censored: they count, and there is no mean.
 """
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.groups import Group, Variant
-from analysis.results import Results
-from analysis.step_penalty import Penalty, curves_by_run, macs_ratio, penalties_by_step
+from analysis.comparison.groups import Group, Variant
+from analysis.comparison.results import Results
+from analysis.comparison.step_penalty import Penalty, curves_by_run, macs_ratio, penalties_by_step
 
 LOSS, ROUTED_LOSS = "heldout_loss", "heldout_loss_routed"
 

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis import step_penalty
+from analysis.comparison import step_penalty
 from analysis.errors import AnalysisError
-from analysis.run_files import Damaged
-from analysis.run_rows import read_run
+from analysis.runs.run_files import Damaged
+from analysis.runs.run_rows import read_run
 from experiments.config.removed_keys import REMOVED
 
 # Names and paths of a run are not compared.

@@ -1,27 +1,35 @@
 """Scores of a study's arms on samples after their last step, and their differences from dense."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import pandas as pd
 
-from analysis.aggregation import interval
-from analysis.arms import Arm, baseline_arm, rows_with_arms
-from analysis.loading import load, scores
+from analysis.comparison.aggregation import interval
+from analysis.comparison.arms import Arm, baseline_arm, rows_with_arms
+from analysis.runs.loading import Runs, runs_of, scores
 
 # Printed columns and their decimals; all in the features of the data set's own classifier.
 _METRICS = {"FD": 1, "precision": 3, "recall": 3, "accuracy": 3}
 _NETWORK = "-classifier)"
+# How samples were made; scores of different samples are not compared.
+_PROTOCOL = ["guidance", "sampler", "weights", "sample_seed"]
 
 
-def final_scores(source: Path) -> dict[Arm, pd.DataFrame]:
+def final_scores(source: Runs) -> dict[Arm, pd.DataFrame]:
     """Return a frame for each arm: a row for each seed that is scored, a column for each metric.
 
-    Of two runs of one arm and seed the one that was trained longer counts, as in `analysis.arms`.
+    Args:
+        source: What `analysis.load` returned, or a folder of run folders.
+
+    The scores of a run are those of one protocol: its own, or that of its first evaluation where it
+    scored no samples itself. Of two runs of one arm and seed the one that was trained longer
+    counts, as in `arms`.
     """
-    runs = load(source).sort_values("step", kind="stable")
+    runs = runs_of(source).sort_values("step", kind="stable")
     table = scores(runs)
     table = table[table["metric"].str.endswith(_NETWORK) & (table["step"] == table["last_step"])]
+    first = table.sort_values("own", ascending=False, kind="stable").drop_duplicates("path")
+    table = table.merge(first[["path", *_PROTOCOL]])
     table = table.assign(short=table["metric"].str.split("-").str[0])
     values: dict[Arm, dict[int, dict[str, float]]] = {}
     for row, arm in rows_with_arms(runs, set(table["run"])):

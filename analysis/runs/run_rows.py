@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import run_files
-from analysis.run_files import Damaged
+from analysis.runs import run_files
+from analysis.runs.run_files import Damaged
 from backbones.sizes import BackboneError, parse_size
 from routing.route import RouteError, RouteSchedule
 from routing.schedule import ScheduleError

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.aggregation import ENOUGH_SEEDS, change, paired, verdict
-from analysis.dense_comparison import DenseComparison
+from analysis.comparison.aggregation import ENOUGH_SEEDS, change, paired, verdict
+from analysis.comparison.groups import Group
+from analysis.comparison.results import Results
 from analysis.errors import pick
-from analysis.groups import Group
-from analysis.results import Results
+from analysis.reports.dense_comparison import DenseComparison
 from analysis.tables import guidance, guidance_scale
 from analysis.tables.entries import metric_decimals, metric_label
 from routing.route import Route

@@ -8,13 +8,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from analysis.archives import PUBLISHED, is_archive, unpack
 from analysis.errors import AnalysisError, pick
-from analysis.loading import find
+from analysis.runs.archives import PUBLISHED, is_archive, unpack
+from analysis.runs.loading import find
 from experiments.runtime.errors import ROOT
 from experiments.runtime.files import atomic_write
 
-FOLDER = Path(__file__).with_name("notebooks")
+FOLDER = Path(__file__).parents[1] / "notebooks"
 # The line that a notebook's user changes; `--runs DIR` replaces it.
 _RUNS = re.compile(r'^RUNS = "[^"]*"', re.MULTILINE)
 _SECONDS = 1200  # that a cell may take

@@ -15,8 +15,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.aggregation import DENSE, Estimate, mean_std
-from analysis.grouping import USUAL_OPTIONS
+from analysis.comparison.aggregation import DENSE, Estimate, mean_std
+from analysis.runs.grouping import USUAL_OPTIONS
 from backbones.sizes import parse_size
 
 # What a metric's name means: key (its kind), better, features, n.

@@ -1,11 +1,11 @@
 """Markdown pages whose blocks say what runs show; all else in a page is its own text.
 
-Between `<!-- table NAME -->`, `<!-- finding NAME -->` (analysis/findings.py) or `<!-- facts -->`
-and the next `<!-- end -->` stands what the runs say. `<!-- table NAME ours columns=0,2,3 -->`
-leaves out rows that only the paper has, and columns; `group=START` keeps the groups whose heading
-starts so, `flat` turns headings into notes. `<!-- finding NAME having=WORD -->` has the sentences
-of groups whose name holds the word. In each kind, `of=results/MORE.tar.gz` reads other records than
-the folder's.
+Between `<!-- table NAME -->`, `<!-- finding NAME -->` (findings.py) or `<!-- facts -->` and the
+next `<!-- end -->` stands what the runs say. `<!-- table NAME ours columns=0,2,3 -->` leaves out
+rows that only the paper has, and columns; `group=START` keeps the groups whose heading starts so,
+`flat` turns headings into notes. `<!-- finding NAME having=WORD -->` has the sentences of groups
+whose name holds the word. In each kind, `of=results/MORE.tar.gz` reads other records than the
+folder's.
 """
 
 import dataclasses
@@ -14,11 +14,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis import findings, tables
-from analysis.archives import PUBLISHED, unpack
+from analysis import tables
+from analysis.comparison.results import Results
 from analysis.errors import AnalysisError
-from analysis.machines import machine_lines
-from analysis.results import Results
+from analysis.reports import findings
+from analysis.reports.machines import machine_lines
+from analysis.runs.archives import PUBLISHED, unpack
 from analysis.tables.table import NOT_RUN, Row, Table, markdown, markdown_escape
 from experiments.runtime.errors import ROOT
 

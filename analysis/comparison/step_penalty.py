@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.aggregation import Estimate, interval, ratio
+from analysis.comparison.aggregation import Estimate, interval, ratio
 from analysis.errors import AnalysisError
-from analysis.loading import Runs, scores
+from analysis.runs.loading import Runs, scores
 
 
 def loss_curves(runs: Runs) -> dict[str, pd.DataFrame]:

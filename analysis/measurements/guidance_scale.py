@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from analysis.errors import AnalysisError
-from analysis.measured import check_protocol
-from analysis.tables.guidance_scale import FORMAT, LEVELS
+from analysis.measurements.guidance_scale_file import FORMAT, LEVELS
+from analysis.measurements.measured import check_protocol
 from experiments.config.schema import Config
 from experiments.evaluation.heldout import HeldOut, no_split, routed_pass
 from experiments.evaluation.images import split_indices

@@ -17,11 +17,11 @@ from typing import Any
 from markupsafe import Markup
 
 from analysis import figures, tables
-from analysis import report_sections as sections
-from analysis.aggregation import ENOUGH_SEEDS
+from analysis.comparison.aggregation import ENOUGH_SEEDS
+from analysis.comparison.results import Results, Source, results_for_command
 from analysis.errors import AnalysisError
-from analysis.machines import machine_lines
-from analysis.results import Results, Source, results_for_command
+from analysis.reports import report_sections as sections
+from analysis.reports.machines import machine_lines
 from analysis.tables.render import TEMPLATES, frame_csv, to_html
 from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, check_replaceable
@@ -116,7 +116,7 @@ def _figure(plot: figures.Plot) -> dict[str, Any]:
 
 def _page_values(results: Results) -> dict[str, Any]:
     """Return the template's values of runs, configurations and samples, and of the page itself."""
-    folder = Path(__file__).with_name("templates")
+    folder = Path(__file__).parents[1] / "templates"
     css = (folder / "report.css").read_text(encoding="utf-8")
     js = (folder / "report.js").read_text(encoding="utf-8")
     cards, without = sections.cards(results)

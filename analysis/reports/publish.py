@@ -1,7 +1,7 @@
 """One folder that shows what runs gave: tables, figures, the runs as CSV, their records, a page.
 
 `python -m analysis publish RUNS --out results` writes everything but the sentences: the blocks of
-Markdown pages are filled in (`analysis.pages`).
+Markdown pages are filled in (`analysis.reports.pages`).
 """
 
 import argparse
@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from analysis import figures, tables
+from analysis.comparison.results import Results, results_for_command
 from analysis.errors import AnalysisError
-from analysis.pages import fill, read_pages
-from analysis.results import Results, results_for_command
+from analysis.reports.pages import fill, read_pages
 from analysis.tables.cost import benchmarks
 from analysis.tables.render import frame_csv
 from experiments.runtime.files import atomic_write

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.run_files import read_environment
+from analysis.runs.run_files import read_environment
 
 # Label of a line and the key in env.json.
 _KEYS = {

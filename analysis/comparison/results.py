@@ -1,8 +1,8 @@
 """Loaded runs and their scores, sorted into groups of comparable variants.
 
-`Results` holds the two frames that tables and figures are made from. `analysis.grouping` labels
-their rows with group and variant; from these labels `Results.groups` makes the objects of
-`analysis.groups`: a baseline (the dense runs) and routed variants.
+`Results` holds the two frames that tables and figures are made from. `analysis.runs.grouping`
+labels their rows with group and variant; from these labels `Results.groups` makes the objects of
+`groups`: a baseline (the dense runs) and routed variants.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import aggregation, filters, loading
-from analysis.aggregation import DENSE
+from analysis.comparison import aggregation
+from analysis.comparison.aggregation import DENSE
+from analysis.comparison.groups import Group, Histories, Metrics, Values, Variant, variant_order
 from analysis.errors import AnalysisError, pick
-from analysis.grouping import assign_groups
-from analysis.groups import Group, Histories, Metrics, Values, Variant, variant_order
+from analysis.runs import filters, loading
+from analysis.runs.grouping import assign_groups
 
 # Columns of a score that tables need.
 _NARROW = (

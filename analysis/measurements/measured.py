@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis import run_files
 from analysis.errors import AnalysisError
-from analysis.loading import find
-from analysis.run_files import Damaged, shown
+from analysis.runs import run_files
+from analysis.runs.loading import find
+from analysis.runs.run_files import Damaged, shown
 from routing.errors import UserError, require
 
 

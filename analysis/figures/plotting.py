@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
-from analysis.aggregation import estimates
+from analysis.comparison.aggregation import estimates
 from analysis.errors import AnalysisError
 from analysis.figures import style
 from analysis.figures.style import Plot, styled

@@ -1,0 +1,1 @@
+"""Layer similarity and guidance scale of trained models, stored beside their runs."""

@@ -1,0 +1,1 @@
+"""HTML report, Markdown pages and notebooks, and the sentences in them."""
