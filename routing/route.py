@@ -45,6 +45,10 @@ class RouteError(UserError):
     """An invalid route: the message says what is wrong and what to type instead."""
 
 
+class RouteFitError(RouteError):
+    """A well-formed route that does not fit the depth of a model."""
+
+
 @dataclass(frozen=True)
 class Segment:
     """One stretch of blocks that routed tokens skip.
@@ -133,14 +137,14 @@ class Route:
 
         Raises:
             RouteError: If a segment is reversed, leaves the blocks, or does not follow the one
-                before it.
+                before it; a `RouteFitError` where that depends on the depth.
         """
         absolute = tuple(_resolve(segment, depth, name) for segment in self.segments)
         for first, second in pairwise(absolute):
             require(
                 first.end < second.start,
                 f"route={self}: {second.span} must start after the end of {first.span}",
-                RouteError,
+                RouteError if self.resolved else RouteFitError,
             )
         return Route(absolute)
 
@@ -306,11 +310,12 @@ def _resolve(segment: Segment, depth: int, name: str) -> Segment:
     last = depth - 1
     low, high = sorted((min(max(start, 0), last), min(max(end, 0), last)))
     better = replace(segment, start=low, end=high)
-    problem = ""
+    problem, kind = "", RouteFitError
     if not (0 <= start <= last and 0 <= end <= last):
         problem = f": {name} has {depth} block{'s' if depth != 1 else ''}, 0..{last}"
     elif start > end:
         resolved = "" if (start, end) == (segment.start, segment.end) else f" ({start}-{end} here)"
+        kind = RouteFitError if resolved else RouteError  # absolute ends are reversed at any depth
         problem = f"{resolved}: start must not exceed end; blocks are 0..{last}"
-    require(not problem, f"route={segment}{problem}; try route={better}", RouteError)
+    require(not problem, f"route={segment}{problem}; try route={better}", kind)
     return replace(segment, start=start, end=end)

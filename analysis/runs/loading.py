@@ -62,7 +62,7 @@ def find(root: str | os.PathLike[str]) -> list[Path]:
     # `.` and `..` do not contain the folder's name, which is the run's.
     top = Path(root).resolve() if Path(root).name in ("", "..") else Path(root)
     if not top.is_dir():
-        raise AnalysisError(f"{root} is not a folder; give the folder of the runs, such as runs")
+        raise AnalysisError(f"{root} is not a folder: expected the folder of your runs")
 
     def refuse(error: OSError) -> None:
         raise error

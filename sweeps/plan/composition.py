@@ -20,10 +20,10 @@ from experiments.data.data_options import ShapeError
 from experiments.data.registry import describe
 from experiments.runtime.nested import flatten
 from routing.errors import UserError
-from routing.route import RouteError
+from routing.route import RouteFitError
 
 # Errors of a cell that a grid may leave out, by the word in its `fits`.
-_MISFITS: dict[str, type[UserError]] = {"route": RouteError, "data": ShapeError}
+_MISFITS: dict[str, type[UserError]] = {"route": RouteFitError, "data": ShapeError}
 
 
 def is_misfit(error: UserError, fits: Sequence[str]) -> bool:
