@@ -43,6 +43,11 @@ from experiments.runtime.parser import Parser
 RESULTS = ROOT / "results"
 _OPENING = r"<!-- (penalty|arms|endpoints|seeds|scores) "
 _BLOCK = re.compile(rf"({_OPENING}([^>]*?) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
+_HALF = "\u00b1 half-width of the 95 % t-interval"
+_NOTES = {
+    "arms": f"Held-out loss: mean {_HALF}. MACs: forward multiply-adds; training FLOPs = 6 x.",
+    "scores": f"In brackets: difference from dense, paired by seed, {_HALF}.",
+}
 _NOT_YET = "No finished run of this study is published yet ({})."
 # Dense steps, and routed steps of about the same multiply-adds, in the exploratory records.
 FIGURE_STEPS = (3000, 4200)
@@ -163,6 +168,8 @@ def _print(options: argparse.Namespace) -> int:
             head, *rows = make(kind, table, options.steps)
             if rows:
                 print(markdown_rows(head, rows))
+                if kind in _NOTES:
+                    print(f"{_NOTES[kind]}\n")
         except AnalysisError as error:  # as where runs end before the compared multiply-adds
             print(f"No table of {kind}: {error}\n")
     return 0

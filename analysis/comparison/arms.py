@@ -4,6 +4,7 @@ An arm is a group and variant of `analysis.runs.grouping`; the records of a run 
 are merged.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,7 +15,13 @@ import pandas as pd
 from scipy.special import stdtr
 
 from analysis.comparison.aggregation import DENSE, Estimate, interval
-from analysis.comparison.step_penalty import log_ratio_at_equal_macs, loss_curves, paired_penalty
+from analysis.comparison.step_penalty import (
+    has_loss_at,
+    log_ratio_at_equal_macs,
+    loss_curves,
+    paired_penalty,
+)
+from analysis.errors import AnalysisError
 from analysis.runs.grouping import short_labels
 from analysis.runs.loading import Runs, runs_of
 
@@ -259,14 +266,37 @@ def comparisons(table: Mapping[Arm, Curves], steps: int) -> list[Comparison]:
             continue
         last = next(iter(table[baseline].values())).iloc[-1]
         macs = float(last["macs"] / last["step"] * steps)
+        _check_scored(table, (baseline, arm), macs, steps)
         ratios = log_ratio_at_equal_macs(table[baseline], curves, macs)
         with_dense.append(Comparison(arm, baseline, ratios))
         for other in table:
             is_shallow = not other.is_routed and other.depth < _USUAL_DEPTH
             if arm.is_routed and is_shallow and other.setting == arm.setting:
+                _check_scored(table, (arm, other), macs, steps)
                 ratios = log_ratio_at_equal_macs(table[other], curves, macs)
                 with_shallow.append(Comparison(arm, other, ratios))
     return [pair for pair in with_dense + with_shallow if pair.log_ratios]
+
+
+def _check_scored(
+    table: Mapping[Arm, Curves], compared: tuple[Arm, Arm], macs: float, steps: int
+) -> None:
+    """Raise `AnalysisError` if a pair of runs has no scores around so many multiply-adds."""
+    first, second = (table[arm] for arm in compared)
+    for arm, seed in itertools.product(compared, sorted(set(first) & set(second))):
+        curve = table[arm][seed]
+        if has_loss_at(curve, "macs", macs):
+            continue
+        ends = dict.fromkeys(f"{curve['macs'].agg(end) / 1e12:.4g}T" for end in ("min", "max"))
+        hint = "train it for more steps"
+        if arm.is_dense_baseline:
+            hint = f"try --steps N with N up to {curve['step'].max():.0f}"
+        elif arm.is_routed:
+            hint += f": python -m sweeps launch ... train.steps={steps} --compare-at flops"
+        raise AnalysisError(
+            f"{steps} dense steps cost {macs / 1e12:.4g}T MACs, but {arm.backbone} {arm.label}, "
+            f"seed {seed}, was scored only at {' to '.join(ends)}; {hint}"
+        )
 
 
 def endpoints_table(

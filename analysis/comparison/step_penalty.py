@@ -58,6 +58,13 @@ def curves_by_run(scores: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
     return curves
 
 
+def has_loss_at(curve: pd.DataFrame, axis: str, position: float) -> bool:
+    """Return whether the losses that were logged reach around a `step` or so many `macs`."""
+    points = curve[axis].to_numpy(float)
+    # Steps are whole numbers: a total that is equal up to rounding counts as reached.
+    return bool(points.min() * (1 - 1e-3) <= position <= points.max() * (1 + 1e-3))
+
+
 def loss_at(curve: pd.DataFrame, axis: str, position: float) -> float:
     """Return the loss at a `step` or after so many `macs`, linear in its logarithm in between.
 
@@ -65,9 +72,7 @@ def loss_at(curve: pd.DataFrame, axis: str, position: float) -> float:
         AnalysisError: The position lies outside the logged ones.
     """
     points = curve[axis].to_numpy(float)
-    # Steps are whole numbers: a total that is equal up to rounding counts as reached.
-    low, high = points.min() * (1 - 1e-3), points.max() * (1 + 1e-3)
-    if not low <= position <= high:
+    if not has_loss_at(curve, axis, position):
         raise AnalysisError(
             f"no held-out loss at {axis} {position:g}: expected a value between "
             f"{points.min():g} and {points.max():g}, where it was logged"

@@ -84,23 +84,32 @@ def heading(group: Group, *variants: Variant | None, tail: str = "", content: st
 
 
 def after(variants: Sequence[Variant]) -> str:
-    """Return the steps after which variants are read, `, after 400 steps (4-8: 600)`."""
+    """Return the steps after which variants are read, `, after 400 steps (4-8: 600)`.
+
+    In the brackets are also runs that were left out because they ended after other steps.
+    """
     counts = Counter(f"{variant.step:.0f}" for variant in variants)
     usual, _ = counts.most_common(1)[0]
     exceptions = []
     for variant in variants:
-        text = steps(variant)
-        if text != usual:
-            exceptions.append(f"{variant.name}: {text}")
+        if f"{variant.step:.0f}" != usual:
+            exceptions.append(f"{variant.name}: {variant.step:.0f}")
+    for variant in variants:
+        if variant.other_steps:
+            exceptions.append(f"left out: runs of {variant.name} with {_other_steps(variant)}")
     return f", after {usual} steps" + (f" ({'; '.join(exceptions)})" if exceptions else "")
 
 
 def steps(variant: Variant) -> str:
-    """Return the number of steps behind a variant's scores, and those of seeds left out."""
+    """Return the number of steps behind a variant's scores, and those of runs left out."""
     text = f"{variant.step:.0f}"
     if variant.other_steps:
-        text += f", without the seeds of {', '.join(map(str, variant.other_steps))}"
+        text += f" (left out: runs of {_other_steps(variant)})"
     return text
+
+
+def _other_steps(variant: Variant) -> str:
+    return f"{' and '.join(map(str, variant.other_steps))} steps"
 
 
 # --- entries --------------------------------------------------------------------------------------

@@ -67,6 +67,8 @@ def headline(results: Results) -> Table:
         if group.baseline is None:
             continue
         for routed in group.routed:
+            if _says_nothing(reach(group, group.baseline, routed), routed):
+                continue
             speedups = headline_entries(group, group.baseline, routed)
             values = [speedups[key] for key in ("target", "seeds", *COSTS)]
             rows.append((entries.heading(group), [routed.name, *values]))
@@ -76,13 +78,21 @@ def headline(results: Results) -> Table:
             claims.append(f"{row['factor']:g}x {row['claim']}")
     notes = (
         "Target: each seed's dense run at its best score. A routed run's cost counts to the first "
-        "scored step that is as good: a run that was scored once can reach it at its end alone. "
-        "Geometric mean over seeds that reach it, Student's 95 % interval on logarithms.",
+        "scored step that is as good, so it counts whole scoring intervals and is coarser than "
+        "s\u00b7m, which interpolates between scores; routed runs that reach it at their only "
+        "scored step are left out. Geometric mean over seeds that reach it, Student's 95 % "
+        "interval on logarithms.",
         f"The paper's factors ({'; '.join(claims)}) are ratios of training time and have no "
         f"counterpart here: {paper.citation('speedup')}.",
     )
     title = "Steps and multiply-adds to the dense run's best score"
     return build("speedup", title, columns, rows, notes)
+
+
+def _says_nothing(reached: pd.DataFrame, routed: Variant) -> bool:
+    """Return whether routed runs reach the target, but each at the one step it was scored at."""
+    lengths = [len(routed.curves[seed]) for seed in reached.index]
+    return bool(reached["reached"].any()) and max(lengths) == 1
 
 
 def headline_entries(group: Group, dense: Variant, routed: Variant) -> dict[str, Entry]:

@@ -16,6 +16,7 @@ from analysis.comparison.aggregation import ENOUGH_SEEDS, Estimate
 
 MISSING = "missing"
 FEW_NOTE = f"\u2020 fewer than {ENOUGH_SEEDS} seeds, or no more than half: under-replicated."
+STD_NOTE = "Mean \u00b1 standard deviation over seeds."
 MISSING_NOTE = "missing: no finished run gives this number."
 PAIRED = "Differences are paired by seed and step, with Student's 95 % interval."
 # Group of the rows that only the paper has numbers for.
@@ -142,7 +143,7 @@ class Table:
             entries = tuple(row.entries[index] for index in indices)
             if not (ours and _lacks_numbers(columns, entries)):
                 rows.append(Row(row.group, entries))
-        unused = {FEW_NOTE, MISSING_NOTE}.difference(_mark_notes(rows))
+        unused = {STD_NOTE, FEW_NOTE, MISSING_NOTE}.difference(_mark_notes(rows))
         notes = tuple(note for note in self.notes if note not in unused)
         return replace(self, columns=columns, rows=tuple(rows), notes=notes)
 
@@ -174,6 +175,8 @@ def _mark_notes(rows: Iterable[Row]) -> list[str]:
     """Return the notes that explain the marks in the rows."""
     entries = list(itertools.chain.from_iterable(row.entries for row in rows))
     notes = []
+    if any(entry.std is not None for entry in entries):
+        notes.append(STD_NOTE)
     if any(entry.few for entry in entries):
         notes.append(FEW_NOTE)
     if any(entry.is_missing for entry in entries):

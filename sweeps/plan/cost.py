@@ -67,9 +67,16 @@ def _measured_speed(config: Config) -> float:
 
 
 def estimate(
-    runs: Sequence[PlannedRun], configs: Mapping[str, Config], tflops: float | None
+    runs: Sequence[PlannedRun],
+    configs: Mapping[str, Config],
+    tflops: float | None,
+    device: str = "GPU",
 ) -> list[str]:
-    """Return what runs will cost, one line each and their sum; in hours if `tflops` are known."""
+    """Return what runs will cost, one line each and their sum; in hours if `tflops` are known.
+
+    `tflops` is what one `device` (GPU or CPU) reaches.
+    """
+    speed = None if tflops is None else (tflops, device)
     lines, total = [], 0.0
     for run in runs:
         columns = [run.name, run.label]
@@ -81,14 +88,15 @@ def estimate(
             dense = config.resolved_route == "none"
             saving = "" if dense else f", {cost.speedup:.2f}x fewer per image than dense"
             columns += [f"{run.steps} steps", f"{big(cost.params)} parameters"]
-            columns.append(_format_flops(flops, saving, tflops))
+            columns.append(_format_flops(flops, saving, speed))
         lines.append("  ".join(columns))
-    return [*lines, f"together: {_format_flops(total, '', tflops)}"] if total else lines
+    return [*lines, f"together: {_format_flops(total, '', speed)}"] if total else lines
 
 
-def _format_flops(flops: float, saving: str, tflops: float | None) -> str:
+def _format_flops(flops: float, saving: str, speed: tuple[float, str] | None) -> str:
     text = f"{big(flops)} FLOPs{saving}"
-    if tflops is None:
+    if speed is None:
         return text
+    tflops, device = speed
     hours = flops / (tflops * 1e12) / 3600
-    return f"{text}, about {hours:.3g} GPU hours at {tflops:g} TFLOP/s"
+    return f"{text}, about {hours:.3g} {device} hours at {tflops:g} TFLOP/s"

@@ -123,6 +123,41 @@ def test_steps_pairs_equal_multiply_adds(tmp_path):
         assert entries[1].value == 3 and entries[2].value == pytest.approx(1.0, abs=0.001)
 
 
+def test_equal_cost_may_be_just_above_one_and_is_the_nearest_pair(tmp_path):
+    # A routed step costs 0.714 of a dense one: 274 cost 0.979, 281 cost 1.004 and 286 cost 1.022 of 200 dense steps.
+    for seed in (0, 1, 2):
+        scored(tmp_path, "none", seed, {100: 9.0, 200: 8.0})
+        scored(tmp_path, "2-8", seed, {100: 9.5, 274: 8.2, 281: 7.9, 286: 7.8})
+    table = make("steps", tmp_path)
+    assert [row.entries[0].text for row in table.rows] == ["100", "200 \u2192 281"]
+    assert table.rows[1].entries[2].value == pytest.approx(1.0036, abs=1e-3)
+    # Kinds that no run was scored by have no column, and a note.
+    assert [column.label for column in table.columns][3:] == ["FD"]
+    assert any("precision, recall, accuracy, heldout_loss, w_eff. Scores of a later" in note for note in table.notes)
+
+
+def test_a_speed_up_needs_two_scored_steps(tmp_path):
+    scored(tmp_path, "none", 0, {400: 9.0})
+    scored(tmp_path, "2-8", 0, {400: 8.0})
+    assert not make("speedup", tmp_path).covered
+    scored(tmp_path, "4-8", 0, {200: 9.5, 400: 8.0})
+    assert [row.entries[0].text for row in make("speedup", tmp_path).rows] == ["4-8"]
+
+
+def test_the_command_starts_with_the_main_table_and_leaves_out_other_papers_rows(tmp_path, capsys):
+    write_pairs(tmp_path, seeds=1)
+    assert main(["tables", str(tmp_path), "--print"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("### Main table") and "State of the art" not in text
+    assert main(["tables", str(tmp_path), "--only", "sota", "--print"]) == 0
+    assert "State of the art" in capsys.readouterr().out
+
+
+def test_a_table_says_that_its_spread_is_a_standard_deviation(runs):
+    note = "Mean \u00b1 standard deviation over seeds."
+    assert note in make("main", runs).notes and note not in make("summary", runs).notes
+
+
 def test_placement_shows_all_sixteen_routes_and_says_which_are_missing(runs):
     table = make("route_placement", runs)
     rows = [row for row in table.rows if row.group.startswith("rwkv")]
@@ -464,7 +499,7 @@ def test_a_seed_that_ran_twice_is_read_by_its_curve(tmp_path):
         # Nothing else: one difference, after the steps of both.
         ([], 105.0, 90.0, -15.0, ", after 30 steps"),
         # An unrelated run of another length takes nothing away.
-        ([("2-8", 11, {60: 5.0})], 105.0, 90.0, -15.0, ", after 30 steps (2-8: 30, without the seeds of 60)"),
+        ([("2-8", 11, {60: 5.0})], 105.0, 90.0, -15.0, ", after 30 steps (left out: runs of 2-8 with 60 steps)"),
         # The same pair went on together: the longer one counts.
         ([("2-8", 1, {60: 50.0}), ("none", 1, {60: 52.0})], 52.0, 50.0, -2.0, ", after 60 steps"),
     ],

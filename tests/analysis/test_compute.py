@@ -79,6 +79,17 @@ def test_penalties_at_several_learning_rates_name_them():
     assert row[:2] == ["dit", "2-8, batch 32, train.muon_lr=0.001"]
 
 
+def test_endpoints_name_the_run_that_was_trained_too_briefly_and_how_to_train_it():
+    dense, routed = {0: curve([0.4, 0.3, 0.2], 2e9)}, {0: curve([0.5, 0.4, 0.3], 1e9), 1: curve([0.5], 1e9)}
+    with pytest.raises(AnalysisError) as caught:
+        compute.endpoints_table({DENSE: dense, ROUTED: routed}, 1500)
+    message = str(caught.value)
+    assert message.startswith("1500 dense steps cost 3T MACs, but dit route 2-8, seed 0, was scored only at 0.5T to 1.5T;")
+    assert message.endswith("train.steps=1500 --compare-at flops")
+    with pytest.raises(AnalysisError, match="dit dense, seed 0, .*; try --steps N with N up to 1500"):
+        compute.endpoints_table({DENSE: dense, ROUTED: routed}, 3000)
+
+
 def test_endpoints_are_log_ratios_at_equal_macs_with_holm():
     # m = .5: 6 routed scores cost as much as 3 dense ones; the losses there are .21 and .2, .22 and .2.
     dense = {0: curve([0.4, 0.3, 0.2], 2e9), 1: curve([0.4, 0.3, 0.2], 2e9)}

@@ -197,6 +197,7 @@ def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
     config = made.configs[made.runs[0].name]
     flops = 6 * cost.run_cost(config).macs_dense * 3000 * 16
     assert big(flops) + " FLOPs" in lines[0] and f"{flops / 0.5e12 / 3600:.3g} GPU hours" in lines[0]
+    assert "CPU hours at 0.5 TFLOP/s" in cost.estimate(made.runs, made.configs, place.tflops, "CPU")[0]
 
 
 # --- resources -------------------------------------------------------------------------------------------------
