@@ -155,14 +155,16 @@ def _shown_fields(arm: Arm) -> Arm:
 def baseline_arm(arm: Arm, candidates: Iterable[Arm]) -> Arm | None:
     """Return the dense arm, one of the candidates, that an arm is compared with.
 
-    That of its own group if there is one. Arms of another depth, batch or rate have none: they are
-    compared with the dense arm at their learning rate, or with the only one there is.
+    That of its own group if there is one. Dense arms of another depth, batch or rate have none:
+    they are compared with the dense arm at their learning rate, or with the only one there is.
     """
     similar = []
     for dense in candidates:
+        if dense.variant == DENSE and dense.group == arm.group and dense != arm:
+            return dense
         if not dense.is_dense_baseline:
             continue
-        if dense.group == arm.group:
+        if dense == arm:
             return dense
         if dense.setting == arm.setting and dense.detail == arm.detail:
             similar.append(dense)
@@ -250,7 +252,12 @@ class Comparison:
     @property
     def is_primary(self) -> bool:
         """Whether it is a routed arm against dense, the primary endpoint of `study_equal_macs`."""
-        return self.arm.is_routed and self.baseline.is_dense_baseline
+        return self.arm.is_routed and self.is_against_baseline
+
+    @property
+    def is_against_baseline(self) -> bool:
+        """Whether it is against the arm's dense baseline, and no other dense model."""
+        return self.baseline.is_dense_baseline or self.baseline.group == self.arm.group
 
 
 def comparisons(table: Mapping[Arm, Curves], steps: int) -> list[Comparison]:
@@ -271,6 +278,7 @@ def comparisons(table: Mapping[Arm, Curves], steps: int) -> list[Comparison]:
         with_dense.append(Comparison(arm, baseline, ratios))
         for other in table:
             is_shallow = not other.is_routed and other.depth < _USUAL_DEPTH
+            is_shallow = is_shallow and other != baseline
             if arm.is_routed and is_shallow and other.setting == arm.setting:
                 _check_scored(table, (arm, other), macs, steps)
                 ratios = log_ratio_at_equal_macs(table[other], curves, macs)
@@ -316,7 +324,7 @@ def endpoints_table(
         if pair.is_primary and estimate.n >= declared_pairs:
             p_values[len(rows)] = two_sided_p(estimate)
         saving = ""
-        if pair.baseline.is_dense_baseline:
+        if pair.is_against_baseline:
             penalty = paired_penalty(table[pair.baseline], table[pair.arm], steps)
             saving = f"loss not reached by {penalty.censored} of {len(penalty.seeds)}"
             if penalty.sm is not None:

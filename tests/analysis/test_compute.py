@@ -10,6 +10,7 @@ from suite import RESULTS
 
 from analysis import compute
 from analysis.comparison.arms import Arm, baseline_arm, holm, with_details
+from analysis.errors import AnalysisError
 from analysis.figures import against_macs
 
 GROUP = "dit-T/4, fashion, edm, scale tiny"
@@ -88,6 +89,16 @@ def test_endpoints_name_the_run_that_was_trained_too_briefly_and_how_to_train_it
     assert message.endswith("train.steps=1500 --compare-at flops")
     with pytest.raises(AnalysisError, match="dit dense, seed 0, .*; try --steps N with N up to 1500"):
         compute.endpoints_table({DENSE: dense, ROUTED: routed}, 3000)
+
+
+def test_a_routed_arm_of_any_batch_and_depth_is_compared_with_the_dense_runs_of_its_group():
+    own = {"batch": 32, "depth": 6, "group": "own"}
+    dense, routed = dataclasses.replace(DENSE, **own), dataclasses.replace(ROUTED, **own)
+    table = {dense: {0: curve([0.4, 0.3, 0.2], 2e9)}, routed: {0: curve([0.5, 0.4, 0.35, 0.3, 0.25, 0.19], 1e9)}}
+    assert baseline_arm(routed, table) == dense and baseline_arm(dense, table) is None
+    (row,) = compute.endpoints_table(table, 1500)[1:]
+    assert row[:5] == ["dit", "route 2-8, 6 blocks, batch 32", "dense, 6 blocks, batch 32", "1", "-5.00 %"]
+    assert row[5].startswith("0.9")
 
 
 def test_endpoints_are_log_ratios_at_equal_macs_with_holm():
