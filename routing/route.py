@@ -310,7 +310,8 @@ def _resolve(segment: Segment, depth: int, name: str) -> Segment:
     last = depth - 1
     low, high = sorted((min(max(start, 0), last), min(max(end, 0), last)))
     better = replace(segment, start=low, end=high)
-    problem, kind = "", RouteFitError
+    problem = ""
+    kind: type[RouteError] = RouteFitError
     if not (0 <= start <= last and 0 <= end <= last):
         problem = f": {name} has {depth} block{'s' if depth != 1 else ''}, 0..{last}"
     elif start > end:
