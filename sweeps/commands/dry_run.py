@@ -4,7 +4,6 @@ import shlex
 import shutil
 from collections.abc import Sequence
 
-from experiments.runtime.memory import visible_gpus
 from sweeps.jobs import sbatch_script
 from sweeps.jobs.pool_gpus import choose_gpus
 from sweeps.plan.cost import estimate
@@ -32,8 +31,7 @@ def print_plan(plan: Plan, resources: Resources, with_arguments: bool) -> None:
         scripts.append(
             sbatch_script.script(sweep, array.resources, array.task_count, code, array.sharing)
         )
-    device = "GPU" if resources.kind == "slurm" or visible_gpus() else "CPU"
-    lines = estimate(runs, plan.configs, resources.tflops, device)
+    lines = estimate(runs, plan.configs, resources.tflops, resources.kind)
     for run in runs if with_arguments else ():
         lines.append(f"{run.entry} {shlex.join(run.args)}")
     hint = "" if with_arguments else " (dry=full adds the arguments of every run)"

@@ -14,6 +14,7 @@ from experiments.config import Config, role
 from experiments.config.model import route_macs, run_cost
 from experiments.runtime import run_folder
 from experiments.runtime.console import big
+from experiments.runtime.memory import visible_gpus
 from sweeps import SweepError
 from sweeps.plan.composition import load_config
 from sweeps.store.planned_run import PlannedRun
@@ -70,12 +71,13 @@ def estimate(
     runs: Sequence[PlannedRun],
     configs: Mapping[str, Config],
     tflops: float | None,
-    device: str = "GPU",
+    kind: str = "slurm",
 ) -> list[str]:
     """Return what runs will cost, one line each and their sum; in hours if `tflops` are known.
 
-    `tflops` is what one `device` (GPU or CPU) reaches.
+    `tflops` is what one GPU reaches, or the CPU on a machine (`kind` other than slurm) without.
     """
+    device = "GPU" if kind == "slurm" or visible_gpus() else "CPU"
     speed = None if tflops is None else (tflops, device)
     lines, total = [], 0.0
     for run in runs:

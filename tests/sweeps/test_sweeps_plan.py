@@ -189,7 +189,7 @@ def test_equal_hours_take_measured_speeds(tmp_path):
         planned(tmp_path, way="flop", **raw)
 
 
-def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
+def test_the_estimate_prints_every_run_and_the_sum(tmp_path, monkeypatch):
     made = planned(tmp_path, axes={"route": ["none", "2-8"]})
     place = resources.load("slurm", "tiny", {"tflops": "0.5"})
     lines = cost.estimate(made.runs, made.configs, place.tflops)
@@ -197,7 +197,8 @@ def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
     config = made.configs[made.runs[0].name]
     flops = 6 * cost.run_cost(config).macs_dense * 3000 * 16
     assert big(flops) + " FLOPs" in lines[0] and f"{flops / 0.5e12 / 3600:.3g} GPU hours" in lines[0]
-    assert "CPU hours at 0.5 TFLOP/s" in cost.estimate(made.runs, made.configs, place.tflops, "CPU")[0]
+    monkeypatch.setattr(cost, "visible_gpus", list)
+    assert "CPU hours at 0.5 TFLOP/s" in cost.estimate(made.runs, made.configs, place.tflops, "local")[0]
 
 
 # --- resources -------------------------------------------------------------------------------------------------
