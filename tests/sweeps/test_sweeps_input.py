@@ -48,8 +48,8 @@ GRIDS = [
     ("axes: {route: [2-8, 2-20]}", "route=2-20 seed=0: "),
     ("{fits: [route], axes: {route: [2-20]}}", "no cell fits"),
     # Only well-formed routes may be left out.
-    ("{fits: [route], axes: {route: [2-4, '2-8,foo']}}", "route=2-8,foo: expected one route"),
-    ("{fits: [route], axes: {route: [2-4, '2-8,2_8']}}", "route=2-8,2_8: expected one route"),
+    ("{fits: [route], axes: {route: [2-4, foo]}}", "route=foo: expected none, auto"),
+    ("{fits: [route], axes: {route: [2-4, 2_8x]}}", "route=2_8x: expected none, auto"),
     ("{fits: [route], axes: {route: [2-4, 2-8@1.5]}}", "expected a number between 0 and 1"),
     ("{fits: [route], axes: {route: [2-4, 8-2]}}", "start must not exceed end"),
     ("{fits: [route], axes: {route: [2-4, 2-5+4-8]}}", "must start after the end of 2-5"),
