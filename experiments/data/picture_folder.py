@@ -7,8 +7,10 @@ files are treated as `experiments/prepare.py` treats them.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +137,16 @@ class FolderOptions(SplitOptions):
     def check_files(self) -> None:
         """Raise `DataError` for pictures that `open_splits` refuses."""
         self.open_splits()
+
+    def contents(self) -> tuple[dict[str, int], Sequence[str]]:
+        """Return the pictures of each split, unreadable ones included, and the class names."""
+        splits = self.open_splits()
+        if splits.test is not None:
+            held_out, training = splits.test.count, splits.train.count
+        else:
+            held_out = math.ceil(self.test_fraction * splits.train.count)
+            training = splits.train.count - held_out
+        return {"train": training, "test": held_out}, splits.class_names
 
     def _check_count(self, count: int) -> None:
         """Refuse more pixels than `MAX_BYTES`, and a single picture."""
