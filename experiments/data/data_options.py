@@ -52,9 +52,8 @@ def contents_lines(
         return [line]
     line += f", {len(class_names):,} {'class' if len(class_names) == 1 else 'classes'}"
     if not all(name.isdecimal() for name in class_names):
-        names = textwrap.shorten(
-            ", ".join(class_names), _LINE_WIDTH - len(line) - 2, placeholder=" ..."
-        )
+        width = max(4, _LINE_WIDTH - len(line) - 2)
+        names = textwrap.shorten(", ".join(class_names), width, placeholder=" ...")
         line += f": {names}"
     return [line]
 
@@ -110,9 +109,9 @@ class DataOptions:
     def check_contents(self, task: str) -> None:
         """Raise `DataError` for contents that cannot train this `task`; used by a dry run."""
 
-    def contents(self) -> tuple[dict[str, int], Sequence[str]]:
-        """Return the samples of each split and the class names, where no sample must be read."""
-        return {}, ()
+    def contents_lines(self, task: str) -> list[str]:
+        """Return `contents_lines` where no sample must be read for it; used by a dry run."""
+        return []
 
     def undecodable_reason(self) -> str:
         """Return why samples cannot become images on this machine; empty if they can."""

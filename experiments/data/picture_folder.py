@@ -10,7 +10,6 @@ import hashlib
 import math
 import os
 import warnings
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from annotated_types import Ge, Le
 from PIL import Image
 
 from experiments.data.class_folders import LABEL_FILE
-from experiments.data.data_options import PICTURES, DataError, require
+from experiments.data.data_options import PICTURES, DataError, contents_lines, require
 from experiments.data.image_options import SplitOptions
 from experiments.data.image_sets import LabelledImages, Split
 from experiments.data.image_sources import FolderSource
@@ -138,15 +137,15 @@ class FolderOptions(SplitOptions):
         """Raise `DataError` for pictures that `open_splits` refuses."""
         self.open_splits()
 
-    def contents(self) -> tuple[dict[str, int], Sequence[str]]:
-        """Return the pictures of each split, unreadable ones included, and the class names."""
+    def contents_lines(self, task: str) -> list[str]:
+        """Return the line on pictures and classes; it also counts unreadable pictures."""
         splits = self.open_splits()
         if splits.test is not None:
             held_out, training = splits.test.count, splits.train.count
         else:
             held_out = math.ceil(self.test_fraction * splits.train.count)
             training = splits.train.count - held_out
-        return {"train": training, "test": held_out}, splits.class_names
+        return contents_lines({"train": training, "test": held_out}, splits.class_names, task)
 
     def _check_count(self, count: int) -> None:
         """Refuse more pixels than `MAX_BYTES`, and a single picture."""

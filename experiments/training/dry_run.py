@@ -9,7 +9,6 @@ import yaml
 from backbones.cost import Cost
 from experiments.config.model import banner_lines, model_arguments, run_cost
 from experiments.config.schema import Config
-from experiments.data.data_options import contents_lines
 from experiments.data.registry import describe, parse
 from experiments.preflight import check_ready
 from experiments.runtime.console import Console, big, loading
@@ -56,7 +55,7 @@ def dry_run(config: Config) -> None:
     state = "exists: it would be resumed, or has finished" if config.folder.exists() else "new"
     lines = [
         *banner_lines(config, cost, model.describe() if model else []),
-        *contents_lines(*parse(config.data).contents(), config.task),
+        *parse(config.data).contents_lines(config.task),
         f"{_training_line(config, info)}, {precision}",
     ]
     if train.optimizer == "muon":

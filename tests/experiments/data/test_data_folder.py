@@ -167,15 +167,14 @@ def test_other_layouts_and_missing_folders_are_one_sentence(tmp_path):
 
 def test_counts_and_classes_are_those_of_the_pictures_and_fit_a_line(tmp_path):
     root = class_folders(tmp_path)
-    opened = create(options(root))
-    sizes, names = parse(options(root)).contents()
-    assert (sizes, tuple(names)) == (opened.sizes, opened.class_names)
-    [line] = contents_lines(sizes, names, "class")
-    assert line == "data        24 training pictures, 6 held out, 3 classes: cat, dog, fish"
-    assert contents_lines(sizes, names, "none") == ["data        24 training pictures, 6 held out"]
-    assert contents_lines({"train": None}, names, "class") == []
-    [line] = contents_lines({"train": 1300000}, [f"class_{number:04d}" for number in range(1000)], "class")
-    assert line.endswith("1,000 classes: class_0000, ...") and len(line) <= 80
+    data = create(options(root, test_fraction=0.3))
+    [line] = contents_lines(data.sizes, data.class_names, "class")
+    assert line == "data        21 training pictures, 9 held out, 3 classes: cat, dog, fish"
+    assert parse(options(root, test_fraction=0.3)).contents_lines("class") == [line]  # nothing is decoded
+    assert contents_lines(data.sizes, data.class_names, "none") == ["data        21 training pictures, 9 held out"]
+    assert contents_lines({"train": None}, data.class_names, "class") == []
+    [line] = contents_lines({"train": 1200}, [f"class_{number:04d}" for number in range(90)], "class")
+    assert line.endswith("0 held out, 90 classes: class_0000, ...") and len(line) <= 80
     [line] = contents_lines({"train": 4000, "test": 1000}, list(map(str, range(10))), "class")
     assert line.endswith("1,000 held out, 10 classes")
 
