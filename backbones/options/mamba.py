@@ -26,7 +26,7 @@ class MambaOptions:
         Literal["true", "compact", "none"],
         from_yaml(true="true", false="none"),
         "true: taps by distance along the full path, absent tokens count as 0; compact: taps over "
-        "the present tokens.",
+        "the present tokens; none: no convolution.",
     ] = "true"
     gap: Annotated[
         Literal["off", "decay", "dt"],

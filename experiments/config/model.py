@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
 from backbones.cost import Cost, cost, features_macs
-from backbones.registry import model_config
+from backbones.registry import find, model_config
 from backbones.sizes import AlignOptions
+from backbones.validation import fields_of, show, validate_value
 from experiments.config.schema import Config
 from experiments.data.registry import describe
 from experiments.options.training import SELF_ENCODER
@@ -146,11 +147,25 @@ def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str
         kernels.append("loss        plain: no tokens skip and come back, for train.loss=ensemble")
     return [
         f"model       {name}, {big(cost.params)} parameters, route {config.resolved_route}",
+        *_options_lines(config.backbone),
         f"cost        {flops}",
         f"blocks      {blocks}",
         f"tokens      {tokens}",
         *kernels,
     ]
+
+
+def _options_lines(backbone: Mapping[str, Any]) -> list[str]:
+    """Return the line on the family's options that are not at their defaults; none without any."""
+    changes = []
+    for name, field in fields_of(find(backbone["name"]).options).items():
+        value = backbone.get(name)
+        if value is None:
+            continue
+        typed = validate_value(field.annotation, value, f"backbone.{name}")
+        if typed != field.default:
+            changes.append(f"{name}={show(typed)}")
+    return [f"backbone    {', '.join(changes)}"] if changes else []
 
 
 def _alignment_line(config: Config) -> str:

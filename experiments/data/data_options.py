@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -15,6 +17,8 @@ from routing.errors import UserError
 TASKS = ("class", "text", "none")
 #: Suffixes of the images that `experiments/prepare.py` reads.
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+# Columns of the line on the contents.
+_LINE_WIDTH = 80
 
 
 class DataError(UserError):
@@ -32,6 +36,26 @@ require = functools.partial(errors.require, error=DataError)
 def first_line(error: Exception) -> str:
     """Return the first line of an exception's message, or its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def contents_lines(
+    sizes: Mapping[str, int | None], class_names: Sequence[str], task: str
+) -> list[str]:
+    """Return the console line on the samples of each split and the classes; none if not known.
+
+    Of many classes it names the first ones; classes that are numbered have no names.
+    """
+    if not sizes.get("train"):
+        return []
+    line = f"data        {sizes['train']:,} training pictures, {sizes.get('test') or 0:,} held out"
+    if task != "class" or not class_names:
+        return [line]
+    line += f", {len(class_names):,} {'class' if len(class_names) == 1 else 'classes'}"
+    if not all(name.isdecimal() for name in class_names):
+        width = max(4, _LINE_WIDTH - len(line) - 2)
+        names = textwrap.shorten(", ".join(class_names), width, placeholder=" ...")
+        line += f": {names}"
+    return [line]
 
 
 @dataclass(frozen=True)
@@ -84,6 +108,10 @@ class DataOptions:
 
     def check_contents(self, task: str) -> None:
         """Raise `DataError` for contents that cannot train this `task`; used by a dry run."""
+
+    def contents_lines(self, task: str) -> list[str]:
+        """Return `contents_lines` where no sample must be read for it; used by a dry run."""
+        return []
 
     def undecodable_reason(self) -> str:
         """Return why samples cannot become images on this machine; empty if they can."""

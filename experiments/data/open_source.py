@@ -40,7 +40,7 @@ def open_source(
         else:
             ignored_files.append(file)
     if len(by_kind) != 1:
-        raise DataError(_mixed_kinds_message(path, all_files, by_kind))
+        raise DataError(_mixed_kinds_message(path, files, all_files, by_kind))
     [(kind, source_files)] = by_kind.items()
     require(
         captions is None or kind == "images",
@@ -60,15 +60,22 @@ def open_source(
     return source
 
 
-def _mixed_kinds_message(path: Path, files: list[Path], by_kind: dict[str, list[Path]]) -> str:
+def _mixed_kinds_message(
+    path: Path, pattern: str, files: list[Path], by_kind: dict[str, list[Path]]
+) -> str:
     """Return the message for a folder with no kind of images, or several."""
     kinds = " and ".join(f"{kind} such as {files[0].name}" for kind, files in by_kind.items())
     names = ", ".join(file.name for file in files[:5])
-    suffix = max(by_kind.values(), key=len)[0].suffix if by_kind else ".tar"
-    return (
+    message = (
         f"{path} holds {kinds or 'no images'}: expected one kind of {' '.join(_KINDS)} files; "
-        f"found {names or 'nothing'}; choose one kind, such as --files '*{suffix}'"
+        f"found {names or 'nothing'}"
     )
+    if by_kind:
+        suffix = max(by_kind.values(), key=len)[0].suffix
+        message += f"; experiments/prepare.py chooses one kind by --files '*{suffix}'"
+    elif pattern != "*":
+        message += f" that matches --files '{pattern}'"
+    return message
 
 
 def list_files(top: Path, pattern: str) -> Iterator[Path]:

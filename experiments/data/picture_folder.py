@@ -7,6 +7,7 @@ files are treated as `experiments/prepare.py` treats them.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from annotated_types import Ge, Le
 from PIL import Image
 
 from experiments.data.class_folders import LABEL_FILE
-from experiments.data.data_options import PICTURES, DataError, require
+from experiments.data.data_options import PICTURES, DataError, contents_lines, require
 from experiments.data.image_options import SplitOptions
 from experiments.data.image_sets import LabelledImages, Split
 from experiments.data.image_sources import FolderSource
@@ -135,6 +136,16 @@ class FolderOptions(SplitOptions):
     def check_files(self) -> None:
         """Raise `DataError` for pictures that `open_splits` refuses."""
         self.open_splits()
+
+    def contents_lines(self, task: str) -> list[str]:
+        """Return the line on pictures and classes; it also counts unreadable pictures."""
+        splits = self.open_splits()
+        if splits.test is not None:
+            held_out, training = splits.test.count, splits.train.count
+        else:
+            held_out = math.ceil(self.test_fraction * splits.train.count)
+            training = splits.train.count - held_out
+        return contents_lines({"train": training, "test": held_out}, splits.class_names, task)
 
     def _check_count(self, count: int) -> None:
         """Refuse more pixels than `MAX_BYTES`, and a single picture."""

@@ -122,8 +122,7 @@ def sample_and_score(
     scores = measure(meters, batches, options.samples, console, "sample", **record)
     if "heldout_loss" in options.metrics and not without_loss:
         heldout = HeldOut(pipeline.model, config, dataset, pipeline.objective, device)
-        with console.progress("held-out loss"):
-            scores += heldout_scores(heldout, options.batch, **record)
+        scores += heldout_scores(heldout, options.batch, console, **record)
     return scores, store
 
 

@@ -283,7 +283,7 @@ class Progress:
             return f"{count}  [{elapsed}]"
         if self._updated == self.start:  # nothing is known of the rate
             return f"{count}  [{elapsed}]"
-        return f"{count}  {self._text}  [{elapsed}<{clock(eta)}]"
+        return "  ".join(filter(None, [count, self._text, f"[{elapsed}<{clock(eta)}]"]))
 
     def _print_regularly(self) -> None:
         """Print a line when one is due, while no other display is open inside this one."""

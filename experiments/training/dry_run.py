@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from backbones.cost import Cost
 from experiments.config.model import banner_lines, model_arguments, run_cost
 from experiments.config.schema import Config
 from experiments.data.registry import describe, parse
@@ -31,7 +32,7 @@ def train_or_dry_run(config: Config) -> None:
 
 
 def dry_run(config: Config) -> None:
-    """Print what would be trained, where and at what cost; then run the checks of the run.
+    """Run the checks of the run, then print what would be trained, where and at what cost.
 
     With `dry=full` the model is built, its kernels are named and a step is timed, and the whole
     configuration follows.
@@ -40,6 +41,8 @@ def dry_run(config: Config) -> None:
     arguments = model_arguments(config, info)
     cost = run_cost(config, arguments)
     train = config.train
+    samples = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
+    _check(config, cost, samples)
     model = None
     precision: str = train.precision
     if config.dry == "full" or precision == "auto":
@@ -49,10 +52,10 @@ def dry_run(config: Config) -> None:
     if precision == "auto":
         chosen = timed_step.resolve_precision(config, timed_step.training_device())
         precision = f"precision auto ({chosen} here)"
-    samples = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
     state = "exists: it would be resumed, or has finished" if config.folder.exists() else "new"
     lines = [
         *banner_lines(config, cost, model.describe() if model else []),
+        *parse(config.data).contents_lines(config.task),
         f"{_training_line(config, info)}, {precision}",
     ]
     if train.optimizer == "muon":
@@ -70,13 +73,17 @@ def dry_run(config: Config) -> None:
         lines += ["", yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip()]
     console = Console()
     console.say("\n".join(lines))
+    if model is None:
+        console.say("dry=full adds the whole configuration, the kernels and a timed step")
+
+
+def _check(config: Config, cost: Cost, samples: int) -> None:
+    """Refuse what the run would refuse."""
     on_gpu = bool(visible_gpus())
     check_ready(config, process_group().world_size, on_gpu)
     parse(config.data).check_contents(config.task)
-    least = 1 if train.micro_batch == "auto" else samples
+    least = 1 if config.train.micro_batch == "auto" else samples
     check_fits(cost, 0 if on_gpu else least)
-    if model is None:
-        console.say("dry=full adds the whole configuration, the kernels and a timed step")
 
 
 def _training_line(config: Config, info: dict[str, Any]) -> str:

@@ -123,8 +123,10 @@ class Evaluation:
         final = SamplingPipeline.make(model, config).cost()
         preview = SamplingPipeline.make(model, config, self._preview_sampler).cost()
         rows = self._picture_rows if self.dataset.can_decode else 0
-        scores = int(config.eval.get("samples", 0)) * final.macs
-        if "heldout_loss" in config.eval.get("metrics", ()):
+        metrics, scores = config.eval.get("metrics", ()), 0.0
+        if set(metrics) - {"heldout_loss"}:  # which needs no samples
+            scores += int(config.eval.get("samples", 0)) * final.macs
+        if "heldout_loss" in metrics:
             # A dense and a routed pass of each image, about as expensive.
             scores += 2 * NOISY_INPUTS * final.macs / max(1, final.passes)
         return {

@@ -8,6 +8,7 @@ import torch
 import yaml
 
 from experiments.config.model import banner_lines
+from experiments.data.data_options import contents_lines
 from experiments.evaluation import scoring
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.runtime import records
@@ -22,6 +23,8 @@ def print_start(trainer: Trainer, resumed: bool) -> None:
     """Print model and cost, the run folder, device and sampler, and warnings about them."""
     config, console, step = trainer.config, trainer.console, trainer.training_step
     lines = banner_lines(config, step.cost, trainer.model.describe())
+    dataset = trainer.dataset
+    lines += contents_lines(dataset.sizes, dataset.class_names, config.task)
     console.say("\n".join(lines))
     status = f"resumed at step {trainer.state.step}"
     if not resumed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,7 @@ def show_results(console: log.Console, folder: Path) -> None:
     scores = headline(entries)
     if scores:
         rows = [[score.name, score.value, score.meaning] for score in scores]
-        features = features_of(entries)
-        title = f"scores at step {summary['step']}: {entries[0].get('n')} samples of the EMA"
-        guidance = str(entries[0].get("guidance") or "none")
-        for part in ("unguided" if guidance.startswith("none") else guidance, features):
-            if part:
-                title += f", {part}"
+        title = f"scores at step {summary['step']}: {_what_is_scored(entries)}"
         console.table(title, rows, ["score", "value", "meaning"], texts=["meaning"])
     loss, images_per_s = summary.get("loss"), summary.get("images_per_s")
     training = f"{log.clock(summary['wall_s'])} for {summary['step']} steps"
@@ -68,6 +64,19 @@ def show_results(console: log.Console, folder: Path) -> None:
         console.say(f"scores      {folder / _SCORES}   (all {count})")
     console.say("next        sample from it, or follow docs/tutorial.md:")
     console.say(f"  {_sample_command()} {folder}", wrap=False)
+
+
+def _what_is_scored(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many samples or held-out pictures the scores are of, their guidance, features."""
+    count = entries[0].get("n")
+    if all(str(entry.get("key")).startswith("heldout_loss") for entry in entries):
+        return f"held-out loss of the EMA on {count} pictures"
+    guidance, features = str(entries[0].get("guidance") or "none"), features_of(entries)
+    text = f"{count} samples of the EMA"
+    for part in ("unguided" if guidance.startswith("none") else guidance, features):
+        if part:
+            text += f", {part}"
+    return text
 
 
 def _sample_command() -> str:

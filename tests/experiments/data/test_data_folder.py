@@ -1,5 +1,7 @@
 """data=folder: a user's own pictures, from files on disk to a trained and sampled model."""
 
+import re
+
 import pytest
 import torch
 from data_tools import picture, refused
@@ -7,6 +9,7 @@ from data_tools import picture, refused
 from experiments import run, sample
 from experiments.config import load
 from experiments.data import DataError, create, picture_folder
+from experiments.data.data_options import contents_lines
 from experiments.data.registry import describe, fingerprint, parse
 from experiments.runtime.command import run_command
 from routing.rng import Draws
@@ -152,13 +155,28 @@ def test_other_layouts_and_missing_folders_are_one_sentence(tmp_path):
     for name in ("beside/0.png", "beside/cat/0.png", "unlike/train/cat/0.png", "unlike/test/0.png"):
         picture(tmp_path / name)
     for name, message in {
-        "empty": "holds no images",
         "beside": "is beside the class folders",
         "unlike": "holds no classes, unlike",
         "nowhere": "is no folder",
     }.items():
         refused(parse(options(tmp_path / name)).check_files, message)
+    with pytest.raises(DataError, match="empty holds no images: .* found nothing$"):  # no kind of files to choose
+        parse(options(tmp_path / "empty")).check_files()
     refused(parse({"name": "folder"}).check_files, "needs your pictures: data.path=DIR")
+
+
+def test_counts_and_classes_are_those_of_the_pictures_and_fit_a_line(tmp_path):
+    root = class_folders(tmp_path)
+    data = create(options(root, test_fraction=0.3))
+    [line] = contents_lines(data.sizes, data.class_names, "class")
+    assert line == "data        21 training pictures, 9 held out, 3 classes: cat, dog, fish"
+    assert parse(options(root, test_fraction=0.3)).contents_lines("class") == [line]  # nothing is decoded
+    assert contents_lines(data.sizes, data.class_names, "none") == ["data        21 training pictures, 9 held out"]
+    assert contents_lines({"train": None}, data.class_names, "class") == []
+    [line] = contents_lines({"train": 1200}, [f"class_{number:04d}" for number in range(90)], "class")
+    assert line.endswith("0 held out, 90 classes: class_0000, ...") and len(line) <= 80
+    [line] = contents_lines({"train": 4000, "test": 1000}, list(map(str, range(10))), "class")
+    assert line.endswith("1,000 held out, 10 classes")
 
 
 @pytest.mark.slow
@@ -167,7 +185,10 @@ def test_from_a_folder_to_samples_of_a_class_by_its_name(tmp_path, capsys):
     words = ["data=folder", f"data.path={root}", "data.size=8", "size=T/2", "route=2-8"]
     words += ["train.steps=4", "train.batch=4", f"paths.runs={tmp_path / 'runs'}"]
     assert run_command(run.main, words) == 0
-    assert "held-out loss" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert re.search(r"^data +\d+ training pictures, \d+ held out, ", out, re.M)
+    assert re.search(r"^held-out loss (\d+)/\1  ", out, re.M)
+    assert re.search(r"^scores at step 4: held-out loss of the EMA on \d+ pictures$", out, re.M)
     [folder] = (tmp_path / "runs").glob("dit-T2-folder_2-8_s0-*")
     out = tmp_path / "samples"
     words = [str(folder), "--out", str(out), "--seeds", "0-1", "--classes"]

@@ -145,7 +145,7 @@ def test_a_slow_start_does_not_stay_in_the_time_left(now, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "step 10/3000  loss 1  [1:00<4:59:00]"
     assert lines[1] == "step 20/3000  loss 1  [1:10<49:40]"
-    assert lines[-1] == f"step 70/3000    [10:20<{(2930 + 90) // 60}:{(2930 + 90) % 60:02d}]"
+    assert lines[-1] == f"step 70/3000  [10:20<{(2930 + 90) // 60}:{(2930 + 90) % 60:02d}]"
 
 
 def test_the_time_left_follows_the_last_steps_and_survives_a_return_to_earlier_ones(now):

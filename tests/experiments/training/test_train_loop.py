@@ -214,6 +214,10 @@ def test_the_time_left_counts_previews_a_final_picture_and_scores(tmp_path):
     assert evaluation.seconds_left(3e-9) == pytest.approx(expected)
     evaluation.seconds["preview"] += [1.0, 3.0]
     assert evaluation.seconds_left(3e-9) == pytest.approx(3 * 2.0 + (final + 2 * scores) * 1e-9)
+    words = ["train.steps=30", "eval=digits", "eval.metrics=[heldout_loss]", "train.final_samples=false"]
+    run = make_run(small(tmp_path, *words, "train.sample_every=0"))
+    loss = 2 * 1000 * macs  # and no samples
+    assert run.evaluation.seconds_left(3e-9) == pytest.approx(loss * 3e-9 / 3)
 
 
 def test_the_start_names_the_samplers_of_pictures_and_scores(tmp_path, capsys):
