@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +69,32 @@ def show_results(console: log.Console, folder: Path) -> None:
         count = len(entries)
         console.say(f"scores      {folder / _SCORES}   (all {count})")
     console.say("next        sample from it, or follow docs/tutorial.md:")
-    console.say(f"  {_sample_command()} {folder}", wrap=False)
+    # Named after the step: other samples in the same folder would be refused.
+    out = folder / f"samples-{summary['step']}"
+    command = [*_script("sample"), str(folder), "--out", str(out)]
+    console.say(_shell_command(command), wrap=False)
 
 
-def _sample_command() -> str:
-    """Return how to call the sampling command from the current folder."""
-    if not Path("experiments/sample.py").exists():
-        return "python -m experiments.sample"
-    # After `make demo` no environment is active: its Python is named by its path.
+def _script(name: str) -> list[str]:
+    """Return how to call a script of `experiments` from the current folder."""
+    path = f"experiments/{name}.py"
+    return [_python(), path] if Path(path).exists() else [_python(), "-m", f"experiments.{name}"]
+
+
+def _python() -> str:
+    """Return `python`; after `make demo`, where no environment is active, its path."""
     python, active = Path(sys.executable), shutil.which("python")
     is_active = active is not None and Path(active).parent == python.parent
     if not is_active and python.is_relative_to(Path.cwd()):
-        return f"{python.relative_to(Path.cwd())} experiments/sample.py"
-    return "python experiments/sample.py"
+        return str(python.relative_to(Path.cwd()))
+    return "python"
+
+
+def _shell_command(words: Sequence[str]) -> str:
+    """Return a command for a shell, indented, and continued below where 80 columns are full."""
+    lines = [" "]
+    for word in map(shlex.quote, words):
+        if len(lines[-1]) + len(word) > 76 and lines[-1].strip():
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    return " \\\n".join(lines)

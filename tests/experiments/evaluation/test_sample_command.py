@@ -111,7 +111,8 @@ def test_the_same_command_again_is_done_and_another_is_refused(weights, tmp_path
         assert "(3 of 3)" in capsys.readouterr().out
         assert {path: path.read_bytes() for path in first} == first
     assert run(*arguments, "--scale", 3) == 2
-    assert "holds samples with another guidance" in capsys.readouterr().err
+    wanted = f"{out}/ holds other samples (they differ in guidance.scale): add --out FOLDER or delete {out}/"
+    assert wanted in capsys.readouterr().err
 
 
 def test_samplers_steps_and_weak_checkpoints(weights, tmp_path, capsys):
