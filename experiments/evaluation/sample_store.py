@@ -74,8 +74,8 @@ class SampleStore:
         folder = self.folder.parent if self.folder.name == "shards" else self.folder
         require(
             not changed,
-            f"{folder}/ holds other samples (they differ in {', '.join(changed)}): add --out FOLDER "
-            f"or delete {folder}/",
+            f"{folder}/ holds other samples (they differ in {', '.join(changed)}): add --out "
+            f"FOLDER or delete {folder}/",
             ConfigError,
         )
 

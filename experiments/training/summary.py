@@ -5,14 +5,17 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from backbones.parsing import is_number
+from experiments.config.schema import Config
+from experiments.data.registry import parse
 from experiments.evaluation.headline import features_of, headline
 from experiments.runtime import console as log
 from experiments.runtime import records, run_folder
+from routing.errors import UserError
 
 # Pictures of a finished run, with a label for each, and its other files.
 _PICTURES = {"samples": "samples/final.png", "progress": "progress.gif", "loss curve": "loss.png"}
@@ -37,22 +40,27 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     return summary if is_valid else None
 
 
-def show_results(console: log.Console, folder: Path) -> None:
-    """Print the scores of a finished run and the paths of its results."""
+def show_results(
+    console: log.Console,
+    config: Config,
+    overrides: Sequence[str] = (),
+    seconds: Mapping[str, Sequence[float]] | None = None,
+) -> None:
+    """Print the scores of a finished run, the paths of its results and what to do next.
+
+    Args:
+        console: Where to print.
+        config: The run.
+        overrides: The words that gave its configuration, where known.
+        seconds: Durations of evaluations since the start of this process, if it trained.
+    """
+    folder = config.folder
     summary = read_summary(folder)
     assert summary is not None, "a finished run"
     console.say()
     entries = records.read_scores(folder, summary["step"])
-    scores = headline(entries)
-    if scores:
-        rows = [[score.name, score.value, score.meaning] for score in scores]
-        features = features_of(entries)
-        title = f"scores at step {summary['step']}: {entries[0].get('n')} samples of the EMA"
-        guidance = str(entries[0].get("guidance") or "none")
-        for part in ("unguided" if guidance.startswith("none") else guidance, features):
-            if part:
-                title += f", {part}"
-        console.table(title, rows, ["score", "value", "meaning"], texts=["meaning"])
+    if entries:
+        _show_scores(console, config, summary["step"], entries)
     loss, images_per_s = summary.get("loss"), summary.get("images_per_s")
     training = f"{log.clock(summary['wall_s'])} for {summary['step']} steps"
     if images_per_s is not None:
@@ -60,19 +68,61 @@ def show_results(console: log.Console, folder: Path) -> None:
     if loss is not None:
         training += f", last training loss {loss:.4g}"
     console.say(f"training    {training}")
+    if seconds is not None:
+        parts = [f"{name} {log.clock(sum(part))}" for name, part in seconds.items() if part]
+        evaluations = f": {', '.join(parts)}" if parts else ""
+        console.say(f"total       {log.clock(summary['session_s'])} since start{evaluations}")
     for label, name in _PICTURES.items():
         if (folder / name).exists():
             console.say(f"{label:<12}{folder / name}")
     if (folder / _WEIGHTS).exists():
         console.say(f"weights     {folder / _WEIGHTS}")
     if entries:
-        count = len(entries)
-        console.say(f"scores      {folder / _SCORES}   (all {count})")
+        console.say(f"scores      {folder / _SCORES}   (all {len(entries)})")
     console.say("next        sample from it, or follow docs/tutorial.md:")
     # Named after the step: other samples in the same folder would be refused.
     out = folder / f"samples-{summary['step']}"
-    command = [*_script("sample"), str(folder), "--out", str(out)]
+    command = [*_script("sample"), str(folder), f"--out={out}"]
     console.say(_shell_command(command), wrap=False)
+    if config.resolved_route != "none":
+        _show_comparison(console, config, folder, overrides)
+
+
+def _show_scores(
+    console: log.Console, config: Config, step: int, entries: Sequence[Mapping[str, Any]]
+) -> None:
+    """Print the table of scores."""
+    scores = headline(entries, parse(config.data).class_count)
+    if scores:
+        rows = [[score.name, score.value, score.meaning] for score in scores]
+        features = features_of(entries)
+        title = f"scores at step {step}: {entries[0].get('n')} samples of the EMA"
+        guidance = str(entries[0].get("guidance") or "none")
+        for part in ("unguided" if guidance.startswith("none") else guidance, features):
+            if part:
+                title += f", {part}"
+        console.table(title, rows, ["score", "value", "meaning"], texts=["meaning"])
+
+
+def _show_comparison(
+    console: log.Console, config: Config, folder: Path, overrides: Sequence[str]
+) -> None:
+    """Print how to train the dense baseline of a routed run, and how to compare them."""
+    try:
+        dense_folder = Config.from_dict({**config.to_dict(), "route": "none"}).folder
+    except UserError:  # for example guidance that needs a route: other keys must change too
+        return
+    command = ""
+    text = "see what routing saves and costs"
+    summary = read_summary(dense_folder)
+    if summary is None or summary["step"] < config.train.steps:
+        text = f"train the {'dense baseline' if overrides else 'same with route=none'}, then {text}"
+        words = [word for word in overrides if not word.startswith("route=")]
+        if overrides:
+            command = _shell_command([*_script("run"), *words, "route=none"]) + "\n"
+    pair = [_python(), "-m", "analysis", "compare", str(dense_folder), str(folder)]
+    console.say(f"compare     {text}:")
+    console.say(command + _shell_command(pair), wrap=False)
 
 
 def _script(name: str) -> list[str]:
