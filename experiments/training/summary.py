@@ -61,6 +61,10 @@ def show_results(
     entries = records.read_scores(folder, summary["step"])
     if entries:
         _show_scores(console, config, summary["step"], entries)
+    if seconds is not None:
+        parts = [f"{name} {log.clock(sum(part))}" for name, part in seconds.items() if part]
+        evaluations = f": {', '.join(parts)}" if parts else ""
+        console.say(f"total       {log.clock(summary['session_s'])} since start{evaluations}")
     loss, images_per_s = summary.get("loss"), summary.get("images_per_s")
     training = f"{log.clock(summary['wall_s'])} for {summary['step']} steps"
     if images_per_s is not None:
@@ -68,10 +72,6 @@ def show_results(
     if loss is not None:
         training += f", last training loss {loss:.4g}"
     console.say(f"training    {training}")
-    if seconds is not None:
-        parts = [f"{name} {log.clock(sum(part))}" for name, part in seconds.items() if part]
-        evaluations = f": {', '.join(parts)}" if parts else ""
-        console.say(f"total       {log.clock(summary['session_s'])} since start{evaluations}")
     for label, name in _PICTURES.items():
         if (folder / name).exists():
             console.say(f"{label:<12}{folder / name}")

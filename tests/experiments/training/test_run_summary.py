@@ -20,7 +20,7 @@ def test_a_routed_run_ends_with_commands_that_sample_and_compare_with_its_dense_
     (config.folder / "summary.json").write_text(json.dumps(summary))
     show_results(Console(), config, [*words, "route=2-8"], {"preview": [], "scores": [100.0, 30.0]})
     printed = capsys.readouterr().out
-    assert "training    1:23 for 20 steps\ntotal       2:43 since start: scores 2:10\n" in printed
+    assert "total       2:43 since start: scores 2:10\ntraining    1:23 for 20 steps\n" in printed
     text = printed.partition("docs/tutorial.md:\n")[2].replace("\ncompare  ", "\n#").replace(" \\\n", " ")
     commands = shlex.split(text, comments=True)
     sample, run, analysis = (commands.index(name) for name in ("experiments/sample.py", "experiments/run.py", "analysis"))
