@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
 
     if any(flag in argv for flag in ("-m", "--multirun")):
         return multirun(argv)
-    train_or_dry_run(load(argv))
+    train_or_dry_run(load(argv), argv)
     return 0
 
 

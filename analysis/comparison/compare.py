@@ -98,6 +98,11 @@ def text(first: str | Path, second: str | Path) -> str:
             if comparable and _network(first_run, row.key) == _network(second_run, row.key):
                 line += f"   ({row.second - row.first:+.4g})"
             lines.append(line.rstrip())
+    speeds = [run["images_per_s"] for run in (first_run, second_run)]
+    if None not in speeds:
+        first_speed, second_speed = map(_show, speeds)
+        lines += ["", f"training speed  {first_speed}  ->  {second_speed} images/s"]
+        lines[-1] += "   (varies with the machine's load)"
     penalty = _penalty_line(first_run, second_run)
     if penalty:
         lines += ["", penalty]

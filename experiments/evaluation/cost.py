@@ -30,9 +30,9 @@ class SamplingCost:
     batches: int  # network calls: passes that can be one batch are one
 
     @property
-    def gmacs_per_evaluation(self) -> float:
-        """Mean GMACs of one evaluation: listed next to FID in the SG paper."""
-        return self.macs / self.evaluations / 1e9
+    def macs_per_evaluation(self) -> float:
+        """Mean MACs of one evaluation of the denoiser: listed next to FID in the SG paper."""
+        return self.macs / self.evaluations
 
 
 def sampling_cost(

@@ -11,7 +11,7 @@ MEANINGS = {
     "fd": "Fréchet distance to held-out images",
     "sfid": "the same on spatial features",
     "is": "Inception Score",
-    "accuracy": "share of samples classified as requested",
+    "accuracy": "share classified as requested",
     "adherence": "share of samples showing the class or caption",
     "precision": "share of samples close to a real image",
     "recall": "share of real images close to a sample",
@@ -31,11 +31,12 @@ class HeadlineScore(NamedTuple):
     meaning: str
 
 
-def headline(entries: Sequence[Mapping[str, Any]]) -> list[HeadlineScore]:
+def headline(entries: Sequence[Mapping[str, Any]], classes: int = 0) -> list[HeadlineScore]:
     """Return the scores to print of one step, in the first feature network of the evaluation.
 
     Args:
         entries: Scores as `Score.to_dict` returns them, in the order of the evaluation.
+        classes: Number of classes, for the accuracy of guessing; 0 if unknown.
     """
     first = features_of(entries)
     by_key: dict[str, Mapping[str, Any]] = {}
@@ -55,6 +56,8 @@ def headline(entries: Sequence[Mapping[str, Any]]) -> list[HeadlineScore]:
             unseen = by_key.get("memorisation_heldout")
             if unseen:
                 meaning += f", unseen images {float(unseen['value']):.2g}"
+        if key == "accuracy" and classes > 1:
+            meaning += f" (chance {1 / classes:.2g})"
         scores.append(HeadlineScore(name, short_name, f"{value:.3g}", meaning))
     return scores
 

@@ -17,6 +17,7 @@ from experiments.evaluation.cost import SamplingCost, model_cost, sampling_cost
 from experiments.evaluation.generation import generate
 from experiments.evaluation.sampling_options import describe_options
 from experiments.evaluation.weak_model import load_weak_model
+from experiments.runtime.console import big
 
 
 @dataclass
@@ -98,12 +99,12 @@ class SamplingPipeline:
         linear = ""
         # With skipped blocks the linear layers alone cannot be counted (see `model_cost`).
         if not any(item.drop for item in self.guidance.guided(0.0)):
-            gmacs = self.cost(attention=False).gmacs_per_evaluation
-            linear = f" (linear layers {gmacs:.4g})"
+            linear_macs = self.cost(attention=False).macs_per_evaluation
+            linear = f" (linear layers {big(linear_macs)})"
         return [
             f"sampler   {self.sampler.options.name}, {self.sampler.steps} steps, "
             f"{cost.evaluations} evaluations of objective {self.objective.name}",
             f"guidance  {guidance}: {cost.passes} passes in {cost.batches} batches",
-            f"cost      {cost.macs / 1e9:.4g} GMACs per image, "
-            f"{cost.gmacs_per_evaluation:.4g} per evaluation{linear}",
+            f"cost      {big(cost.macs)} MACs per image, "
+            f"{big(cost.macs_per_evaluation)} per evaluation{linear}",
         ]

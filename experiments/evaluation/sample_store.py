@@ -69,11 +69,13 @@ class SampleStore:
         existing = json_of(path.read_bytes(), str(path)) if path.exists() else {}
         if not isinstance(existing, dict):
             existing = {}
-        changed = differing(existing, manifest)
+        changed = [key.removeprefix("settings.") for key in differing(existing, manifest)]
+        # `experiments/sample.py` keeps its shards below the folder that it was given.
+        folder = self.folder.parent if self.folder.name == "shards" else self.folder
         require(
             not changed,
-            f"{self.folder} holds samples with another {', '.join(changed)}; give another "
-            "folder (--out), or remove this one",
+            f"{folder}/ holds other samples (they differ in {', '.join(changed)}): add --out "
+            f"FOLDER or delete {folder}/",
             ConfigError,
         )
 

@@ -119,7 +119,7 @@ def sample_and_score(
     pipeline.batch_progress = console.part_of(options.batch * world()[1])
     # The held-out loss alone needs no samples.
     batches = sample_batches(pipeline, dataset, options, device, store) if meters else ()
-    scores = measure(meters, batches, options.samples, console, "sample", **record)
+    scores = measure(meters, batches, options.samples, console, "samples for scores", **record)
     if "heldout_loss" in options.metrics and not without_loss:
         heldout = HeldOut(pipeline.model, config, dataset, pipeline.objective, device)
         scores += heldout_scores(heldout, options.batch, console, **record)

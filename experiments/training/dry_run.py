@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -16,8 +17,10 @@ from experiments.runtime.memory import check_fits, memory_line, visible_gpus
 from experiments.runtime.process_group import process_group
 
 
-def train_or_dry_run(config: Config) -> None:
+def train_or_dry_run(config: Config, overrides: Sequence[str] = ()) -> None:
     """Train one run, or print what would be trained (dry=true).
+
+    `overrides` are the words that gave the configuration, where one command line gave all.
 
     Raises:
         UserError: Anything a user can fix, in one sentence.
@@ -28,7 +31,7 @@ def train_or_dry_run(config: Config) -> None:
         return
     with loading():  # of torch, which a dry run does without
         from experiments.training.session import train
-    train(config)
+    train(config, overrides=overrides)
 
 
 def dry_run(config: Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from experiments.training.loop import Trainer
 from experiments.training.summary import read_summary, show_results
 
 
-def train(config: Config, *, quiet: bool = False) -> Path:
+def train(config: Config, *, quiet: bool = False, overrides: Sequence[str] = ()) -> Path:
     """Train a run, or resume it where an earlier start stopped; return the run folder.
+
+    `overrides` gave the configuration: the last lines then tell how to train its dense baseline.
 
     Raises:
         UserError: Anything a user can fix, in one sentence.
@@ -34,21 +37,23 @@ def train(config: Config, *, quiet: bool = False) -> Path:
             f"done already: {folder} has {done_steps} steps; train.steps={2 * done_steps} "
             "continues from there"
         )
-        show_results(console, folder)
+        show_results(console, config, overrides)
         return folder
     check_ready(config, accelerator.num_processes, accelerator.device.type == "cuda")
     if accelerator.device.type == "cpu":
         native.start_build(console.say)  # while the data are read and the model is made
     with signals.installed():
         if not accelerator.is_main_process:
-            _train_in_folder(config, accelerator, console)
+            _train_in_folder(config, accelerator, console, overrides)
             return folder
         with run_end.owned_folder(folder, config.train.steps):
-            _train_in_folder(config, accelerator, console)
+            _train_in_folder(config, accelerator, console, overrides)
     return folder
 
 
-def _train_in_folder(config: Config, accelerator: Any, console: Console) -> None:
+def _train_in_folder(
+    config: Config, accelerator: Any, console: Console, overrides: Sequence[str]
+) -> None:
     """Train to the last step in the run folder, which the first process has locked."""
     start_time = time.monotonic()
     is_main = accelerator.is_main_process
@@ -73,4 +78,4 @@ def _train_in_folder(config: Config, accelerator: Any, console: Console) -> None
     accelerator.wait_for_everyone()
     for tracker in accelerator.trackers:  # not `end_training`, which ends the process group too
         tracker.finish()
-    show_results(console, trainer.folder)
+    show_results(console, config, overrides, trainer.evaluation.seconds)

@@ -1,5 +1,6 @@
 """`python -m analysis`: what it prints, what it writes, and how it refuses."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -28,6 +29,7 @@ def test_compare_prints_what_differs_and_every_score(runs, capsys):
     dense, routed = (next(p for p in folders(runs) if part in p.name) for part in ("_none_s0", "_2-8_s0"))
     assert main(["compare", str(dense), str(routed)]) == 0
     text = capsys.readouterr().out
+    assert re.search(r"^training speed  \d+  ->  \d+ images/s ", text, re.M)
     assert "route  none  ->  2-8" in text and METRIC in text and ACCURACY in text
     assert "train.lr" not in text and "paths" not in text
     config, scores, _ = compare.pair(dense, routed)

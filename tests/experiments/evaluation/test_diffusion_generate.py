@@ -206,7 +206,7 @@ def test_a_killed_call_goes_on(tmp_path):
 def test_a_folder_of_other_samples_is_refused(tmp_path):
     make(tmp_path)
     for change in ({"settings": {"weights": "b"}}, {"n": 12}, {"labels": "balanced"}, {"batch": 3}):
-        with pytest.raises(ConfigError, match="holds samples with another"):
+        with pytest.raises(ConfigError, match="holds other samples .they differ in"):
             make(tmp_path, **change)
     with pytest.raises(ConfigError, match="not a folder of samples"):
         list(read_shards(tmp_path / "none"))

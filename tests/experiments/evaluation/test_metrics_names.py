@@ -101,6 +101,7 @@ def test_six_scores_of_the_data_sets_own_network_are_printed():
         ("memorisation", "0.91"),
     ]
     assert headline(ALL)[-1].meaning.endswith("unseen images 0.81")
+    assert headline(ALL, classes=10)[1].meaning == "share classified as requested (chance 0.1)"
 
 
 def test_the_short_form_fits_a_terminal():

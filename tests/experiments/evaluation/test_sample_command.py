@@ -63,7 +63,7 @@ def test_writes_pngs_a_grid_and_an_npz(weights, tmp_path, capsys):
     common = [weights, "--batch", 2, "--device", "cpu"]
     assert run(*common, "--classes", "3,7", "--seeds", "0-4", "--out", out) == 0
     said = capsys.readouterr().out
-    assert "step 7" in said and "GMACs per image" in said and str(out / "samples.npz") in said
+    assert "step 7" in said and "M MACs per image" in said and str(out / "samples.npz") in said
     names = sorted(p.name for p in (out / "png").iterdir())
     assert len(names) == 10 and names[0] == "class0003_seed000000.png"
     with np.load(out / "samples.npz", allow_pickle=False) as data:
@@ -111,7 +111,8 @@ def test_the_same_command_again_is_done_and_another_is_refused(weights, tmp_path
         assert "(3 of 3)" in capsys.readouterr().out
         assert {path: path.read_bytes() for path in first} == first
     assert run(*arguments, "--scale", 3) == 2
-    assert "holds samples with another guidance" in capsys.readouterr().err
+    wanted = f"{out}/ holds other samples (they differ in guidance.scale): add --out FOLDER or delete {out}/"
+    assert wanted in capsys.readouterr().err
 
 
 def test_samplers_steps_and_weak_checkpoints(weights, tmp_path, capsys):

@@ -84,11 +84,11 @@ def test_a_first_run_is_never_silent_fits_eighty_columns_and_shows_on_dark_and_l
     assert len(silences) > 50 and max(silences)[0] < 2, max(silences)
     phases = (
         "loading PyTorch", "building the CPU kernels", "preparing data and model", "score networks",
-        "preview", "final samples", "sample", "held-out loss", "step",
+        "preview", "final samples", "samples for scores", "held-out loss", "step",
     )  # fmt: skip
     for phase in phases:
         assert re.search(rf"^{phase}.*\d+:\d\d|^{phase}.*\d s", plain, re.M), phase
-    parts = set(re.findall(r"^sample .*?(\d+)/60  \[", plain, re.M)) - {"0", "60"}
+    parts = set(re.findall(r"^samples for scores .*?(\d+)/60  \[", plain, re.M)) - {"0", "60"}
     assert parts, "no share of a batch was shown"
     assert re.search(r"^step .* 10/20  \[", plain, re.M)
     assert re.search(r"20/20  loss \d.\d+ .*\[\d:\d\d<\d:\d\d\]", plain)
