@@ -39,7 +39,7 @@ def scan_paths(side: int = 8, rate: float = 0.5, seed: int = 0) -> Plot:
         subsets = {"all tokens": np.arange(side * side), "routed subset": staying}
         for y, (tokens, ids) in enumerate(subsets.items(), top):
             layout = Layout(grid, torch.from_numpy(ids).unsqueeze(0))
-            order = ids[layout.order(name).perm.reshape(-1).numpy()]
+            order = ids[layout.permutation(name).reshape(-1).numpy()]
             _draw_path(axes[y][x], grid, order)
             for position, token in enumerate(order.tolist()):
                 row = {"order": name, "tokens": tokens, "place": position}
