@@ -314,9 +314,9 @@ def _random(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Te
 
 
 def _unsorted(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:
-    """As random, with the scans in the route shuffled, a control.
+    """A control: random, with scans shuffled.
 
-    `Selection.shuffle` draws their order.
+    `Selection.shuffle` draws the order of the scans in the route.
     """
     return _random(grid, keep, uniform, block)
 
@@ -332,12 +332,15 @@ def _columns(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> T
 
 
 def _blocks(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:
-    """Whole squares, 2 x 2 unless `block` says otherwise."""
+    """Whole squares, 2 x 2 by default."""
     return _whole_groups((block, block), grid, keep, uniform)
 
 
 def _stride(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:
-    """Evenly spread, shifted cyclically."""
+    """Evenly spread.
+
+    The shift is random and cyclic.
+    """
     n = grid[0] * grid[1]
     base = torch.arange(keep, device=uniform.device) * n // keep
     return (base + (uniform[:, :1] * n).long()) % n
