@@ -16,7 +16,7 @@ from torch import Tensor
 
 from routing.errors import one_of, require
 from routing.explicit_ids import check_ids, ids_of_segment
-from routing.grid import tiles
+from routing.grid import whole_groups
 from routing.layout import Layout, Move
 from routing.options import (
     CONSTRAINTS,
@@ -323,17 +323,17 @@ def _unsorted(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> 
 
 def _rows(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:
     """Whole rows."""
-    return _whole_groups((1, grid[1]), grid, keep, uniform)
+    return whole_groups((1, grid[1]), grid, keep, uniform)
 
 
 def _columns(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:
     """Whole columns."""
-    return _whole_groups((grid[0], 1), grid, keep, uniform)
+    return whole_groups((grid[0], 1), grid, keep, uniform)
 
 
 def _blocks(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:
     """Whole squares, 2 x 2 by default."""
-    return _whole_groups((block, block), grid, keep, uniform)
+    return whole_groups((block, block), grid, keep, uniform)
 
 
 def _stride(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:
@@ -352,33 +352,6 @@ def _quad(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tens
     corners = (rows + torch.arange(0, grid[1], 2, device=uniform.device)).flatten()
     choice = (uniform[:, :keep] * 4).long()
     return corners + choice // 2 * grid[1] + choice % 2
-
-
-def _whole_groups(
-    shape: tuple[int, int], grid: tuple[int, int], keep: int, uniform: Tensor
-) -> Tensor:
-    """Fill up with whole groups of a shape in random order, the last one in part.
-
-    Where they do not fill the grid, the tiling is shifted at random and wraps around the edges, so
-    that incomplete groups lie anywhere.
-    """
-    group, position, size = tiles(grid, shape, uniform.device)
-    count, largest = size.shape[0], shape[0] * shape[1]
-    rank = uniform[:, :count].argsort(dim=1, stable=True).argsort(1)
-    # The last number says how far the tiling is shifted along each side that it does not divide,
-    # and what is left of it where the part that is kept starts in its group (cyclically), so that
-    # no column is favoured. With one token to a group nothing is left to draw, and no number.
-    row_shifts = grid[0] if grid[0] % shape[0] else 1
-    column_shifts = grid[1] if grid[1] % shape[1] else 1
-    shift_number = uniform[:, -1:] * (row_shifts * column_shifts)
-    shift = shift_number.long()
-    token = torch.arange(grid[0] * grid[1], device=uniform.device)
-    row = (token // grid[1] + shift // column_shifts) % grid[0]
-    shifted = row * grid[1] + (token + shift % column_shifts) % grid[1]
-    group, position = group[shifted], position[shifted]
-    start = ((shift_number - shift) * size).long().gather(1, group)
-    key = rank.gather(1, group) * largest + (position + start) % size[group]
-    return key.argsort(1)[:, :keep]
 
 
 #: The function of every selection, by its name in `SelectionMode`; what it needs is in
