@@ -24,10 +24,10 @@ from backbones.ops.selective_scan import selective_scan
 from backbones.ops.ssd import ssd_packed
 from backbones.options.mamba import MambaOptions, step_rank
 from backbones.sizes import Size
+from routing.grid import REVERSED
 from routing.layout import Layout
 
 MAX_GAP = 4.0  # Without it, the gap of a whole row would make the input weight explode.
-REVERSED = ":reversed"
 
 
 def paths(scan: str, index: int, mixers: int = 2) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -17,13 +18,15 @@ from backbones.mamba import paths as mamba_paths
 from backbones.sizes import SIZES
 from experiments.runtime.files import atomic_write
 from routing.grid import path
+from routing.options import only_rate
 from routing.rng import Draws
-from routing.route import MODES
-from routing.routed_pass import Selection
+from routing.route import MODES, keep_count
+from routing.routed_pass import SELECTIONS, Selection
 
 PAGE = Path(__file__).with_suffix(".html")
 MARK = re.compile(r'(?<=<script type="application/json" id="data">\n).*?(?=</script>)', re.DOTALL)
 SIDE, SAMPLES = 8, 8
+MOST_SKIPPED = 0.95  # the largest rate of the page
 
 
 def block_cost(backbone: str, size: str) -> dict[str, int]:
@@ -49,18 +52,32 @@ def block_cost(backbone: str, size: str) -> dict[str, int]:
     }
 
 
-def kept(mode: str, draws: Draws) -> list[list[int]]:
-    """Return each sample's tokens in the order in which they are added as more are kept.
+def kept(mode: str, draws: Draws) -> list[list[int]] | list[dict[int, str]]:
+    """Return which tokens each sample keeps.
 
-    `quad` has a single count, in raster order; `stride` is evenly spread from the first token.
+    Usually more tokens are those of a smaller number and others: then the tokens in the order in
+    which they are added. Otherwise, for each number from the page's least on, a mask as a
+    hexadecimal number whose bit i is token i.
     """
-    selection, grid, n = Selection(mode), (SIDE, SIDE), SIDE * SIDE
-    counts = {"quad": [n // 4], "stride": [1]}.get(mode, range(1, n + 1))
+    rate, n = only_rate(mode), SIDE * SIDE
+    counts = range(1, n + 1) if rate is None else [keep_count(n, rate)]
     orders: list[list[int]] = [[] for _ in range(draws.batch)]
+    masks: list[dict[int, str]] = [{} for _ in range(draws.batch)]
+    nested = True
     for count in counts:
-        for order, ids in zip(orders, selection.ids(draws, 0, grid, count).tolist(), strict=True):
+        subsets = Selection(mode).ids(draws, 0, (SIDE, SIDE), count).tolist()
+        for order, mask, ids in zip(orders, masks, subsets, strict=True):
             order += [i for i in ids if i not in order]
-    return orders
+            if count >= keep_count(n, MOST_SKIPPED):
+                mask[count] = f"{sum(1 << i for i in ids):x}"
+            nested = nested and len(order) == count
+    return orders if nested else masks
+
+
+def mode_of(mode: str) -> dict[str, Any]:
+    """Return a selection's label on the page and its only rate, None if it may have any."""
+    label = inspect.getdoc(SELECTIONS[mode]).splitlines()[0].rstrip(".")
+    return {"label": f"{mode}: {label[0].lower()}{label[1:]}", "rate": only_rate(mode)}
 
 
 def data() -> dict[str, Any]:
@@ -79,6 +96,7 @@ def data() -> dict[str, Any]:
             name: path((SIDE, SIDE), name).tolist()
             for name in ("raster", *(f"zigzag:{k}" for k in range(8)))
         },
+        "modes": {mode: mode_of(mode) for mode in MODES},
         "kept": {mode: kept(mode, draws) for mode in MODES},
         "shuffle": shuffle.tolist(),
     }

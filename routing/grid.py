@@ -1,4 +1,4 @@
-"""The full grid of tokens: its scan paths and neighbours, as tables computed once per process."""
+"""The full grid of tokens: paths, neighbours and groups, as tables computed once per process."""
 
 from __future__ import annotations
 
@@ -168,3 +168,30 @@ def tiles(
     size = torch.zeros(-(-grid[0] // shape[0]) * across, dtype=torch.int64, device="cpu")
     size.scatter_add_(0, group, torch.ones_like(group))
     return group.to(device), position.to(device), size.to(device)
+
+
+def whole_groups(
+    shape: tuple[int, int], grid: tuple[int, int], keep: int, uniform: Tensor
+) -> Tensor:
+    """Select tokens in whole groups of a shape, in random order, and the last one in part.
+
+    Where they do not fill the grid, the tiling is shifted at random and wraps around the edges, so
+    that incomplete groups lie anywhere. Arguments and ids as in `routing.routed_pass.select`.
+    """
+    group, position, size = tiles(grid, shape, uniform.device)
+    count, largest = size.shape[0], shape[0] * shape[1]
+    group_rank = uniform[:, :count].argsort(dim=1, stable=True).argsort(1)
+    # The last number says how far the tiling is shifted along each side that it does not divide,
+    # and what is left of it where the part that is kept starts in its group (cyclically), so that
+    # no column is favoured. With one token to a group nothing is left to draw, and no number.
+    row_shifts = grid[0] if grid[0] % shape[0] else 1
+    column_shifts = grid[1] if grid[1] % shape[1] else 1
+    shift_number = uniform[:, -1:] * (row_shifts * column_shifts)
+    shift = shift_number.long()
+    token = torch.arange(grid[0] * grid[1], device=uniform.device)
+    row = (token // grid[1] + shift // column_shifts) % grid[0]
+    shifted = row * grid[1] + (token + shift % column_shifts) % grid[1]
+    group, position = group[shifted], position[shifted]
+    start = ((shift_number - shift) * size).long().gather(1, group)
+    key = group_rank.gather(1, group) * largest + (position + start) % size[group]
+    return key.argsort(1)[:, :keep]

@@ -72,7 +72,7 @@ class Order(NamedTuple):
 
     Attributes:
         perm: Token at each step of the scan, int64 of shape `(T,)` where the batch shares it, else
-            `(B, T)`, or flattened over the batch, `(B * T,)`, in the form that `permute` takes.
+            `(B * T,)`: indices of the tokens of all samples joined (`flat`).
         inv: Step of each token in the scan, in the same form.
     """
 
@@ -185,8 +185,8 @@ class Layout:
             if (kind, argument) not in self.tables:
                 self._table(kind, argument)
 
-    def order(self, name: str) -> Order:
-        """Return the scan order `name` of the tokens present.
+    def permutation(self, name: str) -> Tensor:
+        """Local index of the token at each step of a scan: int64 `(T,)` or `(B, T)`.
 
         Args:
             name: `raster`, `zigzag:0` .. `zigzag:7`, each also with `:reversed`, which reverses
@@ -195,10 +195,10 @@ class Layout:
         Raises:
             LayoutError: If there is no such order.
         """
-        return self._table("order", name)
+        return self._table("permutation", name)
 
     def scan_order(self, name: str) -> Order | None:
-        """Return the order in the form that `permute` takes; None where nothing moves."""
+        """Return the same and its inverse for `permute`; None where nothing moves."""
         key = "scan", name
         return self.tables[key] if key in self.tables else self._table(*key)
 
@@ -305,7 +305,7 @@ class Layout:
         if key in self.tables:
             return self.tables[key]
         compute: Any = {
-            "order": self._order,
+            "permutation": self._permutation,
             "scan": self._scan,
             "positions": self._positions,
             "gaps": self._gaps,
@@ -324,25 +324,24 @@ class Layout:
             return arange(self.tokens, self.device).unsqueeze(0)
         return self.ids
 
-    def _order(self, name: str) -> Order:
+    def _permutation(self, name: str) -> Tensor:
         # The dense path with the missing tokens deleted is the sort of the present ones' steps.
         perm = rank(self.grid, name, self.device)[self._present].argsort(1)
         if self.shuffle is not None:
             subsets = max(perm.shape[0], self.shuffle.shape[0])
             perm = perm.expand(subsets, -1).gather(1, self.shuffle.expand(subsets, -1))
         perm = self._after_prefix(perm + self.prefix)
-        inv = torch.empty_like(perm).scatter_(
-            1, perm, arange(self.length, self.device).expand_as(perm)
-        )
-        return Order(perm[0], inv[0]) if perm.shape[0] == 1 else Order(perm, inv)
+        return perm[0] if perm.shape[0] == 1 else perm
 
     def _scan(self, name: str) -> Order | None:
         if name == "raster" and self.shuffle is None:
             return None
-        order = self.order(name)
-        if order.perm.dim() == 1:
-            return order
-        return Order(flat(order.perm, self.length), flat(order.inv, self.length))
+        perm = self.permutation(name)
+        steps = arange(self.length, self.device).expand_as(perm)
+        inv = torch.empty_like(perm).scatter_(-1, perm, steps)
+        if perm.dim() == 1:
+            return Order(perm, inv)
+        return Order(flat(perm, self.length), flat(inv, self.length))
 
     def _positions(self, name: str) -> Tensor:
         steps = rank(self.grid, name, self.device)[self._present].sort(1).values

@@ -1,11 +1,12 @@
 """Options of routing in a training run (no torch here)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, get_args
 
 from routing.errors import UserError, one_of, require
-from routing.route import Route, RouteSchedule, Segment, SelectionMode, keep_count
+from routing.route import MODES, Route, RouteSchedule, Segment, SelectionMode, keep_count
 from routing.schedule import Schedule
 
 Reinsertion = Literal["identity", "sum_input", "none"]
@@ -30,6 +31,7 @@ class SelectionError(RoutingError):
 
 
 _require = partial(require, error=RoutingError)
+_SORTED = [mode for mode in MODES if mode != "unsorted"]
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,7 @@ class RoutingOptions:
 
     selection: Annotated[
         SelectionMode,
-        "Which tokens stay: random, rows, columns, blocks, stride, quad; unsorted is the control "
-        "that breaks scan order.",
+        f"Which tokens stay: {', '.join(_SORTED)}; unsorted is the control that breaks scan order.",
     ] = "random"
     shared: Annotated[bool, "One subset for the whole batch instead of one per sample."] = False
     block: Annotated[int, "Side of the squares that selection=blocks keeps or drops whole."] = 2
@@ -117,9 +118,10 @@ class RoutingOptions:
             check_reinsertion(self.reinsert, self.remove, route, self.random_end)
             for segment in route.segments:
                 self._check_segment(segment, routes.factor, depth, grid)
+        rate = only_rate(self.selection)
         _require(
-            self.selection != "quad" or routes.factor.kind == "constant",
-            "selection=quad: needs the rate 0.75 throughout; try schedule=constant",
+            rate is None or routes.factor.kind == "constant",
+            f"selection={self.selection}: needs the rate {rate} throughout; try schedule=constant",
         )
         _require(self.block >= 1, f"block={self.block}: expected an integer >= 1")
         for key in ("path_drop", "off_after"):
@@ -147,8 +149,8 @@ class RoutingOptions:
             f"schedule={self.schedule}: takes the rate of route {segment} to {rate:g}, and it "
             "must stay below 1",
         )
-        if grid is not None and self.selection == "quad":
-            check_quad(grid, keep_count(grid[0] * grid[1], rate))
+        if grid is not None and self.selection in CONSTRAINTS:
+            CONSTRAINTS[self.selection].check(grid, keep_count(grid[0] * grid[1], rate))
 
     def _check_learned(self, routes: RouteSchedule) -> None:
         """Refuse what a fused span cannot have: it is trained for one span."""
@@ -207,8 +209,21 @@ def check_reinsertion(reinsert: str, remove: str, route: Route, random_end: bool
         )
 
 
-def check_quad(grid: tuple[int, int], keep: int) -> None:
-    """Refuse a grid (rows, columns) or a count of kept tokens that `selection=quad` cannot have."""
+@dataclass(frozen=True)
+class Constraint:
+    """What a selection needs that cannot keep any number of tokens of any grid.
+
+    Attributes:
+        rate: The only rate at which it can select; None if there are several.
+        check: Raises a `RoutingError` for a grid (rows, columns) or a number of kept tokens that it
+            cannot have.
+    """
+
+    rate: float | None
+    check: Callable[[tuple[int, int], int], None]
+
+
+def _check_quad(grid: tuple[int, int], keep: int) -> None:
     height, width = grid
     _require(
         height % 2 == 0 and width % 2 == 0,
@@ -220,3 +235,12 @@ def check_quad(grid: tuple[int, int], keep: int) -> None:
         f"selection=quad: keeps one token of every 2x2, {height * width // 4} of {height * width} "
         f"and not {keep}; try the rate 0.75 and no schedule: route=2-8@0.75",
     )
+
+
+#: The selections that need something; the others keep any number of tokens of any grid.
+CONSTRAINTS = {"quad": Constraint(0.75, _check_quad)}
+
+
+def only_rate(selection: str) -> float | None:
+    """Return the only rate at which a selection can keep tokens, None if any will do."""
+    return CONSTRAINTS[selection].rate if selection in CONSTRAINTS else None

@@ -32,7 +32,7 @@ from routing.errors import UserError, require
 from routing.schedule import UNCHANGED, Schedule, ScheduleError, ascends, format_number
 
 DEFAULT_RATE = 0.5  # TREAD, Table 5: the best of 0, 0.25, 0.5 and 0.75
-# How tokens are chosen in `routing.routed_pass`; listed here, so that checking needs no torch.
+# How tokens are chosen in `routing.routed_pass.SELECTIONS`; here, so that checking needs no torch.
 SelectionMode = Literal["random", "rows", "columns", "blocks", "stride", "quad", "unsorted"]
 MODES: tuple[str, ...] = get_args(SelectionMode)
 AUTO = (2, -4)  # TREAD, Table 6: absolute placement, start 2 and end depth - 4

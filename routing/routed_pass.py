@@ -1,16 +1,8 @@
 """A routed forward pass: at each segment of the route, select tokens, gather, run blocks, scatter.
 
 `Routing` is what a pass is given and `RoutedSegment` has the steps. The tokens that stay are
-an exact number of them, in ascending order, chosen in one of these ways (`Selection`):
-
-    random    any tokens (TREAD)                    rows, columns  whole ones
-    unsorted  random, and the scan orders inside    blocks         whole `block` x `block` squares
-              the route are shuffled (a control)    stride         evenly spread, cyclic shift
-                                                    quad           one of every 2x2 (SPRINT)
-
-Whole rows, columns and blocks are drawn at random; the last one is kept in part so that the count
-is exact. Where squares do not fill the grid, the tiling is shifted at random and wraps around the
-edges, so that incomplete squares lie anywhere. Every token stays equally often.
+an exact number of them, in ascending order; a function of `SELECTIONS`, at the end of the file,
+chooses them, so that every token stays equally often.
 """
 
 from __future__ import annotations
@@ -24,13 +16,13 @@ from torch import Tensor
 
 from routing.errors import one_of, require
 from routing.explicit_ids import check_ids, ids_of_segment
-from routing.grid import tiles
+from routing.grid import whole_groups
 from routing.layout import Layout, Move
 from routing.options import (
+    CONSTRAINTS,
     RoutingError,
     RoutingOptions,
     SelectionError,
-    check_quad,
     check_reinsertion,
 )
 from routing.rng import Draws
@@ -305,42 +297,71 @@ def select(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: 
     n = grid[0] * grid[1]
     if not 1 <= keep <= n:
         raise SelectionError(f"keep {keep}: a grid of {grid[0]}x{grid[1]} keeps 1..{n} tokens")
-    if mode in ("random", "unsorted"):
-        ids = uniform.argsort(dim=1, stable=True)[:, :keep]
-    elif mode in ("rows", "columns", "blocks"):
-        ids = _whole_groups(mode, grid, keep, uniform, block)
-    elif mode == "stride":
-        base = torch.arange(keep, device=uniform.device) * n // keep
-        ids = (base + (uniform[:, :1] * n).long()) % n
-    else:
+    if mode not in SELECTIONS:
         one_of("selection", mode, MODES, SelectionError)
-        check_quad(grid, keep)
-        rows = torch.arange(0, grid[0], 2, device=uniform.device).unsqueeze(1) * grid[1]
-        corners = (rows + torch.arange(0, grid[1], 2, device=uniform.device)).flatten()
-        choice = (uniform[:, :keep] * 4).long()
-        ids = corners + choice // 2 * grid[1] + choice % 2
-    return ids.sort(1).values
+    if mode in CONSTRAINTS:
+        CONSTRAINTS[mode].check(grid, keep)
+    return SELECTIONS[mode](grid, keep, uniform, block).sort(1).values
 
 
-def _whole_groups(
-    mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: int
-) -> Tensor:
-    """Fill up with whole groups (rows, columns or blocks) in random order, the last one in part."""
-    shape = {"rows": (1, grid[1]), "columns": (grid[0], 1), "blocks": (block, block)}[mode]
-    group, position, size = tiles(grid, shape, uniform.device)
-    count, largest = size.shape[0], shape[0] * shape[1]
-    rank = uniform[:, :count].argsort(dim=1, stable=True).argsort(1)
-    # The last number says how far the tiling is shifted along each side that it does not divide,
-    # and what is left of it where the part that is kept starts in its group (cyclically), so that
-    # no column is favoured. With one token to a group nothing is left to draw, and no number.
-    row_shifts = grid[0] if grid[0] % shape[0] else 1
-    column_shifts = grid[1] if grid[1] % shape[1] else 1
-    shift_number = uniform[:, -1:] * (row_shifts * column_shifts)
-    shift = shift_number.long()
-    token = torch.arange(grid[0] * grid[1], device=uniform.device)
-    row = (token // grid[1] + shift // column_shifts) % grid[0]
-    shifted = row * grid[1] + (token + shift % column_shifts) % grid[1]
-    group, position = group[shifted], position[shifted]
-    start = ((shift_number - shift) * size).long().gather(1, group)
-    key = rank.gather(1, group) * largest + (position + start) % size[group]
-    return key.argsort(1)[:, :keep]
+# One function for each selection. Its arguments are those of `select`, and it returns the ids in
+# any order. The first line of its docstring names the selection in docs/explainer.html.
+
+
+def _random(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:
+    """Any tokens (TREAD)."""
+    return uniform.argsort(dim=1, stable=True)[:, :keep]
+
+
+def _unsorted(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:
+    """A control: random, with scans shuffled.
+
+    `Selection.shuffle` draws the order of the scans in the route.
+    """
+    return _random(grid, keep, uniform, block)
+
+
+def _rows(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:
+    """Whole rows."""
+    return whole_groups((1, grid[1]), grid, keep, uniform)
+
+
+def _columns(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:
+    """Whole columns."""
+    return whole_groups((grid[0], 1), grid, keep, uniform)
+
+
+def _blocks(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:
+    """Whole squares, 2 x 2 by default."""
+    return whole_groups((block, block), grid, keep, uniform)
+
+
+def _stride(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:
+    """Evenly spread.
+
+    The shift is random and cyclic.
+    """
+    n = grid[0] * grid[1]
+    base = torch.arange(keep, device=uniform.device) * n // keep
+    return (base + (uniform[:, :1] * n).long()) % n
+
+
+def _quad(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:
+    """One of every 2 x 2 (SPRINT)."""
+    rows = torch.arange(0, grid[0], 2, device=uniform.device).unsqueeze(1) * grid[1]
+    corners = (rows + torch.arange(0, grid[1], 2, device=uniform.device)).flatten()
+    choice = (uniform[:, :keep] * 4).long()
+    return corners + choice // 2 * grid[1] + choice % 2
+
+
+#: The function of every selection, by its name in `SelectionMode`; what it needs is in
+#: `routing.options.CONSTRAINTS`.
+SELECTIONS: dict[str, Callable[[tuple[int, int], int, Tensor, int], Tensor]] = {
+    "random": _random,
+    "rows": _rows,
+    "columns": _columns,
+    "blocks": _blocks,
+    "stride": _stride,
+    "quad": _quad,
+    "unsorted": _unsorted,
+}

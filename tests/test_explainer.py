@@ -117,7 +117,7 @@ def test_browser_shows_the_tokens_paths_gaps_and_neighbours_of_the_code(browser,
         path = paths(more.get("scan", "alternate"), block)[more.get("mixer", 0)]
     filled = "[...document.querySelectorAll('#grid [data-in=\"1\"]')].map(e => +e.dataset.id)"
     assert browser.run(filled) == tokens.tolist()
-    order = tokens[layout.order(path).perm.flatten()].tolist()
+    order = tokens[layout.permutation(path).flatten()].tolist()
     assert list(map(int, texts(browser, "#strip span"))) == order
     has_gaps = selection != "unsorted" and more["backbone"] != "dit"
     gaps = layout.gaps(path).flatten().tolist() if has_gaps else []

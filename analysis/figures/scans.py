@@ -10,6 +10,7 @@ from matplotlib.collections import LineCollection
 from analysis.figures import style
 from analysis.figures.style import Options, Plot, styled
 from routing.layout import Layout
+from routing.options import only_rate
 from routing.rng import Draws
 from routing.route import MODES, keep_count
 from routing.routed_pass import Selection
@@ -38,7 +39,7 @@ def scan_paths(side: int = 8, rate: float = 0.5, seed: int = 0) -> Plot:
         subsets = {"all tokens": np.arange(side * side), "routed subset": staying}
         for y, (tokens, ids) in enumerate(subsets.items(), top):
             layout = Layout(grid, torch.from_numpy(ids).unsqueeze(0))
-            order = ids[layout.order(name).perm.reshape(-1).numpy()]
+            order = ids[layout.permutation(name).reshape(-1).numpy()]
             _draw_path(axes[y][x], grid, order)
             for position, token in enumerate(order.tolist()):
                 row = {"order": name, "tokens": tokens, "place": position}
@@ -81,8 +82,7 @@ def selections(side: int = 8, rate: float = 0.5, draws: int = 3) -> Plot:
     look: Options = {"cmap": "Blues", "vmin": -0.15, "vmax": 1.45, "edgecolors": "white"}
     data = []
     for x, mode in enumerate(modes):
-        # `quad` keeps one token of every 2 x 2 and nothing else.
-        share = 0.75 if mode == "quad" else rate
+        share = only_rate(mode) or rate
         axes[0][x].set_title(f"{mode}, rate {share:g}", fontsize=7.5)
         for y in range(draws):
             ids = _selected(grid, mode, share, seed=y)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import backbones
 from backbones import registry
 from routing.layout import Layout, Order
-from routing.options import RoutingOptions
+from routing.options import RoutingOptions, only_rate
 from routing.rng import Draws
 from routing.route import MODES, Route
 from routing.routed_pass import Routing
@@ -166,8 +166,7 @@ def test_any_routed_stack_is_the_masked_dense_one(options, where, seed):
 
 @pytest.mark.parametrize("mode", [m for m in MODES if m not in ("random", "unsorted")])
 def test_every_selection(mode):
-    route = "1-2@0.75" if mode == "quad" else ROUTE
-    compare(build("mamba", {}), 2, routing(mode, route=route))
+    compare(build("mamba", {}), 2, routing(mode, route=f"1-2@{only_rate(mode) or 0.5}"))
 
 
 @pytest.mark.parametrize(("name", "options"), MAIN, ids=label)

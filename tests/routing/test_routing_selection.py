@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing import MODES, Draws, RoutingError, Selection, select
+from routing import MODES, Draws, RoutingError, Selection, keep_count, select
+from routing.options import CONSTRAINTS, only_rate
 
-FREE = [mode for mode in MODES if mode != "quad"]
+FREE = [mode for mode in MODES if mode not in CONSTRAINTS]
 
 
 def numbers(batch, n, seed=0):
@@ -60,12 +61,14 @@ def test_whole_groups_but_for_one(case):
 @pytest.mark.parametrize("grid", [(8, 8), (6, 10), (7, 5), (5, 5), (4, 5)])
 def test_every_token_stays_equally_often(mode, grid):
     n = grid[0] * grid[1]
-    if mode == "quad":
-        if n % 2 or grid[1] % 2:
-            pytest.skip("quad needs an even grid")
-        keep = n // 4
-    else:
-        keep = n // 2 - 3
+    rate = only_rate(mode)
+    keep = n // 2 - 3 if rate is None else keep_count(n, rate)
+    if mode in CONSTRAINTS:
+        try:
+            CONSTRAINTS[mode].check(grid, keep)
+        except RoutingError as error:
+            assert grid != (8, 8)
+            pytest.skip(str(error))
     batch = 20000 if mode == "blocks" else 6000
     counts = torch.bincount(select(mode, grid, keep, numbers(batch, n), 2).flatten(), minlength=n)
     assert (counts / batch - keep / n).abs().max() < 5 * (0.25 / batch) ** 0.5

@@ -342,6 +342,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from routing import *
+from routing.options import only_rate
 
 class Block(nn.Module):
     carries = ("first",)
@@ -364,7 +365,8 @@ with FakeTensorMode(), torch.device("cuda"):
     draws = Draws(0, 5, torch.arange(3))
     for mode in MODES:
         for shared in (False, True):
-            route = Route.parse("1-5@0.75" if mode == "quad" else "0-2+4-6@0.75")
+            rate = only_rate(mode)
+            route = Route.parse("0-2+4-6@0.75" if rate is None else f"1-5@{rate}")
             options = RoutingOptions(selection=mode, shared=shared, random_end=True)
             routing = Routing(route, options, draws)
             out = stack(x, cond, Layout((4, 4), prefix=2), routing, taps=(1, 3))
