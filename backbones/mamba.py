@@ -45,19 +45,22 @@ def paths(scan: str, index: int, mixers: int = 2) -> tuple[str, ...]:
 
 
 def look_up(layout: Layout, kind: str, path: str) -> Any:
-    """Return a table of the layout along a path: its scan order, positions, gaps, or `conv.taps`.
+    """Return a table of the layout along a path: its scan order, positions or gaps.
 
-    The stack has computed the first three (`Layout.prepare`), unless a block is called on its own.
-    The first mixer on a path computes the taps for all later ones.
+    The stack has computed it (`Layout.prepare`), unless a block is called on its own.
     """
-    key = kind, path
-    if key in layout.tables:
-        return layout.tables[key]
-    if kind == "taps":
-        layout.tables[key] = taps(layout.positions(path), Conv.taps)
-        return layout.tables[key]
+    if (kind, path) in layout.tables:
+        return layout.tables[kind, path]
     compute = {"scan": layout.scan_order, "positions": layout.positions, "gaps": layout.gaps}
     return compute[kind](path)
+
+
+def taps_along(layout: Layout, path: str, width: int) -> Any:
+    """Return `conv.taps` along a path; the first mixer computes them for all later ones."""
+    key = f"{width} taps", path
+    if key not in layout.tables:
+        layout.tables[key] = taps(layout.positions(path), width)
+    return layout.tables[key]
 
 
 def native_operators(kernel: str, *tensors: Tensor) -> Any:
@@ -83,7 +86,7 @@ class Conv(nn.Module):
         by_distance = self.mode == "true" and not layout.is_full
         native = native_operators("auto", x, self.weight, self.bias)
         if native is not None:
-            table = look_up(layout, "taps", path) if by_distance else None
+            table = taps_along(layout, path, self.taps) if by_distance else None
             return native.conv(x, self.weight.t().flip(0), self.bias, table, True)
         position = look_up(layout, "positions", path) if by_distance else None
         return causal_conv(x, self.weight, self.bias, position, activation="silu")

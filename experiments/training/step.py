@@ -130,7 +130,7 @@ class TrainingStep:
 
     def step_routing(self, draws: Draws) -> Routing | None:
         """Return the routing of this step for the samples of `draws`; None for a dense step."""
-        route = self.config.route_schedule.at(self.state.step / self.config.train.steps)
+        route = self.config.route_at(self.state.step)
         return Routing(route, self.config.routing, draws) if route else None
 
     def batch_loss(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:
