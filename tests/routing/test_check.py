@@ -183,6 +183,22 @@ def dense(blocks, x):
     return x
 
 
+def test_routing_that_is_left_on_in_evaluation_is_named_beside_dropout():
+    def build(seed=0):
+        blocks, x = nn.ModuleList(nn.Linear(8, 8) for _ in range(4)), torch.randn(2, 8, 8)
+        routing.attach(blocks, "1-2@0.75", seed=seed, when="always")
+        return RoutedModel(
+            blocks=blocks,
+            train=lambda: dense(blocks.train(), x),
+            evaluate=lambda: dense(blocks.eval(), x),
+            dense=lambda: x,
+        )
+
+    report = routing.check(build)
+    assert report.failed == ("dense evaluation", "equal evaluation")
+    assert "is routing (see dense evaluation) or dropout still active?" in report["equal evaluation"].evidence
+
+
 @pytest.mark.parametrize(
     ("build", "part"),
     [
