@@ -82,7 +82,7 @@ class Attached:
 
     Attributes:
         prefix: As the argument; set it again for each batch with another number of text tokens.
-        protect: As the argument; set it again for each batch with another mask.
+        protect: As the argument; set it again for each batch with other tokens to protect.
         keep: As the argument; set it again for each batch, to None if no token is forced.
         ids: Explicit raster ids of the tokens that stay, (K,), (1, K) or (B, K), one tensor for
             each segment or None to draw it; None draws all.
@@ -126,11 +126,11 @@ class Attached:
         refuse_long_skips(self._signatures)
         check_extra_names(extra, [self._signatures[i] for i in self._route.sparse_blocks])
         self.grid = parse_grid(grid)
+        refuse_prefix(self._signatures, prefix)
         self._prefix = parse_prefix(prefix, self._signatures, self._is_model)
-        self._protect = parse_protect(protect)
+        self._prefix_stated = prefix is not None
+        self.protect = protect
         self.keep = keep
-        self._prefix_known = prefix is not None or protect is not None
-        refuse_prefix(members, prefix)
         self.seed, self.when = seed, when
         self.automatic = isinstance(selection, str)
         self.selection = selection if isinstance(selection, Selection) else Selection(selection)
@@ -185,8 +185,9 @@ class Attached:
 
     @prefix.setter
     def prefix(self, value: int) -> None:
+        refuse_prefix(self._signatures, value)
         self._prefix = parse_prefix(value, self._signatures, self._is_model)
-        self._prefix_known = True
+        self._prefix_stated = True
 
     @property
     def protect(self) -> tuple[slice, ...] | Tensor:
@@ -196,6 +197,7 @@ class Attached:
     @protect.setter
     def protect(self, value: slice | Sequence[slice] | Tensor | None) -> None:
         self._protect = parse_protect(value)
+        self._protect_stated = value is not None
 
     @property
     def step(self) -> int:
@@ -219,7 +221,7 @@ class Attached:
         if len(self._protect):
             mask = isinstance(self._protect, Tensor)
             parts.append(f"protect {'mask' if mask else ', '.join(map(str, self._protect))}")
-        parts.append(f"when {self.when}")
+        parts.append(f"when {self.when}" if self._handles else "removed")
         for layout in self.inner:
             total = layout.full_length - layout.prefix
             parts.append(f"{layout.tokens} of {total} tokens stayed")
@@ -299,7 +301,7 @@ class Attached:
                 f"{self.route.segments[k].start}, and none of them is the image's"
             )
         self._joined_text.check(call, k, tokens, self.prefix)
-        if not self._prefix_known:
+        if not (self._prefix_stated or self._protect_stated):
             refuse_unknown_prefix(call, grid, self._is_model)
         if grid is None or grid[0] * grid[1] != tokens:
             if self._grid_stated and protected:

@@ -6,6 +6,7 @@ protected ones included.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -55,8 +56,8 @@ def routable_positions(
         Positions, ascending, `(1, N)` or `(B, N)` on the device of x; and N.
 
     Raises:
-        AttachError: If the mask has another shape than the sequence, or samples have different
-            numbers of tokens that may skip.
+        AttachError: If the mask has another shape than the sequence, a slice is beyond it, or
+            samples have different numbers of tokens that may skip.
     """
     batch, length = x.shape[:2]
     mask = protected_mask(protect, batch, length, AttachError)
@@ -81,11 +82,17 @@ def protected_mask(
         protect: Slices or positions, or a bool mask `(T,)` or `(B, T)`.
         batch: Samples B.
         length: Tokens T of the sequence.
-        error: Raised where the mask has another shape than the sequence.
+        error: Raised where the mask has another shape than the sequence, or a slice is beyond it.
     """
     if not isinstance(protect, Tensor):
         mask = torch.zeros(1, length, dtype=torch.bool)
         for part in protect:
+            require(
+                not isinstance(part, slice) or not _is_beyond(part, length),
+                f"protect={part} protects none of the {length} tokens of the sequence; state the "
+                "slice of this batch (None protects nothing)",
+                error,
+            )
             mask[:, part] = True
         return mask
     rows = protect if protect.dim() > 1 else protect.unsqueeze(0)
@@ -96,6 +103,11 @@ def protected_mask(
         error,
     )
     return rows.clone()
+
+
+def _is_beyond(part: slice, length: int) -> bool:
+    """Whether a slice is empty in a sequence, but not in a longer one, as `slice(0, 0)` is."""
+    return not range(length)[part] and bool(range(sys.maxsize)[part])
 
 
 def count_forced(keep: Tensor) -> tuple[int, int]:

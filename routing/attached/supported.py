@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from routing.attached.calls import TEXT, AttachError, Call, inner
+from routing.attached.calls import TEXT, AttachError, Call, Signature, inner
 from routing.errors import require
 
 _COUNTED = ("joint_transformer_blocks", "transformer_blocks", "single_transformer_blocks")
@@ -150,18 +150,17 @@ def _grid(model: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def refuse_prefix(blocks: Sequence[nn.Module], prefix: int | None) -> None:
+def refuse_prefix(signatures: Sequence[Signature], prefix: int | None) -> None:
     """Refuse a prefix of blocks whose text is not in front of the image.
 
     Raises:
         AttachError: If one is given.
     """
-    for block in blocks:
-        name = type(inner(block)).__name__
-        advice = _TEXT_AROUND.get(name)
+    for signature in signatures:
+        advice = _TEXT_AROUND.get(signature.name)
         require(
             prefix is None or advice is None,
-            f"prefix={prefix}: {name} needs more: {advice}",
+            f"prefix={prefix}: {signature.name} needs more: {advice}",
             AttachError,
         )
 
@@ -233,7 +232,8 @@ class JoinedText:
 
         Raises:
             AttachError: If more tokens may skip than the image has, or if a prefix is stated for
-                segments of which some get their text in an argument and some do not.
+                blocks of diffusers that get their text in an argument, or for segments of which
+                some do and some do not.
         """
         apart = isinstance(call.get(TEXT), Tensor)
         self._segments[segment] = apart
@@ -244,6 +244,14 @@ class JoinedText:
             f"{length} tokens come into {name}, {self._text} of text (registers included) and "
             f"{self._image} of the image, and prefix={prefix} routes some of the text; pass "
             f"prefix={self._text} if it comes first, protect=slice({self._image}, None) if last",
+            AttachError,
+        )
+        require(
+            not prefix or not apart or call.signature.library != "diffusers",
+            f"prefix={prefix}: {name} gets its text in a separate argument, so the prefix would be "
+            f"image tokens; leave it out, or pass protect=slice(0, {prefix}) if they must not skip "
+            "(where other blocks get text and image in one sequence, attach twice, once to each "
+            "list of blocks)",
             AttachError,
         )
         require(

@@ -296,7 +296,10 @@ def samples_differ(model: RoutedModel, passes: Sequence[ObservedPass]) -> Judgem
     if model.shared:
         result = NOT_APPLICABLE if all(equal) else FAIL
         return result, f"{evidence}; shared=True: they are meant to"
-    return FAIL if all(equal) else PASS, evidence
+    if all(equal):
+        meant = "if that is meant, as with one rotary table for the batch, state shared=True"
+        return FAIL, f"{evidence}; {meant}"
+    return PASS, evidence
 
 
 def steps_differ(passes: Sequence[ObservedPass]) -> Judgement:
@@ -370,7 +373,10 @@ def evaluation_equal(outputs: tuple[Any, Any, Any] | None) -> Judgement:
         [x for x in tree_leaves(output) if isinstance(x, Tensor)] for output in outputs
     )
     if _largest_difference(once, twice) != 0:
-        return FAIL, "two evaluations of one input differ: is dropout still active?"
+        return FAIL, (
+            "two evaluations of one input differ: is routing (see dense evaluation) or dropout "
+            "still active?"
+        )
     difference = _largest_difference(once, dense)
     evidence = f"largest difference from the model without routing: {difference:g}"
     return PASS if difference == 0 else FAIL, evidence

@@ -147,6 +147,17 @@ def test_one_prefix_cannot_serve_blocks_with_and_without_text_in_their_sequence(
     assert double.inner[0].tokens == one.inner[0].tokens == IMAGE // 2
 
 
+@pytest.mark.parametrize("make", [foreign.flux, foreign.sd3, foreign.wan])
+def test_a_prefix_is_refused_where_text_has_an_argument_of_its_own(make):
+    model, blocks, inputs, _ = build(make)
+    refused = pytest.raises(AttachError, match=r"text in a separate argument.* pass protect=slice\(0, 6\)")
+    with routing.attach(blocks, "1-2", prefix=TEXT), refused:
+        run(model, inputs)
+    with routing.attach(blocks, "1-2", protect=slice(0, TEXT)) as attached:
+        run(model, inputs)
+        assert attached.inner[0].prefix == TEXT
+
+
 def test_masks_of_a_shared_subset_that_leave_nothing_to_skip_are_warned_about_once():
     model, _, inputs, _ = build(foreign.flux2)
     keep = torch.zeros(BATCH, IMAGE, dtype=torch.bool)

@@ -109,6 +109,27 @@ def test_the_prefix_of_ones_own_model_can_change_with_the_batch():
             attached.prefix = -1
 
 
+def test_protected_slices_can_change_with_the_batch():
+    """As resolution buckets need it: text comes after N image tokens, and N is another in each."""
+    model = Own()
+    with routing.attach(model, "0-0@0.5") as attached:
+        for image in (16, 12):
+            attached.protect = slice(image, None)
+            x = torch.zeros(BATCH, image + 5, WIDTH)
+            seen = model(x)[..., 1] == 1
+            assert seen[:, image:].all() and (seen[:, :image].sum(1) == image // 2).all()
+        attached.protect = slice(18, None)  # of a larger bucket
+        with pytest.raises(AttachError, match=r"slice\(18, None, None\) protects none of the 17 tokens"):
+            model(x)
+        attached.protect = None
+        with pytest.raises(AttachError, match="how many of the 17 tokens .* is unknown"):
+            model(x)
+        attached.protect = slice(0, 0)  # empty in any sequence: all tokens may skip
+        assert (model(x)[..., 1].sum(1) == 9).all()
+        assert ", when training, 9 of 17 tokens stayed" in repr(attached)
+    assert ", removed, 9 of 17 tokens stayed" in repr(attached)
+
+
 @pytest.mark.parametrize("make", [Own, lambda: Own().blocks])
 @pytest.mark.parametrize(("prefix", "part"), [({}, "the grid 4x4 has 16"), ({"prefix": 3}, "17 tokens are neither prefix nor protected")])
 def test_a_stated_grid_refuses_a_prefix_that_does_not_fit(make, prefix, part):
@@ -123,6 +144,7 @@ def test_a_stated_grid_refuses_a_prefix_that_does_not_fit(make, prefix, part):
         ({"protect": 4}, "protect=4: expected a slice of the sequence such as slice"),
         ({"protect": torch.ones(LENGTH)}, "protect of type torch.float32"),
         ({"protect": torch.ones(7, dtype=torch.bool)}, r"protect of shape \(7,\): expected \(20,\) or"),
+        ({"protect": [slice(0, 4), slice(20, None)]}, r"slice\(20, None, None\) protects none of the 20 tokens"),
         ({"protect": slice(0, None)}, "protect: 20 tokens come into block 0, and none of them"),
         ({"protect": torch.arange(LENGTH).expand(BATCH, -1) < torch.tensor([[1], [2], [4]])},
          "leaves 16 tokens of one sample and 19 of another"),
@@ -213,6 +235,11 @@ def test_z_image_is_refused_where_its_image_tokens_are_unknown(name):
     with pytest.raises(AttachError, match="prefix=32: ZImageTransformerBlock needs more"):
         routing.attach(blocks, "1-2", prefix=32)
     assert not any(block._forward_hooks for block in blocks)
+    with routing.attach(blocks, "1-2") as attached:
+        with pytest.raises(AttachError, match="prefix=32: ZImageTransformerBlock needs more"):
+            attached.prefix = 32
+        attached.protect = slice(64, None)
+        run(model, inputs)
 
 
 def test_wan_s_timesteps_of_each_token_go_with_their_tokens():

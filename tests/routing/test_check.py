@@ -129,6 +129,7 @@ def test_protected_tokens_may_be_given_as_attach_takes_them():
     report = routing.check(described(protect=slice(0, 3)))
     assert report["protected tokens"].evidence == "positions 1, 2 skipped blocks"
     for wrong, part in (
+        (slice(17, None), r"protect=slice\(17, None, None\) protects none of the 16 tokens"),
         (3, "protect=3: expected positions below 16"),
         ([16], r"protect=\[16\]: expected positions below 16"),
         (torch.zeros(7, dtype=torch.bool), r"protect of shape \(7,\): expected \(16,\) or \(3, 16\)"),
@@ -141,6 +142,11 @@ def test_a_subset_that_the_batch_shares_may_be_meant():
     shared = described(plain("one subset for the batch"), shared=True)
     assert routing.check(shared)["samples differ"].result == "n/a"
     assert routing.check(described(shared=True))["samples differ"].result == "FAIL"
+    evidence = routing.check(plain("one subset for the batch"))["samples differ"].evidence
+    assert evidence == (
+        "the samples of a batch kept the same tokens in 4 of 4 passes; "
+        "if that is meant, as with one rotary table for the batch, state shared=True"
+    )
 
 
 def test_random_numbers_and_hooks_are_put_back():
@@ -175,6 +181,22 @@ def dense(blocks, x):
     for block in blocks:
         x = block(x)
     return x
+
+
+def test_routing_that_is_left_on_in_evaluation_is_named_beside_dropout():
+    def build(seed=0):
+        blocks, x = nn.ModuleList(nn.Linear(8, 8) for _ in range(4)), torch.randn(2, 8, 8)
+        routing.attach(blocks, "1-2@0.75", seed=seed, when="always")
+        return RoutedModel(
+            blocks=blocks,
+            train=lambda: dense(blocks.train(), x),
+            evaluate=lambda: dense(blocks.eval(), x),
+            dense=lambda: x,
+        )
+
+    report = routing.check(build)
+    assert report.failed == ("dense evaluation", "equal evaluation")
+    assert "is routing (see dense evaluation) or dropout still active?" in report["equal evaluation"].evidence
 
 
 @pytest.mark.parametrize(
