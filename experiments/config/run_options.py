@@ -91,10 +91,6 @@ class RunOptions:
         name = f"{self.backbone['name']}-{self.size}"
         return self.routing.schedule_route(self.route, self.depth, name)
 
-    def route_at(self, step: int) -> Route:
-        """Return the route of a step; it is `none` for a dense one."""
-        return self.route_schedule.at(step / self.train.steps)
-
     @property
     def first_route(self) -> Route:
         """The first resolved route that is not `none`: that of a fused span and routed guidance."""

@@ -55,7 +55,7 @@ def reason_against(config: Config, processes: int) -> str | None:
     steps = config.train.steps
     routes = set()
     for step in range(0, steps, max(1, steps // _COUNTED_STEPS)):
-        routes.add(config.route_at(step))
+        routes.add(config.route_schedule.at(step / steps))
     if len(routes) > MOST_ROUTES:
         return f"the schedule has more than {MOST_ROUTES} routes, and each needs its own graph"
     return None

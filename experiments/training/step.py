@@ -26,7 +26,7 @@ from experiments.runtime import memory
 from experiments.training.alignment import create_alignment
 from experiments.training.loss import reduce_loss
 from experiments.training.state import TrainingState
-from routing import Draws, Routing
+from routing import Draws, Route, Routing
 
 
 class MicroBatch(NamedTuple):
@@ -128,9 +128,13 @@ class TrainingStep:
         """
         return self.dataset.batch(self.samples(self.state.step, rows), draws)
 
+    def route(self) -> Route:
+        """Return the route of this step; it is `none` for a dense one."""
+        return self.config.route_schedule.at(self.state.step / self.config.train.steps)
+
     def step_routing(self, draws: Draws) -> Routing | None:
         """Return the routing of this step for the samples of `draws`; None for a dense step."""
-        route = self.config.route_at(self.state.step)
+        route = self.route()
         return Routing(route, self.config.routing, draws) if route else None
 
     def batch_loss(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:

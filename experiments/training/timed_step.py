@@ -40,7 +40,7 @@ def time_line(config: Config, model: backbones.Backbone) -> str:
     t = torch.rand(samples, device=device)
     draws = Draws(config.seed, 0, torch.arange(samples), device=device)
     precision = resolve_precision(config, model.positions.device)
-    route = config.route_at(0)
+    route = config.route_schedule.at(0.0)
     routing = Routing(route, config.routing, draws) if route else None
 
     def step() -> None:
