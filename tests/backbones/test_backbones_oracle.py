@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import backbones
 from backbones import registry
-from routing.layout import Layout, Order
+from routing.layout import Layout
 from routing.options import RoutingOptions, only_rate
 from routing.rng import Draws
 from routing.route import MODES, Route
@@ -260,11 +260,10 @@ def test_mutation_sort_removed(name, options, monkeypatch):
         self.ids = ids
 
     def as_stored(self, name):
-        steps = torch.arange(self.length).expand(BATCH, -1)
-        return Order(steps, steps)
+        return torch.arange(self.length).expand(BATCH, -1)
 
     monkeypatch.setattr(Layout, "__init__", unsorted)
-    monkeypatch.setattr(Layout, "_order", as_stored)
+    monkeypatch.setattr(Layout, "_permutation", as_stored)
     with pytest.raises(AssertionError):
         compare(model, 0, routing(ids=ids))
 
