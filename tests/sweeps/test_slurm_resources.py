@@ -94,6 +94,7 @@ def test_runs_that_share_a_gpu_are_processes_of_one_task_and_end_one_by_one(cli)
 def test_usr2_reaches_all_runs_of_a_task_and_those_that_have_not_ended_go_on(cli):
     cli.stub({"sleep": 0.1, "save_every": 1000}, seed1={"fail": 3})
     cli("launch", "cluster.gpus=1", "cluster.runs_per_gpu=3", "train.steps=150", "seed=0,1,2")
+    cli.running(0, step=5)
     job = cli.running(2, step=5).job
     until(lambda: cli.states()[1] == "failed", what="a failed run")
     subprocess.run(["scancel", "--signal=USR2", job], check=True)
