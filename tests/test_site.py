@@ -223,7 +223,7 @@ def test_the_tutorials_commands_print_what_it_shows(tmp_path):
         else:
             assert matches(shown, printed), f"{command}\n{printed}"
     # The files that the page sends its reader to.
-    names = re.findall(r"`((?:runs|threes)/[^`]+)`", text)
+    names = re.findall(r"`((?:runs|guided)/[^`]+)`", text)
     assert names and all(list(tmp_path.glob(name)) for name in names), names
     if regenerate:
         TUTORIAL.write_text(text, encoding="utf-8")
