@@ -113,7 +113,7 @@ def protected_mask(
 
 
 def _is_beyond(part: slice, length: int) -> bool:
-    """Whether a slice is empty in a sequence, but not in a longer one, as `slice(0, 0)` is."""
+    """Whether a slice is empty here but not in a longer sequence (`slice(0, 0)` always is)."""
     return not range(length)[part] and bool(range(sys.maxsize)[part])
 
 
