@@ -11,6 +11,7 @@ two CPU cores, M lies between T and S.
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le, MultipleOf
@@ -35,7 +36,7 @@ class Size:
         patch: Side of a patch in latent pixels.
 
     Raises:
-        BackboneError: One of the numbers is below 1.
+        BackboneError: One of the numbers is no integer or below 1.
     """
 
     name: str
@@ -47,7 +48,11 @@ class Size:
     def __post_init__(self) -> None:
         for key in ("depth", "width", "heads", "patch"):
             value = getattr(self, key)
-            require(value >= 1, f"{key}={value}: expected an integer >= 1", BackboneError)
+            require(
+                isinstance(value, Integral) and int(value) >= 1,
+                f"{key}={value}: expected an integer >= 1",
+                BackboneError,
+            )
 
     @property
     def state(self) -> int:

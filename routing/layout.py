@@ -198,7 +198,7 @@ class Layout:
         return self._table("permutation", name)
 
     def scan_order(self, name: str) -> Order | None:
-        """Return the same and its inverse for `permute`; None where nothing moves."""
+        """Return the permutation of a scan and its inverse for `permute`; None if nothing moves."""
         key = "scan", name
         return self.tables[key] if key in self.tables else self._table(*key)
 

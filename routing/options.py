@@ -211,7 +211,7 @@ def check_reinsertion(reinsert: str, remove: str, route: Route, random_end: bool
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a selection needs that cannot keep any number of tokens of any grid.
+    """Requirements of a selection that works for some grids or rates only.
 
     Attributes:
         rate: The only rate at which it can select; None if there are several.
@@ -237,7 +237,7 @@ def _check_quad(grid: tuple[int, int], keep: int) -> None:
     )
 
 
-#: The selections that need something; the others keep any number of tokens of any grid.
+#: Selections that work for some grids or rates only; all others keep any number of tokens.
 CONSTRAINTS = {"quad": Constraint(0.75, _check_quad)}
 
 

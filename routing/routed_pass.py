@@ -1,7 +1,7 @@
 """A routed forward pass: at each segment of the route, select tokens, gather, run blocks, scatter.
 
-`Routing` is what a pass is given and `RoutedSegment` has the steps. The tokens that stay are
-an exact number of them, in ascending order; a function of `SELECTIONS`, at the end of the file,
+`Routing` holds the settings of a pass, and `RoutedSegment` runs one segment. The number of tokens
+that stay is exact, and their order ascending; a function of `SELECTIONS`, at the end of the file,
 chooses them, so that every token stays equally often.
 """
 
@@ -304,8 +304,8 @@ def select(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: 
     return SELECTIONS[mode](grid, keep, uniform, block).sort(1).values
 
 
-# One function for each selection. Its arguments are those of `select`, and it returns the ids in
-# any order. The first line of its docstring names the selection in docs/explainer.html.
+# One function for each selection. Its arguments are those of `select` without the mode; it returns
+# the ids in any order. The first line of its docstring names the selection in docs/explainer.html.
 
 
 def _random(grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:

@@ -27,8 +27,6 @@ def parse_protect(protect: Any) -> tuple[slice, ...] | Tensor:
     """Return `protect=` as slices or as a mask; None protects nothing."""
     if protect is None:
         return ()
-    if isinstance(protect, slice):
-        return (protect,)
     if isinstance(protect, Tensor):
         right = protect.dtype == torch.bool and protect.dim() in (1, 2)
         require(
@@ -37,9 +35,18 @@ def parse_protect(protect: Any) -> tuple[slice, ...] | Tensor:
             AttachError,
         )
         return protect
-    slices = isinstance(protect, Sequence) and all(isinstance(item, slice) for item in protect)
-    require(slices, f"protect={protect!r}: {_EXPECTED}", AttachError)
-    return tuple(protect)
+    parts = (protect,) if isinstance(protect, slice) else protect
+    right = isinstance(parts, Sequence) and all(map(_is_usable_slice, parts))
+    require(right, f"protect={protect!r}: {_EXPECTED}", AttachError)
+    return tuple(parts)
+
+
+def _is_usable_slice(item: Any) -> bool:
+    """Whether an item is a slice with integers (not 64.0) and a positive step, as torch needs."""
+    if not isinstance(item, slice):
+        return False
+    numbers = [n for n in (item.start, item.stop, item.step) if n is not None]
+    return all(hasattr(n, "__index__") for n in numbers) and (item.step is None or item.step > 0)
 
 
 def routable_positions(
@@ -106,7 +113,7 @@ def protected_mask(
 
 
 def _is_beyond(part: slice, length: int) -> bool:
-    """Whether a slice is empty in a sequence, but not in a longer one, as `slice(0, 0)` is."""
+    """Whether a slice is empty here but not in a longer sequence (`slice(0, 0)` always is)."""
     return not range(length)[part] and bool(range(sys.maxsize)[part])
 
 

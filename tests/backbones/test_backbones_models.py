@@ -122,6 +122,12 @@ def test_a_size_below_one_is_refused(key, value):
         Size(**{"name": "own", "depth": 4, "width": 32, "heads": 2, key: value})
 
 
+@pytest.mark.parametrize("value", ["64", 64.0, None])
+def test_a_size_without_integers_is_refused(value):
+    with pytest.raises(BackboneError, match=f"^width={value}: expected an integer >= 1$"):
+        Size("own", 4, value, 2)
+
+
 @pytest.mark.parametrize("name", backbones.names())
 def test_every_block_is_the_identity_and_the_output_zero_at_init(name):
     model = tiny(name)

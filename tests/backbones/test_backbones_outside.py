@@ -38,13 +38,18 @@ def test_a_registered_family_is_composed_from_its_options_defaults_and_is_in_the
 import sys
 from experiments.config import load
 from experiments.config.help import help_text
+from routing.errors import UserError
 options = load(["backbone=mine", "backbone.taps=5", "route=2-8"]).backbone
 print(options["name"], options["taps"], options["attention"], options["condition"])
 print("backbone=mine" in help_text("all") + help_text("backbone"), "backbone.taps=3" in help_text("backbone=mine"))
+try:
+    load(["backbone=mine", "backbone.tap=5"])
+except UserError as error:
+    print("did you mean backbone.taps?" in str(error))
 print("torch" in sys.modules)
 """
     printed = python(code, TREAD_BACKBONES=str(tmp_path / "mine.py"))
-    assert printed.splitlines() == ["mine 5 0 adaln", "True True", "False"]
+    assert printed.splitlines() == ["mine 5 0 adaln", "True True", "True", "False"]
 
 
 @pytest.mark.parametrize(

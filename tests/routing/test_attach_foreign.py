@@ -147,6 +147,15 @@ def test_one_prefix_cannot_serve_blocks_with_and_without_text_in_their_sequence(
     assert double.inner[0].tokens == one.inner[0].tokens == IMAGE // 2
 
 
+def test_one_prefix_cannot_serve_both_forms_of_ones_own_blocks():
+    double, single = Pair(), nn.Identity()
+    x, y = torch.randn(BATCH, IMAGE, 4), torch.randn(BATCH, TEXT, 4)
+    refused = pytest.raises(AttachError, match="attach twice, .*with the prefix of each")
+    with routing.attach([double, single], "0-0+1-1", prefix=TEXT), refused:
+        text, image = double(x, y)
+        single(torch.cat((text, image), 1))
+
+
 @pytest.mark.parametrize("make", [foreign.flux, foreign.sd3, foreign.wan])
 def test_a_prefix_is_refused_where_text_has_an_argument_of_its_own(make):
     model, blocks, inputs, _ = build(make)

@@ -142,6 +142,8 @@ def test_a_stated_grid_refuses_a_prefix_that_does_not_fit(make, prefix, part):
     ("options", "part"),
     [
         ({"protect": 4}, "protect=4: expected a slice of the sequence such as slice"),
+        ({"protect": slice(LENGTH / 4, None)}, r"protect=slice\(5.0, None, None\): expected a slice"),
+        ({"protect": [slice(None, None, -1)]}, r"protect=\[slice\(None, None, -1\)\]: expected a slice"),
         ({"protect": torch.ones(LENGTH)}, "protect of type torch.float32"),
         ({"protect": torch.ones(7, dtype=torch.bool)}, r"protect of shape \(7,\): expected \(20,\) or"),
         ({"protect": [slice(0, 4), slice(20, None)]}, r"slice\(20, None, None\) protects none of the 20 tokens"),

@@ -298,7 +298,7 @@ def test_fusion_acts_in_dense_passes_too():
 def test_path_drop_leaves_the_span_out():
     model = stack(fuse=Fuse(WIDTH, "2-5", DEPTH))
     x, cond, layout = inputs()
-    none = routing("none", path_drop=1.0)
+    none = routing("none", draws=None, path_drop=1.0)  # nothing to draw
     out = model(x, cond, layout, none, taps=(1,))
     assert [len(block.seen) for block in model.blocks] == [1, 1, 0, 0, 0, 0, 1, 1]
     fused = model.fuse.linear(torch.cat((out.taps[1], model.fuse.mask.expand_as(x)), -1))
