@@ -170,7 +170,7 @@ def _print(options: argparse.Namespace) -> int:
                 print(markdown_rows(head, rows))
                 if kind in _NOTES:
                     print(f"{_NOTES[kind]}\n")
-        except AnalysisError as error:  # as where runs end before the compared multiply-adds
+        except AnalysisError as error:  # such as runs that end before the compared MACs
             print(f"No table of {kind}: {error}\n")
     return 0
 

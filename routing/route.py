@@ -311,12 +311,13 @@ def _resolve(segment: Segment, depth: int, name: str) -> Segment:
     low, high = sorted((min(max(start, 0), last), min(max(end, 0), last)))
     better = replace(segment, start=low, end=high)
     problem = ""
-    kind: type[RouteError] = RouteFitError
     if not (0 <= start <= last and 0 <= end <= last):
         problem = f": {name} has {depth} block{'s' if depth != 1 else ''}, 0..{last}"
     elif start > end:
         resolved = "" if (start, end) == (segment.start, segment.end) else f" ({start}-{end} here)"
-        kind = RouteFitError if resolved else RouteError  # absolute ends are reversed at any depth
         problem = f"{resolved}: start must not exceed end; blocks are 0..{last}"
+    # Ends that count from the same side are reversed at any depth.
+    same_side = (segment.start < 0) == (segment.end < 0)
+    kind = RouteError if same_side and start > end else RouteFitError
     require(not problem, f"route={segment}{problem}; try route={better}", kind)
     return replace(segment, start=start, end=end)

@@ -278,8 +278,8 @@ def comparisons(table: Mapping[Arm, Curves], steps: int) -> list[Comparison]:
         with_dense.append(Comparison(arm, baseline, ratios))
         for other in table:
             is_shallow = not other.is_routed and other.depth < _USUAL_DEPTH
-            is_shallow = is_shallow and other != baseline
-            if arm.is_routed and is_shallow and other.setting == arm.setting:
+            is_gate = arm.is_routed and is_shallow and other != baseline
+            if is_gate and other.setting == arm.setting:
                 _check_scored(table, (arm, other), macs, steps)
                 ratios = log_ratio_at_equal_macs(table[other], curves, macs)
                 with_shallow.append(Comparison(arm, other, ratios))
@@ -289,7 +289,7 @@ def comparisons(table: Mapping[Arm, Curves], steps: int) -> list[Comparison]:
 def _check_scored(
     table: Mapping[Arm, Curves], compared: tuple[Arm, Arm], macs: float, steps: int
 ) -> None:
-    """Raise `AnalysisError` if a pair of runs has no scores around so many multiply-adds."""
+    """Raise `AnalysisError` if a run of the pairs was not scored on both sides of `macs`."""
     first, second = (table[arm] for arm in compared)
     for arm, seed in itertools.product(compared, sorted(set(first) & set(second))):
         curve = table[arm][seed]

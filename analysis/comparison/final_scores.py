@@ -11,8 +11,8 @@ from analysis.runs.loading import Runs, runs_of, scores
 # Printed columns and their decimals; all in the features of the data set's own classifier.
 _METRICS = {"FD": 1, "precision": 3, "recall": 3, "accuracy": 3}
 _NETWORK = "-classifier)"
-# How samples were made; scores of different samples are not compared.
-_PROTOCOL = ["guidance", "sampler", "weights", "sample_seed"]
+# How samples were made, and how many; scores of different samples are not compared.
+_PROTOCOL = ["guidance", "sampler", "weights", "sample_seed", "n"]
 
 
 def final_scores(source: Runs) -> dict[Arm, pd.DataFrame]:

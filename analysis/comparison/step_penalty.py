@@ -59,7 +59,7 @@ def curves_by_run(scores: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
 
 
 def has_loss_at(curve: pd.DataFrame, axis: str, position: float) -> bool:
-    """Return whether the losses that were logged reach around a `step` or so many `macs`."""
+    """Return whether a `step` or number of `macs` lies within the logged ones."""
     points = curve[axis].to_numpy(float)
     # Steps are whole numbers: a total that is equal up to rounding counts as reached.
     return bool(points.min() * (1 - 1e-3) <= position <= points.max() * (1 + 1e-3))

@@ -1,11 +1,11 @@
 """Markdown pages whose blocks say what runs show; all else in a page is its own text.
 
 Between `<!-- table NAME -->`, `<!-- finding NAME -->` (findings.py) or `<!-- facts -->` and the
-next `<!-- end -->` stands what the runs say. `<!-- table NAME ours columns=0,2,3 -->` leaves out
-rows that only the paper has, and columns; `group=START` keeps the groups whose heading starts so,
-`flat` turns headings into notes. `<!-- finding NAME having=WORD -->` has the sentences of groups
-whose name holds the word. In each kind, `of=results/MORE.tar.gz` reads other records than the
-folder's.
+next `<!-- end -->` is text generated from the runs. `<!-- table NAME ours columns=0,2,3 -->` leaves
+out rows that only the paper has, and columns; `group=START` keeps the groups whose heading starts
+so, `flat` turns headings into notes. `<!-- finding NAME having=WORD -->` has the sentences of
+groups whose name holds the word. In each kind, `of=results/MORE.tar.gz` reads other records than
+the folder's.
 """
 
 import dataclasses

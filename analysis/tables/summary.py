@@ -75,14 +75,15 @@ def _rows_by_steps(
     for dense_step, macs in dense_cost.items():
         if dense_step in routed_cost:
             equal_steps.append((dense_step, dense_step))
-        similar = {}
+        similar = []
         for routed_step in routed_cost if macs else ():
             share = routed_cost[routed_step] / macs
             shares[dense_step, routed_step] = share
             if routed_step != dense_step and low <= share <= high:
-                similar[dense_step, routed_step] = abs(share - 1)
-        if similar:
-            equal_cost.append(min(similar, key=similar.__getitem__))
+                seeds = dense.by_seed(step=dense_step).keys() & routed.by_seed(step=routed_step)
+                similar.append((-len(seeds), abs(share - 1), routed_step))
+        if similar:  # the pair of most seeds; of several the nearest to equal cost
+            equal_cost.append((dense_step, min(similar)[-1]))
     rows: list[tuple[int, Sequence[Value]]] = []
     for steps in (*equal_steps, *equal_cost):
         n, changes = _changes(group, dense.at(steps[0]), routed.at(steps[1]))

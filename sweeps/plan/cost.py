@@ -77,8 +77,9 @@ def estimate(
 
     `tflops` is what one GPU reaches, or the CPU on a machine (`kind` other than slurm) without.
     """
-    device = "GPU" if kind == "slurm" or visible_gpus() else "CPU"
-    speed = None if tflops is None else (tflops, device)
+    speed = None
+    if tflops is not None:
+        speed = (tflops, "GPU" if kind == "slurm" or visible_gpus() else "CPU")
     lines, total = [], 0.0
     for run in runs:
         columns = [run.name, run.label]

@@ -136,6 +136,14 @@ def test_equal_cost_may_be_just_above_one_and_is_the_nearest_pair(tmp_path):
     assert any("precision, recall, accuracy, heldout_loss, w_eff. Scores of a later" in note for note in table.notes)
 
 
+def test_equal_cost_is_that_of_most_seeds_where_one_run_is_nearer(tmp_path):
+    for seed in range(4):
+        scored(tmp_path, "none", seed, {100: 9.0, 200: 8.0})
+        scored(tmp_path, "2-8", seed, {100: 9.5, 281 if seed == 3 else 274: 8.2})
+    rows = [(row.entries[0].text, row.entries[1].value) for row in make("steps", tmp_path).rows]
+    assert rows == [("100", 4), ("200 \u2192 274", 3)]
+
+
 def test_a_speed_up_needs_two_scored_steps(tmp_path):
     scored(tmp_path, "none", 0, {400: 9.0})
     scored(tmp_path, "2-8", 0, {400: 8.0})

@@ -55,6 +55,8 @@ def test_scores_of_a_run_are_of_one_protocol_its_own_if_it_has_one(tmp_path):
         for name, value, guidance in (("a", first, "none scale=1.0"), ("b", 9.0, "cfg scale=3.0")):
             record = {"kind": "ema", "scores": [score({}, 400, value, guidance=guidance)]}
             (folder / "evaluations" / f"{name}.json").write_text(json.dumps(record))
+        more = score({}, 400, 9.0, "FD-2K (digits-classifier)", guidance="none scale=1.0", n=2000)
+        (folder / "evaluations" / "c.json").write_text(json.dumps({"kind": "ema", "scores": [more]}))
     own = json.loads((scored / "summary.json").read_text())["scores"][METRIC]
     (frame,) = final_scores(tmp_path).values()
     assert frame["FD"].to_dict() == {0: own, 1: 2.0}

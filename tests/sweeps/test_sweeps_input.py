@@ -52,6 +52,8 @@ GRIDS = [
     ("{fits: [route], axes: {route: [2-4, 2_8x]}}", "route=2_8x: expected none, auto"),
     ("{fits: [route], axes: {route: [2-4, 2-8@1.5]}}", "expected a number between 0 and 1"),
     ("{fits: [route], axes: {route: [2-4, 8-2]}}", "start must not exceed end"),
+    ("{fits: [route], axes: {route: [2-4, 20-2]}}", "route=20-2: "),
+    ("{fits: [route], axes: {route: [2-4, -2--4]}}", "start must not exceed end"),
     ("{fits: [route], axes: {route: [2-4, 2-5+4-8]}}", "must start after the end of 2-5"),
     # Resources of cells and stages.
     ("cluster: {memry_gb: 8}", "unknown key cluster.memry_gb; did you mean memory_gb"),
