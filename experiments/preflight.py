@@ -36,7 +36,7 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     run_cost(config, model)  # refuses a patch or a decoder that the model cannot have
     if config.init:
         check_parent(config.init, config.objective, model)
-    _check_sampling(config, model)
+    check_sampling(config, model)
     networks = _check_evaluation(config, info)
     _check_weights(config, networks)
     require(
@@ -57,7 +57,8 @@ def _check_runs_folder(runs: str) -> None:
             return
 
 
-def _check_sampling(config: Config, model: dict[str, Any]) -> None:
+def check_sampling(config: Config, model: dict[str, Any]) -> None:
+    """Refuse a sampler or guidance that the run's model cannot have; `model` is its arguments."""
     guidance = groups.parse("guidance", config.guidance)
     checkpoint = getattr(guidance, "checkpoint", None)
     guidance.check_model(

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,12 @@ class Config(RunOptions):
         """Return what the hash covers: all that decides what is learnt and how it is scored."""
         return identity.hashed_values(self)
 
-    @property
+    @cached_property
     def hash(self) -> str:
-        """First eight hexadecimal digits of the SHA-256 of `hashed()`."""
+        """First eight hexadecimal digits of the SHA-256 of `hashed()`.
+
+        Computed once: a run keeps its folder where pictures are added while it trains.
+        """
         text = json.dumps(self.hashed(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from backbones.parsing import is_number
+from experiments.config.model import model_arguments
 from experiments.config.schema import Config
-from experiments.data.registry import parse
+from experiments.data.registry import describe, parse
 from experiments.evaluation.headline import features_of, headline
+from experiments.preflight import check_sampling
 from experiments.runtime import console as log
 from experiments.runtime import records, run_folder
 from routing.errors import UserError
@@ -117,18 +119,19 @@ def _show_comparison(
 ) -> None:
     """Print how to train the dense baseline of a routed run, and how to compare them."""
     try:
-        dense_folder = Config.from_dict({**config.to_dict(), "route": "none"}).folder
+        dense = Config.from_dict({**config.to_dict(), "route": "none"})
+        check_sampling(dense, model_arguments(dense, describe(dense.data)))
     except UserError:  # for example guidance that needs a route: other keys must change too
         return
     command = ""
     text = "see what routing saves and costs"
-    summary = read_summary(dense_folder)
+    summary = read_summary(dense.folder)
     if summary is None or summary["step"] < config.train.steps:
         text = f"train the {'dense baseline' if overrides else 'same with route=none'}, then {text}"
         words = [word for word in overrides if not word.startswith("route=")]
         if overrides:
             command = _shell_command([*_script("run"), *words, "route=none"]) + "\n"
-    pair = [_python(), "-m", "analysis", "compare", str(dense_folder), str(folder)]
+    pair = [_python(), "-m", "analysis", "compare", str(dense.folder), str(folder)]
     console.say(f"compare     {text}:")
     console.say(command + _shell_command(pair), wrap=False)
 

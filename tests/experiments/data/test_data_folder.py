@@ -140,6 +140,14 @@ def test_the_fingerprint_follows_names_and_contents(tmp_path):
     assert fingerprint(options(tmp_path / "nowhere")) == "absent"
 
 
+def test_a_picture_added_while_a_run_trains_does_not_move_its_folder(tmp_path):
+    words = ["data=folder", f"data.path={class_folders(tmp_path)}", "data.size=8", "size=T/2"]
+    config = load(words)
+    folder = config.folder
+    picture(tmp_path / "cat" / "new.png")
+    assert config.folder == folder != load(words).folder
+
+
 def test_more_pixels_than_memory_should_hold_are_refused_unread(tmp_path, monkeypatch):
     root = class_folders(tmp_path)
     monkeypatch.setattr(picture_folder, "MAX_BYTES", 30 * 3 * SIDE * SIDE)

@@ -33,3 +33,8 @@ def test_a_routed_run_ends_with_commands_that_sample_and_compare_with_its_dense_
     assert "total" not in printed and "experiments/run.py" not in printed and "analysis compare" in printed
     show_results(Console(), dense)
     assert "compare" not in capsys.readouterr().out
+    sparse = load([*words, "route=2-8", "guidance=routed"])  # a dense run has no route for the guidance
+    sparse.folder.mkdir()
+    (sparse.folder / "summary.json").write_text(json.dumps(summary | {"name": sparse.name}))
+    show_results(Console(), sparse)
+    assert "compare" not in capsys.readouterr().out

@@ -28,6 +28,14 @@ def test_a_weak_pass_that_the_model_never_makes_is_not_asked_of_it(word, tmp_pat
     check_guidance_routes(config, parse_named(GUIDANCE, "guidance", config.guidance), model)
 
 
+@pytest.mark.slow
+def test_scenes_train_with_captions(tmp_path):
+    """Unlike latents without their autoencoder, they have previews and final samples of captions."""
+    words = ["backbone=mamba", "data=scenes", "task=text", "size=T/2", "route=1-2"]
+    folder = train(small(tmp_path, *words, "train.final_samples=true", "train.steps=3"), quiet=True)
+    assert (folder / "samples" / "final.png").is_file()
+
+
 def one_loss(run):
     return run.training_step.loss(torch.arange(8))
 
