@@ -52,11 +52,10 @@ def test_compact_equals_torchs_conv1d(tokens, width, with_bias, silu):
     x, weight = draw(2, tokens, 3), draw(3, width, seed=1)
     bias = draw(3, seed=2) if with_bias else None
     values = [m for m in (x, weight, bias) if m is not None]
-    activation = "silu" if silu else None
     plain = conv1d(x, weight, bias)
     plain = F.silu(plain) if silu else plain
-    same(conv.causal_conv(x, weight, bias, activation=activation), plain, values)
-    same(conv.reference(x, weight, bias, activation=activation), plain, values)
+    same(conv.causal_conv(x, weight, bias, silu=silu), plain, values)
+    same(conv.reference(x, weight, bias, silu=silu), plain, values)
 
 
 @settings(max_examples=15, deadline=None)
@@ -95,8 +94,8 @@ def test_the_conv_kernel_is_fed_channels_last(monkeypatch):
     x, weight, bias = draw(2, 12, 16), draw(16, 4, seed=1), draw(16, seed=2)
     # A slice of a wider projection, as a mixer hands it over.
     wide = torch.cat((x, x[..., :3]), -1)[..., :16]
-    y = conv.causal_conv(wide, weight, bias, activation="silu")
-    torch.testing.assert_close(y, conv.reference(x, weight, bias, activation="silu"))
+    y = conv.causal_conv(wide, weight, bias, silu=True)
+    torch.testing.assert_close(y, conv.reference(x, weight, bias, silu=True))
 
 
 # --- token shift

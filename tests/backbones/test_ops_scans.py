@@ -40,9 +40,9 @@ def ssd_inputs(batch, tokens, heads, width, state, dtype=torch.float64, seed=0, 
     return [m.to(dtype).requires_grad_() for m in values]
 
 
-def ssd(x, dt, A, B, C, D=None, **how):
+def ssd(x, dt, A, B, C, D=None, decay_gap=None, **how):
     packed = torch.cat((x.flatten(2), B.flatten(2), C.flatten(2)), -1)
-    return dual.ssd_packed(packed, dt, A, D, width=x.shape[3], **how)
+    return dual.ssd(packed, dt, A, D, decay_gap, x.shape[3], **how)
 
 
 def scan_inputs(batch, tokens, width, state, dtype=torch.float64, seed=0, fast=1.0):
