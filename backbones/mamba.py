@@ -96,7 +96,10 @@ def _draw_dt_bias(bias: Tensor) -> None:
 
 
 class Direction(nn.Module):
-    """Per-head step and decay of one scan direction (Mamba-2)."""
+    """Per-head step and decay of one scan direction (Mamba-2).
+
+    Its `log_a` is mamba-ssm's A_log, `skip` its D.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -56,17 +56,6 @@ def reorder(batch, tokens, how):
     return Order(form(rows), form(rows.argsort(1))), rows[:, :, None]
 
 
-def ssd_of(run):
-    def call(packed, dt, A, D, gap=None):
-        heads, width = dt.shape[2], (packed.shape[2] - 16) // dt.shape[2]
-        x, B, C = packed.split([heads * width, 8, 8], -1)
-        return run(
-            x.unflatten(-1, (heads, width)), dt, A, B[:, :, None], C[:, :, None], D, decay_gap=gap
-        )
-
-    return call
-
-
 def case(name, batch, tokens, channels):
     """Return the operation, its float64 definition, token inputs and parameters."""
     x, y = draw(batch, tokens, channels), draw(batch, tokens, channels, seed=1)
@@ -124,7 +113,7 @@ def case(name, batch, tokens, channels):
     skip = [] if how == "no skip" else [draw(3, seed=7)]
     return (
         lambda p, d, A, D=None: ssd.ssd(p, d, A, D, gap, channels),
-        lambda p, d, A, D=None: ssd_of(ssd.reference)(p, d, A, D, gap),
+        lambda p, d, A, D=None: ssd.ssd(p, d, A, D, gap, channels, kernel="reference"),
         [packed],
         [dt, rates, *skip],
     )
