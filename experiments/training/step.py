@@ -35,8 +35,8 @@ class MicroBatch(NamedTuple):
     batch: Batch
     draws: Draws
     routing: Routing | None
-    share: float  # of the step's samples
-    is_last: bool  # of the step: with several processes, gradients are reduced in its pass
+    share: float = 1.0  # of the step's samples
+    is_last: bool = True  # of the step: with several processes, gradients are reduced in its pass
 
 
 class TrainingStep:
@@ -82,33 +82,31 @@ class TrainingStep:
         """
         self.seed_torch()
         self.set_learning_rate()
-        try:
+        with memory.out_of_memory(self.micro_batch_size):
             self.train_on(self.micro_batches())
-        except (RuntimeError, MemoryError) as error:
-            memory.explain(error, self.micro_batch_size)
 
     def micro_batches(self) -> Iterator[MicroBatch]:
-        """Make the micro-batches of this step, one at a time."""
-        prefetched = None if self.prefetched is None else next(self.prefetched)
+        """Split this process's batch of the step into micro-batches."""
+        # Rows stay on the CPU: reading them from a GPU would wait for its work.
+        rows = torch.arange(self.first_row, self.first_row + self.local_batch)
+        if self.prefetched is None:
+            batch = self.dataset.batch(self.samples(self.state.step, rows), self.draws(rows))
+        else:
+            batch = next(self.prefetched)
+        route = self.route()
         for start in range(0, self.local_batch, self.micro_batch_size):
             end = min(self.local_batch, start + self.micro_batch_size)
-            rows = torch.arange(self.first_row + start, self.first_row + end)
-            draws = self.draws(rows)
-            if prefetched is None:
-                batch = self.read_batch(rows, draws)
-            else:
-                batch = prefetched.rows(start, end)
-            share = (end - start) / self.local_batch
-            is_last = end == self.local_batch
-            yield MicroBatch(batch, draws, self.step_routing(draws), share, is_last)
+            draws = self.draws(rows[start:end])
+            routing = Routing(route, self.config.routing, draws) if route else None
+            share, is_last = (end - start) / self.local_batch, end == self.local_batch
+            yield MicroBatch(batch.rows(start, end), draws, routing, share, is_last)
 
     def train_on(self, micro_batches: Iterable[MicroBatch]) -> None:
         """Accumulate the gradients of micro-batches and apply them."""
         total_loss = torch.zeros((), device=self.device)
         for micro_batch in micro_batches:
             with contextlib.nullcontext() if micro_batch.is_last else self.no_sync():
-                loss = self.batch_loss(micro_batch.batch, micro_batch.draws, micro_batch.routing)
-                loss = loss * micro_batch.share
+                loss = self.loss(micro_batch) * micro_batch.share
                 self.backward(loss)
             total_loss += loss.detach()
         self.update(total_loss)
@@ -116,33 +114,17 @@ class TrainingStep:
     def release(self) -> None:
         """Free the memory that only steps need (CUDA graphs), before an evaluation."""
 
-    def loss(self, rows: Tensor) -> Tensor:
-        """Return the mean loss of some rows of the global batch."""
-        draws = self.draws(rows)
-        return self.batch_loss(self.read_batch(rows, draws), draws, self.step_routing(draws))
-
-    def read_batch(self, rows: Tensor, draws: Draws) -> Batch:
-        """Return the data of some rows of the global batch.
-
-        Rows and sample numbers stay on the CPU: reading them from a GPU would wait for its work.
-        """
-        return self.dataset.batch(self.samples(self.state.step, rows), draws)
-
     def route(self) -> Route:
         """Return the route of this step; it is `none` for a dense one."""
         return self.config.route_schedule.at(self.state.step / self.config.train.steps)
 
-    def step_routing(self, draws: Draws) -> Routing | None:
-        """Return the routing of this step for the samples of `draws`; None for a dense step."""
-        route = self.route()
-        return Routing(route, self.config.routing, draws) if route else None
+    def loss(self, micro_batch: MicroBatch) -> Tensor:
+        """Return the mean loss of a micro-batch.
 
-    def batch_loss(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:
-        """Return the mean loss of a batch under these random numbers and routes.
-
-        The streams `sigma`, `noise`, `drop` and `teacher` of `draws` are used here, the model uses
-        the rest.
+        The streams `sigma`, `noise`, `drop` and `teacher` of its random numbers are used here, the
+        model uses the rest.
         """
+        batch, draws, routing, *_ = micro_batch
         train, model = self.config.train, self.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             dropped = draws.uniform("drop", 1)[:, 0] < train.label_drop

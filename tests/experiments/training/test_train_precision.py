@@ -17,6 +17,7 @@ from experiments.training import precision
 from experiments.training.build import build_step
 from experiments.training.precision import resolve_precision
 from experiments.training.session import train
+from experiments.training.step import MicroBatch
 from routing import Route, Routing, rng
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -99,7 +100,7 @@ def test_a_float64_model_trains(tmp_path, backbone, objective):
         model.to(dtype)
         draws = rng.Draws(0, 0, index)
         batch = Batch(x.to(dtype), torch.zeros(4, dtype=torch.long))
-        loss = step.batch_loss(batch, draws, Routing(Route.parse("0-1"), draws=draws))
+        loss = step.loss(MicroBatch(batch, draws, Routing(Route.parse("0-1"), draws=draws)))
         loss.backward()
         assert loss.dtype == dtype
         losses.append(loss.item())
