@@ -85,6 +85,21 @@ class TrainingStep:
         with memory.out_of_memory(self.micro_batch_size):
             self.train_on(self.micro_batches())
 
+    def set_learning_rate(self) -> None:
+        """Set the learning rate for this step: a linear warm-up, then constant or a cosine."""
+        train, step = self.config.train, self.state.step
+        for optimizer in self.state.optimizers:
+            for group in optimizer.param_groups:
+                rate = group["peak_lr"]
+                if train.warmup:
+                    rate *= min(1.0, (step + 1) / train.warmup)
+                if train.schedule == "cosine":
+                    rate *= 0.5 * (1 + math.cos(math.pi * step / train.steps))
+                if isinstance(group["lr"], Tensor):  # where a CUDA graph reads it
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+
     def micro_batches(self) -> Iterator[MicroBatch]:
         """Split this process's batch of the step into micro-batches."""
         # Rows stay on the CPU: reading them from a GPU would wait for its work.
@@ -110,13 +125,6 @@ class TrainingStep:
                 self.backward(loss)
             total_loss += loss.detach()
         self.update(total_loss)
-
-    def release(self) -> None:
-        """Free the memory that only steps need (CUDA graphs), before an evaluation."""
-
-    def route(self) -> Route:
-        """Return the route of this step; it is `none` for a dense one."""
-        return self.config.route_schedule.at(self.state.step / self.config.train.steps)
 
     def loss(self, micro_batch: MicroBatch) -> Tensor:
         """Return the mean loss of a micro-batch.
@@ -165,7 +173,9 @@ class TrainingStep:
             optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
             optimizer.step()  # changes nothing where `found_inf` is 1
             optimizer.zero_grad(set_to_none=True)
-        self.update_ema()
+        # Without no_grad the EMA would carry an autograd history that grows by 25 KB a step.
+        with torch.no_grad():
+            torch._foreach_lerp_(state.ema, state.params, 1 - self.config.train.ema)
         tally = state.tally
         tally.loss += torch.where(bad, 0.0, loss)
         tally.grad_norm += torch.where(bad, 0.0, grad_norm)
@@ -173,35 +183,11 @@ class TrainingStep:
         tally.bad_steps += bad
         tally.bad_streak.add_(1).mul_(bad)
 
-    @torch.no_grad()
-    def update_ema(self) -> None:
-        """Move the EMA towards the weights."""
-        # Without no_grad the EMA would carry an autograd history that grows by 25 KB a step.
-        torch._foreach_lerp_(self.state.ema, self.state.params, 1 - self.config.train.ema)
-
-    def set_learning_rate(self) -> None:
-        """Set the learning rate for this step."""
-        for optimizer in self.state.optimizers:
-            for group in optimizer.param_groups:
-                rate = self.learning_rate(group["peak_lr"])
-                if isinstance(group["lr"], Tensor):  # where a CUDA graph reads it
-                    group["lr"].fill_(rate)
-                else:
-                    group["lr"] = rate
-
-    def learning_rate(self, peak: float) -> float:
-        """Return the learning rate for this step of a group with this peak."""
-        train, step = self.config.train, self.state.step
-        rate = peak * min(1.0, (step + 1) / train.warmup) if train.warmup else peak
-        if train.schedule == "cosine":
-            rate *= 0.5 * (1 + math.cos(math.pi * step / train.steps))
-        return rate
-
     # --- randomness, data, processes -------------------------------------------------------------
 
-    def wrap_model(self) -> Any:
-        """Return the model, with several processes in DDP."""
-        return self.accelerator.prepare_model(self.model) if self.distributed else self.model
+    def route(self) -> Route:
+        """Return the route of this step; it is `none` for a dense one."""
+        return self.config.route_schedule.at(self.state.step / self.config.train.steps)
 
     def draws(self, rows: Tensor, step: int | None = None) -> Draws:
         """Return the random numbers of a step (default: this one) for rows of the global batch."""
@@ -235,6 +221,13 @@ class TrainingStep:
             + self.accelerator.process_index
         )
 
+    def wrap_model(self) -> Any:
+        """Return the model, with several processes in DDP."""
+        return self.accelerator.prepare_model(self.model) if self.distributed else self.model
+
     def no_sync(self) -> Any:
         """Return a context in which gradients are not reduced over processes."""
         return self.accelerator.no_sync(self.net) if self.distributed else contextlib.nullcontext()
+
+    def release(self) -> None:
+        """Free the memory that only steps need (CUDA graphs), before an evaluation."""

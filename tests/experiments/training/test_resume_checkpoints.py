@@ -246,7 +246,7 @@ def test_a_run_folder_that_is_gone_ends_the_run_with_an_error_and_is_not_made_ag
         if len(calls) == at:
             change(config.folder)
             if moment == "signal":
-                signals.STATE.reason = "SIGTERM"
+                monkeypatch.setattr(signals.STATE, "reason", "SIGTERM")
         return honest(*arguments, **options)
 
     monkeypatch.setattr(target, name, spoil)

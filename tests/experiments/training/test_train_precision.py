@@ -6,7 +6,6 @@ import pytest
 import torch
 import yaml
 from accelerate.state import AcceleratorState
-from safetensors.torch import load_file
 from small import small
 
 import analysis
@@ -48,20 +47,16 @@ def test_gpus_take_it_from_ampere_on(tmp_path, monkeypatch, capability, chosen):
 
 def test_a_run_keeps_what_auto_meant_where_it_first_started(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(precision, "has_bf16", lambda device: False)
-    config = small(tmp_path / "a", "train.precision=auto", "train.steps=2")
+    config = small(tmp_path, "train.precision=auto", "train.steps=2")
     folder = train(config)
     assert folder.name == config.name
     assert ", fp32 (train.precision=auto)" in capsys.readouterr().out
     assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["precision"] == "auto"
     assert json.loads((folder / "precision.json").read_text())["precision"] == "fp32"
-    assert analysis.load(tmp_path / "a")["config.train.precision"].item() == "fp32"
-    typed = train(small(tmp_path / "b", "train.precision=fp32", "train.steps=2"), quiet=True)
-    assert typed.name != folder.name
-    one, other = (load_file(path / "model.safetensors") for path in (folder, typed))
-    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert analysis.load(tmp_path)["config.train.precision"].item() == "fp32"
     # Another machine resumes in the same precision.
     monkeypatch.setattr(precision, "has_bf16", lambda device: True)
-    assert train(small(tmp_path / "a", "train.precision=auto", "train.steps=4")) == folder
+    assert train(small(tmp_path, "train.precision=auto", "train.steps=4")) == folder
     assert json.loads((folder / "summary.json").read_text())["precision"] == "fp32"
     assert ", fp32 (train.precision=auto)" in capsys.readouterr().out
 
