@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -61,14 +62,19 @@ def out_of_memory(tried: int) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        if tried == 1:
-            raise MemoryLimit(ONE) from error
-        raise MemoryLimit(
-            f"out of memory with {tried} samples at once: type "
-            f"train.micro_batch={tried // 2} (same result, accumulated) or train.micro_batch=auto"
-        ) from error
+        explain(error, tried)
+
+
+def explain(error: RuntimeError | MemoryError, tried: int) -> NoReturn:
+    """Raise the error of `out_of_memory` for the exception that is being handled."""
+    if not is_out_of_memory(error):
+        raise
+    if tried == 1:
+        raise MemoryLimit(ONE) from error
+    raise MemoryLimit(
+        f"out of memory with {tried} samples at once: type "
+        f"train.micro_batch={tried // 2} (same result, accumulated) or train.micro_batch=auto"
+    ) from error
 
 
 def check_fits(

@@ -82,8 +82,10 @@ class TrainingStep:
         """
         self.seed_torch()
         self.set_learning_rate()
-        with memory.out_of_memory(self.micro_batch_size):
+        try:
             self.train_on(self.micro_batches())
+        except (RuntimeError, MemoryError) as error:
+            memory.explain(error, self.micro_batch_size)
 
     def set_learning_rate(self) -> None:
         """Set the learning rate for this step: a linear warm-up, then constant or a cosine."""
