@@ -31,7 +31,7 @@ def test_it_is_torchs_muon(shape):
 
 def test_a_bad_step_changes_neither_weights_nor_momentum():
     for bad_step in (0, 2):
-        weight, trained = nn.Parameter(torch.randn(4, 3)), []
+        weight = nn.Parameter(torch.randn(4, 3))
         muon = Muon([weight], lr=0.1)
         for step in range(3):
             bad = step == bad_step
@@ -42,8 +42,7 @@ def test_a_bad_step_changes_neither_weights_nor_momentum():
             muon.step()
             assert torch.equal(weight.detach(), before) is bad
             assert torch.equal(muon.state[weight]["momentum_buffer"], old) is bad
-            trained.append(weight.detach())
-        assert all(torch.isfinite(values).all() for values in trained)
+            assert torch.isfinite(weight).all()
 
 
 @pytest.mark.parametrize("family", ["dit", "mamba", "rwkv"])
