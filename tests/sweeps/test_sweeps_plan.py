@@ -119,23 +119,19 @@ def test_a_run_from_unknown_weights_is_checked_and_named_after_its_cell(tmp_path
         planned(tmp_path, **chain(**{"train.batch": -1}))
 
 
-def test_a_run_has_its_own_name_once_its_parent_is_done_and_the_cells_as_alias(tmp_path):
-    train, tune, score = planned(tmp_path, **chain()).runs
-    folder = finish(train.folder)
+def test_a_run_keeps_the_name_of_its_cell_once_its_parent_is_done(tmp_path):
+    deferred = planned(tmp_path, **chain()).runs
+    folder = finish(deferred[0].folder)
     save_file({"ema.w": np.ones(3, np.float32)}, folder / "model.safetensors")
     made = planned(tmp_path, **chain())
-    named = made.runs[1]
-    assert named.alias == tune.name and not named.deferred and f"init={folder}" in named.args
-    assert named.name == made.configs[named.name].name != tune.name
-    assert made.runs[2].alias == score.name and made.runs[2].args[0] == named.folder
-    # As stored by the first launch: the folder that the job found identifies it.
-    sweep = Sweep(tmp_path / "runs", "g")
-    sweep.add("", [train, tune, score])
-    names = [run.name for run in dependencies.with_stored_names(sweep, made.runs)]
-    assert names == [train.name, tune.name, score.name]
-    sweep.resolve(tune.name, "elsewhere")  # from other weights of the parent
-    again = dependencies.with_stored_names(sweep, made.runs)
-    assert again[1].name == named.name and again[2].parent == named.name
+    _, tune, score = made.runs
+    assert [run.name for run in made.runs] == [run.name for run in deferred]
+    assert not tune.deferred and f"init={folder}" in tune.args and score.args[0] == tune.folder
+    assert Path(tune.folder).name == made.configs[tune.name].name
+    # Other weights of the parent: another folder.
+    save_file({"ema.w": np.zeros(3, np.float32)}, folder / "model.safetensors")
+    again = planned(tmp_path, **chain()).runs[1]
+    assert again.name == tune.name and again.folder != tune.folder
 
 
 def test_dependencies_of_slurm_are_one_task_for_weights_and_whole_arrays_for_tables(tmp_path):
