@@ -2,8 +2,8 @@
 
 A run with a `parent` starts once that run is done; a run with `after` starts once those runs have
 ended, however they ended. Where `init={parent}` makes the parent's weights part of the identity of
-a run, the run is named after its cell, and its job works out the run folder as it starts (`resolve`)
-if the parent was not done at the launch.
+a run, the run is named after its cell. If the parent is not done at the launch, the job works out
+the run folder as it starts (`resolve`).
 """
 
 import dataclasses

@@ -36,11 +36,6 @@ class JobArray:
         """How many tasks it has; several runs may share one."""
         return -(-len(self.runs) // self.resources.runs_per_gpu)
 
-    @property
-    def sharing(self) -> int:
-        """How many runs share a task, at most."""
-        return min(self.resources.runs_per_gpu, len(self.runs))
-
     def describe(self) -> str:
         """Return its runs, what each gets, and how many run at once, on one line."""
         text = plural(len(self.runs), "run")

@@ -63,6 +63,13 @@ def open_study(sweep: Sweep, metric: str, space: Mapping[str, Any]) -> Iterator[
         yield study
 
 
+def running_trials(study: Any) -> list[Any]:
+    """Return the trials that an earlier coordinator left unfinished."""
+    optuna = import_optuna()
+    running = [trial for trial in study.trials if not trial.state.is_finished()]
+    return [optuna.trial.Trial(study, trial._trial_id) for trial in running]
+
+
 def distributions(over: Mapping[str, Any]) -> dict[str, Any]:
     """Return optuna's distributions of the `over` section of a search."""
     optuna, space = import_optuna().distributions, {}

@@ -76,7 +76,7 @@ def test_runs_are_split_by_what_they_wait_for_and_then_by_resources():
 
 def test_a_shared_task_asks_for_one_gpu_and_for_what_all_its_runs_need():
     shared = resources.load("slurm", "tiny", {"gpus": "1", "runs_per_gpu": "3", "throttle": "7"})
-    text = sbatch_script.script(Sweep(Path("/runs"), "g"), shared, 4, Path("/code"), sharing=3)
+    text = sbatch_script.script(Sweep(Path("/runs"), "g"), shared, 12, Path("/code"))
     for line in ("--gpus-per-node=1", "--mem=12288M", "--cpus-per-task=6", "--array=0-3%2"):
         assert f"#SBATCH {line}\n" in text
     assert "--cpus-per-task=6" in text.partition("# command\n")[2]

@@ -136,7 +136,7 @@ def test_jobs_choose_for_themselves_how_long_threads_spin_and_are_not_the_job_th
     for name in ("SLURM_ARRAY_JOB_ID", "SLURM_MEM_PER_CPU", "SLURMD_NODENAME", "SLURM_CONF"):
         monkeypatch.setenv(name, "7")  # of the shell's own job, but for the last
     before = dict(os.environ)
-    with sbatch_script.job_environment(Path("code")):
+    with sbatch_script.sbatch_environment(Path("code")):
         assert [name for name in os.environ if name.startswith("SLURM")] == ["SLURM_CONF"]
         assert "GOMP_SPINCOUNT" not in os.environ and os.environ["KMP_BLOCKTIME"] == "3"
         assert os.environ["PYTHONPATH"] == "code"
