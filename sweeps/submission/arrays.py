@@ -95,10 +95,10 @@ def submit_arrays(
             previous = ids[part[0].name].split("_")[0]
             array_ids.append(previous)
             lines.append(f"  job {previous}: {JobArray(resources, part).describe()}")
-    all_runs = [run for array in arrays for run in array.runs]
+    count = sum(len(array.runs) for array in arrays)
     jobs, each = ", ".join(array_ids), " each" if len(array_ids) > 1 else ""
     limit_text = f"at most {arrays[0].resources.throttle} at once{each}"
-    say(f"submitted {plural(len(all_runs), 'run')} as job {jobs}, {limit_text}; code {code}")
+    say(f"submitted {plural(count, 'run')} as job {jobs}, {limit_text}; code {code}")
     for line in lines if len(array_ids) > 1 or resources.runs_per_gpu > 1 else ():
         say(line)
     say(sweep.command("status"))
