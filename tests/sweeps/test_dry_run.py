@@ -6,13 +6,12 @@ import re
 
 import pytest
 from documents import ROOT, blocks
-from slurm_lab import silent, write_grid
+from slurm_lab import note_submission, silent, write_grid
 
 from routing.errors import UserError
 from sweeps import command as sweeps_command
 from sweeps.jobs import slurm
 from sweeps.plan import plan, preflight
-from sweeps.store.folder import JobBatch
 
 GRIDS, CLUSTERS = ROOT / "docs" / "grids.md", ROOT / "docs" / "cluster.md"
 
@@ -20,8 +19,7 @@ GRIDS, CLUSTERS = ROOT / "docs" / "grids.md", ROOT / "docs" / "cluster.md"
 def queued(cli, seed):
     """Note a submission of the runs of one seed, as by an earlier launch on Slurm."""
     (run,) = (run for run in cli.sweep.runs().values() if run.varies["seed"] == str(seed))
-    cli.sweep.intend(JobBatch("count.b", "slurm", "slurm", [run.name], 1.0, "c"))
-    cli.sweep.submitted("count.b", {run.name: "18"})
+    note_submission(cli.sweep, "count.b", {run.name: "18"})
     return slurm.QueueJob("18", "PENDING", name="count.b")
 
 
@@ -78,8 +76,8 @@ def test_worked_grids_make_the_runs_that_they_say(text, tmp_path, monkeypatch, c
     (tmp_path / f"{name}.yaml").write_text(text)
     assert sweeps_command.main(command.split()[4:]) == 0
     by_path = capsys.readouterr().out
-    made, waiting = [*re.findall(r"\d+", runs), "0"][:2]
-    assert re.search(rf"\n{made} runs on cluster=\w+, {waiting} of them after others; nothing was", by_path)
+    run_count, waiting = [*re.findall(r"\d+", runs), "0"][:2]
+    assert re.search(rf"\n{run_count} runs on cluster=\w+, {waiting} of them after others; nothing was", by_path)
     assert sweeps_command.main(["launch", name, "--dry-run"]) == 0
     assert capsys.readouterr().out == by_path and len(list(tmp_path.iterdir())) == 1
 
@@ -101,5 +99,5 @@ def test_example_clusters_make_the_script_that_they_say(part, tmp_path, monkeypa
     for scale in ("paper", "tiny"):
         words = ["launch", "selection_rate", "cluster=mine", f"scale={scale}", "data=scenes", "--dry-run"]
         assert sweeps_command.main(words) == 0, capsys.readouterr().err
-        said = capsys.readouterr().out
-        assert scale == "tiny" or [line for line in SCRIPTS[part] if line not in said] == []
+        output = capsys.readouterr().out
+        assert scale == "tiny" or [line for line in SCRIPTS[part] if line not in output] == []

@@ -53,10 +53,10 @@ def test_a_killed_coordinator_goes_on_and_bad_trials_are_pruned(cli):
             coordinator.send_signal(signal.SIGKILL)
     text = cli(*words)
     assert "resuming" in text and "pruned  at step" in text
-    found = trials(cli)
-    assert len(found) == 7 and {t[2] for t in found} == {"complete", "pruned"}
+    rows = trials(cli)
+    assert len(rows) == 7 and {t[2] for t in rows} == {"complete", "pruned"}
     runs = list(cli.runs.glob("dit-*"))
-    assert {r.name for r in runs} == {t[-1] for t in found}
+    assert {r.name for r in runs} == {t[-1] for t in rows}
     # Trained once, or stopped on the way.
     assert all(len(ends.read_text().splitlines()) == 1 for ends in cli.runs.glob("dit-*/ends.txt"))
 
@@ -67,8 +67,8 @@ def test_ctrl_c_stops_a_search_in_this_process_and_its_trial_goes_on_later(cli):
     with cli.shell("launch", "cluster=debug") as shell:
         until(lambda: list(cli.runs.glob("dit-*/checkpoints/*")), what="a checkpoint")
         shell.send_signal(signal.SIGINT)
-        said = shell.communicate(timeout=60)[0]
-    assert "the same command to resume" in said and [t[2] for t in trials(cli)] == ["running"]
+        output = shell.communicate(timeout=60)[0]
+    assert "the same command to resume" in output and [t[2] for t in trials(cli)] == ["running"]
     cli.stub({"sleep": 0})
     cli("launch", "cluster=debug")
     assert [t[2] for t in trials(cli)] == ["complete"] * 2
