@@ -65,9 +65,11 @@ def open_study(sweep: Sweep, metric: str, space: Mapping[str, Any]) -> Iterator[
 
 def running_trials(study: Any) -> list[Any]:
     """Return the trials that an earlier coordinator left unfinished."""
-    optuna = import_optuna()
-    running = [trial for trial in study.trials if not trial.state.is_finished()]
-    return [optuna.trial.Trial(study, trial._trial_id) for trial in running]
+    trials = []
+    for trial in study.trials:
+        if not trial.state.is_finished():
+            trials.append(import_optuna().trial.Trial(study, trial._trial_id))
+    return trials
 
 
 def distributions(over: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,16 +46,16 @@ class Search:
             live = self._start(study, running, resources)
             if running:  # their runs may have ended since
                 print(f"resuming {len(running)} trials of an earlier launch")
-                retry(self.sweep, [run for _, run in live], resources, _quiet, self.grid)
+                retry(self.sweep, list(live.values()), resources, _quiet, self.grid)
             while live or len(study.trials) < self.trials:
                 count = min(slots - len(live), self.trials - len(study.trials))
                 asked = [study.ask(self.space) for _ in range(count)]
-                live += self._start(study, asked, resources)
-                rows, trouble = statuses(self.sweep, [run for _, run in live])
+                live |= self._start(study, asked, resources)
+                rows, trouble = statuses(self.sweep, list(live.values()))
                 for row in rows if not trouble else ():
-                    for trial, run in list(live):
+                    for trial, run in list(live.items()):
                         if run.name == row.run.name and self._has_ended(study, trial, row):
-                            live.remove((trial, run))
+                            del live[trial]
                 if live:
                     time.sleep(10.0 if resources.kind == "slurm" else 1.0)
         for line in optuna_study.summary(self.sweep)[-2:]:
@@ -64,9 +64,9 @@ class Search:
 
     def _start(
         self, study: Any, trials: Sequence[Any], resources: Resources
-    ) -> list[tuple[Any, PlannedRun]]:
+    ) -> dict[Any, PlannedRun]:
         """Launch the runs of trials; a point that cannot be run is a failed trial."""
-        live = []
+        live: dict[Any, PlannedRun] = {}
         for trial in trials:
             has_values = trial.params.keys() == self.space.keys()
             try:
@@ -77,9 +77,9 @@ class Search:
                 continue
             trial.set_user_attr("run", run.name)
             print(f"trial {trial.number}  {optuna_study.format_trial(trial)}  {run.name}")
-            live.append((trial, run))
+            live[trial] = run
         if live:
-            runs = list({run.name: run for _, run in live}.values())
+            runs = list({run.name: run for run in live.values()}.values())
             say = print if resources.kind == "debug" else _quiet
             launch(self.sweep, self.grid, runs, resources, say)
         return live

@@ -71,6 +71,16 @@ def test_one_launch_runs_all_stages_and_the_next_finds_them_done(cli):
     cli("launch", "cluster=debug", "train.steps=30", "seed=0")
     tunes = [row for row in status.statuses(cli.sweep)[0] if row.run.stage == "tune"]
     assert len({row.run.folder for row in tunes}) == 2
+    # Also where another sweep has trained the parent.
+    before, mine = rows(cli)["tune", "1"].run, cli.grid
+    cli.grid = write_grid(cli.folder, "longer", seeds=[1], base={"train.steps": 30})
+    cli("launch", "cluster=debug")
+    cli.grid = mine
+    cli("launch", "cluster=debug", "seed=1")
+    after = rows(cli)["tune", "1"].run
+    assert after.name == before.name and after.folder != before.folder
+    assert states(cli) == DONE
+    assert f"folder   {after.folder}" in cli("show", "--run", Path(after.folder).name)
 
 
 def test_what_starts_from_a_failed_run_waits_for_its_retry(cli):
