@@ -1,6 +1,7 @@
 """The script of an array: the options of sbatch, and the environment of the jobs."""
 
 import contextlib
+import math
 import os
 import shlex
 import sys
@@ -98,9 +99,9 @@ def script(sweep: Sweep, resources: Resources, run_count: int, code: Path) -> st
     logs = shlex.quote(str(sweep.logs))
     command = f"{python_command(resources)} -u -m submitit.core._submit {logs}"
     options = parameters(resources, f"{sweep.name}.BATCH", code, sweep.logs, run_count)
-    tasks = -(-run_count // resources.runs_per_gpu)
-    if tasks > 1:
-        options["map_count"] = tasks
+    task_count = math.ceil(run_count / resources.runs_per_gpu)
+    if task_count > 1:
+        options["map_count"] = task_count
     return _make_sbatch_string(command=command, folder=sweep.logs, **options)
 
 

@@ -55,7 +55,7 @@ class PlannedRun:
 
     @property
     def is_named_after_cell(self) -> bool:
-        """Whether its name does not depend on its folder, which its parent's weights decide."""
+        """Whether its name is not that of its run folder, which depends on its parent's weights."""
         return self.deferred or Path(self.folder).name != self.name
 
     @property

@@ -3,6 +3,7 @@
 The runs of a stage that get the same resources are one array.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -34,7 +35,7 @@ class JobArray:
     @property
     def task_count(self) -> int:
         """How many tasks it has; several runs may share one."""
-        return -(-len(self.runs) // self.resources.runs_per_gpu)
+        return math.ceil(len(self.runs) / self.resources.runs_per_gpu)
 
     def describe(self) -> str:
         """Return its runs, what each gets, and how many run at once, on one line."""
