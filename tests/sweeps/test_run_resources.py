@@ -20,7 +20,6 @@ from sweeps.plan import cells, resources
 from sweeps.status import status
 from sweeps.status.run_status import RunStatus
 from sweeps.store.folder import JobBatch, Sweep
-from sweeps.submission import arrays
 
 RUNS = Path("/runs")
 
@@ -59,20 +58,6 @@ def test_what_is_typed_counts_more_than_the_grid():
     again = resources.resume(dataclasses.asdict(run), {"time": "90"})
     assert resources.for_run(again, {"memory_gb": 80, "time": "9:00:00"}).memory_gb == 2
     assert resources.for_run(again, {"time": "9:00:00"}).time == "90"
-
-
-def test_runs_are_split_by_what_they_wait_for_and_then_by_resources():
-    base = resources.load("slurm", "tiny")
-    a, c = make_run(RUNS, "a"), make_run(RUNS, "c")
-    b, d, e = (make_run(RUNS, name, cluster={"gpus": 1, "runs_per_gpu": 2}) for name in "bde")
-    late = make_run(RUNS, "late", parent="a")
-    runs = [a, b, c, d, e, late]
-    split = arrays.split_into_arrays(runs, resources.by_run(base, runs))
-    assert [[run.name for run in array.runs] for array in split] == [["a", "c"], ["b", "d", "e"], ["late"]]
-    assert [array.task_count for array in split] == [2, 2, 1]
-    assert split[1].describe() == (
-        "3 runs in 2 tasks: 1 GPU shared by 2 runs, 4 GB, 2 CPUs, 1:00:00; at most 16 at once"
-    )
 
 
 def test_a_shared_task_asks_for_one_gpu_and_for_what_all_its_runs_need():
