@@ -10,8 +10,10 @@ from experiments import run, sample
 from experiments.config import load
 from experiments.data import DataError, create, picture_folder
 from experiments.data.data_options import contents_lines
+from experiments.data.open_source import open_source
 from experiments.data.registry import describe, fingerprint, parse
 from experiments.runtime.command import run_command
+from experiments.training.dry_run import dry_run
 from routing.rng import Draws
 
 SIDE = 8
@@ -185,6 +187,19 @@ def test_counts_and_classes_are_those_of_the_pictures_and_fit_a_line(tmp_path):
     assert line.endswith("0 held out, 90 classes: class_0000, ...") and len(line) <= 80
     [line] = contents_lines({"train": 4000, "test": 1000}, list(map(str, range(10))), "class")
     assert line.endswith("1,000 held out, 10 classes")
+
+
+def test_a_dry_run_lists_the_pictures_once(tmp_path, monkeypatch):
+    folders = []
+
+    def counted(folder):
+        folders.append(folder)
+        return open_source(folder)
+
+    monkeypatch.setattr(picture_folder, "open_source", counted)
+    root = class_folders(tmp_path)
+    dry_run(load(["data=folder", f"data.path={root}", "data.size=8", "size=T/2", "dry=true"]))
+    assert folders == [root]
 
 
 @pytest.mark.slow
