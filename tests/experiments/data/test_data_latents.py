@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 import torch
 from data_tools import add, latents, npy, refused, write_lightning, write_store, write_tars
+from small import small
 
 from experiments.config import load as load_config
 from experiments.data import Prefetch, create
 from experiments.data.latent_options import LatentsOptions
 from experiments.training.dry_run import dry_run
+from experiments.training.session import train
 from routing.rng import Draws
 
 COUNT = 13
@@ -148,6 +150,7 @@ def test_captions(tmp_path):
     assert len(set(held.prompts(torch.arange(50)).captions)) == 2
     refused(lambda: data.encode_text(["a dog"]), "nowhere/clip", "hf download")
     refused(lambda: load(path, task="class"), "without labels")
+    train(small(tmp_path, "data=latents", f"data.path={path}", "size=T/2", "task=text", "route=0-1"), quiet=True)
 
 
 def test_other_pixels_of_the_same_store_have_another_fingerprint(tmp_path, labels):
@@ -348,13 +351,20 @@ def test_prefetch_gives_what_batch_gives(tmp_path, labels):
 # --- pixels ------------------------------------------------------------------------------------
 
 
-def test_without_a_vae_the_data_train_and_say_what_is_missing(tmp_path, labels):
-    data = load(write_store(tmp_path / "s", latents(COUNT), labels))
+def test_without_their_vae_latents_train_and_say_what_is_missing(tmp_path, labels, vae, capsys):
+    path = write_store(tmp_path / "s", latents(COUNT), labels)
+    data = load(path)
     assert not data.can_decode
     assert "nowhere/vae" in data.cannot_decode and "hf download" in data.cannot_decode
     refused(lambda: data.to_pixels(torch.zeros(1, 4, 8, 8)), "no pixels", "data.vae=FOLDER")
-    missing = load(write_store(tmp_path / "u", latents(3)), task="none", vae=str(tmp_path))
-    assert "config.json" in missing.cannot_decode
+    assert "config.json" in load(path, vae=str(tmp_path)).cannot_decode
+    wide = write_lightning(tmp_path / "l", latents(4, 32), latents(4, 32), [0, 1, 2, 3])
+    assert "does not say which VAE" in load(wide).cannot_decode
+    refused(lambda: load(wide, vae=str(vae)).to_pixels(torch.zeros(1, 32, 8, 8)), "has 4 channels and the latents 32")
+    words = ["data=latents", f"data.path={path}", "size=T/2", "eval=inception", "train.final_samples=true"]
+    folder = train(small(tmp_path, *words))
+    assert "no pictures and no scores in this run: the weights of nowhere/vae" in capsys.readouterr().out
+    assert not (folder / "samples/final.png").exists() and not (folder / "scores.jsonl").exists()
 
 
 def test_pixels_are_rounded_and_types_agree(tmp_path, labels, vae):
@@ -384,13 +394,6 @@ def test_scaled_foreign_latents_decode_to_the_same_pixels(tmp_path, labels, vae)
     index = torch.arange(3)
     a, b = (d.to_pixels(d.batch(index, None).x).int() for d in (scaled, raw))
     assert (a - b).abs().max() <= 1
-
-
-def test_a_vae_of_another_kind_is_named(tmp_path, vae):
-    store = write_lightning(tmp_path / "l", latents(4, 32), latents(4, 32), [0, 1, 2, 3])
-    data = load(store, vae=str(vae))
-    refused(lambda: data.to_pixels(torch.zeros(1, 32, 8, 8)), "has 4 channels and the latents 32")
-    assert "does not say which VAE" in load(store).cannot_decode
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ import pytest
 import torch
 from data_tools import add
 from PIL import Image
-from small import ROOT, two_ranks
+from small import ROOT, small, two_ranks
 
 from experiments import prepare
 from experiments.data import DataError, create
@@ -21,6 +21,7 @@ from experiments.data.open_source import open_source
 from experiments.data.raw_images import center_crop
 from experiments.runtime import console
 from experiments.runtime.locks import locked
+from experiments.training.session import train
 from routing.rng import Draws
 
 SIZE = 64
@@ -73,6 +74,10 @@ def test_photographs_become_a_store_that_trains(folder, tmp_path, vae, capsys):
     torch.testing.assert_close(store.mean.double(), mean.mean((0, 2, 3)), atol=1e-4, rtol=1e-4)
     second = (mean.square() + log_variance.exp()).mean((0, 2, 3)) - mean.mean((0, 2, 3)).square()
     torch.testing.assert_close(store.std.double(), second.sqrt(), atol=1e-4, rtol=1e-4)
+
+    words = ["data=latents", f"data.path={out}", "size=T/2", "route=0-1", "train.final_samples=true"]
+    with Image.open(train(small(tmp_path, *words), quiet=True) / "samples/final.png") as grid:
+        assert min(grid.size) >= SIZE
 
 
 def test_samples_halves_and_no_flips(folder, tmp_path, vae):
