@@ -77,14 +77,6 @@ def test_stored_flips(tmp_path, labels):
     torch.testing.assert_close(mirrored, expected)
 
 
-def test_scale_std_uses_the_manifest(tmp_path):
-    z = latents(COUNT)
-    path = write_store(tmp_path / "s", z, mean=[1.0, 2.0, 3.0, 4.0], std=[2.0] * 4)
-    x = load(path, task="none", scale="std").batch(torch.arange(COUNT), None).x
-    mean = torch.tensor([1.0, 2, 3, 4]).view(-1, 1, 1)
-    torch.testing.assert_close(x, (torch.from_numpy(z) - mean) / 2.0 * 0.5)
-
-
 def test_held_out_samples_are_never_trained_on(tmp_path):
     z = latents(COUNT)
     path = write_store(tmp_path / "s", z)
