@@ -31,14 +31,6 @@ from experiments.runtime.files import atomic_write
 from experiments.runtime.parser import Parser
 
 RESULTS = ROOT / "results"
-
-
-@functools.lru_cache(maxsize=8)
-def archived(archive: Path) -> Records:
-    """Return the records of an archive."""
-    return Records(load(unpack(archive, ROOT / PUBLISHED)))
-
-
 _OPENING = rf"<!-- ({'|'.join(KINDS)}) "
 _BLOCK = re.compile(rf"({_OPENING}([^>]*?) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 _OF_OBJECTIVES = ("objectives", "contrasts")  # printed where there are several
@@ -50,6 +42,12 @@ _NOTES = {
 _NOT_YET = "No finished run of this study is published yet ({})."
 # Dense steps, and routed steps of about the same multiply-adds, in the exploratory records.
 FIGURE_STEPS = (3000, 4200)
+
+
+@functools.lru_cache(maxsize=8)
+def archived(archive: Path) -> Records:
+    """Return the records of an archive."""
+    return Records(load(unpack(archive, ROOT / PUBLISHED)))
 
 
 def fill(text: str) -> str:

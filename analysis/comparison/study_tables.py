@@ -1,4 +1,4 @@
-"""The tables of a study: each kind of block that `analysis.compute` fills in, made from its records."""
+"""The tables of a study: each kind of block that `analysis.compute` fills in, from its records."""
 
 import functools
 from collections.abc import Callable
