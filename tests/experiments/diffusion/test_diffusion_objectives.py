@@ -87,13 +87,6 @@ def test_flow_loss_is_the_velocity_error_and_its_cosine():
     assert loss_map(path, opposite, x0, noise, times).mean() == pytest.approx(float(4 * square + 2), rel=1e-5)
 
 
-def test_ddpm_loss_is_the_epsilon_error():
-    path = create_objective("ddpm")
-    x0, noise = torch.randn(3, 4, 4, 4), torch.randn(3, 4, 4, 4)
-    loss = loss_map(path, zero, x0, noise, torch.tensor([0.0, 400.0, 999.0]))
-    assert torch.allclose(loss, noise**2)
-
-
 class Epsilon:
     """Predicts given epsilons and a variance between its bounds."""
 
