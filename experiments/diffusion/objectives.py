@@ -18,9 +18,8 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.diffusion.ddpm import DDPM
-from experiments.diffusion.edm import EDM
 from experiments.diffusion.flow import Flow
-from experiments.diffusion.objective import Objective
+from experiments.diffusion.objective import EDM, Objective
 from experiments.options.objective import OBJECTIVES as OBJECTIVE_OPTIONS
 from experiments.options.roles import parse_named
 
