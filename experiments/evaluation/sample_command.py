@@ -33,7 +33,7 @@ def sample(args: argparse.Namespace) -> int:
     check_at_least("--pngs", args.pngs, 0)
     for kind in ("sampler", "guidance"):
         if "name" in changes[kind]:  # refuse wrong options before loading the model
-            chosen_options(kind, {}, changes[kind])
+            chosen_options(kind, None, changes[kind])
     device = join(args.device)
     rank, processes = world()
     console = Console(quiet=bool(rank))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -18,7 +18,6 @@ SIGMA_DATA = "Standard deviation to which the data are scaled."
 class ObjectiveOptions:
     """Options shared by all objectives."""
 
-    GROUP: ClassVar[str] = "objective"
     name: str
     sigma_data: Annotated[float, Gt(0), SIGMA_DATA] = 1.0
 
@@ -26,6 +25,11 @@ class ObjectiveOptions:
     def network(self) -> dict[str, object]:
         """What fixes the meaning of the network's input and output."""
         return {"name": self.name}
+
+    @property
+    def learns_variance(self) -> bool:
+        """Whether the network predicts a variance too, in as many output channels again."""
+        return False
 
     def check_times(self, steps: int, shift: float) -> None:
         """Refuse a sampler's number of steps, or its shift, that this objective cannot have."""
@@ -141,6 +145,11 @@ class DDPMOptions(ObjectiveOptions):
     vlb: Annotated[
         float, Ge(0), "Weight of the variational bound that trains the learned variance."
     ] = 1.0
+
+    @property
+    def learns_variance(self) -> bool:
+        """Whether the network predicts a variance too: `learn_sigma`."""
+        return self.learn_sigma
 
     def check_consistency(self) -> None:
         """Refuse decreasing betas."""

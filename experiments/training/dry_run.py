@@ -10,7 +10,6 @@ import yaml
 from backbones.cost import Cost
 from experiments.config.model import banner_lines, model_arguments, run_cost
 from experiments.config.schema import Config
-from experiments.data.registry import describe, parse
 from experiments.preflight import check_ready
 from experiments.runtime.console import Console, big, loading
 from experiments.runtime.memory import check_fits, memory_line, visible_gpus
@@ -40,7 +39,7 @@ def dry_run(config: Config) -> None:
     With `dry=full` the model is built, its kernels are named and a step is timed, and the whole
     configuration follows.
     """
-    info = describe(config.data)
+    info = config.data.describe()
     arguments = model_arguments(config, info)
     cost = run_cost(config, arguments)
     train = config.train
@@ -58,13 +57,13 @@ def dry_run(config: Config) -> None:
     state = "exists: it would be resumed, or has finished" if config.folder.exists() else "new"
     lines = [
         *banner_lines(config, cost, model.describe() if model else []),
-        *parse(config.data).contents_lines(config.task),
+        *config.data.contents_lines(config.task),
         f"{_training_line(config, info)}, {precision}",
     ]
     if train.optimizer == "muon":
         rate = train.lr if train.muon_lr is None else train.muon_lr
         lines.append(f"optimizer   Muon (lr {rate:g}) for linear layers in blocks, AdamW otherwise")
-    lines += [f"scores      eval={config.eval['name']}", memory_line(cost, samples)]
+    lines += [f"scores      eval={config.eval.name}", memory_line(cost, samples)]
     if model is not None:
         lines.append(timed_step.time_line(config, model))
     else:
@@ -84,16 +83,16 @@ def _check(config: Config, cost: Cost, samples: int) -> None:
     """Refuse what the run would refuse."""
     on_gpu = bool(visible_gpus())
     check_ready(config, process_group().world_size, on_gpu)
-    parse(config.data).check_contents(config.task)
+    config.data.check_contents(config.task)
     least = 1 if config.train.micro_batch == "auto" else samples
     check_fits(cost, 0 if on_gpu else least)
 
 
 def _training_line(config: Config, info: dict[str, Any]) -> str:
     """Return steps, data, objective, learning rate and precision."""
-    train, objective = config.train, config.objective["name"]
-    prediction = config.objective.get("prediction", "v")
-    if prediction != "v":
+    train, objective = config.train, config.objective.name
+    prediction = config.objective.network.get("prediction")
+    if prediction is not None:  # not the usual one
         objective += f" with {prediction}-prediction"
     shape = "x".join(str(size) for size in info["shape"])
     return (

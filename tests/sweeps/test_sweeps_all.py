@@ -87,12 +87,11 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
 
     import backbones
     from experiments.config.model import model_arguments
-    from experiments.data.registry import describe
 
     for words in cells(name):
         config = load_config(words)
         assert config.scale == "paper" and config.name
-        cost, arguments = run_cost(config), model_arguments(config, describe(config.data))
+        cost, arguments = run_cost(config), model_arguments(config, config.data.describe())
         routed = config.resolved_route != "none" and config.routing.remove != "never"
         assert (cost.macs_routed < cost.macs_dense) == routed, words
         key = repr(sorted(arguments.items(), key=str))

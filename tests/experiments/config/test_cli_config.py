@@ -30,12 +30,12 @@ from routing.errors import UserError
 
 def test_scale_sets_data_size_and_steps_and_each_can_be_overridden():
     default = load([])
-    assert (default.scale, default.data["name"], default.size, default.depth) == ("tiny", "mnist", "T/4", 12)
+    assert (default.scale, default.data.name, default.size, default.depth) == ("tiny", "mnist", "T/4", 12)
     assert load(["data=digits"]).size == "T/1", "the patch follows the data"
     small = load(["scale=small"])
-    assert (small.data["name"], small.size) == ("scenes", "M/2")
+    assert (small.data.name, small.size) == ("scenes", "M/2")
     changed = load(["scale=small", "size=S/2", "data=digits", "train.steps=7", "eval=digits"])
-    assert (changed.data["name"], changed.size, changed.train.steps) == ("digits", "S/2", 7)
+    assert (changed.data.name, changed.size, changed.train.steps) == ("digits", "S/2", 7)
     paper = load(["scale=paper", "size=XL/2", "route=auto"])
     assert paper.resolved_route == "2-24"
     assert (paper.train.steps, paper.train.batch, paper.train.lr, paper.train.ema) == (400_000, 256, 1e-4, 0.9999)

@@ -98,7 +98,7 @@ def test_a_combination_trains(backbone, tokens, added, tmp_path):
 def test_everything_that_adds_up_trains_together(backbone, tmp_path):
     words = ["experiment=jit", "route=1-2", *ADDED["Muon"][0], *ADDED["SRA"][0], "backbone.bottleneck=8"]
     config, run = two_steps(tmp_path, *words, f"backbone={backbone}", "train.precision=bf16", "train.micro_batch=4")
-    assert config.objective["prediction"] == "x" and config.backbone["name"] == backbone
+    assert config.objective.prediction == "x" and config.backbone.name == backbone
     sample(config, run, ["guidance=interval", "guidance.high=9.0"])
 
 

@@ -9,10 +9,7 @@ from training_runs import alignment_term, make_run, perturbed
 
 from experiments.config.guidance import check_guidance_routes
 from experiments.config.model import model_arguments, run_cost
-from experiments.data.registry import describe
 from experiments.evaluation.pipeline import SamplingPipeline
-from experiments.options.guidance import GUIDANCE
-from experiments.options.roles import parse_named
 from experiments.training.session import train
 from routing.errors import UserError
 
@@ -24,8 +21,7 @@ MASKDIT = [*DROPPING, "backbone.decoder={depth: 1, width: 32, heads: 2}"]
 def test_a_weak_pass_that_the_model_never_makes_is_not_asked_of_it(word, tmp_path):
     words = ["route=1-2@0.75", "routing.selection=quad", "guidance=routed", "guidance.strong=0.75"]
     config = small(tmp_path, *words, word)
-    model = model_arguments(config, describe(config.data))
-    check_guidance_routes(config, parse_named(GUIDANCE, "guidance", config.guidance), model)
+    check_guidance_routes(config, config.guidance, model_arguments(config, config.data.describe()))
 
 
 @pytest.mark.slow

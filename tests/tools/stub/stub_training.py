@@ -75,7 +75,7 @@ def work(config, folder, options, write):
         reason = None if options.get("deaf") else agreed(signals.STATE.reason)
         if step % options["save_every"] == 0 or reason or step == steps:
             save()
-        every = config.eval.get("every")
+        every = config.eval.every
         if write and every and (step % every == 0 or step == steps):
             value = 1 + abs(math.log10(config.train.lr / 1e-3)) + 1 / step
             line = {"metric": "FD", "key": "fd", "value": value, "step": step}
