@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from backbones import registry
-from backbones.sizes import BackboneError, parse_size
+from backbones.sizes import BackboneError
 from backbones.validation import check_choice, fields_of, validate
 from experiments.data.registry import DATA_SETS, options_class
 from experiments.data.registry import parse as parse_data
@@ -109,7 +109,7 @@ def _parse_backbone(values: Mapping[str, Any]) -> BackboneOptions:
 def check_backbone(options: BackboneOptions, size: str, grid: tuple[int, int]) -> None:
     """Refuse options of a backbone that do not fit the size or the grid of patches (H, W)."""
     try:
-        shape = parse_size(size, options.depth, options.width, options.heads)
+        shape = options.shape(size)
     except BackboneError as error:
         is_option = str(error).startswith("heads=")
         raise BackboneError(f"backbone.{error}" if is_option else str(error)) from None

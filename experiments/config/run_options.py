@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from backbones.sizes import parse_size
 from backbones.validation import Choices
 from experiments.data.data_options import TASKS, DataOptions
 from experiments.options.evaluation import EvalOptions
@@ -18,8 +17,7 @@ from experiments.options.objective import ObjectiveOptions
 from experiments.options.roles import REPORTS, ROUTES, SCORES
 from experiments.options.sampler import SamplerOptions
 from experiments.options.training import ENCODERS, SELF_ENCODER, PathsOptions, TrainOptions
-from routing.options import RoutingOptions
-from routing.route import Route, RouteSchedule
+from routing import Route, RouteSchedule, RoutingOptions
 
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 
@@ -71,12 +69,12 @@ class RunOptions:
     @property
     def depth(self) -> int:
         """Number of blocks of the backbone."""
-        return self.backbone.depth or parse_size(self.size).depth
+        return self.backbone.shape(self.size).depth
 
     @property
     def width(self) -> int:
         """Width of the backbone."""
-        return self.backbone.width or parse_size(self.size).width
+        return self.backbone.shape(self.size).width
 
     @property
     def encoder_width(self) -> int:

@@ -16,7 +16,7 @@ from backbones.options.model import (
     Skips,
     Width,
 )
-from backbones.sizes import AlignOptions, DecoderOptions
+from backbones.sizes import AlignOptions, DecoderOptions, Size, parse_size
 from experiments.options.roles import ROUTES
 
 
@@ -51,6 +51,10 @@ class BackboneOptions(SharedBackboneOptions):
 
     name: str
     family: Any  # the family's own dataclass (`backbones.options.Spec.options`)
+
+    def shape(self, size: str) -> Size:
+        """Return the shape of a stack of this size, such as S/2, with these overrides."""
+        return parse_size(size, self.depth, self.width, self.heads)
 
     def arguments(self) -> dict[str, Any]:
         """Return these options as arguments of `backbones.create`."""
