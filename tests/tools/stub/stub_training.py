@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from experiments.config import load
 from experiments.runtime import run_folder, signals
 from experiments.runtime.errors import Interrupted
 from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import locked
 from experiments.runtime.records import append_jsonl
-from sweeps.plan.composition import load_config
 
 
 def agreed(reason):
@@ -34,7 +34,7 @@ def agreed(reason):
 
 
 def main(overrides):
-    config = load_config(overrides)  # composes the groups once in a process
+    config = load(overrides)
     folder, rank = config.folder, int(os.environ.get("RANK", 0))
     known = run_folder.read(folder.parent / "stub.json")
     options = {"sleep": 0.02, "save_every": 5} | known.get("*", {}) | known.get(str(config.seed), {})
