@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from experiments.config.parent import parent_digest
 from experiments.config.removed_keys import without_removed_words
 from experiments.config.run_options import RunOptions
 from experiments.config.schema import Config
-from experiments.data.registry import OWN_PICTURES, evaluation_preset, options_class
+from experiments.config.unknown_keys import unknown_key
+from experiments.data.registry import evaluation_preset, options_class
 from experiments.options.roles import ConfigError, config_defaults
 from experiments.runtime.nested import flatten
 from routing.errors import require, suggest
@@ -65,7 +66,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         for setting in settings:
             key = setting.split("=", 1)[0]
             if key not in valid_keys:
-                raise _unknown_key(key, valid_keys)
+                raise unknown_key(key, valid_keys)
             OmegaConf.update(composed, key, _value(setting), merge=True)
         return _plain_values(composed, selections)
     except (HydraException, OmegaConfBaseException) as error:
@@ -164,28 +165,6 @@ def _store_defaults(backbones: tuple[str, ...]) -> None:
 def _valid_keys(selections: tuple[str, ...]) -> frozenset[str]:
     """Return every key of a configuration with these groups."""
     return frozenset(flatten(_plain_values(compose_by_hydra(selections), selections)))
-
-
-def _unknown_key(key: str, valid_keys: Collection[str]) -> ConfigError:
-    below = [name for name in sorted(valid_keys) if name.startswith(f"{key}.")]
-    example = "".join(f", such as {name}=" for name in below[:1])
-    if below:
-        return ConfigError(f"{key} is a group of keys: expected {key}.KEY=VALUE{example}")
-    group, _, option = key.partition(".")
-    if group in GROUPS and group not in groups.PRESETS:
-        entries = []
-        for name in groups.names(group):
-            if option in groups.defaults(group, name):
-                entries.append(f"{group}={name}")
-        verb = "has" if len(entries) == 1 else "have"
-        if entries:
-            hint = f"; {OWN_PICTURES}" if key == "data.path" else ""
-            owners = " and ".join(filter(None, [", ".join(entries[:-1]), entries[-1]]))
-            return ConfigError(f"unknown key {key}: only {owners} {verb} it{hint}")
-    closest = suggest(key, [*GROUPS, *sorted(valid_keys)])
-    return ConfigError(
-        f"unknown key {key}{closest} (python experiments/run.py --help all lists all keys)"
-    )
 
 
 # --- from the command line to Hydra's grammar -----------------------------------------------------

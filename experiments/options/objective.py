@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from experiments.options.roles import ConfigError, Default, parse_named
+from experiments.options.roles import ConfigError, Default
 from routing.errors import require
 from routing.options import OMITTED_AT_DEFAULT
 
@@ -177,7 +177,7 @@ OBJECTIVES: dict[str, type[ObjectiveOptions]] = {
 }
 
 
-def check_same_network(source: str, theirs: Any, ours: Any) -> None:
+def check_same_network(source: str, theirs: ObjectiveOptions, ours: ObjectiveOptions) -> None:
     """Refuse weights whose objective gives the network's input or output another meaning.
 
     Args:
@@ -188,8 +188,7 @@ def check_same_network(source: str, theirs: Any, ours: Any) -> None:
     Raises:
         ConfigError: The two differ.
     """
-    trained = parse_named(OBJECTIVES, "objective", theirs).network
-    expected = parse_named(OBJECTIVES, "objective", ours).network
+    trained, expected = theirs.network, ours.network
     require(
         trained == expected,
         f"{source}: trained with objective {_words(trained)}, expected {_words(expected)}",
