@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from backbones.parsing import check_word
 from experiments.config import groups
 from experiments.config.groups import CONF, GROUPS
+from experiments.config.overrides import normalize, value_of
 from experiments.config.parent import parent_digest
 from experiments.config.removed_keys import without_removed_words
 from experiments.config.run_options import RunOptions
@@ -29,7 +28,6 @@ from experiments.config.unknown_keys import unknown_key
 from experiments.data.registry import evaluation_preset, options_class
 from experiments.options.roles import ConfigError, config_defaults
 from experiments.runtime.nested import flatten
-from routing.errors import require, suggest
 
 
 def load(overrides: Sequence[str] = ()) -> Config:
@@ -67,7 +65,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
             key = setting.split("=", 1)[0]
             if key not in valid_keys:
                 raise unknown_key(key, valid_keys)
-            OmegaConf.update(composed, key, _value(setting), merge=True)
+            OmegaConf.update(composed, key, value_of(setting), merge=True)
         return _plain_values(composed, selections)
     except (HydraException, OmegaConfBaseException) as error:
         reason = " ".join(str(error).split("\n")[0].split())
@@ -82,7 +80,7 @@ def _sorted_out(overrides: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
         if key not in GROUPS:
             settings.append(override)
         elif override != "experiment=null":  # the default, which Hydra does not accept
-            _value(override)  # refuses several
+            value_of(override)  # refuses several
             groups.check_name(key, value)
             selections.append(override)
     return tuple(selections), settings
@@ -165,80 +163,6 @@ def _store_defaults(backbones: tuple[str, ...]) -> None:
 def _valid_keys(selections: tuple[str, ...]) -> frozenset[str]:
     """Return every key of a configuration with these groups."""
     return frozenset(flatten(_plain_values(compose_by_hydra(selections), selections)))
-
-
-# --- from the command line to Hydra's grammar -----------------------------------------------------
-
-
-def normalize(text: str) -> str:
-    """Return one override in the form that Hydra takes.
-
-    Raises:
-        ConfigError: It is not `key=value`.
-    """
-    text = text.strip()
-    check_word(text)
-    if "=" not in text or text.startswith("="):
-        hint = suggest(text, ["--dry-run", "--help"]) if text.startswith("-") else ""
-        raise ConfigError(
-            f"expected key=value, got {text!r}: for example backbone=mamba route=2-8{hint}"
-        )
-    key, value = text.split("=", 1)
-    plain = key.lstrip("-+~")
-    if plain != key:
-        raise ConfigError(f"{key}={value}: expected {plain}={value}")
-    if key == "route":
-        value = _normalize_route(value.strip("'\""))
-    return quote(f"{key}={value}")
-
-
-def _normalize_route(value: str) -> str:
-    if value.startswith("["):
-        return value
-    with_point = re.sub(r"@(\d*),(?=\d)", r"@\1.", value)
-    if with_point != value:
-        raise ConfigError(f"route={value}: expected a decimal point, as in route={with_point}")
-    if "," in value:
-        joined = "+".join(part.strip() for part in value.split(","))
-        raise ConfigError(f"route={value}: expected one route; two are joined as route='{joined}'")
-    # Quoted, because characters of a route have a meaning in Hydra's grammar.
-    return "'" + value.replace("'", "") + "'"
-
-
-def quote(override: str) -> str:
-    """Return an override whose value is quoted where Hydra's grammar could not read it.
-
-    A path may hold letters beyond ASCII, quotes, `#`, `~` or `(`, which mean something else there.
-    """
-    key, value = override.split("=", 1)
-    if re.fullmatch(r"[\w./:@%+*?,-]*", value, re.ASCII):
-        return override
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        OverridesParser.create().parse_override(override)
-    except HydraException:
-        # Hydra reads backslashes as escapes only before a quote; doubled, each is one backslash.
-        escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-        return f"{key}='{escaped}'"
-    return override
-
-
-@functools.lru_cache(maxsize=4096)
-def _value(override: str) -> Any:
-    """Return the value of an override, as Hydra reads it."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    parsed = OverridesParser.create().parse_override(override)
-    key, value = override.split("=", 1)
-    require(
-        not parsed.is_sweep_override(),
-        f"{override}: expected one value; -m runs each of several, and a list is typed as "
-        f"{key}=[{value}]",
-        ConfigError,
-    )
-    return parsed.value()
 
 
 def complete(argv: Sequence[str]) -> None:

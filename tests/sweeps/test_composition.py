@@ -6,6 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.config import GROUPS, compose
+from experiments.config.overrides import normalize
 from sweeps import SweepError
 from sweeps.plan import grid
 from sweeps.plan.cells import expand
@@ -24,7 +25,7 @@ def training_cells(name, scale):
 
 
 def check(overrides):
-    composed = compose.compose_by_hydra(tuple(compose.normalize(text) for text in overrides))
+    composed = compose.compose_by_hydra(tuple(normalize(text) for text in overrides))
     expected = OmegaConf.to_container(composed, resolve=True)
     values = compose.compose(overrides)
     # Also the types: 1 and 1.0 have different hashes.
