@@ -43,7 +43,6 @@ def load(overrides: Sequence[str] = ()) -> Config:
     if config.init:
         # Only where a run is about to start: a saved configuration may outlive its parent.
         parent_digest(config.init)
-    config.data.describe()  # refuses latents that are not of data.shape
     return config
 
 
@@ -57,7 +56,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    selections, settings = _sorted_out(overrides)
+    selections, settings = _split(overrides)
     try:
         valid_keys = _valid_keys(selections)
         composed = copy.deepcopy(compose_by_hydra(selections))
@@ -72,7 +71,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(f"cannot read {' '.join(overrides)}: {reason}") from error
 
 
-def _sorted_out(overrides: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+def _split(overrides: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """Return the overrides that select a group's entry, and those that set a single key."""
     selections, settings = [], []
     for override in without_removed_words([normalize(override) for override in overrides]):

@@ -1,4 +1,4 @@
-"""Words of a command line in Hydra's grammar: `route=2-8` as typed, quoted and read (no torch here)."""
+"""Words of a command line in Hydra's grammar: checked, quoted where it needs that, and read."""
 
 from __future__ import annotations
 
