@@ -57,7 +57,6 @@ TABLES = {
         ("paths.runs=", "paths.runs= is empty"),
         ("paths.runs=/proc/x", "cannot be used"),
         ("paths.runs=~nobody-of-this-name/x", "no user of that name"),
-        ("train.lr=nan", "expected a finite number > 0"),
         ("train.betas=[0.9,1.0]", "expected a list of 2, each a number >= 0 and < 1"),
         ("dry=perhaps", "true or false or full"),
         ("init=nowhere", "does not exist"),
@@ -80,7 +79,6 @@ TABLES = {
         ("backbone.decoder={dept: 2}", "unknown key backbone.decoder.dept; did you mean depth?"),
         ("backbone.decoder={width: 32, heads: 5}", "backbone.decoder.heads=5: expected a divisor of width=32, such as 4"),
         ("backbone.decoder={depth: 1} objective=ddpm sampler=ddim", "objective=edm"),
-        ("task=none guidance=none backbone.context_tokens=4", "context_tokens=4: expected 0 in a model without classes"),
         # --- alignment
         ("train.teacher_block=3", "train.teacher_block=3: expected train.encoder=ema"),
         ("train.encoder=ema train.teacher_block=12", "expected an integer >= 0 and <= 11"),
@@ -125,7 +123,6 @@ TABLES = {
         ("dry=true data=digits sampler.shift=2", "expected 1 for objective=edm"),
         ("dry=true data=digits guidance=autoguidance guidance.checkpoint={tmp}/none", "none does not exist"),
         ("dry=true train.graphs=true", "expected a CUDA GPU, there is none here"),
-        ("dry=true data=fashion data.path={tmp}", "no train-images-idx3-ubyte or "),
         ("dry=true data=digits init={bad}/unknown.safetensors", "does not say which model it belongs to"),
         ("dry=true data=digits init={run} objective=flow", "trained with objective name=edm"),
         (

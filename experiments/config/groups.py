@@ -102,8 +102,8 @@ def _parse_backbone(values: Mapping[str, Any]) -> BackboneOptions:
         elif key != "name" and value is not None:  # null leaves the choice to the family
             family[key] = value
     common = validate(SharedBackboneOptions, shared, "backbone.")
-    family_options = registry.find(values["name"]).build(family, shared_names)
-    return BackboneOptions(**vars(common), name=values["name"], family=family_options)
+    spec = registry.find(str(values["name"]))
+    return BackboneOptions(**vars(common), name=spec.name, family=spec.build(family, shared_names))
 
 
 def check_backbone(options: BackboneOptions, size: str, grid: tuple[int, int]) -> None:

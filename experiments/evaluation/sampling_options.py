@@ -9,7 +9,9 @@ from typing import Any
 from backbones.parsing import Malformed, yaml_of
 from experiments.config.groups import parse
 from experiments.config.removed_keys import without_removed
+from experiments.options.guidance import GuidanceOptions
 from experiments.options.roles import ConfigError
+from experiments.options.sampler import SamplerOptions
 from routing.errors import require, suggest
 
 #: Groups of a run's configuration that may be changed for sampling.
@@ -85,7 +87,9 @@ def _split_key(item: str) -> tuple[str, str]:
     raise ConfigError(f"{item}: sampling can change {expected}{hint}")
 
 
-def chosen_options(kind: str, configured: Any, changes: Mapping[str, Any]) -> Any:
+def chosen_options(
+    kind: str, configured: SamplerOptions | GuidanceOptions | None, changes: Mapping[str, Any]
+) -> Any:
     """Return the changed options of a group.
 
     They start from the run's own options, or from the defaults where `changes` has another name.
