@@ -55,14 +55,13 @@ def quote(override: str) -> str:
     if re.fullmatch(r"[\w./:@%+*?,-]*", value, re.ASCII):
         return override
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import QuotedString, Quote
     from hydra.errors import HydraException
 
     try:
         OverridesParser.create().parse_override(override)
     except HydraException:
-        # Hydra reads backslashes as escapes only before a quote; doubled, each is one backslash.
-        escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-        return f"{key}='{escaped}'"
+        return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
     return override
 
 
