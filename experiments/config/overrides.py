@@ -55,7 +55,7 @@ def quote(override: str) -> str:
     if re.fullmatch(r"[\w./:@%+*?,-]*", value, re.ASCII):
         return override
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import QuotedString, Quote
+    from hydra.core.override_parser.types import Quote, QuotedString
     from hydra.errors import HydraException
 
     try:
