@@ -108,6 +108,7 @@ def _plain_values(composed: Any, selections: Sequence[str]) -> dict[str, Any]:
 
     selected = dict(selection.split("=", 1) for selection in selections)
     values = OmegaConf.to_container(composed, resolve=True)
+    assert isinstance(values, dict)
     values["scale"] = selected.get("scale", "tiny")
     values["experiment"] = selected.get("experiment")
     return {str(key): value for key, value in values.items()}
