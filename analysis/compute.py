@@ -7,30 +7,20 @@ The pages are README.md and results/*.md. Between `<!-- KIND of=results/NAME.tar
 and `<!-- end of KIND -->` is a table generated from the archive, or a line that says it is missing.
 Kinds: `penalty` (step penalty s and s * m of routed runs), `arms` (every arm of a study),
 `endpoints` (declared paired endpoints; `pairs` is the declared number), `seeds` (their values by
-seed), `scores` (scores on samples after the last step). An arm is a group and variant
-(`analysis.comparison.arms`).
+seed), `scores` (scores on samples after the last step), `lengths` and `slopes` (s * m against the
+number of dense steps), `objectives` and `contrasts` (dense and routed scores of several objectives
+after `steps` steps). An arm is a group and variant (`analysis.comparison.arms`).
 """
 
 import argparse
 import functools
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from analysis.comparison.arms import (
-    Arm,
-    Curves,
-    arms,
-    arms_table,
-    endpoints_table,
-    penalty_table,
-    seeds_table,
-)
-from analysis.comparison.final_scores import final_scores, scores_table
+from analysis.comparison.study_tables import KINDS, Records
 from analysis.errors import AnalysisError
 from analysis.figures import against_macs
 from analysis.runs.archives import PUBLISHED, unpack, unpacked
@@ -41,8 +31,9 @@ from experiments.runtime.files import atomic_write
 from experiments.runtime.parser import Parser
 
 RESULTS = ROOT / "results"
-_OPENING = r"<!-- (penalty|arms|endpoints|seeds|scores) "
+_OPENING = rf"<!-- ({'|'.join(KINDS)}) "
 _BLOCK = re.compile(rf"({_OPENING}([^>]*?) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
+_OF_OBJECTIVES = ("objectives", "contrasts")  # printed where there are several
 _HALF = "\u00b1 half-width of the 95 % t-interval"
 _NOTES = {
     "arms": f"Held-out loss: mean {_HALF}. MACs: forward multiply-adds; training FLOPs = 6 x.",
@@ -54,21 +45,9 @@ FIGURE_STEPS = (3000, 4200)
 
 
 @functools.lru_cache(maxsize=8)
-def archived_runs(archive: Path) -> pd.DataFrame:
-    """Return the runs of an archive of records."""
-    return load(unpack(archive, ROOT / PUBLISHED))
-
-
-@functools.lru_cache(maxsize=8)
-def archived_arms(archive: Path) -> dict[Arm, Curves]:
-    """Return the arms of an archive of records."""
-    return arms(archived_runs(archive))
-
-
-@functools.lru_cache(maxsize=8)
-def archived_scores(archive: Path) -> dict[Arm, pd.DataFrame]:
-    """Return the final scores of the arms of an archive of records."""
-    return final_scores(archived_runs(archive))
+def archived(archive: Path) -> Records:
+    """Return the records of an archive."""
+    return Records(load(unpack(archive, ROOT / PUBLISHED)))
 
 
 def fill(text: str) -> str:
@@ -92,31 +71,12 @@ def _body(kind: str, request: str) -> str:
     archive = ROOT / options["of"]
     if not archive.is_file():
         return _NOT_YET.format(f"`{options['of']}` does not exist") + "\n"
-    records: Mapping[Arm, Any] = (
-        archived_scores(archive) if kind == "scores" else archived_arms(archive)
-    )
-    table = {}
-    for arm, values in records.items():
-        if options.get("data", arm.data) == arm.data:
-            table[arm] = values
-    pairs = int(options.get("pairs", 2))
-    head, *rows = make(kind, table, int(options.get("steps", 3000)), pairs)
+    records = archived(archive)
+    if "data" in options:
+        records = records.on(options["data"])
+    steps, pairs = int(options.get("steps", 3000)), int(options.get("pairs", 2))
+    head, *rows = KINDS[kind](records, steps, pairs)
     return markdown_rows(head, rows)
-
-
-def make(
-    kind: str, table: Mapping[Arm, Any], steps: int, declared_pairs: int = 2
-) -> list[list[str]]:
-    """Return the rows of a kind of block, from the final scores of each arm or from its curves."""
-    if kind == "scores":
-        return scores_table(table)
-    if kind == "arms":
-        return arms_table(table)
-    if kind == "penalty":
-        return penalty_table(table, steps)
-    if kind == "seeds":
-        return seeds_table(table, steps)
-    return endpoints_table(table, steps, declared_pairs)
 
 
 def _command(words: list[str]) -> int:
@@ -132,8 +92,8 @@ def _command(words: list[str]) -> int:
         if filled != text:
             atomic_write(page, filled)
             print(f"{page}  filled in")
-    records = archived_runs(RESULTS / "runs.tar.gz")
-    plot = against_macs.draw(score_points(records), *FIGURE_STEPS)
+    records = archived(RESULTS / "runs.tar.gz")
+    plot = against_macs.draw(score_points(records.runs), *FIGURE_STEPS)
     for path in plot.save(RESULTS / "figures"):
         print(path)
     return 0
@@ -160,12 +120,12 @@ def score_points(source: Runs) -> pd.DataFrame:
 
 
 def _print(options: argparse.Namespace) -> int:
-    runs = load(unpacked(options.records, ROOT / PUBLISHED))
-    curves, final = arms(runs), final_scores(runs)
-    for kind in ("arms", "penalty", "endpoints", "seeds", "scores"):
-        table: Mapping[Arm, Any] = final if kind == "scores" else curves
+    records = Records(load(unpacked(options.records, ROOT / PUBLISHED)))
+    for kind, make in KINDS.items():
+        if kind in _OF_OBJECTIVES and records.runs["objective"].nunique() < 2:
+            continue
         try:
-            head, *rows = make(kind, table, options.steps)
+            head, *rows = make(records, options.steps, 2)
             if rows:
                 print(markdown_rows(head, rows))
                 if kind in _NOTES:

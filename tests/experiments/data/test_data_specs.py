@@ -61,7 +61,7 @@ def test_latents_of_another_shape_than_asked_are_refused(tmp_path):
     # The backbone itself takes any latents, and a key that is not set names no run anew.
     words += [f"data.path={stable}", "guidance=cfg"]
     old = load(words)
-    del old.data["shape"], old.guidance["channels"]
+    del old.composed["data"]["shape"], old.composed["guidance"]["channels"]
     assert old.name == load(words).name != load([*words, "guidance.channels=3"]).name
 
 
