@@ -74,7 +74,7 @@ def probe(run: Path, step: int | None = None, samples: int = 1000) -> RouteProbe
         losses[route] = _mean_loss(dataclasses.replace(data, config=routed), batches, dense=False)
         cost = run_cost(routed, route=routed.first_route)
         macs[route] = cost.macs_routed / cost.macs_dense
-    return RouteProbe(config.backbone["name"], dense, losses, macs)
+    return RouteProbe(config.backbone.name, dense, losses, macs)
 
 
 @torch.inference_mode()

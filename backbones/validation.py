@@ -31,9 +31,15 @@ class OptionError(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """The words that an `Annotated[str, Choices(...)]` allows, if they are computed."""
+    """The words that an `Annotated[str, Choices(...)]` allows, if they are computed.
+
+    Attributes:
+        words: The words.
+        advice: What an error adds for a word that resembles none of them.
+    """
 
     words: tuple[str, ...]
+    advice: str = ""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         """Validate as one of the words."""
@@ -154,8 +160,11 @@ def _wrong_value(annotation: Any, value: Any, name: str) -> OptionError:
     expected = describe(annotation)
     if _has_infinity(value):
         expected = expected.replace("a number", "a finite number")
-    closest = _suggest_choice(annotation, value)
-    return OptionError(f"{name}={show(value)}: expected {expected}{closest}")
+    hint = _suggest_choice(annotation, value)
+    for constraint in getattr(annotation, "__metadata__", ()):
+        if not hint and isinstance(constraint, Choices) and constraint.advice:
+            hint = f"; {constraint.advice}"
+    return OptionError(f"{name}={show(value)}: expected {expected}{hint}")
 
 
 def check_choice(value: Any, words: Collection[str], name: str) -> None:

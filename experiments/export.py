@@ -14,7 +14,6 @@ if __name__ == "__main__":
 
     require_packages()
 
-from experiments.data.registry import location_keys
 from experiments.options.training import PathsOptions
 from experiments.runtime.command import run_command
 from experiments.runtime.parser import Parser
@@ -43,15 +42,15 @@ def main(argv: list[str]) -> int:
     from experiments.evaluation import trained_model
 
     loaded = trained_model.load_model(args.source, device="cpu")
-    weights, data = loaded.model.state_dict(), dict(loaded.config.data)
+    weights, data = loaded.model.state_dict(), dict(loaded.config.composed["data"])
     if args.half:
         weights = {k: v.half() if v.is_floating_point() else v for k, v in weights.items()}
         for name, values in weights.items():
             require(values.isfinite().all(), f"{name} does not fit float16: leave out --half")
     # Paths of runs and data are private, and not part of the run's name.
-    for key in location_keys(data["name"]):
+    for key in loaded.config.data.location_keys:
         data.pop(key, None)
-    config = dataclasses.replace(loaded.config, paths=PathsOptions(), data=data)
+    config = dataclasses.replace(loaded.config.with_data(data), paths=PathsOptions())
     trained_model.export(args.out, loaded.model, weights, config, loaded.step, loaded.info)
     print(f"{args.out}  {args.out.stat().st_size / 1e6:.2f} MB, step {loaded.step}")
     return 0

@@ -13,8 +13,9 @@ import sys
 import traceback
 
 from backbones.parsing import check_word
-from experiments.config.compose import load, quote, register
+from experiments.config.compose import load, register
 from experiments.config.groups import CONF
+from experiments.config.overrides import quote
 from experiments.config.schema import Config
 from experiments.runtime import run_folder
 from experiments.runtime.errors import EXIT_CODES, Interrupted, print_error, sentence

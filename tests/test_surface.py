@@ -13,32 +13,24 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from small import ROOT, run
 from suite import DATA, GROUPS, PUBLIC, compose, option_types, registered
+
+from experiments.runtime.nested import flatten
 
 SURFACE = DATA / "surface.txt"
 OPTIONS = DATA / "options.txt"
 HELP = ROOT / "docs" / "help.txt"
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
 def described(word: str | None) -> dict[str, str]:
     """Return type and default of every option under one more word on the command line."""
     values = compose([word] if word else [])
     types = option_types(values)
-    return {key: f"{types[key]}\t{json.dumps(default)}" for key, default in flatten(values)}
+    return {key: f"{types[key]}\t{json.dumps(default)}" for key, default in flatten(values).items()}
 
 
 def options() -> str:

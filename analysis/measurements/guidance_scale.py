@@ -132,7 +132,7 @@ def _is_dense(config: Config) -> bool:
 
 def _kind(config: Config) -> list[Any]:
     """Return what an independent run of another seed must share with a run."""
-    return [config.backbone["name"], config.size, config.data, config.task, config.objective]
+    return [config.backbone.name, config.size, config.data, config.task, config.objective]
 
 
 class Measurement:
@@ -211,8 +211,8 @@ class Measurement:
             direction = None if is_instrument else z
             sums[f"over {against}"] = _products(clean, conditional, weak, direction)
         return {
-            "format": FORMAT, "run": run.name, "backbone": config.backbone["name"],
-            "size": config.size, "data": config.data["name"], "route": config.resolved_route,
+            "format": FORMAT, "run": run.name, "backbone": config.backbone.name,
+            "size": config.size, "data": config.data.name, "route": config.resolved_route,
             "seed": config.seed, "step": data.step, "samples": clean.shape[1], "notes": notes,
             "rows": list(self._rows(sums)),
         }  # fmt: skip

@@ -81,8 +81,8 @@ def measure(
         protocol = replace(protocol, samples=min(protocol.samples, size))
     config = data.config
     return SimilarityFile(_mean_cosine(data, protocol), {
-        "run": Path(run).name, "backbone": config.backbone["name"], "size": config.size,
-        "data": config.data["name"], "route": str(config.first_route), "seed_of_run": config.seed,
+        "run": Path(run).name, "backbone": config.backbone.name, "size": config.size,
+        "data": config.data.name, "route": str(config.first_route), "seed_of_run": config.seed,
         "step": data.step, "weights": protocol.weights, "samples": protocol.samples,
         "batch": protocol.batch, "noise_seed": protocol.seed, "split": "test",
         "levels": list(protocol.levels),

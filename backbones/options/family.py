@@ -116,10 +116,16 @@ class Spec:
             BackboneError: An unknown option, or a value that the family, the size or the grid does
                 not take.
         """
+        options = self.build(values, known_elsewhere)
+        self.check_fit(size, grid, options)
+        return options
+
+    def build(self, values: Mapping[str, Any], known_elsewhere: Collection[str] = ()) -> Any:
+        """Build the family's options, whatever the stack; arguments and errors as in `parse`."""
         owner = f"backbone {self.name}"
-        options = build_options(
-            self.options, without_removed(values, owner), owner, known_elsewhere
-        )
+        return build_options(self.options, without_removed(values, owner), owner, known_elsewhere)
+
+    def check_fit(self, size: Size, grid: tuple[int, int], options: Any) -> None:
+        """Raise `BackboneError` if the options do not fit the size or the grid."""
         if self.check is not None:
             self.check(size, grid, options)
-        return options

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from backbones.sizes import AlignOptions, parse_size
+from backbones.sizes import parse_size
 from backbones.validation import OptionError, validate_value
 from experiments.config import groups
 from experiments.config.run_options import RunOptions
-from experiments.data.registry import parse
 from experiments.options.training import ENCODERS, SELF_ENCODER
-from experiments.runtime.nested import flatten
 from routing.errors import require
 from routing.options import RoutingError
 from routing.schedule import ScheduleError
 
 
 def check_combinations(options: RunOptions) -> None:
-    """Refuse options of a group that it does not have, and options that contradict each other.
+    """Refuse options that contradict each other.
 
     Raises:
         UserError: One sentence with the key, its value and what was expected.
     """
-    for key, value in flatten(options.to_dict()).items():
-        if isinstance(value, int) and abs(value) >= 2**63:
-            raise OptionError(f"{key}={value}: expected an integer below 2^63")
-    for group in groups.REQUIRED_GROUPS:
-        values = getattr(options, group)
-        if "name" not in values:
-            raise OptionError(f"missing key {group}.name: choose one with {group}=NAME")
-        if group != "backbone":
-            groups.parse(group, values)
     grid = _patch_grid(options)
-    groups.parse_backbone(options.backbone, options.size, grid)
+    groups.check_backbone(options.backbone, options.size, grid)
     for key, path in (("paths.runs", options.paths.runs), ("init", options.init)):
         if path is not None and not path.strip():
             raise OptionError(f"{key}= is empty: expected a folder, such as runs or runs/NAME")
@@ -50,14 +40,14 @@ def check_combinations(options: RunOptions) -> None:
 
 def _patch_grid(options: RunOptions) -> tuple[int, int]:
     """Return the patches (H, W) of the data, whose sides the patch has to divide."""
-    _, height, width = parse(options.data).actual_shape()
+    _, height, width = options.data.actual_shape()
     patch = parse_size(options.size).patch
     patches = [side for side in range(1, height + 1) if height % side == width % side == 0]
     letter, closest = options.size.partition("/")[0], max(p for p in patches if p <= patch)
     require(
         patch in patches,
         f"size={options.size}: its patch of {patch} does not divide {height}x{width} "
-        f"(data={options.data['name']}); expected a patch of {', '.join(map(str, patches))}, as in "
+        f"(data={options.data.name}); expected a patch of {', '.join(map(str, patches))}, as in "
         f"size={letter}/{closest}",
         OptionError,
     )
@@ -74,8 +64,8 @@ def _check_training(options: RunOptions) -> None:
     )
     if train.residual == "bf16" and train.precision == "fp32":
         raise OptionError("train.residual=bf16: expected train.precision=bf16 or auto as well")
-    has_decoder = options.backbone.get("decoder") is not None
-    maskdit_of_ddpm = has_decoder and options.objective["name"] == "ddpm"
+    has_decoder = options.backbone.decoder is not None
+    maskdit_of_ddpm = has_decoder and options.objective.name == "ddpm"
     require(
         not maskdit_of_ddpm,
         "backbone.decoder with objective=ddpm: expected objective=edm or flow, since MaskDiT "
@@ -86,7 +76,7 @@ def _check_training(options: RunOptions) -> None:
 
 def _check_alignment(options: RunOptions) -> None:
     """Refuse a projector or a teacher that does not fit the model or the encoder."""
-    align, encoder = options.backbone.get("align"), options.train.encoder
+    align, encoder = options.backbone.align, options.train.encoder
     block_of_model = Annotated[int, Ge(0), Le(options.depth - 1)]
     if options.train.teacher_block is not None:
         validate_value(block_of_model, options.train.teacher_block, "train.teacher_block")
@@ -94,17 +84,15 @@ def _check_alignment(options: RunOptions) -> None:
         return
     require(
         encoder != "none",
-        f"backbone.align={align}: expected train.encoder to be one of "
+        f"backbone.align={dataclasses.asdict(align)}: expected train.encoder to be one of "
         f"{', '.join((*ENCODERS, SELF_ENCODER))}",
         OptionError,
     )
-    block = align.get("block", AlignOptions.block)
-    validate_value(block_of_model, block, "backbone.align.block")
-    channels = align.get("channels", AlignOptions.channels)
+    validate_value(block_of_model, align.block, "backbone.align.block")
     expected = options.encoder_width
     require(
-        channels == expected,
-        f"backbone.align.channels={channels}: expected {expected}, the features of "
+        align.channels == expected,
+        f"backbone.align.channels={align.channels}: expected {expected}, the features of "
         f"train.encoder={encoder}",
         OptionError,
     )

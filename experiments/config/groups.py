@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from backbones import registry
-from backbones.sizes import BackboneError, parse_size
+from backbones.sizes import BackboneError
 from backbones.validation import check_choice, fields_of, validate
 from experiments.data.registry import DATA_SETS, options_class
 from experiments.data.registry import parse as parse_data
 from experiments.options.evaluation import EvalOptions
 from experiments.options.guidance import GUIDANCE
-from experiments.options.model import SharedBackboneOptions
+from experiments.options.model import BackboneOptions, SharedBackboneOptions
 from experiments.options.objective import OBJECTIVES
 from experiments.options.roles import config_defaults, parse_named
 from experiments.options.sampler import SAMPLERS
@@ -74,16 +74,18 @@ def defaults(group: str, name: str) -> dict[str, Any]:
     return values
 
 
-def parse(group: str, values: Any) -> Any:
-    """Return the validated options of a group other than `backbone`.
+def parse(group: str, values: Mapping[str, Any]) -> Any:
+    """Return the validated options of one of `REQUIRED_GROUPS`.
 
     Args:
-        group: `data`, `objective`, `sampler`, `guidance` or `eval`.
+        group: As in `data=`.
         values: A mapping with a `name`, as a configuration holds it.
 
     Raises:
         UserError: An unknown name or key, or a wrong value.
     """
+    if group == "backbone":
+        return _parse_backbone(values)
     if group == "data":
         return parse_data(values)
     if group == "eval":
@@ -91,13 +93,7 @@ def parse(group: str, values: Any) -> Any:
     return parse_named(REGISTRIES[group], group, values)
 
 
-def parse_backbone(values: dict[str, Any], size: str, grid: tuple[int, int]) -> None:
-    """Validate the options of a backbone: those that all share, and those of its family.
-
-    Raises:
-        UserError: An unknown family or key, or a value that does not fit the size or
-            the grid of patches.
-    """
+def _parse_backbone(values: Mapping[str, Any]) -> BackboneOptions:
     shared_names = fields_of(SharedBackboneOptions).keys()
     shared, family = {}, {}
     for key, value in values.items():
@@ -106,9 +102,15 @@ def parse_backbone(values: dict[str, Any], size: str, grid: tuple[int, int]) -> 
         elif key != "name" and value is not None:  # null leaves the choice to the family
             family[key] = value
     common = validate(SharedBackboneOptions, shared, "backbone.")
+    spec = registry.find(str(values["name"]))
+    return BackboneOptions(**vars(common), name=spec.name, family=spec.build(family, shared_names))
+
+
+def check_backbone(options: BackboneOptions, size: str, grid: tuple[int, int]) -> None:
+    """Refuse options of a backbone that do not fit the size or the grid of patches (H, W)."""
     try:
-        shape = parse_size(size, common.depth, common.width, common.heads)
+        shape = options.shape(size)
     except BackboneError as error:
         is_option = str(error).startswith("heads=")
         raise BackboneError(f"backbone.{error}" if is_option else str(error)) from None
-    registry.find(values["name"]).parse(shape, grid, family, shared_names)
+    registry.find(options.name).check_fit(shape, grid, options.family)

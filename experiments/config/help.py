@@ -11,7 +11,7 @@ import yaml
 from backbones.validation import check_choice, fields_of, show
 from experiments.config import groups
 from experiments.config.groups import CONF, GROUPS
-from experiments.config.schema import Config
+from experiments.config.run_options import RunOptions
 from experiments.options.roles import config_defaults
 from experiments.options.training import PathsOptions, TrainOptions
 from experiments.runtime.nested import flatten
@@ -99,7 +99,7 @@ def overview() -> str:
         line = f"  {group + '=':<12}{' | '.join(groups.names(group))}"
         lines.append(textwrap.fill(line, 80, subsequent_indent=" " * 14))
     lines += ["", DEFAULTS_NOTE]
-    for name, field in fields_of(Config).items():
+    for name, field in fields_of(RunOptions).items():
         if name not in GROUPS and name not in ("routing", "train", "paths"):
             lines += _option_lines(name, field.default, field.comment)
     lines += [
@@ -120,7 +120,7 @@ def _section_text(section: str) -> str:
     prefix, options = SECTIONS[section]
     lines = [ROUTES] if section == "route" else []
     lines.append(DEFAULTS_NOTE)
-    default_scale = fields_of(Config)["scale"].default
+    default_scale = fields_of(RunOptions)["scale"].default
     changed = flatten(_preset("scale", default_scale).get(prefix, {}))
     if changed:
         values = " ".join(f"{prefix}.{key}={show(value)}" for key, value in changed.items())

@@ -10,7 +10,6 @@ from experiments.config.groups import REQUIRED_GROUPS, option_classes
 from experiments.config.parent import parent_digest
 from experiments.config.removed_keys import insert_removed
 from experiments.config.run_options import RunOptions
-from experiments.data.registry import fingerprint, location_keys
 from experiments.options.model import SharedBackboneOptions
 from experiments.options.roles import LEARNS, REPORTS, role_of
 from experiments.options.training import TrainOptions
@@ -27,9 +26,13 @@ def role(key: str) -> str:
     return (declared or LEARNS).name
 
 
-def hashed_values(options: RunOptions) -> dict[str, Any]:
-    """Return what the hash covers: all that decides what is learnt and how it is scored."""
-    values = options.to_dict()
+def hashed_values(options: RunOptions, values: dict[str, Any]) -> dict[str, Any]:
+    """Return what the hash covers: all that decides what is learnt and how it is scored.
+
+    Args:
+        options: The options of a run.
+        values: The same as plain values, as composed.
+    """
     steps = values["train"]["steps"]
     values = _without_reports(values)
     values["route"] = options.resolved_route
@@ -40,9 +43,9 @@ def hashed_values(options: RunOptions) -> dict[str, Any]:
         values["train"]["steps"] = steps
     _omit_defaults(values)
     insert_removed(values)
-    for key in location_keys(options.data["name"]):
+    for key in options.data.location_keys:
         values["data"].pop(key, None)
-    values["data_fingerprint"] = fingerprint(options.data)
+    values["data_fingerprint"] = options.data.fingerprint()
     if options.init:
         values["init"] = parent_digest(options.init)
     if values["route"] == "none":

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
 from backbones.cost import Cost, cost, features_macs
-from backbones.registry import find, model_config
+from backbones.registry import model_config
 from backbones.sizes import AlignOptions
-from backbones.validation import fields_of, show, validate_value
+from backbones.validation import show
 from experiments.config.schema import Config
-from experiments.data.registry import describe
+from experiments.options.model import BackboneOptions
 from experiments.options.training import SELF_ENCODER
 from experiments.runtime.console import big
 from routing.errors import require
@@ -39,16 +39,14 @@ def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
         f"task=text: data={info['name']} has no captions; type task=class or data=scenes",
     )
     channels, height, width = info["shape"]
-    # Keys that are null in the YAML take the family's or the size's own value.
-    options = {k: v for k, v in config.backbone.items() if v is not None}
     return {
-        **options,
+        **config.backbone.arguments(),
         "size": config.size,
         "in_channels": channels,
         "input_size": [height, width],
         "num_classes": info["num_classes"] if config.task == "class" else 0,
         "text": info["text"] if config.task == "text" else None,
-        "learn_sigma": bool(config.objective.get("learn_sigma", False)),
+        "learn_sigma": config.objective.learns_variance,
         **learned_parts(config),
     }
 
@@ -58,7 +56,7 @@ def learned_parts(config: Config) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     if config.routing.learned == "fuse":
         arguments["fuse"] = str(config.first_route)
-    if config.train.encoder != "none" and config.backbone.get("align") is None:
+    if config.train.encoder != "none" and config.backbone.align is None:
         # REPA aligns its eighth block of 24 or 28, and the fourth of 12.
         arguments["align"] = {
             "block": max(0, min(8, config.depth // 3) - 1),
@@ -79,7 +77,7 @@ def run_cost(
     `counted_route` if not given.
     """
     options = config.routing
-    arguments = model_arguments(config, describe(config.data)) if model is None else model
+    arguments = model_arguments(config, config.data.describe()) if model is None else model
     route = counted_route(config) if route is None else route
     counted = partial(cost, **arguments, reinsert=options.reinsert, remove=options.remove)
     plain = counted(route=route)
@@ -130,7 +128,7 @@ def _with_teacher(config: Config, cost: Cost, arguments: dict[str, Any]) -> Cost
 def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str]:
     """Return the lines that describe a model and its route (see the README's picture)."""
     route = counted_route(config)
-    name = f"{config.backbone['name']}-{config.size}"
+    name = f"{config.backbone.name}-{config.size}"
     flops, tokens = f"{big(cost.macs_dense)} MACs per image", str(max(cost.tokens))
     blocks = route.ruler(config.depth)
     if route:
@@ -155,25 +153,20 @@ def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str
     ]
 
 
-def _options_lines(backbone: Mapping[str, Any]) -> list[str]:
+def _options_lines(backbone: BackboneOptions) -> list[str]:
     """Return the line on the family's options that are not at their defaults; none without any."""
     changes = []
-    for name, field in fields_of(find(backbone["name"]).options).items():
-        value = backbone.get(name)
-        if value is None:
-            continue
-        typed = validate_value(field.annotation, value, f"backbone.{name}")
-        if typed != field.default:
-            changes.append(f"{name}={show(typed)}")
+    for field in dataclasses.fields(backbone.family):
+        value = getattr(backbone.family, field.name)
+        if value != field.default:
+            changes.append(f"{field.name}={show(value)}")
     return [f"backbone    {', '.join(changes)}"] if changes else []
 
 
 def _alignment_line(config: Config) -> str:
     """Return the line that describes the loss of REPA or SRA."""
-    align = config.backbone.get("align")
-    if align is None:
-        align = learned_parts(config)["align"]
-    block, weight = align.get("block", AlignOptions.block), config.train.align_weight
+    align = config.backbone.align or AlignOptions(**learned_parts(config)["align"])
+    block, weight = align.block, config.train.align_weight
     if config.train.encoder == SELF_ENCODER:
         teacher = teacher_block(config)
         return (

@@ -16,7 +16,8 @@ from safetensors import SafetensorError, safe_open
 from backbones.cost import cost
 from backbones.parsing import json_of
 from backbones.sizes import parse_size
-from experiments.options.objective import check_same_network
+from experiments.options.objective import OBJECTIVES, ObjectiveOptions, check_same_network
+from experiments.options.roles import parse_named
 from experiments.runtime import run_folder
 from routing.errors import UserError, require, suggest
 
@@ -103,7 +104,7 @@ def _content(handle: Any, path: Path, name: str) -> bytes:
         return torch_handle.get_tensor(name).reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:
+def check_parent(text: str, objective: ObjectiveOptions, model: Mapping[str, Any]) -> None:
     """Refuse parent weights that do not fit the run that would start from them.
 
     Args:
@@ -130,7 +131,8 @@ def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:
             f"init={text}: {path} does not say which model it belongs to; expected a run, or "
             "weights that this suite exported"
         ) from None
-    check_same_network(f"init={text}", parent_objective, objective)
+    trained = parse_named(OBJECTIVES, "objective", parent_objective)
+    check_same_network(f"init={text}", trained, objective)
     model_facts = _model_facts(model)
     require(
         parent_model == model_facts,

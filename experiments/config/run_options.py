@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from backbones.sizes import parse_size
 from backbones.validation import Choices
-from experiments.data.data_options import TASKS
+from experiments.data.data_options import TASKS, DataOptions
+from experiments.options.evaluation import EvalOptions
+from experiments.options.guidance import GuidanceOptions
+from experiments.options.model import BackboneOptions
+from experiments.options.objective import ObjectiveOptions
 from experiments.options.roles import REPORTS, ROUTES, SCORES
+from experiments.options.sampler import SamplerOptions
 from experiments.options.training import ENCODERS, SELF_ENCODER, PathsOptions, TrainOptions
-from routing.options import RoutingOptions
-from routing.route import Route, RouteSchedule
+from routing import Route, RouteSchedule, RoutingOptions
 
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The keys of a run. Groups of options stay mappings, as composed and as hashed."""
+    """The keys of a run."""
 
-    backbone: dict[str, Any]
-    data: dict[str, Any]
-    objective: dict[str, Any]
-    sampler: Annotated[dict[str, Any], SCORES]
-    guidance: Annotated[dict[str, Any], SCORES]
-    eval: Annotated[dict[str, Any], SCORES]
+    backbone: BackboneOptions
+    data: DataOptions
+    objective: ObjectiveOptions
+    sampler: Annotated[SamplerOptions, SCORES]
+    guidance: Annotated[GuidanceOptions, SCORES]
+    eval: Annotated[EvalOptions, SCORES]
     seed: Annotated[
         int, Ge(0), Le(2**31 - 1), "Seed of initial weights, data order, noise and routes."
     ] = 0
@@ -65,19 +66,15 @@ class RunOptions:
     ] = False
     paths: Annotated[PathsOptions, REPORTS] = field(default_factory=PathsOptions)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain, JSON-able values; `Config.from_dict` inverts it."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
-
     @property
     def depth(self) -> int:
         """Number of blocks of the backbone."""
-        return int(self.backbone.get("depth") or parse_size(self.size).depth)
+        return self.backbone.shape(self.size).depth
 
     @property
     def width(self) -> int:
         """Width of the backbone."""
-        return int(self.backbone.get("width") or parse_size(self.size).width)
+        return self.backbone.shape(self.size).width
 
     @property
     def encoder_width(self) -> int:
@@ -88,7 +85,7 @@ class RunOptions:
     @cached_property
     def route_schedule(self) -> RouteSchedule:
         """The routes with absolute block indices, and the factor of their rates."""
-        name = f"{self.backbone['name']}-{self.size}"
+        name = f"{self.backbone.name}-{self.size}"
         return self.routing.schedule_route(self.route, self.depth, name)
 
     @property

@@ -17,6 +17,8 @@ from routing.errors import UserError
 TASKS = ("class", "text", "none")
 #: Suffixes of the images that `experiments/prepare.py` reads.
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+#: What an error about another data set says to a user who has pictures.
+OWN_PICTURES = "for pictures of your own, type data=folder data.path=DIR"
 # Columns of the line on the contents.
 _LINE_WIDTH = 80
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Le
 
 from backbones.validation import Choices
-from experiments.data.data_options import DataOptions, require
+from experiments.data.data_options import OWN_PICTURES, DataOptions, require
 
 GREY_SHAPE, COLOUR_SHAPE = (1, 32, 32), (3, 32, 32)
 
@@ -196,7 +196,7 @@ class TorchvisionOptions(ImageOptions):
     name: str = "torchvision"
     set: Annotated[
         str,
-        Choices(tuple(TORCHVISION_SETS)),
+        Choices(tuple(TORCHVISION_SETS), OWN_PICTURES),  # such as ImageFolder
         "CIFAR10, CIFAR100, SVHN (3x32x32), MNIST, FashionMNIST, KMNIST or EMNIST (split balanced; "
         "28x28 grey padded to 32x32).",
     ] = "CIFAR10"

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, cast
 
-from backbones.validation import OptionError, validate
-from experiments.data.data_options import DataError, DataOptions
+from backbones.validation import validate
+from experiments.data.data_options import OWN_PICTURES, DataError, DataOptions
 from experiments.data.image_options import (
     TORCHVISION_SETS,
     DigitsOptions,
@@ -34,8 +34,6 @@ DATA_SETS: dict[str, type[DataOptions]] = {
     "scenes": ScenesOptions,
     "torchvision": TorchvisionOptions,
 }
-#: What an error about another data set says to a user who has pictures.
-OWN_PICTURES = "for pictures of your own, type data=folder data.path=DIR"
 _CONF = Path(__file__).parents[1] / "conf"
 
 
@@ -78,12 +76,7 @@ def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
             value = list(value)  # also OmegaConf's lists
         values[key] = value
     options_of_set = options_class(str(values.get("name", "")))
-    try:
-        return cast(DataOptions, validate(options_of_set, values, "data."))
-    except OptionError as error:
-        if str(error).startswith("data.set=") and "did you mean" not in str(error):
-            raise OptionError(f"{error}; {OWN_PICTURES}") from None  # such as ImageFolder
-        raise
+    return cast(DataOptions, validate(options_of_set, values, "data."))
 
 
 def describe(options: DataOptions | Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def create_decoder(loaded: TrainedModel, changes: Mapping[str, Any], device: Any
         ConfigError: The samples cannot be decoded.
     """
     config = loaded.config
-    options = parse({**config.data, **changes})
+    options = parse({**config.composed["data"], **changes})
     described = "decoding" in loaded.info and _DECODING.issuperset(changes)
     decoder: Any
     if isinstance(options, LatentsOptions) and described:

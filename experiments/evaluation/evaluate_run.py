@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,8 +47,8 @@ def evaluate_run(
     for choice in args.guidance or [None]:
         guidance_changes.append(parse_overrides(args.changes, guidance=choice)["guidance"])
     loaded = load_model(source, args.step, args.weights or "ema", device, report=console.say)
-    _check_split(loaded.config.data, changes["data"])
-    config = dataclasses.replace(loaded.config, data={**loaded.config.data, **changes["data"]})
+    _check_split(loaded.config.composed["data"], changes["data"])
+    config = loaded.config.with_data({**loaded.config.composed["data"], **changes["data"]})
     dataset = make_dataset(config, device)
     options = options_for(config, **{name: getattr(args, name) for name in EVAL_FLAGS})
     if args.write_samples and set(options.metrics) == {"heldout_loss"}:

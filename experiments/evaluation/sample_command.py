@@ -32,7 +32,7 @@ def sample(args: argparse.Namespace) -> int:
     require(args.pngs >= 0, f"--pngs {args.pngs}: expected 0 or more", ConfigError)
     for kind in ("sampler", "guidance"):
         if "name" in changes[kind]:  # refuse wrong options before loading the model
-            chosen_options(kind, {}, changes[kind])
+            chosen_options(kind, None, changes[kind])
     device = join(args.device)
     rank, processes = world()
     console = Console(quiet=bool(rank))

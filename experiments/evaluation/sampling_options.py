@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from backbones.parsing import Malformed, yaml_of
 from experiments.config.groups import parse
 from experiments.config.removed_keys import without_removed
+from experiments.options.guidance import GuidanceOptions
 from experiments.options.roles import ConfigError
+from experiments.options.sampler import SamplerOptions
 from routing.errors import require, suggest
 
 #: Groups of a run's configuration that may be changed for sampling.
@@ -85,14 +87,16 @@ def _split_key(item: str) -> tuple[str, str]:
     raise ConfigError(f"{item}: sampling can change {expected}{hint}")
 
 
-def chosen_options(kind: str, configured: Mapping[str, Any], changes: Mapping[str, Any]) -> Any:
+def chosen_options(
+    kind: str, configured: SamplerOptions | GuidanceOptions | None, changes: Mapping[str, Any]
+) -> Any:
     """Return the changed options of a group.
 
     They start from the run's own options, or from the defaults where `changes` has another name.
     """
     values = dict(changes)
-    if changes.get("name", configured.get("name")) == configured.get("name"):
-        values = {**configured, **changes}
+    if configured is not None and changes.get("name", configured.name) == configured.name:
+        values = {**asdict(configured), **changes}
     options = parse(kind, values)
     if options.name == "none" and changes.get("scale") is not None and options.scale != 1:
         raise ConfigError(f"scale {options.scale:g}: there is no guidance; add --guidance cfg")

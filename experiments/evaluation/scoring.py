@@ -111,7 +111,7 @@ def sample_and_score(
     store = None
     if out is not None:
         settings: dict[str, Any] = {**sampling, "weights": identity, "step": step}
-        settings["objective"] = dict(config.objective)
+        settings["objective"] = config.composed["objective"]
         settings["data"] = dataset.pixels_fingerprint
         store = open_store(out, options, settings)
     cost = pipeline.cost()

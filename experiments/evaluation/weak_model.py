@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from experiments.config.parent import split
 from experiments.evaluation.trained_model import load_model
-from experiments.options.objective import check_same_network
+from experiments.options.objective import ObjectiveOptions, check_same_network
 
 
 def load_weak_model(
-    checkpoint: str, objective: Mapping[str, Any], device: torch.device | str
+    checkpoint: str, objective: ObjectiveOptions, device: torch.device | str
 ) -> torch.nn.Module:
     """Load the model that `guidance.checkpoint` names, as `RUN@STEP` or a weights file.
 

@@ -235,6 +235,11 @@ class EvalOptions:
         if not self.metrics:
             raise MetricError(f"eval.metrics=[]: expected some of {', '.join(METRICS)}")
 
+    @property
+    def enabled(self) -> bool:
+        """Whether a run is scored while it trains and at its end: false for eval=none."""
+        return self.name != "none"
+
     def without_metrics(self, *names: str) -> EvalOptions:
         """Return these options without some metrics.
 
@@ -265,7 +270,7 @@ def options_for(config: Any, **changes: Any) -> EvalOptions:
     """
     changes = {key: value for key, value in changes.items() if value is not None}
     # A run with eval=none is measured as its data usually are.
-    values = {**defaults_for(config.data["name"]), **config.eval, **changes}
+    values = {**defaults_for(config.data.name), **config.composed["eval"], **changes}
     options: EvalOptions = validate(EvalOptions, values, "eval.")
     if config.task == "none" and "metrics" not in changes:
         options = options.without_metrics("accuracy", "adherence")

@@ -24,8 +24,6 @@ NULL_CLASS = "Give the weak pass the null class as well."
 class GuidanceOptions:
     """Options shared by all guidance: its scale and the noise levels at which it acts."""
 
-    GROUP: ClassVar[str] = "guidance"
-
     name: str = "none"
     scale: Annotated[float, SCALE] = 1.0
     low: Annotated[float, Ge(0), LOW] = 0.0

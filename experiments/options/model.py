@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 from backbones.options.model import (
     Attention,
@@ -16,7 +16,7 @@ from backbones.options.model import (
     Skips,
     Width,
 )
-from backbones.sizes import AlignOptions, DecoderOptions
+from backbones.sizes import AlignOptions, DecoderOptions, Size, parse_size
 from experiments.options.roles import ROUTES
 
 
@@ -43,3 +43,22 @@ class SharedBackboneOptions:
         ROUTES,
         "REPA's projector, e.g. {block: 7, channels: 768}; null: chosen if train.encoder is set.",
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneOptions(SharedBackboneOptions):
+    """The options of one `backbone=`: those that all share, and those of its family."""
+
+    name: str
+    family: Any  # the family's own dataclass (`backbones.options.Spec.options`)
+
+    def shape(self, size: str) -> Size:
+        """Return the shape of a stack of this size, such as S/2, with these overrides."""
+        return parse_size(size, self.depth, self.width, self.heads)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return these options as arguments of `backbones.create`."""
+        shared = asdict(self)
+        family = shared.pop("family")
+        # Null leaves the choice to the size.
+        return {key: value for key, value in shared.items() if value is not None} | family

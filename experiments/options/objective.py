@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from experiments.options.roles import ConfigError, Default, parse_named
+from experiments.options.roles import ConfigError, Default
 from routing.errors import require
 from routing.options import OMITTED_AT_DEFAULT
 
@@ -18,7 +18,6 @@ SIGMA_DATA = "Standard deviation to which the data are scaled."
 class ObjectiveOptions:
     """Options shared by all objectives."""
 
-    GROUP: ClassVar[str] = "objective"
     name: str
     sigma_data: Annotated[float, Gt(0), SIGMA_DATA] = 1.0
 
@@ -26,6 +25,11 @@ class ObjectiveOptions:
     def network(self) -> dict[str, object]:
         """What fixes the meaning of the network's input and output."""
         return {"name": self.name}
+
+    @property
+    def learns_variance(self) -> bool:
+        """Whether the network predicts a variance too, in as many output channels again."""
+        return False
 
     def check_times(self, steps: int, shift: float) -> None:
         """Refuse a sampler's number of steps, or its shift, that this objective cannot have."""
@@ -142,6 +146,11 @@ class DDPMOptions(ObjectiveOptions):
         float, Ge(0), "Weight of the variational bound that trains the learned variance."
     ] = 1.0
 
+    @property
+    def learns_variance(self) -> bool:
+        """Whether the network predicts a variance too: `learn_sigma`."""
+        return self.learn_sigma
+
     def check_consistency(self) -> None:
         """Refuse decreasing betas."""
         require(
@@ -168,7 +177,7 @@ OBJECTIVES: dict[str, type[ObjectiveOptions]] = {
 }
 
 
-def check_same_network(source: str, theirs: Any, ours: Any) -> None:
+def check_same_network(source: str, theirs: ObjectiveOptions, ours: ObjectiveOptions) -> None:
     """Refuse weights whose objective gives the network's input or output another meaning.
 
     Args:
@@ -179,8 +188,7 @@ def check_same_network(source: str, theirs: Any, ours: Any) -> None:
     Raises:
         ConfigError: The two differ.
     """
-    trained = parse_named(OBJECTIVES, "objective", theirs).network
-    expected = parse_named(OBJECTIVES, "objective", ours).network
+    trained, expected = theirs.network, ours.network
     require(
         trained == expected,
         f"{source}: trained with objective {_words(trained)}, expected {_words(expected)}",

@@ -21,7 +21,6 @@ Steps = Annotated[int, Ge(1), Le(10**5), STEPS]
 class SamplerOptions:
     """Options shared by all samplers."""
 
-    GROUP: ClassVar[str] = "sampler"
     #: The class that samples, `module:Class`; it is imported when a sampler is made.
     SAMPLER: ClassVar[str]
 

@@ -279,9 +279,7 @@ class Progress:
             share = min(1.0, finished + self.part)
             return f"{share:.0%}  [{elapsed}]" if 0 < share < 1 else f"[{elapsed}]"
         count = f"{int(finished + self.part)}/{self.total}"
-        if self.part:
-            return f"{count}  [{elapsed}]"
-        if self._updated == self.start:  # nothing is known of the rate
+        if self.part or self._updated == self.start:  # nothing is known of the rate
             return f"{count}  [{elapsed}]"
         return "  ".join(filter(None, [count, self._text, f"[{elapsed}<{clock(eta)}]"]))
 

@@ -39,9 +39,9 @@ def dry_run(config: Config) -> None:
     configuration follows.
     """
     on_gpu = bool(visible_gpus())
-    data = check_ready(config, process_group().world_size, on_gpu)
-    data.check_contents(config.task)
-    info = data.describe()
+    check_ready(config, process_group().world_size, on_gpu)
+    config.data.check_contents(config.task)
+    info = config.data.describe()
     arguments = model_arguments(config, info)
     cost = run_cost(config, arguments)
     train = config.train
@@ -60,14 +60,14 @@ def dry_run(config: Config) -> None:
     state = "exists: it would be resumed, or has finished" if config.folder.exists() else "new"
     lines = [
         *banner_lines(config, cost, model.describe() if model else []),
-        *data.contents_lines(config.task),
+        *config.data.contents_lines(config.task),
         f"{_training_line(config, info)}, {precision}",
     ]
     if train.optimizer == "muon":
         rate = train.lr if train.muon_lr is None else train.muon_lr
         lines.append(f"optimizer   Muon (lr {rate:g}) for linear layers in blocks, AdamW otherwise")
-    scores = f"scores      eval={config.eval['name']}"
-    if config.eval["name"] == "none" and train.final_samples:
+    scores = f"scores      eval={config.eval.name}"
+    if config.eval.name == "none" and train.final_samples:
         scores += " (sample pictures are another option: train.final_samples=true)"
     lines += [scores, memory_line(cost, samples)]
     if model is not None:
@@ -87,9 +87,9 @@ def dry_run(config: Config) -> None:
 
 def _training_line(config: Config, info: dict[str, Any]) -> str:
     """Return steps, data, objective, learning rate and precision."""
-    train, objective = config.train, config.objective["name"]
-    prediction = config.objective.get("prediction", "v")
-    if prediction != "v":
+    train, objective = config.train, config.objective.name
+    prediction = config.objective.network.get("prediction")
+    if prediction is not None:  # not the usual one
         objective += f" with {prediction}-prediction"
     shape = "x".join(str(size) for size in info["shape"])
     return (

@@ -43,7 +43,7 @@ class FeatureAlignment:
         if not dataset.can_decode:
             raise UserError(f"train.encoder={self.name} needs images: {dataset.cannot_decode}")
         self.dataset, self.grid, self.device = dataset, grid, device
-        encoder = make_encoder(self.name, config.eval.get("dinov2_weights"))
+        encoder = make_encoder(self.name, config.eval.dinov2_weights)
         self.encoder = encoder.to(device).eval().requires_grad_(False)
 
     def __call__(self, output: Output, x: Tensor, *_: Any) -> Tensor:

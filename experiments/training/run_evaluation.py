@@ -15,7 +15,7 @@ from experiments.evaluation.headline import one_line
 from experiments.evaluation.heldout_loss import NOISY_INPUTS
 from experiments.evaluation.pictures import image_grid, save_gif, save_png
 from experiments.evaluation.pipeline import SamplingPipeline
-from experiments.evaluation.sampling_options import chosen_options, describe_options
+from experiments.evaluation.sampling_options import describe_options
 from experiments.evaluation.scoring import score
 from experiments.runtime import console, records
 from experiments.training.step import TrainingStep
@@ -46,8 +46,8 @@ class Evaluation:
         self.accelerator, self.console, self.check_folder = step.accelerator, console, check_folder
         # Kinds of evaluation and every how many steps; 0: after the last step only.
         self.intervals = {PICTURES: config.train.sample_every}
-        if config.eval["name"] != "none" and dataset.can_decode:
-            self.intervals[SCORES] = config.eval["every"]
+        if config.eval.enabled and dataset.can_decode:
+            self.intervals[SCORES] = config.eval.every
         # An evaluation is due at multiples of this only (0: at none), and after the last step.
         self.interval = math.gcd(*self.intervals.values())
         # Durations in this process, where there was something to do.
@@ -57,10 +57,9 @@ class Evaluation:
         """Return the samplers and the guidance of pictures and scores; empty without either."""
         if not self.dataset.can_decode or not (self._has_previews or SCORES in self.intervals):
             return ""
-        sampler = chosen_options("sampler", self.config.sampler, {})
-        guidance = chosen_options("guidance", self.config.guidance, {})
+        guidance = self.config.guidance
         guided = "unguided" if guidance.name == "none" else describe_options(guidance)
-        text = f"{describe_options(sampler)}, {guided}"
+        text = f"{describe_options(self.config.sampler)}, {guided}"
         if self._has_previews:
             preview = self._preview_sampler
             text += f" (previews: {preview['name']} steps={preview['steps']})"
@@ -123,9 +122,9 @@ class Evaluation:
         final = SamplingPipeline.make(model, config).cost()
         preview = SamplingPipeline.make(model, config, self._preview_sampler).cost()
         rows = self._picture_rows if self.dataset.can_decode else 0
-        metrics, scores = config.eval.get("metrics", ()), 0.0
+        metrics, scores = config.eval.metrics, 0.0
         if set(metrics) - {"heldout_loss"}:  # which needs no samples
-            scores += int(config.eval.get("samples", 0)) * final.macs
+            scores += config.eval.samples * final.macs
         if "heldout_loss" in metrics:
             # A dense and a routed pass of each image, about as expensive.
             scores += 2 * NOISY_INPUTS * final.macs / max(1, final.passes)
@@ -137,7 +136,7 @@ class Evaluation:
 
     @property
     def _preview_sampler(self) -> dict[str, Any]:
-        steps = min(PREVIEW_STEPS, self.config.sampler.get("steps", PREVIEW_STEPS))
+        steps = min(PREVIEW_STEPS, self.config.sampler.steps)
         return {"name": "euler", "steps": steps}
 
     def _pictures(self) -> None:

@@ -65,7 +65,7 @@ def check_evaluation(trainer: Trainer) -> None:
     """
     config, console, dataset = trainer.config, trainer.console, trainer.dataset
     SamplingPipeline.make(trainer.model, config)
-    if config.eval["name"] == "none" or trainer.state.step >= config.train.steps:
+    if not config.eval.enabled or trainer.state.step >= config.train.steps:
         return
     if not dataset.can_decode:  # there is still a model to train, and to score elsewhere
         console.say(f"no pictures and no scores in this run: {dataset.cannot_decode}")

@@ -221,8 +221,8 @@ class TrainingState:
             self.model.load_state_dict(weights)
         except RuntimeError as error:  # names the weights and both shapes
             raise UserError(
-                f"init={source}: {parent.config.backbone['name']}-{parent.config.size} does not "
-                f"fit {config.backbone['name']}-{config.size}: {' '.join(str(error).split())}; "
+                f"init={source}: {parent.config.backbone.name}-{parent.config.size} does not "
+                f"fit {config.backbone.name}-{config.size}: {' '.join(str(error).split())}; "
                 "give both the same backbone, size, data and learned parts"
             ) from None
         for average, parameter in zip(self.ema, self.params, strict=True):

@@ -12,7 +12,6 @@ from typing import Any
 from backbones.parsing import is_number
 from experiments.config.model import model_arguments
 from experiments.config.schema import Config
-from experiments.data.registry import describe, parse
 from experiments.evaluation.headline import features_of, headline
 from experiments.preflight import check_sampling
 from experiments.runtime import console as log
@@ -107,7 +106,7 @@ def _show_scores(
     console: log.Console, config: Config, step: int, entries: Sequence[Mapping[str, Any]]
 ) -> None:
     """Print the table of scores."""
-    scores = headline(entries, parse(config.data).class_count)
+    scores = headline(entries, config.data.class_count)
     if scores:
         rows = [[score.name, score.value, score.meaning] for score in scores]
         title = f"scores at step {step}: {_what_is_scored(entries)}"
@@ -120,7 +119,7 @@ def _show_comparison(
     """Print how to train the dense baseline of a routed run, and how to compare them."""
     try:
         dense = Config.from_dict({**config.to_dict(), "route": "none"})
-        check_sampling(dense, model_arguments(dense, describe(dense.data)))
+        check_sampling(dense, model_arguments(dense, dense.data.describe()))
     except UserError:  # for example guidance that needs a route: other keys must change too
         return
     command = ""

@@ -9,7 +9,6 @@ import torch
 
 import backbones
 from experiments.config.schema import Config
-from experiments.data.registry import describe
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.runtime.console import clock
 from experiments.runtime.memory import out_of_memory
@@ -36,7 +35,7 @@ def time_line(config: Config, model: backbones.Backbone) -> str:
     if train.threads:
         torch.set_num_threads(train.threads)
     samples = min(train.batch, 16)
-    x = torch.randn(samples, *describe(config.data)["shape"], device=device)
+    x = torch.randn(samples, *config.data.describe()["shape"], device=device)
     t = torch.rand(samples, device=device)
     draws = Draws(config.seed, 0, torch.arange(samples), device=device)
     precision = resolve_precision(config, model.positions.device)

@@ -69,7 +69,8 @@ def _prepare_search(
         SweepError,
     )
     (config,) = plan.configs.values()
-    one_of(f"{prefix}: metric", section.metric, tuple(config.eval.get("metrics", ())), SweepError)
+    metrics = config.eval.metrics if config.eval.enabled else ()
+    one_of(f"{prefix}: metric", section.metric, metrics, SweepError)
     return Search(
         chosen, lambda point: planner(point).runs, space, section.metric, count, plan.sweep
     )

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.config import Config, role
+from experiments.config import Config, load, role
 from experiments.config.model import route_macs, run_cost
 from experiments.runtime import run_folder
 from experiments.runtime.console import big
 from experiments.runtime.memory import visible_gpus
 from sweeps import SweepError
-from sweeps.plan.composition import load_config
 from sweeps.store.planned_run import PlannedRun
 
 COMPARISONS = ("steps", "flops", "hours")
@@ -48,7 +47,7 @@ def equal_cost_steps(config: Config, arguments: Sequence[str], compare_at: str) 
         return steps
     # A decoder or an aligned block is part of a method's cost, not of the dense run's.
     plain = [text for text in arguments if role(text.partition("=")[0]) != "routes"]
-    dense = load_config([*plain, "route=none"])
+    dense = load([*plain, "route=none"])
     if compare_at == "flops":
         per_image = training_macs(config) / steps / config.train.batch
         return max(1, round(steps * run_cost(dense).macs_dense / per_image))

@@ -64,9 +64,9 @@ def resolve(sweep: Sweep, run: PlannedRun, write: bool, wait_s: float) -> Planne
     # Within the quotes that the argument has where the path needs them.
     arguments = [text.replace(PARENT, folder.replace('"', '\\"')) for text in run.args]
     if run.trains:
-        from sweeps.plan.composition import load_config
+        from experiments.config import load
 
-        folder = str(sweep.root / load_config(arguments).name)
+        folder = str(sweep.root / load(arguments).name)
     if write:
         sweep.resolve(run.name, folder)
     return dataclasses.replace(run, args=arguments, folder=folder, deferred=False)

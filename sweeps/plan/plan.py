@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from experiments.config import Config
+from experiments.config import Config, load
 from routing.errors import UserError, one_of
 from sweeps import SweepError
 from sweeps.plan.cells import GridCell, expand
-from sweeps.plan.composition import is_misfit, load_config
 from sweeps.plan.cost import COMPARISONS, equal_cost_steps
 from sweeps.plan.grid import Grid
+from sweeps.plan.misfits import is_misfit
 from sweeps.store.folder import Sweep
 from sweeps.store.overrides import Typed, fill, format_overrides, format_value, runs_root
 from sweeps.store.planned_run import PARENT, PlannedRun
@@ -127,12 +127,12 @@ def _plan_training(
     arguments = format_overrides({**overrides, "paths.runs": str(plan.root)})
     deferred = any(PARENT in text for text in arguments)
     try:
-        config = load_config(_without_parent(arguments))
+        config = load(_without_parent(arguments))
         steps = equal_cost_steps(config, _without_parent(arguments), compare_at)
         if steps != config.train.steps:
             arguments = [text for text in arguments if not text.startswith("train.steps=")]
             arguments.append(f"train.steps={steps}")
-            config = load_config(_without_parent(arguments))
+            config = load(_without_parent(arguments))
     except UserError as error:
         if is_misfit(error, cell.stage.fits):
             plan.left_out.append((cell.label, str(error)))

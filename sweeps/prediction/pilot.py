@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Config, role
+from experiments.config import Config, load, role
 from routing.errors import UserError, require
 from sweeps import SweepError
 from sweeps.plan.cells import GridCell, UserValues, expand
-from sweeps.plan.composition import is_misfit, load_config
 from sweeps.plan.cost import training_macs
 from sweeps.plan.grid import Grid
+from sweeps.plan.misfits import is_misfit
 from sweeps.store.overrides import format_overrides, without
 
 # How many times the held-out loss is logged on the way of a dense pilot run.
@@ -46,8 +46,8 @@ class PilotPair:
 
     def names(self, seed: int) -> tuple[str, str]:
         """Return the names of the run folders with a seed: dense, routed."""
-        dense = load_config(format_overrides({**self.dense, "seed": seed}))
-        return dense.name, load_config(format_overrides({**self.routed, "seed": seed})).name
+        dense = load(format_overrides({**self.dense, "seed": seed}))
+        return dense.name, load(format_overrides({**self.routed, "seed": seed})).name
 
 
 def comparisons(grid: Grid, scale: str, user: UserValues) -> list[PilotPair]:
@@ -88,7 +88,7 @@ def comparisons(grid: Grid, scale: str, user: UserValues) -> list[PilotPair]:
         # A decoder or an aligned block belongs to the route, not to the dense run.
         dense = {key: value for key, value in routed.items() if role(key) != "routes"}
         dense["route"] = "none"
-        dense_config = load_config(format_overrides(dense))
+        dense_config = load(format_overrides(dense))
         m = training_macs(config) / config.train.steps
         m /= training_macs(dense_config) / dense_config.train.steps
         label = " ".join(format_overrides(without(cell.varies, _SET_BY_PILOT)))
@@ -101,7 +101,7 @@ def comparisons(grid: Grid, scale: str, user: UserValues) -> list[PilotPair]:
 def _config_of(cell: GridCell) -> Config | None:
     """Return the configuration of a cell without its seed; None if the grid leaves it out."""
     try:
-        return load_config(format_overrides(without(cell.overrides, ("seed", "paths.runs"))))
+        return load(format_overrides(without(cell.overrides, ("seed", "paths.runs"))))
     except UserError as error:
         if is_misfit(error, cell.stage.fits):
             return None

@@ -40,7 +40,7 @@ from experiments.config import load
 from experiments.config.help import help_text
 from routing.errors import UserError
 options = load(["backbone=mine", "backbone.taps=5", "route=2-8"]).backbone
-print(options["name"], options["taps"], options["attention"], options["condition"])
+print(options.name, options.family.taps, options.attention, options.condition)
 print("backbone=mine" in help_text("all") + help_text("backbone"), "backbone.taps=3" in help_text("backbone=mine"))
 try:
     load(["backbone=mine", "backbone.tap=5"])

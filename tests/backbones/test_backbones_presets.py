@@ -42,7 +42,7 @@ ROWS = [(name, *row) for name, rows in PUBLISHED.items() for row in rows]
 def options(name, words="size=T/4"):
     """Size and backbone options of a preset, as a run composes them."""
     config = load([f"experiment={name}", "data=digits", *words.split()])
-    return config.size, {key: v for key, v in config.backbone.items() if v is not None}
+    return config.size, config.backbone.arguments()
 
 
 @pytest.mark.parametrize(("name", "words", "millions"), ROWS)

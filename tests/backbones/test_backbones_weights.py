@@ -109,7 +109,7 @@ def test_the_sit_experiment_and_the_published_weights_agree():
     from experiments.options.objective import FlowOptions
 
     found, theirs = load(["experiment=sit"]).objective, import_weights.OBJECTIVES["sit"]
-    assert all(found[key] == theirs[key] for key in ("name", "time_scale", "reverse"))
+    assert all(getattr(found, key) == theirs[key] for key in ("name", "time_scale", "reverse"))
     # A saved run that does not say is of the flow as it was.
     assert (FlowOptions().time_scale, FlowOptions().reverse) == (1000.0, False)
 

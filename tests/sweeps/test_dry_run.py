@@ -41,8 +41,8 @@ def test_what_the_first_cell_lacks_is_said_before_the_others_are_composed(cli, m
         raise UserError("no data")
 
     composed = []
-    honest = plan.load_config
-    monkeypatch.setattr(plan, "load_config", lambda words: composed.append(1) or honest(words))
+    honest = plan.load
+    monkeypatch.setattr(plan, "load", lambda words: composed.append(1) or honest(words))
     monkeypatch.setattr(preflight, "check_ready", refuse)
     assert "error: no data" in cli("launch", "cluster=debug", code=2) and len(composed) == 1
     assert not cli.sweep.path.exists()

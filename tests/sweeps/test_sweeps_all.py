@@ -5,10 +5,10 @@ import io
 
 import pytest
 
+from experiments.config import load
 from sweeps import command as sweeps_command
 from sweeps.plan import grid
 from sweeps.plan.cells import expand
-from sweeps.plan.composition import load_config
 from sweeps.plan.cost import run_cost, training_macs
 from sweeps.status import status
 from sweeps.store import overrides
@@ -87,12 +87,11 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
 
     import backbones
     from experiments.config.model import model_arguments
-    from experiments.data.registry import describe
 
     for words in cells(name):
-        config = load_config(words)
+        config = load(words)
         assert config.scale == "paper" and config.name
-        cost, arguments = run_cost(config), model_arguments(config, describe(config.data))
+        cost, arguments = run_cost(config), model_arguments(config, config.data.describe())
         routed = config.resolved_route != "none" and config.routing.remove != "never"
         assert (cost.macs_routed < cost.macs_dense) == routed, words
         key = repr(sorted(arguments.items(), key=str))

@@ -55,8 +55,8 @@ def test_lightningdits_row_of_the_main_table_wants_its_own_latents(tmp_path):
     grid_plan = plan.make_plan(grid.load("main_table"), "paper", overrides.parse(["backbone=lightningdit"]))
     config = grid_plan.configs[grid_plan.runs[0].name]
     assert 50e18 < 6 * cost.training_macs(config) < 80e18
-    assert (config.data["scale"], config.backbone["qk_norm"]) == ("std", False)
-    assert (config.objective["time_scale"], config.objective["reverse"]) == (1.0, True)
+    assert (config.data.scale, config.backbone.family.qk_norm) == ("std", False)
+    assert (config.objective.time_scale, config.objective.reverse) == (1.0, True)
 
 
 def test_dry_true_is_dry_run_and_full_adds_the_words(tmp_path, capsys, monkeypatch):

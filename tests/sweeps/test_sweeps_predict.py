@@ -8,12 +8,12 @@ import pytest
 from suite import RESULTS
 
 from analysis.comparison.step_penalty import Penalty, paired_penalty, penalties_by_step
+from experiments.config import load
 from experiments.config.model import run_cost
 from sweeps import SweepError
 from sweeps import command as sweeps_command
 from sweeps.plan import grid
 from sweeps.plan.cells import expand
-from sweeps.plan.composition import load_config
 from sweeps.prediction import penalty_fit
 from sweeps.prediction.pilot import comparisons, logged_on_the_way, pilot_grid
 from sweeps.store.overrides import format_overrides
@@ -138,7 +138,7 @@ def test_a_pilot_has_every_dense_run_once_and_routed_ones_of_a_quarter_more_macs
     chosen = grid.load(str(path))
     pairs = comparisons(chosen, "tiny", {})
     assert [pair.label for pair in pairs] == ["route=1-2", "route=0-2"]
-    cost = run_cost(load_config(format_overrides(pairs[0].routed)))
+    cost = run_cost(load(format_overrides(pairs[0].routed)))
     assert pairs[0].m == pytest.approx(1 / cost.speedup) and pairs[0].full_steps == 400
     pilot = pilot_grid(chosen, logged_on_the_way(pairs, 50), 50, [3, 4])
     rows = pilot.raw["cells"]

@@ -56,13 +56,13 @@ def test_latents_of_another_shape_than_asked_are_refused(tmp_path):
     stable = write_store(tmp_path / "s", latents(8, side=32), LABELS)
     for path in (vavae, tmp_path / "nowhere"):
         config = load([*words, f"data.path={path}", "data.shape=[32,16,16]"])
-        assert describe(config.data)["shape"] == [32, 16, 16]
+        assert config.data.describe()["shape"] == [32, 16, 16]
     with pytest.raises(ShapeError, match=r"are 4x32x32; expected latents of 32x16x16 in data\.path"):
         load([*words, f"data.path={stable}", "data.shape=[32,16,16]"])
     # The backbone itself takes any latents, and a key that is not set names no run anew.
     words += [f"data.path={stable}", "guidance=cfg"]
     old = load(words)
-    del old.data["shape"], old.guidance["channels"]
+    del old.composed["data"]["shape"], old.composed["guidance"]["channels"]
     assert old.name == load(words).name != load([*words, "guidance.channels=3"]).name
 
 

@@ -101,7 +101,7 @@ def test_everything_that_adds_up_trains_together(backbone, tmp_path):
     words = ["experiment=jit", "route=1-2", *ADDED["Muon"][0], *ADDED["SRA"][0], "train.align_loss=smooth_l1"]
     words += ["backbone.bottleneck=8", f"backbone.context_tokens={tokens}", "train.precision=bf16", "train.micro_batch=4"]
     config, run = two_steps(tmp_path, *words, f"backbone={backbone}")
-    assert config.objective["prediction"] == "x" and config.backbone["name"] == backbone
+    assert config.objective.prediction == "x" and config.backbone.name == backbone
     assert load_model(run).model.prefix == tokens
     for words in (["guidance=interval", "guidance.high=9.0"], ["guidance=cfg"]):
         sample(config, run, words)

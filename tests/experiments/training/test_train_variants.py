@@ -5,10 +5,8 @@ import torch
 from small import small
 from training_runs import alignment_term, first_loss, make_run, perturbed
 
-from experiments.config import groups
 from experiments.config.guidance import check_guidance_routes
 from experiments.config.model import model_arguments, run_cost
-from experiments.data.registry import describe
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.training.session import train
 from experiments.training.summary import read_summary
@@ -22,8 +20,7 @@ MASKDIT = [*DROPPING, "backbone.decoder={depth: 1, width: 32, heads: 2}"]
 def test_a_weak_pass_that_the_model_never_makes_is_not_asked_of_it(word, tmp_path):
     words = ["route=1-2@0.75", "routing.selection=quad", "guidance=routed", "guidance.strong=0.75"]
     config = small(tmp_path, *words, word)
-    guidance = groups.parse("guidance", config.guidance)
-    check_guidance_routes(config, guidance, model_arguments(config, describe(config.data)))
+    check_guidance_routes(config, config.guidance, model_arguments(config, config.data.describe()))
 
 
 @pytest.mark.slow

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from experiments.config import load
 from experiments.runtime import run_folder, signals
 from experiments.runtime.errors import Interrupted
 from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import locked
 from experiments.runtime.records import append_jsonl
-from sweeps.plan.composition import load_config
 
 
 def agreed(reason):
@@ -34,7 +34,7 @@ def agreed(reason):
 
 
 def main(overrides):
-    config = load_config(overrides)  # composes the groups once in a process
+    config = load(overrides)
     folder, rank = config.folder, int(os.environ.get("RANK", 0))
     known = run_folder.read(folder.parent / "stub.json")
     options = {"sleep": 0.02, "save_every": 5} | known.get("*", {}) | known.get(str(config.seed), {})
@@ -75,7 +75,7 @@ def work(config, folder, options, write):
         reason = None if options.get("deaf") else agreed(signals.STATE.reason)
         if step % options["save_every"] == 0 or reason or step == steps:
             save()
-        every = config.eval.get("every")
+        every = config.eval.every
         if write and every and (step % every == 0 or step == steps):
             value = 1 + abs(math.log10(config.train.lr / 1e-3)) + 1 / step
             line = {"metric": "FD", "key": "fd", "value": value, "step": step}
