@@ -9,12 +9,11 @@ from typing import Any
 from torch import nn
 
 from routing.attached.calls import AttachError, Signature
-from routing.attached.supported import refuse_positional
-from routing.errors import one_of, require, suggest
+from routing.attached.supported import refuse_positional, refuse_prefix
+from routing.errors import require, suggest
 from routing.route import Route
 from routing.routed_pass import Selection
 
-WHEN = ("training", "always", "never")
 WITHOUT_GRID = ("random", "stride")  # selections that need no grid
 
 
@@ -77,6 +76,7 @@ def parse_grid(grid: Any) -> tuple[int, int] | None:
 
 def parse_prefix(prefix: Any, signatures: Sequence[Signature], is_model: bool) -> int:
     """Return the number of prefix tokens; a list of timm blocks does not determine it."""
+    refuse_prefix(signatures, prefix)
     timm = any(signature.library == "timm" for signature in signatures)
     require(
         prefix is not None or is_model or not timm,  # their sequences begin with a class token
@@ -107,21 +107,6 @@ def check_selection(selection: Selection, grid: tuple[int, int] | None) -> None:
         "selection unsorted shuffles scans, and these blocks have none",
         AttachError,
     )
-
-
-def check_grid_of_call(selection: Selection, grid: tuple[int, int] | None, tokens: int) -> None:
-    """Refuse a selection on a grid where a call brings another number of tokens than it has."""
-    require(
-        selection.mode in WITHOUT_GRID,
-        f"{tokens} tokens come in where grid={grid} has another number; pass this input's grid of "
-        "tokens, grid=(rows, columns)",
-        AttachError,
-    )
-
-
-def check_when(when: str) -> None:
-    """Refuse another word than `training`, `always` and `never`."""
-    one_of("when", when, WHEN, AttachError)
 
 
 def check_extra(extra: Any) -> None:

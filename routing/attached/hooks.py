@@ -29,27 +29,28 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from routing.attached.arguments import (
+    WITHOUT_GRID,
     block_list,
     check_extra,
     check_extra_names,
-    check_grid_of_call,
     check_routed_blocks,
     check_selection,
-    check_when,
     parse_grid,
     parse_prefix,
     refuse_long_skips,
 )
-from routing.attached.calls import AttachError, Call, Signature, check_shared_table, replace_image
+from routing.attached.calls import AttachError, Call, Signature, replace_image
 from routing.attached.kept import KeptTokens
 from routing.attached.passes import ForwardPass, Passes
 from routing.attached.protected import count_forced, force_keep, parse_protect, routable_positions
-from routing.attached.supported import JoinedText, geometry, refuse_prefix, refuse_unknown_prefix
+from routing.attached.supported import JoinedText, geometry, refuse_unknown_prefix
+from routing.errors import one_of, require
 from routing.explicit_ids import check_ids, ids_of_segment
 from routing.layout import Layout
 from routing.route import Route, keep_count
 from routing.routed_pass import Selection
 
+WHEN = ("training", "always", "never")
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
 
 
@@ -126,9 +127,7 @@ class Attached:
         refuse_long_skips(self._signatures)
         check_extra_names(extra, [self._signatures[i] for i in self._route.sparse_blocks])
         self.grid = parse_grid(grid)
-        refuse_prefix(self._signatures, prefix)
-        self._prefix = parse_prefix(prefix, self._signatures, self._is_model)
-        self._prefix_stated = prefix is not None
+        self.prefix = prefix
         self.protect = protect
         self.keep = keep
         self.seed, self.when = seed, when
@@ -175,7 +174,7 @@ class Attached:
 
     @when.setter
     def when(self, value: str) -> None:
-        check_when(value)
+        one_of("when", value, WHEN, AttachError)
         self._when = value
 
     @property
@@ -184,10 +183,9 @@ class Attached:
         return self._prefix
 
     @prefix.setter
-    def prefix(self, value: int) -> None:
-        refuse_prefix(self._signatures, value)
+    def prefix(self, value: int | None) -> None:
         self._prefix = parse_prefix(value, self._signatures, self._is_model)
-        self._prefix_stated = True
+        self._prefix_stated = value is not None
 
     @property
     def protect(self) -> tuple[slice, ...] | Tensor:
@@ -290,10 +288,9 @@ class Attached:
     def _decide(self, now: ForwardPass, k: int, call: Call) -> None:
         """Decide which tokens stay in segment `k` of a pass."""
         x = call.tokens
-        batch, length = x.shape[:2]
+        length = x.shape[1]
         positions, tokens = routable_positions(self.protect, self.prefix, x)
         protected = length - tokens
-        grid = self.grid
         if tokens < 1:
             cause = "protect" if protected > self.prefix else f"prefix={self.prefix}"
             raise AttachError(
@@ -302,40 +299,68 @@ class Attached:
             )
         self._joined_text.check(call, k, tokens, self.prefix)
         if not (self._prefix_stated or self._protect_stated):
-            refuse_unknown_prefix(call, grid, self._is_model)
-        if grid is None or grid[0] * grid[1] != tokens:
-            if self._grid_stated and protected:
-                raise AttachError(
-                    f"{tokens} tokens are neither prefix nor protected, but grid={grid} has "
-                    "another number: expected prefix= and protect= to cover all but the image, or "
-                    "this input's grid"
-                )
-            check_grid_of_call(self.selection, grid, tokens)
-            grid = (1, tokens)
-        shared = self._shared(call, batch, tokens, protected)
+            refuse_unknown_prefix(call, self.grid, self._is_model)
+        outer = Layout(self._grid_of(tokens, protected), prefix=protected, device=x.device)
         ids = ids_of_segment(self.ids, self.route, k)
         if ids is None:
-            keep = keep_count(tokens, self.route.segments[k].rate)
-            draws = now.draws(self.seed, batch, x.device)
-            ids = replace(self.selection, shared=shared).ids(draws, k, grid, keep)
-            if self.keep is not None:
-                ids = force_keep(ids, self.keep, draws.uniform(f"keep.{k}", tokens))
-                self._warn_of_united_masks(shared, keep, ids.shape[1], tokens)
-        elif self.keep is not None:
-            raise AttachError("keep and ids are both set, and ids already are the tokens that stay")
-        check_ids(ids, grid, batch)
-        per_sample = ids.dim() > 1 and ids.shape[0] > 1
-        check_shared_table(not (shared and per_sample))
-        outer = Layout(grid, prefix=protected, device=x.device)
+            ids = self._draw(now, k, call, outer)
+        else:
+            require(
+                self.keep is None,
+                "keep and ids are both set, and ids already are the tokens that stay",
+                AttachError,
+            )
+            check_ids(ids, outer.grid, len(x))
         now.kept[k] = KeptTokens.select(outer, ids, positions, length, self.prefix)
         self.inner = tuple(kept.layout for kept in now.kept.values())
 
-    def _warn_of_united_masks(self, shared: bool, rate_keeps: int, stay: int, tokens: int) -> None:
+    def _grid_of(self, tokens: int, protected: int) -> tuple[int, int]:
+        """Return the grid of the tokens of a call that may skip: one row if it is unknown."""
+        if self.grid is not None and self.grid[0] * self.grid[1] == tokens:
+            return self.grid
+        require(
+            not (self._grid_stated and protected),
+            f"{tokens} tokens are neither prefix nor protected, but grid={self.grid} has another "
+            "number: expected prefix= and protect= to cover all but the image, or this input's "
+            "grid",
+            AttachError,
+        )
+        require(
+            self.selection.mode in WITHOUT_GRID,
+            f"{tokens} tokens come in where grid={self.grid} has another number; pass this input's "
+            "grid of tokens, grid=(rows, columns)",
+            AttachError,
+        )
+        return 1, tokens
+
+    def _draw(self, now: ForwardPass, k: int, call: Call, outer: Layout) -> Tensor:
+        """Draw the ids of the tokens that stay in segment `k`; those of `keep` are among them."""
+        x, tokens = call.tokens, outer.tokens
+        shared = self._shares_subset(call, outer)
+        rate_keeps = keep_count(tokens, self.route.segments[k].rate)
+        draws = now.draws(self.seed, len(x), x.device)
+        ids = replace(self.selection, shared=shared).ids(draws, k, outer.grid, rate_keeps)
+        if self.keep is None:
+            return ids
+        ids = force_keep(ids, self.keep, draws.uniform(f"keep.{k}", tokens))
+        if shared and not self._warned:
+            self._warn_of_united_masks(self.keep, rate_keeps, ids.shape[1], tokens)
+        return ids
+
+    def _shares_subset(self, call: Call, outer: Layout) -> bool:
+        """Whether samples keep the same tokens: as the selection says, or as they share tables."""
+        shared = self.selection.shared
+        if self.automatic and len(call.tokens) > 1:
+            for table in tree_leaves(call.tables()):
+                if isinstance(table, Tensor):
+                    _, one_for_all = call.token_dimension(table, outer, self.prefix)
+                    shared |= one_for_all
+        return shared
+
+    def _warn_of_united_masks(self, keep: Tensor, rate_keeps: int, stay: int, tokens: int) -> None:
         """Warn once if fewer tokens skip because samples with different `keep` share a subset."""
-        if self._warned or self.keep is None or not shared or stay <= rate_keeps:
-            return
-        of_one, of_any = count_forced(self.keep)
-        if of_any <= of_one:
+        of_one, of_any = count_forced(keep)
+        if of_any <= of_one or stay <= rate_keeps:
             return
         self._warned = True
         warnings.warn(
@@ -344,15 +369,6 @@ class Attached:
             f"where the rate leaves {rate_keeps}; use a mask (N,) that the batch shares",
             stacklevel=2,
         )
-
-    def _shared(self, call: Call, batch: int, tokens: int, protected: int) -> bool:
-        """Whether samples must keep the same tokens, as they do where they share tables."""
-        tables_shared = False
-        for table in tree_leaves(call.tables()):
-            if batch > 1 and isinstance(table, Tensor):
-                tables_shared |= call.token_dimension(table, tokens, protected, self.prefix)[1]
-        check_shared_table(not tables_shared or self.automatic or self.selection.shared)
-        return tables_shared or self.selection.shared
 
     def _gather_tables(self, now: ForwardPass, k: int, call: Call) -> None:
         for name, table in call.tables().items():
