@@ -85,7 +85,8 @@ class RoutedModel:
             return protected_mask(protect.cpu(), batch, tokens, CheckError)
         if isinstance(protect, Tensor):
             protect = protect.tolist()
-        items = list(protect) if isinstance(protect, Iterable) else [protect]
+        parts = [protect] if isinstance(protect, slice) else protect
+        items = list(parts) if isinstance(parts, Iterable) else [None]
         for item in items:
             is_position = isinstance(item, Integral) and -tokens <= int(item) < tokens
             require(
