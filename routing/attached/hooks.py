@@ -7,11 +7,14 @@
 or, for the duration of a block, `with routing.attach(vit, "auto"): ...`. A model, instead of its
 list of blocks, also determines the grid and the prefix.
 
-The work is done in hooks on the blocks. The hook before a route's first block gathers the tokens
-that stay and keeps the rest; the one after its last block puts them back. Per-token arguments
-(rotary tables) are gathered with them; text that joins the attention in an argument of its own is
-never routed. Recomputation under activation checkpointing finds the subset of its own pass. The
-hooks themselves are never compiled: `torch.compile` breaks its graph there.
+The work is done in hooks on the blocks. Before each block, a `Call` reads the tokens, rotary tables
+and masks among its arguments, and `Passes` says which forward pass it belongs to (activation
+checkpointing runs a block again, and needs the subset of its own pass). Before a segment's first
+block, `_decide` finds the tokens that may skip, all but prefix and `protect=`, and draws those that
+stay (`KeptTokens`); `ForwardPass.open` gathers them and holds all for the end of the segment.
+Before each block inside, the rows of per-token tables are gathered too; text in an argument of its
+own is never routed. After the last block, `ForwardPass.close` puts the tokens back. The hooks are
+never compiled: `torch.compile` breaks its graph there.
 """
 
 from __future__ import annotations
@@ -137,10 +140,9 @@ class Attached:
         self._joined_text, self._warned = JoinedText(), False
         self.ids: Sequence[Tensor | None] | Tensor | None = None
         self.inner: tuple[Layout, ...] = ()
-        self._starts: dict[int, int] = {}  # segment by its first block
+        self._starts = {segment.start for segment in self._route.segments}
         self._inside: dict[int, int] = {}  # segment by each of its blocks
         for k, segment in enumerate(self._route.segments):
-            self._starts[segment.start] = k
             for i in range(segment.start, segment.end + 1):
                 self._inside[i] = k
         self._passes = Passes()
@@ -242,48 +244,51 @@ class Attached:
     def _before(
         self, i: int, block: nn.Module, args: tuple, kwargs: dict[str, Any]
     ) -> tuple[tuple, dict[str, Any]] | None:
-        """Hook before block `i`: gather where a route starts, and tables inside it."""
-        call = Call(self._signatures[i], args, kwargs)
-        if i not in self._inside or i in self._starts:
+        """Hook before block `i`: gather where a segment starts, and tables inside it."""
+        call, k = Call(self._signatures[i], args, kwargs), self._inside.get(i)
+        starts = i in self._starts
+        if k is None or starts:
             self._joined_text.note(call)
         on = self.when == "always" or (self.when == "training" and block.training)
-        routed = on and i in self._starts
-        now = self._passes.enter(i, call.get(call.signature.tokens), routed)
+        now = self._passes.enter(i, call.get(call.signature.tokens), routed=on and starts)
         if now is None:
             return None
-        if now.open_segment is not None and i > self.route.segments[now.open_segment].end:
-            now.late_ends[i] = now.open_segment  # this pass left the route's last block out
+        for skipped_by in now.skipped:
+            if i > self.route.segments[skipped_by].end:
+                now.late_ends[i] = skipped_by  # this pass left the segment's last block out
         if i in now.late_ends:
-            now.open_segment = now.late_ends[i]
-            call.tokens = now.close(call.tokens)
-        k = self._starts.get(i, -1)
-        if routed and now.task is None:
+            call.tokens = now.close(now.late_ends[i], call.tokens)
+        if k is None:
+            return call.args, call.kwargs
+        if starts and on and now.task is None:
             self._decide(now, k, call)
         if k in now.kept:
-            now.open_segment = k
-            now.skipped[k] = call.tokens
-            call.tokens = now.kept[k].move.take(call.tokens)
-        inside = self._inside.get(i)
-        if inside is not None and inside in now.kept:
-            tokens, expected = call.tokens.shape[1], now.kept[inside].move.kept
-            if tokens != expected:
-                raise AttachError(
-                    f"{tokens} tokens come into block {i} where {expected} are in the route; the "
-                    "model changes its sequence inside the route, so end it before that block"
-                )
-            call.refuse_masks(now.kept[inside].length)
-            self._gather_tables(now, inside, call)
+            if starts:
+                call.tokens = now.open(k, call.tokens)
+            self._check_inside(i, call, now.kept[k])
+            self._gather_tables(now, k, call)
         return call.args, call.kwargs
 
     def _after(
         self, i: int, block: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any
     ) -> Any:
-        """Hook after block `i`: put the tokens back where a route ends."""
+        """Hook after block `i`: put the tokens back where a segment ends."""
         now, k = self._passes.current(), self._inside.get(i)
         if now is None or k not in now.kept or i != self.route.segments[k].end:
             return None
-        now.open_segment = k
-        return replace_image(output, Call(self._signatures[i], args, kwargs), now.close)
+        call = Call(self._signatures[i], args, kwargs)
+        return replace_image(output, call, partial(now.close, k))
+
+    def _check_inside(self, i: int, call: Call, kept: KeptTokens) -> None:
+        """Refuse a call inside a segment with other tokens than those that stay, or a mask."""
+        tokens, expected = call.tokens.shape[1], kept.move.kept
+        require(
+            tokens == expected,
+            f"{tokens} tokens come into block {i} where {expected} are in the route; the model "
+            "changes its sequence inside the route, so end it before that block",
+            AttachError,
+        )
+        call.refuse_masks(kept.length)
 
     def _decide(self, now: ForwardPass, k: int, call: Call) -> None:
         """Decide which tokens stay in segment `k` of a pass."""

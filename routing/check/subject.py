@@ -86,7 +86,7 @@ class RoutedModel:
         if isinstance(protect, Tensor):
             protect = protect.tolist()
         parts = [protect] if isinstance(protect, slice) else protect
-        items = list(parts) if isinstance(parts, Iterable) else [None]
+        items: list[Any] = list(parts) if isinstance(parts, Iterable) else [None]
         for item in items:
             is_position = isinstance(item, Integral) and -tokens <= int(item) < tokens
             require(

@@ -115,7 +115,7 @@ def single(model):
         (foreign.flux, whole, "1-2", {"prefix": TEXT}, r"text in a separate argument.* pass protect=slice\(0, 6\)"),
         (foreign.sd3, whole, "1-2", {"prefix": TEXT}, r"text in a separate argument.* pass protect=slice\(0, 6\)"),
         (foreign.wan, whole, "1-2", {"prefix": TEXT}, r"text in a separate argument.* pass protect=slice\(0, 6\)"),
-        (foreign.dit, whole, "1-3", {"selection": "rows", "grid": (5, 5)}, "16 tokens come in where"),
+        (foreign.dit, whole, "1-3", {"selection": "rows", "grid": (5, 5), "prefix": 0}, "16 tokens come in where grid"),
     ],
 )  # fmt: skip
 def test_calls_whose_image_tokens_would_be_wrong_are_refused(make, blocks_of, route, options, message):
