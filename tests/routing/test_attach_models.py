@@ -236,17 +236,6 @@ def test_a_copy_is_dense_in_evaluation_and_silent_after_removal():
     assert torch.equal(run(ema.train(), inputs), run(model, inputs))
 
 
-def test_a_block_left_out_by_the_model_ends_the_route_all_the_same():
-    """Some pipelines skip blocks; the route then ends before the next one that runs."""
-    model, blocks, inputs, _ = build_model("DiT")
-    x = torch.randn(BATCH, IMAGE, 16)
-    cond = {"timestep": inputs["timestep"], "class_labels": inputs["class_labels"]}
-    with routing.attach(blocks, "1-3") as attached:
-        for i in (0, 1, 2, 4):
-            x = blocks[i](x, **cond)
-        assert x.shape[1] == IMAGE and attached.inner[0].tokens == IMAGE // 2
-
-
 def test_a_dense_pass_is_recomputed_densely():
     model, _, inputs, _ = build_model("ViT")
     grads = []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -315,75 +313,6 @@ def test_options_that_cannot_run(route, options, message):
     x, cond, layout = inputs()
     with pytest.raises(UserError, match=message):
         stack()(x, cond, layout, routing(route, **options))
-
-
-_FAKE = """
-import torch
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from routing import *
-from routing.options import only_rate
-
-class Block(nn.Module):
-    carries = ("first",)
-
-    def __init__(self, k):
-        super().__init__()
-        self.linear, self.path = nn.Linear(8, 8), f"zigzag:{k}"
-
-    def forward(self, x, cond, layout, state):
-        state["first"] = state.get("first", x)
-        tables = [layout.gaps(self.path), layout.positions(self.path + ":reversed"), layout.mask()]
-        tables += [layout.neighbours(m) for m in ("self", "zero", "nearest")]
-        tables += [layout.take(torch.empty(16, 2, device=x.device))]
-        assert {t.device for t in tables} == {x.device}
-        return x + self.linear(layout.from_scan(layout.to_scan(x, self.path), self.path))
-
-with FakeTensorMode(), torch.device("cuda"):
-    stack = Stack([Block(k) for k in range(8)], checkpoint=True)
-    x, cond = torch.empty(3, 18, 8), torch.empty(3, 8)
-    draws = Draws(0, 5, torch.arange(3))
-    for mode in MODES:
-        for shared in (False, True):
-            rate = only_rate(mode)
-            route = Route.parse("0-2+4-6@0.75" if rate is None else f"1-5@{rate}")
-            options = RoutingOptions(selection=mode, shared=shared, random_end=True)
-            routing = Routing(route, options, draws)
-            out = stack(x, cond, Layout((4, 4), prefix=2), routing, taps=(1, 3))
-            assert out.x.device.type == "cuda" and out.x.shape == x.shape
-    assert draws.normal("noise", (4, 3)).device.type == "cuda"
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_nothing_waits_for_the_device_and_tables_live_on_it():
-    """Tensors without values on a device that is not there: any look at a value would raise."""
-    done = subprocess.run([sys.executable, "-c", _FAKE], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-@pytest.mark.filterwarnings("ignore")  # dynamo hides its own warnings only from the printer
-def test_compiled_blocks_compile_once():
-    class Scan(nn.Module):
-        def forward(self, x, cond, layout):
-            y = torch.cumsum(layout.to_scan(x, "zigzag:3"), 1) / layout.gaps("zigzag:3").unsqueeze(-1)
-            return x + torch.tanh(layout.from_scan(y, "zigzag:3"))
-
-    from torch._dynamo.utils import counters
-
-    model = Stack([Scan() for _ in range(4)])
-    x, cond, layout = inputs()
-    passes = [None] + [routing("1-2", draws=draws(step)) for step in range(3)]
-    expected = [model(x, cond, layout, how).x for how in passes]
-    for block in model.blocks:
-        block.compile(backend="eager")
-    counters.clear()
-    graphs = []
-    for how, value in zip(passes, expected, strict=True):
-        assert torch.allclose(model(x, cond, Layout(GRID, prefix=PREFIX), how).x, value, atol=1e-12)
-        graphs.append(counters["stats"]["unique_graphs"])
-    assert graphs[1] == graphs[3] and not counters["graph_break"]
 
 
 def test_a_batch_may_be_empty_but_tokens_must_be_those_of_the_layout():
