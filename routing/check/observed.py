@@ -84,7 +84,7 @@ class ObservedPass:
 
 
 @dataclass
-class Observations:
+class ModelRuns:
     """Everything that the runs of a model showed; each property is judged by it.
 
     Attributes:

@@ -16,34 +16,34 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from routing.attached.calls import TEXT
-from routing.check.observed import Arrival, Observations, ObservedPass
+from routing.check.observed import Arrival, ModelRuns, ObservedPass
 from routing.check.report import FAIL, NOT_APPLICABLE, PASS, Judgement
 from routing.check.subject import RoutedModel
 from routing.check.tables import table_problems
 
 NO_ROUTE = "no block saw fewer tokens in training"
-Property = Callable[[Observations], Judgement]
+Property = Callable[[ModelRuns], Judgement]
 
 
 def of_a_route(judge: Property) -> Property:
     """Make a property not applicable to a model without a route in training."""
 
     @wraps(judge)
-    def judge_route(seen: Observations) -> Judgement:
-        return judge(seen) if seen.routed_passes else (NOT_APPLICABLE, NO_ROUTE)
+    def judge_route(runs: ModelRuns) -> Judgement:
+        return judge(runs) if runs.routed_passes else (NOT_APPLICABLE, NO_ROUTE)
 
     return judge_route
 
 
-def routed_blocks(seen: Observations) -> Judgement:
+def routed_blocks(runs: ModelRuns) -> Judgement:
     """Whether the blocks of the intended route saw fewer tokens, and no others did."""
-    route = seen.model.intended_route()
+    route = runs.model.intended_route()
     intended = "" if route is None else ", ".join(segment.span for segment in route.segments)
-    first = seen.passes[0]
+    first = runs.passes[0]
     if not first.segments:
         return FAIL, f"{NO_ROUTE}{f'; intended: {intended}' if intended else ''}"
-    evidence = _who_saw_what(first, seen.model.depth)
-    spans = {_spans(observed) for observed in seen.passes}
+    evidence = _who_saw_what(first, runs.model.depth)
+    spans = {_spans(observed) for observed in runs.passes}
     if intended and spans != {intended}:
         meaning = f"the route {intended} skips blocks {intended}, both ends included"
         return FAIL, f"{evidence}; {meaning}"
@@ -77,9 +77,9 @@ def _span(first: int, last: int) -> str:
 
 
 @of_a_route
-def rate(seen: Observations) -> Judgement:
+def rate(runs: ModelRuns) -> Judgement:
     """Whether the fraction of tokens that skip is the stated rate, in every sample and pass."""
-    judgements = [_rate_of_pass(seen.model, observed) for observed in seen.routed_passes]
+    judgements = [_rate_of_pass(runs.model, observed) for observed in runs.routed_passes]
     failed = [judgement for judgement in judgements if judgement[0] == FAIL]
     return (failed or judgements)[0]
 
@@ -141,10 +141,10 @@ def _judge_rate(
 
 
 @of_a_route
-def bit_for_bit(seen: Observations) -> Judgement:
+def bit_for_bit(runs: ModelRuns) -> Judgement:
     """Whether skipped tokens come back unchanged to their places, and kept ones to theirs."""
     total = Arrival()
-    for arrival in (observed.arrival for observed in seen.passes):
+    for arrival in (observed.arrival for observed in runs.passes):
         total.bypassed += arrival.bypassed
         total.exact += arrival.exact
         total.lost += arrival.lost
@@ -153,7 +153,7 @@ def bit_for_bit(seen: Observations) -> Judgement:
         total.largest_change = max(total.largest_change, arrival.largest_change)
     evidence = f"{total.exact} of {total.bypassed} skipped tokens came back exactly"
     if total.exact == total.bypassed and not total.stayed_changed:
-        return PASS, f"{evidence}, each at its place ({len(seen.passes)} passes)"
+        return PASS, f"{evidence}, each at its place ({len(runs.passes)} passes)"
     if total.misplaced:
         evidence += f", {total.misplaced} at another place"
     if total.lost:
@@ -166,20 +166,20 @@ def bit_for_bit(seen: Observations) -> Judgement:
 
 
 @of_a_route
-def order(seen: Observations) -> Judgement:
+def order(runs: ModelRuns) -> Judgement:
     """Whether blocks see the kept tokens in ascending order, and scan them along their path."""
-    problem = _order_problem(seen.passes)
+    problem = _order_problem(runs.passes)
     if not problem:
-        scanning, scan_problem = seen.scans
+        scanning, scan_problem = runs.scans
         evidence = "blocks of the route saw their tokens in ascending order"
         if scan_problem:
             return FAIL, f"{evidence}, but {scan_problem}"
         if scanning:
             evidence += f"; {len(scanning)} of them scan along the same path as with all tokens"
         return PASS, evidence
-    if not seen.model.ordered:
+    if not runs.model.ordered:
         return NOT_APPLICABLE, f"{problem}, which makes no difference to them (ordered=False)"
-    if positions(seen)[0] == PASS:  # attention does not depend on the order then
+    if positions(runs)[0] == PASS:  # attention does not depend on the order then
         advice = (
             "wrong for scans and convolutions; the positions pass, so if the blocks are attention, "
             "state ordered=False"
@@ -207,12 +207,12 @@ def _order_problem(passes: Sequence[ObservedPass]) -> str:
 
 
 @of_a_route
-def positions(seen: Observations) -> Judgement:
+def positions(runs: ModelRuns) -> Judgement:
     """Whether rotary tables and other per-token arguments hold the rows of the kept tokens."""
     compared: set[str] = set()
-    for observed in seen.passes:
+    for observed in runs.passes:
         for block_input in observed.routed_inputs():
-            problems = table_problems(block_input, observed, seen.evaluation)
+            problems = table_problems(block_input, observed, runs.evaluation)
             compared.update(problems)
             for problem in filter(None, problems.values()):
                 return FAIL, f"block {block_input.block}: {problem}"
@@ -224,17 +224,17 @@ def positions(seen: Observations) -> Judgement:
     return PASS, f"{', '.join(sorted(compared))}: rows of the tokens that are there"
 
 
-def protected_tokens(seen: Observations) -> Judgement:
+def protected_tokens(runs: ModelRuns) -> Judgement:
     """Whether protected positions, and text in an argument of its own, reached every block."""
     positions_of_any: set[int] = set()
     skipped: set[int] = set()
     text_lengths: set[int] = set()
-    for observed in seen.passes:
-        protected = seen.model.protected(*observed.shape[:2])
+    for observed in runs.passes:
+        protected = runs.model.protected(*observed.shape[:2])
         positions_of_any.update(_indices(protected.any(0)))
         lengths: set[int] = set()  # of the text in this pass; another pass may have longer prompts
         for block_input in observed.marked.inputs:
-            if block_input.block == seen.model.depth:
+            if block_input.block == runs.model.depth:
                 continue  # what follows the last block
             text = block_input.argument(TEXT)
             if isinstance(text, Tensor) and text.dim() == 3:
@@ -268,9 +268,9 @@ def _shortened(indices: Sequence[int]) -> str:
 
 
 @of_a_route
-def gradient(seen: Observations) -> Judgement:
+def gradient(runs: ModelRuns) -> Judgement:
     """Whether a skipped token has the same gradient before and after the route."""
-    gradients = seen.routed_passes[0].gradients
+    gradients = runs.routed_passes[0].gradients
     if not gradients:
         return NOT_APPLICABLE, "no skipped token can be recognised after the route"
     unchanged = sum(bool((each == 1).all()) for each in gradients)
@@ -281,9 +281,9 @@ def gradient(seen: Observations) -> Judgement:
     return FAIL, f"{evidence}, {lost} pass none on"
 
 
-def dense_evaluation(seen: Observations) -> Judgement:
+def dense_evaluation(runs: ModelRuns) -> Judgement:
     """Whether all blocks see all tokens in evaluation."""
-    evaluation, depth = seen.evaluation, seen.model.depth
+    evaluation, depth = runs.evaluation, runs.model.depth
     if evaluation is None:
         return NOT_APPLICABLE, "no evaluate= given"
     if evaluation.segments:
@@ -292,11 +292,11 @@ def dense_evaluation(seen: Observations) -> Judgement:
     return PASS, f"all {len(blocks)} blocks saw all {evaluation.tokens} tokens"
 
 
-def equal_evaluation(seen: Observations) -> Judgement:
+def equal_evaluation(runs: ModelRuns) -> Judgement:
     """Whether the output in evaluation is bitwise that of the model without routing."""
-    if seen.outputs is None:
+    if runs.outputs is None:
         return NOT_APPLICABLE, "no dense= given"
-    once, twice, dense = seen.outputs
+    once, twice, dense = runs.outputs
     if _largest_difference(once, twice) != 0:
         return FAIL, (
             "two evaluations of one input differ: is routing (see dense evaluation) or dropout "
@@ -321,14 +321,14 @@ def _largest_difference(output: Any, other_output: Any) -> float:
 
 
 @of_a_route
-def samples_differ(seen: Observations) -> Judgement:
+def samples_differ(runs: ModelRuns) -> Judgement:
     """Whether the samples of a batch keep different tokens."""
-    subsets = seen.subsets
+    subsets = runs.subsets
     if len(subsets[0]) < 2:
         return NOT_APPLICABLE, "a batch of one sample"
     equal = [bool((present == present[:1]).all()) for present in subsets]
     evidence = f"the samples of a batch kept the same tokens in {sum(equal)} of {len(equal)} passes"
-    if seen.model.shared:
+    if runs.model.shared:
         result = NOT_APPLICABLE if all(equal) else FAIL
         return result, f"{evidence}; shared=True: they are meant to"
     if all(equal):
@@ -338,34 +338,34 @@ def samples_differ(seen: Observations) -> Judgement:
 
 
 @of_a_route
-def steps_differ(seen: Observations) -> Judgement:
+def steps_differ(runs: ModelRuns) -> Judgement:
     """Whether passes over the same number of tokens and samples draw different subsets."""
     distinct: list[Tensor] = []
-    for present in seen.subsets:
+    for present in runs.subsets:
         if not any(torch.equal(present, other) for other in distinct):
             distinct.append(present)
-    evidence = f"{len(distinct)} different subsets in {len(seen.subsets)} passes"
-    shapes = {present.shape for present in seen.subsets}
+    evidence = f"{len(distinct)} different subsets in {len(runs.subsets)} passes"
+    shapes = {present.shape for present in runs.subsets}
     if len(distinct) > len(shapes):
         return PASS, evidence
-    if len(shapes) == len(seen.subsets) > 1:
+    if len(shapes) == len(runs.subsets) > 1:
         return NOT_APPLICABLE, "no two passes have the same number of tokens"
     return FAIL, evidence
 
 
 @of_a_route
-def restart(seen: Observations) -> Judgement:
+def restart(runs: ModelRuns) -> Judgement:
     """Whether the same seed repeats the subsets after a restart, and another one does not."""
-    total, repeated = len(seen.passes), _equal_passes(seen.passes, seen.restarted)
+    total, repeated = len(runs.passes), _equal_passes(runs.passes, runs.restarted)
     evidence = f"{repeated} of {total} passes repeat their subsets after a restart"
     if repeated < total:
         return FAIL, (
             f"{evidence} with the same seed, while other code draws from torch's global "
             "generator: they depend on something that the seed does not determine"
         )
-    if seen.other_seed is None:
+    if runs.other_seed is None:
         return PASS, evidence
-    same = _equal_passes(seen.passes, seen.other_seed)
+    same = _equal_passes(runs.passes, runs.other_seed)
     return FAIL if same == total else PASS, f"{evidence}, {same} with another seed"
 
 

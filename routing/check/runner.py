@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from routing.check.marks import marked_tokens
-from routing.check.observed import Observations, ObservedPass, observe
+from routing.check.observed import ModelRuns, ObservedPass, observe
 from routing.check.properties import PROPERTIES
 from routing.check.report import Finding, Report
 from routing.check.scans import compare_scans
@@ -40,12 +40,12 @@ def check(build: Callable[..., RoutedModel], seed: int = 0) -> Report:
             `before=` or `after=` is missing.
     """
     with torch.random.fork_rng():
-        seen = _run(build, seed)
-    findings = [Finding(name, *judge(seen)) for name, judge in PROPERTIES.items()]
+        runs = _run(build, seed)
+    findings = [Finding(name, *judge(runs)) for name, judge in PROPERTIES.items()]
     return Report(tuple(findings))
 
 
-def _run(build: Callable[..., RoutedModel], seed: int) -> Observations:
+def _run(build: Callable[..., RoutedModel], seed: int) -> ModelRuns:
     """Build the model three times and run its passes; see `check`."""
     model = _build(build, seed, restart=0)
     passes = _training_passes(model)
@@ -63,7 +63,7 @@ def _run(build: Callable[..., RoutedModel], seed: int) -> Observations:
     if _takes_seed(build):
         other_seed = _training_passes(_build(build, seed + 1, restart=2))
     scans = compare_scans(model) if model.ordered else ([], "")
-    return Observations(model, passes, restarted, other_seed, evaluation, outputs, scans)
+    return ModelRuns(model, passes, restarted, other_seed, evaluation, outputs, scans)
 
 
 def _takes_seed(build: Callable[..., RoutedModel]) -> bool:
