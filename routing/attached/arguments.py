@@ -10,10 +10,11 @@ from torch import nn
 
 from routing.attached.calls import AttachError, Signature
 from routing.attached.supported import refuse_positional, refuse_prefix
-from routing.errors import require, suggest
+from routing.errors import one_of, require, suggest
 from routing.route import Route
 from routing.routed_pass import Selection
 
+WHEN = ("training", "always", "never")
 WITHOUT_GRID = ("random", "stride")  # selections that need no grid
 
 
@@ -107,6 +108,40 @@ def check_selection(selection: Selection, grid: tuple[int, int] | None) -> None:
         "selection unsorted shuffles scans, and these blocks have none",
         AttachError,
     )
+
+
+def grid_of_call(
+    grid: tuple[int, int] | None, is_stated: bool, selection: Selection, tokens: int, protected: int
+) -> tuple[int, int]:
+    """Return the grid of the tokens of a call that may skip: one row if it is unknown.
+
+    Args:
+        grid: The grid that was stated, or that of the model.
+        is_stated: Whether it was stated.
+        selection: How the tokens that stay are chosen.
+        tokens: Tokens that may skip.
+        protected: All others of the sequence.
+    """
+    if grid is not None and grid[0] * grid[1] == tokens:
+        return grid
+    require(
+        not (is_stated and protected),
+        f"{tokens} tokens are neither prefix nor protected, but grid={grid} has another number: "
+        "expected prefix= and protect= to cover all but the image, or this input's grid",
+        AttachError,
+    )
+    require(
+        selection.mode in WITHOUT_GRID,
+        f"{tokens} tokens come in where grid={grid} has another number; pass this input's grid of "
+        "tokens, grid=(rows, columns)",
+        AttachError,
+    )
+    return 1, tokens
+
+
+def check_when(when: str) -> None:
+    """Refuse another word than `training`, `always` and `never`."""
+    one_of("when", when, WHEN, AttachError)
 
 
 def check_extra(extra: Any) -> None:

@@ -32,12 +32,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from routing.attached.arguments import (
-    WITHOUT_GRID,
     block_list,
     check_extra,
     check_extra_names,
     check_routed_blocks,
     check_selection,
+    check_when,
+    grid_of_call,
     parse_grid,
     parse_prefix,
     refuse_long_skips,
@@ -47,13 +48,11 @@ from routing.attached.kept import KeptTokens
 from routing.attached.passes import ForwardPass, Passes
 from routing.attached.protected import count_forced, force_keep, parse_protect, routable_positions
 from routing.attached.supported import JoinedText, geometry, refuse_unknown_prefix
-from routing.errors import one_of, require
 from routing.explicit_ids import check_ids, ids_of_segment
 from routing.layout import Layout
 from routing.route import Route, keep_count
 from routing.routed_pass import Selection
 
-WHEN = ("training", "always", "never")
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
 
 
@@ -176,7 +175,7 @@ class Attached:
 
     @when.setter
     def when(self, value: str) -> None:
-        one_of("when", value, WHEN, AttachError)
+        check_when(value)
         self._when = value
 
     @property
@@ -282,12 +281,11 @@ class Attached:
     def _check_inside(self, i: int, call: Call, kept: KeptTokens) -> None:
         """Refuse a call inside a segment with other tokens than those that stay, or a mask."""
         tokens, expected = call.tokens.shape[1], kept.move.kept
-        require(
-            tokens == expected,
-            f"{tokens} tokens come into block {i} where {expected} are in the route; the model "
-            "changes its sequence inside the route, so end it before that block",
-            AttachError,
-        )
+        if tokens != expected:
+            raise AttachError(
+                f"{tokens} tokens come into block {i} where {expected} are in the route; the model "
+                "changes its sequence inside the route, so end it before that block"
+            )
         call.refuse_masks(kept.length)
 
     def _decide(self, now: ForwardPass, k: int, call: Call) -> None:
@@ -305,38 +303,16 @@ class Attached:
         self._joined_text.check(call, k, tokens, self.prefix)
         if not (self._prefix_stated or self._protect_stated):
             refuse_unknown_prefix(call, self.grid, self._is_model)
-        outer = Layout(self._grid_of(tokens, protected), prefix=protected, device=x.device)
+        grid = grid_of_call(self.grid, self._grid_stated, self.selection, tokens, protected)
+        outer = Layout(grid, prefix=protected, device=x.device)
         ids = ids_of_segment(self.ids, self.route, k)
         if ids is None:
             ids = self._draw(now, k, call, outer)
-        else:
-            require(
-                self.keep is None,
-                "keep and ids are both set, and ids already are the tokens that stay",
-                AttachError,
-            )
-            check_ids(ids, outer.grid, len(x))
+        elif self.keep is not None:
+            raise AttachError("keep and ids are both set, and ids already are the tokens that stay")
+        check_ids(ids, outer.grid, len(x))
         now.kept[k] = KeptTokens.select(outer, ids, positions, length, self.prefix)
         self.inner = tuple(kept.layout for kept in now.kept.values())
-
-    def _grid_of(self, tokens: int, protected: int) -> tuple[int, int]:
-        """Return the grid of the tokens of a call that may skip: one row if it is unknown."""
-        if self.grid is not None and self.grid[0] * self.grid[1] == tokens:
-            return self.grid
-        require(
-            not (self._grid_stated and protected),
-            f"{tokens} tokens are neither prefix nor protected, but grid={self.grid} has another "
-            "number: expected prefix= and protect= to cover all but the image, or this input's "
-            "grid",
-            AttachError,
-        )
-        require(
-            self.selection.mode in WITHOUT_GRID,
-            f"{tokens} tokens come in where grid={self.grid} has another number; pass this input's "
-            "grid of tokens, grid=(rows, columns)",
-            AttachError,
-        )
-        return 1, tokens
 
     def _draw(self, now: ForwardPass, k: int, call: Call, outer: Layout) -> Tensor:
         """Draw the ids of the tokens that stay in segment `k`; those of `keep` are among them."""

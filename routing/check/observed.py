@@ -115,6 +115,18 @@ class ModelRuns:
         """Which tokens stayed in the first segment of each of these passes, bool `(B, T)`."""
         return [observed.segments[0].present for observed in self.routed_passes]
 
+    def arrival(self) -> Arrival:
+        """Return how tokens came out of routes in all passes of training."""
+        total = Arrival()
+        for arrival in (observed.arrival for observed in self.passes):
+            total.bypassed += arrival.bypassed
+            total.exact += arrival.exact
+            total.lost += arrival.lost
+            total.misplaced += arrival.misplaced
+            total.largest_change = max(total.largest_change, arrival.largest_change)
+            total.stayed_changed += arrival.stayed_changed
+        return total
+
 
 def observe(marked: MarkedPass, depth: int) -> ObservedPass:
     """Return what routing did in a pass of a model with that many blocks.

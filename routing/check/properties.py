@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from routing.attached.calls import TEXT
-from routing.check.observed import Arrival, ModelRuns, ObservedPass
+from routing.check.observed import ModelRuns, ObservedPass
 from routing.check.report import FAIL, NOT_APPLICABLE, PASS, Judgement
 from routing.check.subject import RoutedModel
 from routing.check.tables import table_problems
@@ -143,14 +143,7 @@ def _judge_rate(
 @of_a_route
 def bit_for_bit(runs: ModelRuns) -> Judgement:
     """Whether skipped tokens come back unchanged to their places, and kept ones to theirs."""
-    total = Arrival()
-    for arrival in (observed.arrival for observed in runs.passes):
-        total.bypassed += arrival.bypassed
-        total.exact += arrival.exact
-        total.lost += arrival.lost
-        total.misplaced += arrival.misplaced
-        total.stayed_changed += arrival.stayed_changed
-        total.largest_change = max(total.largest_change, arrival.largest_change)
+    total = runs.arrival()
     evidence = f"{total.exact} of {total.bypassed} skipped tokens came back exactly"
     if total.exact == total.bypassed and not total.stayed_changed:
         return PASS, f"{evidence}, each at its place ({len(runs.passes)} passes)"
