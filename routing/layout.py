@@ -19,17 +19,11 @@ import torch
 from torch import Tensor
 
 from routing.errors import one_of
-from routing.grid import LayoutError, arange, neighbour_slots, rank, table, transforming
+from routing.grid import MOST_TABLES, LayoutError, arange, neighbour_slots, rank, transforming
 
 MISSING = ("self", "zero", "nearest")
-
-
-@table
-def _dense_tables(
-    grid: tuple[int, int], prefix: int, device: torch.device
-) -> dict[tuple[str, str], Any]:
-    """The tables that all dense layouts of one grid, prefix and device share, once computed."""
-    return {}
+# The tables that all dense layouts of one grid, prefix and device share.
+_DENSE_TABLES: dict[tuple[tuple[int, int], int, torch.device], dict[tuple[str, str], Any]] = {}
 
 
 # A move is one flattened `index_select` or `index_copy`, four to five times cheaper than `gather`
@@ -175,7 +169,10 @@ class Layout:
         self.device = torch.device(device or "cpu") if ids is None else ids.device
         self.tables: dict[tuple[str, str], Any] = {}
         if ids is None and shuffle is None:
-            self.tables = _dense_tables(self.grid, self.prefix, self.device)
+            if len(_DENSE_TABLES) >= MOST_TABLES:
+                _DENSE_TABLES.clear()
+            key = self.grid, self.prefix, self.device
+            self.tables = _DENSE_TABLES.setdefault(key, {})
 
     def prepare(self, tables: Iterable[tuple[str, str]]) -> None:
         """Compute tables, so that `scan_order`, `positions`, `gaps` and `neighbours` look them up.
