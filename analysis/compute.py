@@ -7,17 +7,18 @@ The pages are README.md and results/*.md. Between `<!-- KIND of=results/NAME.tar
 and `<!-- end of KIND -->` is a table generated from the archive, or a line that says it is missing.
 Kinds: `penalty` (step penalty s and s * m of routed runs), `arms` (every arm of a study),
 `endpoints` (declared paired endpoints; `pairs` is the declared number), `seeds` (their values by
-seed), `scores` (scores on samples after the last step). An arm is a group and variant
-(`analysis.comparison.arms`).
+seed), `scores` (scores on samples after the last step), `lengths` and `slopes` (s * m against the
+number of dense steps), `objectives` and `contrasts` (dense and routed scores of several objectives
+after `steps` steps). An arm is a group and variant (`analysis.comparison.arms`).
 """
 
 import argparse
 import functools
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -31,6 +32,8 @@ from analysis.comparison.arms import (
     seeds_table,
 )
 from analysis.comparison.final_scores import final_scores, scores_table
+from analysis.comparison.objectives import contrasts_table, objective_scores, objectives_table
+from analysis.comparison.training_length import lengths_table, slopes_table
 from analysis.errors import AnalysisError
 from analysis.figures import against_macs
 from analysis.runs.archives import PUBLISHED, unpack, unpacked
@@ -41,8 +44,54 @@ from experiments.runtime.files import atomic_write
 from experiments.runtime.parser import Parser
 
 RESULTS = ROOT / "results"
-_OPENING = r"<!-- (penalty|arms|endpoints|seeds|scores) "
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """The runs of a study, as `analysis.load` returns them, and what tables are made from."""
+
+    runs: pd.DataFrame
+
+    @functools.cached_property
+    def arms(self) -> dict[Arm, Curves]:
+        """Held-out losses of every arm."""
+        return arms(self.runs)
+
+    @functools.cached_property
+    def scores(self) -> dict[Arm, pd.DataFrame]:
+        """Scores of every arm on samples after its last step."""
+        return final_scores(self.runs)
+
+    def scores_at(self, steps: int) -> pd.DataFrame:
+        """Return the scores of dense and routed runs of every objective after so many steps."""
+        return objective_scores(self.runs, steps)
+
+    def on(self, data: str) -> "Records":
+        """Return the records of the runs on one data set."""
+        return Records(self.runs[self.runs["data"] == data])
+
+
+@functools.lru_cache(maxsize=8)
+def archived(archive: Path) -> Records:
+    """Return the records of an archive."""
+    return Records(load(unpack(archive, ROOT / PUBLISHED)))
+
+
+# What each kind of block shows, made from the records, `steps` and the declared number of `pairs`.
+KINDS: dict[str, Callable[[Records, int, int], list[list[str]]]] = {
+    "arms": lambda records, steps, pairs: arms_table(records.arms),
+    "penalty": lambda records, steps, pairs: penalty_table(records.arms, steps),
+    "endpoints": lambda records, steps, pairs: endpoints_table(records.arms, steps, pairs),
+    "seeds": lambda records, steps, pairs: seeds_table(records.arms, steps),
+    "scores": lambda records, steps, pairs: scores_table(records.scores),
+    "lengths": lambda records, steps, pairs: lengths_table(records.arms),
+    "slopes": lambda records, steps, pairs: slopes_table(records.arms),
+    "objectives": lambda records, steps, pairs: objectives_table(records.scores_at(steps)),
+    "contrasts": lambda records, steps, pairs: contrasts_table(records.scores_at(steps)),
+}
+_OPENING = rf"<!-- ({'|'.join(KINDS)}) "
 _BLOCK = re.compile(rf"({_OPENING}([^>]*?) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
+_OF_OBJECTIVES = ("objectives", "contrasts")  # printed where there are several
 _HALF = "\u00b1 half-width of the 95 % t-interval"
 _NOTES = {
     "arms": f"Held-out loss: mean {_HALF}. MACs: forward multiply-adds; training FLOPs = 6 x.",
@@ -51,24 +100,6 @@ _NOTES = {
 _NOT_YET = "No finished run of this study is published yet ({})."
 # Dense steps, and routed steps of about the same multiply-adds, in the exploratory records.
 FIGURE_STEPS = (3000, 4200)
-
-
-@functools.lru_cache(maxsize=8)
-def archived_runs(archive: Path) -> pd.DataFrame:
-    """Return the runs of an archive of records."""
-    return load(unpack(archive, ROOT / PUBLISHED))
-
-
-@functools.lru_cache(maxsize=8)
-def archived_arms(archive: Path) -> dict[Arm, Curves]:
-    """Return the arms of an archive of records."""
-    return arms(archived_runs(archive))
-
-
-@functools.lru_cache(maxsize=8)
-def archived_scores(archive: Path) -> dict[Arm, pd.DataFrame]:
-    """Return the final scores of the arms of an archive of records."""
-    return final_scores(archived_runs(archive))
 
 
 def fill(text: str) -> str:
@@ -92,31 +123,12 @@ def _body(kind: str, request: str) -> str:
     archive = ROOT / options["of"]
     if not archive.is_file():
         return _NOT_YET.format(f"`{options['of']}` does not exist") + "\n"
-    records: Mapping[Arm, Any] = (
-        archived_scores(archive) if kind == "scores" else archived_arms(archive)
-    )
-    table = {}
-    for arm, values in records.items():
-        if options.get("data", arm.data) == arm.data:
-            table[arm] = values
-    pairs = int(options.get("pairs", 2))
-    head, *rows = make(kind, table, int(options.get("steps", 3000)), pairs)
+    records = archived(archive)
+    if "data" in options:
+        records = records.on(options["data"])
+    steps, pairs = int(options.get("steps", 3000)), int(options.get("pairs", 2))
+    head, *rows = KINDS[kind](records, steps, pairs)
     return markdown_rows(head, rows)
-
-
-def make(
-    kind: str, table: Mapping[Arm, Any], steps: int, declared_pairs: int = 2
-) -> list[list[str]]:
-    """Return the rows of a kind of block, from the final scores of each arm or from its curves."""
-    if kind == "scores":
-        return scores_table(table)
-    if kind == "arms":
-        return arms_table(table)
-    if kind == "penalty":
-        return penalty_table(table, steps)
-    if kind == "seeds":
-        return seeds_table(table, steps)
-    return endpoints_table(table, steps, declared_pairs)
 
 
 def _command(words: list[str]) -> int:
@@ -132,8 +144,8 @@ def _command(words: list[str]) -> int:
         if filled != text:
             atomic_write(page, filled)
             print(f"{page}  filled in")
-    records = archived_runs(RESULTS / "runs.tar.gz")
-    plot = against_macs.draw(score_points(records), *FIGURE_STEPS)
+    records = archived(RESULTS / "runs.tar.gz")
+    plot = against_macs.draw(score_points(records.runs), *FIGURE_STEPS)
     for path in plot.save(RESULTS / "figures"):
         print(path)
     return 0
@@ -160,12 +172,12 @@ def score_points(source: Runs) -> pd.DataFrame:
 
 
 def _print(options: argparse.Namespace) -> int:
-    runs = load(unpacked(options.records, ROOT / PUBLISHED))
-    curves, final = arms(runs), final_scores(runs)
-    for kind in ("arms", "penalty", "endpoints", "seeds", "scores"):
-        table: Mapping[Arm, Any] = final if kind == "scores" else curves
+    records = Records(load(unpacked(options.records, ROOT / PUBLISHED)))
+    for kind, make in KINDS.items():
+        if kind in _OF_OBJECTIVES and records.runs["objective"].nunique() < 2:
+            continue
         try:
-            head, *rows = make(kind, table, options.steps)
+            head, *rows = make(records, options.steps, 2)
             if rows:
                 print(markdown_rows(head, rows))
                 if kind in _NOTES:

@@ -9,7 +9,8 @@ from scipy.stats import ttest_1samp
 from suite import RESULTS
 
 from analysis import compute
-from analysis.comparison.arms import Arm, baseline_arm, holm, with_details
+from analysis.comparison.aggregation import holm
+from analysis.comparison.arms import Arm, baseline_arm, with_details
 from analysis.errors import AnalysisError
 from analysis.figures import against_macs
 
@@ -27,7 +28,7 @@ def curve(losses, macs_per_step, first=500):
 
 
 def test_records_of_a_continued_run_are_one_curve():
-    table = compute.archived_arms(RESULTS / "runs.tar.gz")
+    table = compute.archived(RESULTS / "runs.tar.gz").arms
     dense = table[DENSE]
     assert list(dense[0]["step"]) == [1000, 2000, 3000, 6000]
     assert {seed: len(points) for seed, points in dense.items()} == {0: 4, 1: 1, 2: 1, 3: 1, 4: 1}
@@ -35,7 +36,7 @@ def test_records_of_a_continued_run_are_one_curve():
 
 def test_routes_that_select_differently_are_different_arms():
     labels = {}
-    for arm, curves in compute.archived_arms(RESULTS / "scan_order.tar.gz").items():
+    for arm, curves in compute.archived(RESULTS / "scan_order.tar.gz").arms.items():
         labels.setdefault(arm.backbone, set()).add(arm.label)
         assert set(curves) == {0, 1, 2}
     expected = {"dense", "route 2-8", "route 2-8, selection=unsorted"}
