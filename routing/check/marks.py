@@ -56,11 +56,15 @@ class BlockInput:
         arguments = () if self.call is None else (self.call.args, self.call.kwargs)
         return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Layout)]
 
+    def columns(self, tokens: int) -> Tensor:
+        """Return where each token is in the sequence, `(B, tokens)` on the CPU; -1 for nowhere."""
+        ids = self.ids.cpu()
+        nowhere = torch.full((len(ids), tokens + 1), -1)
+        return nowhere.scatter(1, ids + 1, torch.arange(ids.shape[1]).expand_as(ids))[:, 1:]
+
     def present(self, tokens: int) -> Tensor:
-        """Return which tokens are there, bool `(B, tokens)`."""
-        present = torch.zeros(len(self.ids), tokens + 1, dtype=torch.bool)
-        present.scatter_(1, (self.ids + 1).cpu(), True)
-        return present[:, 1:]
+        """Return which tokens are there, bool `(B, tokens)` on the CPU."""
+        return self.columns(tokens) >= 0
 
 
 @dataclass

@@ -279,14 +279,13 @@ class _Placement:
         self.block_input = block_input
         ids = block_input.ids
         batch, length = ids.shape
-        column = torch.arange(length, device=ids.device).expand(batch, length)
-        nowhere = torch.full((batch, tokens + 1), -1, device=ids.device)
-        self.columns = nowhere.scatter(1, ids + 1, column)[:, 1:]
-        counts = torch.zeros_like(nowhere).scatter_add(1, ids + 1, torch.ones_like(ids))[:, 1:]
+        self.columns = block_input.columns(tokens).to(ids.device)
+        none = torch.zeros(batch, tokens + 1, dtype=ids.dtype, device=ids.device)
+        counts = none.scatter_add(1, ids + 1, torch.ones_like(ids))[:, 1:]
         self.present = self.columns >= 0
         index = self.columns.clamp(min=0).unsqueeze(-1).expand(-1, -1, block_input.x.shape[-1])
         self.features = block_input.x.detach().gather(1, index)
-        differences = (column - ids)[ids >= 0]
+        differences = (torch.arange(length, device=ids.device) - ids)[ids >= 0]
         offset = 0 if length == tokens else _most_common(differences, length - tokens)
         aligned = bool((differences == offset).all())
         enough = offset >= 0 and length >= offset + tokens

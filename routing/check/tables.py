@@ -127,16 +127,14 @@ def _rows_match(
     front_few = few.shape[dimension] - block_input.x.shape[1]
     front_all = all_rows.shape[dimension] - complete.x.shape[1]
     batched = dimension > 0 and few.shape[0] == len(block_input.ids)
-    for sample, ids in enumerate(block_input.ids):
+    columns_of_all = complete.columns(int(complete.ids.max()) + 1)
+    for sample, ids in enumerate(block_input.ids.cpu()):
         columns = (ids >= 0).nonzero().flatten()
-        source = torch.empty(int(complete.ids[sample].max()) + 1, dtype=torch.long)
-        where = (complete.ids[sample] >= 0).nonzero().flatten()
-        source[complete.ids[sample][where].cpu()] = where.cpu()
         here = few[sample] if batched else few
         there = all_rows[sample] if batched else all_rows
         along = dimension - 1 if batched else dimension
-        source_rows = source[ids[columns].cpu()] + front_all
-        rows_here = columns.cpu() + front_few
+        source_rows = columns_of_all[sample, ids[columns]] + front_all
+        rows_here = columns + front_few
         has_row = (source_rows >= 0) & (rows_here >= 0)  # class tokens may have none
         expected = there.index_select(along, source_rows[has_row].to(few.device))
         actual = here.index_select(along, rows_here[has_row].to(few.device))
