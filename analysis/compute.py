@@ -16,24 +16,11 @@ import argparse
 import functools
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from analysis.comparison.arms import (
-    Arm,
-    Curves,
-    arms,
-    arms_table,
-    endpoints_table,
-    penalty_table,
-    seeds_table,
-)
-from analysis.comparison.final_scores import final_scores, scores_table
-from analysis.comparison.objectives import contrasts_table, objective_scores, objectives_table
-from analysis.comparison.training_length import lengths_table, slopes_table
+from analysis.comparison.study_tables import KINDS, Records
 from analysis.errors import AnalysisError
 from analysis.figures import against_macs
 from analysis.runs.archives import PUBLISHED, unpack, unpacked
@@ -44,51 +31,6 @@ from experiments.runtime.files import atomic_write
 from experiments.runtime.parser import Parser
 
 RESULTS = ROOT / "results"
-
-
-@dataclass(frozen=True, eq=False)
-class Records:
-    """The runs of a study, as `analysis.load` returns them, and what tables are made from."""
-
-    runs: pd.DataFrame
-
-    @functools.cached_property
-    def arms(self) -> dict[Arm, Curves]:
-        """Held-out losses of every arm."""
-        return arms(self.runs)
-
-    @functools.cached_property
-    def scores(self) -> dict[Arm, pd.DataFrame]:
-        """Scores of every arm on samples after its last step."""
-        return final_scores(self.runs)
-
-    def scores_at(self, steps: int) -> pd.DataFrame:
-        """Return the scores of dense and routed runs of every objective after so many steps."""
-        return objective_scores(self.runs, steps)
-
-    def on(self, data: str) -> "Records":
-        """Return the records of the runs on one data set."""
-        return Records(self.runs[self.runs["data"] == data])
-
-
-@functools.lru_cache(maxsize=8)
-def archived(archive: Path) -> Records:
-    """Return the records of an archive."""
-    return Records(load(unpack(archive, ROOT / PUBLISHED)))
-
-
-# What each kind of block shows, made from the records, `steps` and the declared number of `pairs`.
-KINDS: dict[str, Callable[[Records, int, int], list[list[str]]]] = {
-    "arms": lambda records, steps, pairs: arms_table(records.arms),
-    "penalty": lambda records, steps, pairs: penalty_table(records.arms, steps),
-    "endpoints": lambda records, steps, pairs: endpoints_table(records.arms, steps, pairs),
-    "seeds": lambda records, steps, pairs: seeds_table(records.arms, steps),
-    "scores": lambda records, steps, pairs: scores_table(records.scores),
-    "lengths": lambda records, steps, pairs: lengths_table(records.arms),
-    "slopes": lambda records, steps, pairs: slopes_table(records.arms),
-    "objectives": lambda records, steps, pairs: objectives_table(records.scores_at(steps)),
-    "contrasts": lambda records, steps, pairs: contrasts_table(records.scores_at(steps)),
-}
 _OPENING = rf"<!-- ({'|'.join(KINDS)}) "
 _BLOCK = re.compile(rf"({_OPENING}([^>]*?) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 _OF_OBJECTIVES = ("objectives", "contrasts")  # printed where there are several
@@ -100,6 +42,12 @@ _NOTES = {
 _NOT_YET = "No finished run of this study is published yet ({})."
 # Dense steps, and routed steps of about the same multiply-adds, in the exploratory records.
 FIGURE_STEPS = (3000, 4200)
+
+
+@functools.lru_cache(maxsize=8)
+def archived(archive: Path) -> Records:
+    """Return the records of an archive."""
+    return Records(load(unpack(archive, ROOT / PUBLISHED)))
 
 
 def fill(text: str) -> str:
