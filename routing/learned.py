@@ -7,15 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from routing.errors import require
 from routing.layout import Move
-from routing.route import Route, RouteError, Segment
-
-
-def _single(route: Route | str, depth: int) -> Segment:
-    segments = Route.parse(route).resolve(depth).segments
-    if len(segments) != 1:
-        raise RouteError(f"route={route}: a learned span is a single segment; try route=2--4")
-    return segments[0]
+from routing.route import Route, RouteError
 
 
 class Fuse(nn.Module):
@@ -33,7 +27,10 @@ class Fuse(nn.Module):
 
     def __init__(self, width: int, route: Route | str, depth: int) -> None:
         super().__init__()
-        self.segment = _single(route, depth)
+        segments = Route.parse(route).resolve(depth).segments
+        message = f"route={route}: a learned span is a single segment; try route=2--4"
+        require(len(segments) == 1, message, RouteError)
+        self.segment = segments[0]
         self.mask = nn.Parameter(torch.empty(width).normal_(std=0.02))
         self.linear = nn.Linear(2 * width, width)
         with torch.no_grad():

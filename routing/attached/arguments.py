@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from routing.attached.calls import AttachError, Signature
-from routing.attached.supported import refuse_positional
+from routing.attached.supported import refuse_positional, refuse_prefix
 from routing.errors import one_of, require, suggest
 from routing.route import Route
 from routing.routed_pass import Selection
@@ -77,6 +77,7 @@ def parse_grid(grid: Any) -> tuple[int, int] | None:
 
 def parse_prefix(prefix: Any, signatures: Sequence[Signature], is_model: bool) -> int:
     """Return the number of prefix tokens; a list of timm blocks does not determine it."""
+    refuse_prefix(signatures, prefix)
     timm = any(signature.library == "timm" for signature in signatures)
     require(
         prefix is not None or is_model or not timm,  # their sequences begin with a class token
@@ -109,14 +110,33 @@ def check_selection(selection: Selection, grid: tuple[int, int] | None) -> None:
     )
 
 
-def check_grid_of_call(selection: Selection, grid: tuple[int, int] | None, tokens: int) -> None:
-    """Refuse a selection on a grid where a call brings another number of tokens than it has."""
+def grid_of_call(
+    grid: tuple[int, int] | None, is_stated: bool, selection: Selection, tokens: int, protected: int
+) -> tuple[int, int]:
+    """Return the grid of the tokens of a call that may skip: one row if it is unknown.
+
+    Args:
+        grid: The grid that was stated, or that of the model.
+        is_stated: Whether it was stated.
+        selection: How the tokens that stay are chosen.
+        tokens: Tokens that may skip.
+        protected: All others of the sequence.
+    """
+    if grid is not None and grid[0] * grid[1] == tokens:
+        return grid
+    require(
+        not (is_stated and protected),
+        f"{tokens} tokens are neither prefix nor protected, but grid={grid} has another number: "
+        "expected prefix= and protect= to cover all but the image, or this input's grid",
+        AttachError,
+    )
     require(
         selection.mode in WITHOUT_GRID,
         f"{tokens} tokens come in where grid={grid} has another number; pass this input's grid of "
         "tokens, grid=(rows, columns)",
         AttachError,
     )
+    return 1, tokens
 
 
 def check_when(when: str) -> None:

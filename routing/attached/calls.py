@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from routing.attached.kept import KeptTokens
 from routing.errors import require
+from routing.layout import Layout
 from routing.options import RoutingError
 
 # Arguments that hold one row for each token, in the block lists of diffusers and timm.
@@ -122,9 +123,7 @@ class Call:
                 tables[name] = table
         return tables
 
-    def token_dimension(
-        self, table: Tensor, tokens: int, prefix: int, front: int = 0
-    ) -> tuple[int | None, bool]:
+    def token_dimension(self, table: Tensor, layout: Layout, front: int) -> tuple[int | None, bool]:
         """Return which dimension of a table counts tokens, and whether the batch may share it.
 
         It is 1 or 2 in `(B, T, ...)` and `(B, 1, T, ...)`; the batch shares `(T, ...)` and
@@ -133,14 +132,16 @@ class Call:
 
         Args:
             table: A per-token table.
-            tokens: Grid tokens; after a prefix, text or both they are the last of T.
-            prefix: Other tokens of the block's sequence, which never skip.
-            front: How many of them are class or register tokens in front, which a table may lack.
+            layout: Of the block's sequence: its grid tokens are the last of T, after the prefix,
+                text or both.
+            front: How many tokens of the prefix are class or register tokens in front, which a
+                table may lack.
 
         Raises:
             AttachError: If no dimension has one of these lengths, or several do.
         """
         batch, joint = self.tokens.shape[0], self.joint_text
+        tokens, prefix = layout.grid[0] * layout.grid[1], layout.prefix
         after_front = prefix - front
         lengths = {tokens + more + text for more in (0, prefix, after_front) for text in (0, joint)}
         is_flags = table.dim() == 2 and not (table.is_floating_point() or table.is_complex())
@@ -168,16 +169,15 @@ class Call:
         Raises:
             AttachError: As `token_dimension`, or if samples that keep different tokens share it.
         """
-        layout, length = kept.layout, kept.length
-        n = layout.grid[0] * layout.grid[1]
-        dimension, shared = self.token_dimension(table, n, layout.prefix, kept.front)
+        length = kept.length
+        dimension, shared = self.token_dimension(table, kept.layout, kept.front)
         if dimension is None:
             return table
-        check_shared_table(not shared or kept.move.shared)
+        require(not shared or kept.move.shared, _SHARED, AttachError)
         full = table.unsqueeze(0) if dimension == 0 else table.movedim(dimension, 1)
         # It has rows for the whole sequence, protected tokens included, for all but the class and
         # register tokens in front, or only for the tokens that may skip.
-        covered, move = n, kept.routable_move
+        covered, move = length - kept.layout.prefix, kept.routable_move
         if full.shape[1] - length in (0, self.joint_text):
             covered, move = length, kept.move
         elif full.shape[1] - (length - kept.front) in (0, self.joint_text):
@@ -190,15 +190,7 @@ class Call:
     def joint_text(self) -> int:
         """Rows of text that come in an argument of their own."""
         text = self.get(TEXT)
-        return text.shape[1] if isinstance(text, Tensor) else 0
-
-
-def check_shared_table(fits: bool) -> None:
-    """Refuse (`AttachError`) a table that the batch shares unless its samples keep the same tokens.
-
-    `fits` says that they do, or that each sample has a table of its own.
-    """
-    require(fits, _SHARED, AttachError)
+        return text.shape[1] if isinstance(text, Tensor) and text.dim() == 3 else 0
 
 
 def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -> Any:

@@ -7,11 +7,14 @@
 or, for the duration of a block, `with routing.attach(vit, "auto"): ...`. A model, instead of its
 list of blocks, also determines the grid and the prefix.
 
-The work is done in hooks on the blocks. The hook before a route's first block gathers the tokens
-that stay and keeps the rest; the one after its last block puts them back. Per-token arguments
-(rotary tables) are gathered with them; text that joins the attention in an argument of its own is
-never routed. Recomputation under activation checkpointing finds the subset of its own pass. The
-hooks themselves are never compiled: `torch.compile` breaks its graph there.
+The work is done in hooks on the blocks. Before each block, a `Call` reads the tokens, rotary tables
+and masks among its arguments, and `Passes` says which forward pass it belongs to (activation
+checkpointing runs a block again, and needs the subset of its own pass). Before a segment's first
+block, `_decide` finds the tokens that may skip, all but prefix and `protect=`, and draws those that
+stay (`KeptTokens`); `ForwardPass.open` gathers them and holds all for the end of the segment.
+Before each block inside, the rows of per-token tables are gathered too; text in an argument of its
+own is never routed. After the last block, `ForwardPass.close` puts the tokens back. The hooks are
+never compiled: `torch.compile` breaks its graph there.
 """
 
 from __future__ import annotations
@@ -32,19 +35,19 @@ from routing.attached.arguments import (
     block_list,
     check_extra,
     check_extra_names,
-    check_grid_of_call,
     check_routed_blocks,
     check_selection,
     check_when,
+    grid_of_call,
     parse_grid,
     parse_prefix,
     refuse_long_skips,
 )
-from routing.attached.calls import AttachError, Call, Signature, check_shared_table, replace_image
+from routing.attached.calls import AttachError, Call, Signature, replace_image
 from routing.attached.kept import KeptTokens
 from routing.attached.passes import ForwardPass, Passes
 from routing.attached.protected import count_forced, force_keep, parse_protect, routable_positions
-from routing.attached.supported import JoinedText, geometry, refuse_prefix, refuse_unknown_prefix
+from routing.attached.supported import JoinedText, geometry, refuse_unknown_prefix
 from routing.explicit_ids import check_ids, ids_of_segment
 from routing.layout import Layout
 from routing.route import Route, keep_count
@@ -126,9 +129,7 @@ class Attached:
         refuse_long_skips(self._signatures)
         check_extra_names(extra, [self._signatures[i] for i in self._route.sparse_blocks])
         self.grid = parse_grid(grid)
-        refuse_prefix(self._signatures, prefix)
-        self._prefix = parse_prefix(prefix, self._signatures, self._is_model)
-        self._prefix_stated = prefix is not None
+        self.prefix = prefix
         self.protect = protect
         self.keep = keep
         self.seed, self.when = seed, when
@@ -138,10 +139,9 @@ class Attached:
         self._joined_text, self._warned = JoinedText(), False
         self.ids: Sequence[Tensor | None] | Tensor | None = None
         self.inner: tuple[Layout, ...] = ()
-        self._starts: dict[int, int] = {}  # segment by its first block
+        self._starts = {segment.start for segment in self._route.segments}
         self._inside: dict[int, int] = {}  # segment by each of its blocks
         for k, segment in enumerate(self._route.segments):
-            self._starts[segment.start] = k
             for i in range(segment.start, segment.end + 1):
                 self._inside[i] = k
         self._passes = Passes()
@@ -184,10 +184,9 @@ class Attached:
         return self._prefix
 
     @prefix.setter
-    def prefix(self, value: int) -> None:
-        refuse_prefix(self._signatures, value)
+    def prefix(self, value: int | None) -> None:
         self._prefix = parse_prefix(value, self._signatures, self._is_model)
-        self._prefix_stated = True
+        self._prefix_stated = value is not None
 
     @property
     def protect(self) -> tuple[slice, ...] | Tensor:
@@ -244,56 +243,57 @@ class Attached:
     def _before(
         self, i: int, block: nn.Module, args: tuple, kwargs: dict[str, Any]
     ) -> tuple[tuple, dict[str, Any]] | None:
-        """Hook before block `i`: gather where a route starts, and tables inside it."""
-        call = Call(self._signatures[i], args, kwargs)
-        if i not in self._inside or i in self._starts:
+        """Hook before block `i`: gather where a segment starts, and tables inside it."""
+        call, k = Call(self._signatures[i], args, kwargs), self._inside.get(i)
+        starts = i in self._starts
+        if k is None or starts:
             self._joined_text.note(call)
         on = self.when == "always" or (self.when == "training" and block.training)
-        routed = on and i in self._starts
-        now = self._passes.enter(i, call.get(call.signature.tokens), routed)
+        now = self._passes.enter(i, call.get(call.signature.tokens), routed=on and starts)
         if now is None:
             return None
-        if now.open_segment is not None and i > self.route.segments[now.open_segment].end:
-            now.late_ends[i] = now.open_segment  # this pass left the route's last block out
+        for skipped_by in now.skipped:
+            if i > self.route.segments[skipped_by].end:
+                now.late_ends[i] = skipped_by  # this pass left the segment's last block out
         if i in now.late_ends:
-            now.open_segment = now.late_ends[i]
-            call.tokens = now.close(call.tokens)
-        k = self._starts.get(i, -1)
-        if routed and now.task is None:
+            call.tokens = now.close(now.late_ends[i], call.tokens)
+        if k is None:
+            return call.args, call.kwargs
+        if starts and on and now.task is None:
             self._decide(now, k, call)
         if k in now.kept:
-            now.open_segment = k
-            now.skipped[k] = call.tokens
-            call.tokens = now.kept[k].move.take(call.tokens)
-        inside = self._inside.get(i)
-        if inside is not None and inside in now.kept:
-            tokens, expected = call.tokens.shape[1], now.kept[inside].move.kept
-            if tokens != expected:
-                raise AttachError(
-                    f"{tokens} tokens come into block {i} where {expected} are in the route; the "
-                    "model changes its sequence inside the route, so end it before that block"
-                )
-            call.refuse_masks(now.kept[inside].length)
-            self._gather_tables(now, inside, call)
+            if starts:
+                call.tokens = now.open(k, call.tokens)
+            self._check_inside(i, call, now.kept[k])
+            self._gather_tables(now, k, call)
         return call.args, call.kwargs
 
     def _after(
         self, i: int, block: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any
     ) -> Any:
-        """Hook after block `i`: put the tokens back where a route ends."""
+        """Hook after block `i`: put the tokens back where a segment ends."""
         now, k = self._passes.current(), self._inside.get(i)
         if now is None or k not in now.kept or i != self.route.segments[k].end:
             return None
-        now.open_segment = k
-        return replace_image(output, Call(self._signatures[i], args, kwargs), now.close)
+        call = Call(self._signatures[i], args, kwargs)
+        return replace_image(output, call, partial(now.close, k))
+
+    def _check_inside(self, i: int, call: Call, kept: KeptTokens) -> None:
+        """Refuse a call inside a segment with other tokens than those that stay, or a mask."""
+        tokens, expected = call.tokens.shape[1], kept.move.kept
+        if tokens != expected:
+            raise AttachError(
+                f"{tokens} tokens come into block {i} where {expected} are in the route; the model "
+                "changes its sequence inside the route, so end it before that block"
+            )
+        call.refuse_masks(kept.length)
 
     def _decide(self, now: ForwardPass, k: int, call: Call) -> None:
         """Decide which tokens stay in segment `k` of a pass."""
         x = call.tokens
-        batch, length = x.shape[:2]
+        length = x.shape[1]
         positions, tokens = routable_positions(self.protect, self.prefix, x)
         protected = length - tokens
-        grid = self.grid
         if tokens < 1:
             cause = "protect" if protected > self.prefix else f"prefix={self.prefix}"
             raise AttachError(
@@ -302,40 +302,46 @@ class Attached:
             )
         self._joined_text.check(call, k, tokens, self.prefix)
         if not (self._prefix_stated or self._protect_stated):
-            refuse_unknown_prefix(call, grid, self._is_model)
-        if grid is None or grid[0] * grid[1] != tokens:
-            if self._grid_stated and protected:
-                raise AttachError(
-                    f"{tokens} tokens are neither prefix nor protected, but grid={grid} has "
-                    "another number: expected prefix= and protect= to cover all but the image, or "
-                    "this input's grid"
-                )
-            check_grid_of_call(self.selection, grid, tokens)
-            grid = (1, tokens)
-        shared = self._shared(call, batch, tokens, protected)
+            refuse_unknown_prefix(call, self.grid, self._is_model)
+        grid = grid_of_call(self.grid, self._grid_stated, self.selection, tokens, protected)
+        outer = Layout(grid, prefix=protected, device=x.device)
         ids = ids_of_segment(self.ids, self.route, k)
         if ids is None:
-            keep = keep_count(tokens, self.route.segments[k].rate)
-            draws = now.draws(self.seed, batch, x.device)
-            ids = replace(self.selection, shared=shared).ids(draws, k, grid, keep)
-            if self.keep is not None:
-                ids = force_keep(ids, self.keep, draws.uniform(f"keep.{k}", tokens))
-                self._warn_of_united_masks(shared, keep, ids.shape[1], tokens)
+            ids = self._draw(now, k, call, outer)
         elif self.keep is not None:
             raise AttachError("keep and ids are both set, and ids already are the tokens that stay")
-        check_ids(ids, grid, batch)
-        per_sample = ids.dim() > 1 and ids.shape[0] > 1
-        check_shared_table(not (shared and per_sample))
-        outer = Layout(grid, prefix=protected, device=x.device)
+        check_ids(ids, outer.grid, len(x))
         now.kept[k] = KeptTokens.select(outer, ids, positions, length, self.prefix)
         self.inner = tuple(kept.layout for kept in now.kept.values())
 
-    def _warn_of_united_masks(self, shared: bool, rate_keeps: int, stay: int, tokens: int) -> None:
+    def _draw(self, now: ForwardPass, k: int, call: Call, outer: Layout) -> Tensor:
+        """Draw the ids of the tokens that stay in segment `k`; those of `keep` are among them."""
+        x, tokens = call.tokens, outer.tokens
+        shared = self._shares_subset(call, outer)
+        rate_keeps = keep_count(tokens, self.route.segments[k].rate)
+        draws = now.draws(self.seed, len(x), x.device)
+        ids = replace(self.selection, shared=shared).ids(draws, k, outer.grid, rate_keeps)
+        if self.keep is None:
+            return ids
+        ids = force_keep(ids, self.keep, draws.uniform(f"keep.{k}", tokens))
+        if shared and not self._warned:
+            self._warn_of_united_masks(self.keep, rate_keeps, ids.shape[1], tokens)
+        return ids
+
+    def _shares_subset(self, call: Call, outer: Layout) -> bool:
+        """Whether samples keep the same tokens: as the selection says, or as they share tables."""
+        shared = self.selection.shared
+        if self.automatic and len(call.tokens) > 1:
+            for table in tree_leaves(call.tables()):
+                if isinstance(table, Tensor):
+                    _, one_for_all = call.token_dimension(table, outer, self.prefix)
+                    shared |= one_for_all
+        return shared
+
+    def _warn_of_united_masks(self, keep: Tensor, rate_keeps: int, stay: int, tokens: int) -> None:
         """Warn once if fewer tokens skip because samples with different `keep` share a subset."""
-        if self._warned or self.keep is None or not shared or stay <= rate_keeps:
-            return
-        of_one, of_any = count_forced(self.keep)
-        if of_any <= of_one:
+        of_one, of_any = count_forced(keep)
+        if of_any <= of_one or stay <= rate_keeps:
             return
         self._warned = True
         warnings.warn(
@@ -344,15 +350,6 @@ class Attached:
             f"where the rate leaves {rate_keeps}; use a mask (N,) that the batch shares",
             stacklevel=2,
         )
-
-    def _shared(self, call: Call, batch: int, tokens: int, protected: int) -> bool:
-        """Whether samples must keep the same tokens, as they do where they share tables."""
-        tables_shared = False
-        for table in tree_leaves(call.tables()):
-            if batch > 1 and isinstance(table, Tensor):
-                tables_shared |= call.token_dimension(table, tokens, protected, self.prefix)[1]
-        check_shared_table(not tables_shared or self.automatic or self.selection.shared)
-        return tables_shared or self.selection.shared
 
     def _gather_tables(self, now: ForwardPass, k: int, call: Call) -> None:
         for name, table in call.tables().items():

@@ -51,12 +51,12 @@ class ForwardPass:
         grads: Whether it began with gradients.
         routed: Whether tokens are routed in it, known once a route starts.
         last: Last block that it entered.
-        open_segment: The segment whose end is still to come.
         task: The backward pass that runs it again; None in the forward pass.
         replayed: Whether some of it was run again.
         finished: Whether it was run again before a later pass began.
         kept: The tokens that stayed in each segment.
-        skipped: All tokens at the start of the open segment, which those that skip return to.
+        skipped: All tokens at the start of the segment that is open, which those that skip return
+            to.
         skipped_refs: The same of closed segments, for as long as autograd's graph lives.
         closed_without_grad: Segments that were closed without gradients.
         next_block: Which block came after each; a model may leave some out.
@@ -68,7 +68,6 @@ class ForwardPass:
     grads: bool
     routed: bool = False
     last: int = -1
-    open_segment: int | None = None
     task: int | None = None
     replayed: bool = False
     finished: bool = False
@@ -84,14 +83,17 @@ class ForwardPass:
         """Return the pass's random numbers for this process's samples."""
         return Draws(seed, self.step, torch.arange(batch, device=device) + _rank() * batch)
 
-    def close(self, tokens: Tensor) -> Tensor:
-        """End the open segment: put its tokens `(B, K, D)` back among the others, `(B, T, D)`.
+    def open(self, k: int, tokens: Tensor) -> Tensor:
+        """Begin segment `k`: take its tokens `(B, K, D)` from all of them, `(B, T, D)`."""
+        self.skipped[k] = tokens
+        return self.kept[k].move.take(tokens)
+
+    def close(self, k: int, tokens: Tensor) -> Tensor:
+        """End segment `k`: put its tokens `(B, K, D)` back among the others, `(B, T, D)`.
 
         Raises:
             AttachError: If this is a recomputation and the others are gone.
         """
-        k, self.open_segment = self.open_segment, None
-        assert k is not None
         base = self.skipped.pop(k, None)
         self.tables.clear()
         if base is None and k in self.skipped_refs:
@@ -211,9 +213,7 @@ class Passes:
             return None
         original = waiting[0] if waiting else same_input[-1]
         original.replayed = True
-        self._replay[thread] = replace(
-            original, open_segment=None, task=task, skipped={}, tables={}
-        )
+        self._replay[thread] = replace(original, task=task, skipped={}, tables={})
         return self._replay[thread]
 
 

@@ -9,7 +9,8 @@ bit set. So what arrives at a block says exactly what happened between blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from routing.attached.calls import Call, Signature, replace_image
 from routing.attached.passes import recomputing
 from routing.check.subject import CheckError, RoutedModel
 from routing.errors import require
+from routing.layout import Layout
 
 _CONSTANT = 777.25
 _TOKEN, _SAMPLE, _BITS = 1, 2, 3
@@ -37,20 +39,32 @@ class BlockInput:
         x: The tokens `(B, L, D)`, with their graph.
         ids: Position of each token in the complete sequence, `(B, L)`; -1 where it is no marked
             token (text, or a token whose features were changed).
-        args, kwargs: All arguments of the call.
+        call: All arguments of the call; None for what comes out of the last block.
     """
 
     block: int
     x: Tensor
     ids: Tensor
-    args: tuple = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    call: Call | None
+
+    def argument(self, name: str) -> Any:
+        """Return an argument by its name, however it was passed; None if absent."""
+        return None if self.call is None else self.call.get(name)
+
+    def layouts(self) -> list[Layout]:
+        """Return the layouts of this package among the arguments."""
+        arguments = () if self.call is None else (self.call.args, self.call.kwargs)
+        return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Layout)]
+
+    def columns(self, tokens: int) -> Tensor:
+        """Return where each token is in the sequence, `(B, tokens)` on the CPU; -1 for nowhere."""
+        ids = self.ids.cpu()
+        nowhere = torch.full((len(ids), tokens + 1), -1)
+        return nowhere.scatter(1, ids + 1, torch.arange(ids.shape[1]).expand_as(ids))[:, 1:]
 
     def present(self, tokens: int) -> Tensor:
-        """Return which tokens are there, bool `(B, tokens)`."""
-        present = torch.zeros(len(self.ids), tokens + 1, dtype=torch.bool)
-        present.scatter_(1, (self.ids + 1).cpu(), True)
-        return present[:, 1:]
+        """Return which tokens are there, bool `(B, tokens)` on the CPU."""
+        return self.columns(tokens) >= 0
 
 
 @dataclass
@@ -59,12 +73,12 @@ class MarkedPass:
 
     Attributes:
         marks: The marked tokens that went in, `(B, T, D)`, a leaf of the graph.
-        rows: What each block was called with, in the order of the calls; then the sequence after
-            the last block, where it could be seen.
+        inputs: What each block was called with, in the order of the calls; then the sequence
+            after the last block, where it could be seen.
     """
 
     marks: Tensor | None = None
-    rows: list[BlockInput] = field(default_factory=list)
+    inputs: list[BlockInput] = field(default_factory=list)
 
     @property
     def entry(self) -> Tensor:
@@ -77,11 +91,6 @@ class MarkedPass:
     def tokens(self) -> int:
         """Number of tokens T of the complete sequence."""
         return self.entry.shape[1]
-
-    @property
-    def batch(self) -> int:
-        """Number of samples B."""
-        return self.entry.shape[0]
 
 
 def bit_channel(block: int) -> tuple[int, float]:
@@ -125,43 +134,31 @@ def read_ids(x: Tensor, tokens: int) -> Tensor:
 LookAt = Callable[[int, nn.Module, Call, Tensor, int], None]
 
 
-def run_marked(
-    model: RoutedModel, run: Callable[[], Any], look_at: LookAt | None = None
-) -> MarkedPass:
-    """Run one pass with marked tokens and return what the blocks were called with."""
+@contextmanager
+def marked_tokens(model: RoutedModel, look_at: LookAt | None = None) -> Iterator[MarkedPass]:
+    """Mark the tokens of the pass that runs meanwhile, and note what the blocks are called with."""
     observer = _Observer(model, look_at)
-    handles = []
     entry = model.blocks[0] if model.before is None else model.before
-    handles.append(
-        entry.register_forward_pre_hook(
-            partial(observer.enter, Signature(entry)), with_kwargs=True, prepend=True
-        )
-    )
+    enter = partial(observer.enter, Signature(entry))
+    handles = [entry.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)]
     for index, (block, signature) in enumerate(zip(model.blocks, model.signatures, strict=True)):
         # Innermost, so that hooks which route have moved the tokens already.
-        handles.append(
-            block.register_forward_pre_hook(partial(observer.observe, index), with_kwargs=True)
-        )
-        handles.append(
-            block.register_forward_hook(
-                partial(observer.mark_output, index, signature), with_kwargs=True, prepend=True
-            )
-        )
+        observe = partial(observer.observe, index, signature)
+        mark_output = partial(observer.mark_output, index, signature)
+        handles.append(block.register_forward_pre_hook(observe, with_kwargs=True))
+        handles.append(block.register_forward_hook(mark_output, with_kwargs=True, prepend=True))
     if model.after is not None:
+        observe = partial(observer.observe, model.depth, Signature(model.after))
         handles.append(
-            model.after.register_forward_pre_hook(
-                partial(observer.observe, model.depth), with_kwargs=True, prepend=True
-            )
+            model.after.register_forward_pre_hook(observe, with_kwargs=True, prepend=True)
         )
     else:
         handles.append(model.blocks[-1].register_forward_hook(observer.leave))
     try:
-        run()
+        yield observer.result
     finally:
         for handle in handles:
             handle.remove()
-        observer.active = False
-    return observer.result
 
 
 class _Observer:
@@ -170,35 +167,39 @@ class _Observer:
     def __init__(self, model: RoutedModel, look_at: LookAt | None) -> None:
         self.depth, self.look_at = model.depth, look_at
         self.result = MarkedPass()
-        self.active = True
 
     def enter(
         self, signature: Signature, module: nn.Module, args: tuple, kwargs: dict[str, Any]
     ) -> tuple[tuple, dict[str, Any]]:
         """Replace the complete sequence by marked tokens."""
-        require(
-            self.result.marks is None,
-            "the blocks ran twice in one pass; let train() run one forward pass",
-            CheckError,
-        )
         call = Call(signature, args, kwargs)
-        self.result.marks = make_marks(call.tokens, self.depth).requires_grad_()
+        if not recomputing():
+            require(
+                self.result.marks is None,
+                "the blocks ran twice in one pass; let train() run one forward pass",
+                CheckError,
+            )
+            self.result.marks = make_marks(call.tokens, self.depth).requires_grad_()
         # A leaf may not be changed in place, and some models do that to their input.
-        call.tokens = self.result.marks.clone()
+        call.tokens = self.result.entry.clone()
         return call.args, call.kwargs
 
-    def observe(self, block: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    def observe(
+        self, block: int, signature: Signature, module: nn.Module, args: tuple,
+        kwargs: dict[str, Any],
+    ) -> None:  # fmt: skip
         """Note which tokens a block is called with."""
         if recomputing():  # activation checkpointing runs the block again
             return
         x = self._marked_tensor((args, kwargs))
         if x is None:
+            name = "what follows the blocks" if block == self.depth else f"block {block}"
             raise CheckError(
-                f"no marked token comes into {_block_name(block, self.depth)}: the model changes "
-                "its tokens between blocks (a skip connection, a norm), and cannot be followed"
+                f"no marked token comes into {name}: the model changes its tokens between blocks "
+                "(a skip connection, a norm), and cannot be followed"
             )
         ids = read_ids(x, self.result.tokens)
-        self.result.rows.append(BlockInput(block, x, ids, args, kwargs))
+        self.result.inputs.append(BlockInput(block, x, ids, Call(signature, args, kwargs)))
 
     def mark_output(
         self, block: int, signature: Signature, module: nn.Module, args: tuple,
@@ -225,22 +226,16 @@ class _Observer:
             return
         x = self._marked_tensor(output)
         if x is not None:
-            self.result.rows.append(BlockInput(self.depth, x, read_ids(x, self.result.tokens)))
+            ids = read_ids(x, self.result.tokens)
+            self.result.inputs.append(BlockInput(self.depth, x, ids, None))
 
     def _marked_tensor(self, tree: Any) -> Tensor | None:
         """Return the tensor with marked rows among arguments or outputs."""
-        tokens = self.result.tokens
-        width = self.result.entry.shape[-1]
+        batch, tokens, width = self.result.entry.shape
         for leaf in tree_leaves(tree):
-            is_sequence = isinstance(leaf, Tensor) and leaf.dim() == 3 and leaf.shape[-1] == width
-            if (
-                is_sequence
-                and len(leaf) == self.result.batch
-                and (read_ids(leaf, tokens) >= 0).any()
-            ):
-                return leaf
+            is_sequence = isinstance(leaf, Tensor) and leaf.dim() == 3
+            if is_sequence and (len(leaf), leaf.shape[-1]) == (batch, width):
+                is_marked = read_ids(leaf, tokens) >= 0
+                if bool(is_marked.any()):
+                    return leaf
         return None
-
-
-def _block_name(block: int, depth: int) -> str:
-    return "what follows the blocks" if block == depth else f"block {block}"

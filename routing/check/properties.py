@@ -1,50 +1,54 @@
 """The properties of a correct implementation of token routing, each judged with evidence.
 
 TREAD, arXiv 2501.04765; the route's ends and the rate as in SG, arXiv 2601.01608, eq. 5: blocks
-i..j are skipped, both included, by the share of tokens that is the rate.
+i..j are skipped, both included, by the share of tokens that is the rate. Each function judges the
+property that its row of the table in docs/check.md describes; `PROPERTIES` names them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from routing.attached.calls import TEXT, Call
-from routing.check.marks import BlockInput
-from routing.check.observed import Arrival, ObservedPass, ObservedSegment
+from routing.attached.calls import TEXT
+from routing.check.observed import ModelRuns, ObservedPass
 from routing.check.report import FAIL, NOT_APPLICABLE, PASS, Judgement
 from routing.check.subject import RoutedModel
-from routing.layout import Layout
+from routing.check.tables import table_problems
 
 NO_ROUTE = "no block saw fewer tokens in training"
-_IS_NEITHER = "is neither the skipped nor the kept share; TREAD counts those that skip"
+Property = Callable[[ModelRuns], Judgement]
 
 
-def segments_of(passes: Sequence[ObservedPass]) -> Iterator[ObservedSegment]:
-    """Return the segments of all passes."""
-    for observed in passes:
-        yield from observed.segments
+def of_a_route(judge: Property) -> Property:
+    """Make a property not applicable to a model without a route in training."""
+
+    @wraps(judge)
+    def judge_route(runs: ModelRuns) -> Judgement:
+        return judge(runs) if runs.routed_passes else (NOT_APPLICABLE, NO_ROUTE)
+
+    return judge_route
 
 
-def routed_blocks(model: RoutedModel, passes: Sequence[ObservedPass]) -> Judgement:
-    """Which blocks saw which tokens, and whether these are the blocks of the intended route."""
-    route = model.intended_route()
+def routed_blocks(runs: ModelRuns) -> Judgement:
+    """Whether the blocks of the intended route saw fewer tokens, and no others did."""
+    route = runs.model.intended_route()
     intended = "" if route is None else ", ".join(segment.span for segment in route.segments)
-    observed = passes[0]
-    if not observed.segments:
+    first = runs.passes[0]
+    if not first.segments:
         return FAIL, f"{NO_ROUTE}{f'; intended: {intended}' if intended else ''}"
-    evidence = _who_saw_what(observed, model.depth)
-    spans = {_spans(each) for each in passes}
-    if len(spans) > 1 and route is None:
-        return PASS, f"{evidence}; other blocks in other passes"
-    wrong = [span for span in sorted(spans) if intended and span != intended]
-    if wrong:
+    evidence = _who_saw_what(first, runs.model.depth)
+    spans = {_spans(observed) for observed in runs.passes}
+    if intended and spans != {intended}:
         meaning = f"the route {intended} skips blocks {intended}, both ends included"
         return FAIL, f"{evidence}; {meaning}"
+    if len(spans) > 1:
+        evidence += "; other blocks in other passes"
     return PASS, evidence
 
 
@@ -72,76 +76,77 @@ def _span(first: int, last: int) -> str:
     return f"block {first}" if first == last else f"blocks {first}-{last}"
 
 
-def rate(model: RoutedModel, passes: Sequence[ObservedPass]) -> Judgement:
-    """Whether the share of tokens that skip is the stated one, in every sample of every pass."""
-    if not any(each.segments for each in passes):
-        return NOT_APPLICABLE, NO_ROUTE
-    judgements = [_rate_of_pass(model, each) for each in passes if each.segments]
-    for result, evidence in judgements:
-        if result == FAIL:
-            return result, evidence
-    return judgements[0]
+@of_a_route
+def rate(runs: ModelRuns) -> Judgement:
+    """Whether the fraction of tokens that skip is the stated rate, in every sample and pass."""
+    judgements = [_rate_of_pass(runs.model, observed) for observed in runs.routed_passes]
+    failed = [judgement for judgement in judgements if judgement[0] == FAIL]
+    return (failed or judgements)[0]
 
 
 def _rate_of_pass(model: RoutedModel, observed: ObservedPass) -> Judgement:
-    """Judge the share of tokens that skip in one pass; passes may have other lengths."""
+    """Judge the rate of each segment in one pass; passes may have other lengths."""
     route = model.intended_route()
-    protected = model.protected(observed.batch, observed.tokens)
+    stated = [] if route is None else [segment.rate for segment in route.segments]
+    protected = model.protected(*observed.shape[:2])
     routable = observed.tokens - int(protected[0].sum())
-    descriptions, results = [], set()
+    results, descriptions = [], []
     for number, segment in enumerate(observed.segments):
-        counts = (~segment.present).sum(1)
-        skipped = int(counts[0])
-        text = f"{skipped} of {routable} tokens skip ({skipped / max(routable, 1):.3g})"
-        if len(set(counts.tolist())) > 1:
-            result, text = FAIL, f"samples differ: {counts.tolist()} of {routable} tokens skip"
-        elif route is not None and number < len(route.segments):
-            result, meaning = _meaning_of_rate(skipped, routable, route.segments[number].rate)
-            text += f": {meaning}"
-            if meaning.endswith(_IS_NEITHER) and not protected.any():
-                text += "; text or class tokens? state protect="
-        else:
-            result = PASS
-        results.add(result)
-        descriptions.append(text)
+        skipped = (~segment.present).sum(1).tolist()
+        intended = stated[number] if number < len(stated) else None
+        result, evidence = _judge_rate(skipped, routable, intended, bool(protected.any()))
+        results.append(result)
+        descriptions.append(evidence)
     result = next(each for each in (FAIL, PASS, NOT_APPLICABLE) if each in results)
     return result, "; ".join(descriptions)
 
 
-def _meaning_of_rate(skipped: int, routable: int, stated: float) -> Judgement:
+def _judge_rate(
+    skipped: Sequence[int], routable: int, stated: float | None, protects: bool
+) -> Judgement:
     """Judge whether a stated rate counts the tokens that skip.
 
     Either share may be off by less than one token, as implementations round differently.
+
+    Args:
+        skipped: How many tokens of each sample skip.
+        routable: How many tokens may skip.
+        stated: The rate; None accepts any.
+        protects: Whether tokens are stated that must not skip.
     """
-    counts_skipped = abs(skipped - stated * routable) < 1
-    counts_kept = abs(skipped - (1 - stated) * routable) < 1
+    count = skipped[0]
+    if len(set(skipped)) > 1:
+        return FAIL, f"samples differ: {list(skipped)} of {routable} tokens skip"
+    share = f"{count} of {routable} tokens skip ({count / max(routable, 1):.3g})"
+    if stated is None:
+        return PASS, share
+    counts_skipped = abs(count - stated * routable) < 1
+    counts_kept = abs(count - (1 - stated) * routable) < 1
     if counts_skipped and counts_kept:
         return NOT_APPLICABLE, (
-            f"{stated:g} of {routable} is as many skipped as kept, to one token; check at a rate "
-            "such as 0.75 to tell which of them it counts"
+            f"{share}: {stated:g} of {routable} is as many skipped as kept, to one token; check at "
+            "a rate such as 0.75 to tell which of them it counts"
         )
     if counts_skipped:
-        return PASS, f"{stated:g} counts the tokens that skip, as in TREAD"
+        return PASS, f"{share}: {stated:g} counts the tokens that skip, as in TREAD"
     if counts_kept:
-        return FAIL, f"{stated:g} counts the tokens that are KEPT; TREAD counts those that skip"
-    return FAIL, f"{stated:g} {_IS_NEITHER}"
+        return FAIL, (
+            f"{share}: {stated:g} counts the tokens that are KEPT; TREAD counts those that skip"
+        )
+    hint = "" if protects else "; text or class tokens? state protect="
+    return FAIL, (
+        f"{share}: {stated:g} is neither the skipped nor the kept share; TREAD counts those that "
+        f"skip{hint}"
+    )
 
 
-def arrives_bit_for_bit(passes: Sequence[ObservedPass]) -> Judgement:
-    """Whether tokens that skipped come back unchanged, at their places."""
-    if not any(each.segments for each in passes):
-        return NOT_APPLICABLE, NO_ROUTE
-    total = Arrival()
-    for arrival in (each.arrival for each in passes):
-        total.bypassed += arrival.bypassed
-        total.exact += arrival.exact
-        total.lost += arrival.lost
-        total.misplaced += arrival.misplaced
-        total.stayed_changed += arrival.stayed_changed
-        total.largest_change = max(total.largest_change, arrival.largest_change)
+@of_a_route
+def bit_for_bit(runs: ModelRuns) -> Judgement:
+    """Whether skipped tokens come back unchanged to their places, and kept ones to theirs."""
+    total = runs.arrival()
     evidence = f"{total.exact} of {total.bypassed} skipped tokens came back exactly"
     if total.exact == total.bypassed and not total.stayed_changed:
-        return PASS, f"{evidence}, each at its place ({len(passes)} passes)"
+        return PASS, f"{evidence}, each at its place ({len(runs.passes)} passes)"
     if total.misplaced:
         evidence += f", {total.misplaced} at another place"
     if total.lost:
@@ -153,35 +158,21 @@ def arrives_bit_for_bit(passes: Sequence[ObservedPass]) -> Judgement:
     return FAIL, evidence
 
 
-def order_preserved(
-    model: RoutedModel,
-    passes: Sequence[ObservedPass],
-    tables_gathered: bool,
-    scans: tuple[Sequence[int], str],
-) -> Judgement:
-    """Whether blocks see the tokens that stay in ascending order, and scan them along their path.
-
-    Args:
-        model: The model.
-        passes: Its passes in training.
-        tables_gathered: Positional tables are gathered with their tokens, so that attention does
-            not depend on the order.
-        scans: The blocks whose scans were compared, and what is wrong with one of them.
-    """
-    if not any(each.segments for each in passes):
-        return NOT_APPLICABLE, NO_ROUTE
-    problem = _order_problem(passes)
+@of_a_route
+def order(runs: ModelRuns) -> Judgement:
+    """Whether blocks see the kept tokens in ascending order, and scan them along their path."""
+    problem = _order_problem(runs.passes)
     if not problem:
-        scanning, scan_problem = scans
+        scanning, scan_problem = runs.scans
         evidence = "blocks of the route saw their tokens in ascending order"
         if scan_problem:
             return FAIL, f"{evidence}, but {scan_problem}"
         if scanning:
             evidence += f"; {len(scanning)} of them scan along the same path as with all tokens"
         return PASS, evidence
-    if not model.ordered:
+    if not runs.model.ordered:
         return NOT_APPLICABLE, f"{problem}, which makes no difference to them (ordered=False)"
-    if tables_gathered:
+    if positions(runs)[0] == PASS:  # attention does not depend on the order then
         advice = (
             "wrong for scans and convolutions; the positions pass, so if the blocks are attention, "
             "state ordered=False"
@@ -196,35 +187,52 @@ def order_preserved(
 
 def _order_problem(passes: Sequence[ObservedPass]) -> str:
     """Describe the first block that saw or scans its tokens in another order; else empty."""
-    for segment in segments_of(passes):
-        for rows in segment.rows:
-            for leaf in tree_leaves((rows.args, rows.kwargs)):
-                if isinstance(leaf, Layout) and leaf.shuffle is not None:
-                    return f"block {rows.block} scans its tokens in a shuffled order"
-            for ids in rows.ids:
-                order = ids[ids >= 0]
-                if bool((order.diff() <= 0).any()):
-                    first = ", ".join(map(str, order[:6].tolist()))
-                    return f"block {rows.block} saw tokens in the order {first}, ..."
+    for observed in passes:
+        for block_input in observed.routed_inputs():
+            if any(layout.shuffle is not None for layout in block_input.layouts()):
+                return f"block {block_input.block} scans its tokens in a shuffled order"
+            for ids in block_input.ids:
+                kept = ids[ids >= 0]
+                if bool((kept.diff() <= 0).any()):
+                    first = ", ".join(map(str, kept[:6].tolist()))
+                    return f"block {block_input.block} saw tokens in the order {first}, ..."
     return ""
 
 
-def protected_tokens(model: RoutedModel, passes: Sequence[ObservedPass]) -> Judgement:
-    """Whether tokens that must not skip were seen by all blocks."""
-    positions: set[int] = set()
+@of_a_route
+def positions(runs: ModelRuns) -> Judgement:
+    """Whether rotary tables and other per-token arguments hold the rows of the kept tokens."""
+    compared: set[str] = set()
+    for observed in runs.passes:
+        for block_input in observed.routed_inputs():
+            problems = table_problems(block_input, observed, runs.evaluation)
+            compared.update(problems)
+            for problem in filter(None, problems.values()):
+                return FAIL, f"block {block_input.block}: {problem}"
+    if not compared:
+        return NOT_APPLICABLE, (
+            "no per-token table among the blocks' arguments (tables= names others); one computed "
+            "inside a block is not seen"
+        )
+    return PASS, f"{', '.join(sorted(compared))}: rows of the tokens that are there"
+
+
+def protected_tokens(runs: ModelRuns) -> Judgement:
+    """Whether protected positions, and text in an argument of its own, reached every block."""
+    positions_of_any: set[int] = set()
     skipped: set[int] = set()
     text_lengths: set[int] = set()
-    for observed in passes:
-        protected = model.protected(observed.batch, observed.tokens)
-        positions.update(_indices(protected.any(0)))
+    for observed in runs.passes:
+        protected = runs.model.protected(*observed.shape[:2])
+        positions_of_any.update(_indices(protected.any(0)))
         lengths: set[int] = set()  # of the text in this pass; another pass may have longer prompts
-        for rows in observed.marked.rows:
-            if rows.block == model.depth:
+        for block_input in observed.marked.inputs:
+            if block_input.block == runs.model.depth:
                 continue  # what follows the last block
-            text = argument_of(model, rows, TEXT)
+            text = block_input.argument(TEXT)
             if isinstance(text, Tensor) and text.dim() == 3:
                 lengths.add(text.shape[1])
-            missing = protected & ~rows.present(observed.tokens)
+            missing = protected & ~block_input.present(observed.tokens)
             skipped.update(_indices(missing.any(0)))
         if len(lengths) > 1:
             counts = " and ".join(map(str, sorted(lengths)))
@@ -233,8 +241,8 @@ def protected_tokens(model: RoutedModel, passes: Sequence[ObservedPass]) -> Judg
     if skipped:
         return FAIL, f"positions {_shortened(sorted(skipped))} skipped blocks"
     reached = []
-    if positions:
-        reached.append(f"positions {_shortened(sorted(positions))}")
+    if positions_of_any:
+        reached.append(f"positions {_shortened(sorted(positions_of_any))}")
     if text_lengths:
         counts = " or ".join(map(str, sorted(text_lengths)))
         reached.append(f"all {counts} rows of {TEXT}")
@@ -243,135 +251,45 @@ def protected_tokens(model: RoutedModel, passes: Sequence[ObservedPass]) -> Judg
     return PASS, f"{' and '.join(reached)} reached every block"
 
 
-def argument_of(model: RoutedModel, rows: BlockInput, name: str) -> Any:
-    """Return an argument of a block's call by its name, however it was passed; None if absent."""
-    return Call(model.signatures[rows.block], rows.args, rows.kwargs).get(name)
-
-
 def _indices(mask: Tensor) -> list[int]:
     return mask.nonzero().flatten().tolist()
 
 
-def _shortened(positions: Sequence[int]) -> str:
-    shown = ", ".join(map(str, positions[:6]))
-    return f"{shown}, ... ({len(positions)} in all)" if len(positions) > 6 else shown
+def _shortened(indices: Sequence[int]) -> str:
+    shown = ", ".join(map(str, indices[:6]))
+    return f"{shown}, ... ({len(indices)} in all)" if len(indices) > 6 else shown
 
 
-def gradient_reaches_bypass(observed: ObservedPass) -> Judgement:
+@of_a_route
+def gradient(runs: ModelRuns) -> Judgement:
     """Whether a skipped token has the same gradient before and after the route."""
-    if not observed.segments:
-        return NOT_APPLICABLE, NO_ROUTE
-    totals, exact, reached = 0, 0, 0
-    for arrived, back in observed.returns:
-        token = arrived.ids.clamp(min=0)
-        rows = back.gather(1, token) & (arrived.ids >= 0)
-        count = int(rows.sum())
-        totals += count
-        if not count or not arrived.x.requires_grad:
-            continue
-        (gradient,) = torch.autograd.grad(
-            arrived.x[rows].sum(), observed.marked.entry, retain_graph=True, allow_unused=True
-        )
-        if gradient is None:
-            continue
-        reached += int((gradient[back] != 0).any(-1).sum())
-        exact += int((gradient[back] == 1).all(-1).sum())
-    if not totals:
+    gradients = runs.routed_passes[0].gradients
+    if not gradients:
         return NOT_APPLICABLE, "no skipped token can be recognised after the route"
-    evidence = f"{exact} of {totals} skipped tokens pass the gradient on unchanged"
-    if exact < totals:
-        evidence += f", {totals - reached} pass none on"
-    return PASS if exact == totals else FAIL, evidence
-
-
-def samples_differ(model: RoutedModel, passes: Sequence[ObservedPass]) -> Judgement:
-    """Whether the samples of a batch keep different tokens."""
-    subsets = [each.segments[0].present for each in passes if each.segments]
-    if not subsets:
-        return NOT_APPLICABLE, NO_ROUTE
-    if len(subsets[0]) < 2:
-        return NOT_APPLICABLE, "a batch of one sample"
-    equal = [bool((present == present[:1]).all()) for present in subsets]
-    evidence = f"the samples of a batch kept the same tokens in {sum(equal)} of {len(equal)} passes"
-    if model.shared:
-        result = NOT_APPLICABLE if all(equal) else FAIL
-        return result, f"{evidence}; shared=True: they are meant to"
-    if all(equal):
-        meant = "if that is meant, as with one rotary table for the batch, state shared=True"
-        return FAIL, f"{evidence}; {meant}"
-    return PASS, evidence
-
-
-def steps_differ(passes: Sequence[ObservedPass]) -> Judgement:
-    """Whether passes with the same number of tokens draw different subsets."""
-    subsets = [each.segments[0].present for each in passes if each.segments]
-    if not subsets:
-        return NOT_APPLICABLE, NO_ROUTE
-    distinct: list[Tensor] = []
-    for present in subsets:
-        if not any(torch.equal(present, other) for other in distinct):
-            distinct.append(present)
-    evidence = f"{len(distinct)} different subsets in {len(subsets)} passes"
-    shapes = {present.shape for present in subsets}
-    if len(distinct) > len(shapes):
+    unchanged = sum(bool((each == 1).all()) for each in gradients)
+    evidence = f"{unchanged} of {len(gradients)} skipped tokens pass the gradient on unchanged"
+    if unchanged == len(gradients):
         return PASS, evidence
-    if len(shapes) == len(subsets) > 1:
-        return NOT_APPLICABLE, "no two passes have the same number of tokens"
-    return FAIL, evidence
+    lost = sum(not each.any() for each in gradients)
+    return FAIL, f"{evidence}, {lost} pass none on"
 
 
-def restart_repeats(
-    passes: Sequence[ObservedPass],
-    again: Sequence[ObservedPass],
-    other_seed: Sequence[ObservedPass] | None,
-) -> Judgement:
-    """Whether the subsets repeat after a restart with the same seed, and not with another one."""
-    if not any(each.segments for each in passes):
-        return NOT_APPLICABLE, NO_ROUTE
-    repeated = _equal_passes(passes, again)
-    evidence = f"{repeated} of {len(passes)} passes repeat their subsets after a restart"
-    if repeated < len(passes):
-        return FAIL, (
-            f"{evidence} with the same seed, while other code draws from torch's global "
-            "generator: they depend on something that the seed does not determine"
-        )
-    if other_seed is None:
-        return PASS, evidence
-    same = _equal_passes(passes, other_seed)
-    evidence += f", {same} with another seed"
-    return FAIL if same == len(passes) else PASS, evidence
-
-
-def _equal_passes(passes: Sequence[ObservedPass], others: Sequence[ObservedPass]) -> int:
-    equal = 0
-    for one, other in zip(passes, others, strict=True):
-        pairs = list(zip(one.segments, other.segments, strict=False))
-        same_length = len(one.segments) == len(other.segments)
-        equal += same_length and all(torch.equal(a.present, b.present) for a, b in pairs)
-    return equal
-
-
-def evaluation_dense(model: RoutedModel, evaluation: ObservedPass | None) -> Judgement:
+def dense_evaluation(runs: ModelRuns) -> Judgement:
     """Whether all blocks see all tokens in evaluation."""
+    evaluation, depth = runs.evaluation, runs.model.depth
     if evaluation is None:
         return NOT_APPLICABLE, "no evaluate= given"
     if evaluation.segments:
-        return FAIL, f"in evaluation, {_who_saw_what(evaluation, model.depth)}"
-    blocks = len({rows.block for rows in evaluation.marked.rows if rows.block < model.depth})
-    return PASS, f"all {blocks} blocks saw all {evaluation.tokens} tokens"
+        return FAIL, f"in evaluation, {_who_saw_what(evaluation, depth)}"
+    blocks = {each.block for each in evaluation.marked.inputs if each.block < depth}
+    return PASS, f"all {len(blocks)} blocks saw all {evaluation.tokens} tokens"
 
 
-def evaluation_equal(outputs: tuple[Any, Any, Any] | None) -> Judgement:
-    """Whether evaluation is bitwise that of the model without routing.
-
-    Args:
-        outputs: Of `evaluate`, twice, and of `dense`; None if they were not given.
-    """
-    if outputs is None:
+def equal_evaluation(runs: ModelRuns) -> Judgement:
+    """Whether the output in evaluation is bitwise that of the model without routing."""
+    if runs.outputs is None:
         return NOT_APPLICABLE, "no dense= given"
-    once, twice, dense = (
-        [x for x in tree_leaves(output) if isinstance(x, Tensor)] for output in outputs
-    )
+    once, twice, dense = runs.outputs
     if _largest_difference(once, twice) != 0:
         return FAIL, (
             "two evaluations of one input differ: is routing (see dense evaluation) or dropout "
@@ -382,8 +300,10 @@ def evaluation_equal(outputs: tuple[Any, Any, Any] | None) -> Judgement:
     return PASS if difference == 0 else FAIL, evidence
 
 
-def _largest_difference(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+def _largest_difference(output: Any, other_output: Any) -> float:
     """Return the largest difference of two outputs; NaN where they hold NaN or differ in shape."""
+    some = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    others = [leaf for leaf in tree_leaves(other_output) if isinstance(leaf, Tensor)]
     if not some or [x.shape for x in some] != [x.shape for x in others]:
         return float("nan")
     differences = [
@@ -391,3 +311,80 @@ def _largest_difference(some: Sequence[Tensor], others: Sequence[Tensor]) -> flo
         for a, b in zip(some, others, strict=True)
     ]
     return float(torch.stack(differences).max())
+
+
+@of_a_route
+def samples_differ(runs: ModelRuns) -> Judgement:
+    """Whether the samples of a batch keep different tokens."""
+    subsets = runs.subsets
+    if len(subsets[0]) < 2:
+        return NOT_APPLICABLE, "a batch of one sample"
+    equal = [bool((present == present[:1]).all()) for present in subsets]
+    evidence = f"the samples of a batch kept the same tokens in {sum(equal)} of {len(equal)} passes"
+    if runs.model.shared:
+        result = NOT_APPLICABLE if all(equal) else FAIL
+        return result, f"{evidence}; shared=True: they are meant to"
+    if all(equal):
+        meant = "if that is meant, as with one rotary table for the batch, state shared=True"
+        return FAIL, f"{evidence}; {meant}"
+    return PASS, evidence
+
+
+@of_a_route
+def steps_differ(runs: ModelRuns) -> Judgement:
+    """Whether passes over the same number of tokens and samples draw different subsets."""
+    distinct: list[Tensor] = []
+    for present in runs.subsets:
+        if not any(torch.equal(present, other) for other in distinct):
+            distinct.append(present)
+    evidence = f"{len(distinct)} different subsets in {len(runs.subsets)} passes"
+    shapes = {present.shape for present in runs.subsets}
+    if len(distinct) > len(shapes):
+        return PASS, evidence
+    if len(shapes) == len(runs.subsets) > 1:
+        return NOT_APPLICABLE, "no two passes have the same number of tokens"
+    return FAIL, evidence
+
+
+@of_a_route
+def restart(runs: ModelRuns) -> Judgement:
+    """Whether the same seed repeats the subsets after a restart, and another one does not."""
+    total, repeated = len(runs.passes), _equal_passes(runs.passes, runs.restarted)
+    evidence = f"{repeated} of {total} passes repeat their subsets after a restart"
+    if repeated < total:
+        return FAIL, (
+            f"{evidence} with the same seed, while other code draws from torch's global "
+            "generator: they depend on something that the seed does not determine"
+        )
+    if runs.other_seed is None:
+        return PASS, evidence
+    same = _equal_passes(runs.passes, runs.other_seed)
+    return FAIL if same == total else PASS, f"{evidence}, {same} with another seed"
+
+
+def _equal_passes(passes: Sequence[ObservedPass], others: Sequence[ObservedPass]) -> int:
+    """Return how many passes keep the same tokens as others in all their segments."""
+    equal = 0
+    for observed, other in zip(passes, others, strict=True):
+        subsets = [segment.present for segment in observed.segments]
+        other_subsets = [segment.present for segment in other.segments]
+        same_number = len(subsets) == len(other_subsets)
+        equal += same_number and all(map(torch.equal, subsets, other_subsets))
+    return equal
+
+
+#: The properties by the name that a report gives them, in the order of its table.
+PROPERTIES: dict[str, Property] = {
+    "routed blocks": routed_blocks,
+    "rate": rate,
+    "bit for bit": bit_for_bit,
+    "order": order,
+    "positions": positions,
+    "protected tokens": protected_tokens,
+    "gradient": gradient,
+    "dense evaluation": dense_evaluation,
+    "equal evaluation": equal_evaluation,
+    "samples differ": samples_differ,
+    "steps differ": steps_differ,
+    "restart": restart,
+}

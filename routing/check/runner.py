@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from routing.check import properties
-from routing.check.marks import run_marked
-from routing.check.observed import ObservedPass, observe
-from routing.check.report import PASS, Finding, Report
+from routing.check.marks import marked_tokens
+from routing.check.observed import ModelRuns, ObservedPass, observe
+from routing.check.properties import PROPERTIES
+from routing.check.report import Finding, Report
 from routing.check.scans import compare_scans
 from routing.check.subject import CheckError, RoutedModel
-from routing.check.tables import positions_gathered
 from routing.errors import require
 
 PASSES = 4  # two samples that keep 2 of 4 tokens agree by chance in all of them with p < 1e-3
@@ -42,39 +40,30 @@ def check(build: Callable[..., RoutedModel], seed: int = 0) -> Report:
             `before=` or `after=` is missing.
     """
     with torch.random.fork_rng():
-        model = _build(build, seed, restart=0)
-        passes = _training_passes(model)
-        for observed in passes:
-            model.protected(observed.batch, observed.tokens)  # refuses wrong positions early
-        evaluation = None
-        outputs: tuple[Any, Any, Any] | None = None
-        if model.evaluate is not None:
-            evaluation = observe(run_marked(model, model.evaluate), model.depth)
-            if model.dense is not None:
-                outputs = model.evaluate(), model.evaluate(), model.dense()
-        gradient = properties.gradient_reaches_bypass(passes[0])
-        again = _training_passes(_build(build, seed, restart=1), draw_others=True)
-        positions = positions_gathered(model, passes, evaluation)
-        other_seed = None
-        if _takes_seed(build):
-            other_seed = _training_passes(_build(build, seed + 1, restart=2))
-        scans = compare_scans(model) if model.ordered else ([], "")
-    tables_gathered = positions[0] == PASS
-    judgements = {
-        "routed blocks": properties.routed_blocks(model, passes),
-        "rate": properties.rate(model, passes),
-        "bit for bit": properties.arrives_bit_for_bit(passes),
-        "order": properties.order_preserved(model, passes, tables_gathered, scans),
-        "positions": positions,
-        "protected tokens": properties.protected_tokens(model, passes),
-        "gradient": gradient,
-        "dense evaluation": properties.evaluation_dense(model, evaluation),
-        "equal evaluation": properties.evaluation_equal(outputs),
-        "samples differ": properties.samples_differ(model, passes),
-        "steps differ": properties.steps_differ(passes),
-        "restart": properties.restart_repeats(passes, again, other_seed),
-    }
-    return Report(tuple(Finding(name, *judgement) for name, judgement in judgements.items()))
+        runs = _run(build, seed)
+    findings = [Finding(name, *judge(runs)) for name, judge in PROPERTIES.items()]
+    return Report(tuple(findings))
+
+
+def _run(build: Callable[..., RoutedModel], seed: int) -> ModelRuns:
+    """Build the model three times and run its passes; see `check`."""
+    model = _build(build, seed, restart=0)
+    passes = _training_passes(model)
+    for observed in passes:
+        model.protected(*observed.shape[:2])  # refuses wrong positions early
+    evaluation, outputs = None, None
+    if model.evaluate is not None:
+        with marked_tokens(model) as marked:
+            model.evaluate()
+            evaluation = observe(marked, model.depth)
+        if model.dense is not None:
+            outputs = model.evaluate(), model.evaluate(), model.dense()
+    restarted = _training_passes(_build(build, seed, restart=1), draw_others=True)
+    other_seed = None
+    if _takes_seed(build):
+        other_seed = _training_passes(_build(build, seed + 1, restart=2))
+    scans = compare_scans(model) if model.ordered else ([], "")
+    return ModelRuns(model, passes, restarted, other_seed, evaluation, outputs, scans)
 
 
 def _takes_seed(build: Callable[..., RoutedModel]) -> bool:
@@ -103,6 +92,7 @@ def _training_passes(model: RoutedModel, draw_others: bool = False) -> list[Obse
     for _ in range(PASSES):
         for device in (devices | {torch.device("cpu")}) if draw_others else ():
             torch.rand(7, device=device)
-        with torch.enable_grad():
-            passes.append(observe(run_marked(model, model.train), model.depth))
+        with torch.enable_grad(), marked_tokens(model) as marked:
+            model.train()
+            passes.append(observe(marked, model.depth))
     return passes

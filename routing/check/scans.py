@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from routing.attached.calls import Call, inner, replace_image
-from routing.check.marks import run_marked
+from routing.check.marks import marked_tokens
 from routing.check.subject import RoutedModel
 
 _PROBES = 12  # tokens that are compared with each other in a block
@@ -35,12 +35,14 @@ def compare_scans(model: RoutedModel) -> tuple[list[int], str]:
     if model.evaluate is None:
         return [], ""
     routed = _ScanOrders()
-    with torch.enable_grad():
-        shape = run_marked(model, model.train, routed.look_at).entry.shape
+    with torch.enable_grad(), marked_tokens(model, routed.look_at) as trained:
+        model.train()
     if not routed.order:
         return [], ""
     dense = _ScanOrders(routed.order)
-    if run_marked(model, model.evaluate, dense.look_at).entry.shape != shape:
+    with marked_tokens(model, dense.look_at) as evaluated:
+        model.evaluate()
+    if evaluated.entry.shape != trained.entry.shape:
         return [], ""
     compared = list(dense.order)
     for block in compared:

@@ -85,19 +85,17 @@ class RoutedModel:
             return protected_mask(protect.cpu(), batch, tokens, CheckError)
         if isinstance(protect, Tensor):
             protect = protect.tolist()
-        items = [protect] if isinstance(protect, slice) else protect
-        positions: list[Any] = []
-        for item in items if isinstance(items, Iterable) else [None]:
-            position: Any = item.item() if isinstance(item, Tensor) and item.dim() == 0 else item
-            is_integer = isinstance(position, Integral) and not isinstance(position, bool)
+        parts = [protect] if isinstance(protect, slice) else protect
+        items: list[Any] = list(parts) if isinstance(parts, Iterable) else [None]
+        for item in items:
+            is_position = isinstance(item, Integral) and -tokens <= int(item) < tokens
             require(
-                isinstance(position, slice) or (is_integer and -tokens <= position < tokens),
+                isinstance(item, slice) or (is_position and not isinstance(item, bool)),
                 f"protect={protect!r}: expected positions below {tokens} in a list, a slice such "
                 "as slice(64, None), several in a list, or a bool mask (T,) or (B, T)",
                 CheckError,
             )
-            positions.append(position)
-        return protected_mask(positions, batch, tokens, CheckError)
+        return protected_mask(items, batch, tokens, CheckError)
 
     @cached_property
     def signatures(self) -> list[Signature]:

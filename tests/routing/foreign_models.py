@@ -15,6 +15,7 @@ import torch
 from checked_models import randomise
 
 import routing
+from routing.attached.supported import geometry
 from routing.check import RoutedModel
 
 BATCH, DEPTH, SIDE = 3, 4, 4
@@ -25,9 +26,9 @@ def text(width, length=TEXT):
     return torch.randn(BATCH, length, width)
 
 
-def dit(depth=5):
+def dit():
     model = diffusers.DiTTransformer2DModel(
-        num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=4, num_layers=depth,
+        num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=4, num_layers=5,
         sample_size=8, patch_size=2, num_embeds_ada_norm=10, norm_num_groups=2, dropout=0.0,
     )  # fmt: skip
     for block in model.transformer_blocks:
@@ -155,15 +156,15 @@ def wan():
     return model, model, inputs, {}
 
 
-def qwen(text_length=TEXT):
+def qwen():
     model = diffusers.QwenImageTransformer2DModel(
         patch_size=2, in_channels=8, out_channels=2, num_layers=DEPTH, attention_head_dim=16,
         num_attention_heads=2, joint_attention_dim=12, axes_dims_rope=(4, 6, 6),
     )  # fmt: skip
     inputs = {
         "hidden_states": torch.randn(BATCH, IMAGE, 8),
-        "encoder_hidden_states": text(12, text_length),
-        "encoder_hidden_states_mask": torch.ones(BATCH, text_length).long(),
+        "encoder_hidden_states": text(12),
+        "encoder_hidden_states_mask": torch.ones(BATCH, TEXT).long(),
         "timestep": torch.rand(BATCH),
         "img_shapes": [[(1, SIDE, SIDE)]] * BATCH,
     }
@@ -276,14 +277,6 @@ def run(model, inputs):
     return torch.stack(list(out))
 
 
-def block_list(model, blocks):
-    """Return the blocks that a model was attached by."""
-    if blocks is not model:
-        return list(blocks)
-    names = ("transformer_blocks", "single_transformer_blocks", "blocks")
-    return [block for name in names for block in getattr(model, name, [])]
-
-
 @contextmanager
 def recorded(block, argument=None, **options):
     """The values of an argument, by default of the first one, in each call of a block meanwhile."""
@@ -306,19 +299,15 @@ def attached(name, route="1-2@0.75"):
     def build(seed=0):
         model, blocks, inputs, options = build_model(name)
         original = copy.deepcopy(model).eval()
-        shared = name in SHARES_A_TABLE
-        routing.attach(blocks, route, seed=seed, **options)
-        protect = list(range(options.get("prefix", getattr(model, "num_prefix_tokens", 0))))
-        if name.startswith("Z-Image"):
-            protect = list(range(64, 96)) if name == "Z-Image" else list(range(128))
+        attachment = routing.attach(blocks, route, seed=seed, **options)
         return RoutedModel(
-            blocks=block_list(model, blocks),
+            blocks=geometry(model)[0] if blocks is model else blocks,
             train=lambda: run(model.train(), inputs),
             evaluate=lambda: run(model.eval(), inputs),
             dense=lambda: run(original, inputs),
             route=route,
-            protect=protect,
-            shared=shared,
+            protect=[slice(0, attachment.prefix), *attachment.protect],
+            shared=name in SHARES_A_TABLE,
         )
 
     return build

@@ -188,15 +188,16 @@ def test_a_trunk_without_gradients_is_no_reentrant_checkpoint():
 
 @pytest.mark.parametrize("saved", [[[1, 2], [3, 4]], [[2, 3], [4]]])
 def test_interleaved_passes_and_a_left_out_end(saved):
-    """The first pass gets its gradients last, and no pass runs the route's last block."""
+    """The first pass gets its gradients last, and no pass runs the route's last block: it ends before the next."""
     grads = []
     for groups in ([], saved):
         model = vit()
-        with routing.attach(model, "1-4"):
+        with routing.attach(model, "1-4") as attached:
             blocks = [block for i, block in enumerate(model.blocks) if i != 4]
             g = torch.Generator().manual_seed(1)
             x = torch.randn(4, BATCH, TOKENS, 16, generator=g).double().requires_grad_()
             a, b = grouped(blocks, x[0], groups), grouped(blocks, x[1], groups)
+            assert a.shape == x[0].shape and attached.inner[0].tokens < TOKENS
             b.square().sum().backward()
             c = grouped(blocks, x[2], groups)
             a.square().sum().backward()

@@ -9,7 +9,6 @@ from torch import nn
 import routing
 from routing import AttachError, Selection
 from routing.attached.kept import KeptTokens
-from routing.attached.protected import force_keep
 from routing.layout import Layout
 
 pytest.importorskip("diffusers")
@@ -28,9 +27,9 @@ class Recorder(nn.Module):
         return x + torch.tensor([0.0] + [1.0] * (x.shape[-1] - 1))
 
 
-def positions():
-    x = torch.zeros(BATCH, LENGTH, WIDTH)
-    x[..., 0] = torch.arange(LENGTH)
+def positions(length=LENGTH):
+    x = torch.zeros(BATCH, length, WIDTH)
+    x[..., 0] = torch.arange(length)
     return x
 
 
@@ -82,28 +81,20 @@ def test_a_prefix_is_the_same_as_protecting_the_front():
     assert torch.equal(one, other) and torch.equal(one, both)
 
 
-class Own(nn.Module):
+def own():
     """A model of one's own: blocks that get text, then the image, in one sequence."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList([Recorder()])
-
-    def forward(self, x):
-        return self.blocks[0](x)
+    model = nn.Module()
+    model.blocks = nn.Sequential(Recorder())
+    return model
 
 
 def test_the_prefix_of_ones_own_model_can_change_with_the_batch():
-    model = Own()
+    model = own()
     with routing.attach(model, "0-0@0.5", prefix=5) as attached:
         for text in (5, 9):
             attached.prefix = text
-            x = torch.zeros(BATCH, text + 16, WIDTH)
-            x[..., 0] = torch.arange(text + 16)
-            out = model(x)
-            seen = out[..., 1] == 1
+            seen = model.blocks(positions(text + 16))[..., 1] == 1
             assert seen[:, :text].all() and (seen[:, text:].sum(1) == 8).all()
-            assert torch.equal(out[..., 0], x[..., 0])
             assert torch.equal(attached.inner[0].mask(), seen[:, text:])
         with pytest.raises(AttachError, match="prefix=-1: expected the number"):
             attached.prefix = -1
@@ -111,26 +102,26 @@ def test_the_prefix_of_ones_own_model_can_change_with_the_batch():
 
 def test_protected_slices_can_change_with_the_batch():
     """As resolution buckets need it: text comes after N image tokens, and N is another in each."""
-    model = Own()
+    model = own()
     with routing.attach(model, "0-0@0.5") as attached:
         for image in (16, 12):
             attached.protect = slice(image, None)
-            x = torch.zeros(BATCH, image + 5, WIDTH)
-            seen = model(x)[..., 1] == 1
+            x = positions(image + 5)
+            seen = model.blocks(x)[..., 1] == 1
             assert seen[:, image:].all() and (seen[:, :image].sum(1) == image // 2).all()
         attached.protect = slice(18, None)  # of a larger bucket
         with pytest.raises(AttachError, match=r"slice\(18, None, None\) protects none of the 17 tokens"):
-            model(x)
+            model.blocks(x)
         attached.protect = None
         with pytest.raises(AttachError, match="how many of the 17 tokens .* is unknown"):
-            model(x)
+            model.blocks(x)
         attached.protect = slice(0, 0)  # empty in any sequence: all tokens may skip
-        assert (model(x)[..., 1].sum(1) == 9).all()
+        assert (model.blocks(x)[..., 1].sum(1) == 9).all()
         assert ", when training, 9 of 17 tokens stayed" in repr(attached)
     assert ", removed, 9 of 17 tokens stayed" in repr(attached)
 
 
-@pytest.mark.parametrize("make", [Own, lambda: Own().blocks])
+@pytest.mark.parametrize("make", [own, lambda: own().blocks])
 @pytest.mark.parametrize(("prefix", "part"), [({}, "the grid 4x4 has 16"), ({"prefix": 3}, "17 tokens are neither prefix nor protected")])
 def test_a_stated_grid_refuses_a_prefix_that_does_not_fit(make, prefix, part):
     blocks = make()
@@ -208,13 +199,6 @@ def test_the_mask_can_change_with_the_batch_and_explicit_ids_exclude_it():
         attached.ids = torch.arange(5)
         with pytest.raises(AttachError, match="keep and ids are both set"):
             block(positions())
-
-
-def test_forced_tokens_by_hand():
-    ids, noise = torch.tensor([[0, 2, 4]]), torch.tensor([[0.9, 0.0, 0.1, 0.0, 0.5, 0.0]])
-    keep = torch.tensor([[False, False, False, False, False, True]])
-    # Token 5 is forced; of the drawn 0, 2 and 4 the one with the largest number makes room.
-    assert force_keep(ids, keep, noise).tolist() == [[2, 4, 5]]
 
 
 def test_a_table_without_rows_for_the_class_token_is_gathered_where_image_tokens_are_protected():

@@ -1,4 +1,4 @@
-"""The conformance kit: every broken property is caught, and nothing correct is called broken; its command."""
+"""The conformance kit: every broken property is caught, nothing correct is called broken; its command."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from checked_models import FAULTS, ours, plain, scan_by_length
 from documents import blocks
 from small import ROOT
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import routing
 from routing.check import CheckError, RoutedModel
@@ -48,14 +49,6 @@ def test_our_models_pass(backbone, route):
     assert [f.name for f in report.findings if f.result != "pass"] == ["protected tokens"]
 
 
-def test_a_scan_path_computed_from_the_number_of_tokens_is_caught():
-    report = routing.check(scan_by_length)
-    assert report.failed == ("order",), str(report)
-    assert "scans token" in report["order"].evidence
-    correct = routing.check(ours("mamba", "1-4@0.5", mixers=1))
-    assert "; 4 of them scan along the same path as with all tokens" in correct["order"].evidence
-
-
 def test_passes_may_differ_in_tokens_samples_and_text():
     report = routing.check(plain(lengths=(16, 25, 9), evaluated=36))
     assert report.ok, str(report)
@@ -90,30 +83,32 @@ def test_what_is_not_said_is_not_judged():
     assert report["rate"].evidence == "11 of 16 tokens skip (0.688)"
 
 
-def test_a_rate_that_fits_neither_share_hints_at_tokens_to_protect():
-    """Only where none are stated: the class token of these 16 never skips."""
-    evidence = routing.check(described(protect=()))["rate"].evidence
-    assert evidence == (
-        "11 of 16 tokens skip (0.688): 0.75 is neither the skipped nor the kept share; TREAD counts those that skip; "
-        "text or class tokens? state protect="
-    )
-    assert "protect=" not in routing.check(plain("fixed number", lengths=(16, 25)))["rate"].evidence
-
-
-def test_plain_attention_may_take_its_tokens_in_any_order():
-    report = routing.check(plain("unsorted", ordered=False))
-    assert report.ok and report["order"].result == "n/a"
-    assert "ordered=False" in report["order"].evidence
-    report = routing.check(plain("unsorted"))
-    assert report.failed == ("order",) and report["positions"].result == "pass"
-    assert "the positions pass, so if the blocks are attention, state ordered=False" in report["order"].evidence
-
-
-def test_a_rate_of_one_half_cannot_tell_and_says_so():
-    report = routing.check(plain("rate counts kept", rate=0.5))
-    evidence = report["rate"].evidence
-    assert report["rate"].result == "n/a" and "check at a rate such as 0.75" in evidence
-    assert evidence.startswith("8 of 15 tokens skip (0.533): 0.5 of 15 is as many")
+@pytest.mark.parametrize(
+    ("build", "name", "result", "evidence"),
+    [
+        (described(protect=()), "rate", "FAIL",
+         "11 of 16 tokens skip (0.688): 0.75 is neither the skipped nor the kept share; TREAD counts those that skip; "
+         "text or class tokens? state protect="),
+        (plain("rate counts kept", rate=0.5), "rate", "n/a",
+         "8 of 15 tokens skip (0.533): 0.5 of 15 is as many skipped as kept, to one token; check at a rate such as 0.75"),
+        (plain("unsorted"), "order", "FAIL",
+         "the positions pass, so if the blocks are attention, state ordered=False"),
+        (plain("unsorted", ordered=False), "order", "n/a", "ordered=False"),
+        (scan_by_length, "order", "FAIL", "scans token"),
+        (ours("mamba", "1-4@0.5", mixers=1), "order", "pass",
+         "; 4 of them scan along the same path as with all tokens"),
+        (described(protect=slice(0, 2)), "protected tokens", "FAIL", "positions 1 skipped blocks"),
+        (plain("one subset for the batch"), "samples differ", "FAIL",
+         "the samples of a batch kept the same tokens in 4 of 4 passes; "
+         "if that is meant, as with one rotary table for the batch, state shared=True"),
+        (described(plain("one subset for the batch"), shared=True), "samples differ", "n/a", "they are meant to"),
+        (described(shared=True), "samples differ", "FAIL", "in 0 of 4 passes; shared=True: they are meant to"),
+    ],
+)  # fmt: skip
+def test_the_evidence_says_what_was_seen_and_what_may_be_stated(build, name, result, evidence):
+    report = routing.check(build)
+    assert report[name].result == result and evidence in report[name].evidence
+    assert report.failed == ((name,) if result == "FAIL" else ()), str(report)
 
 
 def protected(protect):
@@ -126,8 +121,6 @@ def test_protected_tokens_may_be_given_as_attach_takes_them():
     first = torch.arange(16) == 0
     for protect in (slice(0, 1), [slice(0, 1)], first, first.expand(3, 16), torch.tensor([0]), range(1), [-16]):
         assert protected(protect) == [0], protect
-    report = routing.check(described(protect=slice(0, 3)))
-    assert report["protected tokens"].evidence == "positions 1, 2 skipped blocks"
     for wrong, part in (
         (slice(17, None), r"protect=slice\(17, None, None\) protects none of the 16 tokens"),
         (3, "protect=3: expected positions below 16"),
@@ -136,17 +129,6 @@ def test_protected_tokens_may_be_given_as_attach_takes_them():
     ):
         with pytest.raises(CheckError, match=part):
             protected(wrong)
-
-
-def test_a_subset_that_the_batch_shares_may_be_meant():
-    shared = described(plain("one subset for the batch"), shared=True)
-    assert routing.check(shared)["samples differ"].result == "n/a"
-    assert routing.check(described(shared=True))["samples differ"].result == "FAIL"
-    evidence = routing.check(plain("one subset for the batch"))["samples differ"].evidence
-    assert evidence == (
-        "the samples of a batch kept the same tokens in 4 of 4 passes; "
-        "if that is meant, as with one rotary table for the batch, state shared=True"
-    )
 
 
 def test_random_numbers_and_hooks_are_put_back():
@@ -183,20 +165,36 @@ def dense(blocks, x):
     return x
 
 
-def test_routing_that_is_left_on_in_evaluation_is_named_beside_dropout():
+def attached_blocks(run, when="training"):
+    """Return a function that builds four blocks with a route; `run` calls them."""
+
     def build(seed=0):
         blocks, x = nn.ModuleList(nn.Linear(8, 8) for _ in range(4)), torch.randn(2, 8, 8)
-        routing.attach(blocks, "1-2@0.75", seed=seed, when="always")
+        routing.attach(blocks, "1-2@0.75", seed=seed, when=when)
         return RoutedModel(
             blocks=blocks,
-            train=lambda: dense(blocks.train(), x),
-            evaluate=lambda: dense(blocks.eval(), x),
+            train=lambda: run(blocks.train(), x),
+            evaluate=lambda: run(blocks.eval(), x),
             dense=lambda: x,
         )
 
-    report = routing.check(build)
+    return build
+
+
+def test_routing_that_is_left_on_in_evaluation_is_named_beside_dropout():
+    report = routing.check(attached_blocks(dense, when="always"))
     assert report.failed == ("dense evaluation", "equal evaluation")
     assert "is routing (see dense evaluation) or dropout still active?" in report["equal evaluation"].evidence
+
+
+def test_blocks_under_activation_checkpointing_are_followed():
+    def checkpointed(blocks, x):
+        for block in blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+    report = routing.check(attached_blocks(checkpointed))
+    assert report.failed == ("equal evaluation",) and report["gradient"].result == "pass", str(report)
 
 
 @pytest.mark.parametrize(

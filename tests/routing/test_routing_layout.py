@@ -41,65 +41,45 @@ def test_paths_are_the_raster_and_the_eight_snakes(grid):
         assert len({tuple(path(grid, name).tolist()) for name in PATHS}) == 9
 
 
-@quick
-@given(subsets(), st.sampled_from(NAMES))
-def test_restricted_order_is_the_path_filtered(case, name):
-    grid, prefix, ids = case
-    layout = Layout(grid, ids, prefix)
-    permutation = layout.permutation(name)
-    assert (permutation.dim() == 1) == (len(ids) == 1)
-    perms = rows_of(permutation, len(ids))
-    # The inverse that scans use puts each token back where it was.
-    assert (layout.from_scan(perms, name) == torch.arange(layout.length)).all()
-    full = path(grid, name).tolist()
-    for b, perm in enumerate(perms):
-        present = sorted(ids[b].tolist())
-        expected = [prefix + present.index(step) for step in full if step in present]
-        assert perm.tolist() == [*range(prefix), *expected]
+def presence(grid, prefix, ids):
+    """Which tokens of the full sequence are present, bool `(B, T)`, prefix included."""
+    present = torch.ones(len(ids), prefix + grid[0] * grid[1], dtype=torch.bool)
+    present[:, prefix:] = False
+    return present.scatter(1, prefix + ids, True)
 
 
 @quick
 @given(subsets(), st.sampled_from(NAMES))
-def test_positions_and_gaps(case, name):
+def test_an_order_is_the_path_filtered_with_its_positions_and_gaps(case, name):
     grid, prefix, ids = case
-    layout = Layout(grid, ids, prefix)
-    full = path(grid, name).tolist()
-    positions, gaps = rows_of(layout.positions(name), len(ids)), rows_of(layout.gaps(name), len(ids))
+    layout, present, order = Layout(grid, ids, prefix), presence(*case), reference.scan_order(grid, prefix, name)
+    gaps_of_tokens = reference.gaps_along(order, present, prefix)
+    tables = layout.permutation(name), layout.positions(name), layout.gaps(name)
+    assert all((table.dim() == 1) == (len(ids) == 1) for table in tables)
+    permutation, positions, gaps = (rows_of(table, len(ids)) for table in tables)
     for b in range(len(ids)):
-        places = [prefix + i for i, step in enumerate(full) if step in set(ids[b].tolist())]
-        assert positions[b].tolist() == [*range(prefix), *places]
-        expected = [1] * (prefix + 1) + [y - x for x, y in zip(places, places[1:], strict=False)]
-        assert gaps[b].tolist() == expected
+        tokens = present[b].nonzero().flatten()
+        steps = [step for step, token in enumerate(order) if present[b, token]]
+        scanned = [order[step] for step in steps]
+        assert tokens[permutation[b]].tolist() == scanned
+        assert positions[b].tolist() == steps
+        assert torch.equal(gaps[b].double(), gaps_of_tokens[b, scanned])
 
 
 @quick
 @given(subsets(), st.sampled_from(["self", "zero", "nearest"]))
 def test_neighbours(case, missing):
     grid, prefix, ids = case
-    layout = Layout(grid, ids, prefix)
-    table = layout.neighbours(missing)
-    table = table.expand(len(ids), 4, -1) if table.dim() == 2 else table
-    t = layout.length
-    for b in range(len(ids)):
-        present = sorted(ids[b].tolist())
-        for local in range(t):
-            if local < prefix:
-                assert table[b, :, local].tolist() == [t] * 4
-                continue
-            row, column = divmod(present[local - prefix], grid[1])
-            for side, (dy, dx) in enumerate([(0, -1), (0, 1), (-1, 0), (1, 0)]):
-                expected, y, x = t, row + dy, column + dx
-                inside = lambda y, x: 0 <= y < grid[0] and 0 <= x < grid[1]  # noqa: E731
-                if inside(y, x) and y * grid[1] + x in present:
-                    expected = prefix + present.index(y * grid[1] + x)
-                elif inside(y, x) and missing == "self":
-                    expected = local
-                elif missing == "nearest":
-                    while inside(y, x) and y * grid[1] + x not in present:
-                        y, x = y + dy, x + dx
-                    if inside(y, x):
-                        expected = prefix + present.index(y * grid[1] + x)
-                assert table[b, side, local] == expected
+    layout, present = Layout(grid, ids, prefix), presence(*case)
+    table = layout.neighbours(missing).expand(len(ids), 4, -1)
+    assert (table[:, :, :prefix] == layout.length).all()
+    for b, row in enumerate(ids.sort(1).values.tolist()):
+        local = {prefix + token: prefix + i for i, token in enumerate(row)} | {None: layout.length}
+        for token in row:
+            for side, step in enumerate([(0, -1), (0, 1), (-1, 0), (1, 0)]):
+                y, x = divmod(token, grid[1])
+                expected = reference.neighbour(b, y, x, step, grid, present, prefix, missing)
+                assert table[b, side, local[prefix + token]] == local[expected]
 
 
 @quick

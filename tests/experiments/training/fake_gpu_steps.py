@@ -67,6 +67,9 @@ CASES = [
     *((name, "1-2", "random") for name in ("dit", "mamba", "rwkv")),
     ("dit", "none", "random"),
     ("dit", "0-1,3-3", "rows"),
+    ("dit", "1-2", "columns"),
+    ("dit", "1-2", "stride"),
+    ("dit", "1-2@0.75", "quad"),
     ("mamba", "1-2", "unsorted"),
     ("rwkv", "1-2", "blocks"),
 ]
