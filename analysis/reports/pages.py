@@ -71,7 +71,7 @@ def _block(request: str, results: Results) -> str:
         else:
             options.append(argument)
     if kind in studies.KINDS:
-        return studies.block(kind, source.runs, options)
+        return studies.block(kind, source, options)
     if kind == "facts":
         # The name of a machine or a commit may hold anything.
         lines = [f"- {markdown_escape(line)}\n" for line in machine_lines(source.runs)]

@@ -9,6 +9,7 @@
 An arm is a group and variant (`analysis.comparison.arms`).
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from analysis.comparison.arms import (
     seeds_table,
 )
 from analysis.comparison.final_scores import final_scores, scores_table
+from analysis.comparison.results import Results
 from analysis.errors import AnalysisError
 from analysis.runs.loading import Runs
 from analysis.tables.table import markdown_rows
@@ -34,12 +36,12 @@ _NOTES = {
 }
 
 
-def block(kind: str, source: Runs, options: Sequence[str]) -> str:
+def block(kind: str, results: Results, options: Sequence[str]) -> str:
     """Return the table of a page's block.
 
     Args:
         kind: One of `KINDS`.
-        source: What `analysis.load` returned, or a folder of run folders.
+        results: Where the runs are.
         options: Of `steps=N` (dense steps), `data=NAME` and `pairs=N` (the declared number).
 
     Raises:
@@ -51,13 +53,24 @@ def block(kind: str, source: Runs, options: Sequence[str]) -> str:
         if key not in ("steps", "data", "pairs"):
             raise AnalysisError(f"{kind} {option}: expected steps=N, data=NAME or pairs=N")
         values[key] = value
-    by_arm: Mapping[Arm, Any] = final_scores(source) if kind == "scores" else arms(source)
+    by_arm = _final_scores(results) if kind == "scores" else _curves(results)
     chosen = {}
     for arm, of_arm in by_arm.items():
         if values.get("data", arm.data) == arm.data:
             chosen[arm] = of_arm
     head, *rows = _rows(kind, chosen, int(values["steps"]), int(values["pairs"]))
     return markdown_rows(head, rows)
+
+
+# A page has several tables of one archive.
+@functools.lru_cache(maxsize=8)
+def _curves(results: Results) -> Mapping[Arm, Any]:
+    return arms(results.runs)
+
+
+@functools.lru_cache(maxsize=8)
+def _final_scores(results: Results) -> Mapping[Arm, Any]:
+    return final_scores(results.runs)
 
 
 def every_table(source: Runs, steps: int) -> str:

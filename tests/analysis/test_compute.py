@@ -16,7 +16,6 @@ from analysis.comparison.arms import (
     baseline_arm,
     endpoints_table,
     holm,
-    penalty_table,
     seeds_table,
     with_details,
 )
@@ -43,15 +42,6 @@ def test_records_of_a_continued_run_are_one_curve(records):
     assert {seed: len(points) for seed, points in dense.items()} == {0: 4, 1: 1, 2: 1, 3: 1, 4: 1}
 
 
-def test_routes_that_select_differently_are_different_arms(records):
-    labels = {}
-    for arm, curves in arms(records("scan_order").runs).items():
-        labels.setdefault(arm.backbone, set()).add(arm.label)
-        assert set(curves) == {0, 1, 2}
-    expected = {"dense", "route 2-8", "route 2-8, selection=unsorted"}
-    assert labels == {"mamba": expected, "rwkv": expected}
-
-
 def test_arms_that_differ_in_an_option_without_a_column_are_named_and_paired_by_it():
     pairs = []
     for rate in (0.001, 0.002):
@@ -72,22 +62,6 @@ def test_arms_are_read_at_the_length_that_all_seeds_have():
     curves = {0: curve([0.4, 0.3, 0.2], 1e9), 1: curve([0.5, 0.3], 1e9)}
     (row,) = arms_table({DENSE: curves})[1:]
     assert row == ["dit", "dense", "0.002", "1000", "1.00T", "0, 1", "0.3000 \u00b1 0.0000", ""]
-
-
-def test_penalties_at_several_learning_rates_name_them():
-    dense_faster = dataclasses.replace(DENSE, lr=4e-3, group=f"{GROUP} (train.lr=0.004)")
-    other = dense_faster, dataclasses.replace(dense_faster, variant="2-8")
-    dense = {0: curve([0.4, 0.3, 0.2], 2e9)}
-    routed = {0: curve([0.5, 0.4, 0.3, 0.2], 1e9)}
-    one_rate = penalty_table({DENSE: dense, ROUTED: routed}, 1500)
-    table = {DENSE: dense, ROUTED: routed, other[0]: dense, other[1]: routed}
-    two_rates = penalty_table(table, 1500)
-    assert "Learning rate" not in one_rate[0] and two_rates[0][2] == "Learning rate"
-    assert [row[2] for row in two_rates[1:]] == ["0.002", "0.004"]
-    assert [row[:2] + row[3:] for row in two_rates[1:]] == [one_rate[1]] * 2
-    other = dataclasses.replace(ROUTED, batch=32, detail="train.muon_lr=0.001")
-    (row,) = penalty_table({DENSE: dense, other: routed}, 1500)[1:]
-    assert row[:2] == ["dit", "2-8, batch 32, train.muon_lr=0.001"]
 
 
 def test_endpoints_name_the_run_that_was_trained_too_briefly_and_how_to_train_it():

@@ -4,7 +4,7 @@ import json
 
 import pandas as pd
 import pytest
-from analysis_runs import METRIC, evaluate, heldout_losses, score, write, write_pairs
+from analysis_runs import METRIC, evaluate, heldout_losses, lines, score, write, write_pairs
 from scipy.stats import t
 from suite import RESULTS
 from test_compute import DENSE, ROUTED, SHALLOW
@@ -48,7 +48,7 @@ def test_the_longer_of_two_runs_of_one_seed_counts(tmp_path):
 
 def test_scores_of_a_run_are_of_one_protocol_its_own_if_it_has_one(tmp_path):
     scored, evaluated = write(tmp_path, seed=0), write(tmp_path, seed=1)
-    heldout_losses(evaluated, {400: 0.3})
+    lines(evaluated / "scores.jsonl", [score({}, 400, 0.3, "heldout-loss-500", key="heldout_loss")])
     for folder, first in ((scored, 1.0), (evaluated, 2.0)):
         evaluate(folder, "a", [score({}, 400, first, guidance="none scale=1.0")])
         evaluate(folder, "b", [score({}, 400, 9.0, guidance="cfg scale=3.0")])
