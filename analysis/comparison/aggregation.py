@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import pandas as pd
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 ENOUGH_SEEDS = 3
 DENSE = "dense"
@@ -86,6 +86,30 @@ def ratio(values: Iterable[float | None]) -> Estimate | None:
     if estimate.low is None or estimate.high is None:
         return Estimate(mean, estimate.n)
     return Estimate(mean, estimate.n, None, math.exp(estimate.low), math.exp(estimate.high))
+
+
+def two_sided_p(estimate: Estimate) -> float:
+    """Return the p of a t-test of the mean against 0."""
+    assert estimate.std is not None
+    if estimate.std == 0:
+        return float(estimate.mean == 0)
+    t = estimate.mean / (estimate.std / math.sqrt(estimate.n))
+    return float(2 * stdtr(estimate.n - 1, -abs(t)))
+
+
+def p_text(p: float) -> str:
+    """Return a p-value with three decimals, `< 0.001` below."""
+    return f"{p:.3f}" if p >= 0.001 else "< 0.001"
+
+
+def holm(p_values: Mapping[int, float]) -> dict[int, float]:
+    """Return Holm's adjusted p-values (Holm 1979)."""
+    adjusted, largest = {}, 0.0
+    ordered = sorted(p_values.items(), key=lambda item: item[1])
+    for rank, (key, p) in enumerate(ordered):
+        largest = max(largest, min(1.0, p * (len(ordered) - rank)))
+        adjusted[key] = largest
+    return adjusted
 
 
 def verdict(difference: Estimate, better: str | None) -> str:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
-from scipy.special import stdtr
 
-from analysis.comparison.aggregation import DENSE, Estimate, interval
+from analysis.comparison.aggregation import DENSE, Estimate, holm, interval, p_text, two_sided_p
 from analysis.comparison.step_penalty import (
     has_loss_at,
     log_ratio_at_equal_macs,
@@ -55,6 +54,16 @@ class Arm:
         """How it differs from the dense model of the same backbone."""
         name = f"route {self.variant}" if self.variant[0].isdigit() else self.variant
         return ", ".join([name, *self.options])
+
+    @property
+    def full_label(self) -> str:
+        """Its label, with objective and width where these are not the usual ones."""
+        parts = [self.label]
+        if self.objective != "edm":
+            parts.append(self.objective)
+        if self.width:
+            parts.append(f"width {self.width}")
+        return ", ".join(parts)
 
     @property
     def options(self) -> list[str]:
@@ -228,10 +237,9 @@ def arms_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
         if loss.low is not None:
             text += f" \u00b1 {loss.mean - loss.low:.4f}"
         gap = "" if math.isnan(gaps[0]) else f"{100 * sum(gaps) / len(gaps):.2f} %"
-        name = arm.label + (f", {arm.objective}" if arm.objective != "edm" else "")
-        name += f", width {arm.width}" if arm.width else ""
         cost = f"{macs / 1e12:.2f}T"
         seeds = ", ".join(str(seed) for seed in curves)
+        name = arm.full_label
         rows.append([arm.backbone, name, f"{arm.lr:g}", f"{step:.0f}", cost, seeds, text, gap])
     return rows
 
@@ -334,7 +342,7 @@ def endpoints_table(
     is_complete = len(p_values) == DECLARED_BACKBONES
     shown = holm(p_values) if is_complete else p_values
     for index, p in shown.items():
-        rows[index][5] = f"{p:.3f}"
+        rows[index][5] = p_text(p)
     p_head = "p (Holm)" if is_complete else "p (uncorrected)"
     head = ["Backbone", "Arm", "Compared with", "Pairs", "Loss change at equal MACs (95 %)", p_head]
     head.append("s*m (95 %)")
@@ -364,25 +372,6 @@ def _arm_labels(pairs: Sequence[Comparison]) -> list[str]:
         for index, pair in enumerate(pairs):
             labels[index] += f", learning rate {pair.arm.lr:g}"
     return labels
-
-
-def two_sided_p(estimate: Estimate) -> float:
-    """Return the p of a t-test of the mean against 0."""
-    assert estimate.std is not None
-    if estimate.std == 0:
-        return float(estimate.mean == 0)
-    t = estimate.mean / (estimate.std / math.sqrt(estimate.n))
-    return float(2 * stdtr(estimate.n - 1, -abs(t)))
-
-
-def holm(p_values: Mapping[int, float]) -> dict[int, float]:
-    """Return Holm's adjusted p-values (Holm 1979)."""
-    adjusted, largest = {}, 0.0
-    ordered = sorted(p_values.items(), key=lambda item: item[1])
-    for rank, (key, p) in enumerate(ordered):
-        largest = max(largest, min(1.0, p * (len(ordered) - rank)))
-        adjusted[key] = largest
-    return adjusted
 
 
 def _change(log_ratio: float) -> str:

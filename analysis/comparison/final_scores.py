@@ -9,8 +9,8 @@ from analysis.comparison.arms import Arm, baseline_arm, rows_with_arms
 from analysis.runs.loading import Runs, runs_of, scores
 
 # Printed columns and their decimals; all in the features of the data set's own classifier.
-_METRICS = {"FD": 1, "precision": 3, "recall": 3, "accuracy": 3}
-_NETWORK = "-classifier)"
+METRICS = {"FD": 1, "precision": 3, "recall": 3, "accuracy": 3}
+NETWORK = "-classifier)"
 # How samples were made, and how many; scores of different samples are not compared.
 _PROTOCOL = ["guidance", "sampler", "weights", "sample_seed", "n"]
 
@@ -27,7 +27,7 @@ def final_scores(source: Runs) -> dict[Arm, pd.DataFrame]:
     """
     runs = runs_of(source).sort_values("step", kind="stable")
     table = scores(runs)
-    table = table[table["metric"].str.endswith(_NETWORK) & (table["step"] == table["last_step"])]
+    table = table[table["metric"].str.endswith(NETWORK) & (table["step"] == table["last_step"])]
     first = table.sort_values("own", ascending=False, kind="stable").drop_duplicates("path")
     table = table.merge(first[["path", *_PROTOCOL]])
     table = table.assign(short=table["metric"].str.split("-").str[0])
@@ -38,7 +38,7 @@ def final_scores(source: Runs) -> dict[Arm, pd.DataFrame]:
     frames = {}
     for arm in sorted(values):
         frame = pd.DataFrame.from_dict(values[arm], orient="index").sort_index()
-        frames[arm] = frame.reindex(columns=list(_METRICS))
+        frames[arm] = frame.reindex(columns=list(METRICS))
     return frames
 
 
@@ -48,11 +48,11 @@ def scores_table(frames: Mapping[Arm, pd.DataFrame]) -> list[list[str]]:
     The difference is the mean over seeds that both arms have, with the half-width of its 95 %
     t-interval.
     """
-    rows = [["Backbone", "Arm", "Seeds", *_METRICS]]
+    rows = [["Backbone", "Arm", "Seeds", *METRICS]]
     for arm, frame in frames.items():
         baseline = baseline_arm(arm, frames)
         texts = []
-        for metric, decimals in _METRICS.items():
+        for metric, decimals in METRICS.items():
             text = f"{frame[metric].mean():.{decimals}f}"
             if baseline is not None and baseline != arm:
                 difference = interval(frame[metric] - frames[baseline][metric])

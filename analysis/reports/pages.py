@@ -8,7 +8,7 @@ the runs. What opens a block:
                     whose heading holds the word, `flat` turns headings into notes
     finding NAME    sentences of `findings`; `having=WORD`: of groups whose name holds the word
     facts           from which code and machines the runs came
-    arms, penalty, endpoints, seeds, scores     tables of a study (`studies`)
+    arms, penalty, ...    tables of a study (`analysis.reports.studies`)
 
 In each kind, `of=results/MORE.tar.gz` reads other records than the folder's.
 """

@@ -9,13 +9,13 @@ from scipy.stats import ttest_1samp
 from suite import RESULTS
 
 from analysis import compute
+from analysis.comparison.aggregation import holm
 from analysis.comparison.arms import (
     Arm,
     arms,
     arms_table,
     baseline_arm,
     endpoints_table,
-    holm,
     seeds_table,
     with_details,
 )

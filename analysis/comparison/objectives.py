@@ -1,0 +1,108 @@
+"""Objective or route? Scores of dense and routed models of several objectives (`study_objective`).
+
+TREAD's headline compares models that differ in both. The declared differences change one at a time;
+`CONTRASTS` lists them. Scores are those on samples after the same number of steps, in the features
+of the data set's own classifier.
+"""
+
+import pandas as pd
+
+from analysis.comparison.aggregation import DENSE, interval
+from analysis.comparison.final_scores import METRICS, NETWORK
+from analysis.errors import AnalysisError
+from analysis.runs.loading import Runs, runs_of, scores
+
+# Declared before the runs: minuend and subtrahend, each an objective and whether it is routed.
+CONTRASTS = (
+    (("edm", False), ("ddpm", False)),
+    (("edm", True), ("edm", False)),
+    (("ddpm", True), ("ddpm", False)),
+    (("flow", True), ("flow", False)),
+)
+
+
+def objective_scores(source: Runs, steps: int) -> pd.DataFrame:
+    """Return the scores of every run on samples after `steps` steps, a row for each sampler.
+
+    Args:
+        source: What `analysis.load` returned, or a folder of run folders.
+        steps: Training steps; a run that goes on counts with its scores at this step.
+
+    Columns are `backbone`, `objective`, `routed`, `sampler`, `seed` and the metrics.
+
+    Raises:
+        AnalysisError: Several runs that differ in nothing else, such as in the learning rate.
+    """
+    frame = scores(runs_of(source))
+    is_wanted = frame["metric"].str.endswith(NETWORK) & (frame["step"] == steps)
+    frame = frame[is_wanted].copy()
+    frame["routed"] = frame["variant"] != DENSE
+    frame["short"] = frame["metric"].str.split("-").str[0]
+    keys = ["backbone", "objective", "routed", "sampler", "seed"]
+    repeated = frame[frame.duplicated([*keys, "short"])]
+    if len(repeated):
+        first = ", ".join(f"{key} {value}" for key, value in repeated[keys].iloc[0].items())
+        raise AnalysisError(f"several scores of {first}; expected one run of each")
+    table = frame.pivot(index=keys, columns="short", values="value")
+    return table.reindex(columns=list(METRICS)).reset_index()
+
+
+def objectives_table(frame: pd.DataFrame) -> list[list[str]]:
+    """Return the mean scores of each objective and sampler, dense and routed.
+
+    Args:
+        frame: What `objective_scores` returned.
+    """
+    rows = [["Backbone", "Objective", "Arm", "Sampler", "Seeds", *METRICS]]
+    for keys, part in frame.groupby(["backbone", "objective", "routed", "sampler"]):
+        backbone, objective, routed, sampler = keys
+        arm = "routed" if routed else DENSE
+        means = [f"{part[metric].mean():.{digits}f}" for metric, digits in METRICS.items()]
+        seeds = ", ".join(str(int(seed)) for seed in sorted(part["seed"]))
+        rows.append([str(backbone), str(objective), arm, str(sampler), seeds, *means])
+    return rows
+
+
+def contrasts_table(frame: pd.DataFrame) -> list[list[str]]:
+    """Return the declared differences: mean over pairs and half-width of the 95 % t-interval.
+
+    Args:
+        frame: What `objective_scores` returned.
+
+    There is a row for each sampler. One objective is compared with another for each pair of their
+    samplers.
+    """
+    rows = [["Backbone", "Difference", "Sampler", "Pairs", *METRICS]]
+    for minuend, subtrahend in CONTRASTS:
+        first, second = _arm(frame, *minuend), _arm(frame, *subtrahend)
+        pairs = first.merge(second, on=["backbone", "seed"], suffixes=("", "_baseline"))
+        if minuend[0] == subtrahend[0]:
+            pairs = pairs[pairs["sampler"] == pairs["sampler_baseline"]]
+        for keys, part in pairs.groupby(["backbone", "sampler", "sampler_baseline"]):
+            backbone, *samplers = map(str, keys)
+            texts = []
+            for metric, digits in METRICS.items():
+                texts.append(_difference_text(part[metric] - part[f"{metric}_baseline"], digits))
+            name = f"{_name(*minuend)} - {_name(*subtrahend)}"
+            names = " against ".join(dict.fromkeys(samplers))
+            rows.append([backbone, name, names, str(len(part)), *texts])
+    return rows
+
+
+def _difference_text(differences: pd.Series, digits: int) -> str:
+    """Return mean and half-width of the interval, the mean alone of one pair, or nothing."""
+    difference = interval(differences)
+    if difference is None:
+        return ""
+    text = f"{difference.mean:+.{digits}f}"
+    if difference.low is None:
+        return text
+    return f"{text} \u00b1 {difference.mean - difference.low:.{digits}f}"
+
+
+def _arm(frame: pd.DataFrame, objective: str, routed: bool) -> pd.DataFrame:
+    return frame[(frame["objective"] == objective) & (frame["routed"] == routed)]
+
+
+def _name(objective: str, routed: bool) -> str:
+    return f"{'routed' if routed else DENSE} {objective}"

@@ -1,0 +1,98 @@
+"""Does a saving last? Relative cost s * m against the number N of dense steps (`study_length`).
+
+    s * m    MACs that a routed (or a cheaper dense) model needs for the loss of the dense one after
+             N steps, relative to dense (`analysis.comparison.step_penalty`)
+    slope    of ln(s * m) on ln(N), fitted to each seed by least squares; above 0 the saving
+             shrinks with training length
+
+A target that a run does not reach by its end is censored: s * m lies above the bound that
+the end of the run gives, and the point is left out of the slope, which can only make it smaller.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.comparison.aggregation import interval, p_text, two_sided_p
+from analysis.comparison.arms import Arm, Curves, baseline_arm
+from analysis.comparison.step_penalty import Penalty, has_loss_at, paired_penalty
+
+DECLARED_STEPS = (1000, 2000, 3000, 4500, 6000, 9000, 12000)
+
+
+@dataclass(frozen=True)
+class LengthTrend:
+    """s * m of one arm by the number of dense steps, over the seeds that it shares with dense."""
+
+    arm: Arm
+    penalties: dict[int, Penalty]  # by N
+    last_steps: dict[int, float]  # of the arm's runs, by seed
+
+    def bound(self, steps: int, seed: int) -> float:
+        """Return what s * m of a censored seed at N = `steps` lies above."""
+        return self.last_steps[seed] / steps * float(self.penalties[steps].seeds["m"][seed])
+
+    def slopes(self) -> dict[int, float]:
+        """Return the slope of ln(s * m) on ln(N) of each seed with at least two points."""
+        slopes = {}
+        for seed in self.last_steps:
+            points = []
+            for steps, penalty in self.penalties.items():
+                sm = float(penalty.seeds["sm"].get(seed, math.nan))
+                if not math.isnan(sm):
+                    points.append((math.log(steps), math.log(sm)))
+            if len(points) > 1:
+                x, y = np.array(points).T
+                slopes[seed] = float(np.polyfit(x, y, 1)[0])
+        return slopes
+
+
+def length_trends(table: Mapping[Arm, Curves]) -> Iterator[LengthTrend]:
+    """Yield the trend of every arm but dense, at the declared N that all its pairs have logged."""
+    for arm, curves in table.items():
+        baseline = baseline_arm(arm, table)
+        if baseline is None or baseline == arm:
+            continue
+        dense = table[baseline]
+        seeds = sorted(curves.keys() & dense.keys())
+        penalties = {}
+        for steps in DECLARED_STEPS:
+            if seeds and all(has_loss_at(dense[seed], "step", steps) for seed in seeds):
+                penalties[steps] = paired_penalty(dense, curves, steps)
+        if penalties:
+            last = {seed: float(curves[seed]["step"].max()) for seed in seeds}
+            yield LengthTrend(arm, penalties, last)
+
+
+def lengths_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
+    """Return s * m by N: of each seed, and the geometric mean while no seed is censored."""
+    rows = [["Backbone", "Arm", "Dense steps N", "s*m by seed", "s*m (95 %)"]]
+    for trend in length_trends(table):
+        for steps, penalty in trend.penalties.items():
+            texts = []
+            for seed in trend.last_steps:
+                sm = float(penalty.seeds["sm"][seed])
+                bound = f"> {trend.bound(steps, seed):.2f}"
+                texts.append(bound if math.isnan(sm) else f"{sm:.2f}")
+            mean = penalty.censored_text if penalty.sm is None else penalty.sm.text(".2f")
+            name = [trend.arm.backbone, trend.arm.full_label]
+            rows.append([*name, f"{steps:,}", ", ".join(texts), mean])
+    return rows
+
+
+def slopes_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
+    """Return the slope of ln(s * m) on ln(N): of each seed, its mean, and the p of a t-test."""
+    rows = [["Backbone", "Arm", "Seeds", "Slope by seed", "Slope (95 %)", "p (two-sided)"]]
+    for trend in length_trends(table):
+        slopes = trend.slopes()
+        mean = interval(slopes.values())
+        if mean is None:
+            continue
+        p = "" if mean.std is None else p_text(two_sided_p(mean))
+        by_seed = ", ".join(f"{slope:+.3f}" for slope in slopes.values())
+        seeds = ", ".join(map(str, slopes))
+        name = [trend.arm.backbone, trend.arm.full_label]
+        rows.append([*name, seeds, by_seed, mean.text("+.3f"), p])
+    return rows
