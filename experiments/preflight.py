@@ -12,12 +12,13 @@ from experiments.config.guidance import check_guidance_routes
 from experiments.config.model import model_arguments, run_cost
 from experiments.config.parent import check_parent, split
 from experiments.config.schema import Config
-from experiments.data import registry
+from experiments.data.data_options import DataOptions
+from experiments.data.registry import parse
 from experiments.options.evaluation import PUBLISHED, options_for, plan_scores
 from routing.errors import require
 
 
-def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
+def check_ready(config: Config, processes: int, on_gpu: bool) -> DataOptions:
     """Refuse, before any work, what a run would refuse before its first step.
 
     Args:
@@ -25,25 +26,30 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
         processes: Number of processes.
         on_gpu: Whether they run on GPUs.
 
+    Returns:
+        The options of the data, which have listed a folder of pictures.
+
     Raises:
         UserError: In one sentence.
     """
     _check_runs_folder(config.paths.runs)
     config.check_processes(processes, on_gpu)
-    registry.parse(config.data).check_files()
-    info = registry.describe(config.data)
+    data = parse(config.data)
+    data.check_files()
+    info = data.describe()
     model = model_arguments(config, info)
     run_cost(config, model)  # refuses a patch or a decoder that the model cannot have
     if config.init:
         check_parent(config.init, config.objective, model)
     check_sampling(config, model)
     networks = _check_evaluation(config, info)
-    _check_weights(config, networks)
+    _check_weights(config, networks, data)
     require(
         config.log == "none" or importlib.util.find_spec(config.log),
         f"log={config.log} needs a package that is not installed: pip install {config.log} "
         "(or log=none)",
     )
+    return data
 
 
 def _check_runs_folder(runs: str) -> None:
@@ -103,11 +109,11 @@ def _check_evaluation(config: Config, info: dict[str, Any]) -> set[str]:
     return networks
 
 
-def _check_weights(config: Config, networks: set[str]) -> None:
+def _check_weights(config: Config, networks: set[str], data: DataOptions) -> None:
     """Refuse published networks, among these feature networks, that the run could not load."""
     published = networks & PUBLISHED
     # Latents without their autoencoder are trained on, and scored elsewhere.
-    if not published or registry.parse(config.data).undecodable_reason():
+    if not published or data.undecodable_reason():
         return
     from experiments.evaluation.features import check_weights  # imports torch
 

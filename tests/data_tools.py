@@ -55,8 +55,8 @@ def latents(count, channels=4, side=8, seed=0):
     return np.random.default_rng(seed).normal(size=(count, channels, side, side)).astype(np.float32)
 
 
-def write_tars(folder, arrays, labels, per_tar=5, field="latent.npy", encode=npy):
-    """WebDataset: consecutive members of one key are one sample; `cls` is a number in digits."""
+def write_tars(folder, arrays, labels, per_tar=5, field="latent.npy", encode=npy, **texts):
+    """WebDataset: consecutive members of one key are one sample; `cls` is a number in digits, `texts` are more fields."""
     folder.mkdir(parents=True, exist_ok=True)
     for start in range(0, len(arrays), per_tar):
         with tarfile.open(folder / f"shard-{start // per_tar:06d}.tar", "w") as archive:
@@ -64,6 +64,8 @@ def write_tars(folder, arrays, labels, per_tar=5, field="latent.npy", encode=npy
                 add(archive, f"{i:09d}.{field}", encode(arrays[i]))
                 if labels is not None and labels[i] is not None:
                     add(archive, f"{i:09d}.cls", str(labels[i]).encode())
+                for name, values in texts.items():
+                    add(archive, f"{i:09d}.{name}", values[i].encode())
     return folder
 
 

@@ -22,6 +22,7 @@ from PIL import Image
 from published_weights import published
 from rich.console import Console
 from safetensors.torch import save_file
+from small import random_backbone
 
 import analysis
 import backbones
@@ -74,6 +75,27 @@ def deadline(seconds=20):
         signal.signal(signal.SIGALRM, before)
 
 
+class Memory:
+    """Peak of resident memory from here on, in MB (Linux; 0 elsewhere)."""
+
+    def __enter__(self):
+        self.start = self._read("VmRSS")
+        if self.start:
+            Path("/proc/self/clear_refs").write_text("5")  # starts the peak anew
+        return self
+
+    def __exit__(self, *error):
+        self.grown = self._read("VmHWM") - self.start
+
+    @staticmethod
+    def _read(key):
+        try:
+            lines = Path("/proc/self/status").read_text().splitlines()
+        except OSError:
+            return 0
+        return int(next(line.split()[1] for line in lines if line.startswith(key))) // 1024
+
+
 def pickles(marker):
     """Return one harmful file content for each format that can carry a pickle."""
     bomb = Bomb(marker)
@@ -124,8 +146,7 @@ def each(*reads):
 
 
 def _model():
-    with torch.random.fork_rng(devices=[]):
-        return backbones.create("dit", "T/2", depth=2, width=16, heads=2, input_size=8, in_channels=1, num_classes=3)
+    return random_backbone("dit", depth=2, input_size=8, in_channels=1, num_classes=3)
 
 
 def _config():
@@ -243,14 +264,12 @@ def make_images(folder):
 def read_batch(folder):
     images = Images(folder / "batch.npz")
     images.labels()
-    for _ in images.batches(range(min(images.n, 64))):
-        pass
+    list(images.batches(range(min(images.n, 64))))
 
 
 def read_pictures(folder):
     images = Images(folder / "pictures")
-    for _ in images.batches(range(images.n)):
-        pass
+    list(images.batches(range(images.n)))
 
 
 def make_samples(folder):
@@ -261,8 +280,7 @@ def make_samples(folder):
 
 
 def read_samples(folder):
-    for _ in read_shards(folder):
-        pass
+    list(read_shards(folder))
 
 
 def make_similarity(folder):

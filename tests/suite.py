@@ -44,11 +44,6 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     return hydra.compose(list(overrides))
 
 
-def name_of(overrides: Sequence[str]) -> str:
-    """Return the name of the run that a command line is of."""
-    return hydra.load(overrides).name
-
-
 def write_tables(runs: Path, names: Sequence[str], folder: Path) -> None:
     """Write tables of a folder of runs as `folder/NAME.csv`, as `python -m analysis tables` does."""
     assert analysis_command.main(["tables", str(runs), "--out", str(folder), "--all", "--only", *names]) == 0

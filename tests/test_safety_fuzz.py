@@ -14,7 +14,6 @@ import shutil
 import struct
 import tarfile
 import zipfile
-from pathlib import Path
 
 import hostile
 import numpy as np
@@ -48,31 +47,10 @@ def few(count):
     )
 
 
-class Memory:
-    """Peak of resident memory from here on, in MB (Linux; 0 elsewhere)."""
-
-    def __enter__(self):
-        self.start = self._read("VmRSS")
-        if self.start:
-            Path("/proc/self/clear_refs").write_text("5")  # starts the peak anew
-        return self
-
-    def __exit__(self, *error):
-        self.grown = self._read("VmHWM") - self.start
-
-    @staticmethod
-    def _read(key):
-        try:
-            lines = Path("/proc/self/status").read_text().splitlines()
-        except OSError:
-            return 0
-        return int(next(line.split()[1] for line in lines if line.startswith(key))) // 1024
-
-
 def answers(read, *words):
     """Call a reader: it returns or says one sentence, in time and within the bound."""
     message = None
-    with Memory() as memory, hostile.deadline(20):
+    with hostile.Memory() as memory, hostile.deadline(20):
         try:
             read(*words)
         except UserError as error:
@@ -83,7 +61,7 @@ def answers(read, *words):
 
 
 def test_the_bound_is_seen():
-    with Memory() as memory:
+    with hostile.Memory() as memory:
         # Mapped anew: what the C library has kept of earlier tests would not be seen to grow.
         block = mmap.mmap(-1, 2**29)
         block[:: mmap.PAGESIZE] = b"1" * (2**29 // mmap.PAGESIZE)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from analysis import tables
 from analysis.comparison.results import Results
+from analysis.comparison.study_tables import KINDS
 from analysis.errors import AnalysisError
 from analysis.reports import findings, studies
 from analysis.reports.machines import machine_lines
@@ -28,7 +29,7 @@ from analysis.runs.archives import PUBLISHED, unpack
 from analysis.tables.table import NOT_RUN, Row, Table, markdown, markdown_escape
 from experiments.runtime.errors import ROOT
 
-_OPENING = rf"(<!-- ((?:table|finding|facts|{'|'.join(studies.KINDS)})\b[^>]*?) -->\n)"
+_OPENING = rf"(<!-- ((?:table|finding|facts|{'|'.join(KINDS)})\b[^>]*?) -->\n)"
 _NOT_YET = "No finished run of this study is published yet (`{}` does not exist).\n"
 _BLOCK = re.compile(_OPENING + r".*?(<!-- end -->)", re.DOTALL)
 
@@ -65,12 +66,12 @@ def _block(request: str, results: Results) -> str:
     for argument in arguments:
         if argument.startswith("of="):
             name = argument.removeprefix("of=")
-            if kind in studies.KINDS and not (ROOT / name).is_file():
+            if kind in KINDS and not (ROOT / name).is_file():
                 return _NOT_YET.format(name)
             source = archived(ROOT / name)
         else:
             options.append(argument)
-    if kind in studies.KINDS:
+    if kind in KINDS:
         return studies.block(kind, source, options)
     if kind == "facts":
         # The name of a machine or a commit may hold anything.

@@ -17,19 +17,19 @@ again), and the runs of the study resume.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import torch
 from annotated_types import Ge, Gt, Le
 
@@ -140,13 +140,12 @@ def devices() -> list[dict[str, Any]]:
     return properties
 
 
-def _end_group(process_id: int, kill: bool) -> None:
-    """End a process and those that it started; on Windows, which has no groups, it alone."""
-    number = getattr(signal, "SIGKILL", signal.SIGTERM) if kill else signal.SIGTERM
-    if hasattr(os, "killpg"):
-        os.killpg(process_id, number)
-    else:
-        os.kill(process_id, number)
+def _end_tree(process_id: int, end: Callable[[psutil.Process], None]) -> None:
+    """End a process and those that it started, by `psutil.Process.terminate` or `kill`."""
+    parent = psutil.Process(process_id)
+    for process in (*parent.children(recursive=True), parent):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            end(process)
 
 
 def run(words: Sequence[str], seconds: float) -> dict[str, Any]:
@@ -172,10 +171,10 @@ def run(words: Sequence[str], seconds: float) -> dict[str, Any]:
             try:
                 texts = process.communicate(timeout=STOP_S)
             except subprocess.TimeoutExpired:
-                _end_group(process.pid, kill=True)
+                _end_tree(process.pid, psutil.Process.kill)
                 texts = process.communicate()
     except BaseException:  # Ctrl-C reaches this process alone
-        _end_group(process.pid, kill=False)
+        _end_tree(process.pid, psutil.Process.terminate)
         raise
     output = "\n".join(texts).strip().splitlines()[-LINES:]
     print("\n".join(output), flush=True)

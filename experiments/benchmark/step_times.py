@@ -84,32 +84,28 @@ class Step:
     """One variant of the real training step, ready to run: call it for one step."""
 
     def __init__(self, case: Case, o: BenchOptions, device: torch.device) -> None:
-        route, none = str(case.route), {"name": "none"}
-        config = Config(
-            seed=0, scale="bench", size=case.size, route=route, task="class",
-            backbone={"name": case.backbone, "depth": o.depth}, data={"name": "latents"},
-            objective={"name": "flow"}, sampler=none, guidance=none, eval=none,
-        )  # fmt: skip
-        routing = dataclasses.replace(
-            config.routing, selection=o.selection, fp32_after=o.fp32_after
-        )
-        train = dataclasses.replace(
-            config.train,
-            batch=o.batch, clip=1.0, precision=o.precision, compile=o.compile, graphs=o.graphs,
-        )  # fmt: skip
-        config = dataclasses.replace(config, routing=routing, train=train)
+        train = {
+            "batch": o.batch, "clip": 1.0, "precision": o.precision, "compile": o.compile,
+            "graphs": o.graphs,
+        }  # fmt: skip
+        config = Config.from_dict({
+            "size": case.size, "route": str(case.route), "train": train,
+            "routing": {"selection": o.selection, "fp32_after": o.fp32_after},
+            "backbone": {"name": case.backbone, "depth": o.depth}, "data": {"name": "latents"},
+            "objective": {"name": "flow"}, "sampler": {"name": "euler"},
+            "guidance": {"name": "none"}, "eval": {"name": "none"},
+        })  # fmt: skip
         data = RandomLatents(case.side, o.batch, device)
         # The attributes of an `accelerate.Accelerator` that a step uses.
         accelerator = SimpleNamespace(device=device, num_processes=1, process_index=0)
         self.training_step = build_step(config, accelerator, data)
         self.model, self.state = self.training_step.model, self.training_step.state
         self.params, self.ema = self.state.params, self.state.ema
-        self.rows = torch.arange(o.batch)
         open_gates(self.model)
 
     def loss(self) -> Tensor:
         """Sample noise and times, and run the forward pass."""
-        return self.training_step.loss(self.rows)
+        return self.training_step.loss(next(self.training_step.micro_batches()))
 
     def __call__(self) -> None:
         """Take one step."""

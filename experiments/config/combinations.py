@@ -10,7 +10,7 @@ from backbones.sizes import AlignOptions, parse_size
 from backbones.validation import OptionError, validate_value
 from experiments.config import groups
 from experiments.config.run_options import RunOptions
-from experiments.data.registry import describe
+from experiments.data.registry import parse
 from experiments.options.training import ENCODERS, SELF_ENCODER
 from experiments.runtime.nested import flatten
 from routing.errors import require
@@ -50,7 +50,7 @@ def check_combinations(options: RunOptions) -> None:
 
 def _patch_grid(options: RunOptions) -> tuple[int, int]:
     """Return the patches (H, W) of the data, whose sides the patch has to divide."""
-    _, height, width = describe(options.data)["shape"]
+    _, height, width = parse(options.data).actual_shape()
     patch = parse_size(options.size).patch
     patches = [side for side in range(1, height + 1) if height % side == width % side == 0]
     letter, closest = options.size.partition("/")[0], max(p for p in patches if p <= patch)

@@ -18,7 +18,7 @@ from experiments.config.groups import CONF, GROUPS
 from experiments.config.parent import parent_digest
 from experiments.config.removed_keys import without_removed_words
 from experiments.config.schema import Config
-from experiments.data.registry import OWN_PICTURES, describe, evaluation_preset, options_class
+from experiments.data.registry import OWN_PICTURES, evaluation_preset, options_class
 from experiments.options.evaluation import EvalOptions
 from experiments.options.roles import ConfigError, config_defaults
 from experiments.runtime.nested import flatten
@@ -66,7 +66,6 @@ def load(overrides: Sequence[str] = ()) -> Config:
     if config.init:
         # Only where a run is about to start: a saved configuration may outlive its parent.
         parent_digest(config.init)
-    describe(config.data)  # refuses latents that are not of data.shape
     return config
 
 

@@ -90,6 +90,10 @@ class DataOptions:
     location_keys: ClassVar[tuple[str, ...]] = ()
     source: ClassVar[str] = ""  # origin and licence; exported with the weights
 
+    def actual_shape(self) -> tuple[int, int, int]:
+        """Return (C, H, W) of one sample: `sample_shape`, unless the files say otherwise."""
+        return self.sample_shape
+
     def describe(self) -> dict[str, Any]:
         """Return name, shape, number of classes and caption shape of the data.
 
@@ -98,7 +102,7 @@ class DataOptions:
         """
         return {
             "name": self.name,
-            "shape": list(self.sample_shape),
+            "shape": list(self.actual_shape()),
             "num_classes": self.class_count,
             "text": list(self.caption_shape) if self.caption_shape else None,
         }

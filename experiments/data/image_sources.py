@@ -49,7 +49,7 @@ class FolderSource(ImageSource):
     """Images in one folder per class, in EDM's layout, or all in one folder without classes."""
 
     def __init__(self, root: Path, images: list[Path], captions: Path | None) -> None:
-        self._images = images
+        self._root = root
         self.count = len(images)
         self._names = [path.relative_to(root).as_posix() for path in images]
         self.labels: list[int | None] = [None] * self.count
@@ -58,7 +58,7 @@ class FolderSource(ImageSource):
         if captions is not None:
             self._assign_captions(captions)
         else:
-            self._assign_labels(root)
+            self._assign_labels()
         content: list[Any] = [self._names, self._captions]
         # Included only where they differ from the folders in alphabetical order, so that
         # preparations begun by an older version can be continued.
@@ -83,25 +83,24 @@ class FolderSource(ImageSource):
                 f"{path} has no caption for {missing[0]} (images without a caption: {len(missing)})"
             )
 
-    def _assign_labels(self, root: Path) -> None:
-        labels = edm_labels(root / LABEL_FILE, self._names)
+    def _assign_labels(self) -> None:
+        path = self._root / LABEL_FILE
+        labels = edm_labels(path, self._names)
         if labels is not None:
-            self.label_file, self.labels = root / LABEL_FILE, labels
+            self.label_file, self.labels = path, labels
         elif any("/" in name for name in self._names):
-            self.classes, self.labels = class_of_each(root, self._names)
+            self.classes, self.labels = class_of_each(self._root, self._names)
         self.labelled = self.labels[0] is not None
 
     def read(self, start: int, stop: int) -> Iterator[RawImage]:
         """Yield images `start..stop-1`."""
         for index in range(start, stop):
-            content, reason = None, ""
+            name, content, reason = self._names[index], None, ""
             try:
-                content = self._images[index].read_bytes()
+                content = (self._root / name).read_bytes()
             except OSError as error:
                 reason = str(error.strerror)
-            yield RawImage(
-                self._names[index], content, self.labels[index], self._captions[index], reason
-            )
+            yield RawImage(name, content, self.labels[index], self._captions[index], reason)
 
 
 def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt
 
 from experiments.data.data_options import DataOptions, ShapeError, require
-from experiments.data.latent_manifest import MANIFEST, Manifest, store_layout, stored_shape
+from experiments.data.latent_manifest import MANIFEST, Manifest, Shape, store_layout, stored_shape
 from experiments.runtime.files import sha256, visible_files
 from routing.options import OMITTED_AT_DEFAULT
 
@@ -112,10 +112,33 @@ class LatentsOptions(DataOptions):
     def _folder(self) -> Path:
         return Path(str(self.path)).expanduser()
 
-    def _manifest(self) -> Manifest | None:
-        """Return the manifest of a prepared store; None for another layout or without a store."""
-        folder = self._folder
-        return Manifest.read(folder)[0] if (folder / MANIFEST).exists() else None
+    def _headers(self) -> tuple[Manifest | None, Shape | None]:
+        """Return the manifest of a prepared store, and the shape of the latents of any store.
+
+        Both are None for a missing or damaged store: opening the data set reports what is wrong.
+        """
+        with suppress(Exception):
+            if (self._folder / MANIFEST).exists():
+                manifest = Manifest.read(self._folder)[0]
+                return manifest, manifest.shape
+            return None, stored_shape(self._folder, self.kind)[1]
+        return None, None
+
+    def actual_shape(self) -> Shape:
+        """Return the shape in the store's headers; without a store `shape`, or ImageNet-256's.
+
+        Raises:
+            ShapeError: The shape of the latents differs from `data.shape`.
+        """
+        _, stored = self._headers()
+        expected = self.shape or stored or self.sample_shape
+        if stored and stored != expected:
+            raise ShapeError(
+                f"data.shape={list(expected)}: the latents in {self.path} are {_by(stored)}; "
+                f"expected latents of {_by(expected)} in data.path (VA-VAE f16d32 makes 32x16x16 "
+                "of 256x256 pixels)"
+            )
+        return expected
 
     def describe(self) -> dict[str, Any]:
         """Return the description in the store's headers, or that of ImageNet-256 without a store.
@@ -124,22 +147,7 @@ class LatentsOptions(DataOptions):
             ShapeError: The shape of the latents differs from `data.shape`.
         """
         description = super().describe()
-        manifest: Manifest | None = None
-        actual_shape: list[int] | None = None
-        # Opening the data set reports what is wrong with a missing or damaged store.
-        with suppress(Exception):
-            manifest = self._manifest()
-            stored = manifest.shape if manifest else stored_shape(self._folder, self.kind)[1]
-            actual_shape = list(stored)
-        shape = list(self.shape or actual_shape or description["shape"])
-        if actual_shape and actual_shape != shape:
-            actual_text, expected_text = _by(actual_shape), _by(shape)
-            raise ShapeError(
-                f"data.shape={shape}: the latents in {self.path} are {actual_text}; expected "
-                f"latents of {expected_text} in data.path (VA-VAE f16d32 makes 32x16x16 of 256x256 "
-                "pixels)"
-            )
-        description["shape"] = shape
+        manifest, _ = self._headers()
         if manifest:
             description["num_classes"] = len(manifest.classes)
             description["text"] = list(manifest.text.shape)[1:] if manifest.text else None
@@ -178,8 +186,8 @@ class LatentsOptions(DataOptions):
 
     def undecodable_reason(self) -> str:
         """Return why latents cannot be decoded here; empty if they can (imports torch)."""
-        manifest = self._manifest()
-        vae = self.vae_of(manifest.vae if manifest else None, self.describe()["shape"][0])
+        manifest, _ = self._headers()
+        vae = self.vae_of(manifest.vae if manifest else None, self.actual_shape()[0])
         return str(pkgutil.resolve_name("experiments.data.encoders:unavailable_reason")(vae))
 
     def fingerprint(self) -> str:
@@ -199,6 +207,6 @@ class LatentsOptions(DataOptions):
         return digest.hexdigest()[:16]
 
 
-def _by(shape: list[int]) -> str:
+def _by(shape: Shape) -> str:
     """Format a shape as 4x32x32."""
     return "x".join(map(str, shape))

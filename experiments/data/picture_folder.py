@@ -6,6 +6,7 @@ files are treated as `experiments/prepare.py` treats them.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -78,8 +79,9 @@ class FolderOptions(SplitOptions):
         object.__setattr__(self, "sample_shape", (self.channels, self.size, self.size))
         object.__setattr__(self, "mirrored", self.flip == "mirror")
 
-    def open_splits(self) -> FolderSplits:
-        """List the pictures and their classes.
+    @functools.cached_property
+    def splits(self) -> FolderSplits:
+        """The pictures and their classes, listed once for each options object.
 
         Raises:
             DataError: The folder is missing, holds fewer than two pictures or more than memory
@@ -117,7 +119,7 @@ class FolderOptions(SplitOptions):
         """
         description = super().describe()
         if self.path and Path(self.path).expanduser().is_dir():
-            description["num_classes"] = len(self.open_splits().class_names)
+            description["num_classes"] = len(self.splits.class_names)
         return description
 
     def fingerprint(self) -> str:
@@ -134,12 +136,12 @@ class FolderOptions(SplitOptions):
         return digest.hexdigest()[:16]
 
     def check_files(self) -> None:
-        """Raise `DataError` for pictures that `open_splits` refuses."""
-        self.open_splits()
+        """Raise `DataError` for pictures that `splits` refuses."""
+        _ = self.splits
 
     def contents_lines(self, task: str) -> list[str]:
         """Return the line on pictures and classes; it also counts unreadable pictures."""
-        splits = self.open_splits()
+        splits = self.splits
         if splits.test is not None:
             held_out, training = splits.test.count, splits.train.count
         else:
@@ -161,7 +163,7 @@ class FolderOptions(SplitOptions):
 
     def read(self) -> LabelledImages:
         """Decode all pictures, as uint8 (N, C, size, size) and labels (N,) of each split."""
-        splits = self.open_splits()
+        splits = self.splits
         train = _read_pictures(self, splits.train, splits.class_names)
         if splits.test is not None:
             test = _read_pictures(self, splits.test, splits.class_names)

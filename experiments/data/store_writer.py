@@ -303,7 +303,7 @@ class StoreWriter:
             name, reason = skipped[0]
             raise DataError(
                 f"none of {self.source.count} images could be read; the first, {name}: {reason}; "
-                "repair them and pass a new --out folder: this one does not read them again"
+                "repair them and give a new folder: this one does not read them again"
             )
         lowest = [record.sums.lowest for record in records if record.sums.lowest is not None]
         if lowest and min(lowest) > 0:

@@ -40,7 +40,7 @@ class TableSource(ImageSource):
         with _parquet_file(files[0]) as file:
             schema = file.schema_arrow
         listed = ", ".join(schema.names) or "none"
-        self._columns: dict[str, str | None] = {}
+        self._columns: dict[str, str] = {}  # name by role, of the roles that the tables have
         overrides = []
         for role, common_names in _COMMON_NAMES.items():
             guess = next((name for name in common_names if name in schema.names), None)
@@ -49,16 +49,16 @@ class TableSource(ImageSource):
                 name is None or name in schema.names,
                 f"{files[0]} has no column {name!r}; it has {listed}",
             )
-            self._columns[role] = name
+            if name is not None:
+                self._columns[role] = name
             if name != guess:
                 overrides.append([role, name])
         require(
-            self._columns["image"] is not None and self.count > 0,
+            "image" in self._columns and self.count > 0,
             f"{files[0]} has no images in columns {listed}; name the column with --image-column",
         )
-        self.labelled = self._columns["label"] is not None
-        self.captioned = self._columns["caption"] is not None
-        self.classes = _class_names(schema, self._columns["label"])
+        self.labelled, self.captioned = "label" in self._columns, "caption" in self._columns
+        self.classes = _class_names(schema, self._columns.get("label"))
         # With columns that differ from the guess, the same files are other data.
         sizes = [[path.name, path.stat().st_size] for path in files]
         self.fingerprint = digest_of([*sizes, *overrides])
@@ -66,21 +66,19 @@ class TableSource(ImageSource):
     def read(self, start: int, stop: int) -> Iterator[RawImage]:
         """Yield images `start..stop-1`."""
         first_row = 0
-        column_names = list(filter(None, self._columns.values()))
+        roles, names = list(self._columns), list(self._columns.values())
         for path, group, count in self._groups:
             low, high = max(start - first_row, 0), min(stop - first_row, count)
             if low < high:
                 with _parquet_file(path) as file:
-                    table = file.read_row_group(group, column_names)
+                    table = file.read_row_group(group, names).select(names).rename_columns(roles)
                 rows = table.slice(low, high - low).to_pylist()
                 for number, row in enumerate(rows, first_row + low):
                     yield self._raw(row, f"{path.name}: row {number}")
             first_row += count
 
     def _raw(self, row: dict[str, Any], name: str) -> RawImage:
-        image = row.get(str(self._columns["image"]))
-        label = row.get(str(self._columns["label"]))
-        caption = row.get(str(self._columns["caption"]))
+        image, label, caption = row["image"], row.get("label"), row.get("caption")
         content = image.get("bytes") if isinstance(image, dict) else image
         require(
             not self.labelled or isinstance(label, int),

@@ -10,7 +10,7 @@ from experiments.config.schema import Config
 from experiments.data.dataset import Dataset
 from experiments.runtime.processes import gather
 from experiments.training.cuda_graphs import GraphedTrainingStep, reason_against
-from experiments.training.micro_batch import choose_micro_batch_size
+from experiments.training.micro_batch import set_micro_batch_size
 from experiments.training.precision import resolve_precision
 from experiments.training.state import TrainingState
 from experiments.training.step import TrainingStep
@@ -43,7 +43,7 @@ def build_step(
         components.compile_blocks(model.stack.blocks)
         if step.alignment is not None and step.alignment.blocks is not None:
             components.compile_blocks(step.alignment.blocks)
-    step.micro_batch_size = choose_micro_batch_size(step)
+    set_micro_batch_size(step)
     return step
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,7 +18,9 @@ class Diverged(UserError):
     """Too many steps in a row with a non-finite loss or gradient."""
 
 
-def roll_back(step: TrainingStep, bad_streak: int, checkpoint: Path | None) -> None:
+def roll_back(
+    step: TrainingStep, bad_streak: int, checkpoint: Path | None, say: Callable[[str], None]
+) -> None:
     """Return to the checkpoint before the last `bad_streak` steps, which were not finite.
 
     Later files of the run are deleted. Every process calls this; all of them wait for the first.
@@ -26,7 +29,7 @@ def roll_back(step: TrainingStep, bad_streak: int, checkpoint: Path | None) -> N
         Diverged: No roll-back is left (`train.rollback`), or there is no checkpoint.
     """
     config, state = step.config, step.state
-    rollbacks = state.rollbacks + 1
+    bad_step, rollbacks = state.step, state.rollbacks + 1
     if rollbacks > config.train.rollback or checkpoint is None:
         raise diverged(step, bad_streak, checkpoint)
     state.load(checkpoint, config.hashed())
@@ -38,6 +41,10 @@ def roll_back(step: TrainingStep, bad_streak: int, checkpoint: Path | None) -> N
     if step.accelerator.is_main_process:
         forget_after(config.folder, state.step)
     step.accelerator.wait_for_everyone()
+    say(
+        f"{bad_streak} non-finite steps up to {bad_step}: back to step {state.step} with other "
+        "random numbers"
+    )
 
 
 def forget_after(folder: Path, step: int) -> None:

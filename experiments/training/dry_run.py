@@ -7,10 +7,8 @@ from typing import Any
 
 import yaml
 
-from backbones.cost import Cost
 from experiments.config.model import banner_lines, model_arguments, run_cost
 from experiments.config.schema import Config
-from experiments.data.registry import describe, parse
 from experiments.preflight import check_ready
 from experiments.runtime.console import Console, big, loading
 from experiments.runtime.memory import check_fits, memory_line, visible_gpus
@@ -40,12 +38,16 @@ def dry_run(config: Config) -> None:
     With `dry=full` the model is built, its kernels are named and a step is timed, and the whole
     configuration follows.
     """
-    info = describe(config.data)
+    on_gpu = bool(visible_gpus())
+    data = check_ready(config, process_group().world_size, on_gpu)
+    data.check_contents(config.task)
+    info = data.describe()
     arguments = model_arguments(config, info)
     cost = run_cost(config, arguments)
     train = config.train
     samples = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
-    _check(config, cost, samples)
+    least = 1 if train.micro_batch == "auto" else samples
+    check_fits(cost, 0 if on_gpu else least)
     model = None
     precision: str = train.precision
     if config.dry == "full" or precision == "auto":
@@ -58,7 +60,7 @@ def dry_run(config: Config) -> None:
     state = "exists: it would be resumed, or has finished" if config.folder.exists() else "new"
     lines = [
         *banner_lines(config, cost, model.describe() if model else []),
-        *parse(config.data).contents_lines(config.task),
+        *data.contents_lines(config.task),
         f"{_training_line(config, info)}, {precision}",
     ]
     if train.optimizer == "muon":
@@ -78,15 +80,6 @@ def dry_run(config: Config) -> None:
     console.say("\n".join(lines))
     if model is None:
         console.say("dry=full adds the whole configuration, the kernels and a timed step")
-
-
-def _check(config: Config, cost: Cost, samples: int) -> None:
-    """Refuse what the run would refuse."""
-    on_gpu = bool(visible_gpus())
-    check_ready(config, process_group().world_size, on_gpu)
-    parse(config.data).check_contents(config.task)
-    least = 1 if config.train.micro_batch == "auto" else samples
-    check_fits(cost, 0 if on_gpu else least)
 
 
 def _training_line(config: Config, info: dict[str, Any]) -> str:

@@ -13,8 +13,8 @@ from experiments.runtime import run_folder, signals
 from experiments.runtime.checkpoint_files import newest
 from experiments.runtime.console import Console, Progress
 from experiments.runtime.errors import Interrupted
-from experiments.training import divergence
 from experiments.training.build import build_step
+from experiments.training.divergence import roll_back
 from experiments.training.metrics import MetricsLog
 from experiments.training.run_evaluation import Evaluation
 
@@ -120,7 +120,9 @@ class Trainer:
         """
         averages = self.metrics.take_averages()
         if averages.bad_streak > self.config.train.max_bad_steps:
-            self.roll_back(averages.bad_streak)
+            # Bad steps change no weights, but the steps before them may have caused them.
+            checkpoint = self.newest_checkpoint(self.state.step - averages.bad_streak)
+            roll_back(self.training_step, averages.bad_streak, checkpoint, self.console.say)
             return
         step_seconds = progress.seconds_per_step(self.state.step)
         seconds_per_mac = step_seconds * self.state.step / max(self.state.macs, 1.0)
@@ -152,22 +154,6 @@ class Trainer:
         with self.accelerator.main_process_first():
             # The first process sets damaged checkpoints aside before the others look.
             return newest(self.folder, self.console.say, up_to)
-
-    def roll_back(self, bad_streak: int) -> None:
-        """Return to the checkpoint before the last `bad_streak` steps, which were not finite.
-
-        Raises:
-            Diverged: No roll-back is left (`train.rollback`), or no checkpoint.
-        """
-        self.accelerator.wait_for_everyone()
-        bad_step = self.state.step
-        # Bad steps change no weights, but the steps before them may have caused them.
-        checkpoint = self.newest_checkpoint(bad_step - bad_streak)
-        divergence.roll_back(self.training_step, bad_streak, checkpoint)
-        self.console.say(
-            f"{bad_streak} non-finite steps up to {bad_step}: back to step {self.state.step} with "
-            "other random numbers"
-        )
 
     def check_folder(self) -> None:
         """Refuse to write to a run folder that was deleted, renamed or replaced.

@@ -11,25 +11,26 @@ from experiments.runtime.processes import gather
 from experiments.training.step import TrainingStep
 
 
-def choose_micro_batch_size(step: TrainingStep) -> int:
-    """Return `train.micro_batch`, or with `auto` the largest size that fits on all processes.
+def set_micro_batch_size(step: TrainingStep) -> None:
+    """Set `train.micro_batch`, or with `auto` the largest size that fits on all processes.
 
     Raises:
         MemoryLimit: Not even one sample fits.
     """
     option = step.config.train.micro_batch
+    step.micro_batch_size = step.local_batch
     if option != "auto":
-        return min(step.local_batch, int(option or step.local_batch))
-    size = step.local_batch
-    while not all(gather(fits(step, size))):
-        if size == 1:
+        step.micro_batch_size = min(step.local_batch, int(option or step.local_batch))
+        return
+    while not all(gather(fits(step))):
+        if step.micro_batch_size == 1:
             raise memory.MemoryLimit(memory.ONE)
-        size = (size + 1) // 2
-    return size
+        step.micro_batch_size = (step.micro_batch_size + 1) // 2
 
 
-def fits(step: TrainingStep, size: int) -> bool:
-    """Return whether `size` samples fit into this process's memory at once."""
+def fits(step: TrainingStep) -> bool:
+    """Return whether a micro-batch of this size fits into this process's memory."""
+    size = step.micro_batch_size
     if step.device.type == "cpu":
         # Trying would bring the machine down with swapping: predict instead.
         return step.cost.training_bytes(size) < 0.8 * memory.available_memory()
@@ -39,7 +40,7 @@ def fits(step: TrainingStep, size: int) -> bool:
             # AdamW allocates its two moments in the first update: leave room for them.
             for parameter in step.state.params:
                 moments += [torch.empty_like(parameter), torch.empty_like(parameter)]
-            step.backward(step.loss(torch.arange(size)))
+            step.backward(step.loss(next(step.micro_batches())))
         succeeded = True
     except memory.MemoryLimit:
         succeeded = False

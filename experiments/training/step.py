@@ -35,8 +35,8 @@ class MicroBatch(NamedTuple):
     batch: Batch
     draws: Draws
     routing: Routing | None
-    share: float  # of the step's samples
-    is_last: bool  # of the step: with several processes, gradients are reduced in its pass
+    share: float = 1.0  # of the step's samples
+    is_last: bool = True  # of the step: with several processes, gradients are reduced in its pass
 
 
 class TrainingStep:
@@ -87,62 +87,54 @@ class TrainingStep:
         except (RuntimeError, MemoryError) as error:
             memory.explain(error, self.micro_batch_size)
 
+    def set_learning_rate(self) -> None:
+        """Set the learning rate for this step: a linear warm-up, then constant or a cosine."""
+        train, step = self.config.train, self.state.step
+        for optimizer in self.state.optimizers:
+            for group in optimizer.param_groups:
+                rate = group["peak_lr"]
+                if train.warmup:
+                    rate *= min(1.0, (step + 1) / train.warmup)
+                if train.schedule == "cosine":
+                    rate *= 0.5 * (1 + math.cos(math.pi * step / train.steps))
+                if isinstance(group["lr"], Tensor):  # where a CUDA graph reads it
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+
     def micro_batches(self) -> Iterator[MicroBatch]:
-        """Make the micro-batches of this step, one at a time."""
-        prefetched = None if self.prefetched is None else next(self.prefetched)
+        """Split this process's batch of the step into micro-batches."""
+        # Rows stay on the CPU: reading them from a GPU would wait for its work.
+        rows = torch.arange(self.first_row, self.first_row + self.local_batch)
+        if self.prefetched is None:
+            batch = self.dataset.batch(self.samples(self.state.step, rows), self.draws(rows))
+        else:
+            batch = next(self.prefetched)
+        route = self.route()
         for start in range(0, self.local_batch, self.micro_batch_size):
             end = min(self.local_batch, start + self.micro_batch_size)
-            rows = torch.arange(self.first_row + start, self.first_row + end)
-            draws = self.draws(rows)
-            if prefetched is None:
-                batch = self.read_batch(rows, draws)
-            else:
-                batch = prefetched.rows(start, end)
-            share = (end - start) / self.local_batch
-            is_last = end == self.local_batch
-            yield MicroBatch(batch, draws, self.step_routing(draws), share, is_last)
+            draws = self.draws(rows[start:end])
+            routing = Routing(route, self.config.routing, draws) if route else None
+            share, is_last = (end - start) / self.local_batch, end == self.local_batch
+            yield MicroBatch(batch.rows(start, end), draws, routing, share, is_last)
 
     def train_on(self, micro_batches: Iterable[MicroBatch]) -> None:
         """Accumulate the gradients of micro-batches and apply them."""
         total_loss = torch.zeros((), device=self.device)
         for micro_batch in micro_batches:
             with contextlib.nullcontext() if micro_batch.is_last else self.no_sync():
-                loss = self.batch_loss(micro_batch.batch, micro_batch.draws, micro_batch.routing)
-                loss = loss * micro_batch.share
+                loss = self.loss(micro_batch) * micro_batch.share
                 self.backward(loss)
             total_loss += loss.detach()
         self.update(total_loss)
 
-    def release(self) -> None:
-        """Free the memory that only steps need (CUDA graphs), before an evaluation."""
+    def loss(self, micro_batch: MicroBatch) -> Tensor:
+        """Return the mean loss of a micro-batch.
 
-    def loss(self, rows: Tensor) -> Tensor:
-        """Return the mean loss of some rows of the global batch."""
-        draws = self.draws(rows)
-        return self.batch_loss(self.read_batch(rows, draws), draws, self.step_routing(draws))
-
-    def read_batch(self, rows: Tensor, draws: Draws) -> Batch:
-        """Return the data of some rows of the global batch.
-
-        Rows and sample numbers stay on the CPU: reading them from a GPU would wait for its work.
+        The streams `sigma`, `noise`, `drop` and `teacher` of its random numbers are used here, the
+        model uses the rest.
         """
-        return self.dataset.batch(self.samples(self.state.step, rows), draws)
-
-    def route(self) -> Route:
-        """Return the route of this step; it is `none` for a dense one."""
-        return self.config.route_schedule.at(self.state.step / self.config.train.steps)
-
-    def step_routing(self, draws: Draws) -> Routing | None:
-        """Return the routing of this step for the samples of `draws`; None for a dense step."""
-        route = self.route()
-        return Routing(route, self.config.routing, draws) if route else None
-
-    def batch_loss(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:
-        """Return the mean loss of a batch under these random numbers and routes.
-
-        The streams `sigma`, `noise`, `drop` and `teacher` of `draws` are used here, the model uses
-        the rest.
-        """
+        batch, draws, routing, *_ = micro_batch
         train, model = self.config.train, self.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             dropped = draws.uniform("drop", 1)[:, 0] < train.label_drop
@@ -183,7 +175,9 @@ class TrainingStep:
             optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
             optimizer.step()  # changes nothing where `found_inf` is 1
             optimizer.zero_grad(set_to_none=True)
-        self.update_ema()
+        # Without no_grad the EMA would carry an autograd history that grows by 25 KB a step.
+        with torch.no_grad():
+            torch._foreach_lerp_(state.ema, state.params, 1 - self.config.train.ema)
         tally = state.tally
         tally.loss += torch.where(bad, 0.0, loss)
         tally.grad_norm += torch.where(bad, 0.0, grad_norm)
@@ -191,35 +185,11 @@ class TrainingStep:
         tally.bad_steps += bad
         tally.bad_streak.add_(1).mul_(bad)
 
-    @torch.no_grad()
-    def update_ema(self) -> None:
-        """Move the EMA towards the weights."""
-        # Without no_grad the EMA would carry an autograd history that grows by 25 KB a step.
-        torch._foreach_lerp_(self.state.ema, self.state.params, 1 - self.config.train.ema)
-
-    def set_learning_rate(self) -> None:
-        """Set the learning rate for this step."""
-        for optimizer in self.state.optimizers:
-            for group in optimizer.param_groups:
-                rate = self.learning_rate(group["peak_lr"])
-                if isinstance(group["lr"], Tensor):  # where a CUDA graph reads it
-                    group["lr"].fill_(rate)
-                else:
-                    group["lr"] = rate
-
-    def learning_rate(self, peak: float) -> float:
-        """Return the learning rate for this step of a group with this peak."""
-        train, step = self.config.train, self.state.step
-        rate = peak * min(1.0, (step + 1) / train.warmup) if train.warmup else peak
-        if train.schedule == "cosine":
-            rate *= 0.5 * (1 + math.cos(math.pi * step / train.steps))
-        return rate
-
     # --- randomness, data, processes -------------------------------------------------------------
 
-    def wrap_model(self) -> Any:
-        """Return the model, with several processes in DDP."""
-        return self.accelerator.prepare_model(self.model) if self.distributed else self.model
+    def route(self) -> Route:
+        """Return the route of this step; it is `none` for a dense one."""
+        return self.config.route_schedule.at(self.state.step / self.config.train.steps)
 
     def draws(self, rows: Tensor, step: int | None = None) -> Draws:
         """Return the random numbers of a step (default: this one) for rows of the global batch."""
@@ -253,6 +223,13 @@ class TrainingStep:
             + self.accelerator.process_index
         )
 
+    def wrap_model(self) -> Any:
+        """Return the model, with several processes in DDP."""
+        return self.accelerator.prepare_model(self.model) if self.distributed else self.model
+
     def no_sync(self) -> Any:
         """Return a context in which gradients are not reduced over processes."""
         return self.accelerator.no_sync(self.net) if self.distributed else contextlib.nullcontext()
+
+    def release(self) -> None:
+        """Free the memory that only steps need (CUDA graphs), before an evaluation."""

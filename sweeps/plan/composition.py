@@ -17,7 +17,6 @@ from experiments.config import compose as composition
 from experiments.config import names as group_names
 from experiments.config.parent import parent_digest
 from experiments.data.data_options import ShapeError
-from experiments.data.registry import describe
 from experiments.runtime.nested import flatten
 from routing.errors import UserError
 from routing.route import RouteFitError
@@ -43,7 +42,6 @@ def load_config(overrides: Sequence[str]) -> Config:
     config = Config.from_dict(values)
     if config.init:
         parent_digest(config.init)
-    describe(config.data)  # refuses latents that are not of data.shape
     return config
 
 

@@ -38,13 +38,6 @@ def test_what_this_machine_cannot_do_is_said(capsys, monkeypatch):
     assert run_command(bench.main, ["graphs=true"]) == 2
 
 
-def test_a_build_of_the_cpu_kernels_is_announced(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(bench_report.native, "start_build", lambda report: report("building the CPU kernels ..."))
-    monkeypatch.setattr(bench_report, "PARTS", {})
-    assert run_command(bench.main, ["device=cpu", "parts=loop", f"out={tmp_path / 'figures.json'}"]) == 0
-    assert "building the CPU kernels ..." in capsys.readouterr().out
-
-
 # --- arithmetic
 
 
@@ -107,16 +100,14 @@ def test_the_plain_model_is_a_dit_of_the_same_size_that_routes_the_same_share():
     assert sum(p.numel() for p in ours.params) == sum(p.numel() for p in step.params)
 
 
-def test_a_step_moves_every_weight_and_the_average():
-    for name, route in (("dit", "1-2"), ("mamba", "none"), ("rwkv", "1-2"), ("plain", "1-2")):
-        step = make_step(Case(name, "T/2", 16, Route.parse(route), 0.5), BenchOptions(depth=4, batch=2), CPU)
-        before = [p.detach().clone() for p in step.params]
-        step()
-        step()
-        assert not any(torch.equal(p, b) for p, b in zip(step.params, before, strict=True)), name
-        # An average of 1e-4 of a step of 1e-4 is below float32's grain where weights are near 1.
-        changed = sum(not torch.equal(a, b) for a, b in zip(step.ema, before, strict=True))
-        assert changed > len(before) / 2, name
+@pytest.mark.parametrize("name", ["dit", "plain"])
+def test_a_step_moves_every_weight_and_the_average(name):
+    step = make_step(Case(name, "T/2", 16, Route.parse("1-2"), 0.5), BenchOptions(depth=4, batch=2), CPU)
+    before = [p.detach().clone() for p in step.params]
+    step(), step()
+    assert not any(torch.equal(p, b) for p, b in zip(step.params, before, strict=True))
+    # An average of 1e-4 of a step of 1e-4 is below float32's grain where weights are near 1.
+    assert sum(not torch.equal(a, b) for a, b in zip(step.ema, before, strict=True)) > len(before) / 2
 
 
 def test_the_plain_step_is_a_variant_of_dit_alone_and_compared_within_rounds(monkeypatch):

@@ -1,12 +1,13 @@
 """`make gpu`: refuses without a GPU; with a (fake) one it writes a whole page, failures included."""
 
-import json
 import time
 
 import pytest
 import torch
 
 from experiments.benchmark import gpu_report
+from experiments.benchmark.bench_options import BenchOptions, parse
+from experiments.config.compose import load
 from experiments.runtime.command import run_command
 
 FAKE = [{"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 * 2**30, "capability": "9.0"}]
@@ -49,28 +50,30 @@ def call(tmp_path, *words):
     return code, page, missing
 
 
-def test_each_part_has_its_commands(fake, tmp_path, monkeypatch):
-    code, page, missing = call(tmp_path, "part=1")
-    assert code == 0 and len(fake) == 7
-    assert all("size=S/2" in words for words in fake[:6]) and "pytest" in fake[6]
-    assert ["graphs=true" in words for words in fake[:6]] == [False] * 3 + [True] * 3
-    assert "gpu-1" not in missing and missing.count("gpu-2") == 9 and missing.count("gpu-3") == 12
-
-    code, page, missing = call(tmp_path, "part=2")
-    assert code == 0 and len(fake) == 7 + 9
-    assert all("graphs=true" in words and "size=S/2" not in words for words in fake[7:])
-    assert "## Steps at the smallest size, and tests" in page, "the page keeps the parts of other calls"
-    assert "gpu-1" not in missing and "gpu-2" not in missing
-
-    code, page, missing = call(tmp_path, "part=3")
-    study = [words for words in fake[16:] if "train.steps=20000" in words]
-    assert code == 0 and len(fake) == 16 + 12 and len(study) == 10
-    for seed in range(5):
-        routes = [word for words in study if f"seed={seed}" in words for word in words if word.startswith("route=")]
-        assert routes == ["route=none", "route=2-8"]
+def test_the_page_has_every_part_and_what_was_never_run(fake, tmp_path, monkeypatch):
+    counts = []
+    for part in gpu_report.PARTS:
+        code, page, missing = call(tmp_path, f"part={part}")
+        assert code == 0
+        counts.append((len(fake), *(missing.count(f"gpu-{other}") for other in gpu_report.PARTS)))
+    assert counts == [(7, 0, 9, 12), (7 + 9, 0, 0, 12), (7 + 9 + 12, 0, 0, 0)]
+    assert all(f"## {title}" in page for title in gpu_report.PARTS.values()), "those of other calls are kept"
     assert missing.strip() == "- CUDA graphs with several processes: the tests need two GPUs"
     monkeypatch.setattr(gpu_report, "devices", lambda: FAKE * 2)
     assert call(tmp_path, "part=1")[2].strip() == ""
+
+
+def test_every_planned_command_is_accepted_and_the_study_is_paired_by_seed():
+    words = [m.words for part in gpu_report.PARTS for m in gpu_report.plan(part, gpu_report.ReportOptions())]
+    studied = []
+    for script, *arguments in words:
+        if script == "experiments/bench.py":
+            parse([*arguments, "batch=1"], BenchOptions)
+        elif script == "experiments/run.py":
+            config = load(arguments)
+            studied.append((config.train.steps, config.seed, config.route))
+    pairs = [(20_000, seed, route) for seed in range(5) for route in ("none", "2-8")]
+    assert studied == [(50, 0, "none"), (50, 0, "2-8"), *pairs]
 
 
 def test_an_interrupted_part_leaves_a_whole_page_and_goes_on(fake, tmp_path, monkeypatch):
@@ -126,44 +129,6 @@ def test_a_command_is_stopped_in_time_and_its_children_too(monkeypatch):
     assert time.monotonic() - start < 30
     result = gpu_report.run(["-c", "print(1)"], 60)
     assert (result["rc"], result["stopped"], result["output"]) == (0, False, ["1"])
-
-
-def test_a_command_is_stopped_on_windows_which_has_no_process_groups(monkeypatch):
-    monkeypatch.setattr(gpu_report, "STOP_S", 0.0)
-    monkeypatch.delattr("os.killpg")
-    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
-    assert gpu_report.run(["-c", script], 3)["stopped"]
-
-
-@pytest.mark.slow
-def test_a_listed_device_gets_its_page(tmp_path, monkeypatch, capsys):
-    """The listing is fake, and the machine a CPU: a variant fails, and the page says so."""
-    tiny = ["data=digits", "eval=none", "backbone.depth=12", "train.batch=4", "sampler.steps=1"]
-    steps = ["depth=3", "tokens=16", "plain=false"]
-    variants = {"plain": [*steps, "route=1-1"], gpu_report._GRAPHS: [*steps, "route=9-9"]}
-    constants = {
-        "devices": lambda: FAKE,
-        "BACKBONES": ("dit",),
-        "_SAMPLES": ((10**6, 2),),
-        "_STEPS": ["experiments/bench.py", "parts=steps", "device=cpu", "rounds=1"],
-        "_TIMING_STEPS": 1,
-        "_TRAINING": ["experiments/run.py", *tiny],
-        "_VARIANTS": variants,
-    }
-    for name, value in constants.items():
-        monkeypatch.setattr(gpu_report, name, value)
-    code = run_command(gpu_report.main, [f"out={tmp_path}", "size=T/2", "steps=2", "pairs=1", "tests=false"])
-    page = (tmp_path / "nvidia-h100-80gb-hbm3.md").read_text()
-    calls = json.loads((tmp_path / "nvidia-h100-80gb-hbm3.json").read_text())["calls"]
-    assert code == 1 and "written:" in capsys.readouterr().out
-    plain, broken = calls["1"]["records"].values()
-    assert [row["backbone"] for row in plain["rows"]] == ["dit", "dit"]
-    assert broken["rc"] == 2 and "route=9-9" in broken["output"][-1]
-    training = [*calls["3"]["records"].values()]
-    assert len(training) == 4
-    assert all(record["rc"] == 0 and "images/s" in "".join(record["output"]) for record in training)
-    for text in ("80 GiB, compute capability 9.0", "of allowed", "dit-T/2", "failed (exit code 2)"):
-        assert text in page
 
 
 def test_the_batch_is_halved_until_it_fits(monkeypatch, tmp_path):

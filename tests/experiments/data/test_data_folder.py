@@ -10,8 +10,10 @@ from experiments import run, sample
 from experiments.config import load
 from experiments.data import DataError, create, picture_folder
 from experiments.data.data_options import contents_lines
+from experiments.data.open_source import open_source
 from experiments.data.registry import describe, fingerprint, parse
 from experiments.runtime.command import run_command
+from experiments.training.dry_run import dry_run
 from routing.rng import Draws
 
 SIDE = 8
@@ -90,9 +92,12 @@ def test_grey_and_mirrored_pictures(tmp_path):
     assert grey.shape == (1, SIDE, SIDE)
     luminance = [round(0.299 * r + 0.587 * g + 0.114 * b) for r, g, b in COLOURS.values()]  # ITU-R 601-2
     assert set(pixels_of(grey, "train")[0][:, 0, 3, 5].tolist()) == set(luminance)
-    data = create(options(root, flip="mirror"))
-    mirrored = data.batch(index, Draws(0, 3, index)).x == data.batch(index).x.flip(-1)
-    assert 10 < mirrored.flatten(1).all(1).sum() < 38
+    data, draws = create(options(root, flip="mirror")), Draws(0, 3, index)
+    plain, seen = data.batch(index).x, data.batch(index, draws).x
+    mirrored = (seen == plain.flip(-1)).flatten(1).all(1)
+    assert 10 < mirrored.sum() < 38 and torch.equal(seen[~mirrored], plain[~mirrored])
+    assert torch.equal(data.batch(index[7:9], Draws(0, 3, index[7:9])).x, seen[7:9])
+    assert torch.equal(data.batch(index[:12], draws, "test").x, data.batch(index[:12], None, "test").x)
 
 
 def test_links_are_followed_and_damaged_pictures_are_skipped_with_a_warning(tmp_path):
@@ -126,8 +131,9 @@ def test_a_folder_of_unreadable_pictures_is_a_class_without_pictures(tmp_path):
 
 def test_the_fingerprint_follows_names_and_contents(tmp_path):
     root = class_folders(tmp_path / "a")
-    name, contents = load([f"data.path={root}", "data=folder"]).name, create(options(root))
-    before = fingerprint(options(root))
+    words = [f"data.path={root}", "data=folder"]
+    config, contents = load(words), create(options(root))
+    run_folder, before = config.folder, fingerprint(options(root))
     (root / "notes.txt").write_text("not a picture")
     assert fingerprint(options(root)) == before
     copy = create(options(class_folders(tmp_path / "b")))
@@ -135,17 +141,9 @@ def test_the_fingerprint_follows_names_and_contents(tmp_path):
     assert fingerprint(options(tmp_path / "b")) == before
     picture(root / "cat/99.png")
     assert fingerprint(options(root)) != before
-    assert load([f"data.path={root}", "data=folder"]).name != name
+    assert config.folder == run_folder != load(words).folder  # a run that trains keeps its folder
     assert create(options(root)).fingerprint != contents.fingerprint
     assert fingerprint(options(tmp_path / "nowhere")) == "absent"
-
-
-def test_a_picture_added_while_a_run_trains_does_not_move_its_folder(tmp_path):
-    words = ["data=folder", f"data.path={class_folders(tmp_path)}", "data.size=8", "size=T/2"]
-    config = load(words)
-    folder = config.folder
-    picture(tmp_path / "cat" / "new.png")
-    assert config.folder == folder != load(words).folder
 
 
 def test_more_pixels_than_memory_should_hold_are_refused_unread(tmp_path, monkeypatch):
@@ -185,6 +183,19 @@ def test_counts_and_classes_are_those_of_the_pictures_and_fit_a_line(tmp_path):
     assert line.endswith("0 held out, 90 classes: class_0000, ...") and len(line) <= 80
     [line] = contents_lines({"train": 4000, "test": 1000}, list(map(str, range(10))), "class")
     assert line.endswith("1,000 held out, 10 classes")
+
+
+def test_a_dry_run_lists_the_pictures_once(tmp_path, monkeypatch):
+    folders = []
+
+    def counted(folder):
+        folders.append(folder)
+        return open_source(folder)
+
+    monkeypatch.setattr(picture_folder, "open_source", counted)
+    root = class_folders(tmp_path)
+    dry_run(load(["data=folder", f"data.path={root}", "data.size=8", "size=T/2", "dry=true"]))
+    assert folders == [root]
 
 
 @pytest.mark.slow

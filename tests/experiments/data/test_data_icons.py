@@ -2,14 +2,13 @@ import json
 import shutil
 import subprocess
 import sys
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import matplotlib
 import pytest
 import torch
 
-from experiments.data import DataError, create, icon_fonts, image_options
+from experiments.data import DataError, IconsOptions, create, icon_fonts
 
 FONT = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
 # Letters play icons: two fonts with the same drawings, variants of a name, and a brand.
@@ -18,7 +17,7 @@ LISTED = {"cup": "41", "cup-bold": "42", "cup-red-fill": "43", "key": "0x44", "k
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A package folder as qtawesome's, with fonts of one handwritten list, and a cache of its own."""
+    """The fonts of a package as qtawesome's, with one handwritten list of names."""
     fonts = tmp_path / "package" / "fonts"
     fonts.mkdir(parents=True)
     for font in ("one", "two", "acme-brands"):
@@ -26,10 +25,7 @@ def folder(tmp_path, monkeypatch):
         extra = {"logos-a": "48", "logos-b": "49"} if "brands" in font else {}
         text = json.dumps({**LISTED, **extra})
         (fonts / f"{font}-webfont-charmap-1.0.json").write_text(text)
-    spec = ModuleSpec("qtawesome", None)
-    spec.submodule_search_locations = [str(fonts.parent)]
-    monkeypatch.setattr(image_options, "find_spec", lambda name: spec)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(IconsOptions, "package_folder", lambda self: fonts.parent)
     return fonts
 
 

@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 import torch
 from data_tools import add, latents, npy, refused, write_lightning, write_store, write_tars
+from small import small
 
 from experiments.config import load as load_config
 from experiments.data import Prefetch, create
 from experiments.data.latent_options import LatentsOptions
 from experiments.training.dry_run import dry_run
+from experiments.training.session import train
 from routing.rng import Draws
 
 COUNT = 13
@@ -75,14 +77,6 @@ def test_stored_flips(tmp_path, labels):
     torch.testing.assert_close(mirrored, expected)
 
 
-def test_scale_std_uses_the_manifest(tmp_path):
-    z = latents(COUNT)
-    path = write_store(tmp_path / "s", z, mean=[1.0, 2.0, 3.0, 4.0], std=[2.0] * 4)
-    x = load(path, task="none", scale="std").batch(torch.arange(COUNT), None).x
-    mean = torch.tensor([1.0, 2, 3, 4]).view(-1, 1, 1)
-    torch.testing.assert_close(x, (torch.from_numpy(z) - mean) / 2.0 * 0.5)
-
-
 def test_held_out_samples_are_never_trained_on(tmp_path):
     z = latents(COUNT)
     path = write_store(tmp_path / "s", z)
@@ -135,19 +129,20 @@ def test_captions(tmp_path):
     data = load(path, task="text")
     index = torch.tensor([11, 2, 2, 7])
     draws = Draws(0, 0, torch.arange(4))
-    which = (draws.uniform("caption", 1)[:, 0] * 2).long()
+    caption_number = (draws.uniform("caption", 1)[:, 0] * 2).long()
     batch = data.batch(index, draws)
     assert data.text == (77, 6) and data.num_classes == 0
-    assert torch.equal(batch.text, text[index, which])
-    assert batch.captions == [captions[i][k] for i, k in zip(index, which, strict=True)]
-    asked = data.condition(index, "train")
-    assert asked.captions == [captions[i][0] for i in index]
-    assert torch.equal(asked.text, text[index, 0])
+    assert torch.equal(batch.text, text[index, caption_number])
+    assert batch.captions == [captions[i][k] for i, k in zip(index, caption_number, strict=True)]
+    condition = data.condition(index, "train")
+    assert condition.captions == [captions[i][0] for i in index]
+    assert torch.equal(condition.text, text[index, 0])
     assert data.prompts(torch.tensor([0, 12, 13])).captions == [captions[i][0] for i in (0, 12, 0)]
     held = load(path, task="text", held_out=2)
     assert len(set(held.prompts(torch.arange(50)).captions)) == 2
     refused(lambda: data.encode_text(["a dog"]), "nowhere/clip", "hf download")
     refused(lambda: load(path, task="class"), "without labels")
+    train(small(tmp_path, "data=latents", f"data.path={path}", "size=T/2", "task=text", "route=0-1"), quiet=True)
 
 
 def test_other_pixels_of_the_same_store_have_another_fingerprint(tmp_path, labels):
@@ -155,8 +150,8 @@ def test_other_pixels_of_the_same_store_have_another_fingerprint(tmp_path, label
     plain = load(path)
     assert plain.pixels_fingerprint == plain.fingerprint
     changes = ({"vae": "a"}, {"vae": "b"}, {"vae_dtype": "bfloat16"}, {"held_out": 3}, {"held_out": 4})
-    found = {load(path, **change).pixels_fingerprint for change in changes}
-    assert len(found | {plain.fingerprint}) == 6
+    fingerprints = {load(path, **change).pixels_fingerprint for change in changes}
+    assert len(fingerprints | {plain.fingerprint}) == 6
 
 
 def test_damaged_and_missing_stores_are_named(tmp_path, labels):
@@ -172,8 +167,6 @@ def test_damaged_and_missing_stores_are_named(tmp_path, labels):
     refused(lambda: load(path), "shard-00001.safetensors is missing")
     (tmp_path / "pictures" / "n01").mkdir(parents=True)
     refused(lambda: load(tmp_path / "pictures"), "found n01; from images", "prepare.py")
-    refused(lambda: load(tmp_path / "nowhere"), "is no folder")
-    refused(lambda: create({"name": "latents"}), "data.path=FOLDER")
 
 
 def test_labels_that_are_no_classes_are_named(tmp_path, labels):
@@ -348,13 +341,20 @@ def test_prefetch_gives_what_batch_gives(tmp_path, labels):
 # --- pixels ------------------------------------------------------------------------------------
 
 
-def test_without_a_vae_the_data_train_and_say_what_is_missing(tmp_path, labels):
-    data = load(write_store(tmp_path / "s", latents(COUNT), labels))
+def test_without_their_vae_latents_train_and_say_what_is_missing(tmp_path, labels, vae, capsys):
+    path = write_store(tmp_path / "s", latents(COUNT), labels)
+    data = load(path)
     assert not data.can_decode
     assert "nowhere/vae" in data.cannot_decode and "hf download" in data.cannot_decode
     refused(lambda: data.to_pixels(torch.zeros(1, 4, 8, 8)), "no pixels", "data.vae=FOLDER")
-    missing = load(write_store(tmp_path / "u", latents(3)), task="none", vae=str(tmp_path))
-    assert "config.json" in missing.cannot_decode
+    assert "config.json" in load(path, vae=str(tmp_path)).cannot_decode
+    wide = write_lightning(tmp_path / "l", latents(4, 32), latents(4, 32), [0, 1, 2, 3])
+    assert "does not say which VAE" in load(wide).cannot_decode
+    refused(lambda: load(wide, vae=str(vae)).to_pixels(torch.zeros(1, 32, 8, 8)), "has 4 channels and the latents 32")
+    words = ["data=latents", f"data.path={path}", "size=T/2", "eval=inception", "train.final_samples=true"]
+    folder = train(small(tmp_path, *words))
+    assert "no pictures and no scores in this run: the weights of nowhere/vae" in capsys.readouterr().out
+    assert not (folder / "samples/final.png").exists() and not (folder / "scores.jsonl").exists()
 
 
 def test_pixels_are_rounded_and_types_agree(tmp_path, labels, vae):
@@ -384,13 +384,6 @@ def test_scaled_foreign_latents_decode_to_the_same_pixels(tmp_path, labels, vae)
     index = torch.arange(3)
     a, b = (d.to_pixels(d.batch(index, None).x).int() for d in (scaled, raw))
     assert (a - b).abs().max() <= 1
-
-
-def test_a_vae_of_another_kind_is_named(tmp_path, vae):
-    store = write_lightning(tmp_path / "l", latents(4, 32), latents(4, 32), [0, 1, 2, 3])
-    data = load(store, vae=str(vae))
-    refused(lambda: data.to_pixels(torch.zeros(1, 32, 8, 8)), "has 4 channels and the latents 32")
-    assert "does not say which VAE" in load(store).cannot_decode
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-import importlib
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -6,10 +6,11 @@ import torch
 from data_tools import latents, write_lightning, write_store, write_tars
 
 from experiments.config import load, names
-from experiments.data import create, image_options, registry
+from experiments.data import create, registry
 from experiments.data.data_options import DataError, ShapeError
 from experiments.data.dataset import PixelSet
-from experiments.data.image_sets import LabelledImages
+from experiments.data.image_options import ImageOptions, SplitOptions
+from experiments.data.image_sets import LabelledImages, split_by_class
 from experiments.data.registry import describe, fingerprint
 
 LABELS = [k % 4 for k in range(8)]
@@ -73,25 +74,20 @@ def test_what_is_not_there_is_described(tmp_path):
     assert describe({"name": "latents", "path": str(tmp_path)})["shape"] == [4, 32, 32]
 
 
-def test_a_data_set_of_ones_own_is_one_file(tmp_path, monkeypatch):
-    """What CONTRIBUTING says, done: a file and its entry in DATA_SETS, which is described and read."""
-    (tmp_path / "blobs.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from experiments.data.image_options import SplitOptions\n"
-        "@dataclass(frozen=True)\n"
-        "class BlobsOptions(SplitOptions):\n"
-        "    name: str = 'blobs'\n"
-        "    sample_shape, class_count = (1, 8, 8), 2\n"
-        "    def read(self):\n"
-        "        import numpy as np\n"
-        "        from experiments.data.image_sets import split_by_class\n"
-        "        images = np.arange(20 * 64).reshape(20, 8, 8) % 251\n"
-        "        return split_by_class(self, images, np.arange(20) % 2, white=255)\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    options = importlib.import_module("blobs").BlobsOptions
-    monkeypatch.setitem(registry.DATA_SETS, "blobs", options)
-    assert registry.describe({"name": "blobs"})["shape"] == [1, 8, 8]
+def test_a_data_set_of_ones_own_is_one_class(monkeypatch):
+    """What CONTRIBUTING says, done: a class and its entry in DATA_SETS, which is described and read."""
+
+    @dataclass(frozen=True)
+    class BlobsOptions(SplitOptions):
+        name: str = "blobs"
+        sample_shape, class_count = (1, 8, 8), 2
+
+        def read(self):
+            images = np.arange(20 * 64).reshape(20, 8, 8) % 251
+            return split_by_class(self, images, np.arange(20) % 2, white=255)
+
+    monkeypatch.setitem(registry.DATA_SETS, "blobs", BlobsOptions)
+    assert describe({"name": "blobs"})["shape"] == [1, 8, 8]
     data = create({"name": "blobs"}, task="class")
     assert data.sizes == {"train": 16, "test": 4}
     assert sorted(data.batch(torch.arange(4), split="test").y.tolist()) == [0, 0, 1, 1]
@@ -102,7 +98,7 @@ def test_what_a_data_set_of_ones_own_reads():
     images, labels = np.arange(4 * 64, dtype=np.uint8).reshape(4, 1, 8, 8), [0, 1, 0, 1]
 
     def opened(split, read_images, read_labels):
-        class Own(image_options.ImageOptions):
+        class Own(ImageOptions):
             sample_shape, class_count = (1, 8, 8), 2
 
             def read(self):

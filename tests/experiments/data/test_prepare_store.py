@@ -3,15 +3,14 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from data_tools import add
+from data_tools import write_tars
 from PIL import Image
-from small import ROOT, two_ranks
+from small import ROOT, small, two_ranks
 
 from experiments import prepare
 from experiments.data import DataError, create
@@ -21,9 +20,11 @@ from experiments.data.open_source import open_source
 from experiments.data.raw_images import center_crop
 from experiments.runtime import console
 from experiments.runtime.locks import locked
+from experiments.training.session import train
 from routing.rng import Draws
 
 SIZE = 64
+CLASSES, LABELS = ("animals", "grey", "things"), [0, 0, 1, 1, 2, 2, 2]  # of `pictures`
 
 
 def arguments(source, out, vae, *more):
@@ -50,14 +51,14 @@ def fails(capsys, code, *words):
 def test_photographs_become_a_store_that_trains(folder, tmp_path, vae, capsys):
     out = tmp_path / "out"
     assert run(folder, out, vae, "--dtype", "float32", "--verify") == 0
-    said = capsys.readouterr()
-    assert "7 images as moments of 4x8x8, mirrored too" in said.out and "classes   3" in said.out
-    assert "images 7/7" in said.err and not list(out.glob(".*"))
+    output = capsys.readouterr()
+    assert "7 images as moments of 4x8x8, mirrored too" in output.out and "classes   3" in output.out
+    assert "images 7/7" in output.err and not list(out.glob(".*"))
     data = create({"name": "latents", "path": str(out)}, task="class")
-    assert data.size == 7 and data.class_names == ("animals", "grey", "things")
+    assert data.size == 7 and data.class_names == CLASSES
     assert data.shape == (4, 8, 8) and data.can_decode
     batch = data.batch(torch.arange(7), Draws(0, 0, torch.arange(7)))
-    assert batch.y.tolist() == [0, 0, 1, 1, 2, 2, 2]
+    assert batch.y.tolist() == LABELS
     assert data.to_pixels(batch.x).shape == (7, 3, SIZE, SIZE)
 
     # What lies there is what the autoencoder says of each picture, straight and mirrored.
@@ -73,6 +74,10 @@ def test_photographs_become_a_store_that_trains(folder, tmp_path, vae, capsys):
     torch.testing.assert_close(store.mean.double(), mean.mean((0, 2, 3)), atol=1e-4, rtol=1e-4)
     second = (mean.square() + log_variance.exp()).mean((0, 2, 3)) - mean.mean((0, 2, 3)).square()
     torch.testing.assert_close(store.std.double(), second.sqrt(), atol=1e-4, rtol=1e-4)
+
+    words = ["data=latents", f"data.path={out}", "size=T/2", "route=0-1", "train.final_samples=true"]
+    with Image.open(train(small(tmp_path, *words), quiet=True) / "samples/final.png") as grid:
+        assert min(grid.size) >= SIZE
 
 
 def test_samples_halves_and_no_flips(folder, tmp_path, vae):
@@ -105,12 +110,8 @@ def test_a_kill_loses_one_shard_and_a_rerun_continues(folder, tmp_path, vae, mon
         patch.setattr(console.Progress, "update", killed)
         with pytest.raises(Killed):
             run(folder, out, vae)
-    assert [p.name for p in sorted(out.iterdir())] == [
-        "lock",
-        "plan.json",
-        "shard-00000.json",
-        "shard-00000.safetensors",
-    ]
+    files = ["lock", "plan.json", "shard-00000.json", "shard-00000.safetensors"]
+    assert [path.name for path in sorted(out.iterdir())] == files
     # What a kill inside a write leaves behind: a temporary file, or a shard without its note.
     left = out / ".shard-00001-abcd1234.tmp.safetensors"
     left.write_bytes(b"half")
@@ -199,65 +200,43 @@ def test_a_full_disk_loses_nothing(folder, tmp_path, vae, monkeypatch, capsys):
 # --- sources -----------------------------------------------------------------------------------
 
 
-def labels(pictures):
-    classes = sorted({name.split("/")[0] for name in pictures})
-    return classes, [classes.index(name.split("/")[0]) for name in sorted(pictures)]
-
-
-def write_tar(path, pictures, **fields):
-    with tarfile.open(path, "w") as archive:
-        for i, name in enumerate(sorted(pictures)):
-            add(archive, f"{i:04d}.png", pictures[name])
-            for field, values in fields.items():
-                if values[i] is not None:
-                    add(archive, f"{i:04d}.{field}", str(values[i]).encode())
+def write_pictures(folder, pictures, labels, **texts):
+    """Write tars of encoded pictures."""
+    return write_tars(folder, list(pictures.values()), labels, field="png", encode=bytes, **texts)
 
 
 def write_table(path, pictures, **columns):
+    """Write a parquet table as the `datasets` library does, with the names of the classes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    classes, numbers = labels(pictures)
-    images = [{"bytes": pictures[name], "path": name} for name in sorted(pictures)]
-    table = pa.table({"image": images, "label": numbers, **columns})
-    info = {"info": {"features": {"label": {"names": classes, "_type": "ClassLabel"}}}}
+    images = [{"bytes": picture, "path": name} for name, picture in pictures.items()]
+    table = pa.table({"image": images, "label": LABELS[: len(images)], **columns})
+    info = {"info": {"features": {"label": {"names": CLASSES, "_type": "ClassLabel"}}}}
     table = table.replace_schema_metadata({"huggingface": json.dumps(info)})
     pq.write_table(table, path, row_group_size=2)
 
 
-@pytest.mark.parametrize("kind", ["x.tar", "x.parquet"])
-def test_tars_and_tables_give_what_the_folder_gives(folder, pictures, tmp_path, vae, kind):
-    source = tmp_path / "source"
-    source.mkdir()
-    if kind == "x.tar":
-        write_tar(source / kind, pictures, cls=labels(pictures)[1])
-    else:
-        write_table(source / kind, pictures)
-    a, b = tmp_path / "a", tmp_path / "b"
-    assert run(folder, a, vae) == run(source, b, vae) == 0
-    for shard in sorted(a.glob("shard-*.safetensors")):
-        assert (b / shard.name).read_bytes() == shard.read_bytes()
-    assert open_store(b).classes == (("0", "1", "2") if kind == "x.tar" else open_store(a).classes)
-
-
-def test_one_file_and_a_pattern(pictures, tmp_path, vae):
+def test_tars_and_tables_give_what_the_folder_gives(folder, pictures, tmp_path, vae):
+    tars = write_pictures(tmp_path / "tars", pictures, LABELS)
     write_table(tmp_path / "train-0.parquet", pictures)
     write_table(tmp_path / "test-0.parquet", dict(list(pictures.items())[:2]))
-    assert run(tmp_path / "test-0.parquet", tmp_path / "a", vae) == 0
-    assert run(tmp_path, tmp_path / "b", vae, "--files", "test-*.parquet") == 0
-    assert content(tmp_path / "a") == content(tmp_path / "b")
+    assert run(folder, tmp_path / "a", vae) == run(tars, tmp_path / "b", vae) == 0
+    assert run(tmp_path, tmp_path / "c", vae, "--files", "train-*.parquet") == 0
+    for shard in (tmp_path / "a").glob("shard-*.safetensors"):
+        for out in ("b", "c"):
+            assert (tmp_path / out / shard.name).read_bytes() == shard.read_bytes()
+    assert [open_store(tmp_path / out).classes for out in "abc"] == [CLASSES, ("0", "1", "2"), CLASSES]
+    assert run(tmp_path / "train-0.parquet", tmp_path / "c", vae) == 0  # the same source as one file
 
 
 def test_wrong_input_in_one_sentence(folder, pictures, tmp_path, vae, capsys):
-    files = {"beside/a/x.png": b"x", "beside/y.png": b"x", "mixed/a.png": b"x", "mixed/z.tar": b"x"}
-    files |= {"bad.tar": b"nonsense" * 200, "bad.parquet": b"nonsense" * 200}
-    for name, data in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(data)
-    write_tar(tmp_path / "half.tar", dict(list(pictures.items())[:2]), cls=[1, None])
+    (tmp_path / "mixed").mkdir()
+    for name in ("mixed/a.png", "mixed/z.tar", "bad.tar", "bad.parquet"):
+        (tmp_path / name).write_bytes(b"nonsense" * 200)
+    write_pictures(tmp_path / "half", dict(list(pictures.items())[:2]), [1, None])
     write_table(tmp_path / "x.parquet", dict(list(pictures.items())[:1]))
     cases = [
-        (["beside"], "is beside the class folders"),
         (["mixed"], "holds images such as a.png and tars such as z.tar: expected one kind"),
         (["photos", "--size", 60], "--size 60 is not a multiple of the VAE's factor 8; try --size 56"),
         (["photos", "--captions", "c.json"], "--captions needs --text"),
@@ -265,7 +244,7 @@ def test_wrong_input_in_one_sentence(folder, pictures, tmp_path, vae, capsys):
         (["photos", "--vae", "nowhere/vae"], "nowhere/vae cannot be loaded"),
         (["bad.tar"], "bad.tar is truncated, compressed, or no tar"),
         (["bad.parquet"], "bad.parquet is damaged"),
-        (["half.tar"], "0001 has no cls"),
+        (["half"], "0001 has no cls"),
         (["x.parquet", "--image-column", "picture"], "no column 'picture'; it has image"),
     ]
     for (source, *more), words in cases:
@@ -314,13 +293,12 @@ def text_encoder(folder, family):
 @pytest.fixture
 def coco(folder, tmp_path, pictures):
     """COCO's annotation layout: images with ids, captions that point to them, out of order."""
-    names = sorted(pictures)
     notes = [
         {"id": 10 * k + i, "image_id": 500 - i, "caption": f"a {'cat' if k else 'picture'} number {i}"}
-        for i in range(len(names))
+        for i in range(len(pictures))
         for k in (1, 0)
     ]
-    images = [{"id": 500 - i, "file_name": name} for i, name in enumerate(names)]
+    images = [{"id": 500 - i, "file_name": name} for i, name in enumerate(pictures)]
     path = tmp_path / "captions.json"
     path.write_text(json.dumps({"images": images, "annotations": notes}))
     return path
@@ -351,15 +329,15 @@ def test_captions_are_embedded(folder, coco, tmp_path, vae, family, capsys, monk
 
 
 def test_captions_beside_pictures_in_tars_and_tables(pictures, tmp_path):
-    said = [f"caption {i}" for i in range(7)]
+    captions = [f"caption {i}" for i in range(7)]
     # A field of the name `image` is no picture: the one with a picture's suffix is.
-    write_tar(tmp_path / "txt.tar", pictures, txt=said, image=said)
-    write_table(tmp_path / "x.parquet", pictures, caption=said)
-    for name in ("txt.tar", "x.parquet"):
+    write_pictures(tmp_path / "tars", pictures, None, txt=captions, image=captions)
+    write_table(tmp_path / "x.parquet", pictures, caption=captions)
+    for name in ("tars", "x.parquet"):
         source = open_source(tmp_path / name)
         assert source.captioned
-        assert [raw.captions for raw in source.read(2, 5)] == [(s,) for s in said[2:5]]
-        assert [raw.content for raw in source.read(2, 5)] == [pictures[k] for k in sorted(pictures)[2:5]]
+        assert [raw.captions for raw in source.read(2, 6)] == [(text,) for text in captions[2:6]]
+        assert [raw.content for raw in source.read(2, 6)] == list(pictures.values())[2:6]
 
 
 def test_lines_of_captions_are_read_whatever_is_in_them(pictures, tmp_path):
@@ -377,9 +355,8 @@ def test_missing_captions_are_named(folder, coco, tmp_path, vae, capsys):
     extra = folder / "grey/extra.png"
     extra.write_bytes((folder / "grey/coins.png").read_bytes())
     more = ("--captions", coco, "--text", encoder)
-    fails(
-        capsys, run(folder, tmp_path / "a", vae, *more), "no caption for grey/extra.png (images without a caption: 1)"
-    )
+    message = "no caption for grey/extra.png (images without a caption: 1)"
+    fails(capsys, run(folder, tmp_path / "a", vae, *more), message)
     coco.write_text("{}")
     fails(capsys, run(folder, tmp_path / "b", vae, *more), "holds no captions", "annotations")
     fails(capsys, run(folder, tmp_path / "c", vae, "--text", encoder), "give them with --captions")

@@ -2,9 +2,9 @@
 
 import io
 
+import hostile
 import numpy as np
 from PIL import Image
-from test_safety_fuzz import Memory
 
 from experiments.data.raw_images import RawImage, center_crop, crop
 
@@ -69,7 +69,7 @@ def test_what_is_transparent_is_laid_on_white():
 def test_what_cannot_be_cropped_has_a_reason():
     image = cropped(Image.new("F", (8, 8)), "TIFF")
     assert image.pixels is None and "floating-point values" in image.reason
-    with Memory() as memory:
+    with hostile.Memory() as memory:
         image = cropped(Image.new("L", (9_000, 100)), "PNG", 256)
     assert image.pixels is None and "9000x100 pixels are too long and narrow" in image.reason
     assert memory.grown < 100

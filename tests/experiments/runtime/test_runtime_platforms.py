@@ -19,6 +19,7 @@ from experiments.data.dataset import Batch
 from experiments.runtime.errors import PACKAGES
 from experiments.training.build import build_step
 from experiments.training.state import Tally
+from experiments.training.step import MicroBatch
 from routing import Route, Routing, rng
 
 # What Python on Windows does not have (library reference, "Availability: Unix").
@@ -126,7 +127,7 @@ def test_no_float64_reaches_a_device_that_has_none(family, objective, tmp_path, 
     draws = rng.Draws(0, 0, index, device="meta")
     with Narrow():
         Tally(torch.device("meta"))
-        loss = step.batch_loss(batch, draws, Routing(Route.parse("1-2"), draws=draws))
+        loss = step.loss(MicroBatch(batch, draws, Routing(Route.parse("1-2"), draws=draws)))
         loss.backward()
     assert loss.is_meta and all(p.dtype == torch.float32 for p in model.parameters())
 

@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from small import small
 from torch import nn
-from training_runs import assert_resumes_bit_for_bit, make_run
+from training_runs import make_run
 
 import backbones
-from experiments.runtime import run_folder
 from experiments.training.optimizer import Muon, muon_parameters
 
 MUON = ("route=1-2", "train.optimizer=muon", "train.muon_lr=0.003")
@@ -33,7 +31,7 @@ def test_it_is_torchs_muon(shape):
 
 def test_a_bad_step_changes_neither_weights_nor_momentum():
     for bad_step in (0, 2):
-        weight, trained = nn.Parameter(torch.randn(4, 3)), []
+        weight = nn.Parameter(torch.randn(4, 3))
         muon = Muon([weight], lr=0.1)
         for step in range(3):
             bad = step == bad_step
@@ -44,8 +42,7 @@ def test_a_bad_step_changes_neither_weights_nor_momentum():
             muon.step()
             assert torch.equal(weight.detach(), before) is bad
             assert torch.equal(muon.state[weight]["momentum_buffer"], old) is bad
-            trained.append(weight.detach())
-        assert all(torch.isfinite(values).all() for values in trained)
+            assert torch.isfinite(weight).all()
 
 
 @pytest.mark.parametrize("family", ["dit", "mamba", "rwkv"])
@@ -74,10 +71,3 @@ def test_both_rates_follow_the_warm_up_and_the_schedule(tmp_path):
     # Without a rate of its own Muon has that of AdamW.
     loop = make_run(small(tmp_path, "train.optimizer=muon", "train.lr=0.004"))
     assert loop.state.optimizers[1].param_groups[0]["peak_lr"] == 0.004
-
-
-def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path):
-    words = ["backbone=mamba", *MUON, "train.micro_batch=4"]
-    straight = assert_resumes_bit_for_bit(tmp_path, words)
-    saved = load_file(run_folder.step_folder(straight.folder, 6) / "state.safetensors")
-    assert any(key.startswith("optim.momentum_buffer.stack.blocks.") for key in saved)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from small import small
+from training_runs import equal_tensors, make_run
 
 from backbones.weights import save_tensors
 from experiments.evaluation import trained_model
@@ -89,6 +90,26 @@ def test_a_half_written_checkpoint_is_never_listed(tmp_path):
     (half / "state.safetensors").write_bytes(b"half")
     assert checkpoint_files.newest(tmp_path).name == "step-00000001"
     assert not half.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train.optimizer=muon", "train.muon_lr=0.003"],
+        ["train.encoder=ema", "objective=flow", "backbone.align={block: 1, channels: 32, hidden: 16}"],
+    ],
+    ids=["Muon", "SRA"],
+)
+def test_a_resumed_run_is_the_same_bit_for_bit(words, tmp_path):
+    words = ["backbone=mamba", "route=1-2", "train.micro_batch=4", *words]
+    straight = make_run(small(tmp_path / "straight", *words))
+    straight.fit()
+    make_run(small(tmp_path / "stopped", *words)).fit(3)
+    resumed = make_run(small(tmp_path / "stopped", *words))
+    assert resumed.resume() and resumed.state.step == 3
+    resumed.fit()
+    states = [checkpoint_files.read(run_folder.step_folder(run.folder, 6))[0] for run in (straight, resumed)]
+    assert equal_tensors(*states) and any("optim.momentum_buffer" in key for key in states[0]) is ("muon" in words[3])
 
 
 @pytest.fixture
@@ -225,7 +246,7 @@ def test_a_run_folder_that_is_gone_ends_the_run_with_an_error_and_is_not_made_ag
         if len(calls) == at:
             change(config.folder)
             if moment == "signal":
-                signals.STATE.reason = "SIGTERM"
+                monkeypatch.setattr(signals.STATE, "reason", "SIGTERM")
         return honest(*arguments, **options)
 
     monkeypatch.setattr(target, name, spoil)

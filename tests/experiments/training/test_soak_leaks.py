@@ -9,9 +9,9 @@ import numpy as np
 import psutil
 import pytest
 from small import small
+from training_runs import after_each_step, make_run
 
 from experiments.training.session import train
-from experiments.training.step import TrainingStep
 
 STEPS = int(os.environ.get("SOAK_STEPS", "100000"))
 WARM = 0.2  # share of the steps in which caches may fill
@@ -23,15 +23,14 @@ LEAK = 200.0
 @pytest.mark.soak
 @pytest.mark.parametrize("route", ["none", "1--2"])
 def test_training_leaks_neither_memory_nor_files(tmp_path, route, monkeypatch):
-    process, looks, whole = psutil.Process(), [], TrainingStep.run
+    process, looks = psutil.Process(), []
 
-    def run(self):
-        whole(self)
-        step = self.state.step
+    def look(training_step):
+        step = training_step.state.step
         if step >= WARM * STEPS and step % max(STEPS // 1000, 1) == 0:
             looks.append((step, process.memory_info().rss, process.num_fds(), process.num_threads()))
 
-    monkeypatch.setattr(TrainingStep, "run", run)
+    after_each_step(monkeypatch, look)
     every = max(STEPS // 20, 10)
     words = ["backbone.width=16", f"train.steps={STEPS}", "train.batch=4", "train.log_every=50"]
     words += [f"train.save_every={every}", f"train.sample_every={every}"]
@@ -54,15 +53,10 @@ def test_training_leaks_neither_memory_nor_files(tmp_path, route, monkeypatch):
     assert log < STEPS / 50 * 600, "the log of metrics grows faster than its lines"
 
 
-def test_the_average_of_weights_has_no_history(tmp_path, monkeypatch):
+def test_the_average_of_weights_has_no_history(tmp_path):
     """An average that autograd follows keeps something of every step: 25 KB each, for this tiny model."""
-    looks = []
-    whole = TrainingStep.run
-
-    def run(self):
-        whole(self)
-        looks.append(any(t.requires_grad or t.grad_fn is not None for t in [*self.state.ema, self.state.tally.values]))
-
-    monkeypatch.setattr(TrainingStep, "run", run)
-    train(small(tmp_path, "train.steps=3"), quiet=True)
-    assert looks == [False] * 3
+    run = make_run(small(tmp_path))
+    for _ in range(3):
+        run.training_step.run()
+        tensors = [*run.state.ema, run.state.tally.values]
+        assert not any(tensor.requires_grad or tensor.grad_fn is not None for tensor in tensors)

@@ -4,12 +4,11 @@ import pytest
 import torch
 from small import small
 from torch.func import functional_call
-from training_runs import alignment_term, assert_resumes_bit_for_bit, make_run, perturbed
+from training_runs import alignment_term, first_loss, make_run, perturbed
 
 from experiments.config.compose import load
 from experiments.config.model import run_cost, teacher_block
 from experiments.diffusion import create_objective
-from experiments.runtime import run_folder
 
 SRA = ("train.encoder=ema", "objective=flow", "backbone.align={block: 1, channels: 32, hidden: 16}")
 ROUTED = ("route=1-2", *SRA)
@@ -72,7 +71,7 @@ def test_the_loss_is_the_papers(family, route, form, tmp_path):
 def test_gradients_reach_the_student_and_its_projector_and_not_the_teacher(tmp_path):
     loop = perturbed(make_run(small(tmp_path, *ROUTED)))
     before = [average.clone() for average in loop.state.ema]
-    loop.training_step.loss(torch.arange(8)).backward()
+    first_loss(loop).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in loop.model.align.parameters())
     assert all(p.grad is None for p in loop.training_step.alignment.teacher.parameters())
     assert all(torch.equal(a, b) for a, b in zip(before, loop.state.ema, strict=True))
@@ -83,12 +82,11 @@ def test_the_teacher_is_the_ema_after_steps_and_after_loading(tmp_path):
     teacher = loop.training_step.alignment.teacher
     loop.fit(3)
     again = make_run(small(tmp_path, *ROUTED, "train.ema=0.5"))
-    again.state.load(run_folder.step_folder(again.folder, 3), again.config.hashed())
-    for student, (name, weight) in ((loop, pair) for pair in teacher.named_parameters()):
-        average = student.state.ema[student.state.names.index(name)]
-        assert weight.data_ptr() == average.data_ptr()
+    again.resume()
     resumed = dict(again.training_step.alignment.teacher.named_parameters())
+    averages = dict(zip(loop.state.names, loop.state.ema, strict=True))
     for name, weight in teacher.named_parameters():
+        assert weight.data_ptr() == averages[name].data_ptr()
         assert torch.equal(resumed[name], weight), name
     assert not all(torch.equal(p, a) for p, a in zip(loop.state.params, loop.state.ema, strict=True))
 
@@ -106,19 +104,12 @@ def test_less_noisy_is_an_offset_of_flow_matchings_time(name):
     assert float(earlier[0]) == pytest.approx({"edm": 0.002, "ddpm": 0.01, "flow": 0.0}[name], rel=1e-3)
 
 
-def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path):
-    words = ["backbone=mamba", *ROUTED, "train.micro_batch=4"]
-    assert_resumes_bit_for_bit(tmp_path, words)
-
-
-def test_micro_batches_bf16_and_fusion_train(tmp_path):
+def test_micro_batches_and_bf16_have_the_same_loss(tmp_path):
     losses = []
-    fused = ["routing.learned=fuse", "route=1-2@0.75", "routing.selection=quad"]
-    for words in ([], ["train.micro_batch=4"], ["train.precision=bf16"], fused):
+    for words in ([], ["train.micro_batch=4"], ["train.precision=bf16"]):
         loop = make_run(small(tmp_path, *ROUTED, *words))
         loop.training_step.run()
         losses.append(float(loop.state.tally.loss))
-        assert loop.state.tally.finite_steps == 1
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert losses[2] == pytest.approx(losses[0], rel=0.02)
 

@@ -1,7 +1,6 @@
 """The training loop: what a run leaves, resumes, skips and refuses."""
 
 import errno
-import json
 import math
 import os
 import signal
@@ -11,17 +10,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from data_tools import latents, write_store
-from safetensors.torch import load_file
 from small import small
-from training_runs import make_run
+from training_runs import after_each_step, equal_tensors, make_run, weights
 
 from experiments.config.model import run_cost
 from experiments.evaluation.guided_denoiser import GuidedDenoiser
 from experiments.evaluation.pictures import save_png
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.trained_model import load_model
-from experiments.preflight import check_ready
-from experiments.runtime import memory, records, signals
+from experiments.runtime import memory, records, run_folder, signals
 from experiments.runtime.command import run_command
 from experiments.runtime.errors import Interrupted
 from experiments.training import run_evaluation
@@ -35,22 +32,14 @@ from routing.errors import UserError
 FINAL = "train.final_samples=true"  # which `small` leaves out
 
 
-def weights(folder):
-    return load_file(folder / "model.safetensors")
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-
 def spoil(monkeypatch, is_bad, value=float("nan")):
     """Multiply the loss by `value` in steps where `is_bad(state)`."""
-    honest = TrainingStep.batch_loss
+    honest = TrainingStep.loss
 
-    def batch_loss(self, *inputs):
-        return honest(self, *inputs) * (value if is_bad(self.state) else 1.0)
+    def loss(self, micro_batch):
+        return honest(self, micro_batch) * (value if is_bad(self.state) else 1.0)
 
-    monkeypatch.setattr(TrainingStep, "batch_loss", batch_loss)
+    monkeypatch.setattr(TrainingStep, "loss", loss)
 
 
 def test_a_run_leaves_the_files_it_promises(tmp_path):
@@ -60,7 +49,7 @@ def test_a_run_leaves_the_files_it_promises(tmp_path):
     for name in ("config.yaml", "env.json", "metrics.jsonl", "summary.json", "status.json", "model.safetensors",
                  "loss.png", "progress.gif", "samples/final.png", "samples/step-00000003.png"):  # fmt: skip
         assert (folder / name).is_file(), name
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read_summary(folder)
     assert (summary["status"], summary["step"], summary["route"]) == ("done", 6, "1-2")
     assert summary["macs_routed"] < summary["macs_dense"]
     lines = records.read_jsonl(folder / "metrics.jsonl")
@@ -69,7 +58,7 @@ def test_a_run_leaves_the_files_it_promises(tmp_path):
     assert lines[-1]["macs"] == 6 * 8 * summary["macs_routed"]
     loaded = load_model(folder)
     assert loaded.step == 6 and loaded.config == config
-    assert same(loaded.model.state_dict(), weights(folder))
+    assert equal_tensors(loaded.model.state_dict(), weights(folder))
 
 
 def test_the_same_command_again_says_done_and_more_steps_go_on(tmp_path):
@@ -81,7 +70,7 @@ def test_the_same_command_again_says_done_and_more_steps_go_on(tmp_path):
     assert train(longer, quiet=True) == first
     assert read_summary(first)["step"] == 9
     straight = train(small(tmp_path / "straight", "route=1-2", "train.steps=9"), quiet=True)
-    assert same(weights(first), weights(straight))
+    assert equal_tensors(weights(first), weights(straight))
 
 
 def test_fewer_steps_than_are_saved_end_with_pictures_and_scores_of_the_step_there_is(tmp_path):
@@ -144,11 +133,6 @@ def test_more_steps_that_are_refused_leave_a_finished_run_as_it_was(tmp_path, mo
     assert [(folder / name).read_bytes() for name in names] == before
 
 
-def test_a_batch_that_processes_cannot_share_is_refused(tmp_path):
-    with pytest.raises(UserError, match="train.batch=7: expected a multiple of the 2 processes"):
-        check_ready(small(tmp_path, "train.batch=7"), 2, False)
-
-
 def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, monkeypatch, capsys):
     config = small(tmp_path, "train.micro_batch=auto")
     assert make_run(config).training_step.micro_batch_size == 8
@@ -161,12 +145,10 @@ def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, m
 
 def test_routes_share_initialisation_data_and_noise(tmp_path):
     dense, routed = make_run(small(tmp_path)), make_run(small(tmp_path, "route=1-2"))
-    assert same(dict(dense.model.state_dict()), dict(routed.model.state_dict()))
-    rows = torch.arange(8)
-    assert torch.equal(
-        dense.training_step.draws(rows).uniform("noise", 9), routed.training_step.draws(rows).uniform("noise", 9)
-    )
-    assert torch.equal(dense.training_step.order.lookup(rows), routed.training_step.order.lookup(rows))
+    assert equal_tensors(dense.model.state_dict(), routed.model.state_dict())
+    one, other = (next(run.training_step.micro_batches()) for run in (dense, routed))
+    assert torch.equal(one.batch.x, other.batch.x) and (one.routing is None) and other.routing is not None
+    assert torch.equal(one.draws.uniform("noise", 9), other.draws.uniform("noise", 9))
 
 
 def test_a_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch):
@@ -220,13 +202,6 @@ def test_the_time_left_counts_previews_a_final_picture_and_scores(tmp_path):
     assert run.evaluation.seconds_left(3e-9) == pytest.approx(loss * 3e-9 / 3)
 
 
-def test_the_start_names_the_samplers_of_pictures_and_scores(tmp_path, capsys):
-    train(small(tmp_path, FINAL, "train.steps=1", "sampler=heun", "sampler.steps=3", "guidance=cfg"))
-    train(small(tmp_path, "train.steps=1", "seed=1"))  # neither pictures nor scores
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sampler ")]
-    assert lines == ["sampler     heun steps=3, cfg scale=1.5 (previews: euler steps=3)"]
-
-
 def test_a_run_that_diverges_stops_and_says_where(tmp_path, monkeypatch):
     spoil(monkeypatch, lambda state: state.step >= 4, float("inf"))
     config = small(tmp_path, "train.steps=20", "train.max_bad_steps=3")
@@ -258,7 +233,7 @@ def test_roll_back_goes_to_before_the_first_bad_step_with_other_numbers(keep, tm
     train(config, quiet=True)
     # Steps 4 to 6 (counted from 0) were bad and saved as 5 to 7; step 4 is the last before them.
     assert (1, 4) in taken and (1, 3) not in taken
-    summary = json.loads((config.folder / "summary.json").read_text())
+    summary = read_summary(config.folder)
     assert (summary["step"], summary["skipped"]) == (9, 1), "the bad step before stays counted"
     steps = [line["step"] for line in records.read_jsonl(config.folder / "metrics.jsonl")]
     assert steps == sorted(set(steps)), "the abandoned branch leaves no lines"
@@ -286,25 +261,14 @@ def test_the_first_process_decides_whether_a_step_is_scored(first_has_scores, tm
 
 def test_a_roll_back_in_the_last_step_is_not_the_end(tmp_path, monkeypatch):
     spoil(monkeypatch, lambda state: state.rollbacks == 0 and state.step >= 4)
-    steps = {"evaluate": [], "save": []}
-
-    def note(name):
-        honest = getattr(Trainer, name)
-
-        def noted(self, *arguments):
-            steps[name].append(self.state.step)
-            honest(self, *arguments)
-
-        monkeypatch.setattr(Trainer, name, noted)
-
-    note("evaluate")
-    note("save")
+    evaluated = []
+    monkeypatch.setattr(Trainer, "evaluate", lambda self, *_: evaluated.append(self.state.step))
     words = ["train.max_bad_steps=1", "train.rollback=1", "train.save_every=2", "train.log_every=6"]
     run = make_run(small(tmp_path, "train.steps=6", *words))
     run.folder.mkdir()
     run.fit()
-    # Step 4 is a multiple of train.save_every; only the end is evaluated.
-    assert steps == {"evaluate": [6], "save": [2, 4, 4, 6]} and run.state.rollbacks == 1
+    assert evaluated == [6] and run.state.step == 6 and run.state.rollbacks == 1
+    assert run_folder.saved_step(run.folder) == 6
 
 
 def test_a_signal_in_an_evaluation_saves_its_step(tmp_path, monkeypatch):
@@ -313,7 +277,7 @@ def test_a_signal_in_an_evaluation_saves_its_step(tmp_path, monkeypatch):
     config, honest = small(tmp_path / "b", *words), GuidedDenoiser.__call__
 
     def signalled(self, *args):
-        signals.STATE.reason = "SIGUSR2"
+        monkeypatch.setattr(signals.STATE, "reason", "SIGUSR2")
         return honest(self, *args)
 
     monkeypatch.setattr(GuidedDenoiser, "__call__", signalled)
@@ -323,7 +287,7 @@ def test_a_signal_in_an_evaluation_saves_its_step(tmp_path, monkeypatch):
     assert not list((config.folder / "samples").glob("*.png"))
     monkeypatch.setattr(GuidedDenoiser, "__call__", honest)
     train(config, quiet=True)
-    assert same(weights(config.folder), weights(straight))
+    assert equal_tensors(weights(config.folder), weights(straight))
     for name in ("step-00000004.png", "final.png"):
         picture = [(folder / "samples" / name).read_bytes() for folder in (straight, config.folder)]
         assert picture[0] == picture[1]
@@ -335,11 +299,12 @@ def test_ctrl_c_twice_leaves_a_run_that_was_stopped_and_has_not_failed(tmp_path,
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.1)
 
+    monkeypatch.setattr(signals.STATE, "reason", None)  # and again after the test
     monkeypatch.setattr(TrainingStep, "run", twice)
     config = small(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         train(config, quiet=True)
-    assert json.loads((config.folder / "status.json").read_text())["status"] == "stopped"
+    assert run_folder.read(config.folder / "status.json")["status"] == "stopped"
 
 
 @pytest.mark.parametrize("code, part", [(errno.ENOSPC, "the disk is full"), (errno.EACCES, "cannot be used")])
@@ -356,27 +321,25 @@ def test_a_disk_that_refuses_is_one_sentence_and_the_heartbeat_says_failed(tmp_p
     assert run_command(lambda _: train(config, quiet=True) and 0, []) == 2
     said = capsys.readouterr().err
     assert part in said and said.count("\n") == 1
-    assert json.loads((config.folder / "status.json").read_text())["status"] == "failed"
+    assert run_folder.read(config.folder / "status.json")["status"] == "failed"
 
 
 def test_a_signal_saves_and_the_same_command_goes_on_bit_for_bit(tmp_path, monkeypatch):
-    config = small(tmp_path / "a", "route=1-2", "train.save_every=100", "train.steps=7")
-    honest = TrainingStep.run
+    words = ("route=1-2", "train.save_every=100", "train.steps=7")
+    config = small(tmp_path / "a", *words)
 
-    def interrupted(self):
-        honest(self)
-        if self.state.step == 4:
-            signals.STATE.reason = "SIGUSR2"
+    def interrupt(step):
+        if step.state.step == 4:
+            monkeypatch.setattr(signals.STATE, "reason", "SIGUSR2")
 
-    monkeypatch.setattr(TrainingStep, "run", interrupted)
-    with pytest.raises(Interrupted) as stop:
+    with monkeypatch.context() as patch, pytest.raises(Interrupted) as stop:
+        after_each_step(patch, interrupt)
         train(config, quiet=True)
     assert (stop.value.reason, stop.value.step) == ("SIGUSR2", 5)
-    assert json.loads((config.folder / "status.json").read_text())["status"] == "preempted"
-    monkeypatch.setattr(TrainingStep, "run", honest)
+    assert run_folder.read(config.folder / "status.json")["status"] == "preempted"
     train(config, quiet=True)
-    straight = train(small(tmp_path / "b", "route=1-2", "train.save_every=100", "train.steps=7"), quiet=True)
-    assert same(weights(config.folder), weights(straight))
+    straight = train(small(tmp_path / "b", *words), quiet=True)
+    assert equal_tensors(weights(config.folder), weights(straight))
     logs = []
     for folder in (config.folder, straight):
         lines = records.read_jsonl(folder / "metrics.jsonl")

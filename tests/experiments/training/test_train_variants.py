@@ -1,19 +1,17 @@
 """Training variants through the one loop: dropping, MaskDiT, v1's ensemble, SPRINT, REPA, text."""
 
-import json
-
 import pytest
 import torch
 from small import small
-from training_runs import alignment_term, make_run, perturbed
+from training_runs import alignment_term, first_loss, make_run, perturbed
 
+from experiments.config import groups
 from experiments.config.guidance import check_guidance_routes
 from experiments.config.model import model_arguments, run_cost
 from experiments.data.registry import describe
 from experiments.evaluation.pipeline import SamplingPipeline
-from experiments.options.guidance import GUIDANCE
-from experiments.options.roles import parse_named
 from experiments.training.session import train
+from experiments.training.summary import read_summary
 from routing.errors import UserError
 
 DROPPING = ["route=0--1", "routing.reinsert=none"]
@@ -24,8 +22,8 @@ MASKDIT = [*DROPPING, "backbone.decoder={depth: 1, width: 32, heads: 2}"]
 def test_a_weak_pass_that_the_model_never_makes_is_not_asked_of_it(word, tmp_path):
     words = ["route=1-2@0.75", "routing.selection=quad", "guidance=routed", "guidance.strong=0.75"]
     config = small(tmp_path, *words, word)
-    model = model_arguments(config, describe(config.data))
-    check_guidance_routes(config, parse_named(GUIDANCE, "guidance", config.guidance), model)
+    guidance = groups.parse("guidance", config.guidance)
+    check_guidance_routes(config, guidance, model_arguments(config, describe(config.data)))
 
 
 @pytest.mark.slow
@@ -34,10 +32,6 @@ def test_scenes_train_with_captions(tmp_path):
     words = ["backbone=mamba", "data=scenes", "task=text", "size=T/2", "route=1-2"]
     folder = train(small(tmp_path, *words, "train.final_samples=true", "train.steps=3"), quiet=True)
     assert (folder / "samples" / "final.png").is_file()
-
-
-def one_loss(run):
-    return run.training_step.loss(torch.arange(8))
 
 
 def test_dropping_counts_only_tokens_that_stayed(tmp_path):
@@ -51,7 +45,7 @@ def test_dropping_counts_only_tokens_that_stayed(tmp_path):
     kept = output.kept.expand(8, -1).reshape(8, 1, 8, 8)
     assert kept.sum() == 8 * 32
     run.config.train.__dict__["label_drop"] = 1.0
-    assert float(one_loss(run).detach()) == pytest.approx(float(terms[kept].detach().mean()), rel=1e-5)
+    assert float(first_loss(run).detach()) == pytest.approx(float(terms[kept].detach().mean()), rel=1e-5)
 
 
 def test_maskdit_reconstructs_with_the_preconditioned_output(tmp_path):
@@ -80,13 +74,13 @@ def test_maskdit_reconstructs_with_the_preconditioned_output(tmp_path):
                 hidden.append(((guess - target) ** 2).mean())
     assert len(seen) == len(hidden) == 64
     expected = torch.stack(seen).mean() + 0.1 * torch.stack(hidden).mean()
-    assert float(one_loss(run).detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
+    assert float(first_loss(run).detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
 
 
 def test_ensemble_weighs_tokens_that_skipped(tmp_path):
     def loss(*words):
         run = perturbed(make_run(small(tmp_path, "route=0-1+2-2", "routing.reinsert=sum_input", *words)))
-        return float(one_loss(run).detach())
+        return float(first_loss(run).detach())
 
     without, whole = (loss("train.loss=ensemble", f"train.mae_weight={weight}") for weight in (0.0, 1.0))
     assert whole == pytest.approx(2 * loss(), rel=1e-5), "half stays, half skips: both means add up"
@@ -107,22 +101,17 @@ def test_a_fine_tune_from_a_routed_run_is_dense(parent_words, child_words, tmp_p
     words = ["experiment=finetune", f"init={source}", "train.steps=2", *child_words]
     child = small(tmp_path, *words)
     assert child.train.lr == 1e-5
-    summary = json.loads((train(child, quiet=True) / "summary.json").read_text())
+    summary = read_summary(train(child, quiet=True))
     assert summary["macs_routed"] == summary["macs_dense"]
     assert summary["macs"] == summary["macs_dense"] * 2 * child.train.batch
 
 
 def test_weights_of_another_objective_are_refused(tmp_path):
     # SiT's velocity has the other sign, at other times.
-    said = "trained with objective name=flow time_scale=1.0 reverse=True, expected name=flow"
     weights = train(small(tmp_path, "experiment=sit", "train.steps=1"), quiet=True)
-    child = small(tmp_path, "objective=flow", f"init={weights}")
-    with pytest.raises(UserError, match=said):
-        train(child, quiet=True)
-    assert not child.folder.exists()
-    config = small(tmp_path, "objective=flow", "guidance=autoguidance", f"guidance.checkpoint={weights}")
-    with pytest.raises(UserError, match=said):
-        SamplingPipeline.make(make_run(child).model, config)
+    run = make_run(small(tmp_path, "objective=flow", "guidance=autoguidance", f"guidance.checkpoint={weights}"))
+    with pytest.raises(UserError, match="trained with objective name=flow time_scale=1.0 reverse=True, expected name=flow"):
+        SamplingPipeline.make(run.model, run.config)
 
 
 def test_macs_of_a_run_follow_its_stages_and_its_drawn_ends(tmp_path):

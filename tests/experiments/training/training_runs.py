@@ -1,12 +1,32 @@
 """Runs in this process for the tests of training."""
 
 import torch
-from small import small
+from safetensors.torch import load_file
 
 from experiments import components
-from experiments.runtime import run_folder
 from experiments.runtime.console import Console
 from experiments.training.loop import Trainer
+from experiments.training.step import TrainingStep
+
+
+def weights(folder):
+    """Return the exported weights of a run."""
+    return load_file(folder / "model.safetensors")
+
+
+def equal_tensors(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def after_each_step(monkeypatch, look):
+    """Call `look(training_step)` after each training step."""
+    run = TrainingStep.run
+    monkeypatch.setattr(TrainingStep, "run", lambda step: (run(step), look(step)))
+
+
+def first_loss(run):
+    """Return the loss of a run's first micro-batch."""
+    return run.training_step.loss(next(run.training_step.micro_batches()))
 
 
 def make_run(config):
@@ -25,27 +45,11 @@ def perturbed(run):
 
 def alignment_term(step):
     """Return the first step's weighted alignment loss, and of its pass the output, the data and the random numbers."""
-    batch, draws, routing, *_ = next(step.micro_batches())
+    micro_batch = next(step.micro_batches())
     outputs, net, alignment = [], step.net, step.alignment
     step.net = lambda *args, **options: outputs.append(net(*args, **options)) or outputs[-1]
-    loss = step.batch_loss(batch, draws, routing)
+    loss = step.loss(micro_batch)
     step.net, step.alignment = net, None
-    plain = step.batch_loss(batch, draws, routing)
+    plain = step.loss(micro_batch)
     step.alignment = alignment
-    return float((loss - plain).detach()), outputs[0], batch, draws
-
-
-def assert_resumes_bit_for_bit(folder, words):
-    """Compare a run of six steps with one that stopped after three and was resumed; return the first."""
-    straight = make_run(small(folder / "straight", *words))
-    straight.fit()
-    stopped = make_run(small(folder / "stopped", *words))
-    stopped.fit(3)
-    resumed = make_run(small(folder / "stopped", *words))
-    resumed.state.load(run_folder.step_folder(resumed.folder, 3), resumed.config.hashed())
-    resumed.fit()
-    assert resumed.state.step == straight.state.step == 6
-    expected = straight.state.params + straight.state.ema
-    for one, other in zip(expected, resumed.state.params + resumed.state.ema, strict=True):
-        assert torch.equal(one, other)
-    return straight
+    return float((loss - plain).detach()), outputs[0], micro_batch.batch, micro_batch.draws
