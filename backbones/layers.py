@@ -91,13 +91,6 @@ class SwiGLU(nn.Module):
         return self.w3(F.silu(gate) * value)
 
 
-def head_norm(y: Tensor, norm: nn.GroupNorm) -> Tensor:
-    """Normalise heads (B, T, H, V) one by one with a GroupNorm of H groups; return (B, T, H V)."""
-    flat = y.flatten(0, 1).flatten(1)
-    weight, bias = norm.weight.to(flat.dtype), norm.bias.to(flat.dtype)
-    return F.group_norm(flat, norm.num_groups, weight, bias, norm.eps).view(*y.shape[:2], -1)
-
-
 def rotating_path(index: int) -> str:
     """Return the scan path of block `index` if each block scans once: four paths in rotation."""
     return ("zigzag:0", "zigzag:0:reversed", "zigzag:1", "zigzag:1:reversed")[index % 4]

@@ -5,9 +5,6 @@ block: route indices count blocks, never mixers (one makes a block in ZigMa and 
 The residual stream stays in raster order; a mixer gets its input (B, T, D) along its scan path
 (`MambaBlock.paths`; in a route, the dense path with the absent tokens deleted), and its output is
 put back into raster order.
-
-On a CPU the mixers call the native operators themselves where these take the inputs, as the blocks
-do for `adaln`; everything else goes through `ops.conv` and `ops.ssd`, which choose a kernel.
 """
 
 import math
@@ -18,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers import Block
-from backbones.ops.conv import causal_conv, taps
-from backbones.ops.native import ACTIVE, REQUESTS
+from backbones.ops.mixer import MixerOperations, mixer_operations
+from backbones.ops.native import ACTIVE
 from backbones.ops.selective_scan import selective_scan
-from backbones.ops.ssd import ssd_packed
 from backbones.options.mamba import MambaOptions, step_rank
 from backbones.sizes import Size
 from routing.grid import REVERSED
@@ -55,21 +51,6 @@ def look_up(layout: Layout, kind: str, path: str) -> Any:
     return compute[kind](path)
 
 
-def taps_along(layout: Layout, path: str, width: int) -> Any:
-    """Return `conv.taps` along a path; the first mixer computes them for all later ones."""
-    key = f"{width} taps", path
-    if key not in layout.tables:
-        layout.tables[key] = taps(layout.positions(path), width)
-    return layout.tables[key]
-
-
-def native_operators(kernel: str, *tensors: Tensor) -> Any:
-    """Return the native operators, or None if they do not take the inputs or were not requested."""
-    operators = ACTIVE.operations[tensors[0].device.type]
-    may_be_native = kernel in REQUESTS and not torch.compiler.is_compiling()
-    return operators if may_be_native and operators.takes(list(tensors)) else None
-
-
 class Conv(nn.Module):
     """Depthwise causal convolution of four taps along the scan path, then SiLU."""
 
@@ -81,15 +62,11 @@ class Conv(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels, self.taps))
         self.bias = nn.Parameter(torch.empty(channels))
 
-    def forward(self, x: Tensor, layout: Layout, path: str) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, path: str, ops: MixerOperations) -> Tensor:
         """Convolve tokens (B, T, C) that are in scan order."""
         by_distance = self.mode == "true" and not layout.is_full
-        native = native_operators("auto", x, self.weight, self.bias)
-        if native is not None:
-            table = taps_along(layout, path, self.taps) if by_distance else None
-            return native.conv(x, self.weight.t().flip(0), self.bias, table, True)
         position = look_up(layout, "positions", path) if by_distance else None
-        return causal_conv(x, self.weight, self.bias, position, activation="silu")
+        return ops.conv(x, self.weight, self.bias, position, True)
 
     def initialise(self) -> None:
         """Initialise taps and bias as torch's convolutions do."""
@@ -119,7 +96,10 @@ def _draw_dt_bias(bias: Tensor) -> None:
 
 
 class Direction(nn.Module):
-    """Per-head step and decay of one scan direction (Mamba-2)."""
+    """Per-head step and decay of one scan direction (Mamba-2).
+
+    Its `log_a` is mamba-ssm's A_log, `skip` its D.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -144,16 +124,21 @@ class Mixer(nn.Module):
     conv: Conv | None
     directions: Any
 
-    def scan(self, layout: Layout, path: str, direction: Any, *inputs: Tensor) -> Tensor:
+    def scan(
+        self, ops: MixerOperations, layout: Layout, path: str, direction: Any, *inputs: Tensor
+    ) -> Tensor:
         """Scan inputs (B, T, *) that are in the order of `path`."""
         raise NotImplementedError
 
-    def scan_backwards(self, layout: Layout, *inputs: Tensor) -> Tensor:
-        """Scan along the reversed path; inputs (B, T, *) and output are in the order of `path`."""
-        backwards = self.path + REVERSED
-        turned = [layout.between_scans(x, self.path, backwards) for x in inputs]
-        y = self.scan(layout, backwards, self.directions[1], *turned)
-        return layout.between_scans(y, backwards, self.path)
+    def scan_directions(self, ops: MixerOperations, layout: Layout, *inputs: Tensor) -> Tensor:
+        """Scan inputs (B, T, *) that are in the order of `self.path`, and sum over directions."""
+        y = self.scan(ops, layout, self.path, self.directions[0], *inputs)
+        if len(self.directions) == 2:
+            backwards = self.path + REVERSED
+            turned = [layout.between_scans(x, self.path, backwards) for x in inputs]
+            back = self.scan(ops, layout, backwards, self.directions[1], *turned)
+            y = y + layout.between_scans(back, backwards, self.path)
+        return y
 
     def initialise(self) -> None:
         """Initialise steps, decays and the convolution."""
@@ -176,39 +161,34 @@ class Mamba2(Mixer):
         self.state = options.state or size.state
         self.path, self.options = path, options
         heads = self.inner // self.headdim
-        mixed = self.inner + 2 * self.state
-        self.in_proj = nn.Linear(size.width, self.inner + mixed, bias=False)
-        self.conv = Conv(mixed, options.conv) if options.conv != "none" else None
+        channels = self.inner + 2 * self.state
+        self.in_proj = nn.Linear(size.width, self.inner + channels, bias=False)
+        self.conv = Conv(channels, options.conv) if options.conv != "none" else None
         self.directions = nn.ModuleList(
             Direction(size.width, heads) for _ in range(options.directions)
         )
         self.scale = nn.Parameter(torch.ones(self.inner))
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)
 
-    def forward(self, u: Tensor, layout: Layout) -> Tensor:
+    def forward(self, u: Tensor, layout: Layout, ops: MixerOperations) -> Tensor:
         """Mix tokens (B, T, D) that are in the order of `path`, and return them in it."""
         # Two products instead of one that is split: the gradients need no concatenation.
-        into_z, into_mixed = self.in_proj.weight.split([self.inner, self.inner + 2 * self.state])
-        z, mixed = F.linear(u, into_z), F.linear(u, into_mixed)
-        y = self.scan(layout, self.path, self.directions[0], u, mixed)
-        if len(self.directions) == 2:
-            y = y + self.scan_backwards(layout, u, mixed)
-        ops = ACTIVE.operations[u.device.type]
-        return self.out_proj(ops.gated_rms_norm(y, z, self.scale))
+        into_z, into_xbc = self.in_proj.weight.split([self.inner, self.inner + 2 * self.state])
+        z, xbc = F.linear(u, into_z), F.linear(u, into_xbc)
+        y = self.scan_directions(ops, layout, u, xbc)
+        norm = ACTIVE.operations[u.device.type].gated_rms_norm
+        return self.out_proj(norm(y, z, self.scale))
 
-    def scan(self, layout: Layout, path: str, direction: Direction, *inputs: Tensor) -> Tensor:
+    def scan(
+        self, ops: MixerOperations, layout: Layout, path: str, direction: Direction, *inputs: Tensor
+    ) -> Tensor:
         """Convolve and scan; the inputs are tokens u (B, T, D) and x, B and C side by side."""
-        u, mixed = inputs
-        options, rates = self.options, -torch.exp(direction.log_a)
-        dt, decay = _steps(direction.dt_proj(u), direction.dt_bias, options.gap, layout, path)
-        mixed = F.silu(mixed) if self.conv is None else self.conv(mixed, layout, path)
-        skip, width = direction.skip, self.headdim
-        # Heads and states are multiples of 8 at every size, as the operator wants.
-        native = native_operators(options.kernel, mixed, dt, skip)
-        if native is not None:
-            return native.ssd(mixed, dt, rates, skip, decay, width).flatten(-2)
-        chunk, kernel = options.chunk, options.kernel
-        return ssd_packed(mixed, dt, rates, skip, chunk, kernel, decay, width=width).flatten(-2)
+        u, xbc = inputs
+        gap, a = self.options.gap, -torch.exp(direction.log_a)
+        dt, decay_gap = _steps(direction.dt_proj(u), direction.dt_bias, gap, layout, path)
+        xbc = F.silu(xbc) if self.conv is None else self.conv(xbc, layout, path, ops)
+        # Heads and states are multiples of 8 at every size, as the native operator wants.
+        return ops.ssd(xbc, dt, a, direction.skip, decay_gap, self.headdim).flatten(-2)
 
     def initialise(self) -> None:
         """Initialise the shared parts; the norm's weights start at 1."""
@@ -252,25 +232,28 @@ class Mamba1(Mixer):
         )
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)
 
-    def forward(self, u: Tensor, layout: Layout) -> Tensor:
+    def forward(self, u: Tensor, layout: Layout, ops: MixerOperations) -> Tensor:
         """Mix tokens (B, T, D) that are in the order of `path`, and return them in it."""
         x, z = self.in_proj(u).chunk(2, dim=-1)
-        y = self.scan(layout, self.path, self.directions[0], x)
-        if len(self.directions) == 2:
-            y = y + self.scan_backwards(layout, x)
+        y = self.scan_directions(ops, layout, x)
         return self.out_proj(y.to(z.dtype) * F.silu(z))
 
     def scan(
-        self, layout: Layout, path: str, direction: SelectiveDirection, *inputs: Tensor
+        self,
+        ops: MixerOperations,
+        layout: Layout,
+        path: str,
+        direction: SelectiveDirection,
+        *inputs: Tensor,
     ) -> Tensor:
         """Convolve and scan; the input is x (B, T, 2 D)."""
         (x,) = inputs
-        x = F.silu(x) if self.conv is None else self.conv(x, layout, path)
+        x = F.silu(x) if self.conv is None else self.conv(x, layout, path, ops)
         low, b, c = direction.project(x).split([self.rank, self.state, self.state], dim=-1)
         kernel, gap = self.options.kernel, self.options.gap
-        dt, decay = _steps(direction.dt_proj(low), direction.dt_bias, gap, layout, path)
+        dt, decay_gap = _steps(direction.dt_proj(low), direction.dt_bias, gap, layout, path)
         a = -torch.exp(direction.log_a)
-        return selective_scan(x, dt, a, b, c, direction.skip, kernel=kernel, decay_gap=decay)
+        return selective_scan(x, dt, a, b, c, direction.skip, kernel, decay_gap)
 
 
 class MambaBlock(Block):
@@ -284,6 +267,7 @@ class MambaBlock(Block):
         self.paths = paths(options.scan, index, options.mixers)
         self.one = mixer(size, self.paths[0], options)
         self.two = mixer(size, self.paths[1], options) if options.mixers == 2 else None
+        self.kernel, self.chunk = options.kernel, options.chunk
         self.operations = [(options.operation, options.kernel)]
         if options.conv != "none":
             self.operations.append(("conv", "auto"))
@@ -302,15 +286,15 @@ class MambaBlock(Block):
         adaLN puts the tokens into the mixer's scan order, and the gated sum puts them back.
         """
         ops = ACTIVE.operations[x.device.type]
+        mixer_ops = mixer_operations(x, self.kernel, self.chunk)
         modulation = cond.unbind(1)
-        shift, scale, gate = modulation[:3]
-        order = look_up(layout, "scan", self.paths[0])
-        x = ops.gated_sum(x, gate, self.one(ops.adaln(x, shift, scale, order), layout), order)
-        if self.two is None:
-            return x
-        shift, scale, gate = modulation[3:]
-        order = look_up(layout, "scan", self.paths[1])
-        return ops.gated_sum(x, gate, self.two(ops.adaln(x, shift, scale, order), layout), order)
+        mixers = [self.one] if self.two is None else [self.one, self.two]
+        for n, mixer in enumerate(mixers):
+            shift, scale, gate = modulation[3 * n : 3 * n + 3]
+            order = look_up(layout, "scan", self.paths[n])
+            y = mixer(ops.adaln(x, shift, scale, order), layout, mixer_ops)
+            x = ops.gated_sum(x, gate, y, order)
+        return x
 
     def initialise(self) -> None:
         """Initialise the weights."""

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers import Block, head_norm, rotating_path
+from backbones.layers import Block, rotating_path
 from backbones.ops.matrix_state import rwkv7
 from backbones.ops.native import ACTIVE
 from backbones.options.rwkv7 import RWKV7Options, low_rank, matrix_head
@@ -43,6 +43,13 @@ class LowRank(nn.Module):
         """Map tokens (B, T, D)."""
         low = self.down(x)
         return self.up(torch.tanh(low) if squash else low)
+
+
+def head_norm(y: Tensor, norm: nn.GroupNorm) -> Tensor:
+    """Normalise heads (B, T, H, V) one by one with a GroupNorm of H groups; return (B, T, H V)."""
+    flat = y.flatten(0, 1).flatten(1)
+    weight, bias = norm.weight.to(flat.dtype), norm.bias.to(flat.dtype)
+    return F.group_norm(flat, norm.num_groups, weight, bias, norm.eps).view(*y.shape[:2], -1)
 
 
 class TimeMix7(nn.Module):

@@ -115,7 +115,7 @@ def _check_weights(config: Config, networks: set[str], data: DataOptions) -> Non
     # Latents without their autoencoder are trained on, and scored elsewhere.
     if not published or data.undecodable_reason():
         return
-    from experiments.evaluation.features import check_weights  # imports torch
+    from experiments.evaluation.published_networks import check_weights  # imports torch
 
     options = options_for(config)
     for name in sorted(published):

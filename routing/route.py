@@ -140,11 +140,14 @@ class Route:
                 before it; a `RouteFitError` where that depends on the depth.
         """
         absolute = tuple(_resolve(segment, depth, name) for segment in self.segments)
-        for first, second in pairwise(absolute):
+        ends = [(first.end, second.start) for first, second in pairwise(self.segments)]
+        for (first, second), (end, start) in zip(pairwise(absolute), ends, strict=True):
+            # An end and a start that count from the same side overlap at any depth.
+            same_side = (end < 0) == (start < 0)
             require(
                 first.end < second.start,
                 f"route={self}: {second.span} must start after the end of {first.span}",
-                RouteError if self.resolved else RouteFitError,
+                RouteError if same_side else RouteFitError,
             )
         return Route(absolute)
 

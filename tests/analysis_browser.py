@@ -11,6 +11,8 @@ import subprocess
 import tempfile
 import time
 
+import pytest
+
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--disable-background-networking",
     "--disable-component-update", "--disable-default-apps", "--disable-extensions", "--disable-sync", "--no-first-run",
@@ -22,6 +24,9 @@ FLAGS = [
 def find():
     """The browser's path, or None."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+needed = pytest.mark.skipif(find() is None, reason="no Chromium on PATH (apt-get install --no-install-recommends chromium)")
 
 
 class Browser:
@@ -109,6 +114,11 @@ class Browser:
             if time.monotonic() > end:
                 raise TimeoutError(f"{path} was not ready in {seconds} s")
             time.sleep(0.1)
+
+    def resize(self, width, height=900):
+        """Become a window of this size, or the screen of a phone."""
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.call("Emulation.setDeviceMetricsOverride", **screen)
 
     def close(self):
         """End the browser."""

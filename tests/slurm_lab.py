@@ -21,7 +21,7 @@ from sweeps import command as sweeps_command
 from sweeps.jobs import slurm
 from sweeps.plan import grid
 from sweeps.status import status
-from sweeps.store.folder import Sweep
+from sweeps.store.folder import JobBatch, Sweep
 from sweeps.store.planned_run import PlannedRun
 
 TOOLS = Path(__file__).parent / "tools"
@@ -184,6 +184,12 @@ def make_run(root, name="r", **changes):
         "trains": True, "folder": str(root / name), "steps": 10, "varies": {"seed": "0"},
     }  # fmt: skip
     return PlannedRun(**{**values, **changes})
+
+
+def note_submission(sweep, batch, ids, time=1.0):
+    """Note that the runs of `ids`, job ids by run, were submitted to Slurm."""
+    sweep.intend(JobBatch(batch, "slurm", "slurm", list(ids), time, "c"))
+    sweep.submitted(batch, ids)
 
 
 class Launcher:

@@ -1,8 +1,8 @@
 """docs/explainer.html: its data are the code's, and what it shows in Chromium is what the code says."""
 
-import importlib.util
 import json
 import re
+import runpy
 
 import analysis_browser
 import pytest
@@ -22,11 +22,9 @@ READY = "document.documentElement.dataset.ready === 'yes'"
 
 
 def test_the_page_holds_what_the_code_says_today():
-    spec = importlib.util.spec_from_file_location("docs_explainer", PAGE.with_suffix(".py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    (embedded,) = module.MARK.findall(PAGE.read_text(encoding="utf-8"))[:1]
-    assert json.loads(embedded) == json.loads(module.text()), "type python docs/explainer.py"
+    script = runpy.run_path(str(PAGE.with_suffix(".py")))
+    (embedded,) = script["MARK"].findall(PAGE.read_text(encoding="utf-8"))[:1]
+    assert json.loads(embedded) == json.loads(script["text"]()), "type python docs/explainer.py"
     assert len(embedded) < 40_000
 
 
@@ -38,8 +36,7 @@ def test_the_page_asks_for_nothing_outside_itself():
 
 
 def in_browser(test):
-    missing = pytest.mark.skipif(analysis_browser.find() is None, reason="no Chromium on PATH")
-    return pytest.mark.slow(missing(test))
+    return pytest.mark.slow(analysis_browser.needed(test))
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +170,7 @@ def test_browser_settles_an_address_that_cannot_be(browser):
 
 @in_browser
 def test_browser_fits_a_phone(browser):
-    screen = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-    browser.call("Emulation.setDeviceMetricsOverride", **screen)
+    browser.resize(390)
     show(browser, backbone="rwkv", depth=32, route="2-28@0.75", size="XL")
     assert browser.run("document.documentElement.scrollWidth") == 390
     browser.call("Emulation.clearDeviceMetricsOverride")

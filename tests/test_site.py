@@ -2,10 +2,10 @@
 
 import html
 import html.parser
-import importlib.util
 import io
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -22,7 +22,6 @@ from small import ROOT
 
 DOCS = ROOT / "docs"
 WIDTHS = (390, 1440)
-browser_only = pytest.mark.skipif(analysis_browser.find() is None, reason="no Chromium on PATH")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +76,7 @@ def test_every_page_is_built_and_loads_nothing_from_outside(site):
         assert not re.search(r"(url\(|@import\s*)[\"']?(https?:)?//", style.read_text()), style
 
 
-@browser_only
+@analysis_browser.needed
 @pytest.mark.slow
 def test_browser_fits_every_page_at_two_widths_and_asks_for_files_alone(site, browser):
     for page in sorted(site.rglob("*.html")):
@@ -85,14 +84,13 @@ def test_browser_fits_every_page_at_two_widths_and_asks_for_files_alone(site, br
             continue
         browser.open(page, ready="document.readyState === 'complete'")
         for width in WIDTHS:
-            screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-            browser.call("Emulation.setDeviceMetricsOverride", **screen)
+            browser.resize(width)
             assert browser.run("document.documentElement.scrollWidth") <= width, page
     assert browser.errors == []
     assert {url.split(":")[0] for url in browser.requests} <= {"file", "data", "about"}
 
 
-@browser_only
+@analysis_browser.needed
 @pytest.mark.slow
 def test_browser_searches_from_disk(site, browser):
     browser.open(site / "faq.html", ready="document.readyState === 'complete'")
@@ -112,15 +110,13 @@ def test_browser_searches_from_disk(site, browser):
 
 
 def test_an_equation_that_cannot_be_converted_ends_the_build():
-    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+    convert = runpy.run_path(str(DOCS / "hooks.py"))["on_page_content"]
     page = r'<p><span class="arithmatex">\({}\)</span></p>'
-    assert "<msub><mi>a</mi><mn>1</mn></msub>" in hooks.on_page_content(page.format("a_1"))
-    assert "<mo>&#x0003C;</mo>" in hooks.on_page_content(page.format("a &lt; b"))
+    assert "<msub><mi>a</mi><mn>1</mn></msub>" in convert(page.format("a_1"))
+    assert "<mo>&#x0003C;</mo>" in convert(page.format("a &lt; b"))
     for wrong in (r"\nosuch x", r"\begin{aligned} a &amp;= b \end{aligned}"):
         with pytest.raises(PluginError, match="cannot convert"):
-            hooks.on_page_content(page.format(wrong))
+            convert(page.format(wrong))
 
 
 # --- the tutorial ---------------------------------------------------------------------------------
@@ -234,23 +230,15 @@ def test_the_tutorials_commands_print_what_it_shows(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_committed_pictures_are_those_that_make_docs_draws():
+def test_the_committed_pictures_are_those_that_make_docs_draws(monkeypatch):
     """`make docs` must leave the working tree clean: the same pixels, whoever draws them."""
-    spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
-    module = importlib.util.module_from_spec(spec)
-    path = list(sys.path)
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path[:] = path
-    drawn = module.pictures()
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the script sets its first entry
+    drawn = runpy.run_path(str(DOCS / "pictures.py"))["pictures"]()
     assert set(drawn) == {"scans.png", "selections.png", "tread.png", "tread.svg"}
     for name, (content, _) in drawn.items():
         committed = (DOCS / "img" / name).read_bytes()
         if name.endswith(".png"):  # zlib's bytes may differ between builds, pixels may not
-            new, old = (
-                Image.open(io.BytesIO(data)).convert("RGB") for data in (content, committed)
-            )
+            new, old = (Image.open(io.BytesIO(data)).convert("RGB") for data in (content, committed))
             assert new.size == old.size, name
             assert ImageChops.difference(new, old).getbbox() is None, name
         else:

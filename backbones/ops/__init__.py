@@ -5,6 +5,7 @@
     ops.biwkv           RWKV's bidirectional weighted sum (`biwkv_triton` is its kernel)
     ops.matrix_state    RWKV-7's scan
     ops.conv            causal depthwise convolution along a path
+    ops.mixer           the convolution and scan of a Mamba-2 mixer, chosen once for a block
     ops.shift           token shift: quarters of the channels from the four grid neighbours
     ops.native          fused C++ operations for CPUs
     ops.dispatch        which implementation runs, and why

@@ -23,7 +23,7 @@ def reference(
     weight: Tensor,
     bias: Tensor | None = None,
     position: Tensor | None = None,
-    activation: str | None = None,
+    silu: bool = False,
 ) -> Tensor:
     """The definition in float64, by the distances of all pairs of tokens.
 
@@ -39,7 +39,7 @@ def reference(
         y = y + torch.einsum("bts,bsc->btc", hit, x.double()) * weight[:, -1 - tap].double()
     if bias is not None:
         y = y + bias.double()
-    return (F.silu(y) if activation == "silu" else y).to(x.dtype)
+    return (F.silu(y) if silu else y).to(x.dtype)
 
 
 def causal_conv(
@@ -47,8 +47,8 @@ def causal_conv(
     weight: Tensor,
     bias: Tensor | None = None,
     position: Tensor | None = None,
+    silu: bool = False,
     kernel: str = "auto",
-    activation: str | None = None,
 ) -> Tensor:
     """Causal depthwise convolution over the tokens.
 
@@ -58,8 +58,8 @@ def causal_conv(
         bias: (C,) or None.
         position: (T,) or (B, T) strictly ascending coordinates along the full path: taps by true
             distance, dropped tokens count as 0. None: compact, the previous W-1 tokens present.
+        silu: Apply SiLU to the result.
         kernel: auto | torch | reference | causal-conv1d (compact only) | triton | native.
-        activation: None or "silu", applied to the result.
 
     Returns:
         (B, T, C) in x's dtype.
@@ -67,26 +67,24 @@ def causal_conv(
     Raises:
         KernelError: The requested kernel cannot run on these inputs.
     """
-    width, silu = weight.shape[1], activation == "silu"
     fits = functools.partial(
-        kernel_misfit, channels=x.shape[2], width=width, compact=position is None
+        kernel_misfit, channels=x.shape[2], width=weight.shape[1], compact=position is None
     )
     tensors = [x, weight] if bias is None else [x, weight, bias]
     name = choose("conv", kernel, tensors, fits)
     if name == "reference":
-        return reference(x, weight, bias, position, activation)
+        return reference(x, weight, bias, position, silu)
     if name == "causal-conv1d":
         # It takes (B, C, T) with channels last in memory, which a transposed view is.
         channels = x.contiguous().transpose(1, 2)
         weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
         return kernel_function("conv", "causal-conv1d")(
-            channels, weight, bias, activation=activation
+            channels, weight, bias, activation="silu" if silu else None
         ).transpose(1, 2)
     if name == "triton":
         return kernel_function("conv", "triton")(x, weight, bias, position, silu)
     if name == "native":
-        table = None if position is None else taps(position, width)
-        return torch.ops.tread.conv(x, weight.t().flip(0), bias, table, silu)
+        return torch.ops.tread.conv(x, weight, bias, position, silu)
     rows = weight.to(x.dtype).t().flip(0)  # (W, C), row j for distance j
     y = _shifted(x, rows, None if bias is None else bias.to(x.dtype), position)
     return F.silu(y) if silu else y
@@ -103,21 +101,6 @@ def kernel_misfit(kernel: str, channels: int, width: int, compact: bool) -> str 
     if channels % 8:
         return f"{channels} channels are not a multiple of 8"
     return None if 2 <= width <= 4 else f"width {width} is not 2, 3 or 4"
-
-
-def taps(position: Tensor, width: int) -> Tensor:
-    """Return (1 or B, W-1, T): index of the token 1..W-1 path steps before, or T if absent."""
-    p = position if position.dim() == 2 else position[None]
-    tokens = p.shape[1]
-    missing = p.new_full((p.shape[0], width - 1, tokens), tokens)
-    index = torch.arange(tokens, device=p.device)
-    # The token j path steps back is at most j places back among the tokens present.
-    for back in range(1, min(width, tokens)):
-        distance = p[:, back:] - p[:, :-back]
-        for tap in range(back, width):
-            entry = missing[:, tap - 1, back:]
-            entry.copy_(torch.where(distance == tap, index[:-back], entry))
-    return missing
 
 
 def _shifted(x: Tensor, rows: Tensor, bias: Tensor | None, position: Tensor | None) -> Tensor:

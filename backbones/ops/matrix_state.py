@@ -32,11 +32,6 @@ def cut(x: Tensor, chunk: int) -> Tensor:
     return x.unflatten(2, (-1, chunk))
 
 
-def join(x: Tensor, tokens: int) -> Tensor:
-    """Undo `cut` for the first `tokens` tokens: (B, H, n, chunk, K) -> (B, T, H, K)."""
-    return x.flatten(2, 3)[:, :, :tokens].transpose(1, 2)
-
-
 class Decay:
     """Running sums of log decays g (B, H, n, Q, K), at most 0, and the factors from them."""
 
@@ -128,7 +123,7 @@ def rwkv7(
     dtype = work_dtype(r, g, k, v, a, b)
     with full_precision(v):
         y = _rwkv7_chunks(*(cut(x.to(dtype), chunk) for x in (r, g, k, v, a, b)))
-    return join(y, r.shape[1]).to(v.dtype)
+    return y.flatten(2, 3)[:, :, : r.shape[1]].transpose(1, 2).to(v.dtype)
 
 
 def _rwkv7_chunks(r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:

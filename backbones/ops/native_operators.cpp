@@ -158,6 +158,11 @@ bool plain(const Tensor& t) {
 
 bool half_or_single(at::ScalarType type) { return type == at::kFloat || type == at::kBFloat16; }
 
+// Type of the matmuls of tokens with a type: autocast's where it is on.
+at::ScalarType matmul_type(at::ScalarType type) {
+  return at::autocast::is_autocast_enabled(at::kCPU) ? at::autocast::get_autocast_dtype(at::kCPU) : type;
+}
+
 // Tokens of one type.
 bool takes(TensorList tensors) {
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return false;
@@ -167,12 +172,13 @@ bool takes(TensorList tensors) {
   return half_or_single(type) && tensors[0].numel();
 }
 
-// Whether the kernels that mix tokens take these inputs; the first are the tokens.
+// Whether the kernels that mix tokens take these inputs and their projections; the first are the tokens.
 bool takes_all(const std::vector<Tensor>& tensors) {
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return false;
   for (auto& t : tensors)
     if (!plain(t)) return false;
-  return half_or_single(tensors[0].scalar_type());
+  auto type = tensors[0].scalar_type();
+  return half_or_single(type) && half_or_single(matmul_type(type));
 }
 
 // A stream (B, T, D) and its rows (B, 1, D), all float32.
@@ -253,11 +259,8 @@ Tensor adaln(const Tensor& given, const Tensor& shift_rows, const Tensor& scale_
     Tensor unit = at::layer_norm_symint(given, {given.sym_size(-1)}, {}, {}, EPS);
     return permuted(at::addcmul(shift_rows, unit, scale_rows.add(1)), order, 0);
   }
-  auto type = at::kFloat;
-  if (at::autocast::is_autocast_enabled(at::kCPU)) {
-    auto narrow = at::autocast::get_autocast_dtype(at::kCPU);
-    if (half_or_single(narrow)) type = narrow;
-  }
+  auto type = matmul_type(at::kFloat);
+  if (!half_or_single(type)) type = at::kFloat;
   Tensor x = given.contiguous(), shift = shift_rows, scale = scale_rows;
   if (shift.stride(0) != scale.stride(0) || shift.stride(2) != 1 || scale.stride(2) != 1)
     shift = shift.contiguous(), scale = scale.contiguous();
@@ -304,14 +307,29 @@ Tensor gated_rms_norm(const Tensor& branch, const Tensor& gate, const Tensor& we
 
 // ---------------------------------------------------------------- tokens with others
 
-// Tokens (B, T, C) with rows (W, C), row j for distance j; `table` as of `conv.taps`.
-Tensor conv(const Tensor& given, const Tensor& rows_given, const optional<Tensor>& bias_given,
-            const optional<Tensor>& taps, bool silu) {
+// Index (1 or B, W - 1, T) of the token 1 to W - 1 steps before each token on its path; T if it is absent.
+Tensor tap_indices(const Tensor& positions, int64_t W) {
+  int64_t T = positions.size(1);
+  Tensor index = at::empty({positions.size(0), W - 1, T}, at::kLong).fill_(T);
+  for (int64_t sample = 0; sample < positions.size(0); sample++) {
+    const int64_t* at = positions.const_data_ptr<int64_t>() + sample * T;
+    int64_t* into = index.mutable_data_ptr<int64_t>() + sample * (W - 1) * T;
+    for (int64_t t = 0; t < T; t++)  // Positions ascend: fewer than W tokens are within W - 1 steps.
+      for (int64_t source = t - 1; source >= 0 && at[t] - at[source] < W; source--)
+        into[(at[t] - at[source] - 1) * T + t] = source;
+  }
+  return index;
+}
+
+// `conv.causal_conv`; the kernel has a row of weights for each distance, 0 first.
+Tensor conv(const Tensor& given, const Tensor& weight, const optional<Tensor>& bias_given,
+            const optional<Tensor>& positions, bool silu) {
   auto type = given.scalar_type();
-  Tensor x = dense(given), rows = dense(rows_given.to(at::kFloat));
+  Tensor x = dense(given), rows = dense(weight.t().flip(0).to(at::kFloat));
   Tensor bias = bias_given ? dense(bias_given->to(at::kFloat)) : Tensor(), out = at::empty_like(x);
-  Table table(taps, 3);
   int64_t B = x.size(0), T = x.size(1), C = x.size(2), W = rows.size(0), active = silu;
+  Table table(positions, 2);
+  if (positions) table.index = tap_indices(table.index, W);
   call(conv_pair.forward, type, x, rows, bias, table.index, table.each, active, B, T, C, W, out);
   return run({out}, {}, {x, rows, bias}, [=](auto& grads, auto& saved, auto& ours) {
     call(conv_pair.backward, type, grads[0], saved[0], saved[1], saved[2], table.index, table.each, active, B, T, C,
@@ -353,18 +371,18 @@ Tensor biwkv(const Tensor& k_given, const Tensor& v_given, const Tensor& decay_g
   })[0];
 }
 
-// SSD on (B, T, H width + 2 N), N a multiple of 8; arguments as of `ssd.ssd_packed`.
-Tensor ssd(const Tensor& packed_given, const Tensor& dt_given, const Tensor& rates, const optional<Tensor>& skip_given,
+// SSD on (B, T, H width + 2 N), N a multiple of 8; arguments as of `ssd.ssd`.
+Tensor ssd(const Tensor& xbc_given, const Tensor& dt_given, const Tensor& rates, const optional<Tensor>& skip_given,
            const optional<Tensor>& gaps, int64_t width) {
-  auto type = packed_given.scalar_type();
-  Tensor packed = dense(packed_given), dt = dense(dt_given.to(at::kFloat)), steps = dt;
+  auto type = xbc_given.scalar_type();
+  Tensor xbc = dense(xbc_given), dt = dense(dt_given.to(at::kFloat)), steps = dt;
   if (gaps) steps = dt.mul(gaps->to(at::kFloat).expand({dt.size(0), dt.size(1)}).unsqueeze(-1));
   Tensor decay = dense(steps.mul(rates.to(at::kFloat)));
   Tensor skip = skip_given ? dense(skip_given->to(at::kFloat)) : Tensor();
-  int64_t B = dt.size(0), T = dt.size(1), H = dt.size(2), N = (packed.size(2) - H * width) / 2;
+  int64_t B = dt.size(0), T = dt.size(1), H = dt.size(2), N = (xbc.size(2) - H * width) / 2;
   Tensor out = at::empty({B, T, H, width}, type), exact = type == at::kFloat ? out.detach() : floats(out.sizes());
-  call(ssd_pair.forward, type, packed, dt, decay, skip, B, T, H, width, N, out, exact);
-  return run({out}, {exact}, {packed, dt, decay, skip}, [=](auto& grads, auto& saved, auto& ours) {
+  call(ssd_pair.forward, type, xbc, dt, decay, skip, B, T, H, width, N, out, exact);
+  return run({out}, {exact}, {xbc, dt, decay, skip}, [=](auto& grads, auto& saved, auto& ours) {
     call(ssd_pair.backward, type, grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], B, T, H, width, N,
          ours[0], ours[1], ours[2], ours[3]);
   })[0];
@@ -380,10 +398,10 @@ TORCH_LIBRARY(tread, library) {
   library.def("adaln(Tensor x, Tensor shift, Tensor scale, Tensor[]? order=None) -> Tensor", &adaln);
   library.def("gated_sum(Tensor x, Tensor gate, Tensor y, Tensor[]? order=None) -> Tensor", &gated_sum);
   library.def("gated_rms_norm(Tensor y, Tensor z, Tensor weight) -> Tensor", &gated_rms_norm);
-  library.def("conv(Tensor x, Tensor rows, Tensor? bias, Tensor? table, bool silu) -> Tensor", &conv);
+  library.def("conv(Tensor x, Tensor weight, Tensor? bias, Tensor? position, bool silu) -> Tensor", &conv);
   library.def("shift_mix(Tensor x, Tensor neighbours, Tensor mix) -> Tensor[]", &shift_mix);
   library.def("biwkv(Tensor k, Tensor v, Tensor decay, Tensor bonus, Tensor? position, int length) -> Tensor", &biwkv);
-  library.def("ssd(Tensor packed, Tensor dt, Tensor A, Tensor? D, Tensor? decay_gap, int width) -> Tensor", &ssd);
+  library.def("ssd(Tensor xbc, Tensor dt, Tensor A, Tensor? D, Tensor? decay_gap, int width) -> Tensor", &ssd);
 }
 
 // Under torch.func transforms and dispatch modes, `takes` is false: they need single operations.

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.ops import native
+from backbones.ops.dispatch import choose
 
 
 def shift_mix(
@@ -31,10 +31,8 @@ def shift_mix(
     Returns:
         M tensors (B, T, D).
     """
-    if not torch.compiler.is_compiling():
-        operations = native.ACTIVE.operations[x.device.type]
-        if operations.takes([x, mix]):
-            return operations.shift_mix(x, neighbours, mix)
+    if choose("shift", "auto", [x, mix]) == "native":
+        return torch.ops.tread.shift_mix(x, neighbours, mix)
     shifted = grid_shift(x, neighbours, grid, prefix)
     return [torch.lerp(shifted, x, row) for row in mix.to(x.dtype)]
 

@@ -35,7 +35,7 @@ def reference(
 ) -> Tensor:
     """The recurrence in float64, token by token, as gated linear attention.
 
-    x is (B, T, H, P), B and C are (B, T, 1, N); the rest as for `ssd_packed`.
+    x is (B, T, H, P), B and C are (B, T, 1, N); the rest as for `ssd`.
     """
     steps = dt.double() if decay_gap is None else dt.double() * decay_gap[..., None]
     keys, queries = (m.double().expand(-1, -1, x.shape[2], -1) for m in (B, C))
@@ -45,42 +45,41 @@ def reference(
     return (y if D is None else y + D.double()[:, None] * x.double()).to(x.dtype)
 
 
-def ssd_packed(
-    packed: Tensor,
+def ssd(
+    xbc: Tensor,
     dt: Tensor,
     A: Tensor,
-    D: Tensor | None = None,
+    D: Tensor | None,
+    decay_gap: Tensor | None,
+    width: int,
     chunk: int = 64,
     kernel: str = "auto",
-    decay_gap: Tensor | None = None,
-    *,
-    width: int,
 ) -> Tensor:
     """Mamba-2's scan with x, B and C side by side, as a mixer's projection has them.
 
     Args:
-        packed: (B, T, H P + 2 N) inputs of H heads of width P, then input and output projections of
+        xbc: (B, T, H P + 2 N) inputs of H heads of width P, then input and output projections of
             N states, one for all heads.
         dt: (B, T, H) steps after softplus; 0 takes a token out (no decay, no write).
         A: (H,) negative rates.
         D: (H,) skip, or None.
-        chunk: Tokens per chunk; need not divide T. mamba-ssm's kernel takes at least 2 N.
-        kernel: auto | torch | reference | mamba-ssm | fla | native.
         decay_gap: (T,) or (B, T) distances that scale the decay but not the input; None is 1.
         width: P.
+        chunk: Tokens per chunk; need not divide T. mamba-ssm's kernel takes at least 2 N.
+        kernel: auto | torch | reference | mamba-ssm | fla | native.
 
     Returns:
-        (B, T, H, P) in the type of `packed`. dt, decays, their sums and the state are float32 at
+        (B, T, H, P) in the type of `xbc`. dt, decays, their sums and the state are float32 at
         least.
 
     Raises:
         KernelError: The requested kernel cannot run.
     """
-    state = (packed.shape[2] - dt.shape[2] * width) // 2
+    state = (xbc.shape[2] - dt.shape[2] * width) // 2
     fits = functools.partial(kernel_misfit, headdim=width, state=state)
-    tensors = [packed, dt] if D is None else [packed, dt, D]
+    tensors = [xbc, dt] if D is None else [xbc, dt, D]
     implementation = _IMPLEMENTATIONS[choose("ssd", kernel, tensors, fits)]
-    return implementation(_Inputs(packed, dt, A, D, chunk, decay_gap, width))
+    return implementation(_Inputs(xbc, dt, A, D, decay_gap, width, chunk))
 
 
 def chunk_length(chunk: int, state: int, tokens: int) -> int:
@@ -95,26 +94,26 @@ def chunk_length(chunk: int, state: int, tokens: int) -> int:
 
 
 class _Inputs(NamedTuple):
-    """The arguments of `ssd_packed`."""
+    """The arguments of `ssd`."""
 
-    packed: Tensor
+    xbc: Tensor
     dt: Tensor
     A: Tensor
     D: Tensor | None
-    chunk: int
     decay_gap: Tensor | None
     width: int
+    chunk: int
 
     def split(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return x (B, T, H, P), B and C (B, T, 1, N)."""
         inner = self.dt.shape[2] * self.width
-        state = (self.packed.shape[2] - inner) // 2
-        x, keys, queries = self.packed.split([inner, state, state], -1)
+        state = (self.xbc.shape[2] - inner) // 2
+        x, keys, queries = self.xbc.split([inner, state, state], -1)
         return x.unflatten(-1, (-1, self.width)), keys.unsqueeze(2), queries.unsqueeze(2)
 
     def steps(self) -> tuple[Tensor, Tensor]:
         """Return dt in float32 at least, and dt times the gap before each token: (B, T, H) each."""
-        dt, gap = self.dt.to(work_dtype(self.packed, self.dt)), self.decay_gap
+        dt, gap = self.dt.to(work_dtype(self.xbc, self.dt)), self.decay_gap
         return dt, dt if gap is None else dt * gap.to(dt.dtype).expand(dt.shape[:2])[..., None]
 
     def add_skip(self, y: Tensor, x: Tensor) -> Tensor:
@@ -154,23 +153,23 @@ def _by_fla(inputs: _Inputs) -> Tensor:
 def _by_native(inputs: _Inputs) -> Tensor:
     """The CPU kernel of `native.cpp`, in float32 whatever the type of the tokens."""
     return torch.ops.tread.ssd(
-        inputs.packed, inputs.dt, inputs.A, inputs.D, inputs.decay_gap, inputs.width
+        inputs.xbc, inputs.dt, inputs.A, inputs.D, inputs.decay_gap, inputs.width
     )
 
 
 def _by_torch(inputs: _Inputs) -> Tensor:
     """The torch path: chunks as matrix products, in float32 at least."""
-    packed = inputs.packed
-    with full_precision(packed):
+    xbc = inputs.xbc
+    with full_precision(xbc):
         dt, steps = inputs.steps()
         skip = None if inputs.D is None else inputs.D.to(dt.dtype)
         log_decay = steps * inputs.A.to(dt.dtype)
-        arguments = (packed.to(dt.dtype), dt, log_decay, skip, inputs.chunk, inputs.width)
+        arguments = (xbc.to(dt.dtype), dt, log_decay, skip, inputs.chunk, inputs.width)
         if native.bypassed():
-            return _chunked(*arguments).to(packed.dtype)
+            return _chunked(*arguments).to(xbc.dtype)
         # Recomputed in the backward pass: its intermediates are 1.7 times what a block saves.
         y = checkpoint(_chunked, *arguments, use_reentrant=False, preserve_rng_state=False)
-        return y.to(packed.dtype)
+        return y.to(xbc.dtype)
 
 
 _IMPLEMENTATIONS = {
@@ -196,26 +195,26 @@ def kernel_misfit(kernel: str, headdim: int, state: int) -> str | None:
 
 
 def _chunked(
-    packed: Tensor, dt: Tensor, log_decay: Tensor, D: Tensor | None, chunk: int, width: int
+    xbc: Tensor, dt: Tensor, log_decay: Tensor, D: Tensor | None, chunk: int, width: int
 ) -> Tensor:
-    """The scan in chunks; shapes as in `ssd_packed`, log decays as dt.
+    """The scan in chunks; shapes as in `ssd`, log decays as dt.
 
     Exponents are clamped: exp is 300 times slower on a CPU where its result is denormal, and a
     weight of e^-60 is negligible.
     """
     tokens, heads = dt.shape[1:]
     chunk = min(chunk, max(8, 1 << (tokens - 1).bit_length()))
-    if packed.device.type == "cpu":
+    if xbc.device.type == "cpu":
         # Work inside chunks grows with their length, work between them with the head width.
         chunk = min(chunk, max(32, width))
     # dt = 0 makes padding exact: no decay, no write.
     missing = -tokens % chunk
     if missing:
-        packed, dt, log_decay = (F.pad(m, (0, 0, 0, missing)) for m in (packed, dt, log_decay))
-    packed, dt, log_decay = (m.unflatten(1, (-1, chunk)) for m in (packed, dt, log_decay))
+        xbc, dt, log_decay = (F.pad(m, (0, 0, 0, missing)) for m in (xbc, dt, log_decay))
+    xbc, dt, log_decay = (m.unflatten(1, (-1, chunk)) for m in (xbc, dt, log_decay))
     inner = heads * width
-    state = (packed.shape[3] - inner) // 2
-    x, keys, queries = packed.split([inner, state, state], -1)
+    state = (xbc.shape[3] - inner) // 2
+    x, keys, queries = xbc.split([inner, state, state], -1)
     x = x.unflatten(-1, (heads, width))  # (n, c, q, h, p): n samples of c chunks of q tokens
     values = x * dt[..., None]
     cum = log_decay.cumsum(2)

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from experiments.evaluation import distances
 from experiments.evaluation.features import Features
-from experiments.evaluation.images import split_batches, split_indices
 from experiments.options.evaluation import MetricError
-from experiments.runtime.processes import gather, gather_rows, share
+from experiments.runtime.processes import gather, gather_rows
 from routing.errors import require
 
 # Statistics whose moments are kept: an output of the extractor, and the suffix of `mu`, `sigma`.
@@ -108,11 +107,3 @@ def collect(
     for batch in images:
         collector.update(batch)
     return collector.merged()
-
-
-def process_batches(dataset: Any, split: str) -> Iterator[Tensor]:
-    """Yield this process's part of a split as uint8 batches of shape `(B, 3, H, W)`."""
-    index = split_indices(dataset, split)
-    part = share(len(index))
-    for pixels, _ in split_batches(dataset, split, index[part.start : part.stop]):
-        yield pixels

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from experiments.components import make_dataset
-from experiments.evaluation.collect import process_batches
 from experiments.evaluation.evaluation_record import (
     EVAL_FLAGS,
     SAMPLING_FLAGS,
@@ -21,6 +20,7 @@ from experiments.evaluation.evaluation_record import (
     sampling_settings,
     write_reference,
 )
+from experiments.evaluation.images import process_batches
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.sampling_options import chosen_options, parse_overrides
 from experiments.evaluation.scoring import cache_of, sample_and_score

@@ -1,16 +1,12 @@
 """Feature extractors: the networks that metrics are computed on, chosen by name.
 
 Every extractor takes uint8 images of any size and does its own resizing, so that two scores with
-the same features name went through the same pre-processing. Published weights (ADM's Inception for
-FID, sFID and IS; DINOv2 for FD-DINOv2) are fetched once, checked, and loaded without unpickling
-anything.
+the same features name went through the same pre-processing. The networks are published ones
+(`published_networks`), or trained on the data set itself (`small_networks`).
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import io
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,31 +15,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor
 
-from backbones.weights import hub_problem
 from experiments.data import probe
-from experiments.data.data_options import DataError, first_line
 from experiments.data.dataset import Device, create
-from experiments.data.downloads import fetch, unreachable_reason
-from experiments.evaluation.images import split_batches, whole_split
+from experiments.evaluation.images import whole_split
+from experiments.evaluation.published_networks import (
+    build_dinov2,
+    build_inception,
+    dinov2_input,
+    download_inception,
+)
 from experiments.evaluation.small_networks import (
-    AUTOENCODER_VERSION,
-    CLASSIFIER_VERSION,
-    CodeRecipe,
-    NetworkPlan,
-    Recipe,
-    SmallAutoencoder,
-    SmallClassifier,
     checksum,
     load_or_make,
     load_shipped,
+    own_network_plan,
 )
 from experiments.options.evaluation import EvalOptions, MetricError, check_features
-from experiments.runtime.files import default_cache, sha256
+from experiments.runtime.files import sha256
 from routing.errors import require
+
+_SPATIAL_CHANNELS = 7  # of Inception's mixed_6/conv, which sFID compares
 
 
 @dataclass(frozen=True)
@@ -70,112 +63,10 @@ class Features:
         )
         return self.measure(images.to(self.device))
 
-
-def identity(features: Features) -> str:
-    """Return name and start of the weights' checksum, as `digits-classifier@1f2e3d4c`."""
-    return f"{features.name}@{features.checksum[:8]}"
-
-
-# --- published networks ---------------------------------------------------------------------------
-
-URL = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
-SHA256 = "6726825d"  # its first digits
-SPATIAL_CHANNELS = 7
-_WHAT = "torch-fidelity's Inception weights"
-_OPTION = "eval.inception_weights"
-_FETCH = f"; without internet access, copy it from elsewhere and pass {_OPTION}=FILE"
-MODELS = {
-    "dinov2-vitl14": "vit_large_patch14_dinov2.lvd142m",
-    "dinov2-vits14": "vit_small_patch14_dinov2.lvd142m",
-    "dinov2-vitb14": "vit_base_patch14_dinov2.lvd142m",  # for REPA; no metric uses it
-}
-SIZE = 224
-_MEAN = (0.485, 0.456, 0.406)
-_STD = (0.229, 0.224, 0.225)
-
-
-def check_weights(name: str, options: EvalOptions, cache: str | None) -> None:
-    """Refuse a published network whose weights are not here and cannot be downloaded.
-
-    For checks before a run: nothing is read or downloaded. `cache` is the run's `paths.cache`.
-
-    Raises:
-        MetricError: A run that uses the network would fail.
-    """
-    if name == "inception-adm":
-        _check_fidelity_installed()
-        path = _cached_inception(Path(cache).expanduser() if cache else default_cache())
-        if not options.inception_weights and not path.is_file():
-            reason = unreachable_reason(URL)
-            require(not reason, f"cannot download {URL} to {path} ({reason}){_FETCH}", MetricError)
-    elif name.startswith("dinov2-") and not options.dinov2_weights:
-        from huggingface_hub import try_to_load_from_cache
-
-        repository = f"timm/{MODELS[name]}"
-        if not isinstance(try_to_load_from_cache(repository, "model.safetensors"), str):
-            reason = hub_problem(repository, "model.safetensors")
-            message = f"timm's cache has no {MODELS[name]}, and {reason}{_fetch_advice(name)}"
-            require(not reason, message, MetricError)
-
-
-def _check_fidelity_installed() -> None:
-    require(
-        importlib.util.find_spec("torch_fidelity") is not None,
-        'inception-adm needs torch-fidelity; install it with pip install -e ".[metrics]"',
-        MetricError,
-    )
-
-
-def _cached_inception(cache: Path) -> Path:
-    """Return where Inception's weights are kept once they are downloaded."""
-    return cache / "weights" / URL.rsplit("/", 1)[1]
-
-
-def _published(cache: Path) -> Path:
-    """Return the file of Inception's weights in the cache, downloaded if it is not there.
-
-    Raises:
-        MetricError: The download failed, or the file is another one; the message says how to pass
-            the file.
-    """
-    path = _cached_inception(cache)
-    try:
-        fetch([URL], path, SHA256, "sha256")
-    except DataError as error:
-        raise MetricError(f"{error}{_FETCH}") from None
-    return path
-
-
-def read_inception(path: str | Path) -> dict[str, Tensor]:
-    """Return the tensors in a `.safetensors` or PyTorch file; nothing in it is executed."""
-    path = Path(path).expanduser()
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        why = first_line(error)[:120]
-        raise MetricError(f"{_OPTION}={path} is not readable as {_WHAT} ({why})") from None
-
-
-def build_inception(weights: str | Path) -> torch.nn.Module:
-    """Return torch-fidelity's network with weights of a file: outputs `2048`, `logits_unbiased`."""
-    _check_fidelity_installed()
-    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-
-    # Upstream would unpickle the file, so it gets the tensors that were read from it safely.
-    state = io.BytesIO()
-    torch.save(read_inception(weights), state)
-    state.seek(0)
-    outputs = ["2048", "logits_unbiased"]
-    try:
-        return FeatureExtractorInceptionV3(
-            "inception-adm", outputs, feature_extractor_weights_path=state
-        )
-    except (RuntimeError, AttributeError, TypeError):
-        raise MetricError(
-            f"{_OPTION}={weights} holds another network; expected {URL.rpartition('/')[2]}"
-        ) from None
+    @property
+    def identity(self) -> str:
+        """Name and start of the weights' checksum, as `digits-classifier@1f2e3d4c`."""
+        return f"{self.name}@{self.checksum[:8]}"
 
 
 def inception(network: torch.nn.Module, device: Device = "cpu") -> Features:
@@ -198,52 +89,10 @@ def inception(network: torch.nn.Module, device: Device = "cpu") -> Features:
     def measure(images: Tensor) -> dict[str, Tensor]:
         """Return features `(B, 2048)`, logits `(B, 1008)` and spatial rows `(B, 2023)`."""
         features, logits = network(images)
-        spatial = branch.pop()[:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1).float()
+        spatial = branch.pop()[:, :_SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1).float()
         return {"features": features, "logits": logits, "spatial": spatial}
 
     return Features("inception-adm", 2048, checksum(network), measure, device)
-
-
-def build_dinov2(name: str, weights: str | Path | None = None) -> torch.nn.Module:
-    """Return timm's network without a head, with the weights of a file or of timm's cache."""
-    import timm
-
-    model, file = MODELS[name], None if weights is None else str(Path(weights).expanduser())
-    overlay = {"file": file} if file else None
-    options: dict[str, Any] = {
-        "num_classes": 0,
-        "img_size": SIZE,
-        "pretrained_cfg_overlay": overlay,
-    }
-    try:
-        if file and not Path(file).is_file():  # timm would log it beside the error
-            raise FileNotFoundError("no such file")
-        return timm.create_model(model, pretrained=True, **options)
-    except Exception as error:
-        where = f"eval.dinov2_weights={weights} does not hold" if file else "timm's cache has no"
-        problem = f"{where} {model}, or it cannot be read ({first_line(error)[:120]})"
-        raise MetricError(problem + _fetch_advice(name)) from None
-
-
-def _fetch_advice(name: str) -> str:
-    """Return how to get the weights of a DINOv2 network, to be appended to an error."""
-    repository = f"huggingface.co/timm/{MODELS[name]}"
-    return f": fetch model.safetensors of {repository} and pass eval.dinov2_weights=FILE"
-
-
-@functools.cache
-def _imagenet(device: torch.device) -> list[Tensor]:
-    # Copied to the device once: a copy in every step of REPA would stall a GPU.
-    return [torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (_MEAN, _STD)]
-
-
-def dinov2_input(images: Tensor) -> Tensor:
-    """Return uint8 images (B, 3, H, W) as DINOv2 takes them, (B, 3, 224, 224)."""
-    x = images.float()
-    if x.shape[-2:] != (SIZE, SIZE):
-        x = F.interpolate(x, size=(SIZE, SIZE), mode="bicubic", antialias=True).clamp(0, 255)
-    mean, std = _imagenet(x.device)
-    return (x / 255 - mean) / std
 
 
 def dinov2(name: str, network: Any, device: Device = "cpu") -> Features:
@@ -263,10 +112,6 @@ def dinov2(name: str, network: Any, device: Device = "cpu") -> Features:
 
 
 # --- by name --------------------------------------------------------------------------------------
-
-
-# Wider images need a larger network, and minutes of training.
-_LARGEST = 64
 
 
 def pixel_features(shape: tuple[int, int], device: Device = "cpu") -> Features:
@@ -301,7 +146,8 @@ def create_features(
     check_features(name, None if dataset is None else dataset.name)
     options, cache = options or EvalOptions(), Path(cache)
     if name == "inception-adm":
-        return inception(build_inception(options.inception_weights or _published(cache)), device)
+        weights = options.inception_weights or download_inception(cache)
+        return inception(build_inception(weights), device)
     if name.startswith("dinov2-"):
         return dinov2(name, build_dinov2(name, options.dinov2_weights), device)
     if name == "scenes-probe":
@@ -316,31 +162,6 @@ def create_features(
     if name != "autoencoder" and dataset.task != "class":  # a classifier needs the labels
         dataset = create(dataset.options, task="class", device=dataset.device)
     return _own_network(name, dataset, cache, device)
-
-
-def own_network_plan(kind: str, dataset: Any) -> NetworkPlan:
-    """Return how a data set's `classifier` or `autoencoder` is built and trained."""
-    # Latents and the images that they are decoded to differ in size.
-    size = next(split_batches(dataset, "train", torch.arange(1)))[0].shape[-1]
-    settings = [dataset.name, dataset.pixels_fingerprint, size]
-    recipe: Any
-    build: Callable[[], Any]
-    if kind == "classifier":
-        # 2 to 16 epochs: 32,000 images in total where possible.
-        recipe = Recipe(epochs=max(2, min(16, 32000 // dataset.sizes["train"])))
-        build = partial(SmallClassifier, size, dataset.num_classes, recipe)
-        settings = [CLASSIFIER_VERSION, *settings, dataset.num_classes]
-    else:
-        require(
-            size <= _LARGEST,
-            f"the autoencoder is for images up to {_LARGEST} pixels wide, these are {size}; "
-            "choose other features, such as inception-adm",
-            MetricError,
-        )
-        recipe = CodeRecipe()
-        build = partial(SmallAutoencoder, size, recipe)
-        settings = [AUTOENCODER_VERSION, *settings]
-    return NetworkPlan(dataset.name, kind, size, settings, recipe, build)
 
 
 def _own_network(name: str, dataset: Any, cache: Path, device: Device) -> Features:

@@ -112,56 +112,47 @@ def _sample_batches(
     progress: Progress | None,
     batch_progress: Callable[[float], None] | None,
 ) -> Tensor:
-    """Sample an image for each of the denoiser's seeds."""
+    """Sample an image for each of the denoiser's seeds.
+
+    On a CPU a batch is sampled in parts of one size that fit into its cache. The last batch, and
+    the last part of a batch, are filled up with copies of their last image.
+    """
     device, count = denoiser.seeds.device, len(denoiser.seeds)
     shape = _image_shape(denoiser.model)
     if count == 0:
         return torch.empty((0, *shape), device=device)
     batch = min(batch, count)
+    part = _cached_images(denoiser, batch)
+    if batch_progress is not None:
+        evaluations = len(sampler.evaluations()) * math.ceil(batch / part)
+        share = itertools.cycle(range(1, evaluations + 1))  # anew for each batch
+        denoiser.on_evaluation = lambda: batch_progress(next(share) / evaluations)
     images = []
     for start in range(0, count, batch):
-        # The last batch is filled up with copies of its last image.
-        index = torch.arange(start, start + batch, device=device).clamp(max=count - 1)
-        samples = _sample_batch(denoiser.select(index), sampler, shape, batch_progress)
-        images.append(samples[: count - start])
+        parts = []
+        for first in range(start, start + batch, part):
+            index = torch.arange(first, first + part, device=device)
+            index = index.clamp(max=min(start + batch, count) - 1)
+            parts.append(_sample_part(denoiser.select(index), sampler, shape))
+        images.append(torch.cat(parts)[: min(batch, count - start)])
         if progress:
             progress(min(start + batch, count), count)
     return torch.cat(images)
 
 
-def _cached_images(denoiser: GuidedDenoiser) -> int:
-    """Return how many images to sample at once, so that activations stay in the CPU's cache.
+def _cached_images(denoiser: GuidedDenoiser, batch: int) -> int:
+    """Return how many of a batch to sample at once, so that activations stay in the CPU's cache.
 
     All of them on other devices, and for a network that does not say how wide it is.
     """
-    count = len(denoiser.seeds)
     width = getattr(getattr(denoiser.model, "size", None), "width", None)
     if denoiser.seeds.device.type != "cpu" or width is None:
-        return count
+        return batch
     copies = max(map(len, group_passes(denoiser.guidance.guided(0.0))))
     values = torch.get_num_threads() * _CACHED_VALUES
     fitting = values // (copies * denoiser.model.num_tokens * width)
-    parts = math.ceil(count / max(_FEWEST_IMAGES, fitting))
-    return math.ceil(count / parts)
-
-
-def _sample_batch(
-    denoiser: GuidedDenoiser,
-    sampler: Sampler,
-    shape: tuple[int, ...],
-    batch_progress: Callable[[float], None] | None,
-) -> Tensor:
-    """Sample one batch, on a CPU in parts of one size that fit into its cache."""
-    count, part = len(denoiser.seeds), _cached_images(denoiser)
-    if batch_progress is not None:
-        evaluations = len(sampler.evaluations()) * math.ceil(count / part)
-        finished = itertools.count(1)
-        denoiser.on_evaluation = lambda: batch_progress(next(finished) / evaluations)
-    images = []
-    for start in range(0, count, part):
-        index = torch.arange(start, start + part, device=denoiser.seeds.device)
-        images.append(_sample_part(denoiser.select(index.clamp(max=count - 1)), sampler, shape))
-    return torch.cat(images)[:count]
+    parts = math.ceil(batch / max(_FEWEST_IMAGES, fitting))
+    return math.ceil(batch / parts)
 
 
 def _sample_part(denoiser: GuidedDenoiser, sampler: Sampler, shape: tuple[int, ...]) -> Tensor:

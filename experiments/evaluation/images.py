@@ -23,6 +23,7 @@ from experiments.data.data_options import PICTURES, first_line
 from experiments.data.raw_images import eight_bits
 from experiments.options.evaluation import MetricError
 from experiments.runtime.files import visible_files
+from experiments.runtime.processes import share
 from routing.errors import require
 
 #: Images taken from an endless stream, per split.
@@ -66,6 +67,14 @@ def split_batches(
         # Without draws no image is flipped, and the noise of latents depends on the sample alone.
         batch = dataset.batch(part, None, split)
         yield dataset.to_pixels(batch.x), batch.y
+
+
+def process_batches(dataset: Any, split: str) -> Iterator[Tensor]:
+    """Yield this process's part of a split as uint8 batches of shape `(B, 3, H, W)`."""
+    index = split_indices(dataset, split)
+    part = share(len(index))
+    for pixels, _ in split_batches(dataset, split, index[part.start : part.stop]):
+        yield pixels
 
 
 def whole_split(dataset: Any, split: str) -> tuple[Tensor, Tensor | None]:

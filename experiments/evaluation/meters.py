@@ -15,9 +15,9 @@ from torch import Tensor
 from experiments.data.dataset import Device
 from experiments.data.probe import adherence
 from experiments.evaluation import distances
-from experiments.evaluation.collect import Collector, collect, full_precision, process_batches
-from experiments.evaluation.features import Features, create_features, identity, pixel_features
-from experiments.evaluation.images import whole_split
+from experiments.evaluation.collect import Collector, collect, full_precision
+from experiments.evaluation.features import Features, create_features, pixel_features
+from experiments.evaluation.images import process_batches, whole_split
 from experiments.evaluation.reference import Reference, heldout_reference, load_reference
 from experiments.options.evaluation import (
     METRICS,
@@ -71,7 +71,7 @@ class Meter(Collector):
             for metric in self.metrics:
                 if metric not in values:
                     values |= self._measure(metric, statistics, labels)
-        network = None if self.features.name == "pixels" else identity(self.features)
+        network = None if self.features.name == "pixels" else self.features.identity
         label = None if self.reference is None else self.reference.label
         scores = []
         for key, value in values.items():
@@ -260,7 +260,7 @@ def _pixel_meter(dataset: Any, options: EvalOptions, device: Device = "cpu") -> 
     features = pixel_features((height, width), device)
     reference = Reference(
         f"{dataset.name}-test",
-        identity(features),
+        features.identity,
         len(images),
         rows=features(images)["features"].cpu(),
         checksum=dataset.fingerprint,

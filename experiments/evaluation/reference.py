@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.evaluation.collect import collect, process_batches
-from experiments.evaluation.features import Features, identity
-from experiments.evaluation.images import Images, read_arrays, split_indices
+from experiments.evaluation.collect import collect
+from experiments.evaluation.features import Features
+from experiments.evaluation.images import Images, process_batches, read_arrays, split_indices
 from experiments.options.evaluation import MetricError
 from experiments.runtime.files import atomic_path, sha256
 from experiments.runtime.processes import gather, share, world
@@ -57,7 +57,7 @@ def save_reference(
 ) -> Path:
     """Write collected statistics as an `.npz`, which ADM's evaluator reads too."""
     arrays = {key: np.asarray(value) for key, value in statistics.items()}
-    arrays["features"] = np.asarray(np.str_(identity(features)))
+    arrays["features"] = np.asarray(np.str_(features.identity))
     arrays["name"] = np.asarray(np.str_(name))
     with atomic_path(path) as temporary:
         np.savez(temporary, allow_pickle=False, **arrays)
@@ -91,7 +91,7 @@ def load_reference(
         images = Images(path)
         arrays["rows"] = collect(features, images.batches(share(images.n)), ("rows",))["rows"]
     # ADM's files have neither name nor features.
-    defaults = {"name": path.name, "features": identity(features)}
+    defaults = {"name": path.name, "features": features.identity}
     return Reference(**{**defaults, **arrays}, checksum=sha256(path))
 
 
@@ -107,7 +107,7 @@ def _check_arrays(
         MetricError,
     )
     # ADM's files do not name their features.
-    sample_features = identity(features) if "features" in arrays else features.name
+    sample_features = features.identity if "features" in arrays else features.name
     file_features = str(arrays.get("features", "inception-adm"))
     require(
         file_features == sample_features,
@@ -156,7 +156,7 @@ def heldout_reference(
     last digits of a covariance differ between machines, the images do not.
     """
     n = len(split_indices(dataset, split))
-    network = identity(features).replace("@", "-")
+    network = features.identity.replace("@", "-")
     key = f"{dataset.name}-{dataset.pixels_fingerprint}-{split}{n}-{network}"
     path = Path(cache) / "references" / f"{key}{'-spatial' if spatial else ''}.npz"
     checksum = hashlib.sha256(f"{key} {features.checksum}".encode()).hexdigest()

@@ -10,7 +10,6 @@ from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.sample_folder import sample_settings, sample_to_folder
 from experiments.evaluation.sample_request import (
     SampleRequest,
-    check_at_least,
     parse_captions,
     parse_classes,
     parse_numbers,
@@ -29,8 +28,8 @@ def sample(args: argparse.Namespace) -> int:
     changes = parse_overrides(args.changes, **{flag: getattr(args, flag) for flag in FLAGS})
     seeds = parse_numbers(args.seeds, "--seeds")
     captions = None if args.captions is None else parse_captions(args.captions)
-    check_at_least("--batch", args.batch, 1)
-    check_at_least("--pngs", args.pngs, 0)
+    require(args.batch >= 1, f"--batch {args.batch}: expected 1 or more", ConfigError)
+    require(args.pngs >= 0, f"--pngs {args.pngs}: expected 0 or more", ConfigError)
     for kind in ("sampler", "guidance"):
         if "name" in changes[kind]:  # refuse wrong options before loading the model
             chosen_options(kind, {}, changes[kind])

@@ -153,8 +153,3 @@ def parse_captions(text: str) -> list[str]:
     captions = [line.strip() for line in lines if line.strip()]
     require(captions, "--captions: give one or more, separated by semicolons", ConfigError)
     return captions
-
-
-def check_at_least(flag: str, value: int, minimum: int) -> None:
-    """Refuse a number below the minimum."""
-    require(value >= minimum, f"{flag} {value}: expected {minimum} or more", ConfigError)

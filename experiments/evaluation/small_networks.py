@@ -18,6 +18,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +28,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from experiments.evaluation.images import split_batches
 from experiments.options.evaluation import MetricError
 from experiments.runtime.files import atomic_path
 from experiments.runtime.locks import locked
+from routing.errors import require
 
 #: Raise one when its network or training changes: old files are then left alone, new ones made.
 CLASSIFIER_VERSION, AUTOENCODER_VERSION = 1, 1
@@ -48,6 +51,8 @@ SHIPPED_FOLDER = Path(__file__).with_name("score_networks")
 _WAIT_S = 3600.0
 # Pixel values up to which training takes seconds and prints nothing.
 _QUICK = 10**6
+# Side of the largest images of an autoencoder: wider ones need a larger network, and minutes.
+_LARGEST = 64
 
 
 @dataclass(frozen=True)
@@ -340,3 +345,31 @@ class SmallAutoencoder(nn.Module):
             lost += self.error(part).sum().item()
             total += (self.scaled(part) - mean).square().sum().item()
         return 1 - lost / total
+
+
+# --- of a data set -------------------------------------------------------------------------------
+
+
+def own_network_plan(kind: str, dataset: Any) -> NetworkPlan:
+    """Return how a data set's `classifier` or `autoencoder` is built and trained."""
+    # Latents and the images that they are decoded to differ in size.
+    size = next(split_batches(dataset, "train", torch.arange(1)))[0].shape[-1]
+    settings = [dataset.name, dataset.pixels_fingerprint, size]
+    recipe: Any
+    build: Callable[[], Any]
+    if kind == "classifier":
+        # 2 to 16 epochs: 32,000 images in total where possible.
+        recipe = Recipe(epochs=max(2, min(16, 32000 // dataset.sizes["train"])))
+        build = partial(SmallClassifier, size, dataset.num_classes, recipe)
+        settings = [CLASSIFIER_VERSION, *settings, dataset.num_classes]
+    else:
+        require(
+            size <= _LARGEST,
+            f"the autoencoder is for images up to {_LARGEST} pixels wide, these are {size}; "
+            "choose other features, such as inception-adm",
+            MetricError,
+        )
+        recipe = CodeRecipe()
+        build = partial(SmallAutoencoder, size, recipe)
+        settings = [AUTOENCODER_VERSION, *settings]
+    return NetworkPlan(dataset.name, kind, size, settings, recipe, build)

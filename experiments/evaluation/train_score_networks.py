@@ -19,9 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from experiments.data.dataset import create
-from experiments.evaluation.features import own_network_plan
 from experiments.evaluation.images import whole_split
-from experiments.evaluation.small_networks import SHIPPED, KeptNetwork, checksum, train_network
+from experiments.evaluation.small_networks import (
+    SHIPPED,
+    KeptNetwork,
+    checksum,
+    own_network_plan,
+    train_network,
+)
 from experiments.runtime.command import run_command
 from experiments.runtime.parser import Parser
 

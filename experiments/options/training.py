@@ -116,8 +116,8 @@ class TrainOptions:
         bool,
         REPORTS,
         OMITTED_AT_DEFAULT,
-        "Write samples/final.png at the end, with the run's own sampler; false: leave it out, and "
-        "with sample_every=0 also the last preview and progress.gif.",
+        "Write samples/final.png at the end, with the run's own sampler, also with eval=none; "
+        "false: leave it out, and with sample_every=0 also the last preview and progress.gif.",
     ] = True
     max_bad_steps: Annotated[
         int, Ge(0), REPORTS, "Consecutive steps with a non-finite loss after which a run stops."

@@ -66,7 +66,10 @@ def dry_run(config: Config) -> None:
     if train.optimizer == "muon":
         rate = train.lr if train.muon_lr is None else train.muon_lr
         lines.append(f"optimizer   Muon (lr {rate:g}) for linear layers in blocks, AdamW otherwise")
-    lines += [f"scores      eval={config.eval['name']}", memory_line(cost, samples)]
+    scores = f"scores      eval={config.eval['name']}"
+    if config.eval["name"] == "none" and train.final_samples:
+        scores += " (sample pictures are another option: train.final_samples=true)"
+    lines += [scores, memory_line(cost, samples)]
     if model is not None:
         lines.append(timed_step.time_line(config, model))
     else:

@@ -19,7 +19,7 @@ from experiments.config.schema import Config
 from experiments.data import probe
 from experiments.data.dataset import Dataset
 from experiments.diffusion.auxiliary_losses import alignment_loss
-from experiments.evaluation.features import build_dinov2, dinov2_input
+from experiments.evaluation.published_networks import build_dinov2, dinov2_input
 from experiments.options.training import ENCODERS
 from routing.errors import UserError
 

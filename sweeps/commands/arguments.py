@@ -113,5 +113,5 @@ class Arguments:
 
 def run_values(run: PlannedRun, runs: Mapping[str, PlannedRun]) -> dict[str, str]:
     """Return a run's overrides by key; for a command, with those of the run that it reads."""
-    parent = runs.get(Path(run.folder).name, run)
+    parent = runs.get(run.parent, run)
     return {**parent.values, **run.values}

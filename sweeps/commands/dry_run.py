@@ -25,12 +25,6 @@ def print_plan(plan: Plan, resources: Resources, with_arguments: bool) -> None:
     if resources.kind == "local":
         choose_gpus(sweep, resources.workers, list(each.values()))
     arrays = split_into_arrays(runs, each) if resources.kind == "slurm" else []
-    scripts = []
-    for array in arrays:
-        code = sweep.snapshots / "SNAPSHOT"
-        scripts.append(
-            sbatch_script.script(sweep, array.resources, array.task_count, code, array.sharing)
-        )
     lines = estimate(runs, plan.configs, resources.tflops, resources.kind)
     for run in runs if with_arguments else ():
         lines.append(f"{run.entry} {shlex.join(run.args)}")
@@ -41,27 +35,14 @@ def print_plan(plan: Plan, resources: Resources, with_arguments: bool) -> None:
     )
     if len(arrays) > 1 or resources.runs_per_gpu > 1:
         for number, array in enumerate(arrays, 1):
-            differences = _differences(scripts[number - 1], scripts[0])
-            text = f" ({differences})" if differences else ""
-            lines.append(f"array {number}: {array.describe()}{text}")
-    if not with_arguments:
-        scripts = scripts[:1]
+            lines.append(f"array {number}: {array.describe()}")
     lines += ignored_lines(resources, runs)
     if resources.kind == "slurm" and shutil.which("sbatch") is None:
         lines.append("there is no sbatch here: without cluster= a launch trains on this machine")
-    print("\n".join([*lines, *scripts]))
-
-
-def _differences(script: str, first_script: str) -> str:
-    """Return the options of a script that the first one lacks: `--mem=80G --gpus-per-node=2`."""
-    # Those that follow from its length.
-    of_length = ("#SBATCH --array", "#SBATCH --error", "#SBATCH --output")
-    options = []
-    for line in script.splitlines():
-        is_option = line.startswith("#SBATCH") and not line.startswith(of_length)
-        if is_option and line not in first_script.splitlines():
-            options.append(line.removeprefix("#SBATCH "))
-    return " ".join(options)
+    code = sweep.snapshots / "SNAPSHOT"
+    for array in arrays if with_arguments else arrays[:1]:
+        lines.append(sbatch_script.script(sweep, array.resources, len(array.runs), code))
+    print("\n".join(lines))
 
 
 def _count_waiting(plan: Plan, runs: Sequence[PlannedRun]) -> int:

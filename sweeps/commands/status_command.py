@@ -8,6 +8,7 @@ import sys
 from sweeps import SweepError
 from sweeps.commands.arguments import Arguments
 from sweeps.plan import grid
+from sweeps.plan.dependencies import display_name
 from sweeps.status import status_table
 from sweeps.status.run_status import RunStatus
 from sweeps.status.status import cached_queue, statuses
@@ -86,9 +87,10 @@ def show_command(options: argparse.Namespace) -> None:
         _show_grid(options)
         return
     sweep, runs = Arguments(options).select(options.grid, " ".join(options.overrides))
-    matching = [run for run in runs if (options.run or "") in run.name]
+    # As the table shows them: some runs are named after their cell until they start.
+    matching = [run for run in runs if (options.run or "") in f"{display_name(run)} {run.name}"]
     if len(matching) != 1:
-        names = ", ".join(run.name for run in (matching or runs)[:4])
+        names = ", ".join(display_name(run) for run in (matching or runs)[:4])
         raise SweepError(
             f"--run {options.run}: expected the name of one run, but {len(matching)} have it; "
             f"such as --run {names}"

@@ -18,7 +18,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -37,7 +38,7 @@ from sweeps.jobs.job_process import (
     requeue,
     wait_for_end,
 )
-from sweeps.plan.dependencies import resolve
+from sweeps.plan.dependencies import is_parent_done, resolve
 from sweeps.store.folder import JobBatch, Sweep
 from sweeps.store.planned_run import PlannedRun
 
@@ -263,6 +264,40 @@ def _end_interrupted(job: Job, run: PlannedRun, rank: int, signal_name: str) -> 
             if not requeue(job.id, job.folder.logs):
                 raise SystemExit(REQUEUE)
     wait_for_end(terminated)
+
+
+def run_here(
+    sweep: Sweep, runs: Sequence[PlannedRun], batch: JobBatch, say: Callable[[str], None]
+) -> list[PlannedRun]:
+    """Run a `debug` batch in this process, one run after the other; return those that failed.
+
+    Raises:
+        SystemExit: A run was asked to stop.
+    """
+    failed: list[PlannedRun] = []
+    for number, run in enumerate(runs, 1):
+        say(f"--- {number}/{len(runs)}  {run.name}  {run.label}")
+        if not is_parent_done(sweep, run):
+            say("skipped: the run that it starts from has not finished")
+            continue
+        try:
+            Job.create(sweep, run, batch)()
+        except SystemExit as exit_:
+            if exit_.code in (REQUEUE, STOPPED):
+                say("stopped; type the same command to resume")
+                raise SystemExit(1) from None
+            raise
+        except Exception as error:
+            text = "".join(traceback.format_exception(error))
+            sweep.logs.mkdir(parents=True, exist_ok=True)
+            (sweep.logs / f"{batch.name}_{run.name}.err").write_text(text)
+            # A user's error is a sentence here; its traceback is in the log.
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"error: {error}\n" if isinstance(error, UserError) else text)
+            failed.append(run)
+    if failed:
+        say(f"{len(failed)} of {len(runs)} failed")
+    return failed
 
 
 if __name__ == "__main__":  # `python -m sweeps.jobs.job FILE` is what a worker on this machine runs

@@ -20,7 +20,7 @@ from routing.errors import UserError
 from sweeps import NothingSubmitted, SweepError
 from sweeps.jobs import slurm
 from sweeps.jobs.job import Job
-from sweeps.jobs.sbatch_script import job_environment, parameters, python_command
+from sweeps.jobs.sbatch_script import parameters, python_command, sbatch_environment
 from sweeps.jobs.sharing import SharedJob
 from sweeps.store.folder import JobBatch, Sweep
 from sweeps.store.planned_run import PlannedRun
@@ -49,8 +49,7 @@ def submit(
     command = python_command(resources)
     executor = Executor(folder=sweep.logs, max_num_timeout=10_000, python=command)
     code = sweep.snapshots / batch.code
-    sharing = max(len(names) for names in batch.tasks())
-    options = parameters(resources, batch.name, code, sweep.logs, sharing)
+    options = parameters(resources, batch.name, code, sweep.logs, len(runs))
     extra = options["additional_parameters"]
     shared = [str(extra.get("dependency") or ""), f"afterany:{after}" if after else ""]
     by_task = []
@@ -69,7 +68,7 @@ def submit(
     jobs = _make_jobs(sweep, runs, batch)
     try:
         # submitit prints sbatch's messages, which are in the exception too.
-        with job_environment(code), contextlib.redirect_stderr(io.StringIO()), executor.batch():
+        with sbatch_environment(code), contextlib.redirect_stderr(io.StringIO()), executor.batch():
             handles = [executor.submit(job) for job in jobs]
     except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
         text = str(getattr(error, "stderr", None) or error)

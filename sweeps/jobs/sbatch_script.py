@@ -1,6 +1,7 @@
 """The script of an array: the options of sbatch, and the environment of the jobs."""
 
 import contextlib
+import math
 import os
 import shlex
 import sys
@@ -8,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.runtime.command import environment_of_jobs
 from routing.errors import require
 from sweeps import NothingSubmitted
-from sweeps.jobs.snapshot import python_path
+from sweeps.jobs.snapshot import job_environment
 from sweeps.store.folder import Sweep
 from sweeps.store.resource_options import SBATCH_OPTIONS, Resources, minutes
 
@@ -32,11 +32,11 @@ _OVERRIDES_SCRIPT = {
 
 
 def parameters(
-    resources: Resources, name: str, code: Path, logs: Path, sharing: int = 1
+    resources: Resources, name: str, code: Path, logs: Path, run_count: int
 ) -> dict[str, Any]:
-    """Return submitit's parameters for jobs of this name, which run the snapshot `code`.
+    """Return submitit's parameters for an array of this name, which runs the snapshot `code`.
 
-    `sharing` is how many runs share a task; each gets what it asks for.
+    Each of the runs that share a task gets what it asks for.
 
     Raises:
         NothingSubmitted: Slurm would replace characters in the path of the logs.
@@ -50,6 +50,7 @@ def parameters(
     for option, value in resources.extra.items():
         if value is not None and value is not False:
             extra[option] = value
+    sharing = min(resources.runs_per_gpu, run_count)
     memory, cpus = resources.memory_gb, resources.cpus * sharing
     options: dict[str, Any] = {
         "job_name": name,
@@ -91,31 +92,34 @@ def python_command(resources: Resources) -> str:
     return resources.python or shlex.quote(sys.executable)
 
 
-def script(sweep: Sweep, resources: Resources, tasks: int, code: Path, sharing: int = 1) -> str:
-    """Return the script that `submit` writes for so many tasks, without Slurm."""
+def script(sweep: Sweep, resources: Resources, run_count: int, code: Path) -> str:
+    """Return the script that `submit` writes for so many runs, without Slurm."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     logs = shlex.quote(str(sweep.logs))
     command = f"{python_command(resources)} -u -m submitit.core._submit {logs}"
-    options = parameters(resources, f"{sweep.name}.BATCH", code, sweep.logs, sharing)
-    if tasks > 1:
-        options["map_count"] = tasks
+    options = parameters(resources, f"{sweep.name}.BATCH", code, sweep.logs, run_count)
+    task_count = math.ceil(run_count / resources.runs_per_gpu)
+    if task_count > 1:
+        options["map_count"] = task_count
     return _make_sbatch_string(command=command, folder=sweep.logs, **options)
 
 
 @contextlib.contextmanager
-def job_environment(code: Path) -> Iterator[None]:
+def sbatch_environment(code: Path) -> Iterator[None]:
     """Let sbatch pass the snapshot on, but nothing that belongs to this process or its job."""
-    before, inherited = dict(os.environ), environment_of_jobs()
-    for name in before:
+    environment = {}
+    for name, value in job_environment(code).items():
         # In a shell on a node these describe its own job; submitit would take it for the new one.
         of_job = name.startswith(("SLURM_", "SLURMD_", "SUBMITIT_"))
         of_job = of_job and name not in ("SLURM_CONF", "SLURM_JWT")
-        if name not in inherited or of_job or name in _OVERRIDES_SCRIPT:
-            del os.environ[name]
-    os.environ["PYTHONPATH"] = python_path(code)
+        if not of_job and name not in _OVERRIDES_SCRIPT:
+            environment[name] = value
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(environment)
     try:
         yield
     finally:
-        del os.environ["PYTHONPATH"]
+        os.environ.clear()
         os.environ.update(before)

@@ -2,8 +2,8 @@
 
 A run with a `parent` starts once that run is done; a run with `after` starts once those runs have
 ended, however they ended. Where `init={parent}` makes the parent's weights part of the identity of
-a run, its name is known only when the parent is done: until then the run has the name of its cell,
-and its job works out the run folder as it starts (`resolve`).
+a run, the run is named after its cell. If the parent is not done at the launch, the job works out
+the run folder as it starts (`resolve`).
 """
 
 import dataclasses
@@ -16,23 +16,6 @@ from routing.errors import UserError, require
 from sweeps import SweepError
 from sweeps.store.folder import Sweep, read_record
 from sweeps.store.planned_run import PARENT, PlannedRun
-
-
-def with_stored_names(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Return planned runs under the names of their cells where the sweep has these already.
-
-    A run that was submitted before its parent was done keeps that name, so that it is recognised.
-    """
-    stored = sweep.runs()
-    renamed: dict[str, str] = {}
-    results = []
-    for run in runs:
-        # Another folder: its parent was trained further, so this is a different run.
-        if run.alias in stored and sweep.resolution(run.alias) in ("", run.folder):
-            renamed[run.name] = run.alias
-            run = dataclasses.replace(run, name=run.alias)
-        results.append(dataclasses.replace(run, parent=renamed.get(run.parent, run.parent)))
-    return results
 
 
 def levels(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
@@ -99,5 +82,4 @@ def read_job(path: str) -> PlannedRun | None:
 
 def display_name(run: PlannedRun) -> str:
     """Return the name of the run folder, or of the cell while that is unknown."""
-    resolved = run.trains and run.deferred and Path(run.folder).is_dir()
-    return Path(run.folder).name if resolved else run.name
+    return Path(run.folder).name if run.trains and Path(run.folder).is_dir() else run.name

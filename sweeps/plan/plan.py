@@ -71,7 +71,7 @@ def make_plan(
     one_of("--compare-at", compare_at, COMPARISONS, SweepError)
     plan = Plan(grid, scale, runs_root(user or {}))
     planned: dict[int, PlannedRun] = {}
-    cells: dict[str, GridCell] = {}
+    cells: dict[str, GridCell] = {}  # by run folder, or by name of a command
     for index, cell in enumerate(expand(grid, scale, user)):
         parent = None if cell.parent is None else planned.get(cell.parent)
         if cell.parent is not None and parent is None:
@@ -91,9 +91,10 @@ def make_plan(
             plan.waiting.append((cell.label, parent.name))
         if check is not None and run.name in plan.configs:
             check(plan.configs[run.name], run)
-        if run.name in cells:
-            raise _same_run(plan, run, cells[run.name], cell)
-        cells[run.name] = cell
+        key = run.folder if run.trains else run.name
+        if key in cells:
+            raise _same_run(plan, run, cells[key], cell)
+        cells[key] = cell
         planned[index] = run
         plan.runs.append(run)
     if not plan.runs:
@@ -118,8 +119,8 @@ def _plan_training(
 ) -> PlannedRun | None:
     """Plan a cell that trains; None if it is left out because it does not fit.
 
-    A run whose arguments name its parent's folder before the parent is done is composed without
-    its initial weights, which are all that its configuration lacks, and named after its cell.
+    A run whose arguments have its parent's folder is named after its cell. Before the parent is
+    done it is composed without its initial weights, which are all that its configuration lacks.
     """
     folders = {"parent": parent.folder} if parent and parent.finished else {}
     overrides = {key: fill(value, folders) for key, value in cell.overrides.items()}
@@ -137,13 +138,15 @@ def _plan_training(
             plan.left_out.append((cell.label, str(error)))
             return None
         raise SweepError(f"{cell.label or 'the cell'}: {error}") from None
-    alias, unfilled = "", format_overrides(cell.overrides)
+    name, unfilled = config.name, format_overrides(cell.overrides)
     if parent and any(PARENT in text for text in unfilled):
-        alias = _cell_name(cell, parent, unfilled)
-    name = alias if deferred else config.name
+        # The same at each launch, whatever its number of steps.
+        lasting = [text for text in unfilled if not text.startswith("train.steps=")]
+        name = _call_name(cell, lasting, parent)
     plan.configs[name] = config
-    run = _planned_run(plan, cell, name, arguments, str(plan.root / name), steps)
-    return replace(run, parent=parent.name if parent else "", deferred=deferred, alias=alias)
+    folder = plan.root / (name if deferred else config.name)
+    run = _planned_run(plan, cell, name, arguments, str(folder), steps)
+    return replace(run, parent=parent.name if parent else "", deferred=deferred)
 
 
 def _without_parent(arguments: Sequence[str]) -> list[str]:
@@ -157,29 +160,24 @@ def _without_parent(arguments: Sequence[str]) -> list[str]:
     return texts
 
 
-def _cell_name(cell: GridCell, parent: PlannedRun, arguments: Sequence[str]) -> str:
-    """Return the name of a cell's run until its parent is done, the same at each launch."""
-    lasting = [text for text in arguments if not text.startswith("train.steps=")]
-    return _call_name(cell, lasting, parent.alias or parent.name)
-
-
-def _call_name(cell: GridCell, arguments: Sequence[str], parent: str | None) -> str:
-    call = json.dumps([cell.stage.entry, arguments, parent])
+def _call_name(cell: GridCell, arguments: Sequence[str], parent: PlannedRun | None) -> str:
+    call = json.dumps([cell.stage.entry, arguments, parent.name if parent else None])
     return f"{cell.stage.name}-{hashlib.sha256(call.encode()).hexdigest()[:12]}"
 
 
 def _plan_command(plan: Plan, cell: GridCell, parent: PlannedRun | None) -> PlannedRun:
     """Plan a cell of another command; `{out}` in its arguments is a file named after the run."""
-    alias, deferred = "", parent is not None and parent.deferred
-    if parent and parent.alias:
-        alias = _cell_name(cell, parent, _command_arguments(plan, cell, {}))
+    deferred = parent is not None and parent.deferred
     folders = {"parent": parent.folder} if parent and not deferred else {}
     arguments = _command_arguments(plan, cell, folders)
-    name = alias if deferred else _call_name(cell, arguments, parent.name if parent else None)
+    lasting = arguments
+    if parent and parent.is_named_after_cell:
+        lasting = _command_arguments(plan, cell, {})
+    name = _call_name(cell, lasting, parent)
     output = plan.root / ".sweeps" / plan.grid.name / "outputs" / name
     arguments = [fill(argument, {"out": str(output)}) for argument in arguments]
     run = _planned_run(plan, cell, name, arguments, parent.folder if parent else "", None)
-    return replace(run, parent=parent.name if parent else "", deferred=deferred, alias=alias)
+    return replace(run, parent=parent.name if parent else "", deferred=deferred)
 
 
 def _command_arguments(plan: Plan, cell: GridCell, folders: Mapping[str, str]) -> list[str]:

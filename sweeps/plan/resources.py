@@ -6,7 +6,6 @@ The file has everything that a Slurm site needs (partition, account, time, GPUs,
 
 import contextlib
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -138,16 +137,12 @@ def by_run(resources: Resources, runs: Sequence[PlannedRun]) -> dict[str, Resour
     Raises:
         SweepError: The message names the run.
     """
-    cache: dict[str, Resources] = {}
     results = {}
     for run in runs:
-        key = json.dumps(run.cluster, sort_keys=True, default=str)
-        if key not in cache:
-            try:
-                cache[key] = for_run(resources, run.cluster)
-            except UserError as error:
-                raise SweepError(f"{run.label or run.name}: {error}") from None
-        results[run.name] = cache[key]
+        try:
+            results[run.name] = for_run(resources, run.cluster)
+        except UserError as error:
+            raise SweepError(f"{run.label or run.name}: {error}") from None
     return results
 
 

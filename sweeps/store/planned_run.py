@@ -18,7 +18,8 @@ class PlannedRun:
     """One run of a sweep; plain values only, since it is stored as JSON.
 
     Attributes:
-        name: Name of the run folder, or of the call of another command.
+        name: Name of the run folder; of the cell, for a run that starts from the weights of its
+            parent; or of the call of another command.
         stage: Stage of the grid that it belongs to.
         label: What distinguishes it from the others, for messages.
         entry: What it runs, `module:function`.
@@ -30,7 +31,6 @@ class PlannedRun:
         parent: Name of the run that has to be done before it starts; "" for none.
         after: Names of runs that have to end before it starts, however they end.
         deferred: Whether its job fills in `{parent}`, and works out the run folder, as it starts.
-        alias: Its name from before its parent was done; "" for none.
         cluster: Keys of the cluster file that its stage or cell of the grid changes.
     """
 
@@ -46,13 +46,17 @@ class PlannedRun:
     parent: str = ""
     after: list[str] = field(default_factory=list)
     deferred: bool = False
-    alias: str = ""
     cluster: dict[str, Any] = field(default_factory=dict)
 
     @property
     def needs(self) -> list[str]:
         """Names of all runs that it waits for."""
         return [self.parent, *self.after] if self.parent else list(self.after)
+
+    @property
+    def is_named_after_cell(self) -> bool:
+        """Whether its name is not that of its run folder, which depends on its parent's weights."""
+        return self.deferred or Path(self.folder).name != self.name
 
     @property
     def finished(self) -> bool:

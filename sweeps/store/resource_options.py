@@ -108,7 +108,7 @@ class RunResources:
         return int(str(self.gpus).rpartition(":")[2])
 
     def describe(self) -> str:
-        """Return what a run gets in words: `2 GPUs, 80 GB, 8 CPUs, 4:00:00`."""
+        """Return what a run gets in words: `2 GPUs, 80 GB, 8 CPUs, 4:00:00, partition long`."""
         gpus = f"{self.gpus} GPU{'s' if self.gpu_count > 1 else ''}"
         if self.runs_per_gpu > 1:
             gpus = f"{gpus} shared by {self.runs_per_gpu} runs"
@@ -119,8 +119,9 @@ class RunResources:
         texts += [f"{cpus} CPU{'s' if cpus > 1 else ''}", str(self.time)]
         if self.nodes > 1:
             texts = [f"{self.nodes} nodes of {texts[0]}", *texts[1:]]
-        if self.partition:
-            texts.append(f"partition {self.partition}")
+        for option in ("partition", "qos", "constraint", "exclude"):
+            if getattr(self, option):
+                texts.append(f"{option} {getattr(self, option)}")
         return ", ".join(texts)
 
 

@@ -3,6 +3,7 @@
 The runs of a stage that get the same resources are one array.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -34,12 +35,7 @@ class JobArray:
     @property
     def task_count(self) -> int:
         """How many tasks it has; several runs may share one."""
-        return -(-len(self.runs) // self.resources.runs_per_gpu)
-
-    @property
-    def sharing(self) -> int:
-        """How many runs share a task, at most."""
-        return min(self.resources.runs_per_gpu, len(self.runs))
+        return math.ceil(len(self.runs) / self.resources.runs_per_gpu)
 
     def describe(self) -> str:
         """Return its runs, what each gets, and how many run at once, on one line."""
@@ -100,10 +96,10 @@ def submit_arrays(
             previous = ids[part[0].name].split("_")[0]
             array_ids.append(previous)
             lines.append(f"  job {previous}: {JobArray(resources, part).describe()}")
-    all_runs = [run for array in arrays for run in array.runs]
+    count = sum(len(array.runs) for array in arrays)
     jobs, each = ", ".join(array_ids), " each" if len(array_ids) > 1 else ""
     limit_text = f"at most {arrays[0].resources.throttle} at once{each}"
-    say(f"submitted {plural(len(all_runs), 'run')} as job {jobs}, {limit_text}; code {code}")
+    say(f"submitted {plural(count, 'run')} as job {jobs}, {limit_text}; code {code}")
     for line in lines if len(array_ids) > 1 or resources.runs_per_gpu > 1 else ():
         say(line)
     say(sweep.command("status"))

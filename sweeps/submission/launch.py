@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from experiments.runtime.locks import locked
-from sweeps.jobs.debug import run_here
+from sweeps.jobs.job import run_here
 from sweeps.plan.grid import Grid
 from sweeps.store.folder import Sweep
 from sweeps.store.planned_run import PlannedRun
@@ -38,7 +38,7 @@ def launch(
                 say("nothing to submit")
                 return None
             batch = submit(sweep, runs, resources, grid.code, say)
-    return run_here(sweep, runs, batch, say)
+    return run_here(sweep, runs, batch, say) if batch.kind == "debug" else []
 
 
 def retry(
@@ -63,4 +63,4 @@ def retry(
         with sweep.undo_if_refused():
             code = grid.code if grid else None
             batch = submit(sweep, selected, resources, code, say, resources_by_run)
-    return run_here(sweep, selected, batch, say)
+    return run_here(sweep, selected, batch, say) if batch.kind == "debug" else []

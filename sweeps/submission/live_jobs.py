@@ -7,7 +7,6 @@ from experiments.runtime.locks import locked
 from routing.errors import require
 from sweeps import SweepError
 from sweeps.jobs import pool, slurm
-from sweeps.plan.dependencies import with_stored_names
 from sweeps.status.status import require_queue, statuses
 from sweeps.store.folder import JobBatch, Sweep
 from sweeps.store.planned_run import PlannedRun
@@ -82,7 +81,7 @@ def set_throttles(
     """Change the limit of the live arrays of some runs."""
     latest = sweep.latest_batches()
     arrays: dict[str, JobBatch] = {}
-    for row in statuses(sweep, with_stored_names(sweep, runs))[0]:
+    for row in statuses(sweep, runs)[0]:
         batch = latest.get(row.run.name)
         if row.live and not row.sweep and batch is not None and "_" in row.job:
             arrays[row.job.partition("_")[0]] = batch

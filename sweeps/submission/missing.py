@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from routing.errors import require
 from sweeps import SweepError
-from sweeps.plan.dependencies import with_stored_names
 from sweeps.plan.grid import ENTRIES, Grid
 from sweeps.status.run_status import RunStatus
 from sweeps.status.status import require_queue, statuses
@@ -27,7 +26,6 @@ def find_missing(
     `SweepError`.
     """
     stored = sweep.runs()
-    runs = with_stored_names(sweep, runs)
     rows, trouble = statuses(sweep, runs)
     if need_queue:
         require_queue(trouble)

@@ -63,6 +63,15 @@ def open_study(sweep: Sweep, metric: str, space: Mapping[str, Any]) -> Iterator[
         yield study
 
 
+def running_trials(study: Any) -> list[Any]:
+    """Return the trials that an earlier coordinator left unfinished."""
+    trials = []
+    for trial in study.trials:
+        if not trial.state.is_finished():
+            trials.append(import_optuna().trial.Trial(study, trial._trial_id))
+    return trials
+
+
 def distributions(over: Mapping[str, Any]) -> dict[str, Any]:
     """Return optuna's distributions of the `over` section of a search."""
     optuna, space = import_optuna().distributions, {}

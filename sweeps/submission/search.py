@@ -42,7 +42,7 @@ class Search:
         """
         slots = {"slurm": resources.throttle, "local": resources.workers}.get(resources.kind, 1)
         with optuna_study.open_study(self.sweep, self.metric, self.space) as study:
-            running = [trial for trial in study.trials if not trial.state.is_finished()]
+            running = optuna_study.running_trials(study)
             live = self._start(study, running, resources)
             if running:  # their runs may have ended since
                 print(f"resuming {len(running)} trials of an earlier launch")
@@ -53,9 +53,9 @@ class Search:
                 live |= self._start(study, asked, resources)
                 rows, trouble = statuses(self.sweep, list(live.values()))
                 for row in rows if not trouble else ():
-                    for number, run in list(live.items()):
-                        if run.name == row.run.name and self._has_ended(study, number, row):
-                            del live[number]
+                    for trial, run in list(live.items()):
+                        if run.name == row.run.name and self._has_ended(study, trial, row):
+                            del live[trial]
                 if live:
                     time.sleep(10.0 if resources.kind == "slurm" else 1.0)
         for line in optuna_study.summary(self.sweep)[-2:]:
@@ -64,56 +64,51 @@ class Search:
 
     def _start(
         self, study: Any, trials: Sequence[Any], resources: Resources
-    ) -> dict[int, PlannedRun]:
-        """Launch the runs of trials, by number; a point that cannot be run is a failed trial."""
-        live: dict[int, PlannedRun] = {}
+    ) -> dict[Any, PlannedRun]:
+        """Launch the runs of trials; a point that cannot be run is a failed trial."""
+        live: dict[Any, PlannedRun] = {}
         for trial in trials:
             has_values = trial.params.keys() == self.space.keys()
             try:
                 require(has_values, "the coordinator was stopped before the trial had its values")
                 (run,) = self.plan_runs(self.grid.at(optuna_study.trial_values(trial)))
             except UserError as error:
-                self._tell(study, trial.number, "FAIL", str(error))
+                self._tell(study, trial, "FAIL", str(error))
                 continue
-            self._live_trial(study, trial.number).set_user_attr("run", run.name)
+            trial.set_user_attr("run", run.name)
             print(f"trial {trial.number}  {optuna_study.format_trial(trial)}  {run.name}")
-            live[trial.number] = run
+            live[trial] = run
         if live:
             runs = list({run.name: run for run in live.values()}.values())
             say = print if resources.kind == "debug" else _quiet
             launch(self.sweep, self.grid, runs, resources, say)
         return live
 
-    def _has_ended(self, study: Any, number: int, row: RunStatus) -> bool:
+    def _has_ended(self, study: Any, trial: Any, row: RunStatus) -> bool:
         """Report a trial's scores so far, or its end; return whether it has ended."""
         scores = optuna_study.read_scores(row.run.folder, self.metric)
         if row.state == "done" and row.run.steps in scores:
             value = scores[row.run.steps]
-            self._tell(study, number, "COMPLETE", f"{self.metric} {value:.4g}", value)
+            self._tell(study, trial, "COMPLETE", f"{self.metric} {value:.4g}", value)
             return True
         if row.state in ("done", "failed", "stopped"):
             text = f"{row.state}: {row.why or f'no score {self.metric}'}"
-            self._tell(study, number, "FAIL", text)
+            self._tell(study, trial, "FAIL", text)
             return True
-        trial = self._live_trial(study, number)
-        for step in scores.keys() - study.trials[number].intermediate_values.keys():
+        for step in scores.keys() - study.trials[trial.number].intermediate_values.keys():
             trial.report(scores[step], step)
         if not scores or not trial.should_prune():
             return False
         cancel(self.sweep, [row.run], _quiet)
         last = max(scores)
-        self._tell(study, number, "PRUNED", f"at step {last}, {scores[last]:.4g}")
+        self._tell(study, trial, "PRUNED", f"at step {last}, {scores[last]:.4g}")
         return True
 
-    def _live_trial(self, study: Any, number: int) -> Any:
-        optuna = optuna_study.import_optuna()
-        return optuna.trial.Trial(study, study.trials[number]._trial_id)
-
     def _tell(
-        self, study: Any, number: int, state: str, text: str, value: float | None = None
+        self, study: Any, trial: Any, state: str, text: str, value: float | None = None
     ) -> None:
-        study.tell(number, value, optuna_study.import_optuna().trial.TrialState[state])
-        print(f"trial {number}  {state.lower()}  {text}")
+        study.tell(trial, value, optuna_study.import_optuna().trial.TrialState[state])
+        print(f"trial {trial.number}  {state.lower()}  {text}")
 
 
 def _quiet(_: str) -> None: ...

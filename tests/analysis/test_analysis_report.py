@@ -94,11 +94,6 @@ def test_a_picture_that_is_no_grid_of_samples_is_left_out(tmp_path):
     assert analysis.figures.make("samples", tmp_path) is None
 
 
-browser_needed = pytest.mark.skipif(
-    analysis_browser.find() is None, reason="no Chromium on PATH (apt-get install --no-install-recommends chromium)"
-)
-
-
 @pytest.fixture(scope="module")
 def browser(page):
     found = analysis_browser.Browser()
@@ -128,7 +123,7 @@ TYPE = (
 
 
 @pytest.mark.slow
-@browser_needed
+@analysis_browser.needed
 def test_the_page_in_a_browser(browser, page, folder):
     """One page, one browser: it loads alone, shows its figures, sorts, filters, and fits a phone."""
     assert [url for url in browser.requests if not url.startswith("data:")] == [page.resolve().as_uri()]
@@ -165,8 +160,7 @@ def test_the_page_in_a_browser(browser, page, folder):
         "[...document.querySelectorAll('.grids figure')].filter(f => !f.hidden).map(f => f.textContent)"
     )
     assert samples and all(text.startswith("mamba") for text in samples)
-    screen = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-    browser.call("Emulation.setDeviceMetricsOverride", **screen)
+    browser.resize(390)
     browser.open(page, ready="document.documentElement.dataset.ready === 'yes'")
     assert browser.run("document.documentElement.scrollWidth") == 390
     assert browser.run("document.getElementById('table-answer').getBoundingClientRect().top < innerHeight")

@@ -88,11 +88,11 @@ def test_published_macs():
 def test_linear_layers_of_the_others_agree_with_torch(name, options, monkeypatch):
     """Scans are counted by hand; without them only linear layers are left."""
     monkeypatch.setattr(
-        "backbones.mamba.ssd_packed",
-        lambda x, dt, *a, width, **k: x[..., : dt.shape[2] * width].unflatten(-1, (-1, width)),
+        "backbones.ops.mixer.ssd",
+        lambda x, dt, a, d, gap, width, **k: x[..., : dt.shape[2] * width].unflatten(-1, (-1, width)),
     )
     monkeypatch.setattr("backbones.mamba.selective_scan", lambda x, *a, **k: x)
-    monkeypatch.setattr("backbones.mamba.causal_conv", lambda x, *a, **k: x)
+    monkeypatch.setattr("backbones.ops.mixer.causal_conv", lambda x, *a, **k: x)
     monkeypatch.setattr("backbones.rwkv.biwkv", lambda k, v, *a, **n: v)
     model = backbones.create(name, "T/2", in_channels=2, input_size=8, num_classes=3, **options)
     x, time, label = torch.zeros(1, 2, 8, 8), torch.zeros(1), torch.zeros(1, dtype=torch.long)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from small import random_backbone
 
 import backbones
 from backbones.cost import cost
@@ -11,46 +12,36 @@ from routing.options import RoutingError, RoutingOptions
 from routing.route import Route
 from routing.routed_pass import Routing
 
-SHAPE = {"in_channels": 2, "input_size": 8, "num_classes": 3, "depth": 4, "width": 32, "heads": 2}
+SHAPE = {"in_channels": 2, "input_size": 4, "num_classes": 3, "depth": 4, "width": 32, "heads": 2}
 IDS = torch.tensor([[0, 3, 5, 6, 9, 10, 12, 15], [1, 2, 4, 7, 8, 11, 13, 14]])
 DECODER = {"depth": 2, "width": 16, "heads": 2}
 ALIGN = {"block": 2, "channels": 7, "hidden": 12}
 
 
-def build(name="dit", **options):
-    torch.manual_seed(0)
-    model = backbones.create(name, "T/2", **{**SHAPE, **options})
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.1 * torch.randn_like(p))
-    return model
-
-
 def given():
     g = torch.Generator().manual_seed(0)
-    return torch.randn(2, 2, 8, 8, generator=g), torch.rand(2, generator=g), torch.tensor([0, 2])
+    return torch.randn(2, 2, 4, 4, generator=g), torch.rand(2, generator=g), torch.tensor([0, 2])
 
 
 def plan(route="1-2", ids=IDS, **options):
     return Routing(Route.parse(route), RoutingOptions(**options), ids=ids)
 
 
-def pixels(ids):
-    """Mask (B, 1, 8, 8) of the pixels under the tokens `ids` of a 4x4 grid."""
-    mask = torch.zeros(2, 16, dtype=torch.bool).scatter(1, ids, True).view(2, 1, 4, 4)
-    return mask.repeat_interleave(2, 2).repeat_interleave(2, 3)
+def present(ids):
+    """Mask (B, 1, 4, 4) of the tokens `ids`, which are pixels here."""
+    return torch.zeros(2, 16, dtype=torch.bool).scatter(1, ids, True).view(2, 1, 4, 4)
 
 
 @pytest.mark.parametrize("text", [None, (3, 5)])
 def test_tokens_dropped_for_good_are_zero_and_never_seen(text):
-    model = build(text=text)
+    model = random_backbone(text=text)
     x, t, y = given()
     out = model(x, t, y, routing=plan("0-3", reinsert="none"), return_output=True)
-    kept = pixels(IDS).expand_as(out.sample)
-    assert torch.equal(out.kept.view(2, 4, 4), pixels(IDS)[:, 0, ::2, ::2])
+    kept = present(IDS).expand_as(out.sample)
+    assert torch.equal(out.kept, present(IDS).flatten(1))
     assert not out.sample[~kept].any()
     assert out.sample[kept].ne(0).all()
-    changed = torch.where(pixels(IDS), x, x + 1)
+    changed = torch.where(present(IDS), x, x + 1)
     assert torch.equal(model(changed, t, y, routing=plan("0-3", reinsert="none")), out.sample)
     assert model(x, t, y, return_output=True).kept is None
 
@@ -58,13 +49,13 @@ def test_tokens_dropped_for_good_are_zero_and_never_seen(text):
 @pytest.mark.parametrize("name", ["dit", "mamba", "rwkv"])
 @pytest.mark.parametrize("text", [None, (3, 5)])
 def test_decoder_predicts_every_patch(name, text):
-    model = build(name, decoder=DECODER, text=text)
+    model = random_backbone(name, decoder=DECODER, text=text).train()
     x, t, y = given()
     out = model(x, t, y, routing=plan("0-3", reinsert="none"), return_output=True)
     assert out.sample.shape == x.shape and out.sample.ne(0).all()
-    assert torch.equal(out.kept, torch.zeros(2, 16, dtype=torch.bool).scatter(1, IDS, True))
+    assert torch.equal(out.kept, present(IDS).flatten(1))
     # The dropped patches themselves are not seen, only predicted.
-    changed = torch.where(pixels(IDS), x, x + 1)
+    changed = torch.where(present(IDS), x, x + 1)
     again = model(changed, t, y, routing=plan("0-3", reinsert="none"))
     assert torch.equal(again, out.sample)
     out.sample.square().sum().backward()
@@ -78,13 +69,13 @@ def test_decoder_predicts_every_patch(name, text):
 
 
 def test_decoder_starts_at_zero():
-    model = backbones.create("dit", "T/2", **SHAPE, decoder=DECODER)
+    model = backbones.create("dit", "T/1", **SHAPE, decoder=DECODER)
     assert not model(*given()).any()
 
 
 @pytest.mark.parametrize("route", ["none", "1-3", "3-3"])
 def test_projected_tokens(route):
-    model = build(align=ALIGN, text=(3, 5))
+    model = random_backbone(align=ALIGN, text=(3, 5))
     out = model(*given(), routing=plan(route), return_output=True)
     inside = route == "1-3"
     assert out.aligned.shape == (2, 8 if inside else 16, 7)
@@ -94,11 +85,11 @@ def test_projected_tokens(route):
     picked = out.aligned_layout.take_batched(targets)
     want = targets.gather(1, IDS[..., None]) if inside else targets
     assert torch.equal(picked, want)
-    assert model(*given(), return_output=False).shape == (2, 2, 8, 8)
+    assert model(*given(), return_output=False).shape == (2, 2, 4, 4)
 
 
 def test_fusion_leaves_the_stream_in_float32_and_has_its_own_reinsertion():
-    model, (x, t, y) = build(fuse="1-2"), given()
+    model, (x, t, y) = random_backbone(fuse="1-2"), given()
     with torch.autocast("cpu", torch.bfloat16):
         taps = model(x, t, y, taps=(-1, 2, 3), return_output=True).taps
     assert {tap.dtype for tap in taps.values()} == {torch.float32}
@@ -107,7 +98,7 @@ def test_fusion_leaves_the_stream_in_float32_and_has_its_own_reinsertion():
 
 
 def test_text_of_another_shape_is_refused():
-    model, (x, t, y) = build(text=(3, 5)), given()
+    model, (x, t, y) = random_backbone(text=(3, 5)), given()
     for shape in ((2, 2, 5), (1, 3, 5), (2, 3, 4), (2, 15)):
         with pytest.raises(BackboneError, match=r"takes \(batch, 3, 5\)"):
             model(x, t, y, text=torch.zeros(shape))
@@ -116,7 +107,7 @@ def test_text_of_another_shape_is_refused():
 def test_every_weight_has_a_gradient_in_a_dense_pass_too():
     # Data parallelism waits for one from each, whatever a step drops.
     for options in ({"decoder": DECODER}, {"fuse": "1-2"}):
-        model, (x, t, y) = build(**options).train(), given()
+        model, (x, t, y) = random_backbone(**options).train(), given()
         model(x, t, y).square().sum().backward()
         assert all(p.grad is not None for p in model.parameters())
 
@@ -125,7 +116,7 @@ def test_every_weight_has_a_gradient_in_a_dense_pass_too():
 def test_cost_agrees_with_torch(options):
     from torch.utils.flop_counter import FlopCounterMode
 
-    model, how = build(**options), {"reinsert": "none"} if "text" in options else {}
+    model, how = random_backbone(**options), {"reinsert": "none"} if "text" in options else {}
     text = torch.zeros(2, *options["text"]) if "text" in options else None
     route, ids = ("1-2@0.75", IDS[:, ::2]) if "fuse" in options else ("1-2", IDS)
     for routing in (None, plan(route, ids, **how)):
@@ -136,7 +127,7 @@ def test_cost_agrees_with_torch(options):
 
 
 def test_cost_of_tokens_that_leave_late_or_for_good():
-    options = {**SHAPE, "name": "dit", "size": "T/2", "route": "1-2"}
+    options = {**SHAPE, "name": "dit", "size": "T/1", "route": "1-2"}
     assert cost(**options).tokens == (16, 8, 8, 16)
     assert cost(**options, reinsert="none").tokens == (16, 8, 8, 8)
     assert cost(**options, remove="after:1").tokens == (16, 16, 8, 16)
@@ -150,7 +141,7 @@ def test_cost_of_tokens_that_leave_late_or_for_good():
 
 def test_a_removed_argument_is_ignored_at_its_former_default_and_refused_otherwise():
     """Weights files of earlier versions describe their model with `router`."""
-    model = build()
+    model = random_backbone()
     assert backbones.create(**model.config, router=None).config == model.config
     assert cost(**model.config, router=None) == cost(**model.config)
     with pytest.raises(BackboneError, match="router=1-2: router was removed; only .* router=None"):

@@ -99,7 +99,7 @@ def gradients(y, probe, model, x, cond):
     return torch.autograd.grad((y * probe).sum(), leaves, allow_unused=True)
 
 
-def compare(model, prefix, plan, **changes):
+def compare(model, prefix, plan, dense=reference.run_stack, **changes):
     """Assert values and gradients of the routed stack against the masked dense reference."""
     x, cond, probe = drawn(prefix)
     for leaf in (x, *cond):
@@ -107,7 +107,7 @@ def compare(model, prefix, plan, **changes):
     out = model.stack(x, tuple(cond), Layout(GRID, prefix=prefix), plan)
     segments = changes.pop("segments", plan.route.resolve(DEPTH).segments)
     kept = [(s.start, s.end, m) for s, m in zip(segments, masks(out, prefix), strict=True)]
-    want = reference.run_stack(model.stack.blocks, x, cond, GRID, prefix, kept, **changes)
+    want = dense(model.stack.blocks, x, cond, GRID, prefix, kept, **changes)
     torch.testing.assert_close(out.x, want, rtol=1e-9, atol=1e-9)
     ours, theirs = (gradients(y, probe, model, x, cond) for y in (out.x, want))
     for a, b in zip(ours, theirs, strict=True):

@@ -263,12 +263,24 @@ def test_save_and_load(name, tmp_path, monkeypatch):
     assert Backbone.from_pretrained("user/name", revision="v1").config == model.config
 
 
-def test_without_a_network_the_hub_is_asked_once(tmp_path, monkeypatch):
+class NotFound(hub.HfHubHTTPError):
+    def __init__(self):
+        self.response = type("Response", (), {"status_code": 404})
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ConnectionError("Name or service not known"), r"user/name: the Hugging Face hub cannot be reached \(Name or"),
+        (NotFound(), r"gives no model\.safetensors of user/name \(HTTP 404\)"),
+    ],
+)
+def test_a_hub_that_gives_nothing_is_asked_once_and_then_the_cache(tmp_path, monkeypatch, error, message):
     asked, downloads = [], []
 
     def refuse(url, **options):
         asked.append(url)
-        raise ConnectionError("Name or service not known")
+        raise error
 
     def download(**options):
         downloads.append(options)
@@ -279,29 +291,14 @@ def test_without_a_network_the_hub_is_asked_once(tmp_path, monkeypatch):
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "get_hf_file_metadata", refuse)
     monkeypatch.setattr(hub, "hf_hub_download", download)
-    with pytest.raises(BackboneError, match=r"user/name: the Hugging Face hub cannot be reached \(Name or"):
+    with pytest.raises(BackboneError, match=message):
         Backbone.from_pretrained("user/name")
     assert len(asked) == 1 and [options["local_files_only"] for options in downloads] == [True]
-    # What was downloaded before is there without a network.
+    # What was downloaded before is there without the hub.
     model = backbones.create("dit", "T/2", input_size=4, in_channels=1, num_classes=2)
-    model.save_pretrained(tmp_path / "saved")
-    (tmp_path / "saved/model.safetensors").rename(tmp_path / "cached")
+    write(tmp_path / "cached", model.state_dict(), model.config)
     assert Backbone.from_pretrained("user/name", force_download=True).config == model.config
     assert downloads[-1]["force_download"] is False
-
-
-def test_a_repository_that_the_hub_does_not_give(monkeypatch):
-    class Refused(hub.HfHubHTTPError):
-        def __init__(self):
-            self.response = type("Response", (), {"status_code": 404})
-
-    def refuse(url, **options):
-        raise Refused
-
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "get_hf_file_metadata", refuse)
-    with pytest.raises(BackboneError, match=r"gives no model\.safetensors of user/nothing \(HTTP 404\)"):
-        Backbone.from_pretrained("user/nothing")
 
 
 def test_what_is_no_file_is_not_asked_of_a_hub(tmp_path):

@@ -11,7 +11,6 @@ from backbones import BackboneError, registry
 from backbones.context import with_context
 from backbones.cost import cost, features_macs
 from backbones.registry import model_config
-from routing.layout import Layout
 
 COUNT = 3
 # Option, first block with class tokens (of 4; null is a third of the depth) and route: dense, a route that begins
@@ -22,23 +21,19 @@ FAMILIES = [name for name in registry.names() if not registry.find(name).carries
 MAIN = [*((name, {}) for name in FAMILIES), ("mamba", {"conv": "none"})]
 
 
-def by_definition(blocks, x, cond, start, segments):
+def by_definition(blocks, x, cond, grid, prefix, segments, start):
     """Blocks before `start` see the image alone; the class tokens are put in front of it there."""
-    context, image = x[:, :COUNT], x[:, COUNT:]
     for index, block in enumerate(blocks):
         block = getattr(block, "block", block)
-        present = torch.ones(image.shape[:2], dtype=torch.bool)
+        present = torch.ones(x.shape[:2], dtype=torch.bool)
         for first, last, kept in segments:
             if first <= index <= last:
                 present = kept
-        if index < start:
-            image = reference.run_block(block, image, cond[index], present, oracle.GRID, 0)
-            continue
-        everywhere = torch.cat([torch.ones(context.shape[:2], dtype=torch.bool), present], dim=1)
-        joint = torch.cat([context, image], dim=1)
-        joint = reference.run_block(block, joint, cond[index], everywhere, oracle.GRID, COUNT)
-        context, image = joint[:, :COUNT], joint[:, COUNT:]
-    return torch.cat([context, image], dim=1)
+        unseen = prefix if index < start else 0
+        seen, tokens = present[:, unseen:], x[:, unseen:]
+        tokens = reference.run_block(block, tokens, cond[index], seen, grid, prefix - unseen)
+        x = torch.cat([x[:, :unseen], tokens], dim=1)
+    return x
 
 
 @pytest.mark.parametrize(("option", "start", "route"), CASES)
@@ -46,20 +41,7 @@ def by_definition(blocks, x, cond, start, segments):
 def test_the_blocks_are_those_of_the_definition(name, options, option, start, route):
     options = options | {"context_tokens": COUNT, "context_start": option, "num_classes": 5}
     model = oracle.build(name, options)
-    x, cond, probe = oracle.drawn(COUNT)
-    for leaf in (x, *cond):
-        leaf.requires_grad_()
-    plan = oracle.routing(route=route)
-    out = model.stack(x, tuple(cond), Layout(oracle.GRID, prefix=COUNT), plan)
-    segments = [
-        (segment.start, segment.end, layout.mask().expand(oracle.BATCH, -1))
-        for segment, layout in zip(plan.route.segments, out.inner, strict=True)
-    ]
-    expected = by_definition(model.stack.blocks, x, cond, start, segments)
-    torch.testing.assert_close(out.x, expected, rtol=1e-9, atol=1e-9)
-    ours, theirs = (oracle.gradients(y, probe, model, x, cond) for y in (out.x, expected))
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
+    oracle.compare(model, COUNT, oracle.routing(route=route), by_definition, start=start)
 
 
 def test_the_tokens_are_the_class_embedding_plus_a_position():

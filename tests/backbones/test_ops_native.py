@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import backbones
-from backbones import mamba
-from backbones.ops import biwkv, conv, dispatch, native, shift, ssd
+from backbones.ops import biwkv, conv, dispatch, mixer, native, shift, ssd
 from routing.errors import UserError
 from routing.layout import Layout, Order, flat
 
@@ -57,17 +56,6 @@ def reorder(batch, tokens, how):
     return Order(form(rows), form(rows.argsort(1))), rows[:, :, None]
 
 
-def ssd_of(run):
-    def call(packed, dt, A, D, gap=None):
-        heads, width = dt.shape[2], (packed.shape[2] - 16) // dt.shape[2]
-        x, B, C = packed.split([heads * width, 8, 8], -1)
-        return run(
-            x.unflatten(-1, (heads, width)), dt, A, B[:, :, None], C[:, :, None], D, decay_gap=gap
-        )
-
-    return call
-
-
 def case(name, batch, tokens, channels):
     """Return the operation, its float64 definition, token inputs and parameters."""
     x, y = draw(batch, tokens, channels), draw(batch, tokens, channels, seed=1)
@@ -101,10 +89,9 @@ def case(name, batch, tokens, channels):
         plain = lambda y, z, w: F.rms_norm(y * F.silu(z), w.shape, w, 1e-6)  # noqa: E731
         return operations().gated_rms_norm, plain, [x, y], [row(0, 2)]
     if kind == "conv":
-        silu = {"position": place, "activation": "silu"}
         return (
-            lambda x, w, b: conv.causal_conv(x, w, b, **silu),
-            lambda x, w, b: conv.reference(x, w, b, **silu),
+            lambda x, w, b: conv.causal_conv(x, w, b, place, silu=True),
+            lambda x, w, b: conv.reference(x, w, b, place, silu=True),
             [x],
             [row(int(how.partition(",")[2] or 4), 2).t(), row(0, 3)],
         )
@@ -125,8 +112,8 @@ def case(name, batch, tokens, channels):
     gap = None if place is None else draw(batch, tokens, seed=6).exp()
     skip = [] if how == "no skip" else [draw(3, seed=7)]
     return (
-        lambda p, d, A, D=None: ssd.ssd_packed(p, d, A, D, decay_gap=gap, width=channels),
-        lambda p, d, A, D=None: ssd_of(ssd.reference)(p, d, A, D, gap),
+        lambda p, d, A, D=None: ssd.ssd(p, d, A, D, gap, channels),
+        lambda p, d, A, D=None: ssd.ssd(p, d, A, D, gap, channels, kernel="reference"),
         [packed],
         [dt, rates, *skip],
     )
@@ -231,7 +218,7 @@ def test_the_gradient_of_ssds_rates_keeps_its_precision_over_tokens(tokens):
     values = typed([packed, dt, rates, skip], torch.float32, False)
 
     def gradients(values, kernel):
-        y = ssd.ssd_packed(*values, width=width, kernel=kernel)
+        y = ssd.ssd(*values, None, width, kernel=kernel)
         return torch.autograd.grad(y.square().sum(), values)
 
     exact = gradients([m.detach().double().requires_grad_() for m in values], "torch")
@@ -283,7 +270,7 @@ def test_what_else_takes_the_plain_path():
         for requested in ("auto", "kernel", "native"):
             assert dispatch.choose("biwkv", requested, [torch.ones(1, 4, 8)]) == "torch"
     with pytest.raises(dispatch.KernelError, match="it has no float64"):
-        ssd.ssd_packed(draw(1, 4, 24), draw(1, 4, 1).exp(), -draw(1).exp(), width=8, kernel="native")
+        ssd.ssd(draw(1, 4, 24), draw(1, 4, 1).exp(), -draw(1).exp(), None, None, 8, kernel="native")
 
 
 @compiled
@@ -369,22 +356,19 @@ def test_infinite_keys_and_lost_numbers():
 @compiled
 @pytest.mark.parametrize("conv_mode", ["compact", "true"])
 def test_a_mixer_calls_the_operators_that_dispatch_would_choose(conv_mode, monkeypatch):
-    """Mamba's mixers skip the dispatcher where the native operators take their inputs: the same bits."""
+    """A block of Mamba chooses once for all calls where the native operators take its tokens: the same bits."""
     torch.manual_seed(0)
     model = backbones.create("mamba", "T/2", input_size=12, depth=1, num_classes=0, conv=conv_mode)
     block = model.stack.blocks[0]
     layout = Layout((6, 6)).subset(torch.arange(0, 36, 3).expand(2, -1))
     x, cond = draw(2, 12, 64).float(), draw(2, 6, 1, 64, seed=1).float()
-    dispatched = []
-    for op in ("causal_conv", "ssd_packed"):
-        original = getattr(mamba, op)
-        record = lambda *a, op=op, original=original, **k: dispatched.append(op) or original(*a, **k)  # noqa: E731
-        monkeypatch.setattr(mamba, op, record)
+    assert mixer.mixer_operations(x, "auto", 64) is operations()
     direct = block(x, cond, layout)
-    assert not dispatched
-    monkeypatch.setattr(mamba, "REQUESTS", ())  # no mixer calls an operator itself
+    with torch.autocast("cpu", torch.float16):  # which no kernel has
+        torch.testing.assert_close(block(x, cond, layout), direct, rtol=1e-2, atol=1e-2)
+    monkeypatch.setattr(mixer, "REQUESTS", ())
+    assert mixer.mixer_operations(x, "auto", 64).conv is conv.causal_conv
     assert torch.equal(direct, block(x, cond, layout))
-    assert dispatched == ["causal_conv", "ssd_packed"] * 2
     with dispatch.without_native():
         torch.testing.assert_close(block(x, cond, layout), direct, rtol=1e-4, atol=1e-4)
 

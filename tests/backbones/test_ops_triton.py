@@ -29,14 +29,14 @@ def positions(kind, tokens):
     return {"compact": None, "shared": rows[0], "own": rows}[kind]
 
 
-def compare(tokens, channels, width, kind, activation, bias, device="cpu", tolerance=1e-5):
+def compare(tokens, channels, width, kind, silu, bias, device="cpu", tolerance=1e-5):
     values = [v.detach().to(device).requires_grad_() for v in inputs(tokens, channels, width, bias)]
     x, weight, offset = (*values, None)[:3]
     position = positions(kind, tokens)
     position = None if position is None else position.to(device)
-    fast = conv.causal_conv(x, weight, offset, position, "triton", activation)
+    fast = conv.causal_conv(x, weight, offset, position, silu, "triton")
     exact = [v.double() for v in (x, weight)], None if offset is None else offset.double()
-    plain = conv.reference(*exact[0], exact[1], position, activation)
+    plain = conv.reference(*exact[0], exact[1], position, silu)
     torch.testing.assert_close(fast.double(), plain, rtol=tolerance, atol=tolerance)
     g = torch.randn_like(fast)
     ours, want = torch.autograd.grad(fast, values, g), torch.autograd.grad(plain, values, g.double())
@@ -46,7 +46,7 @@ def compare(tokens, channels, width, kind, activation, bias, device="cpu", toler
 
 # One token, fewer than the taps, a ragged second tile, more channels than a tile.
 SHAPES = [(1, 3, 4), (3, 3, 4), (41, 5, 4), (9, 70, 4), (12, 3, 2), (8, 3, 1), (33, 3, 5)]
-FORMS = [("compact", "silu", True), ("shared", None, False), ("own", "silu", True), ("own", "silu", False)]
+FORMS = [("compact", True, True), ("shared", False, False), ("own", True, True), ("own", True, False)]
 
 INTERPRETED = """
 import sys
@@ -60,9 +60,9 @@ for index, shape in enumerate(SHAPES):
     for form in (FORMS[index % 4], FORMS[(index + 1) % 4]):
         compare(*shape, *form)
 x, weight, bias = (m.detach().bfloat16() for m in inputs(9, 4, 4, True))
-half = conv.causal_conv(x, weight, bias, None, "triton", "silu")
+half = conv.causal_conv(x, weight, bias, None, True, "triton")
 assert half.dtype == torch.bfloat16
-torch.testing.assert_close(half, conv.causal_conv(x, weight, bias, None, "torch", "silu"), rtol=2e-2, atol=2e-2)
+torch.testing.assert_close(half, conv.causal_conv(x, weight, bias, None, True, "torch"), rtol=2e-2, atol=2e-2)
 
 # One token, one chunk, three chunks of which the last is ragged, and more channels than a program.
 for tokens, channels, kind in ((1, 3, "rank"), (9, 3, "shared"), (70, 3, "rank"), (70, 3, "own"), (33, 40, "own")):
@@ -171,10 +171,10 @@ def test_the_kernels_compile_for_an_h100_without_one(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("kind", "activation", "bias"), FORMS)
-def test_the_kernels_equal_the_reference_on_a_gpu(kind, activation, bias):
+@pytest.mark.parametrize(("kind", "silu", "bias"), FORMS)
+def test_the_kernels_equal_the_reference_on_a_gpu(kind, silu, bias):
     for shape in (*SHAPES, (300, 896, 4)):
-        compare(*shape, kind, activation, bias, "cuda")
+        compare(*shape, kind, silu, bias, "cuda")
 
 
 @pytest.mark.gpu

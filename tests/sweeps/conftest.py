@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from slurm_lab import STUB, Launcher, lab, named_nodes, on_cluster, use_stubs  # noqa: F401
 
-from sweeps.jobs import slurm
+from sweeps.jobs import sbatch, slurm
 
 
 @pytest.fixture
@@ -33,3 +33,19 @@ def answers(monkeypatch):
     monkeypatch.setattr(slurm, "max_array", lambda *_: answers.max_array)
     monkeypatch.setattr(slurm, "call", lambda words: answers.calls.append(words) or "")
     return answers
+
+
+@pytest.fixture
+def submissions(answers, monkeypatch):
+    """The arrays that were handed to sbatch. The tasks of the first have the ids 1_0, 1_1, ...; no job is in the queue."""
+    submissions = []
+
+    def submit(_sweep, runs, resources, batch, after, _dependencies):
+        submissions.append(SimpleNamespace(runs=runs, resources=resources, batch=batch, after=after))
+        ids = {}
+        for index, names in enumerate(batch.tasks()):
+            ids |= dict.fromkeys(names, f"{len(submissions)}_{index}")
+        return ids
+
+    monkeypatch.setattr(sbatch, "submit", submit)
+    return submissions

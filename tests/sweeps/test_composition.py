@@ -29,12 +29,6 @@ def check(overrides):
     assert repr(composition.compose_cached(overrides)) == repr(expected), overrides
 
 
-def test_the_last_cells_of_some_grids_are_what_hydra_composes():
-    for name in grid.names()[::4]:
-        for overrides in list(training_cells(name, "tiny"))[-1:]:  # none where a grid trains nothing
-            check(overrides)
-
-
 @pytest.mark.slow
 def test_cells_with_different_groups_or_keys_are_what_hydra_composes():
     distinct = {}

@@ -6,26 +6,17 @@ import re
 
 import pytest
 from documents import ROOT, blocks
-from slurm_lab import silent, write_grid
+from slurm_lab import note_submission, silent, write_grid
 
 from routing.errors import UserError
 from sweeps import command as sweeps_command
 from sweeps.jobs import slurm
 from sweeps.plan import plan, preflight
-from sweeps.store.folder import JobBatch
 
 GRIDS, CLUSTERS = ROOT / "docs" / "grids.md", ROOT / "docs" / "cluster.md"
 
 
-def queued(cli, seed):
-    """Note a submission of the runs of one seed, as by an earlier launch on Slurm."""
-    (run,) = (run for run in cli.sweep.runs().values() if run.varies["seed"] == str(seed))
-    cli.sweep.intend(JobBatch("count.b", "slurm", "slurm", [run.name], 1.0, "c"))
-    cli.sweep.submitted("count.b", {run.name: "18"})
-    return slurm.QueueJob("18", "PENDING", name="count.b")
-
-
-def test_a_dry_run_leaves_out_what_is_finished_or_queued(cli, monkeypatch):
+def test_a_dry_run_leaves_out_what_is_finished_or_queued(cli, answers, monkeypatch):
     cli.grid = write_grid(cli.folder, seeds=[0, 1, 2])
     text = cli("launch", "--dry-run")
     assert "3 runs on cluster=slurm" in text and "--array=0-2" in text
@@ -34,15 +25,11 @@ def test_a_dry_run_leaves_out_what_is_finished_or_queued(cli, monkeypatch):
     text = cli("launch", "--dry-run")
     assert "1 of 3 done" in text and "2 runs on cluster=slurm" in text and "--array=0-1" in text
     assert "_s0-" not in text and text.count("20 steps") == 2
-    cli("launch", "cluster=debug", "seed=1,2")
-    text = cli("launch", "--dry-run")
-    assert "3 of 3 done" in text and "0 runs on cluster=slurm" in text and "#SBATCH" not in text
-    # More steps are wanted than they have.
-    job = queued(cli, 2)
-    monkeypatch.setattr(slurm, "queue", lambda *_: {"18": job})
+    # It has fewer steps than are wanted now, and is in the queue for them.
+    note_submission(cli.sweep, "count.b", {cli.rows()[0].run.name: "18"})
+    answers.queue["18"] = slurm.QueueJob("18", "PENDING", name="count.b")
     text = cli("launch", "--dry-run", "train.steps=30")
     assert "1 of 3 in the queue or running" in text and "2 runs on" in text
-
     monkeypatch.setattr(slurm, "queue", silent)
     text = cli("launch", "--dry-run", "train.steps=30")
     assert "squeue gave no answer; what was submitted earlier counts as in the queue or running" in text
@@ -78,8 +65,8 @@ def test_worked_grids_make_the_runs_that_they_say(text, tmp_path, monkeypatch, c
     (tmp_path / f"{name}.yaml").write_text(text)
     assert sweeps_command.main(command.split()[4:]) == 0
     by_path = capsys.readouterr().out
-    made, waiting = [*re.findall(r"\d+", runs), "0"][:2]
-    assert re.search(rf"\n{made} runs on cluster=\w+, {waiting} of them after others; nothing was", by_path)
+    run_count, waiting = [*re.findall(r"\d+", runs), "0"][:2]
+    assert re.search(rf"\n{run_count} runs on cluster=\w+, {waiting} of them after others; nothing was", by_path)
     assert sweeps_command.main(["launch", name, "--dry-run"]) == 0
     assert capsys.readouterr().out == by_path and len(list(tmp_path.iterdir())) == 1
 
@@ -101,5 +88,5 @@ def test_example_clusters_make_the_script_that_they_say(part, tmp_path, monkeypa
     for scale in ("paper", "tiny"):
         words = ["launch", "selection_rate", "cluster=mine", f"scale={scale}", "data=scenes", "--dry-run"]
         assert sweeps_command.main(words) == 0, capsys.readouterr().err
-        said = capsys.readouterr().out
-        assert scale == "tiny" or [line for line in SCRIPTS[part] if line not in said] == []
+        output = capsys.readouterr().out
+        assert scale == "tiny" or [line for line in SCRIPTS[part] if line not in output] == []

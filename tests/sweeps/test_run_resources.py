@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +15,11 @@ from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import locked
 from sweeps import SweepError
 from sweeps.commands.retry_command import resources_of_retry
-from sweeps.jobs import pool_gpus, sbatch, sbatch_script, sharing, slurm
+from sweeps.jobs import pool_gpus, sbatch_script, sharing, slurm
 from sweeps.plan import cells, resources
 from sweeps.status import status
 from sweeps.status.run_status import RunStatus
 from sweeps.store.folder import JobBatch, Sweep
-from sweeps.submission import arrays
 
 RUNS = Path("/runs")
 
@@ -60,23 +60,9 @@ def test_what_is_typed_counts_more_than_the_grid():
     assert resources.for_run(again, {"time": "9:00:00"}).time == "90"
 
 
-def test_runs_are_split_by_what_they_wait_for_and_then_by_resources():
-    base = resources.load("slurm", "tiny")
-    a, c = make_run(RUNS, "a"), make_run(RUNS, "c")
-    b, d, e = (make_run(RUNS, name, cluster={"gpus": 1, "runs_per_gpu": 2}) for name in "bde")
-    late = make_run(RUNS, "late", parent="a")
-    runs = [a, b, c, d, e, late]
-    split = arrays.split_into_arrays(runs, resources.by_run(base, runs))
-    assert [[run.name for run in array.runs] for array in split] == [["a", "c"], ["b", "d", "e"], ["late"]]
-    assert [array.task_count for array in split] == [2, 2, 1]
-    assert split[1].describe() == (
-        "3 runs in 2 tasks: 1 GPU shared by 2 runs, 4 GB, 2 CPUs, 1:00:00; at most 16 at once"
-    )
-
-
 def test_a_shared_task_asks_for_one_gpu_and_for_what_all_its_runs_need():
     shared = resources.load("slurm", "tiny", {"gpus": "1", "runs_per_gpu": "3", "throttle": "7"})
-    text = sbatch_script.script(Sweep(Path("/runs"), "g"), shared, 4, Path("/code"), sharing=3)
+    text = sbatch_script.script(Sweep(Path("/runs"), "g"), shared, 12, Path("/code"))
     for line in ("--gpus-per-node=1", "--mem=12288M", "--cpus-per-task=6", "--array=0-3%2"):
         assert f"#SBATCH {line}\n" in text
     assert "--cpus-per-task=6" in text.partition("# command\n")[2]
@@ -85,48 +71,34 @@ def test_a_shared_task_asks_for_one_gpu_and_for_what_all_its_runs_need():
         assert resources.for_run(dataclasses.replace(shared, fixed=[]), {"gpus": gpus}).runs_per_gpu == 1
 
 
-def test_the_runs_of_a_batch_are_those_of_its_tasks():
-    batch = JobBatch("b", "slurm", "slurm", list("abcde"), 1.0, "c", {"runs_per_gpu": 2})
-    assert batch.tasks() == [["a", "b"], ["c", "d"], ["e"]] and batch.task_name("d") == "b.1"
+def test_a_damaged_record_of_a_batch_shares_no_tasks():
     for damaged in ({}, {"runs_per_gpu": 0}, {"runs_per_gpu": "2"}, {"runs_per_gpu": True}):
-        batch.resources = damaged
-        assert batch.tasks() == [["a"], ["b"], ["c"], ["d"], ["e"]]
+        assert JobBatch("b", "slurm", "slurm", ["x", "y"], 1.0, "c", damaged).tasks() == [["x"], ["y"]]
 
 
-def test_more_runs_than_an_array_may_have_tasks_are_several_arrays(cli, answers, monkeypatch):
-    submitted, answers.max_array = [], 2
-
-    def submit(_sweep, runs, got, batch, after, _conditions):
-        submitted.append((len(runs), batch.tasks(), after, got.memory_gb))
-        ids = {}
-        for index, names in enumerate(batch.tasks()):
-            ids |= dict.fromkeys(names, f"{len(submitted)}_{index}")
-        return ids
-
-    monkeypatch.setattr(sbatch, "submit", submit)
+def test_more_runs_than_an_array_may_have_tasks_are_several_arrays(cli, answers, submissions):
+    answers.max_array = 2
     cli.grid = write_grid(cli.folder, seeds=[0, 1, 2, 3, 4], cluster={"gpus": 1, "runs_per_gpu": 2})
     text = cli("launch", "cluster=slurm", "cluster.memory_gb=3")
-    assert [(count, len(tasks), after, gb) for count, tasks, after, gb in submitted] == [
-        (4, 2, "", 3), (1, 1, "1", 3)
-    ]  # fmt: skip
+    assert [(len(array.runs), len(array.batch.tasks()), array.after) for array in submissions] == [(4, 2, ""), (1, 1, "1")]
+    assert [array.resources.memory_gb for array in submissions] == [3, 3]
     assert "submitted 5 runs as job 1, 2, at most 16 at once each" in text
     assert "job 1: 4 runs in 2 tasks: 1 GPU shared by 2 runs, 3 GB" in text
     assert [row.job for row in cli.rows().values()] == ["1_0", "1_0", "1_1", "1_1", "2_0"]
 
 
-def test_a_run_that_has_left_its_task_is_not_live(cli, answers, monkeypatch):
-    monkeypatch.setattr(sbatch, "submit", lambda _sweep, runs, *_: {run.name: "7" for run in runs})
+def test_a_run_that_has_left_its_task_is_not_live(cli, answers, submissions):
     cli("launch", "cluster=slurm", "cluster.gpus=1", "cluster.runs_per_gpu=2")
     (batch,) = cli.sweep.batches()
-    answers.queue["7"] = slurm.QueueJob("7", "PENDING", name=batch.name)
+    answers.queue["1_0"] = slurm.QueueJob("1_0", "PENDING", name=batch.name)
     assert cli.states() == {0: "pending", 1: "pending"}
     # Before the task starts: it will find the note.
     assert "cancelled 1 of 1" in cli("cancel", "seed=1") and answers.calls == []
     assert cli.states() == {0: "pending", 1: "stopped"} and cli.rows()[1].why == "cancelled"
     folder = cli.sweep.pools / f"{batch.name}.0"
     assert [path.name for path in folder.iterdir()] == [f"{cli.rows()[1].run.name}.cancel"]
-    assert "cancelled 1 of 1" in cli("cancel", "seed=0") and answers.calls == [["scancel", "7"]]
-    answers.queue["7"] = slurm.QueueJob("7", "RUNNING", name=batch.name)
+    assert "cancelled 1 of 1" in cli("cancel", "seed=0") and answers.calls == [["scancel", "1_0"]]
+    answers.queue["1_0"] = slurm.QueueJob("1_0", "RUNNING", name=batch.name)
     run = cli.rows()[0].run.name
     for state in ("damaged", json.dumps({"runs": {run: "RUNNING"}})):
         (folder / "state.json").write_text(state)
@@ -218,6 +190,7 @@ def test_a_pool_needs_gpus_for_all_workers_unless_runs_differ(tmp_path, monkeypa
 @pytest.mark.slow
 def test_a_pool_gives_a_run_the_gpus_of_its_cell_and_says_what_it_ignores(cli, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cli.grid = write_grid(
         cli.folder, seeds=[0],
         cells=[{"route": "none", "cluster": {"gpus": 1}},
@@ -230,35 +203,41 @@ def test_a_pool_gives_a_run_the_gpus_of_its_cell_and_says_what_it_ignores(cli, m
     for row in status.statuses(cli.sweep)[0]:
         summary = run_folder.read(Path(row.run.folder) / "summary.json")
         gpus[row.run.varies["route"]] = summary["gpus"]
+        # The two workers share the cores.
+        assert summary["threads"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
     assert gpus["2-8"] == "3,5" and gpus["none"] in ("3", "5")
+    (batch,) = cli.sweep.batches()
+    events = [event for run in cli.sweep.runs() for event in cli.sweep.events(run) if event["event"] == "start"]
+    assert {event["code"] for event in events} == {batch.code}
 
 
 # --- retries ---------------------------------------------------------------------------------------------------
 
 
-def test_a_retry_asks_for_what_each_run_had_and_for_what_is_typed(cli, answers, monkeypatch):
-    def submit(_sweep, runs, got, *_):
-        submitted.append(([run.stage for run in runs], got.memory_gb, got.gpu_count, got.time))
-        job = str(len(submitted))
-        answers.history[job] = slurm.QueueJob(job, "FAILED", exit="1:0")
-        return {run.name: job for run in runs}
+def test_a_retry_asks_for_what_each_run_had_and_for_what_is_typed(cli, answers, submissions):
+    def submitted():
+        arrays = []
+        for array in submissions:
+            (run,), got = array.runs, array.resources
+            arrays.append((run.stage, got.memory_gb, got.gpu_count, got.time))
+        submissions.clear()
+        return arrays
 
-    submitted = []
-    monkeypatch.setattr(sbatch, "submit", submit)
+    for job in ("1_0", "2_0"):
+        answers.history[job] = slurm.QueueJob(job, "FAILED", exit="1:0")
     score = {"name": "score", "of": "train", "command": "score", "args": ["{parent}", "{out}"]}
     stages = [score | {"cluster": {"memory_gb": 0.5, "gpus": 1}}]
     cli.grid = write_grid(cli.folder, seeds=[0, 1], cluster={"memory_gb": 0.25}, stages=stages)
     cli("launch", "cluster=slurm", "cluster.time=1:00:00", "seed=0")
+    first = submitted()
     cli("launch", "cluster=slurm", "cluster.time=2:00:00", "cluster.memory_gb=3", "seed=1")
-    first = [(["train"], 0.25, 0, "1:00:00"), (["score"], 0.5, 1, "1:00:00")]
-    second = [(["train"], 3, 0, "2:00:00"), (["score"], 3, 1, "2:00:00")]
-    assert submitted == first + second
-    submitted.clear()
+    second = submitted()
+    assert first == [("train", 0.25, 0, "1:00:00"), ("score", 0.5, 1, "1:00:00")]
+    assert second == [("train", 3, 0, "2:00:00"), ("score", 3, 1, "2:00:00")]
     cli("retry")
-    assert sorted(submitted) == sorted(first + second)
-    submitted.clear()
+    assert sorted(submitted()) == sorted(first + second)
     cli("retry", "cluster=slurm", "cluster.time=0:30:00", "seed=0")
-    assert submitted == [(stage, memory, gpus, "0:30:00") for stage, memory, gpus, _ in first]
+    assert submitted() == [(stage, memory, gpus, "0:30:00") for stage, memory, gpus, _ in first]
 
 
 # --- memory ----------------------------------------------------------------------------------------------------

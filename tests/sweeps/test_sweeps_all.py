@@ -44,9 +44,9 @@ def test_two_steps_of_a_grid_at_tiny_make_its_tables(name, tmp_path, monkeypatch
     monkeypatch.setattr(evaluation, "PREVIEW_COLUMNS", 1)
 
     runs = tmp_path / "runs"
-    known = {k for stage in grid.load(name).stages("tiny") for k in stage.set_keys()}
+    keys = {k for stage in grid.load(name).stages("tiny") for k in stage.set_keys()}
     words = list(QUICK) if grid.load(name).stages("tiny")[0].trains else []
-    if words and ("data" not in known or name == "study_jit"):
+    if words and ("data" not in keys or name == "study_jit"):
         words.append("data=digits")  # the quickest to score
     if name == "evidence":
         words.append("eval.every=1")  # a curve has more than one point
@@ -54,11 +54,11 @@ def test_two_steps_of_a_grid_at_tiny_make_its_tables(name, tmp_path, monkeypatch
         pytest.importorskip("optuna")
         words.append("--trials=2")
     words += FEWER.get(name, [])
-    words += [w for w in QUICK_COMMANDS if w.split("=")[0] in known]
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    words += [w for w in QUICK_COMMANDS if w.split("=")[0] in keys]
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = sweeps_command.main(["launch", name, "cluster=debug", f"paths.runs={runs}", *words])
-    assert code == 0, said.getvalue()[-4000:]
+    assert code == 0, output.getvalue()[-4000:]
     rows, _ = status.statuses(Sweep(runs, name))
     assert {row.state for row in rows} == {"done"}
     expected = {cell.stage.name for cell in expand(grid.load(name))}

@@ -18,11 +18,11 @@ def varied(cells):
 
 
 def test_cells_zip_and_axes_multiply_and_seeds_are_outermost(tmp_path):
-    made = yaml_grid(
+    chosen = yaml_grid(
         tmp_path, cells=[{"backbone": "dit"}, {"backbone": "rwkv"}], axes={"route": ["none", "2-8"]},
         zip={"size": ["T/1", "T/2"], "train.lr": [1, 2]}, seeds=[0, 1],
     )  # fmt: skip
-    cells = expand(made)
+    cells = expand(chosen)
     assert len(cells) == 2 * 2 * 2 * 2
     assert varied(cells)[:3] == [
         ("dit", "T/1", "1", "none", "0"), ("dit", "T/1", "1", "2-8", "0"), ("dit", "T/2", "2", "none", "0"),
@@ -32,27 +32,27 @@ def test_cells_zip_and_axes_multiply_and_seeds_are_outermost(tmp_path):
 
 
 def test_a_scale_merges_bases_and_axes_and_replaces_the_rest(tmp_path):
-    made = yaml_grid(
+    chosen = yaml_grid(
         tmp_path, base={"a": 1, "b": 2}, axes={"route": ["none"], "x": [1]}, cells=[{"c": 1}],
         scales={"paper": {"base": {"b": 3, "a": None}, "axes": {"x": [1, 2]}, "cells": [{"c": 5}], "seeds": [7]}},
     )  # fmt: skip
-    (tiny,) = expand(made)
+    (tiny,) = expand(chosen)
     assert {k: overrides.format_value(v) for k, v in tiny.overrides.items()} == {
         "scale": "tiny", "a": "1", "b": "2", "c": "1", "route": "none", "x": "1", "seed": "0"
     }  # fmt: skip
-    first, second = expand(made, "paper")
+    first, second = expand(chosen, "paper")
     assert "a" not in first.overrides and first.overrides["b"] == 3 and second.overrides["x"] == 2
     assert first.overrides["c"] == 5 and first.overrides["seed"] == 7
 
 
 def test_a_users_values_replace_axes_pick_rows_or_become_an_axis(tmp_path):
-    made = yaml_grid(
+    chosen = yaml_grid(
         tmp_path, cells=[{"backbone": "dit", "rate": 0.5}, {"backbone": "rwkv"}], axes={"route": ["none"]},
         zip={"size": ["S", "B"], "lr": [1, 2]},
     )  # fmt: skip
 
     def run(*words):
-        return expand(made, "tiny", overrides.parse(words))
+        return expand(chosen, "tiny", overrides.parse(words))
 
     assert varied(run("route=2-8,auto", "backbone=rwkv", "size=B")) == [
         ("rwkv", "B", "2", "2-8", "0"), ("rwkv", "B", "2", "auto", "0")
@@ -66,11 +66,11 @@ def test_a_users_values_replace_axes_pick_rows_or_become_an_axis(tmp_path):
 
 def test_an_option_that_picks_no_row_is_set_in_all(tmp_path):
     cells = [{"backbone": "dit", "sampler.steps": 50}, {"backbone": "rwkv"}]
-    made = yaml_grid(tmp_path, cells=cells)
+    chosen = yaml_grid(tmp_path, cells=cells)
 
     def steps(*words):
-        found = expand(made, "tiny", overrides.parse(words))
-        return [overrides.format_value(c.overrides.get("sampler.steps")) for c in found]
+        expanded = expand(chosen, "tiny", overrides.parse(words))
+        return [overrides.format_value(c.overrides.get("sampler.steps")) for c in expanded]
 
     assert steps("sampler.steps=5") == ["5", "5"]
     assert steps("sampler.steps=5,6") == ["5", "6", "5", "6"]
@@ -78,7 +78,7 @@ def test_an_option_that_picks_no_row_is_set_in_all(tmp_path):
 
 
 def test_later_stages_start_from_the_runs_they_name(tmp_path):
-    made = yaml_grid(
+    chosen = yaml_grid(
         tmp_path, axes={"route": ["none", "auto"]}, base={"train.lr": 1},
         stages=[
             {"name": "finetune", "of": "train", "where": {"route": "auto"},
@@ -88,9 +88,9 @@ def test_later_stages_start_from_the_runs_they_name(tmp_path):
             {"name": "reseeded", "of": "train", "where": {"route": "none"}, "axes": {"seed": [3]}},
         ],
     )  # fmt: skip
-    small = [c for c in expand(made, "small") if c.stage.name == "first"]
+    small = [c for c in expand(chosen, "small") if c.stage.name == "first"]
     assert [c.parent for c in small] == [0, 0, 1, 1]
-    cells = expand(made)
+    cells = expand(chosen)
     assert [c.stage.name for c in cells] == ["train", "train", "finetune", "score", "score", "reseeded"]
     fine = cells[2]
     assert fine.parent == 1 and fine.overrides["train.lr"] == 2 and fine.overrides["route"] == "none"
@@ -127,8 +127,8 @@ def test_every_grid_of_the_project_names_what_it_makes():
 def test_a_number_with_a_leading_zero_is_read_as_on_a_command_line(text, tmp_path):
     """YAML 1.1 reads 010 as 8."""
     (tmp_path / "g.yaml").write_text(f"base: {{train.steps: {text}}}\nseeds: [{text.replace('_', '')}]\n")
-    made = grid.load(str(tmp_path / "g.yaml"))
-    (cell,) = expand(made)
+    chosen = grid.load(str(tmp_path / "g.yaml"))
+    (cell,) = expand(chosen)
     assert cell.overrides["train.steps"] == text and cell.varies["seed"] == 10
 
 

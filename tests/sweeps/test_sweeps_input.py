@@ -55,6 +55,7 @@ GRIDS = [
     ("{fits: [route], axes: {route: [2-4, 20-2]}}", "route=20-2: "),
     ("{fits: [route], axes: {route: [2-4, -2--4]}}", "start must not exceed end"),
     ("{fits: [route], axes: {route: [2-4, 2-5+4-8]}}", "must start after the end of 2-5"),
+    ("{fits: [route], axes: {route: [2-4, 2-5+4--2]}}", "must start after the end of 2-5"),
     # Resources of cells and stages.
     ("cluster: {memry_gb: 8}", "unknown key cluster.memry_gb; did you mean memory_gb"),
     ("cells: [{route: none, cluster: {gpus: x}}]", "cluster.gpus=x: expected a whole number or TYPE:NUMBER"),

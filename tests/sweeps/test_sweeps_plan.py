@@ -37,8 +37,8 @@ def finish(folder, step=5):
 
 
 def test_a_route_that_does_not_fit_is_left_out(tmp_path):
-    made = planned(tmp_path, fits=["route"], axes={"route": ["2-8", "2-20"]})
-    assert len(made.runs) == 1 and made.left_out[0][0] == "route=2-20 seed=0" and "12 blocks" in made.left_out[0][1]
+    grid_plan = planned(tmp_path, fits=["route"], axes={"route": ["2-8", "2-20"]})
+    assert len(grid_plan.runs) == 1 and grid_plan.left_out[0][0] == "route=2-20 seed=0" and "12 blocks" in grid_plan.left_out[0][1]
 
 
 @pytest.mark.slow
@@ -47,13 +47,13 @@ def test_lightningdits_row_of_the_main_table_wants_its_own_latents(tmp_path):
 
     stable = write_store(tmp_path / "s", latents(8, side=32), [0] * 8)
     words = [f"data.path={stable}", f"paths.runs={tmp_path / 'runs'}", "route=none"]
-    made = plan.make_plan(grid.load("main_table"), "paper", overrides.parse(words))
-    ((label, why),) = made.left_out
+    grid_plan = plan.make_plan(grid.load("main_table"), "paper", overrides.parse(words))
+    ((label, why),) = grid_plan.left_out
     assert "backbone=lightningdit" in label and "the latents in" in why and "4x32x32" in why
-    assert len(made.runs) == 10 and not any("lightningdit" in run.name for run in made.runs)
+    assert len(grid_plan.runs) == 10 and not any("lightningdit" in run.name for run in grid_plan.runs)
     # Its own are not there yet: the row is planned at their shape, 256 tokens an image.
-    made = plan.make_plan(grid.load("main_table"), "paper", overrides.parse(["backbone=lightningdit"]))
-    config = made.configs[made.runs[0].name]
+    grid_plan = plan.make_plan(grid.load("main_table"), "paper", overrides.parse(["backbone=lightningdit"]))
+    config = grid_plan.configs[grid_plan.runs[0].name]
     assert 50e18 < 6 * cost.training_macs(config) < 80e18
     assert (config.data["scale"], config.backbone["qk_norm"]) == ("std", False)
     assert (config.objective["time_scale"], config.objective["reverse"]) == (1.0, True)
@@ -61,12 +61,12 @@ def test_lightningdits_row_of_the_main_table_wants_its_own_latents(tmp_path):
 
 def test_dry_true_is_dry_run_and_full_adds_the_words(tmp_path, capsys, monkeypatch):
     words = ["launch", "relative_absolute", f"paths.runs={tmp_path / 'runs'}"]
-    said = []
+    outputs = []
     for dry in ("--dry-run", "dry=true", "dry=full"):
         assert sweeps_command.main([*words, dry]) == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1] and "3 runs on cluster=slurm" in said[0]
-    assert said[2].count("experiments.run:main") == 3 and "experiments.run:main" not in said[0]
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] and "3 runs on cluster=slurm" in outputs[0]
+    assert outputs[2].count("experiments.run:main") == 3 and "experiments.run:main" not in outputs[0]
     # On Slurm the run's own nodes count, not this machine: they may have GPUs, as many as asked for.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert sweeps_command.main([*words, "dry=true", "train.graphs=true"]) == 0
@@ -80,15 +80,15 @@ def test_dry_true_is_dry_run_and_full_adds_the_words(tmp_path, capsys, monkeypat
 def test_a_stage_waits_for_its_parent(tmp_path):
     raw = {"base": {"train.steps": 5}, "stages": [
         {"name": "score", "of": "train", "command": "evaluate", "args": ["{parent}"], "axes": {"w": [1, 2]}}]}  # fmt: skip
-    made = planned(tmp_path, **raw)
-    parent, first, second = made.runs
+    grid_plan = planned(tmp_path, **raw)
+    parent, first, second = grid_plan.runs
     assert first.parent == second.parent == parent.name and first.args == [parent.folder, "w=1"]
-    assert made.waiting == [("score: seed=0 w=1", parent.name), ("score: seed=0 w=2", parent.name)]
+    assert grid_plan.waiting == [("score: seed=0 w=1", parent.name), ("score: seed=0 w=2", parent.name)]
     folder = finish(parent.folder)
-    made = planned(tmp_path, **raw)
-    assert [run.name for run in made.runs[1:]] == [first.name, second.name]
-    assert not made.waiting and [r.args for r in made.runs[1:]] == [[str(folder), "w=1"], [str(folder), "w=2"]]
-    assert made.runs[1].name != made.runs[2].name and not made.runs[1].trains
+    grid_plan = planned(tmp_path, **raw)
+    assert [run.name for run in grid_plan.runs[1:]] == [first.name, second.name]
+    assert not grid_plan.waiting and [r.args for r in grid_plan.runs[1:]] == [[str(folder), "w=1"], [str(folder), "w=2"]]
+    assert grid_plan.runs[1].name != grid_plan.runs[2].name and not grid_plan.runs[1].trains
     # Quotes keep a comma that is typed, and are no part of what the command reads.
     raw["stages"][0] |= {"args": ["--guidance", "{w}"]}
     for typed in ("w='cfg,scale=2'", 'w="cfg,scale=2"'):
@@ -104,38 +104,34 @@ def chain(**stage):
 
 
 def test_a_run_from_unknown_weights_is_checked_and_named_after_its_cell(tmp_path):
-    made = planned(tmp_path, **chain())
-    train, tune, score = made.runs
-    assert [run.parent for run in made.runs] == ["", train.name, tune.name]
-    assert [run.deferred for run in made.runs] == [False, True, True]
+    grid_plan = planned(tmp_path, **chain())
+    train, tune, score = grid_plan.runs
+    assert [run.parent for run in grid_plan.runs] == ["", train.name, tune.name]
+    assert [run.deferred for run in grid_plan.runs] == [False, True, True]
     assert 'init="{parent}"' in tune.args and "{parent}" in score.args[0]
-    assert tune.name.startswith("tune-") and made.configs[tune.name].init is None
+    assert tune.name.startswith("tune-") and grid_plan.configs[tune.name].init is None
     assert PlannedRun(**json.loads(json.dumps(tune.__dict__))) == tune
     # The same name at the next launch, also for other steps, which the name of a run omits.
     raw = chain(**{"train.steps": 3})
-    assert [run.name for run in planned(tmp_path, **raw).runs] == [r.name for r in made.runs]
+    assert [run.name for run in planned(tmp_path, **raw).runs] == [r.name for r in grid_plan.runs]
     assert planned(tmp_path, **chain(**{"train.lr": 1e-4})).runs[1].name != tune.name
     with pytest.raises(SweepError, match="train.batch"):
         planned(tmp_path, **chain(**{"train.batch": -1}))
 
 
-def test_a_run_has_its_own_name_once_its_parent_is_done_and_the_cells_as_alias(tmp_path):
-    train, tune, score = planned(tmp_path, **chain()).runs
-    folder = finish(train.folder)
+def test_a_run_keeps_the_name_of_its_cell_once_its_parent_is_done(tmp_path):
+    deferred = planned(tmp_path, **chain()).runs
+    folder = finish(deferred[0].folder)
     save_file({"ema.w": np.ones(3, np.float32)}, folder / "model.safetensors")
-    made = planned(tmp_path, **chain())
-    named = made.runs[1]
-    assert named.alias == tune.name and not named.deferred and f"init={folder}" in named.args
-    assert named.name == made.configs[named.name].name != tune.name
-    assert made.runs[2].alias == score.name and made.runs[2].args[0] == named.folder
-    # As stored by the first launch: the folder that the job found identifies it.
-    sweep = Sweep(tmp_path / "runs", "g")
-    sweep.add("", [train, tune, score])
-    names = [run.name for run in dependencies.with_stored_names(sweep, made.runs)]
-    assert names == [train.name, tune.name, score.name]
-    sweep.resolve(tune.name, "elsewhere")  # from other weights of the parent
-    again = dependencies.with_stored_names(sweep, made.runs)
-    assert again[1].name == named.name and again[2].parent == named.name
+    grid_plan = planned(tmp_path, **chain())
+    _, tune, score = grid_plan.runs
+    assert [run.name for run in grid_plan.runs] == [run.name for run in deferred]
+    assert not tune.deferred and f"init={folder}" in tune.args and score.args[0] == tune.folder
+    assert Path(tune.folder).name == grid_plan.configs[tune.name].name
+    # Other weights of the parent: another folder.
+    save_file({"ema.w": np.zeros(3, np.float32)}, folder / "model.safetensors")
+    again = planned(tmp_path, **chain()).runs[1]
+    assert again.name == tune.name and again.folder != tune.folder
 
 
 def test_dependencies_of_slurm_are_one_task_for_weights_and_whole_arrays_for_tables(tmp_path):
@@ -155,12 +151,12 @@ def test_dependencies_of_slurm_are_one_task_for_weights_and_whole_arrays_for_tab
 def test_equal_flops_give_a_routed_run_more_steps_in_the_same_folder(tmp_path):
     raw = {"axes": {"route": ["none", "2-8"]}, "base": {"train.steps": 1000}}
     equal = planned(tmp_path, **raw)
-    made = planned(tmp_path, way="flops", **raw)
-    assert [r.name for r in made.runs] == [r.name for r in equal.runs]
-    dense, routed = made.runs
-    routed_cost = cost.run_cost(made.configs[routed.name])
+    grid_plan = planned(tmp_path, way="flops", **raw)
+    assert [r.name for r in grid_plan.runs] == [r.name for r in equal.runs]
+    dense, routed = grid_plan.runs
+    routed_cost = cost.run_cost(grid_plan.configs[routed.name])
     assert dense.steps == 1000 and routed.steps == round(1000 * routed_cost.speedup) > 1300
-    macs = [cost.training_macs(made.configs[r.name]) for r in made.runs]
+    macs = [cost.training_macs(grid_plan.configs[r.name]) for r in grid_plan.runs]
     assert abs(macs[0] - macs[1]) / macs[0] < 1e-3
     assert f"train.steps={routed.steps}" in routed.args
 
@@ -168,12 +164,12 @@ def test_equal_flops_give_a_routed_run_more_steps_in_the_same_folder(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["masking", "repa"])
 def test_every_method_of_a_grid_meets_the_same_dense_run(name):
-    made = plan.make_plan(grid.load(name), "tiny", compare_at="flops")
-    macs = [cost.training_macs(made.configs[run.name]) for run in made.runs]
-    dense = made.runs[0]
-    assert made.configs[dense.name].resolved_route == "none"
+    grid_plan = plan.make_plan(grid.load(name), "tiny", compare_at="flops")
+    macs = [cost.training_macs(grid_plan.configs[run.name]) for run in grid_plan.runs]
+    dense = grid_plan.runs[0]
+    assert grid_plan.configs[dense.name].resolved_route == "none"
     # MaskDiT's decoder and v1's loss are the method's own: no run has them without the method.
-    assert dense.steps == made.configs[dense.name].train.steps
+    assert dense.steps == grid_plan.configs[dense.name].train.steps
     assert max(macs) / min(macs) < 1.002
 
 
@@ -190,15 +186,15 @@ def test_equal_hours_take_measured_speeds(tmp_path):
 
 
 def test_the_estimate_prints_every_run_and_the_sum(tmp_path, monkeypatch):
-    made = planned(tmp_path, axes={"route": ["none", "2-8"]})
+    grid_plan = planned(tmp_path, axes={"route": ["none", "2-8"]})
     place = resources.load("slurm", "tiny", {"tflops": "0.5"})
-    lines = cost.estimate(made.runs, made.configs, place.tflops)
+    lines = cost.estimate(grid_plan.runs, grid_plan.configs, place.tflops)
     assert len(lines) == 3 and "3000 steps" in lines[0] and "fewer per image than dense" in lines[1]
-    config = made.configs[made.runs[0].name]
+    config = grid_plan.configs[grid_plan.runs[0].name]
     flops = 6 * cost.run_cost(config).macs_dense * 3000 * 16
     assert big(flops) + " FLOPs" in lines[0] and f"{flops / 0.5e12 / 3600:.3g} GPU hours" in lines[0]
     monkeypatch.setattr(cost, "visible_gpus", list)
-    assert "CPU hours at 0.5 TFLOP/s" in cost.estimate(made.runs, made.configs, place.tflops, "local")[0]
+    assert "CPU hours at 0.5 TFLOP/s" in cost.estimate(grid_plan.runs, grid_plan.configs, place.tflops, "local")[0]
 
 
 # --- resources -------------------------------------------------------------------------------------------------
@@ -234,17 +230,17 @@ def test_texts_for_sbatch_are_what_the_file_says(text, tmp_path):
 
 
 def test_a_retry_takes_nothing_that_runs_code_from_a_folder_of_runs():
-    noted = dataclasses.asdict(resources.load("slurm", "tiny", {"gpus": "a100:2"}))
-    assert resources.resume(noted, {"throttle": "2"}).gpus == "a100:2"
+    stored = dataclasses.asdict(resources.load("slurm", "tiny", {"gpus": "a100:2"}))
+    assert resources.resume(stored, {"throttle": "2"}).gpus == "a100:2"
     for key, value in (("setup", ["rm x"]), ("srun", ["--x"]), ("python", "p")):
         with pytest.raises(SweepError, match=f"cluster.{key}.*type cluster= again"):
-            resources.resume({**noted, key: value}, {})
+            resources.resume({**stored, key: value}, {})
     # Of sbatch's options, those that ask for resources; `export` may preload a library.
     kept = {"gres": "gpu:2", "mail-type": "END", "exclusive": True, "clusters": "gpu2"}
-    assert resources.resume({**noted, "extra": kept}, {}).extra == kept
+    assert resources.resume({**stored, "extra": kept}, {}).extra == kept
     for option in ("export", "export-file", "get-user-env", "container", "task-prolog", "bbf", "uid", "mail-user"):
         with pytest.raises(SweepError, match=f"cluster.extra={{{option}: .*type cluster= again"):
-            resources.resume({**noted, "extra": {**kept, option: "x"}}, {})
+            resources.resume({**stored, "extra": {**kept, option: "x"}}, {})
     with pytest.raises(SweepError, match="missing key cluster.kind: expected one of slurm"):
         resources.resume({}, {})  # of a damaged record
 

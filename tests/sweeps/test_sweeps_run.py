@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import submitit
-from slurm_lab import make_run, silent, until, write_grid
+from slurm_lab import make_run, note_submission, silent, until, write_grid
 
 import experiments.runtime.command
 from experiments.runtime import run_folder
@@ -21,7 +21,7 @@ from experiments.runtime.files import code_commit
 from experiments.runtime.records import append_jsonl
 from sweeps import SweepError
 from sweeps import command as sweeps_command
-from sweeps.jobs import job, pool_process, sbatch, sbatch_script, slurm, snapshot
+from sweeps.jobs import job, pool_process, sbatch_script, slurm, snapshot
 from sweeps.status import status, status_table
 from sweeps.status.eta import estimate_etas
 from sweeps.status.run_status import RunStatus
@@ -42,9 +42,11 @@ def test_debug_runs_everything_and_the_same_command_nothing(cli):
     # More steps continue the same runs.
     cli("launch", "cluster=debug", "train.steps=30")
     assert [e["step"] for e in cli.events(0) if e["event"] == "start"] == [0, 20]
-    # A further seed joins the sweep.
-    cli("launch", "cluster=debug", "train.steps=30", "seed=5")
-    assert cli("status").splitlines()[-1] == "3 done"
+    # A further seed joins the sweep; the others were trained for longer than this launch asks.
+    text = cli("launch", "cluster=debug", "seed=0,1,5")
+    assert "2 of 3 done (extended: trained for more steps than asked)" in text
+    lines = cli("status").splitlines()
+    assert sum("30/20 steps (extended)" in line for line in lines) == 2 and lines[-1] == "3 done (2 extended)"
     assert cli("status", "seed=5").count("_s5-") == 1
 
 
@@ -88,8 +90,8 @@ def test_ctrl_c_saves_and_stops_the_sweep(cli):
     shell = cli.shell("launch", "cluster=debug", "train.steps=1000")
     until(lambda: list(cli.runs.glob("*/checkpoints/*")), what="a checkpoint")
     shell.send_signal(signal.SIGINT)
-    said = shell.communicate(timeout=60)[0]
-    assert shell.returncode == 1 and "stopped" in said and "Traceback" not in said
+    output = shell.communicate(timeout=60)[0]
+    assert shell.returncode == 1 and "stopped" in output and "Traceback" not in output
     assert cli.states() == {0: "stopped", 1: "stopped"} or cli.states() == {0: "stopped", 1: "new"}
     assert cli.rows()[0].step > 3
 
@@ -136,7 +138,7 @@ def test_jobs_choose_for_themselves_how_long_threads_spin_and_are_not_the_job_th
     for name in ("SLURM_ARRAY_JOB_ID", "SLURM_MEM_PER_CPU", "SLURMD_NODENAME", "SLURM_CONF"):
         monkeypatch.setenv(name, "7")  # of the shell's own job, but for the last
     before = dict(os.environ)
-    with sbatch_script.job_environment(Path("code")):
+    with sbatch_script.sbatch_environment(Path("code")):
         assert [name for name in os.environ if name.startswith("SLURM")] == ["SLURM_CONF"]
         assert "GOMP_SPINCOUNT" not in os.environ and os.environ["KMP_BLOCKTIME"] == "3"
         assert os.environ["PYTHONPATH"] == "code"
@@ -144,24 +146,6 @@ def test_jobs_choose_for_themselves_how_long_threads_spin_and_are_not_the_job_th
 
 
 # --- a pool on this machine ------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_pool_runs_with_its_limit_from_the_snapshot(cli, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    cli.stub({"sleep": 0.03})
-    cli("launch", "cluster=local", "cluster.workers=2", "seed=0,1,2")
-    most = 0
-    while any(row.live for row in cli.rows().values()):
-        most = max(most, sum(row.state in ("running", "starting") for row in cli.rows().values()))
-        time.sleep(0.05)
-    assert cli.states() == {0: "done", 1: "done", 2: "done"} and most == 2
-    threads = {json.loads(p.read_text())["threads"] for p in cli.runs.glob("*/summary.json")}
-    assert threads == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
-    batch = cli.sweep.batches()[0]
-    assert {e["code"] for e in cli.events(0) if e["event"] == "start"} == {batch.code}
-    assert (cli.runs / ".sweeps" / "code" / batch.code / "sweeps" / "jobs" / "job.py").is_file()
-    assert "3 of 3 done" in cli("launch", "cluster=local", "seed=0,1,2")
 
 
 @pytest.mark.slow
@@ -194,7 +178,7 @@ def test_runs_whose_pool_was_killed_go_on_and_can_be_cancelled(cli):
     cli.stub({"sleep": 0.05})
     words = ["launch", "cluster=local", "cluster.workers=2", "train.steps=1000"]
     cli(*words, "seed=0,1,2")
-    until(lambda: [cli.states()[seed] for seed in (0, 1)] == ["running"] * 2, what="two runs")
+    until(lambda: cli.states() == {0: "running", 1: "running", 2: "pending"}, what="two runs")
     (folder,) = (cli.sweep.path / "pools").iterdir()
     os.kill(run_folder.read(folder / "state.json")["pid"], signal.SIGKILL)
     until(lambda: cli.states() == {0: "running", 1: "running", 2: "stopped"}, what="the pool's end")
@@ -264,34 +248,25 @@ def test_status_shows_all_sweeps_and_whose_job_a_run_is(cli):
     first, second = capture().out.splitlines()
     assert first.split()[0] == "count" and second.split()[0] == "second" and "elapsed 0:" in second
     assert sweeps_command.main(["status", "seed=2", f"paths.runs={cli.runs}", "--json"]) == 0
-    (told,) = json.loads(capture().out)
-    assert told["sweep"] == "second" and [r["label"] for r in told["runs"]] == ["seed=2"]
+    (values,) = json.loads(capture().out)
+    assert values["sweep"] == "second" and [r["label"] for r in values["runs"]] == ["seed=2"]
     cli.grid = "second"
     assert json.loads(cli("status", "--json"))["sweep"] == "second"
     assert "cancelled 2 of 2" in cli("cancel")
     until(lambda: not any(row.live for row in status.statuses(Sweep(cli.runs, "second"))[0]), what="the pool's end")
 
 
-def test_status_and_launch_say_which_runs_were_trained_for_longer_than_asked(cli):
-    cli("launch", "cluster=debug", "train.steps=30", "seed=0")
-    text = cli("launch", "cluster=debug", "train.steps=20", "seed=0,1")
-    assert "1 of 2 done (extended: trained for more steps than asked)" in text
-    lines = cli("status").splitlines()
-    assert [line.count("30/20 steps (extended)") for line in lines] == [1, 0, 0] and lines[-1] == "2 done (1 extended)"
-
-
-def test_a_typed_throttle_changes_live_arrays(cli, answers, monkeypatch):
-    monkeypatch.setattr(sbatch, "submit", lambda _sweep, runs, *_: {r.name: f"7_{i}" for i, r in enumerate(runs)})
+def test_a_typed_throttle_changes_live_arrays(cli, answers, submissions):
     cli("launch", "cluster=slurm", "--throttle", "2")
     (batch,) = cli.sweep.batches()
-    answers.queue |= {i: slurm.QueueJob(i, "PENDING", name=batch.name) for i in ("7_0", "7_1")}
+    answers.queue |= {i: slurm.QueueJob(i, "PENDING", name=batch.name) for i in ("1_0", "1_1")}
     # Neither the default nor the limit that it has is a change.
     cli("launch", "cluster=slurm")
     cli("launch", "cluster=slurm", "--throttle", "2")
     assert answers.calls == [] and cli.sweep.batches()[0].resources["throttle"] == 2
     text = cli("launch", "cluster=slurm", "--throttle", "5")
-    assert answers.calls == [["scontrol", "update", "JobId=7", "ArrayTaskThrottle=5"]]
-    assert "job 7: at most 5 at once from now on" in text and "nothing to submit" in text
+    assert answers.calls == [["scontrol", "update", "JobId=1", "ArrayTaskThrottle=5"]]
+    assert "job 1: at most 5 at once from now on" in text and "nothing to submit" in text
     assert cli.sweep.batches()[0].resources["throttle"] == 5
 
 
@@ -364,8 +339,7 @@ def test_a_signal_before_training_listens_asks_for_a_requeue(name, code, how, tm
 
 def test_half_written_and_foreign_lines_are_passed_over(tmp_path):
     sweep = Sweep(tmp_path, "g")
-    sweep.intend(JobBatch("b", "slurm", "slurm", ["r"], 1.0, "c"))
-    sweep.submitted("b", {"r": "18"})
+    note_submission(sweep, "b", {"r": "18"})
     with (sweep.path / "batches.jsonl").open("a") as handle:
         handle.write('{"batch": "../b", "cluster": "", "kind": "local", "code": "", "runs": [], "time": 1}\n')
         handle.write('[1]\nnot json\n{"batch": "z", "ids": {"r": "1"}}\n{"batch": "b", "id')
@@ -385,10 +359,10 @@ def test_tasks_of_a_cut_off_submission_are_told_by_their_numbers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("second", "said"),
+    ("second", "message"),
     [("QOSMaxSubmitJobPerUserLimit", "refused 1 of the runs: .* the same launch"), ("Socket timed out", "no answer")],
 )
-def test_the_runs_of_a_refused_or_lost_array_are_told_from_those_before_it(second, said, cli, answers, monkeypatch):
+def test_the_runs_of_a_refused_or_lost_array_are_told_from_those_before_it(second, message, cli, answers, monkeypatch):
     def sbatch(self, *_):
         calls.append(1)
         if len(calls) > 1:
@@ -399,7 +373,7 @@ def test_the_runs_of_a_refused_or_lost_array_are_told_from_those_before_it(secon
     monkeypatch.setattr(submitit.SlurmExecutor, "_submit_command", sbatch)
     monkeypatch.setattr(submitit.core.utils.JobPaths, "move_temporary_file", lambda *_, **__: None)
     monkeypatch.setattr(submitit.SlurmExecutor, "affinity", classmethod(lambda _: 2))
-    assert re.search(said, cli("launch", "cluster=slurm", "seed=0,1,2", code=2))
+    assert re.search(message, cli("launch", "cluster=slurm", "seed=0,1,2", code=2))
     first, last = cli.sweep.batches()
     assert [*first.ids.values()] == ["18_0", "18_1"] and not last.ids
     answers.queue |= {i: slurm.QueueJob(i, "RUNNING", name=first.name) for i in ("18_0", "18_1")}
@@ -449,8 +423,7 @@ def fake_sweep(root, count):
     sweep = Sweep(root, "many")
     runs = [make_run(root, f"r{i:04}", varies={"seed": str(i)}) for i in range(count)]
     sweep.add("Many", runs)
-    sweep.intend(JobBatch("many.b", "slurm", "slurm", [r.name for r in runs], 1.0, "c"))
-    sweep.submitted("many.b", {r.name: f"18_{i}" for i, r in enumerate(runs)})
+    note_submission(sweep, "many.b", {run.name: f"18_{i}" for i, run in enumerate(runs)})
     queue = {}
     for i, run in enumerate(runs):
         kind = ("done", "running", "pending", "failed", "killed", "requeued", "cancelled")[i % 7]
@@ -481,9 +454,9 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     queue["18_0"] = slurm.QueueJob("18_0", "RUNNING", "", "n9", "other")
     asked = []
     monkeypatch.setattr(slurm, "queue", lambda *_: asked.append("squeue") or queue)
-    known = {"18_4": slurm.QueueJob("18_4", "OUT_OF_MEMORY", "", "n2", "", "0:125")}
-    known["18_6"] = slurm.QueueJob("18_6", "CANCELLED", "", "", "", "0:0")
-    monkeypatch.setattr(slurm, "history", lambda ids, *_: asked.append(sorted(ids)) or known)
+    in_accounting = {"18_4": slurm.QueueJob("18_4", "OUT_OF_MEMORY", "", "n2", "", "0:125")}
+    in_accounting["18_6"] = slurm.QueueJob("18_6", "CANCELLED", "", "", "", "0:0")
+    monkeypatch.setattr(slurm, "history", lambda ids, *_: asked.append(sorted(ids)) or in_accounting)
     (sweep.logs).mkdir()
     (sweep.logs / "18_4_0_log.err").write_text("Traceback\nMemoryError: all of it\nslurmstepd: error: killed\n\n")
     rows = {r.run.name: r for r in status.statuses(sweep)[0]}
@@ -505,8 +478,8 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     # One filtered run has the estimate that it has among all.
     ((row,), _) = status.statuses(sweep, [sweep.runs()["r0002"]])
     assert row.eta == pytest.approx(rows["r0002"].eta, abs=2)
-    told = status_table.as_json(sweep, list(rows.values()), "")
-    assert json.loads(json.dumps(told)) == told and told["elapsed"] > 0 and told["eta"] >= 75
+    values = status_table.as_json(sweep, list(rows.values()), "")
+    assert json.loads(json.dumps(values)) == values and values["elapsed"] > 0 and values["eta"] >= 75
     lines = status_table.plain(list(rows.values()))
     assert "running   r0001  seed=1  4/10  7 img/s  ETA 1:15  18_1  n1" in lines
     assert status_table.counts(list(rows.values())) == "1 running, 2 failed, 1 requeued, 1 pending, 1 stopped, 1 done"
@@ -516,8 +489,7 @@ def test_a_retry_that_has_not_begun_is_starting_whatever_the_killed_run_said(tmp
     sweep, answers.queue = fake_sweep(tmp_path, 2)
     run = sweep.runs()["r0001"]  # its beat is of now, its start has no end
     (Path(run.folder) / "checkpoints" / "step-00000003").mkdir(parents=True)
-    sweep.intend(JobBatch("many.c", "slurm", "slurm", [run.name], 1.0, "c"))
-    sweep.submitted("many.c", {run.name: "19"})
+    note_submission(sweep, "many.c", {run.name: "19"})
     answers.queue["19"] = slurm.QueueJob("19", "RUNNING", "None", "n1", "many.c")
     sweep.attempts(run.name).unlink()
     append_jsonl(sweep.attempts(run.name), [{"event": "start", "time": 1e9, "batch": "many.b"}])
@@ -533,18 +505,14 @@ def test_a_job_that_ends_before_its_start_says_why_not_an_older_word(tmp_path, a
     sweep.add("G", [run])
     answers.history["19"] = slurm.QueueJob("19", "FAILED", exit="1:0")
 
-    def submit(batch, job_id):
-        sweep.intend(JobBatch(batch, "slurm", "slurm", ["r"], time.time(), "c"))
-        sweep.submitted(batch, {"r": job_id})
-
     def shown():
         (row,), _ = status.statuses(sweep)
         return row.state, row.why
 
-    submit("g.a", "18")
+    note_submission(sweep, "g.a", {"r": "18"}, time.time())
     sweep.note("r", "end", how="failed", rank=0, error="old", job="18")
     assert shown() == ("failed", "old")
-    submit("g.b", "19")
+    note_submission(sweep, "g.b", {"r": "19"}, time.time())
     assert shown() == ("failed", "FAILED with exit code 1, saved step 0")
     sweep.note("r", "end", how="failed", rank=1, error="no code", where="", job="19")
     assert shown() == ("failed", "no code")

@@ -29,20 +29,6 @@ def trials(cli):
 
 
 @pytest.mark.slow
-def test_trials_are_asked_and_told_and_go_on_to_a_larger_number(cli):
-    write_search(cli)
-    assert "best of fd: trial" in cli("launch", "cluster=debug") and [t[2] for t in trials(cli)] == ["complete"] * 3
-    # Values that are filled into the route, and a key that stands for itself, reach the run.
-    for run in cli.sweep.runs().values():
-        assert run.varies["route"].count("@") == 1 and 1e-5 <= float(run.varies["train.lr"]) <= 1e-1
-    cli("launch", "cluster=debug", "--trials", "5")
-    text = cli("status")
-    assert len(trials(cli)) == 5 and "search: 5 complete" in text
-    best = min(float(t[3]) for t in trials(cli))
-    assert "best of fd: trial" in text and f" {best:.4g} " in text.splitlines()[-1]
-
-
-@pytest.mark.slow
 def test_a_killed_coordinator_goes_on_and_bad_trials_are_pruned(cli):
     write_search(cli, steps=60, trials=7)
     cli.stub({"sleep": 0.03})
@@ -53,25 +39,30 @@ def test_a_killed_coordinator_goes_on_and_bad_trials_are_pruned(cli):
             coordinator.send_signal(signal.SIGKILL)
     text = cli(*words)
     assert "resuming" in text and "pruned  at step" in text
-    found = trials(cli)
-    assert len(found) == 7 and {t[2] for t in found} == {"complete", "pruned"}
+    rows = trials(cli)
+    assert len(rows) == 7 and {t[2] for t in rows} == {"complete", "pruned"}
     runs = list(cli.runs.glob("dit-*"))
-    assert {r.name for r in runs} == {t[-1] for t in found}
+    assert {r.name for r in runs} == {t[-1] for t in rows}
     # Trained once, or stopped on the way.
     assert all(len(ends.read_text().splitlines()) == 1 for ends in cli.runs.glob("dit-*/ends.txt"))
 
 
-def test_ctrl_c_stops_a_search_in_this_process_and_its_trial_goes_on_later(cli):
+def test_ctrl_c_stops_a_search_whose_trial_goes_on_later_and_more_trials_follow(cli):
     write_search(cli, steps=100, trials=2)
     cli.stub({"sleep": 0.03})
     with cli.shell("launch", "cluster=debug") as shell:
         until(lambda: list(cli.runs.glob("dit-*/checkpoints/*")), what="a checkpoint")
         shell.send_signal(signal.SIGINT)
-        said = shell.communicate(timeout=60)[0]
-    assert "the same command to resume" in said and [t[2] for t in trials(cli)] == ["running"]
+        output = shell.communicate(timeout=60)[0]
+    assert "the same command to resume" in output and [t[2] for t in trials(cli)] == ["running"]
     cli.stub({"sleep": 0})
-    cli("launch", "cluster=debug")
-    assert [t[2] for t in trials(cli)] == ["complete"] * 2
+    assert "best of fd: trial" in cli("launch", "cluster=debug") and [t[2] for t in trials(cli)] == ["complete"] * 2
+    cli("launch", "cluster=debug", "--trials", "3")
+    text, best = cli("status"), min(float(trial[3]) for trial in trials(cli))
+    assert "search: 3 complete" in text and f" {best:.4g} " in text.splitlines()[-1]
+    # Values that are filled into the route, and a key that stands for itself, reach the run.
+    for run in cli.sweep.runs().values():
+        assert run.varies["route"].count("@") == 1 and 1e-5 <= float(run.varies["train.lr"]) <= 1e-1
 
 
 def test_values_of_lists_and_steps_are_exact_and_a_live_trial_of_another_search_stays(cli):

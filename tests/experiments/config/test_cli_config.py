@@ -167,8 +167,10 @@ from experiments.config import load
 config = load(["backbone=mamba", "route=2-8"])
 assert config.name
 experiments.config.help.help_text()
-from experiments import bench
+from experiments import bench, evaluate, export, sample
 bench.main(["--help"])
+for command in (evaluate, export, sample):
+    command.parser().format_help()
 config = load(["backbone=mamba", "route=2-8", "dry=true"])
 experiments.training.dry_run.dry_run(config)
 loaded = [name for name in ("torch", "accelerate", "timm", "pandas", "matplotlib") if name in sys.modules]

@@ -24,6 +24,7 @@ from experiments.evaluation import (
     write_npz,
 )
 from experiments.evaluation.collect import full_precision
+from experiments.evaluation.images import Images
 from experiments.options.roles import ConfigError
 
 
@@ -174,6 +175,10 @@ def test_shards_and_adms_npz_hold_every_image_once(tmp_path):
     with np.load(tmp_path / "samples.npz", allow_pickle=False) as data:
         assert sorted(data) == ["arr_0", "arr_1"] and data["arr_0"].dtype == np.uint8
         assert np.array_equal(data["arr_0"], images) and np.array_equal(data["arr_1"], labels)
+    batch = Images(tmp_path / "samples.npz")
+    assert batch.n == 11 and batch.labels().tolist() == labels.tolist()
+    part = torch.cat(list(batch.batches(range(4, 9), batch=2)))
+    assert np.array_equal(part.permute(0, 2, 3, 1).numpy(), images[4:9])
     with pytest.raises(ValueError, match="0 images were given for a file of 12"):
         write_npz([], 12, tmp_path / "other.npz")
     assert not (tmp_path / "other.npz").exists()

@@ -8,7 +8,6 @@ from evaluation_tools import export_weights
 from safetensors import safe_open
 from small import small
 
-from analysis import command
 from backbones import Backbone
 from experiments import export
 from experiments.evaluation import trained_model
@@ -48,15 +47,6 @@ def test_it_is_half_the_bytes_and_names_no_folder(weights, half, capsys):
         rounded = value.half().to(value.dtype) if value.is_floating_point() else value
         assert torch.equal(small_one.model.state_dict()[name], rounded), name
         assert torch.equal(again[name], rounded) and again[name].dtype == value.dtype, name
-
-
-def test_the_analysis_opens_it(half, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # results of an exported file go to the current folder
-    few = ["--samples", "8", "--batch", "8", "--levels", "1"]
-    assert command.main(["similarity", str(half), *few]) == 0
-    assert command.main(["guidance-scale", str(half), *few]) == 0
-    assert (tmp_path / "mamba_1-2.similarity.npz").is_file()
-    assert (tmp_path / "mamba_1-2.guidance_scale.json").is_file()
 
 
 def test_what_cannot_be_exported_is_one_sentence(weights, tmp_path, capsys):

@@ -19,7 +19,8 @@ from small import small
 from experiments.data import create
 from experiments.data.downloads import unreachable_reason
 from experiments.evaluation import create_features
-from experiments.evaluation import features as published
+from experiments.evaluation import features as extractors
+from experiments.evaluation import published_networks as published
 from experiments.evaluation.collect import collect
 from experiments.evaluation.images import split_indices, whole_split
 from experiments.evaluation.meters import Meter
@@ -164,23 +165,6 @@ def test_a_held_out_reference_is_computed_once(digits, classifier, autoencoder, 
     assert heldout_reference(digits, autoencoder, tmp_path).label != first.label
 
 
-def test_digits_score_better_than_noise(digits, classifier):
-    real = heldout_reference(digits, classifier, default_cache())
-
-    def scores(images, labels):
-        meter = Meter(classifier, ("fd", "precision", "recall", "kid", "accuracy"), EvalOptions(), real)
-        for part in images.split(128):
-            meter.update(part)
-        return {score.key: score.value for score in meter.results(labels)}
-
-    train, noise = scores(*whole_split(digits, "train")), scores(pictures(300), torch.arange(300) % 10)
-    assert train["fd"] < 5 < noise["fd"]
-    assert train["precision"] > 0.8 > noise["precision"]
-    assert train["recall"] > 0.8 > noise["recall"]
-    assert train["kid"] < noise["kid"]
-    assert train["accuracy"] > 0.97 > 0.4 > noise["accuracy"]
-
-
 def test_an_even_selection_of_a_split(digits):
     chosen = split_indices(digits, "train", 100)
     assert (len(chosen), chosen[0]) == (100, 0)
@@ -223,7 +207,7 @@ def test_absent_weights_offline_are_one_sentence_before_a_run_too(tmp_path):
     for message, word in ((inception, "eval=inception"), (dinov2, "train.encoder=dinov2-vits14")):
         with pytest.raises(MetricError, match=message):
             check_ready(small(tmp_path, cache, word), 1, False)
-    file = tmp_path / "weights" / published.URL.rsplit("/", 1)[1]
+    file = tmp_path / "weights" / published.INCEPTION_FILE
     file.touch()
     check_ready(small(tmp_path, cache, "eval=inception"), 1, False)
 
@@ -231,15 +215,15 @@ def test_absent_weights_offline_are_one_sentence_before_a_run_too(tmp_path):
 def test_a_download_is_checked_before_it_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: io.BytesIO(b"data"))
     digest = "3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7"
-    target = tmp_path / "weights" / published.URL.rsplit("/", 1)[1]
+    target = tmp_path / "weights" / published.INCEPTION_FILE
     with pytest.raises(MetricError, match="its checksum differs"):
-        published._published(tmp_path)
+        published.download_inception(tmp_path)
     assert not target.exists()
-    monkeypatch.setattr(published, "SHA256", digest[:8])
-    assert published._published(tmp_path).read_bytes() == b"data"
+    monkeypatch.setattr(published, "INCEPTION_SHA256", digest[:8])
+    assert published.download_inception(tmp_path).read_bytes() == b"data"
     target.write_bytes(b"else")
     with pytest.raises(MetricError, match="delete it, and it is downloaded again"):
-        published._published(tmp_path)
+        published.download_inception(tmp_path)
 
 
 def test_weights_files_are_not_unpickled(tmp_path):
@@ -271,7 +255,7 @@ def network(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def inception(network):
-    return published.inception(network)
+    return extractors.inception(network)
 
 
 @pytest.mark.slow
@@ -326,8 +310,8 @@ def test_dinov2s_features_are_the_class_token_after_the_last_norm(tmp_path):
     name = "dinov2-vits14"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = timm.create_model(published.MODELS[name], num_classes=0, img_size=224)
-    features, images = published.dinov2(name, network), pictures(4, 32, 1)
+        network = timm.create_model(published.DINOV2_MODELS[name], num_classes=0, img_size=224)
+    features, images = extractors.dinov2(name, network), pictures(4, 32, 1)
     assert features.dim == 384
     x = torch.nn.functional.interpolate(images.float(), size=224, mode="bicubic", antialias=True)
     mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 1, 3, 1, 1)

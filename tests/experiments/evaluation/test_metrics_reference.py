@@ -6,7 +6,6 @@ import torch
 from evaluation_tools import pictures
 from PIL import Image
 
-from experiments.evaluation import write_npz
 from experiments.evaluation.collect import collect
 from experiments.evaluation.features import Features, pixel_features
 from experiments.evaluation.images import Images
@@ -85,17 +84,6 @@ def test_missing_parts_are_named(tmp_path):
         load_reference(path, other(), rows=True)
     with pytest.raises(MetricError, match="no such file"):
         load_reference(tmp_path / "none.npz", other())
-
-
-def test_sample_batches_are_read_back(tmp_path):
-    images, labels = pictures(21, 4), torch.arange(21) % 4
-    parts = zip(images.permute(0, 2, 3, 1).split(8), labels.split(8), strict=True)
-    path = tmp_path / "samples.npz"
-    write_npz(((x.numpy(), y.numpy()) for x, y in parts), 21, path)
-    assert Images(path).n == 21
-    assert torch.equal(torch.cat(list(Images(path).batches(range(21), batch=5))), images)
-    assert torch.equal(Images(path).labels(), labels)
-    assert torch.equal(torch.cat(list(Images(path).batches(range(4, 17), batch=5))), images[4:17])
 
 
 def test_folders_of_pictures(tmp_path):

@@ -10,9 +10,13 @@ from safetensors.torch import load_file, save_file
 
 from experiments.data import create
 from experiments.evaluation import create_features, small_networks, train_score_networks
-from experiments.evaluation.features import own_network_plan
 from experiments.evaluation.images import whole_split
-from experiments.evaluation.small_networks import SHIPPED, SHIPPED_FOLDER, load_shipped
+from experiments.evaluation.small_networks import (
+    SHIPPED,
+    SHIPPED_FOLDER,
+    load_shipped,
+    own_network_plan,
+)
 from experiments.options.evaluation import MetricError
 from experiments.runtime.command import run_command
 
@@ -63,8 +67,8 @@ def test_training_a_network_anew_gives_the_quality_of_the_one_in_the_package(kin
 
 def test_the_command_trains_both_networks(tmp_path, monkeypatch, capsys):
     quick, quick_code = small_networks.Recipe(epochs=1), small_networks.CodeRecipe(steps=2)
-    monkeypatch.setattr("experiments.evaluation.features.Recipe", lambda epochs: quick)
-    monkeypatch.setattr("experiments.evaluation.features.CodeRecipe", lambda: quick_code)
+    monkeypatch.setattr("experiments.evaluation.small_networks.Recipe", lambda epochs: quick)
+    monkeypatch.setattr("experiments.evaluation.small_networks.CodeRecipe", lambda: quick_code)
     assert run_command(train_score_networks.main, ["digits", "--out", str(tmp_path)]) == 0
     networks = sorted(path.stem for path in tmp_path.iterdir())
     assert networks == ["digits-autoencoder", "digits-classifier"]
