@@ -106,9 +106,6 @@ def _add_reading(commands: Mapping[str, argparse.ArgumentParser]) -> None:
         **_FLAG,
     )
     tables.add_argument("--columns", help="some, by heading or number from 0", **_SEVERAL)
-    text = "inches of text in a line of your page: wider tables are scaled or go on below (6.8)"
-    widths = (3.3, 5.5, 6.8)
-    tables.add_argument("--width", help=text, type=float, default=6.8, choices=widths)
     tables.add_argument("--print", help="print Markdown instead of writing", **_FLAG)
     publish.add_argument("--out", help="folder to write, such as results", required=True, type=Path)
     text = "Markdown files whose <!-- table NAME --> blocks to fill in, beside OUT/README.md"

@@ -126,7 +126,7 @@ def trained_losses(source: Path, backbone: str) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RankAgreement:
     """How a probe orders routes, compared with runs that were trained with them."""
 
     routes: int
@@ -137,7 +137,7 @@ class Comparison:
     tied: int  # of these, those that the probe does not separate
 
 
-def compare(losses: Mapping[str, float], trained: Mapping[str, float]) -> Comparison:
+def rank_agreement(losses: Mapping[str, float], trained: Mapping[str, float]) -> RankAgreement:
     """Compare probe and trained losses over the routes that both have.
 
     Raises:
@@ -160,7 +160,7 @@ def compare(losses: Mapping[str, float], trained: Mapping[str, float]) -> Compar
                 tied += 1
             elif difference * (trained[first] - trained[second]) > 0:
                 agreeing += 1
-    return Comparison(
+    return RankAgreement(
         len(routes), float(correlation), float(length_correlation), pairs, agreeing, tied
     )
 
@@ -182,11 +182,11 @@ def _command(words: list[str]) -> int:
     print(markdown_rows(head, rows))
     if options.trained is not None:
         trained = trained_losses(unpack(options.trained, ROOT / PUBLISHED), measured.backbone)
-        print(_comparison_text(compare(measured.losses, trained)))
+        print(_agreement_text(rank_agreement(measured.losses, trained)))
     return 0
 
 
-def _comparison_text(result: Comparison) -> str:
+def _agreement_text(result: RankAgreement) -> str:
     return (
         f"rank correlation with {result.routes} trained routes: {result.correlation:.2f} "
         f"(number of blocks alone: {result.length_correlation:.2f}); of {result.pairs} pairs that "

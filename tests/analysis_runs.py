@@ -165,6 +165,19 @@ def append(folder, *more):
         stream.write("".join(json.dumps(line) + "\n" for line in more))
 
 
+def evaluate(folder, name, scores, kind="ema"):
+    """Write the record of a later evaluation of a run, as `evaluate.py` does."""
+    (folder / "evaluations").mkdir(exist_ok=True)
+    (folder / "evaluations" / f"{name}.json").write_text(json.dumps({"kind": kind, "scores": scores}))
+
+
+def heldout_losses(folder, losses):
+    """Replace a run's scores by held-out losses by step."""
+    protocol = dict.fromkeys(("features", "guidance", "sampler", "reference"))
+    rows = [score({}, *point, "heldout-loss-500", key="heldout_loss", **protocol) for point in losses.items()]
+    lines(folder / "scores.jsonl", rows)
+
+
 def write_weights(folder, **metadata):
     """Write a safetensors file without tensors: the header that figures and tables read."""
     content = json.dumps({"__metadata__": {key: json.dumps(value) for key, value in metadata.items()}}).encode()

@@ -1,4 +1,4 @@
-"""The tables of a study: each kind of block that `analysis.compute` fills in, from its records."""
+"""The tables of a study: each kind of block of pages (`analysis.reports.pages`) by its name."""
 
 import functools
 from collections.abc import Callable

@@ -97,10 +97,10 @@ def _draw_map(ax: Axes, item: SimilarityFile, lowest: float, crowded: bool) -> A
     values = item.cosine
     image = ax.imshow(values, vmin=lowest, vmax=1.0, cmap="magma", origin="upper")
     labels = ["in", *map(str, range(len(values) - 1))]
-    interval = 4
+    stride = 4
     if len(labels) <= 14:
-        interval = 2 if crowded else 1
-    ticks = [0, *range(1, len(labels), interval)]
+        stride = 2 if crowded else 1
+    ticks = [0, *range(1, len(labels), stride)]
     style.quiet(ax)
     ax.set_xticks(ticks, [labels[i] for i in ticks])
     ax.set_yticks(ticks, [labels[i] for i in ticks])

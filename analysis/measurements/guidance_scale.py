@@ -283,9 +283,9 @@ class Measurement:
         for path in self._similar_runs(run):
             # An exported file has no checkpoints.
             steps = [step for step, _ in listed(path)] if path.is_dir() else []
-            interval = math.ceil(len(steps) / _MOST_CHECKPOINTS) or 1
+            stride = math.ceil(len(steps) / _MOST_CHECKPOINTS) or 1
             candidates.append(Weights(path))
-            for step in steps[::-interval]:
+            for step in steps[::-stride]:
                 candidates.append(Weights(path, step))
         loss = self.loss(Weights(run))
         return min(candidates, key=lambda weights: abs(self.loss(weights) - loss), default=None)

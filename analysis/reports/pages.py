@@ -1,11 +1,16 @@
 """Markdown pages whose blocks say what runs show; all else in a page is its own text.
 
-Between `<!-- table NAME -->`, `<!-- finding NAME -->` (findings.py) or `<!-- facts -->` and the
-next `<!-- end -->` is text generated from the runs. `<!-- table NAME ours columns=0,2,3 -->` leaves
-out rows that only the paper has, and columns; `group=START` keeps the groups whose heading starts
-so, `flat` turns headings into notes. `<!-- finding NAME having=WORD -->` has the sentences of
-groups whose name holds the word. In each kind, `of=results/MORE.tar.gz` reads other records than
-the folder's.
+Between an opening such as `<!-- table NAME -->` and the next `<!-- end -->` is text generated from
+the runs. What opens a block:
+
+    table NAME      `ours` leaves out rows that only the paper has, `columns=0,2,3` chooses columns,
+                    `group=START` keeps the groups whose heading starts so, `having=WORD` those
+                    whose heading holds the word, `flat` turns headings into notes
+    finding NAME    sentences of `findings`; `having=WORD`: of groups whose name holds the word
+    facts           from which code and machines the runs came
+    arms, penalty, ...    tables of a study (`analysis.reports.studies`)
+
+In each kind, `of=results/MORE.tar.gz` reads other records than the folder's.
 """
 
 import dataclasses
@@ -16,14 +21,16 @@ from pathlib import Path
 
 from analysis import tables
 from analysis.comparison.results import Results
+from analysis.comparison.study_tables import KINDS
 from analysis.errors import AnalysisError
-from analysis.reports import findings
+from analysis.reports import findings, studies
 from analysis.reports.machines import machine_lines
 from analysis.runs.archives import PUBLISHED, unpack
 from analysis.tables.table import NOT_RUN, Row, Table, markdown, markdown_escape
 from experiments.runtime.errors import ROOT
 
-_OPENING = r"(<!-- (table [^>]*?|finding [^>]*?|facts[^>]*?) -->\n)"
+_OPENING = rf"(<!-- ((?:table|finding|facts|{'|'.join(KINDS)})\b[^>]*?) -->\n)"
+_NOT_YET = "No finished run of this study is published yet (`{}` does not exist).\n"
 _BLOCK = re.compile(_OPENING + r".*?(<!-- end -->)", re.DOTALL)
 
 
@@ -58,9 +65,14 @@ def _block(request: str, results: Results) -> str:
     source, options = results, []
     for argument in arguments:
         if argument.startswith("of="):
-            source = _archived(ROOT / argument.removeprefix("of="))
+            name = argument.removeprefix("of=")
+            if kind in KINDS and not (ROOT / name).is_file():
+                return _NOT_YET.format(name)
+            source = archived(ROOT / name)
         else:
             options.append(argument)
+    if kind in KINDS:
+        return studies.block(kind, source, options)
     if kind == "facts":
         # The name of a machine or a commit may hold anything.
         lines = [f"- {markdown_escape(line)}\n" for line in machine_lines(source.runs)]
@@ -80,7 +92,8 @@ def _block(request: str, results: Results) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def _archived(archive: Path) -> Results:
+def archived(archive: Path) -> Results:
+    """Return the results of an archive of records."""
     return Results.of(unpack(archive, ROOT / PUBLISHED))
 
 

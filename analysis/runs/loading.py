@@ -25,7 +25,7 @@ from analysis.runs.filters import select
 from analysis.runs.grouping import assign_groups
 from analysis.runs.run_files import Damaged, shown
 from analysis.runs.run_rows import STATUS, read_run, typed
-from backbones.parsing import is_number, json_of
+from backbones.parsing import is_number
 
 Roots = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Runs = pd.DataFrame | Roots
@@ -247,9 +247,9 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for path in sorted((folder / "evaluations").glob("*.json")):
         try:
-            record = json_of(path.read_bytes())
+            record = run_files.read_json(path)
             weights, stored = record.get("kind"), list(record["scores"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (Damaged, KeyError, TypeError) as error:
             _warn(folder, f"evaluations/{path.name} cannot be read ({type(error).__name__})")
             continue
         for stored_line in stored:

@@ -4,10 +4,8 @@ The files may be broken or hostile: any fault raises `Damaged`, so that one fold
 the others are read. Nothing is unpickled, and nothing here needs torch.
 """
 
-import functools
 import json
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -92,28 +90,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return a YAML file as `config.<dotted key>` to value; `Damaged` if it is no configuration.
-
-    The text is split at its top-level keys, and equal blocks are parsed once: the runs of a sweep
-    differ in a few lines, so that 2,000 configurations cost as much as a few dozen.
-    """
-    content = _read(path)
-    has_references = re.search(rb"[&*]|---", content) is not None
-    blocks = [content] if has_references else re.split(rb"(?m)^(?=[^\s\-#\]})])", content)
-    row: dict[str, Any] = {}
-    for block in blocks:
-        row.update(_parse(block))
-    if not row:
+    """Return a YAML file as `config.<dotted key>` to value; `Damaged` if it is no configuration."""
+    values = leaves(_mapping(_read(path), "config.yaml", yaml_of))
+    if not values:
         raise Damaged("config.yaml is empty")
-    return row
-
-
-@functools.lru_cache(maxsize=4096)
-def _parse(block: bytes) -> dict[str, Any]:
-    row = {}
-    for key, value in leaves(_mapping(block, "config.yaml", yaml_of)).items():
-        row[f"config.{key}"] = value
-    return row
+    return {f"config.{key}": value for key, value in values.items()}
 
 
 def leaves(values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -210,20 +191,7 @@ def is_score(line: Mapping[str, Any]) -> bool:
 
 
 def read_scores(path: Path) -> list[dict[str, Any]]:
-    """Return the valid lines of a `scores.jsonl`; none where the file is missing.
-
-    The lines are shared between callers, which must not change them.
-    """
-    try:
-        status = path.stat()
-    except OSError:
-        return []
-    return _scores_of_version(path, status.st_mtime_ns, status.st_size)
-
-
-@functools.lru_cache(maxsize=4096)
-def _scores_of_version(path: Path, modified: int, size: int) -> list[dict[str, Any]]:
-    """Return the scores of one version of a file: a run's row and its scores both read them."""
+    """Return the valid lines of a `scores.jsonl`; none where the file is missing."""
     return list(filter(is_score, read_lines(path)))
 
 

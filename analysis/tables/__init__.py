@@ -14,7 +14,7 @@ from analysis.comparison.results import Results, Source, results_for_command
 from analysis.errors import AnalysisError, pick
 from analysis.registry import builders
 from analysis.tables.code_versions import code_notes
-from analysis.tables.render import PAGE_WIDTH, PREAMBLE, document, write
+from analysis.tables.render import PREAMBLE, document, write
 from analysis.tables.table import Row, Table, markdown
 from experiments.runtime.files import atomic_write
 
@@ -116,20 +116,15 @@ def column_indices(table: Table, names: Sequence[str]) -> list[int]:
     return list(chosen)
 
 
-def save(tables: list[Table], folder: str | Path, width: float = PAGE_WIDTH) -> list[Path]:
+def save(tables: list[Table], folder: str | Path) -> list[Path]:
     """Write tables in all formats, `preamble.tex` and `tables.tex`, which compiles as it is."""
     paths = []
     for table in tables:
-        paths += write(table, folder, width)
-    for name, text in (("preamble.tex", PREAMBLE), ("tables.tex", document(tables, width))):
+        paths += write(table, folder)
+    for name, text in (("preamble.tex", PREAMBLE), ("tables.tex", document(tables))):
         paths.append(Path(folder) / name)
         atomic_write(paths[-1], text)
     return paths
-
-
-def _has_fid(results: Results) -> bool:
-    """Return whether a run has a score in Inception's features, as the rows of other papers do."""
-    return any(str(m["features"]).startswith("inception") for m in results.metrics.values())
 
 
 def command(options: argparse.Namespace) -> int:
@@ -138,8 +133,7 @@ def command(options: argparse.Namespace) -> int:
     tables, not_covered = [], []
     for name in options.only or TABLES:
         table = make(name, results)
-        is_ours = table.covered and (name != "sota" or _has_fid(results))
-        if is_ours or options.all or options.only:
+        if table.covered or options.all or options.only:
             columns = options.columns and column_indices(table, options.columns)
             tables.append(table.only(columns, ours=table.covered and not options.all))
         else:
@@ -148,7 +142,7 @@ def command(options: argparse.Namespace) -> int:
         print("\n".join(map(markdown, tables)), end="")
         return 0
     folder = options.out or options.runs / "tables"
-    save(tables, folder, options.width)
+    save(tables, folder)
     names = ", ".join(table.name for table in tables)
     print(f"{folder}  {names or 'no table: no finished run has scores'}")
     if not_covered:

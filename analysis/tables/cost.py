@@ -5,10 +5,9 @@ from typing import Any
 
 from analysis.comparison.groups import Variant
 from analysis.comparison.results import Results
+from analysis.runs.run_files import Damaged, read_json
 from analysis.tables.table import Column, RowValues, Table, Value, build
-from backbones.parsing import json_of
 
-_LARGEST_FILE = 10_000_000  # bytes; a benchmark's file has thousands
 # Headings of the variants of a timed step, by their name in the benchmark's file.
 _TIMED = {
     "torch": "Without native operations",
@@ -74,10 +73,8 @@ def benchmark(results: Results) -> Table:
     damaged: list[str] = []
     for path in benchmarks(results):
         try:
-            if path.stat().st_size > _LARGEST_FILE:
-                raise ValueError("too large")
-            rows += _benchmark_rows(json_of(path.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            rows += _benchmark_rows(read_json(path))
+        except (Damaged, ValueError, KeyError, TypeError, AttributeError):
             damaged.append(path.name)
     columns = (
         Column("Step", numeric=False),

@@ -14,8 +14,17 @@ from analysis.comparison.groups import Group, Variant
 from analysis.comparison.results import Results
 from analysis.tables import entries, paper
 from analysis.tables.main import score_set
-from analysis.tables.table import PAIRED, Column, Entry, RowValues, Table, Value, build, head
-from analysis.tables.table import measured as measured_entry
+from analysis.tables.table import (
+    PAIRED,
+    Column,
+    Entry,
+    RowValues,
+    Table,
+    Value,
+    build,
+    head,
+    measured,
+)
 
 # Kinds of scores that guidance changes.
 _RESPONDING = ("fd", "precision", "recall", "accuracy", "adherence")
@@ -231,8 +240,8 @@ def guidance(results: Results) -> Table:
             frame = evaluations(results, group, variant)
             if frame.empty or frame["guidance"].nunique() < 2:
                 continue
-            measured = f"{frame['metric'].iloc[0]}, after {frame['step'].iloc[0]:.0f} steps"
-            heading = f"{group.label}, {variant.name}: {measured}"
+            heading = f"{group.label}, {variant.name}: {frame['metric'].iloc[0]}, "
+            heading += f"after {frame['step'].iloc[0]:.0f} steps"
             for values in _guidance_rows(group, frame, paper_rows):
                 rows.append((heading, values))
     not_run = [(row["method"], [row["fid"], row["gmacs"]]) for row in paper_rows.values()]
@@ -258,11 +267,11 @@ def _guidance_rows(
     rows = []
     for text, part in parts.items():
         scores = by_seed(part)
-        change = measured_entry(paired(baseline, scores), digits, signed=True)
+        change = measured(paired(baseline, scores), digits, signed=True)
         paper_row = paper_rows.get(_paper_key(text, text == best), {})
         rows.append([
             text,
-            measured_entry(mean_std(scores.values()), digits),
+            measured(mean_std(scores.values()), digits),
             Entry() if text == unguided else change,
             *_cost(part),
             paper_row.get("fid"),

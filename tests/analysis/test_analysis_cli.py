@@ -83,8 +83,6 @@ def test_columns_are_chosen_and_missing_rows_asked_for(runs, capsys):
     assert len(printed("route_placement", "--all")) > len(printed("route_placement"))
     assert main(["tables", str(runs), "--only", "main", "--columns", "Dens"]) == 2
     assert "has no column 'Dens'; it has 0 'Metric'" in capsys.readouterr().err
-    assert main(["tables", str(runs), "--width", "0"]) == 2
-    assert "choose from 3.3, 5.5, 6.8" in capsys.readouterr().err
 
 
 def test_figures_are_written_and_the_rest_named(runs, capsys):

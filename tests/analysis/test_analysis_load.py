@@ -5,7 +5,7 @@ import json
 
 import pandas as pd
 import pytest
-from analysis_runs import METRIC, append, score, write
+from analysis_runs import METRIC, append, evaluate, score, write
 
 import analysis
 from analysis.command import main
@@ -120,11 +120,8 @@ def test_evaluations_beside_a_run_are_scores_but_never_its_own(tmp_path):
     before = analysis.load(tmp_path)[f"score.{METRIC}"].item()
     # Later, with other guidance or seeds.
     append(folder, score({}, 400, 1.0, guidance="none"), score({}, 400, 2.0, seed=7))
-    records = folder / "evaluations"
-    records.mkdir()
-    lines = [score({}, 400, 1.5, guidance="none scale=1.0"), score({}, 400, 2.5)]
-    (records / "step-00000400-aaaa.json").write_text(json.dumps({"scores": lines}))
-    (records / "step-00000400-bbbb.json").write_text('{"scores": [')
+    evaluate(folder, "aaaa", [score({}, 400, 1.5, guidance="none scale=1.0"), score({}, 400, 2.5)])
+    (folder / "evaluations" / "bbbb.json").write_text('{"scores": [')
     with pytest.warns(UserWarning, match="bbbb.json cannot be read"):
         found = analysis.scores(tmp_path)
     others = found[found["value"].isin([1.0, 1.5, 2.0, 2.5])]

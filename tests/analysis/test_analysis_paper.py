@@ -39,11 +39,3 @@ def test_tables_agree_where_they_repeat_a_number():
     assert guidance.loc["cfg", "gmacs"] == 2 * guidance.loc["none", "gmacs"]
     speed = paper.table("speed").set_index("method")["steps_per_s"]
     assert round(speed["TREAD"] / speed["DiT"], 2) == 1.63
-
-
-def test_rwkv_and_mamba_are_marked_as_another_model():
-    for family in ("rwkv", "mamba"):
-        row = paper.main_row(family, "edm", "S/2")
-        assert row["mark"] == "another, unpublished model"
-    assert paper.main_row("dit", "flow", "B/2")["model"] == "SiT-B/2"
-    assert paper.main_row("dit", "edm", "T/1") is None

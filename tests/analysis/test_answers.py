@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 import yaml
-from analysis_runs import lines, score, similarity_map, write
+from analysis_runs import heldout_losses, similarity_map, write
 from scipy.stats import t
 from test_pair_penalty import logged
 
@@ -160,8 +160,7 @@ def test_the_relative_cost_stands_where_losses_were_logged_on_the_way(tmp_path):
     assert f"relative to dense: dit-T/1 {1.275 * m:.2f} [" in answers.make("main", Results.of(tmp_path))
     # A seed that never reaches the loss leaves no mean.
     folder = next(path for path in tmp_path.iterdir() if "2-8_s2" in path.name)
-    lines(folder / "scores.jsonl", [score({}, step, 9.0, "heldout-loss-500", key="heldout_loss", features=None,
-          guidance=None, sampler=None, reference=None) for step in (50, 400)])  # fmt: skip
+    heldout_losses(folder, {50: 9.0, 400: 9.0})
     assert "dit-T/1 undecided: 1 of 3 seeds censored" in answers.make("main", Results.of(tmp_path))
 
 

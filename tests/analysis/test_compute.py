@@ -12,15 +12,16 @@ from analysis import compute
 from analysis.comparison.aggregation import holm
 from analysis.comparison.arms import (
     Arm,
+    arms,
     arms_table,
     baseline_arm,
     endpoints_table,
-    penalty_table,
     seeds_table,
     with_details,
 )
 from analysis.errors import AnalysisError
 from analysis.figures import against_macs
+from analysis.reports import pages
 
 GROUP = "dit-T/4, fashion, edm, scale tiny"
 DENSE = Arm("fashion", "dit", "edm", 0, 12, 16, "dense", 2e-3, GROUP)
@@ -35,58 +36,32 @@ def curve(losses, macs_per_step, first=500):
     return pd.DataFrame({"step": steps, "macs": macs, "loss": losses, "routed_loss": math.nan}).astype(float)
 
 
-def test_records_of_a_continued_run_are_one_curve():
-    table = compute.archived(RESULTS / "runs.tar.gz").arms
-    dense = table[DENSE]
+def test_records_of_a_continued_run_are_one_curve(records):
+    dense = arms(records("runs").runs)[DENSE]
     assert list(dense[0]["step"]) == [1000, 2000, 3000, 6000]
     assert {seed: len(points) for seed, points in dense.items()} == {0: 4, 1: 1, 2: 1, 3: 1, 4: 1}
 
 
-def test_routes_that_select_differently_are_different_arms():
-    labels = {}
-    for arm, curves in compute.archived(RESULTS / "scan_order.tar.gz").arms.items():
-        labels.setdefault(arm.backbone, set()).add(arm.label)
-        assert set(curves) == {0, 1, 2}
-    expected = {"dense", "route 2-8", "route 2-8, selection=unsorted"}
-    assert labels == {"mamba": expected, "rwkv": expected}
-
-
 def test_arms_that_differ_in_an_option_without_a_column_are_named_and_paired_by_it():
-    arms = []
+    pairs = []
     for rate in (0.001, 0.002):
         dense = dataclasses.replace(DENSE, group=f"{GROUP} (train.muon_lr={rate})")
-        arms += [dense, dataclasses.replace(dense, variant="2-8")]
-    arms = with_details(arms)
-    assert [arm.label for arm in arms] == [
+        pairs += [dense, dataclasses.replace(dense, variant="2-8")]
+    pairs = with_details(pairs)
+    assert [arm.label for arm in pairs] == [
         "dense, train.muon_lr=0.001", "route 2-8, train.muon_lr=0.001",
         "dense, train.muon_lr=0.002", "route 2-8, train.muon_lr=0.002",
     ]  # fmt: skip
-    table = dict.fromkeys(arms, {})
-    assert baseline_arm(arms[1], table) == arms[0] and baseline_arm(arms[3], table) == arms[2]
+    table = dict.fromkeys(pairs, {})
+    assert baseline_arm(pairs[1], table) == pairs[0] and baseline_arm(pairs[3], table) == pairs[2]
     # Never with the dense arm of another such option.
-    assert baseline_arm(arms[3], {arms[0]: {}, arms[3]: {}}) is None
+    assert baseline_arm(pairs[3], {pairs[0]: {}, pairs[3]: {}}) is None
 
 
 def test_arms_are_read_at_the_length_that_all_seeds_have():
     curves = {0: curve([0.4, 0.3, 0.2], 1e9), 1: curve([0.5, 0.3], 1e9)}
     (row,) = arms_table({DENSE: curves})[1:]
     assert row == ["dit", "dense", "0.002", "1000", "1.00T", "0, 1", "0.3000 \u00b1 0.0000", ""]
-
-
-def test_penalties_at_several_learning_rates_name_them():
-    dense_faster = dataclasses.replace(DENSE, lr=4e-3, group=f"{GROUP} (train.lr=0.004)")
-    other = dense_faster, dataclasses.replace(dense_faster, variant="2-8")
-    dense = {0: curve([0.4, 0.3, 0.2], 2e9)}
-    routed = {0: curve([0.5, 0.4, 0.3, 0.2], 1e9)}
-    one_rate = penalty_table({DENSE: dense, ROUTED: routed}, 1500)
-    table = {DENSE: dense, ROUTED: routed, other[0]: dense, other[1]: routed}
-    two_rates = penalty_table(table, 1500)
-    assert "Learning rate" not in one_rate[0] and two_rates[0][2] == "Learning rate"
-    assert [row[2] for row in two_rates[1:]] == ["0.002", "0.004"]
-    assert [row[:2] + row[3:] for row in two_rates[1:]] == [one_rate[1]] * 2
-    other = dataclasses.replace(ROUTED, batch=32, detail="train.muon_lr=0.001")
-    (row,) = penalty_table({DENSE: dense, other: routed}, 1500)[1:]
-    assert row[:2] == ["dit", "2-8, batch 32, train.muon_lr=0.001"]
 
 
 def test_endpoints_name_the_run_that_was_trained_too_briefly_and_how_to_train_it():
@@ -173,13 +148,13 @@ def test_an_arm_at_another_rate_is_paired_with_the_dense_run_of_its_rate_or_the_
     assert baseline_arm(third, {DENSE: {}, dense_faster: {}}) is None
 
 
-def test_a_study_without_records_says_so_and_a_wrong_block_is_refused():
-    text = "<!-- arms of=results/no_study.tar.gz -->\nold\n<!-- end of arms -->\n"
-    assert "No finished run" in compute.fill(text) and "old" not in compute.fill(text)
-    with pytest.raises(compute.AnalysisError, match="without its"):
-        compute.fill("<!-- arms of=results/no_study.tar.gz -->\n")
-    with pytest.raises(compute.AnalysisError, match="expected of=ARCHIVE"):
-        compute.fill("<!-- arms step=3 -->\n<!-- end of arms -->\n")
+def test_a_study_without_records_says_so_and_a_wrong_block_is_refused(records):
+    def fill(words):
+        return pages.fill(f"<!-- arms {words} -->\nold\n<!-- end -->\n", records("digits"))
+
+    assert "No finished run" in fill("of=results/no_study.tar.gz") and "old" not in fill("of=results/no_study.tar.gz")
+    with pytest.raises(AnalysisError, match="arms step=3: expected steps=N"):
+        fill("step=3")
 
 
 def test_the_figure_is_drawn_from_the_records(records):

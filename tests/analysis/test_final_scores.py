@@ -4,7 +4,7 @@ import json
 
 import pandas as pd
 import pytest
-from analysis_runs import METRIC, lines, score, write, write_pairs
+from analysis_runs import METRIC, evaluate, heldout_losses, lines, score, write, write_pairs
 from scipy.stats import t
 from suite import RESULTS
 from test_compute import DENSE, ROUTED, SHALLOW
@@ -48,15 +48,11 @@ def test_the_longer_of_two_runs_of_one_seed_counts(tmp_path):
 
 def test_scores_of_a_run_are_of_one_protocol_its_own_if_it_has_one(tmp_path):
     scored, evaluated = write(tmp_path, seed=0), write(tmp_path, seed=1)
-    losses = score({}, 400, 0.3, "heldout-loss-500", key="heldout_loss")
-    lines(evaluated / "scores.jsonl", [losses])
+    lines(evaluated / "scores.jsonl", [score({}, 400, 0.3, "heldout-loss-500", key="heldout_loss")])
     for folder, first in ((scored, 1.0), (evaluated, 2.0)):
-        (folder / "evaluations").mkdir()
-        for name, value, guidance in (("a", first, "none scale=1.0"), ("b", 9.0, "cfg scale=3.0")):
-            record = {"kind": "ema", "scores": [score({}, 400, value, guidance=guidance)]}
-            (folder / "evaluations" / f"{name}.json").write_text(json.dumps(record))
-        more = score({}, 400, 9.0, "FD-2K (digits-classifier)", guidance="none scale=1.0", n=2000)
-        (folder / "evaluations" / "c.json").write_text(json.dumps({"kind": "ema", "scores": [more]}))
+        evaluate(folder, "a", [score({}, 400, first, guidance="none scale=1.0")])
+        evaluate(folder, "b", [score({}, 400, 9.0, guidance="cfg scale=3.0")])
+        evaluate(folder, "c", [score({}, 400, 9.0, "FD-2K (digits-classifier)", guidance="none scale=1.0", n=2000)])
     own = json.loads((scored / "summary.json").read_text())["scores"][METRIC]
     (frame,) = final_scores(tmp_path).values()
     assert frame["FD"].to_dict() == {0: own, 1: 2.0}
@@ -64,8 +60,7 @@ def test_scores_of_a_run_are_of_one_protocol_its_own_if_it_has_one(tmp_path):
 
 def test_the_command_prints_tables_with_rows_also_without_scores_on_samples(tmp_path, capsys):
     for folder in write_pairs(tmp_path, seeds=2, train__batch=16):
-        losses = ((200, 0.4), (400, 0.3))
-        lines(folder / "scores.jsonl", [score({}, *point, "heldout-loss-500", key="heldout_loss") for point in losses])
+        heldout_losses(folder, {200: 0.4, 400: 0.3})
     assert compute.main([str(tmp_path), "--steps", "250"]) == 0
     *_, endpoints, seeds = capsys.readouterr().out.strip().split("\n\n")
     assert "Pairs" in endpoints and "| dit | route 2-8 | dense |" in seeds  # no table of scores: it has no row

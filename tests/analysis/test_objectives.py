@@ -1,9 +1,7 @@
 """Declared differences between objectives and routes, from records with known scores."""
 
-import json
-
 import pytest
-from analysis_runs import lines, score, write
+from analysis_runs import evaluate, lines, score, write
 from scipy.stats import t
 
 from analysis.comparison.objectives import contrasts_table, objective_scores, objectives_table
@@ -35,12 +33,9 @@ def evaluated(folder, values, **over):
     """Write a run that was scored by `evaluate` alone, with an FD for each sampler."""
     run = write(folder, **over)
     lines(run / "scores.jsonl", [score({}, 400, 0.3, "heldout-loss-500", key="heldout_loss")])
-    (run / "evaluations").mkdir()
     for index, (sampler, value) in enumerate(values.items()):
-        record = score({}, 400, value, "FD-2K (digits-classifier)", sampler=sampler, n=2000)
-        (run / "evaluations" / f"{index}.json").write_text(
-            json.dumps({"kind": "ema", "scores": [record]})
-        )
+        metric = "FD-2K (digits-classifier)"
+        evaluate(run, str(index), [score({}, 400, value, metric, sampler=sampler, n=2000)])
 
 
 def test_declared_differences_are_paired_by_seed_and_sampler(folder):

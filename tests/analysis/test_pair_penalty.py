@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from analysis_runs import lines, score, write
+from analysis_runs import heldout_losses, write
 
 import analysis
 from analysis.comparison import compare
@@ -15,13 +15,8 @@ STEPS = (50, 100, 150, 200, 250, 300, 350, 400)
 
 def logged(folder, slower, steps=STEPS):
     """Replace a run's scores by held-out losses that fall `slower` times as slowly as the dense one's."""
-    rows = []
-    for step in steps:
-        # Linear in log(step), so that interpolation between logged steps is exact.
-        loss = 0.9 - 0.1 * math.log(step / slower)
-        same = {"features": None, "guidance": None, "sampler": None, "reference": None}
-        rows.append(score({}, step, loss, "heldout-loss-500", key="heldout_loss", **same))
-    lines(folder / "scores.jsonl", rows)
+    # Linear in log(step), so that interpolation between logged steps is exact.
+    heldout_losses(folder, {step: 0.9 - 0.1 * math.log(step / slower) for step in steps})
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import tarfile
 import pytest
 from small import ROOT
 
-from analysis import compute
 from analysis.reports import answers, notebook_files, pages, publish
 
 RESULTS = ROOT / "results"
@@ -19,7 +18,7 @@ def study(records):
 
 
 PAGES = [ROOT / "README.md", *sorted(RESULTS.glob("*.md"))]
-# Their tables are made by analysis.compute and analysis.claims, or they have none.
+# Their tables are made by analysis.claims, or they have none.
 WITHOUT_TABLES = {"claims.md", "machines.md", "similarity.md"}
 
 
@@ -27,8 +26,7 @@ WITHOUT_TABLES = {"claims.md", "machines.md", "similarity.md"}
 def test_no_number_of_a_page_was_typed(page, study):
     text = page.read_text(encoding="utf-8")
     assert bool(re.search("<!-- (table|penalty|arms|endpoints|seeds|scores|facts)", text)) == (page.name not in WITHOUT_TABLES)
-    assert pages.fill(text, study) == text
-    assert compute.fill(text) == text, "type python -m analysis.compute"
+    assert pages.fill(text, study) == text, "type python -m analysis.compute"
 
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)

@@ -26,25 +26,20 @@ def pair(tmp_path, first, second):
     return runs
 
 
-def test_scores_of_one_network_are_paired(tmp_path):
-    first, second = pair(tmp_path, "digits-classifier@11111111", "digits-classifier@11111111")
-    (base,) = Results.of(tmp_path).groups
-    assert base.baseline is not None and len(base.routed) == 1
-    line = next(text for text in compare.text(first, second).splitlines() if METRIC in text)
-    assert line.endswith(")")
-    assert set(analysis.load(tmp_path)["networks"]) == {"digits-classifier@11111111"}
+FIRST, SECOND = "digits-classifier@11111111", "digits-classifier@22222222"
 
 
-@pytest.mark.parametrize("first", ["digits-classifier@11111111", "digits-classifier"])  # another, and without a hash
-def test_scores_of_two_networks_are_two_groups(first, tmp_path):
-    runs = pair(tmp_path, first, "digits-classifier@22222222")
-    study = Results.of(tmp_path)
-    assert len(study.groups) == 2 and not list(study.pairs())
-    assert "22222222" in " ".join(base.label for base in study.groups)
+# The last one is that of records that name no hash.
+@pytest.mark.parametrize(("first", "groups"), [(SECOND, 1), (FIRST, 2), ("digits-classifier", 2)])
+def test_scores_of_two_networks_are_two_groups(first, groups, tmp_path):
+    runs = pair(tmp_path, first, SECOND)
+    results = Results.of(tmp_path)
+    assert len(results.groups) == groups and len(list(results.pairs())) == (groups == 1)
+    assert ("22222222" in " ".join(group.label for group in results.groups)) == (groups == 2)
     text = compare.text(*runs)
     line = next(line for line in text.splitlines() if METRIC in line)
-    assert "(+" not in line and "(-" not in line
-    assert "networks" in text
+    assert line.endswith(")") == (groups == 1) and ("networks" in text) == (groups == 2)
+    assert set(analysis.load(tmp_path)["networks"]) == {first, SECOND}
 
 
 def test_runs_without_scores_in_features_stay_with_those_that_have_them(tmp_path):

@@ -26,12 +26,12 @@ def test_a_route_is_suggested_where_no_other_saves_as_much_at_a_lower_loss():
 def test_a_comparison_by_hand():
     losses = {"0-2": 0.3, "6-8": 0.2, "2-8": 0.5, "0-6": 0.5001}
     trained = {"0-2": 0.22, "6-8": 0.21, "2-8": 0.25, "0-6": 0.24, "4-8": 0.2}
-    result = suggest_route.compare(losses, trained)
+    result = suggest_route.rank_agreement(losses, trained)
     # Ranks 2 1 3 4 against 2 1 4 3: 1 - 6 * 2 / (4 * 15).
     assert result.routes == 4 and result.correlation == pytest.approx(0.8)
     assert (result.pairs, result.agreeing, result.tied) == (2, 1, 1)
     with pytest.raises(suggest_route.AnalysisError, match="at least 3"):
-        suggest_route.compare(losses, {"0-2": 0.2})
+        suggest_route.rank_agreement(losses, {"0-2": 0.2})
 
 
 def test_the_probe_measures_the_losses_of_both_passes_and_the_dense_one_once(monkeypatch):
