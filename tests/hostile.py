@@ -32,7 +32,7 @@ from analysis.runs import run_files
 from backbones import import_weights
 from experiments.config.compose import load
 from experiments.data.latent_store import open_store
-from experiments.data.registry import describe, fingerprint
+from experiments.data.registry import parse
 from experiments.evaluation import read_shards, trained_model
 from experiments.evaluation.images import Images
 from experiments.evaluation.reference import load_reference
@@ -216,8 +216,8 @@ def read_everything(folder):
 
 def read_description(folder):
     options = {"name": "latents", "path": str(folder)}
-    assert describe(options)["shape"]
-    fingerprint(options)
+    assert parse(options).describe()["shape"]
+    parse(options).fingerprint()
 
 
 def make_store(folder):

@@ -79,16 +79,6 @@ def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
     return cast(DataOptions, validate(options_of_set, values, "data."))
 
 
-def describe(options: DataOptions | Mapping[str, Any]) -> dict[str, Any]:
-    """Return a data set's name, shape, number of classes and caption shape without reading it."""
-    return parse(options).describe()
-
-
-def fingerprint(options: DataOptions | Mapping[str, Any]) -> str:
-    """Return the part of a run's hash that follows the data's contents."""
-    return parse(options).fingerprint()
-
-
 def evaluation_preset(name: str) -> str:
     """Return the preset in conf/eval that scores a data set by default; `none` if it has none."""
     return name if (_CONF / "eval" / f"{name}.yaml").is_file() else "none"

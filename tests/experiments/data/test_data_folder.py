@@ -11,7 +11,7 @@ from experiments.config import load
 from experiments.data import DataError, create, picture_folder
 from experiments.data.data_options import contents_lines
 from experiments.data.open_source import open_source
-from experiments.data.registry import describe, fingerprint, parse
+from experiments.data.registry import parse
 from experiments.runtime.command import run_command
 from experiments.training.dry_run import dry_run
 from routing.rng import Draws
@@ -47,7 +47,7 @@ def test_class_folders_are_classes_with_a_share_of_each_held_out(tmp_path):
         for image, label in zip(pixels, labels.tolist(), strict=True):
             assert image[:, 3, 5].tolist() == list(COLOURS[data.class_names[label]])
             assert image[:, 3, 0].tolist() == [value // 2 for value in image[:, 3, 5].tolist()]
-    assert describe(options(tmp_path))["num_classes"] == 3
+    assert parse(options(tmp_path)).describe()["num_classes"] == 3
 
 
 @pytest.mark.parametrize("test", ["test", "Validation"])
@@ -83,7 +83,7 @@ def test_pictures_without_classes_train_without_a_condition(tmp_path):
     assert data.batch(torch.arange(3)).y is None
     with pytest.raises(DataError, match="use task=none guidance=none"):
         create(options(tmp_path))
-    assert describe(options(tmp_path))["num_classes"] == 0
+    assert parse(options(tmp_path)).describe()["num_classes"] == 0
 
 
 def test_grey_and_mirrored_pictures(tmp_path):
@@ -120,7 +120,7 @@ def test_a_folder_of_unreadable_pictures_is_a_class_without_pictures(tmp_path):
     (root / "empty").mkdir()
     with pytest.warns(UserWarning, match="skipped 1 of 21 .* no picture is left of the class dog"):
         data = create(options(root))
-    assert data.class_names == ("cat", "dog", "fish") and data.num_classes == describe(options(root))["num_classes"]
+    assert data.class_names == ("cat", "dog", "fish") and data.num_classes == parse(options(root)).describe()["num_classes"]
     assert {int(label) for split in ("train", "test") for label in pixels_of(data, split)[1]} == {0, 2}
     for number in range(10):
         for name in ("cat", "fish"):
@@ -133,17 +133,17 @@ def test_the_fingerprint_follows_names_and_contents(tmp_path):
     root = class_folders(tmp_path / "a")
     words = [f"data.path={root}", "data=folder"]
     config, contents = load(words), create(options(root))
-    run_folder, before = config.folder, fingerprint(options(root))
+    run_folder, before = config.folder, parse(options(root)).fingerprint()
     (root / "notes.txt").write_text("not a picture")
-    assert fingerprint(options(root)) == before
+    assert parse(options(root)).fingerprint() == before
     copy = create(options(class_folders(tmp_path / "b")))
     assert copy.fingerprint == contents.fingerprint
-    assert fingerprint(options(tmp_path / "b")) == before
+    assert parse(options(tmp_path / "b")).fingerprint() == before
     picture(root / "cat/99.png")
-    assert fingerprint(options(root)) != before
+    assert parse(options(root)).fingerprint() != before
     assert config.folder == run_folder != load(words).folder  # a run that trains keeps its folder
     assert create(options(root)).fingerprint != contents.fingerprint
-    assert fingerprint(options(tmp_path / "nowhere")) == "absent"
+    assert parse(options(tmp_path / "nowhere")).fingerprint() == "absent"
 
 
 def test_more_pixels_than_memory_should_hold_are_refused_unread(tmp_path, monkeypatch):

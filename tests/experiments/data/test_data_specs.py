@@ -11,20 +11,20 @@ from experiments.data.data_options import DataError, ShapeError
 from experiments.data.dataset import PixelSet
 from experiments.data.image_options import ImageOptions, SplitOptions
 from experiments.data.image_sets import LabelledImages, split_by_class
-from experiments.data.registry import describe, fingerprint
+from experiments.data.registry import parse
 
 LABELS = [k % 4 for k in range(8)]
 
 
 def test_embedded_data_are_as_described():
     for name, task in (("digits", "class"), ("mnist", "class"), ("scenes", "class"), ("scenes", "text")):
-        description, data = describe({"name": name}), create({"name": name}, task=task)
+        description, data = parse({"name": name}).describe(), create({"name": name}, task=task)
         assert tuple(description["shape"]) == data.shape
         if task == "class":
             assert description["num_classes"] == data.num_classes
         else:
             assert tuple(description["text"]) == data.text
-        assert fingerprint({"name": name}) == "embedded"
+        assert parse({"name": name}).fingerprint() == "embedded"
 
 
 def test_a_data_set_names_what_scores_it():
@@ -43,11 +43,11 @@ def test_latents_are_described_by_their_headers(tmp_path):
     )
     for path in stores:
         options = {"name": "latents", "path": str(path), "scale": "std", "num_classes": 4}
-        before = fingerprint(options)
-        description, data = describe(options), create(options)
+        before = parse(options).fingerprint()
+        description, data = parse(options).describe(), create(options)
         assert tuple(description["shape"]) == data.shape and description["num_classes"] == data.num_classes
         # Opening tars leaves a list of positions there; that is no other data.
-        assert fingerprint(options) == before != "absent"
+        assert parse(options).fingerprint() == before != "absent"
 
 
 def test_latents_of_another_shape_than_asked_are_refused(tmp_path):
@@ -67,11 +67,11 @@ def test_latents_of_another_shape_than_asked_are_refused(tmp_path):
 
 
 def test_what_is_not_there_is_described(tmp_path):
-    assert describe({"name": "latents"})["shape"] == [4, 32, 32]
+    assert parse({"name": "latents"}).describe()["shape"] == [4, 32, 32]
     options = {"name": "latents", "path": str(tmp_path / "nowhere")}
-    assert describe(options)["num_classes"] == 1000 and fingerprint(options) == "absent"
+    assert parse(options).describe()["num_classes"] == 1000 and parse(options).fingerprint() == "absent"
     (tmp_path / "x.tar").write_bytes(b"nonsense")
-    assert describe({"name": "latents", "path": str(tmp_path)})["shape"] == [4, 32, 32]
+    assert parse({"name": "latents", "path": str(tmp_path)}).describe()["shape"] == [4, 32, 32]
 
 
 def test_a_data_set_of_ones_own_is_one_class(monkeypatch):
@@ -87,7 +87,7 @@ def test_a_data_set_of_ones_own_is_one_class(monkeypatch):
             return split_by_class(self, images, np.arange(20) % 2, white=255)
 
     monkeypatch.setitem(registry.DATA_SETS, "blobs", BlobsOptions)
-    assert describe({"name": "blobs"})["shape"] == [1, 8, 8]
+    assert parse({"name": "blobs"}).describe()["shape"] == [1, 8, 8]
     data = create({"name": "blobs"}, task="class")
     assert data.sizes == {"train": 16, "test": 4}
     assert sorted(data.batch(torch.arange(4), split="test").y.tolist()) == [0, 0, 1, 1]

@@ -21,7 +21,7 @@ from torchvision import datasets
 
 from experiments.data import DataError, create, downloads, torchvision_sets
 from experiments.data.image_options import TORCHVISION_SETS
-from experiments.data.registry import describe, parse
+from experiments.data.registry import parse
 from experiments.runtime.locks import locked
 
 TRAIN, TEST = 20, 10  # in each of CIFAR-10's five batches
@@ -132,7 +132,7 @@ def test_published_files_are_read(tmp_path, monkeypatch, name):
 
 
 def test_what_is_known_without_the_files():
-    assert describe(options("/x", "CIFAR100"))["num_classes"] == 100
+    assert parse(options("/x", "CIFAR100")).describe()["num_classes"] == 100
     for name, flip, mirrored in (("CIFAR10", "auto", True), ("CIFAR10", "none", False), ("MNIST", "auto", False)):
         assert parse(options("/x", name, flip=flip)).mirrored is mirrored
 
