@@ -238,7 +238,7 @@ def make_lightning(folder):
 class Features:
     """Stands for a feature network: statistics are read for it, nothing is computed."""
 
-    name, dim, checksum = "tiny", 4, "0123456789abcdef"
+    name, dim, checksum, identity = "tiny", 4, "0123456789abcdef", "tiny@01234567"
 
 
 def make_reference(folder):
