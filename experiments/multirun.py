@@ -20,7 +20,7 @@ from experiments.config.schema import Config
 from experiments.runtime import run_folder
 from experiments.runtime.errors import EXIT_CODES, Interrupted, print_error, sentence
 from experiments.runtime.process_group import process_group
-from experiments.training.dry_run import train_or_dry_run
+from experiments.training.start import train_or_dry_run
 from routing.errors import UserError, require
 
 _MOST = 10_000  # runs one after another; each is composed and checked before the first

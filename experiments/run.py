@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         return 0
     from experiments.config.compose import load
     from experiments.multirun import multirun
-    from experiments.training.dry_run import train_or_dry_run
+    from experiments.training.start import train_or_dry_run
 
     if any(flag in argv for flag in ("-m", "--multirun")):
         return multirun(argv)

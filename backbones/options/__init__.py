@@ -1,8 +1,9 @@
 """Options of a model and of each family, and what one block of a family costs (no torch here).
 
 A family consists of a dataclass of options and a function that counts one block, in a file of its
-name here, and of a block class in a file of its name in `backbones`. Parameter counts are exact and
-checked when a model is built; counts of saved activations were measured and hold within 15 %.
+name here, and of a block class in a file of its name in `backbones`. Parameter counts of these
+families are exact (a test), and building a model refuses a count that is off by more than 1 %;
+counts of saved activations were measured and hold within 15 %.
 """
 
 import importlib

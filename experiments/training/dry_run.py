@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -10,26 +9,9 @@ import yaml
 from experiments.config.model import banner_lines, model_arguments, run_cost
 from experiments.config.schema import Config
 from experiments.preflight import check_ready
-from experiments.runtime.console import Console, big, loading
+from experiments.runtime.console import Console, big
 from experiments.runtime.memory import check_fits, memory_line, visible_gpus
 from experiments.runtime.process_group import process_group
-
-
-def train_or_dry_run(config: Config, overrides: Sequence[str] = ()) -> None:
-    """Train one run, or print what would be trained (dry=true).
-
-    `overrides` are the words that gave the configuration, where one command line gave all.
-
-    Raises:
-        UserError: Anything a user can fix, in one sentence.
-        Interrupted: Stopped by a signal, after saving.
-    """
-    if config.dry:
-        dry_run(config)
-        return
-    with loading():  # of torch, which a dry run does without
-        from experiments.training.session import train
-    train(config, overrides=overrides)
 
 
 def dry_run(config: Config) -> None:

@@ -63,8 +63,7 @@ class Trainer:
             while state.step < total:
                 start_time = time.perf_counter()
                 self.training_step.run()
-                route = self.training_step.route()
-                state.macs += self.training_step.macs(route) * train.batch
+                state.macs += self.training_step.batch_macs()  # of the step just taken
                 state.step += 1
                 state.seconds += time.perf_counter() - start_time
 

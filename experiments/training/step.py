@@ -191,6 +191,10 @@ class TrainingStep:
         """Return the route of this step; it is `none` for a dense one."""
         return self.config.route_schedule.at(self.state.step / self.config.train.steps)
 
+    def batch_macs(self) -> float:
+        """Return the forward MACs of this step's global batch on its route."""
+        return self.macs(self.route()) * self.config.train.batch
+
     def draws(self, rows: Tensor, step: int | None = None) -> Draws:
         """Return the random numbers of a step (default: this one) for rows of the global batch."""
         seed = self.config.seed + 1_000_003 * self.state.rollbacks

@@ -10,7 +10,7 @@ from experiments.diffusion import create_guidance, create_objective, create_samp
 from experiments.diffusion.objective import Prediction
 from experiments.diffusion.samplers import Euler, Heun, TwoStage
 from experiments.evaluation import generate
-from experiments.options.sampler import SAMPLERS, HeunOptions
+from experiments.options.sampler import SAMPLERS, EulerOptions, HeunOptions
 
 OBJECTIVES = ("edm", "flow", "ddpm")
 # Enough steps for each that the method's own error is below the sampling error of N images.
@@ -138,7 +138,7 @@ def exact_end(objective, walk, denoise, x):
     return denoise(middle, last).x0
 
 
-def convergence(objective, sampler):
+def convergence(objective, sampler, options=HeunOptions):
     """Return by how many powers of two the error falls, each time that the number of steps doubles.
 
     On a mixture: on a single Gaussian an error term may cancel (the midpoint method then measures 3).
@@ -150,7 +150,7 @@ def convergence(objective, sampler):
 
     errors, denoise = [], denoiser(path, net)
     for steps in (129, 257, 513):
-        walk = sampler(HeunOptions(steps=steps), path)
+        walk = sampler(options(steps=steps), path)
         start = walk.start(noise)
         end = walk.sample(denoise, start, lambda i, x: torch.zeros_like(x))
         errors.append(float((end - exact_end(path, walk, denoise, start)).abs().max()))
@@ -177,11 +177,14 @@ class ShareOfTime(Midpoint):
         return self._move(x, self._slope(halfway, denoise(halfway, middle).x0, middle), time, after)
 
 
-@pytest.mark.parametrize(("sampler", "order"), [(Euler, 1), (Heun, 2), (Midpoint, 2), (Ralston, 2)])
+@pytest.mark.parametrize(
+    ("sampler", "options", "order"),
+    [(Euler, EulerOptions, 1), (Heun, HeunOptions, 2), (Midpoint, HeunOptions, 2), (Ralston, HeunOptions, 2)],
+)
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_order_of_convergence(objective, sampler, order):
+def test_order_of_convergence(objective, sampler, options, order):
     """At every number of steps: an error of order 1 may be too small to be seen at few of them."""
-    assert convergence(objective, sampler) == pytest.approx([order, order], abs=0.2)
+    assert convergence(objective, sampler, options) == pytest.approx([order, order], abs=0.2)
 
 
 def test_a_wrong_weight_costs_the_order():
