@@ -56,10 +56,10 @@ def kernels(blocks: Iterable[Any], device: str | None = None) -> list[Choice]:
     Raises:
         KernelError: A kernel that was requested by name is not available.
     """
-    operations: dict[tuple[str, str], None] = {}
+    requests: dict[tuple[str, str], None] = {}
     for block in blocks:
-        operations |= dict.fromkeys(block.operations)
-    return [resolve(operation, kernel, device) for operation, kernel in operations]
+        requests |= dict.fromkeys(block.kernels)
+    return [resolve(operation, kernel, device) for operation, kernel in requests]
 
 
 def describe_kernels(blocks: Iterable[Any], device: str) -> list[str]:

@@ -33,7 +33,7 @@ class WithoutContext(nn.Module):
     def __init__(self, block: Any, count: int) -> None:
         super().__init__()
         self.block, self.count = block, count
-        self.operations = block.operations
+        self.kernels = block.kernels
 
     def prepare(self, layout: Layout) -> None:
         """Compute the layout without the class tokens, and the tables that the block looks up."""

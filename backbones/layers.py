@@ -27,8 +27,8 @@ class Block(nn.Module):
 
     Attributes:
         scans: Every scan order that it uses (names for `Layout.scan_order`).
-        operations: Dispatched operations that it calls, each with the requested kernel, as in
-            ("biwkv", "auto"): the banner names the kernel, and one that is missing is refused.
+        kernels: Operations with several kernels that it calls, each with the kernel requested,
+            as in ("biwkv", "auto"): the banner names the one in use; a missing one is refused.
         tables: Other tables of the layout that it looks up, as in ("gaps", "zigzag:0")
             (`Layout.prepare`).
     """
@@ -38,7 +38,7 @@ class Block(nn.Module):
     def __init__(self, index: int) -> None:
         super().__init__()
         self.index = index
-        self.operations: list[tuple[str, str]] = []
+        self.kernels: list[tuple[str, str]] = []
         self.tables: list[tuple[str, str]] = []
 
     def initialise(self) -> None:

@@ -39,7 +39,7 @@ class LongSkipBlock(nn.Module):
         self.key = f"{SKIP}{min(index, depth - 1 - index)}"
         self.carries = (self.key, *getattr(block, "carries", ()))
         self.scans, self.tables = block.scans, block.tables
-        self.operations = block.operations
+        self.kernels = block.kernels
         is_second_half = index >= depth - depth // 2
         self.join = nn.Linear(2 * width, width) if is_second_half else None
 

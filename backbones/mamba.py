@@ -268,9 +268,9 @@ class MambaBlock(Block):
         self.one = mixer(size, self.paths[0], options)
         self.two = mixer(size, self.paths[1], options) if options.mixers == 2 else None
         self.kernel, self.chunk = options.kernel, options.chunk
-        self.operations = [(options.operation, options.kernel)]
+        self.kernels = [(options.operation, options.kernel)]
         if options.conv != "none":
-            self.operations.append(("conv", "auto"))
+            self.kernels.append(("conv", "auto"))
         self.scans = self.paths
         if options.directions == 2:
             self.scans += tuple(path + REVERSED for path in self.paths)

@@ -93,9 +93,9 @@ class ChannelMix(nn.Module):
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Mix channels of tokens (B, T, D)."""
         to_key, to_receptance = self.shift(x, layout)
-        operations = ACTIVE.operations[x.device.type]
-        hidden = operations.squared_relu(self.key(to_key))
-        return operations.sigmoid_gate(self.receptance(to_receptance), self.value(hidden))
+        ops = ACTIVE.operations[x.device.type]
+        hidden = ops.squared_relu(self.key(to_key))
+        return ops.sigmoid_gate(self.receptance(to_receptance), self.value(hidden))
 
     def initialise(self, index: int, depth: int) -> None:
         """Initialise the mixtures: neighbours weigh more in early channels, less in deep blocks."""
@@ -111,7 +111,7 @@ class RWKVBlock(Block):
         self.depth, width = size.depth, size.width
         self.spatial = SpatialMix(width, options)
         self.channel = ChannelMix(width, options.hidden(width), options.missing)
-        self.operations = [("biwkv", options.kernel), ("shift", "auto")]
+        self.kernels = [("biwkv", options.kernel), ("shift", "auto")]
         self.scans = ("raster",)
         self.tables = [("neighbours", options.missing)]
         if options.wkv == "true":

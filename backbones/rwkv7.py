@@ -132,7 +132,7 @@ class RWKV7Block(Block):
         mixer_params = sum(p.numel() for p in self.time.parameters()) + self.time.missing_params
         hidden = hidden_for(width, mixer_params, 2, width * width)
         self.channel = ChannelMix(width, hidden, options.missing)
-        self.operations = [("rwkv7", options.kernel), ("shift", "auto")]
+        self.kernels = [("rwkv7", options.kernel), ("shift", "auto")]
         self.scans = (rotating_path(index),)
         self.tables = [("neighbours", options.missing)]
 
