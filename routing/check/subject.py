@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from routing.attached.calls import Signature
-from routing.attached.protected import protected_mask
+from routing.attached.protected import is_usable_slice, protected_mask
 from routing.errors import require
 from routing.options import RoutingError
 from routing.route import Route
@@ -90,7 +90,7 @@ class RoutedModel:
         for item in items:
             is_position = isinstance(item, Integral) and -tokens <= int(item) < tokens
             require(
-                isinstance(item, slice) or (is_position and not isinstance(item, bool)),
+                is_usable_slice(item) or (is_position and not isinstance(item, bool)),
                 f"protect={protect!r}: expected positions below {tokens} in a list, a slice such "
                 "as slice(64, None), several in a list, or a bool mask (T,) or (B, T)",
                 CheckError,

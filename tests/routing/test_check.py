@@ -123,6 +123,8 @@ def test_protected_tokens_may_be_given_as_attach_takes_them():
         assert protected(protect) == [0], protect
     for wrong, part in (
         (slice(17, None), r"protect=slice\(17, None, None\) protects none of the 16 tokens"),
+        (slice(16 / 4, None), r"protect=slice\(4.0, None, None\): expected positions"),
+        ([slice(None, None, -1)], r"protect=\[slice\(None, None, -1\)\]: expected positions"),
         (3, "protect=3: expected positions below 16"),
         ([16], r"protect=\[16\]: expected positions below 16"),
         (torch.zeros(7, dtype=torch.bool), r"protect of shape \(7,\): expected \(16,\) or \(3, 16\)"),
