@@ -33,8 +33,8 @@ from torch.utils.hooks import RemovableHandle
 
 from routing.attached.arguments import (
     block_list,
-    check_extra,
     check_extra_names,
+    check_names,
     check_routed_blocks,
     check_selection,
     check_when,
@@ -122,7 +122,7 @@ class Attached:
             grid = model_grid if grid is None else grid
             prefix = model_prefix if prefix is None else prefix
         members = block_list(blocks)
-        check_extra(extra)
+        check_names(extra, "extra", AttachError)
         self._route = Route.parse(route).resolve(len(members), "the list")
         check_routed_blocks(members, self._route)
         self._signatures = [Signature(block, extra) for block in members]

@@ -219,9 +219,17 @@ def test_a_model_that_cannot_be_followed_is_refused_with_the_reason(build, part)
 
 def test_a_description_that_cannot_be_right_is_refused():
     block = nn.Linear(2, 2)
-    for blocks_given, part in (([], "expected a list of modules"), ([block, block], "twice")):
+    for wrong, part in (
+        ({"blocks": []}, "expected a list of modules"),
+        ({"blocks": None}, "expected a list of modules"),
+        ({"blocks": [block, block]}, "twice"),
+        ({"train": torch.zeros(2)}, "train is a Tensor; expected a function"),
+        ({"dense": 3}, "dense is a int; expected a function"),
+        ({"before": "norm"}, "before is a str; expected a module"),
+        ({"tables": "freqs"}, r"tables='freqs': expected names in a sequence: \('freqs',\)"),
+    ):
         with pytest.raises(CheckError, match=part):
-            RoutedModel(blocks=blocks_given, train=lambda: None)
+            RoutedModel(**{"blocks": [block], "train": lambda: None, **wrong})
 
 
 # --- the command and its page
