@@ -210,6 +210,7 @@ def test_blocks_under_activation_checkpointing_are_followed():
         (linear_blocks(dense, width=4), "marks of 3 blocks need 5"),
         (linear_blocks(dense, dtype=torch.bfloat16), "run the check in float32"),
         (lambda: 3, "returns a int; expected"),
+        (lambda model, seed=0: 3, "missing a required argument: 'model'; expected one that needs no argument"),
     ],
 )
 def test_a_model_that_cannot_be_followed_is_refused_with_the_reason(build, part):
