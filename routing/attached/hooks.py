@@ -324,7 +324,7 @@ class Attached:
         if self.keep is None:
             return ids
         ids = force_keep(ids, self.keep, draws.uniform(f"keep.{k}", tokens))
-        if shared and not self._warned:
+        if shared and ids.shape[1] > rate_keeps and not self._warned:
             self._warn_of_united_masks(self.keep, rate_keeps, ids.shape[1], tokens)
         return ids
 
@@ -341,7 +341,7 @@ class Attached:
     def _warn_of_united_masks(self, keep: Tensor, rate_keeps: int, stay: int, tokens: int) -> None:
         """Warn once if fewer tokens skip because samples with different `keep` share a subset."""
         of_one, of_any = count_forced(keep)
-        if of_any <= of_one or stay <= rate_keeps:
+        if of_any <= of_one:
             return
         self._warned = True
         warnings.warn(
