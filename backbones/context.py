@@ -27,7 +27,7 @@ class WithoutContext(nn.Module):
         count: Class tokens, the first of the prefix.
 
     Attributes:
-        operations: Of the block inside (`backbones.layers.Block`).
+        kernels: Of the block inside (`backbones.layers.Block`).
     """
 
     def __init__(self, block: Any, count: int) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from routing.attached.calls import AttachError, Signature
 from routing.attached.supported import refuse_positional, refuse_prefix
 from routing.errors import one_of, require, suggest
+from routing.options import RoutingError
 from routing.route import Route
 from routing.routed_pass import Selection
 
@@ -144,12 +145,12 @@ def check_when(when: str) -> None:
     one_of("when", when, WHEN, AttachError)
 
 
-def check_extra(extra: Any) -> None:
-    """Refuse what is not a sequence of names."""
+def check_names(names: Any, key: str, error: type[RoutingError]) -> None:
+    """Refuse a value of the argument `key` that is not a sequence of names."""
     require(
-        isinstance(extra, Collection) and not isinstance(extra, str),
-        f"extra={extra!r}: expected names in a sequence: ('{extra}',)",
-        AttachError,
+        isinstance(names, Collection) and not isinstance(names, str),
+        f"{key}={names!r}: expected names in a sequence: ('{names}',)",
+        error,
     )
 
 

@@ -33,8 +33,8 @@ from torch.utils.hooks import RemovableHandle
 
 from routing.attached.arguments import (
     block_list,
-    check_extra,
     check_extra_names,
+    check_names,
     check_routed_blocks,
     check_selection,
     check_when,
@@ -122,7 +122,7 @@ class Attached:
             grid = model_grid if grid is None else grid
             prefix = model_prefix if prefix is None else prefix
         members = block_list(blocks)
-        check_extra(extra)
+        check_names(extra, "extra", AttachError)
         self._route = Route.parse(route).resolve(len(members), "the list")
         check_routed_blocks(members, self._route)
         self._signatures = [Signature(block, extra) for block in members]
@@ -324,7 +324,7 @@ class Attached:
         if self.keep is None:
             return ids
         ids = force_keep(ids, self.keep, draws.uniform(f"keep.{k}", tokens))
-        if shared and not self._warned:
+        if shared and ids.shape[1] > rate_keeps and not self._warned:
             self._warn_of_united_masks(self.keep, rate_keeps, ids.shape[1], tokens)
         return ids
 
@@ -341,7 +341,7 @@ class Attached:
     def _warn_of_united_masks(self, keep: Tensor, rate_keeps: int, stay: int, tokens: int) -> None:
         """Warn once if fewer tokens skip because samples with different `keep` share a subset."""
         of_one, of_any = count_forced(keep)
-        if of_any <= of_one or stay <= rate_keeps:
+        if of_any <= of_one:
             return
         self._warned = True
         warnings.warn(

@@ -36,12 +36,12 @@ def parse_protect(protect: Any) -> tuple[slice, ...] | Tensor:
         )
         return protect
     parts = (protect,) if isinstance(protect, slice) else protect
-    right = isinstance(parts, Sequence) and all(map(_is_usable_slice, parts))
+    right = isinstance(parts, Sequence) and all(map(is_usable_slice, parts))
     require(right, f"protect={protect!r}: {_EXPECTED}", AttachError)
     return tuple(parts)
 
 
-def _is_usable_slice(item: Any) -> bool:
+def is_usable_slice(item: Any) -> bool:
     """Whether an item is a slice with integers (not 64.0) and a positive step, as torch needs."""
     if not isinstance(item, slice):
         return False

@@ -71,8 +71,15 @@ def _takes_seed(build: Callable[..., RoutedModel]) -> bool:
 
 
 def _build(build: Callable[..., RoutedModel], seed: int, restart: int) -> RoutedModel:
+    arguments = {"seed": seed} if _takes_seed(build) else {}
+    try:
+        inspect.signature(build).bind(**arguments)
+    except TypeError as error:
+        raise CheckError(
+            f"the function is {error}; expected one that needs no argument, or only seed"
+        ) from None
     torch.manual_seed(1000 + restart)
-    model = build(seed=seed) if _takes_seed(build) else build()
+    model = build(**arguments)
     require(
         isinstance(model, RoutedModel),
         f"the function returns a {type(model).__name__}; expected a routing.check.RoutedModel",

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from routing.attached.arguments import check_names
 from routing.attached.calls import Signature
-from routing.attached.protected import protected_mask
+from routing.attached.protected import is_usable_slice, protected_mask
 from routing.errors import require
 from routing.options import RoutingError
 from routing.route import Route
@@ -62,7 +63,7 @@ class RoutedModel:
     after: nn.Module | None = None
 
     def __post_init__(self) -> None:
-        self.blocks = list(self.blocks)
+        self.blocks = list(self.blocks) if isinstance(self.blocks, Iterable) else []
         require(
             len(self.blocks) > 0 and all(isinstance(block, nn.Module) for block in self.blocks),
             "blocks: expected a list of modules, such as model.blocks",
@@ -73,6 +74,22 @@ class RoutedModel:
             "blocks: a block is in the list twice, and its calls cannot be told apart",
             CheckError,
         )
+        for key in ("train", "evaluate", "dense"):
+            function = getattr(self, key)
+            require(
+                callable(function) or (function is None and key != "train"),
+                f"{key} is a {type(function).__name__}; expected a function without arguments, as "
+                f"in {key}=lambda: model(images)",
+                CheckError,
+            )
+        for key in ("before", "after"):
+            module = getattr(self, key)
+            require(
+                module is None or isinstance(module, nn.Module),
+                f"{key} is a {type(module).__name__}; expected a module, such as model.norm",
+                CheckError,
+            )
+        check_names(self.tables, "tables", CheckError)
 
     def protected(self, batch: int, tokens: int) -> Tensor:
         """Return which tokens must never skip, bool `(1, T)` or `(B, T)`.
@@ -90,7 +107,7 @@ class RoutedModel:
         for item in items:
             is_position = isinstance(item, Integral) and -tokens <= int(item) < tokens
             require(
-                isinstance(item, slice) or (is_position and not isinstance(item, bool)),
+                is_usable_slice(item) or (is_position and not isinstance(item, bool)),
                 f"protect={protect!r}: expected positions below {tokens} in a list, a slice such "
                 "as slice(64, None), several in a list, or a bool mask (T,) or (B, T)",
                 CheckError,

@@ -123,6 +123,8 @@ def test_protected_tokens_may_be_given_as_attach_takes_them():
         assert protected(protect) == [0], protect
     for wrong, part in (
         (slice(17, None), r"protect=slice\(17, None, None\) protects none of the 16 tokens"),
+        (slice(16 / 4, None), r"protect=slice\(4.0, None, None\): expected positions"),
+        ([slice(None, None, -1)], r"protect=\[slice\(None, None, -1\)\]: expected positions"),
         (3, "protect=3: expected positions below 16"),
         ([16], r"protect=\[16\]: expected positions below 16"),
         (torch.zeros(7, dtype=torch.bool), r"protect of shape \(7,\): expected \(16,\) or \(3, 16\)"),
@@ -208,6 +210,7 @@ def test_blocks_under_activation_checkpointing_are_followed():
         (linear_blocks(dense, width=4), "marks of 3 blocks need 5"),
         (linear_blocks(dense, dtype=torch.bfloat16), "run the check in float32"),
         (lambda: 3, "returns a int; expected"),
+        (lambda model, seed=0: 3, "missing a required argument: 'model'; expected one that needs no argument"),
     ],
 )
 def test_a_model_that_cannot_be_followed_is_refused_with_the_reason(build, part):
@@ -217,9 +220,17 @@ def test_a_model_that_cannot_be_followed_is_refused_with_the_reason(build, part)
 
 def test_a_description_that_cannot_be_right_is_refused():
     block = nn.Linear(2, 2)
-    for blocks_given, part in (([], "expected a list of modules"), ([block, block], "twice")):
+    for wrong, part in (
+        ({"blocks": []}, "expected a list of modules"),
+        ({"blocks": None}, "expected a list of modules"),
+        ({"blocks": [block, block]}, "twice"),
+        ({"train": torch.zeros(2)}, "train is a Tensor; expected a function"),
+        ({"dense": 3}, "dense is a int; expected a function"),
+        ({"before": "norm"}, "before is a str; expected a module"),
+        ({"tables": "freqs"}, r"tables='freqs': expected names in a sequence: \('freqs',\)"),
+    ):
         with pytest.raises(CheckError, match=part):
-            RoutedModel(blocks=blocks_given, train=lambda: None)
+            RoutedModel(**{"blocks": [block], "train": lambda: None, **wrong})
 
 
 # --- the command and its page
