@@ -45,6 +45,8 @@ TABLES = {
         ("data.path=nowhere", "data=fashion, data=folder and data=latents have it"),
         ("--dry-rum", "did you mean --dry-run?"),
         ("backbone=dit,mamba", "expected one value; -m runs each"),
+        ("backbone=dit,", "backbone=dit,: expected one value; -m runs each"),
+        ("train.steps=,", "train.steps=,: expected one value; -m runs each"),
         ("data=ImageFolder", "did you mean folder?"),
         ("data=cifar10", "did you mean data=torchvision data.set=CIFAR10?"),
         ("data=imagenet", "for pictures of your own, type data=folder data.path=DIR"),
