@@ -45,6 +45,8 @@ TABLES = {
         ("data.path=nowhere", "data=fashion, data=folder and data=latents have it"),
         ("--dry-rum", "did you mean --dry-run?"),
         ("backbone=dit,mamba", "expected one value; -m runs each"),
+        ("backbone=dit,", "backbone=dit,: expected one value; -m runs each"),
+        ("train.steps=,", "train.steps=,: expected one value; -m runs each"),
         ("data=ImageFolder", "did you mean folder?"),
         ("data=cifar10", "did you mean data=torchvision data.set=CIFAR10?"),
         ("data=imagenet", "for pictures of your own, type data=folder data.path=DIR"),
@@ -83,6 +85,7 @@ TABLES = {
         ("train.teacher_block=3", "train.teacher_block=3: expected train.encoder=ema"),
         ("train.encoder=ema train.teacher_block=12", "expected an integer >= 0 and <= 11"),
         ("train.encoder=ema train.teacher_offset=1", "train.teacher_offset=1"),
+        ("backbone.align={block:3}", "backbone.align with train.encoder=none: expected train.encoder to be one of"),
         ("train.encoder=ema backbone.align={channels:8}", "expected 64, the features of train.encoder=ema"),
         ("train.encoder=random train.align_loss=smooth_l1", "expected cosine, or train.encoder=ema"),
         # --- objectives, guidance, scores, data

@@ -20,16 +20,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 import torch
 from annotated_types import Ge, Gt, Le
 
@@ -140,12 +141,15 @@ def devices() -> list[dict[str, Any]]:
     return properties
 
 
-def _end_tree(process_id: int, end: Callable[[psutil.Process], None]) -> None:
-    """End a process and those that it started, by `psutil.Process.terminate` or `kill`."""
-    parent = psutil.Process(process_id)
-    for process in (*parent.children(recursive=True), parent):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            end(process)
+def _end_group(process_id: int, kill: bool) -> None:
+    """End a process and those that it started; on Windows, which has no groups, it alone.
+
+    The group also holds processes whose parent has ended: they keep the pipes open.
+    """
+    number = getattr(signal, "SIGKILL", signal.SIGTERM) if kill else signal.SIGTERM
+    end = getattr(os, "killpg", os.kill)
+    with contextlib.suppress(ProcessLookupError):
+        end(process_id, number)
 
 
 def run(words: Sequence[str], seconds: float) -> dict[str, Any]:
@@ -171,10 +175,10 @@ def run(words: Sequence[str], seconds: float) -> dict[str, Any]:
             try:
                 texts = process.communicate(timeout=STOP_S)
             except subprocess.TimeoutExpired:
-                _end_tree(process.pid, psutil.Process.kill)
+                _end_group(process.pid, kill=True)
                 texts = process.communicate()
     except BaseException:  # Ctrl-C reaches this process alone
-        _end_tree(process.pid, psutil.Process.terminate)
+        _end_group(process.pid, kill=False)
         raise
     output = "\n".join(texts).strip().splitlines()[-LINES:]
     print("\n".join(output), flush=True)

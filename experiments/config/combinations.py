@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated
 
 from annotated_types import Ge, Le
@@ -84,7 +83,7 @@ def _check_alignment(options: RunOptions) -> None:
         return
     require(
         encoder != "none",
-        f"backbone.align={dataclasses.asdict(align)}: expected train.encoder to be one of "
+        "backbone.align with train.encoder=none: expected train.encoder to be one of "
         f"{', '.join((*ENCODERS, SELF_ENCODER))}",
         OptionError,
     )

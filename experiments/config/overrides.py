@@ -70,14 +70,19 @@ def value_of(override: str) -> Any:
     """Return the value of a normalized override, as Hydra reads it.
 
     Raises:
-        ConfigError: It has several values.
+        ConfigError: It has several values, or a comma at an end.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
 
-    parsed = OverridesParser.create().parse_override(override)
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+        is_single = not parsed.is_sweep_override()
+    except HydraException:  # a stray comma, as in `seed=1,`: `quote` makes all else readable
+        is_single = False
     key, value = override.split("=", 1)
     require(
-        not parsed.is_sweep_override(),
+        is_single,
         f"{override}: expected one value; -m runs each of several, and a list is typed as "
         f"{key}=[{value}]",
         ConfigError,

@@ -49,7 +49,7 @@ def dry_run(config: Config) -> None:
         rate = train.lr if train.muon_lr is None else train.muon_lr
         lines.append(f"optimizer   Muon (lr {rate:g}) for linear layers in blocks, AdamW otherwise")
     scores = f"scores      eval={config.eval.name}"
-    if config.eval.name == "none" and train.final_samples:
+    if not config.eval.enabled and train.final_samples:
         scores += " (sample pictures are another option: train.final_samples=true)"
     lines += [scores, memory_line(cost, samples)]
     if model is not None:

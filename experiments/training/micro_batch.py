@@ -12,7 +12,7 @@ from experiments.training.step import TrainingStep
 
 
 def set_micro_batch_size(step: TrainingStep) -> None:
-    """Set `train.micro_batch`, or with `auto` the largest size that fits on all processes.
+    """Set the step's micro-batch size: `train.micro_batch`, or what fits on all processes (`auto`).
 
     Raises:
         MemoryLimit: Not even one sample fits.
@@ -29,7 +29,7 @@ def set_micro_batch_size(step: TrainingStep) -> None:
 
 
 def fits(step: TrainingStep) -> bool:
-    """Return whether a micro-batch of this size fits into this process's memory."""
+    """Return whether a micro-batch of the step's size fits into this process's memory."""
     size = step.micro_batch_size
     if step.device.type == "cpu":
         # Trying would bring the machine down with swapping: predict instead.
