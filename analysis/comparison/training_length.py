@@ -77,7 +77,7 @@ def lengths_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
                 bound = f"> {trend.bound(steps, seed):.2f}"
                 texts.append(bound if math.isnan(sm) else f"{sm:.2f}")
             mean = penalty.censored_text if penalty.sm is None else penalty.sm.text(".2f")
-            name = [trend.arm.backbone, trend.arm.full_label]
+            name = [trend.arm.backbone, trend.arm.label]
             rows.append([*name, f"{steps:,}", ", ".join(texts), mean])
     return rows
 
@@ -93,6 +93,6 @@ def slopes_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
         p = "" if mean.std is None else p_text(two_sided_p(mean))
         by_seed = ", ".join(f"{slope:+.3f}" for slope in slopes.values())
         seeds = ", ".join(map(str, slopes))
-        name = [trend.arm.backbone, trend.arm.full_label]
+        name = [trend.arm.backbone, trend.arm.label]
         rows.append([*name, seeds, by_seed, mean.text("+.3f"), p])
     return rows
