@@ -227,13 +227,11 @@ def arms_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
         loss = interval(losses)
         if loss is None:
             continue
-        text = f"{loss.mean:.4f}"
-        if loss.low is not None:
-            text += f" \u00b1 {loss.mean - loss.low:.4f}"
         gap = "" if math.isnan(gaps[0]) else f"{100 * sum(gaps) / len(gaps):.2f} %"
         cost = f"{macs / 1e12:.2f}T"
         seeds = ", ".join(str(seed) for seed in curves)
         name = [arm.backbone, arm.label]
+        text = loss.half_width_text(".4f")
         rows.append([*name, f"{arm.lr:g}", f"{step:.0f}", cost, seeds, text, gap])
     return rows
 

@@ -5,8 +5,9 @@
     slope    of ln(s * m) on ln(N), fitted to each seed by least squares; above 0 the saving
              shrinks with training length
 
-A target that a run does not reach by its end is censored: s * m lies above the bound that
-the end of the run gives, and the point is left out of the slope, which can only make it smaller.
+A target that a run does not reach by its end is censored: s * m lies above the bound that the end
+of the run gives, and the point is left out of the slope. That makes the slope smaller where the
+bound lies above the fitted line; otherwise the direction is unknown.
 """
 
 import math
@@ -40,7 +41,7 @@ class LengthTrend:
         for seed in self.last_steps:
             points = []
             for steps, penalty in self.penalties.items():
-                sm = float(penalty.seeds["sm"].get(seed, math.nan))
+                sm = float(penalty.seeds["sm"][seed])
                 if not math.isnan(sm):
                     points.append((math.log(steps), math.log(sm)))
             if len(points) > 1:
