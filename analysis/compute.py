@@ -33,7 +33,7 @@ def _command(words: list[str]) -> int:
     options = parser.parse_args(words)
     if options.records is not None:
         runs = load(unpacked(options.records, ROOT / PUBLISHED))
-        print(studies.every_table(runs, options.steps))
+        print(studies.every_table(runs, options.steps) or "no table: no finished run has scores")
     else:
         _fill_pages()
     return 0

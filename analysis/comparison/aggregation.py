@@ -42,6 +42,13 @@ class Estimate:
             return text
         return f"{text} [{self.low:{form}}, {self.high:{form}}]"
 
+    def half_width_text(self, form: str) -> str:
+        """Return `mean \u00b1 half-width` of the interval, or the mean alone without one."""
+        text = f"{self.mean:{form}}"
+        if self.low is None:
+            return text
+        return f"{text} \u00b1 {self.mean - self.low:{form.lstrip('+')}}"
+
 
 def mean_std(values: Iterable[float | None]) -> Estimate | None:
     """Return mean and sample standard deviation, or None without finite values."""

@@ -24,8 +24,8 @@ from analysis.errors import AnalysisError
 from analysis.runs.grouping import short_labels
 from analysis.runs.loading import Runs, runs_of
 
-# Batch and depth of the experiment `evidence`; a label mentions only other values.
-_USUAL_BATCH, _USUAL_DEPTH = 16, 12
+# Of the experiment `evidence`; a label mentions only other values.
+_USUAL_BATCH, _USUAL_DEPTH, _USUAL_OBJECTIVE = 16, 12, "edm"
 DECLARED_BACKBONES = 3  # of `study_equal_macs`: the family of Holm's correction
 Curves = dict[int, pd.DataFrame]  # by seed
 
@@ -56,18 +56,8 @@ class Arm:
         return ", ".join([name, *self.options])
 
     @property
-    def full_label(self) -> str:
-        """Its label, with objective and width where these are not the usual ones."""
-        parts = [self.label]
-        if self.objective != "edm":
-            parts.append(self.objective)
-        if self.width:
-            parts.append(f"width {self.width}")
-        return ", ".join(parts)
-
-    @property
     def options(self) -> list[str]:
-        """Depth and batch where they are not the usual ones, and the detail."""
+        """Depth, batch, objective and width where they are not the usual ones, and the detail."""
         parts = []
         if self.depth != _USUAL_DEPTH:
             parts.append(f"{self.depth} blocks")
@@ -75,6 +65,10 @@ class Arm:
             parts.append(f"batch {self.batch}")
         if self.detail:
             parts.append(self.detail)
+        if self.objective != _USUAL_OBJECTIVE:
+            parts.append(self.objective)
+        if self.width:
+            parts.append(f"width {self.width}")
         return parts
 
     @property
@@ -233,14 +227,12 @@ def arms_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
         loss = interval(losses)
         if loss is None:
             continue
-        text = f"{loss.mean:.4f}"
-        if loss.low is not None:
-            text += f" \u00b1 {loss.mean - loss.low:.4f}"
         gap = "" if math.isnan(gaps[0]) else f"{100 * sum(gaps) / len(gaps):.2f} %"
         cost = f"{macs / 1e12:.2f}T"
         seeds = ", ".join(str(seed) for seed in curves)
-        name = arm.full_label
-        rows.append([arm.backbone, name, f"{arm.lr:g}", f"{step:.0f}", cost, seeds, text, gap])
+        name = [arm.backbone, arm.label]
+        text = loss.half_width_text(".4f")
+        rows.append([*name, f"{arm.lr:g}", f"{step:.0f}", cost, seeds, text, gap])
     return rows
 
 

@@ -31,6 +31,7 @@ def final_scores(source: Runs) -> dict[Arm, pd.DataFrame]:
     first = table.sort_values("own", ascending=False, kind="stable").drop_duplicates("path")
     table = table.merge(first[["path", *_PROTOCOL]])
     table = table.assign(short=table["metric"].str.split("-").str[0])
+    table = table[["run", "short", "value"]]
     values: dict[Arm, dict[int, dict[str, float]]] = {}
     for row, arm in rows_with_arms(runs, set(table["run"])):
         own = table[table["run"] == row["run"]].set_index("short")["value"].to_dict()
@@ -53,13 +54,17 @@ def scores_table(frames: Mapping[Arm, pd.DataFrame]) -> list[list[str]]:
         baseline = baseline_arm(arm, frames)
         texts = []
         for metric, decimals in METRICS.items():
-            text = f"{frame[metric].mean():.{decimals}f}"
+            text = mean_text(frame[metric], decimals)
             if baseline is not None and baseline != arm:
                 difference = interval(frame[metric] - frames[baseline][metric])
                 if difference is not None and difference.low is not None:
-                    half = difference.mean - difference.low
-                    text += f" ({difference.mean:+.{decimals}f} \u00b1 {half:.{decimals}f})"
+                    text += f" ({difference.half_width_text(f'+.{decimals}f')})"
             texts.append(text)
         seeds = ", ".join(map(str, frame.index))
         rows.append([arm.backbone, arm.label, seeds, *texts])
     return rows
+
+
+def mean_text(values: pd.Series, decimals: int) -> str:
+    """Return the mean of a metric, or nothing where no run has it."""
+    return f"{values.mean():.{decimals}f}" if values.notna().any() else ""

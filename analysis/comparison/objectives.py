@@ -8,7 +8,7 @@ of the data set's own classifier.
 import pandas as pd
 
 from analysis.comparison.aggregation import DENSE, interval
-from analysis.comparison.final_scores import METRICS, NETWORK
+from analysis.comparison.final_scores import METRICS, NETWORK, mean_text
 from analysis.errors import AnalysisError
 from analysis.runs.loading import Runs, runs_of, scores
 
@@ -36,13 +36,13 @@ def objective_scores(source: Runs, steps: int) -> pd.DataFrame:
     frame = scores(runs_of(source))
     is_wanted = frame["metric"].str.endswith(NETWORK) & (frame["step"] == steps)
     frame = frame[is_wanted].copy()
-    frame["routed"] = frame["variant"] != DENSE
+    frame["routed"] = ~frame["variant"].str.startswith(DENSE)  # a fine-tune is dense
     frame["short"] = frame["metric"].str.split("-").str[0]
     keys = ["backbone", "objective", "routed", "sampler", "seed"]
     repeated = frame[frame.duplicated([*keys, "short"])]
     if len(repeated):
         first = ", ".join(f"{key} {value}" for key, value in repeated[keys].iloc[0].items())
-        raise AnalysisError(f"several scores of {first}; expected one run of each")
+        raise AnalysisError(f"several scores of {first}; expected one run of each, scored once")
     table = frame.pivot(index=keys, columns="short", values="value")
     return table.reindex(columns=list(METRICS)).reset_index()
 
@@ -57,7 +57,7 @@ def objectives_table(frame: pd.DataFrame) -> list[list[str]]:
     for keys, part in frame.groupby(["backbone", "objective", "routed", "sampler"]):
         backbone, objective, routed, sampler = keys
         arm = "routed" if routed else DENSE
-        means = [f"{part[metric].mean():.{digits}f}" for metric, digits in METRICS.items()]
+        means = [mean_text(part[metric], digits) for metric, digits in METRICS.items()]
         seeds = ", ".join(str(int(seed)) for seed in sorted(part["seed"]))
         rows.append([str(backbone), str(objective), arm, str(sampler), seeds, *means])
     return rows
@@ -82,22 +82,12 @@ def contrasts_table(frame: pd.DataFrame) -> list[list[str]]:
             backbone, *samplers = map(str, keys)
             texts = []
             for metric, digits in METRICS.items():
-                texts.append(_difference_text(part[metric] - part[f"{metric}_baseline"], digits))
+                difference = interval(part[metric] - part[f"{metric}_baseline"])
+                texts.append(difference.half_width_text(f"+.{digits}f") if difference else "")
             name = f"{_name(*minuend)} - {_name(*subtrahend)}"
             names = " against ".join(dict.fromkeys(samplers))
             rows.append([backbone, name, names, str(len(part)), *texts])
     return rows
-
-
-def _difference_text(differences: pd.Series, digits: int) -> str:
-    """Return mean and half-width of the interval, the mean alone of one pair, or nothing."""
-    difference = interval(differences)
-    if difference is None:
-        return ""
-    text = f"{difference.mean:+.{digits}f}"
-    if difference.low is None:
-        return text
-    return f"{text} \u00b1 {difference.mean - difference.low:.{digits}f}"
 
 
 def _arm(frame: pd.DataFrame, objective: str, routed: bool) -> pd.DataFrame:

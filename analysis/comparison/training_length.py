@@ -5,8 +5,9 @@
     slope    of ln(s * m) on ln(N), fitted to each seed by least squares; above 0 the saving
              shrinks with training length
 
-A target that a run does not reach by its end is censored: s * m lies above the bound that
-the end of the run gives, and the point is left out of the slope, which can only make it smaller.
+A target that a run does not reach by its end is censored: s * m lies above the bound that the end
+of the run gives, and the point is left out of the slope. That makes the slope smaller where the
+bound lies above the fitted line; otherwise the direction is unknown.
 """
 
 import math
@@ -40,7 +41,7 @@ class LengthTrend:
         for seed in self.last_steps:
             points = []
             for steps, penalty in self.penalties.items():
-                sm = float(penalty.seeds["sm"].get(seed, math.nan))
+                sm = float(penalty.seeds["sm"][seed])
                 if not math.isnan(sm):
                     points.append((math.log(steps), math.log(sm)))
             if len(points) > 1:
@@ -77,7 +78,7 @@ def lengths_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
                 bound = f"> {trend.bound(steps, seed):.2f}"
                 texts.append(bound if math.isnan(sm) else f"{sm:.2f}")
             mean = penalty.censored_text if penalty.sm is None else penalty.sm.text(".2f")
-            name = [trend.arm.backbone, trend.arm.full_label]
+            name = [trend.arm.backbone, trend.arm.label]
             rows.append([*name, f"{steps:,}", ", ".join(texts), mean])
     return rows
 
@@ -93,6 +94,6 @@ def slopes_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
         p = "" if mean.std is None else p_text(two_sided_p(mean))
         by_seed = ", ".join(f"{slope:+.3f}" for slope in slopes.values())
         seeds = ", ".join(map(str, slopes))
-        name = [trend.arm.backbone, trend.arm.full_label]
+        name = [trend.arm.backbone, trend.arm.label]
         rows.append([*name, seeds, by_seed, mean.text("+.3f"), p])
     return rows

@@ -22,6 +22,7 @@ from analysis.comparison.results import Results
 from analysis.comparison.study_tables import KINDS, Records
 from analysis.errors import AnalysisError
 from analysis.tables.table import markdown_rows
+from backbones.parsing import whole
 
 STEPS = 3000  # dense steps of the target
 _OF_OBJECTIVES = ("objectives", "contrasts")  # printed where there are several
@@ -47,7 +48,7 @@ def block(kind: str, results: Results, options: Sequence[str]) -> str:
         options: Of `steps=N` (dense steps), `data=NAME` and `pairs=N` (the declared number).
 
     Raises:
-        AnalysisError: An unknown option.
+        AnalysisError: An unknown option, or a number that is none.
     """
     values = {}
     for option in options:
@@ -56,7 +57,9 @@ def block(kind: str, results: Results, options: Sequence[str]) -> str:
             raise AnalysisError(f"{kind} {option}: expected steps=N, data=NAME or pairs=N")
         values[key] = value
     records = _records(results, values.get("data"))
-    steps, pairs = int(values.get("steps", STEPS)), int(values.get("pairs", 2))
+    steps, pairs = values.get("steps", STEPS), values.get("pairs", 2)
+    steps = whole(steps, f"{kind} steps=", AnalysisError)
+    pairs = whole(pairs, f"{kind} pairs=", AnalysisError)
     head, *rows = KINDS[kind](records, steps, pairs)
     return markdown_rows(head, rows)
 

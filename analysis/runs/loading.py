@@ -248,9 +248,11 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
     for path in sorted((folder / "evaluations").glob("*.json")):
         try:
             record = run_files.read_json(path)
-            weights, stored = record.get("kind"), list(record["scores"])
-        except (Damaged, KeyError, TypeError) as error:
-            _warn(folder, f"evaluations/{path.name} cannot be read ({type(error).__name__})")
+            weights, stored = record.get("kind"), record.get("scores")
+            if not isinstance(stored, list):
+                raise Damaged("it has no list of scores")
+        except Damaged as error:
+            _warn(folder, f"evaluations/{path.name} cannot be read: {error}")
             continue
         for stored_line in stored:
             if not isinstance(stored_line, dict):

@@ -122,7 +122,7 @@ def test_evaluations_beside_a_run_are_scores_but_never_its_own(tmp_path):
     append(folder, score({}, 400, 1.0, guidance="none"), score({}, 400, 2.0, seed=7))
     evaluate(folder, "aaaa", [score({}, 400, 1.5, guidance="none scale=1.0"), score({}, 400, 2.5)])
     (folder / "evaluations" / "bbbb.json").write_text('{"scores": [')
-    with pytest.warns(UserWarning, match="bbbb.json cannot be read"):
+    with pytest.warns(UserWarning, match="bbbb.json cannot be read: .*is not JSON"):
         found = analysis.scores(tmp_path)
     others = found[found["value"].isin([1.0, 1.5, 2.0, 2.5])]
     assert len(others) == 4 and not others["own"].any()

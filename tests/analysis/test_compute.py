@@ -155,6 +155,8 @@ def test_a_study_without_records_says_so_and_a_wrong_block_is_refused(records):
     assert "No finished run" in fill("of=results/no_study.tar.gz") and "old" not in fill("of=results/no_study.tar.gz")
     with pytest.raises(AnalysisError, match="arms step=3: expected steps=N"):
         fill("step=3")
+    with pytest.raises(AnalysisError, match="arms steps=1k: expected a whole number"):
+        fill("steps=1k")
 
 
 def test_the_figure_is_drawn_from_the_records(records):

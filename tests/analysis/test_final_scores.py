@@ -1,5 +1,6 @@
 """Scores of a study's arms after the last step, against records and numbers by hand."""
 
+import dataclasses
 import json
 
 import pandas as pd
@@ -68,3 +69,15 @@ def test_the_command_prints_tables_with_rows_also_without_scores_on_samples(tmp_
     assert compute.main([str(tmp_path), "--steps", "350"]) == 0
     *_, endpoints, _ = capsys.readouterr().out.strip().split("\n\n")
     assert endpoints.startswith("No table of endpoints: 350 dense steps cost 0.2688T MACs, but dit route 2-8, seed 0")
+
+
+def test_a_folder_without_scores_says_so(tmp_path, capsys):
+    assert compute.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "no table: no finished run has scores\n"
+
+
+def test_arms_name_objective_and_width_and_a_missing_metric_is_empty():
+    frame = pd.DataFrame({"FD": {0: 2.0}}).reindex(columns=["FD", "precision", "recall", "accuracy"])
+    arm = dataclasses.replace(DENSE, objective="flow", width=32)
+    (row,) = scores_table({arm: frame})[1:]
+    assert row == ["dit", "dense, flow, width 32", "0", "2.0", "", "", ""]

@@ -64,3 +64,8 @@ def test_scores_of_another_step_do_not_count_and_two_runs_of_one_arm_are_refused
         AnalysisError, match="several scores of backbone dit, objective edm, routed (False|True)"
     ):
         objective_scores(folder, 400)
+
+
+def test_a_dense_fine_tune_is_no_routed_model(tmp_path):
+    evaluated(tmp_path, {"heun steps=12": 1.0}, init="runs/dit-T1-digits_2-8_s0-0123abcd@400")
+    assert not objective_scores(tmp_path, 400)["routed"].any()
