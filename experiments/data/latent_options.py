@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import pkgutil
 from contextlib import suppress
@@ -112,10 +113,12 @@ class LatentsOptions(DataOptions):
     def _folder(self) -> Path:
         return Path(str(self.path)).expanduser()
 
+    @functools.cached_property
     def _headers(self) -> tuple[Manifest | None, Shape | None]:
-        """Return the manifest of a prepared store, and the shape of the latents of any store.
+        """The manifest of a prepared store, and the shape of the latents of any store.
 
-        Both are None for a missing or damaged store: opening the data set reports what is wrong.
+        Read once for each options object. Both are None for a missing or damaged store: opening
+        the data set reports what is wrong.
         """
         with suppress(Exception):
             if (self._folder / MANIFEST).exists():
@@ -130,7 +133,7 @@ class LatentsOptions(DataOptions):
         Raises:
             ShapeError: The shape of the latents differs from `data.shape`.
         """
-        _, stored = self._headers()
+        _, stored = self._headers
         expected = self.shape or stored or self.sample_shape
         if stored and stored != expected:
             raise ShapeError(
@@ -147,7 +150,7 @@ class LatentsOptions(DataOptions):
             ShapeError: The shape of the latents differs from `data.shape`.
         """
         description = super().describe()
-        manifest, _ = self._headers()
+        manifest, _ = self._headers
         if manifest:
             description["num_classes"] = len(manifest.classes)
             description["text"] = list(manifest.text.shape)[1:] if manifest.text else None
@@ -186,7 +189,7 @@ class LatentsOptions(DataOptions):
 
     def undecodable_reason(self) -> str:
         """Return why latents cannot be decoded here; empty if they can (imports torch)."""
-        manifest, _ = self._headers()
+        manifest, _ = self._headers
         vae = self.vae_of(manifest.vae if manifest else None, self.actual_shape()[0])
         return str(pkgutil.resolve_name("experiments.data.encoders:unavailable_reason")(vae))
 

@@ -66,15 +66,17 @@ class TableSource(ImageSource):
     def read(self, start: int, stop: int) -> Iterator[RawImage]:
         """Yield images `start..stop-1`."""
         first_row = 0
-        roles, names = list(self._columns), list(self._columns.values())
+        names = list(self._columns.values())
         for path, group, count in self._groups:
             low, high = max(start - first_row, 0), min(stop - first_row, count)
             if low < high:
                 with _parquet_file(path) as file:
-                    table = file.read_row_group(group, names).select(names).rename_columns(roles)
+                    table = file.read_row_group(group, names)
                 rows = table.slice(low, high - low).to_pylist()
                 for number, row in enumerate(rows, first_row + low):
-                    yield self._raw(row, f"{path.name}: row {number}")
+                    # A later table may lack a column that the first one has.
+                    by_role = {role: row.get(name) for role, name in self._columns.items()}
+                    yield self._raw(by_role, f"{path.name}: row {number}")
             first_row += count
 
     def _raw(self, row: dict[str, Any], name: str) -> RawImage:

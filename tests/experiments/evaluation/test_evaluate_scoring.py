@@ -12,6 +12,7 @@ from experiments.evaluation.features import create_features
 from experiments.evaluation.meters import AdherenceMeter, create_meters
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.evaluation.reference import save_reference
+from experiments.evaluation.sample_batches import sample_conditions
 from experiments.evaluation.small_networks import checksum
 from experiments.options.evaluation import MetricError
 
@@ -54,6 +55,15 @@ def test_a_score_says_all_that_is_needed_to_read_it(case):
     # Heun with 2 steps evaluates 3 times, CFG makes 2 passes of each.
     assert fd["macs_per_sample"] == 6 * cost(**case.model.config).macs_dense
     assert (found["accuracy"].reference, found["accuracy"].better) == (None, "higher")
+
+
+def test_labels_are_balanced_or_drawn(case):
+    for labels in ("balanced", "random"):
+        options = scoring.options_for(case.config, labels=labels)
+        seeds, device = torch.arange(400), torch.device("cpu")
+        classes, _, _ = sample_conditions(case.dataset, case.model, options, seeds, device)
+        assert (classes.bincount().tolist() == [40] * 10) is (labels == "balanced")
+        assert len(classes.unique()) == 10
 
 
 def test_an_interrupted_evaluation_goes_on_where_it_was(case, tmp_path, monkeypatch):

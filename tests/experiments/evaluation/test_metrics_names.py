@@ -109,3 +109,11 @@ def test_the_short_form_fits_a_terminal():
     assert text == "FD 12.3  accuracy 0.5  recall 0.0789  held-out loss 0.123"
     assert len(f"step 400000:  {text}") <= 80
     assert headline([]) == [] and one_line([]) == ""
+
+
+def test_names_of_published_metrics_stay():
+    features = "inception-adm@6726825d"
+    scores = [entry(key, 2.0, features) for key in ("fd", "sfid", "is", "precision", "recall")]
+    scores.append(entry("heldout_loss", 0.1, None))
+    names = [score.short_name for score in headline(scores)]
+    assert names == ["FID", "sFID", "IS", "precision", "recall", "held-out loss"]
