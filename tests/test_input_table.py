@@ -19,7 +19,6 @@ from experiments.runtime.command import run_command
 from experiments.training.session import train
 from sweeps import command as sweeps_command
 
-NINES = "9" * 5000
 COMMANDS = {
     "run": lambda words: run_command(run.main, words),
     "sample": lambda words: run_command(sample.main, words),
@@ -36,18 +35,14 @@ TABLES = {
     "run": [
         # --- keys and groups
         ("backbone=mmaba", "did you mean mamba?"),
-        ("=mamba", "key=value"),
-        ("scale=medium", "expected one of paper, small, tiny"),
         ("experiment=table1", "dis, dit_ddpm, evidence,"),
         ("rote=2-8", "did you mean route"),
         ("train.learning_rate=1", "did you mean train.lr?"),
-        ("train.betas.x=3", "unknown key train.betas.x; did you mean train.betas?"),
         ("objective.name=flow", "objective.name=flow: expected objective=flow"),
         ("scale.name=small", "expected scale=small"),
         ("data.path=nowhere", "data=fashion, data=folder and data=latents have it"),
         ("--dry-rum", "did you mean --dry-run?"),
         ("backbone=dit,mamba", "expected one value; -m runs each"),
-        ("backbone=dit,", "backbone=dit,: expected one value; -m runs each"),
         ("train.steps=,", "train.steps=,: expected one value; -m runs each"),
         ("data=ImageFolder", "did you mean folder?"),
         ("data=cifar10", "did you mean data=torchvision data.set=CIFAR10?"),
@@ -65,7 +60,6 @@ TABLES = {
         ("dry=perhaps", "true or false or full"),
         ("init=nowhere", "does not exist"),
         ("init={run}@x", "whole number"),
-        ("init=/@\u00b2", "RUN@STEP with a whole number"),
         ("train.muon_lr=0.02", "train.muon_lr=0.02: expected train.optimizer=muon"),
         ("init={run}/*", "; expected exactly one"),
         ("experiment=finetune", "name it with init=RUN"),
@@ -80,7 +74,6 @@ TABLES = {
         ("size=S/3", "expected a patch of 1, 2, 4, 8, 16, 32"),
         ("backbone.width=50", "multiple of 16"),
         ("backbone=mamba backbone.scan=spiral", "zigzag"),
-        ("backbone.decoder={dept: 2}", "unknown key backbone.decoder.dept; did you mean depth?"),
         ("backbone.decoder={width: 32, heads: 5}", "backbone.decoder.heads=5: expected a divisor of width=32, such as 4"),
         ("backbone.decoder={depth: 1} objective=ddpm sampler=ddim", "objective=edm"),
         # --- alignment
@@ -107,14 +100,13 @@ TABLES = {
         ("train.graphs=true route=1-2 routing.random_end=true", "expected routing.random_end=false"),
         ("data=latents", "data.path"),
         ("data=latents data.path={tmp}", "latent"),
+        ("data=latents data.path={tmp} data.test=a data.held_out=5", "data.held_out=5: expected 0 with data.test=a"),
         ("data=latents data.path={bad}/store", "manifest"),
         ("data=latents data.path={bad}/pipe", "it is no file"),
         # --- too many, too deep, too long
-        (f"seed={NINES}", "at most 100 digits"),
         (f"train.lr={'[' * 200}", "deeper than 64"),
         (f"sampler.steps={'9' * 30}", "below 2^63"),
         ("backbone.width=65536 backbone.depth=1024", "GB of memory"),
-        ("train.batch=1000000000", "GB of memory"),
         ("-m train.lr=interval(0,1)", "range(0,3)"),
         ("-m seed=range(0,10000000000)", "no run, or more than 10,000"),
         ("paths.runs=bad\udcff", "expected UTF-8"),
@@ -139,7 +131,6 @@ TABLES = {
         ("", "required"),
         ("{run} --nope", "--help"),
         ("{run} nope", "KEY=VALUE"),
-        ("{run} --seeds 99999999999999999999", "below 10^18"),
         ("{run} --seeds 0-99999999999999", "several calls"),
         ("{run} --seeds 9-3", "seed"),
         ("{run} --seeds 0-4,3", "--seeds: a number is given twice"),
@@ -173,7 +164,6 @@ TABLES = {
         ("{run} --metrics fd data.test_fraction=0.5", "the run was trained with 0.2"),
         ("{run} --samples 20 --write-samples {tmp}", "it is no file"),
         ("{run} --samples 20 --write-samples {run}/config.yaml/x.npz", "config.yaml cannot be used"),
-        (f"{{run}} --guidance cfg,scale={'[' * 5000}", "expected a number"),
     ],
     "prepare": [
         ("", "required"),
@@ -210,7 +200,6 @@ TABLES = {
         ("tokens=60", "60 is no square number: try tokens=64"),
         ("batch=many", "batch=many: expected an integer"),
         ("parts=blocks", "one of steps, variants"),
-        ("out=", "expected key=value"),
         ("threads=0", ">= 1"),
         ("depth=1000000000", "<= 1,024"),
         ("backbone=dit batch=1000000 parts=steps", "GB of memory"),
@@ -262,7 +251,7 @@ def test_wrong_input_is_one_sentence(command, words, part, places, tmp_path, cap
 
 
 def split(words: str) -> list[str]:
-    """Split at spaces, but not inside braces (backbone.decoder={dept: 2})."""
+    """Split at spaces, but not inside braces (backbone.decoder={width: 32, heads: 5})."""
     return re.findall(r"(?:\{[^}]*\}|\S)+", words)
 
 

