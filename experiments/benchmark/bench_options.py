@@ -51,23 +51,15 @@ class BenchOptions:
         int, Ge(1), Le(10**6), "How often all variants are run in turn; medians are reported."
     ] = 7
     parts: Annotated[
-        tuple[Literal["steps", "variants", "blocks", "loop"], ...],
-        "What to measure: steps (the main table), variants (the same steps run otherwise), blocks "
-        "(one block of each family by tokens: where they cross, what they keep) and loop (the "
-        "training loop's own share at scale tiny, and the time to the first step).",
-    ] = ("steps", "blocks", "loop")
+        tuple[Literal["steps", "variants"], ...],
+        "What to measure: steps (the main table) and variants (the same steps run otherwise).",
+    ] = ("steps",)
     variants: Annotated[
         tuple[Variant, ...],
         "Of the part variants: torch (without the native CPU operations), bf16, compiled, "
         "bf16+compiled, and for dit the plain reimplementation, plain and plain+compiled, each "
         "against the step as the other keys have it.",
     ] = VARIANTS
-    block_tokens: Annotated[tuple[Tokens, ...], "Tokens of the part blocks."] = (
-        64,
-        256,
-        1024,
-        4096,
-    )
     plain: Annotated[
         bool,
         "Also time a plain reimplementation of the official structure of DiT with TREAD in steps.",
@@ -105,7 +97,7 @@ class BenchOptions:
                 f"route={self.route}: rates have a key; type route={route} rate={rates}"
             )
         Route.parse(self.route)
-        for count in (*self.tokens, *self.block_tokens):
+        for count in self.tokens:
             square = round(count**0.5) ** 2
             if square != count:
                 raise BenchError(f"tokens={count} is no square number: try tokens={square}")
@@ -157,11 +149,11 @@ def help_text() -> str:
     lines = [
         "python experiments/bench.py [key=value ...]",
         "",
-        "Times training steps dense and routed, and single blocks, side by side in one",
-        "process, and prints measured times next to the MACs.",
+        "Times training steps dense and routed, side by side in one process, and prints",
+        "measured times next to the MACs.",
         "",
         "  python experiments/bench.py backbone=dit depth=8 rounds=3",
-        "  python experiments/bench.py tokens=64,256,1024 rate=0.5,0.75 parts=steps",
+        "  python experiments/bench.py tokens=64,256,1024 rate=0.5,0.75",
         "  python experiments/bench.py size=XL/2 batch=64 precision=bf16 graphs=true",
         "",
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pandas as pd
 import torch
 
 from backbones.ops import native
-from experiments.benchmark import block_times, step_times
+from experiments.benchmark import step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions
 from experiments.runtime.environment import timing_environment
 from experiments.runtime.errors import is_out_of_memory
@@ -83,12 +82,6 @@ COST = {
     "of peak": ("share_of_peak", 1, "{:.0%}"),
     "memory": ("memory_bytes", 2**-30, "{:.2f} GiB"),
 }
-LOOP = {
-    "training at scale tiny, route 2-8": ("backbone", 1, "{}"),
-    "ms/step": ("step_s", 1e3, "{:.0f}"),
-    "of it the loop": ("overhead", 1, "{:.1%}"),
-    "to first step": ("first_step_s", 1, "{:.1f} s"),
-}
 
 
 def steps_table(rows: Sequence[dict[str, Any]]) -> str:
@@ -111,50 +104,38 @@ def steps_table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([table(named_rows, columns), *lines])
 
 
-def blocks_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Format the times of one block of every family by tokens, and where each becomes cheaper."""
-    names = [key for key, value in rows[0].items() if isinstance(value, dict)]
-    columns: dict[str, Column] = {"block": ("size", 1, "{}"), "tokens": ("tokens", 1, "{}")}
-    for name in names:
-        columns[f"{name} ms/img"] = (f"{name}.seconds_per_image", 1e3, "{:.2f}")
-        columns[f"{name}/{names[0]}"] = (f"{name}.relative", 1, "{:.2f}")
-        columns[f"{name} KiB/token"] = (f"{name}.kept_bytes_per_token", 2**-10, "{:.1f}")
-    text = table(rows, columns)
-    rows_by_size: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        rows_by_size.setdefault(row["size"], []).append(row)
-    for size, size_rows in rows_by_size.items():
-        for name, tokens in block_times.crossings(size_rows, names).items():
-            result = f"cheaper from {tokens} tokens on" if tokens else "cheaper at none of these"
-            text += f"\n{name}-{size} against {names[0]}: {result}"
-    return text
+#: How each part is measured, in this order.
+PARTS: dict[str, Callable[..., list[dict[str, Any]]]] = {
+    "steps": step_times.measure,
+    "variants": step_times.compare,
+}
 
 
 def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Measure the requested parts; print them, write them to `o.out`, and return them."""
     device = pick_device(o)
     check_replaceable(Path(o.out))  # before minutes of measuring
-    if {"steps", "variants"} & set(o.parts):
-        _check_memory(o, device)
+    _check_memory(o, device)
     environment = timing_environment(device)
     report: dict[str, Any] = {"options": dataclasses.asdict(o), "environment": environment}
     say(_heading(o, environment))
     build = native.start_build(say) if device.type == "cpu" else None
     if build is not None:
         build.join()  # compilers would slow down what is measured
-    for part, (measure, format_rows) in PARTS.items():
+    for part, measure in PARTS.items():
         if part not in o.parts:
             continue
+        rows = report[part] = []
         try:
-            report[part] = measure(o, device)
+            for size, tokens in product(o.size, o.tokens):
+                rows += measure(o, size, tokens, device)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise MemoryLimit(
-                f"out of memory in parts={part}: use a smaller size=, depth=, tokens=, "
-                "block_tokens= or batch=, or leave that part out"
+                f"out of memory in parts={part}: use a smaller size=, depth=, tokens= or batch="
             ) from error
-        say("\n" + format_rows(report[part]))
+        say("\n" + steps_table(rows))
         atomic_write(Path(o.out), json.dumps(report, indent=1) + "\n")
     say("\n" + "\n".join(NOTES))
     say(f"figures: {o.out}")
@@ -167,34 +148,6 @@ def _check_memory(o: BenchOptions, device: torch.device) -> None:
     for size, tokens in product(o.size, o.tokens):
         for case in step_times.cases(o, size, tokens):
             check_fits(case.cost(o.depth), samples, "a smaller size=, depth=, tokens= or batch=")
-
-
-def _measure_sizes(
-    measure: Callable[..., list[dict[str, Any]]], o: BenchOptions, device: torch.device
-) -> list[dict[str, Any]]:
-    rows = []
-    for size, tokens in product(o.size, o.tokens):
-        rows += measure(o, size, tokens, device)
-    return rows
-
-
-def _measure_loop(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
-    rows = []
-    for name in o.backbone:
-        first_step_s = block_times.first_step(name)
-        rows.append({**block_times.loop_share(name, o.clock), "first_step_s": first_step_s})
-    return rows
-
-
-Measure = Callable[[BenchOptions, torch.device], list[dict[str, Any]]]
-FormatRows = Callable[[Sequence[dict[str, Any]]], str]
-#: How each part is measured and printed, in this order.
-PARTS: dict[str, tuple[Measure, FormatRows]] = {
-    "steps": (partial(_measure_sizes, step_times.measure), steps_table),
-    "variants": (partial(_measure_sizes, step_times.compare), steps_table),
-    "blocks": (block_times.block_times, blocks_table),
-    "loop": (_measure_loop, partial(table, columns=LOOP)),
-}
 
 
 def _heading(o: BenchOptions, env: dict[str, Any]) -> str:

@@ -63,7 +63,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         for setting in settings:
             key = setting.split("=", 1)[0]
             if key not in valid_keys:
-                raise unknown_key(key, valid_keys)
+                raise unknown_key(setting, valid_keys)
             OmegaConf.update(composed, key, value_of(setting), merge=True)
         return _plain_values(composed, selections)
     except (HydraException, OmegaConfBaseException) as error:
@@ -161,8 +161,10 @@ def _store_defaults(backbones: tuple[str, ...]) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _valid_keys(selections: tuple[str, ...]) -> frozenset[str]:
-    """Return every key of a configuration with these groups."""
-    return frozenset(flatten(_plain_values(compose_by_hydra(selections), selections)))
+    """Return every key of a configuration with these groups that an override may set."""
+    keys = flatten(_plain_values(compose_by_hydra(selections), selections))
+    # Changing a name alone would leave the options of another entry behind it.
+    return frozenset(keys) - {f"{group}.name" for group in GROUPS}
 
 
 def complete(argv: Sequence[str]) -> None:

@@ -11,13 +11,16 @@ from experiments.options.roles import ConfigError
 from routing.errors import suggest
 
 
-def unknown_key(key: str, valid_keys: Collection[str]) -> ConfigError:
-    """Return the error for a key that is not among `valid_keys`."""
+def unknown_key(setting: str, valid_keys: Collection[str]) -> ConfigError:
+    """Return the error for an override whose key is not among `valid_keys`."""
+    key, value = setting.split("=", 1)
+    group, _, option = key.partition(".")
+    if group in GROUPS and option == "name":
+        return ConfigError(f"{setting}: expected {group}={value}")
     below = [name for name in sorted(valid_keys) if name.startswith(f"{key}.")]
     example = "".join(f", such as {name}=" for name in below[:1])
     if below:
         return ConfigError(f"{key} is a group of keys: expected {key}.KEY=VALUE{example}")
-    group, _, option = key.partition(".")
     if group in GROUPS and group not in groups.PRESETS:
         entries = []
         for name in groups.names(group):

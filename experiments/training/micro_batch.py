@@ -12,20 +12,19 @@ from experiments.training.step import TrainingStep
 
 
 def set_micro_batch_size(step: TrainingStep) -> None:
-    """Set the step's micro-batch size: `train.micro_batch`, or what fits on all processes (`auto`).
+    """Reduce the step's micro-batch to `train.micro_batch`, or to what fits on all processes.
 
     Raises:
         MemoryLimit: Not even one sample fits.
     """
     option = step.config.train.micro_batch
-    step.micro_batch_size = step.local_batch
-    if option != "auto":
-        step.micro_batch_size = min(step.local_batch, int(option or step.local_batch))
-        return
-    while not all(gather(fits(step))):
-        if step.micro_batch_size == 1:
-            raise memory.MemoryLimit(memory.ONE)
-        step.micro_batch_size = (step.micro_batch_size + 1) // 2
+    if option == "auto":
+        while not all(gather(fits(step))):
+            if step.micro_batch_size == 1:
+                raise memory.MemoryLimit(memory.ONE)
+            step.micro_batch_size = (step.micro_batch_size + 1) // 2
+    elif option is not None:
+        step.micro_batch_size = min(step.local_batch, option)
 
 
 def fits(step: TrainingStep) -> bool:

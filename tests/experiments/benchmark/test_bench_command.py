@@ -1,6 +1,5 @@
 """The benchmark: its keys, its arithmetic, and one small run of all of it. No assertion about time."""
 
-import functools
 import json
 from unittest.mock import Mock
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from experiments import bench
-from experiments.benchmark import bench_report, block_times, step_times
+from experiments.benchmark import step_times
 from experiments.benchmark.bench_options import BenchOptions, parse
 from experiments.benchmark.step_times import Case, interleave, kept_bytes, make_step, ratio
 from experiments.runtime.command import run_command
@@ -17,7 +16,7 @@ from experiments.training.cuda_graphs import EAGER
 from routing import Route
 
 CPU = torch.device("cpu")
-SMALL = ("size=T/2", "tokens=16", "depth=4", "route=1-2", "batch=2", "rounds=2", "block_tokens=16,64")
+SMALL = ("size=T/2", "tokens=16", "depth=4", "route=1-2", "batch=2", "rounds=2")
 
 
 # --- keys
@@ -59,29 +58,11 @@ def test_variants_run_equally_often_in_rotating_order(monkeypatch):
     assert len(seen) == EAGER + 1 + 1  # no recording is timed
 
 
-def test_crossing_is_the_length_from_which_on_a_family_is_cheaper():
-    def row(tokens, mamba, rwkv):
-        return {"tokens": tokens, "mamba": {"relative": mamba}, "rwkv": {"relative": rwkv}}
-
-    rows = [row(64, 0.9, 1.2), row(256, 1.5, 0.9), row(1024, 0.8, 0.7)]
-    assert block_times.crossings(rows, ("dit", "mamba", "rwkv")) == {"mamba": 1024, "rwkv": 256}
-    assert block_times.crossings(rows[:2], ("dit", "mamba")) == {"mamba": None}
-
-
 def test_kept_bytes_counts_each_storage_once_and_no_parameter():
     layer = torch.nn.Linear(8, 8, bias=False)
     x = torch.randn(4, 8, requires_grad=True)
     assert kept_bytes(lambda: layer(x), layer) == 4 * 8 * 4
     assert kept_bytes(lambda: layer(x) * layer(x), layer) == 3 * 4 * 8 * 4
-
-
-def test_what_a_block_keeps_is_linear_in_tokens():
-    for name in ("dit", "mamba", "rwkv"):
-        kept = {}
-        for tokens in (64, 256):
-            block = block_times.BlockRun(name, "T/2", tokens, 1, CPU)
-            kept[tokens] = kept_bytes(block.forward, block.block) / tokens
-        assert kept[256] == pytest.approx(kept[64], rel=0.1), name
 
 
 # --- the comparison
@@ -133,37 +114,24 @@ def test_the_plain_step_is_a_variant_of_dit_alone_and_compared_within_rounds(mon
     assert mamba["faster"] == {"compiled": 2.0} and mamba["over_plain"] == {}
     # Theirs over ours in each round: 3/2 and 12/4, 4/2 and 8/4, 4/1 and 8/2.
     assert dit["over_plain"] == {"eager": 2.25, "eager, theirs compiled": 2.0, "both compiled": 4.0}
-    text = bench_report.steps_table([dit])
-    assert "ours over plain dit, route none, both compiled: 4.00x as fast" in text
 
 
 # --- a small run of everything
 
 
 @pytest.mark.slow
-def test_the_command_prints_tables_and_writes_the_figures(tmp_path, capsys, monkeypatch):
-    """All parts, with small matrices, few values and two steps of the loop; the first step is the real command's."""
+def test_the_command_prints_a_table_and_writes_the_figures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(step_times, "peak", lambda *a: (lambda: torch.mm(torch.ones(8, 8), torch.ones(8, 8)), 1024))
-    monkeypatch.setattr(block_times, "VALUES", 1 << 13)
-    monkeypatch.setattr(block_times, "loop_share", functools.partial(block_times.loop_share, steps=2))
-    first_steps = {"dit": block_times.first_step("dit"), "mamba": 4.5, "rwkv": 4.5}
-    monkeypatch.setattr(block_times, "first_step", first_steps.get)
     out = tmp_path / "deep" / "figures.json"
     assert run_command(bench.main, ["device=cpu", *SMALL, f"out={out}"]) == 0
     text = capsys.readouterr().out
-    assert "of allowed" in text and "ours over plain dit, route 1-2" in text
-    assert str(out) in text and text.count("4.5 s") >= 2
+    assert "of allowed" in text and "ours over plain dit, route 1-2" in text and str(out) in text
     figures = json.loads(out.read_text())
-    assert len(figures["steps"]) == 8
+    assert len(figures["steps"]) == 8 and figures["environment"]["torch"] == torch.__version__
     for row in figures["steps"]:
         assert row["seconds"] > 0 and row["memory_bytes"] > 0 and len(row["rounds"]) == 2
         assert bool(row["kernels"]) == (row["backbone"] != "plain")
         assert ("speedup" in row) == (row["route"] != "none")
-    assert [row["tokens"] for row in figures["blocks"]] == [16, 64]
-    for row in figures["loop"]:
-        assert 0 < row["overhead"] < 1 and row["first_step_s"] > 0
-        assert row["overhead_s"] == pytest.approx(row["overhead"] * row["step_s"])
-    assert figures["environment"]["torch"] == torch.__version__
 
 
 @pytest.mark.gpu

@@ -126,24 +126,11 @@ def test_a_command_is_stopped_in_time_and_its_children_too(monkeypatch):
     start = time.monotonic()
     result = gpu_report.run(["-c", script], 3)
     assert result["stopped"] and result["rc"] == -9 and result["output"] == ["began"]
-    assert time.monotonic() - start < 30
-    result = gpu_report.run(["-c", "print(1)"], 60)
-    assert (result["rc"], result["stopped"], result["output"]) == (0, False, ["1"])
-
-
-def test_a_child_that_outlives_its_command_is_ended(monkeypatch):
-    monkeypatch.setattr(gpu_report, "STOP_S", 0.5)
-    script = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    start = time.monotonic()
+    # A child that outlives its command keeps the pipes open.
+    script = "import subprocess, sys; print(1); subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
     result = gpu_report.run(["-c", script], 3)
-    assert (result["rc"], result["stopped"]) == (0, False) and time.monotonic() - start < 30
-
-
-def test_a_command_is_stopped_on_windows_which_has_no_process_groups(monkeypatch):
-    monkeypatch.setattr(gpu_report, "STOP_S", 0.0)
-    monkeypatch.delattr("os.killpg")
-    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
-    assert gpu_report.run(["-c", script], 3)["stopped"]
+    assert (result["rc"], result["stopped"], result["output"]) == (0, False, ["1"])
+    assert time.monotonic() - start < 30
 
 
 def test_the_batch_is_halved_until_it_fits(monkeypatch, tmp_path):

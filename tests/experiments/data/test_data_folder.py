@@ -1,7 +1,5 @@
 """data=folder: a user's own pictures, from files on disk to a trained and sampled model."""
 
-import re
-
 import pytest
 import torch
 from data_tools import picture, refused
@@ -10,10 +8,8 @@ from experiments import run, sample
 from experiments.config import load
 from experiments.data import DataError, create, picture_folder
 from experiments.data.data_options import contents_lines
-from experiments.data.open_source import open_source
 from experiments.data.registry import parse
 from experiments.runtime.command import run_command
-from experiments.training.dry_run import dry_run
 from routing.rng import Draws
 
 SIDE = 8
@@ -122,11 +118,6 @@ def test_a_folder_of_unreadable_pictures_is_a_class_without_pictures(tmp_path):
         data = create(options(root))
     assert data.class_names == ("cat", "dog", "fish") and data.num_classes == parse(options(root)).describe()["num_classes"]
     assert {int(label) for split in ("train", "test") for label in pixels_of(data, split)[1]} == {0, 2}
-    for number in range(10):
-        for name in ("cat", "fish"):
-            (root / name / f"{number}.png").write_bytes(b"no picture")
-    with pytest.warns(UserWarning, match="skipped 21"):
-        refused(lambda: create(options(root)), "holds 0 readable pictures")
 
 
 def test_the_fingerprint_follows_names_and_contents(tmp_path):
@@ -171,31 +162,12 @@ def test_other_layouts_and_missing_folders_are_one_sentence(tmp_path):
     refused(parse({"name": "folder"}).check_files, "needs your pictures: data.path=DIR")
 
 
-def test_counts_and_classes_are_those_of_the_pictures_and_fit_a_line(tmp_path):
+def test_counts_and_classes_are_printed_before_anything_is_decoded(tmp_path):
     root = class_folders(tmp_path)
     data = create(options(root, test_fraction=0.3))
     [line] = contents_lines(data.sizes, data.class_names, "class")
     assert line == "data        21 training pictures, 9 held out, 3 classes: cat, dog, fish"
     assert parse(options(root, test_fraction=0.3)).contents_lines("class") == [line]  # nothing is decoded
-    assert contents_lines(data.sizes, data.class_names, "none") == ["data        21 training pictures, 9 held out"]
-    assert contents_lines({"train": None}, data.class_names, "class") == []
-    [line] = contents_lines({"train": 1200}, [f"class_{number:04d}" for number in range(90)], "class")
-    assert line.endswith("0 held out, 90 classes: class_0000, ...") and len(line) <= 80
-    [line] = contents_lines({"train": 4000, "test": 1000}, list(map(str, range(10))), "class")
-    assert line.endswith("1,000 held out, 10 classes")
-
-
-def test_a_dry_run_lists_the_pictures_once(tmp_path, monkeypatch):
-    folders = []
-
-    def counted(folder):
-        folders.append(folder)
-        return open_source(folder)
-
-    monkeypatch.setattr(picture_folder, "open_source", counted)
-    root = class_folders(tmp_path)
-    dry_run(load(["data=folder", f"data.path={root}", "data.size=8", "size=T/2", "dry=true"]))
-    assert folders == [root]
 
 
 @pytest.mark.slow
@@ -204,10 +176,7 @@ def test_from_a_folder_to_samples_of_a_class_by_its_name(tmp_path, capsys):
     words = ["data=folder", f"data.path={root}", "data.size=8", "size=T/2", "route=2-8"]
     words += ["train.steps=4", "train.batch=4", f"paths.runs={tmp_path / 'runs'}"]
     assert run_command(run.main, words) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"^data +\d+ training pictures, \d+ held out, ", out, re.M)
-    assert re.search(r"^held-out loss (\d+)/\1  ", out, re.M)
-    assert re.search(r"^scores at step 4: held-out loss of the EMA on \d+ pictures$", out, re.M)
+    assert "scores at step 4: held-out loss of the EMA on " in capsys.readouterr().out
     [folder] = (tmp_path / "runs").glob("dit-T2-folder_2-8_s0-*")
     out = tmp_path / "samples"
     words = [str(folder), "--out", str(out), "--seeds", "0-1", "--classes"]

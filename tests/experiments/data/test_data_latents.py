@@ -4,7 +4,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from data_tools import add, latents, npy, refused, write_lightning, write_store, write_tars
+from data_tools import add, latents, refused, write_lightning, write_store, write_tars
 from small import small
 
 from experiments.config import load as load_config
@@ -18,7 +18,7 @@ COUNT = 13
 
 
 def load(path, task="class", **options):
-    return create({"name": "latents", "path": str(path), **options}, task=task)
+    return create({"name": "latents", "path": path, **options}, task=task)
 
 
 @pytest.fixture
@@ -172,10 +172,6 @@ def test_damaged_and_missing_stores_are_named(tmp_path, labels):
 def test_labels_that_are_no_classes_are_named(tmp_path, labels):
     path = write_store(tmp_path / "outside", latents(COUNT), labels)
     refused(lambda: load(path, num_classes=3), "label 4, outside 0..2", "data.num_classes=5")
-    path = write_lightning(tmp_path / "negative", latents(3), latents(3), [0, 1, -1])
-    refused(lambda: load(path), "label -1")
-    path = write_lightning(tmp_path / "fractions", latents(3), latents(3), [0.0, 1.0, 0.5])
-    refused(lambda: load(path), "has labels of type torch.float32; expected integers")
     path = write_tars(tmp_path / "from_one", latents(4), [1, 2, 3, 1])
     with pytest.warns(UserWarning, match="smallest label is 1, so class 0 has no sample"):
         assert load(path).num_classes == 4
@@ -209,32 +205,21 @@ def test_official_webdataset_tars(tmp_path, labels):
     # A half-scaled store: told that it is not scaled, it is multiplied by SD's factor.
     raw = load(path, scaled="no").batch(index, None).x
     torch.testing.assert_close(raw, batch.x * 0.18215)
+    other = latents(COUNT, seed=5)  # written anew: the index is stale
+    write_tars(path, other, labels)
+    assert torch.equal(load(path).batch(index, None).x, torch.from_numpy(other)[index])
 
 
-@pytest.mark.parametrize("write", ["tars", "lightning"])
-def test_other_contents_of_the_same_size_are_other_data(tmp_path, labels, write):
-    def opened(name, z, kinds, stats=True):
-        if write == "tars":
-            return load(write_tars(tmp_path / name, z, kinds)).fingerprint
-        return load(write_lightning(tmp_path / name, z, -z, kinds, stats=stats)).fingerprint
+@pytest.mark.parametrize("flipped", [False, True], ids=["tars", "lightning"])
+def test_other_contents_of_the_same_size_are_other_data(tmp_path, labels, flipped):
+    def fingerprint(name, z, kinds):
+        write = write_lightning if flipped else write_tars
+        return load(write(tmp_path / name, z, *([-z] if flipped else []), kinds)).fingerprint
 
     z = latents(COUNT)
-    first = opened("first", z, labels)
-    assert opened("copy", z.copy(), labels) == first
-    assert opened("values", latents(COUNT, seed=1), labels) != first
-    assert opened("labels", z, labels[::-1]) != first
-    if write == "lightning":
-        assert opened("plain", z, labels, stats=False) != first
-
-
-def test_stale_or_damaged_index_is_made_again(tmp_path, labels):
-    path = write_tars(tmp_path / "wds", latents(COUNT), labels)
-    load(path)
-    z = latents(COUNT, seed=5)
-    write_tars(path, z, labels)
-    assert torch.equal(load(path).batch(torch.arange(COUNT), None).x, torch.from_numpy(z))
-    (path / ".latent-index").write_bytes(b"PK\x03\x04 nonsense")
-    assert torch.equal(load(path).batch(torch.arange(COUNT), None).x, torch.from_numpy(z))
+    first = fingerprint("first", z, labels)
+    assert fingerprint("copy", z, labels) == first
+    assert first not in (fingerprint("values", latents(COUNT, seed=1), labels), fingerprint("labels", z, labels[::-1]))
 
 
 def test_maskdit_moments(tmp_path, labels):
@@ -253,8 +238,6 @@ def test_wrong_tar_layouts_are_named(tmp_path, labels):
     images = write_tars(tmp_path / "a", [b"x"] * 4, labels, field="jpg", encode=bytes)
     refused(lambda: load(images), "no latent.npy; found cls, jpg", "prepare.py")
     refused(LatentsOptions(path=str(images)).check_files, "no latent.npy")  # a dry run says so too
-    junk = write_tars(tmp_path / "e", [b"hello world, this is it"] * 4, labels, encode=bytes)
-    refused(lambda: load(junk), "expected a whole .npy array", "b'hello '")
     one = write_tars(tmp_path / "f", z, [1, 2, None, 3])
     refused(lambda: load(one), "000000002: either all samples have a cls")
     none = write_tars(tmp_path / "h", z, None)
@@ -262,7 +245,7 @@ def test_wrong_tar_layouts_are_named(tmp_path, labels):
     assert load(none, task="none").size == 4
 
 
-def test_truncated_and_compressed_tars(tmp_path, labels):
+def test_truncated_tars(tmp_path, labels):
     path = write_tars(tmp_path / "a", latents(COUNT), labels)
     tar = path / "shard-000001.tar"
     whole = tar.read_bytes()
@@ -271,11 +254,6 @@ def test_truncated_and_compressed_tars(tmp_path, labels):
         refused(lambda: load(path), "shard-000001.tar is truncated")
     tar.write_bytes(whole)
     assert load(path).size == COUNT
-    gz = tmp_path / "b"
-    gz.mkdir()
-    with tarfile.open(gz / "x.tar", "w:gz") as archive:
-        add(archive, "0.latent.npy", npy(latents(1)[0]))
-    refused(lambda: load(gz), "compressed")
 
 
 def test_lightningdit_shards(tmp_path, labels):
@@ -325,9 +303,6 @@ def test_prefetch_gives_what_batch_gives(tmp_path, labels):
         assert len(batch.x) == 2
         break
     assert threading.active_count() == before
-    digits = create({"name": "digits"})  # in memory
-    first = next(iter(Prefetch(digits, plan)))
-    assert torch.equal(first.x, digits.batch(*plan(0)).x)
 
     def plan_beyond(step):  # an error is raised where its batch is asked for
         return (torch.tensor([99]), plan(step)[1]) if step == 3 else plan(step)
@@ -347,7 +322,6 @@ def test_without_their_vae_latents_train_and_say_what_is_missing(tmp_path, label
     assert not data.can_decode
     assert "nowhere/vae" in data.cannot_decode and "hf download" in data.cannot_decode
     refused(lambda: data.to_pixels(torch.zeros(1, 4, 8, 8)), "no pixels", "data.vae=FOLDER")
-    assert "config.json" in load(path, vae=str(tmp_path)).cannot_decode
     wide = write_lightning(tmp_path / "l", latents(4, 32), latents(4, 32), [0, 1, 2, 3])
     assert "does not say which VAE" in load(wide).cannot_decode
     refused(lambda: load(wide, vae=str(vae)).to_pixels(torch.zeros(1, 32, 8, 8)), "has 4 channels and the latents 32")

@@ -136,10 +136,7 @@ def test_embedding_is_orthogonal_and_of_unit_variance():
 def test_errors_in_one_sentence():
     calls = {
         "did you mean green?": lambda: words.tokenize(["a large gren circle"]),
-        "33 words": lambda: words.tokenize(["a " * 33]),
         "expected sentences like": lambda: words.read_captions(["a large red circle"]),
-        "counted from 0": lambda: scenes().batch(torch.tensor([-1])),
-        "32x32": lambda: reader.probe(torch.zeros(1, 3, 8, 8)),
     }
     for message, call in calls.items():
         refused(call, message)

@@ -70,8 +70,6 @@ def test_what_is_not_there_is_described(tmp_path):
     assert parse({"name": "latents"}).describe()["shape"] == [4, 32, 32]
     options = {"name": "latents", "path": str(tmp_path / "nowhere")}
     assert parse(options).describe()["num_classes"] == 1000 and parse(options).fingerprint() == "absent"
-    (tmp_path / "x.tar").write_bytes(b"nonsense")
-    assert parse({"name": "latents", "path": str(tmp_path)}).describe()["shape"] == [4, 32, 32]
 
 
 def test_a_data_set_of_ones_own_is_one_class(monkeypatch):
@@ -110,9 +108,5 @@ def test_what_a_data_set_of_ones_own_reads():
         assert opened("train", images, read_labels).batch(torch.arange(4)).y.tolist() == labels
     with pytest.raises(DataError, match="no training images, or all their pixels are equal"):
         opened("test", images, labels)
-    with pytest.raises(DataError, match="all their pixels are equal"):
-        opened("train", images * 0, labels)
-    with pytest.raises(DataError, match=r"labels \(4, 2\), \[0.0\] to \[1.0\]"):
-        opened("train", images, np.eye(2)[labels])
     with pytest.raises(DataError, match=r"labels \(4,\), \[0\] to \[2\].*labels below 2"):
         opened("train", images, [0, 1, 2, 1])

@@ -178,44 +178,31 @@ def test_what_is_missing_is_downloaded_and_said(tmp_path, server, monkeypatch, c
 # --- data=fashion ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def fashion_folder(tmp_path, monkeypatch):
-    """Fashion-MNIST's four files, the labels unpacked, with their checksums in the place of the published ones."""
+def test_fashion_files_are_packed_or_not_and_as_published(tmp_path, monkeypatch):
     write_mnist(tmp_path, datasets.FashionMNIST, monkeypatch)
     folder, checksums = tmp_path / "FashionMNIST" / "raw", {}
-    for packed in sorted(folder.iterdir()):
-        content = gzip.decompress(packed.read_bytes())
+    contents = {packed: gzip.decompress(packed.read_bytes()) for packed in folder.iterdir()}
+    for packed, content in contents.items():
         checksums[packed.stem] = hashlib.sha256(content).hexdigest()
-        if "labels" in packed.name:
-            packed.unlink()
-            packed.with_suffix("").write_bytes(content)
     monkeypatch.setattr(torchvision_sets, "SHA256", checksums)
-    return folder
 
+    def opened(**task):
+        return create({"name": "fashion", "path": str(folder)}, **task)
 
-def test_packed_and_unpacked_files_are_one_data_set(fashion_folder):
-    data = create({"name": "fashion", "path": str(fashion_folder)})
+    data = opened()
     assert data.sizes == {"train": TRAIN, "test": TEST} and data.shape == (1, 32, 32)
     assert data.class_names[9] == "Ankle boot"
-    for packed in fashion_folder.glob("*.gz"):
-        packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
-        packed.unlink()
-    unpacked = create({"name": "fashion", "path": str(fashion_folder)}, task="none")
+    for packed in contents:
+        if "labels" in packed.name:
+            packed.with_suffix("").write_bytes(contents[packed])
+            packed.unlink()
+    unpacked = opened(task="none")
     assert unpacked.fingerprint == data.fingerprint and unpacked.batch(torch.arange(3), None).y is None
-
-
-def test_a_file_that_is_not_as_published_is_one_sentence(fashion_folder):
-    images, labels = fashion_folder / "train-images-idx3-ubyte.gz", fashion_folder / "train-labels-idx1-ubyte"
-
-    def is_refused(words):
-        refused(lambda: create({"name": "fashion", "path": str(fashion_folder)}), words, "leave data.path out")
-
-    whole = labels.read_bytes()
-    labels.write_bytes(whole[:-1] + b"\7")
-    is_refused("train-labels-idx1-ubyte differs from the published file")
-    labels.write_bytes(whole)
-    images.write_bytes(images.read_bytes()[:-9])
-    is_refused("train-images-idx3-ubyte.gz differs from the published file")
+    for name in ("train-labels-idx1-ubyte", "train-images-idx3-ubyte.gz"):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[:-9])
+        refused(opened, f"{name} differs from the published file", "leave data.path out")
+        (folder / name).write_bytes(whole)
 
 
 def test_fashion_is_downloaded_once(tmp_path, server, monkeypatch, capsys):

@@ -1,8 +1,10 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -161,20 +163,18 @@ def test_unreadable_pictures_are_listed_and_skipped(folder, tmp_path, vae, capsy
     (folder / "animals/broken.jpg").write_bytes(b"\xff\xd8\xff no picture")
     whole = (folder / "grey/camera.png").read_bytes()
     (folder / "grey/cut.png").write_bytes(whole[: len(whole) // 3])
-    (folder / "things/empty.png").write_bytes(b"")
-    for name in (b"odd\xfe", b"odd\xff"):  # no UTF-8; classes without a readable picture
-        (folder / os.fsdecode(name)).mkdir()
-        (folder / os.fsdecode(name) / "0.png").write_bytes(b"no picture")
+    odd = folder / os.fsdecode(b"odd\xfe")  # no UTF-8; a class without a readable picture
+    odd.mkdir()
+    (odd / "0.png").write_bytes(b"")
     out = tmp_path / "out"
     assert run(folder, out, vae) == 0
-    assert "skipped   5" in capsys.readouterr().out
+    assert "skipped   3" in capsys.readouterr().out
     listed = [line.split("\t") for line in (out / "skipped.txt").read_text().splitlines()]
-    odd = [r"odd\udcfe", r"odd\udcff"]
-    images = ["animals/broken.jpg", "grey/cut.png", f"{odd[0]}/0.png", f"{odd[1]}/0.png", "things/empty.png"]
-    assert [name for name, _ in listed] == images and all(reason for _, reason in listed)
+    assert [name for name, _ in listed] == ["animals/broken.jpg", "grey/cut.png", r"odd\udcfe/0.png"]
+    assert all(reason for _, reason in listed)
     store = open_store(out)
-    assert store.count == 7 and store.labels.tolist() == [0, 0, 1, 1, 4, 4, 4]
-    assert store.classes == ("animals", "grey", *odd, "things")
+    assert store.count == 7 and store.labels.tolist() == [0, 0, 1, 1, 3, 3, 3]
+    assert store.classes == ("animals", "grey", r"odd\udcfe", "things")
 
 
 def test_a_full_disk_loses_nothing(folder, tmp_path, vae, monkeypatch, capsys):
@@ -218,8 +218,10 @@ def write_table(path, pictures, **columns):
 
 
 def test_tars_and_tables_give_what_the_folder_gives(folder, pictures, tmp_path, vae):
-    tars = write_pictures(tmp_path / "tars", pictures, LABELS)
-    write_table(tmp_path / "train-0.parquet", pictures)
+    captions, table = [f"caption {i}" for i in range(7)], tmp_path / "train-0.parquet"
+    # A field of the name `image` is no picture: the one with a picture's suffix is.
+    tars = write_pictures(tmp_path / "tars", pictures, LABELS, txt=captions, image=captions)
+    write_table(table, pictures, caption=captions)
     write_table(tmp_path / "test-0.parquet", dict(list(pictures.items())[:2]))
     assert run(folder, tmp_path / "a", vae) == run(tars, tmp_path / "b", vae) == 0
     assert run(tmp_path, tmp_path / "c", vae, "--files", "train-*.parquet") == 0
@@ -227,19 +229,16 @@ def test_tars_and_tables_give_what_the_folder_gives(folder, pictures, tmp_path, 
         for out in ("b", "c"):
             assert (tmp_path / out / shard.name).read_bytes() == shard.read_bytes()
     assert [open_store(tmp_path / out).classes for out in "abc"] == [CLASSES, ("0", "1", "2"), CLASSES]
-    assert run(tmp_path / "train-0.parquet", tmp_path / "c", vae) == 0  # the same source as one file
+    assert run(table, tmp_path / "c", vae) == 0  # the same source as one file
+    for source in (open_source(tars), open_source(table)):
+        assert source.captioned and [raw.captions for raw in source.read(2, 6)] == [(text,) for text in captions[2:6]]
 
 
 def test_wrong_input_in_one_sentence(folder, pictures, tmp_path, vae, capsys):
-    for name in ("mixed", "tables"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "mixed").mkdir()
     for name in ("mixed/a.png", "mixed/z.tar", "bad.tar", "bad.parquet"):
         (tmp_path / name).write_bytes(b"nonsense" * 200)
-    write_pictures(tmp_path / "half", dict(list(pictures.items())[:2]), [1, None])
-    first = dict(list(pictures.items())[:1])
-    write_table(tmp_path / "x.parquet", first)
-    write_table(tmp_path / "tables/a.parquet", first, kind=[0])
-    write_table(tmp_path / "tables/b.parquet", first)
+    write_table(tmp_path / "x.parquet", pictures)
     cases = [
         (["mixed"], "holds images such as a.png and tars such as z.tar: expected one kind"),
         (["photos", "--size", 60], "--size 60 is not a multiple of the VAE's factor 8; try --size 56"),
@@ -248,9 +247,7 @@ def test_wrong_input_in_one_sentence(folder, pictures, tmp_path, vae, capsys):
         (["photos", "--vae", "nowhere/vae"], "nowhere/vae cannot be loaded"),
         (["bad.tar"], "bad.tar is truncated, compressed, or no tar"),
         (["bad.parquet"], "bad.parquet is damaged"),
-        (["half"], "0001 has no cls"),
         (["x.parquet", "--image-column", "picture"], "no column 'picture'; it has image"),
-        (["tables", "--label-column", "kind"], "b.parquet: row 1 has label None; expected a whole number"),
     ]
     for (source, *more), words in cases:
         fails(capsys, run(tmp_path / source, tmp_path / "out", vae, *more), words)
@@ -333,18 +330,6 @@ def test_captions_are_embedded(folder, coco, tmp_path, vae, family, capsys, monk
         create({"name": "latents", "path": str(out)}, task="class")
 
 
-def test_captions_beside_pictures_in_tars_and_tables(pictures, tmp_path):
-    captions = [f"caption {i}" for i in range(7)]
-    # A field of the name `image` is no picture: the one with a picture's suffix is.
-    write_pictures(tmp_path / "tars", pictures, None, txt=captions, image=captions)
-    write_table(tmp_path / "x.parquet", pictures, caption=captions)
-    for name in ("tars", "x.parquet"):
-        source = open_source(tmp_path / name)
-        assert source.captioned
-        assert [raw.captions for raw in source.read(2, 6)] == [(text,) for text in captions[2:6]]
-        assert [raw.content for raw in source.read(2, 6)] == list(pictures.values())[2:6]
-
-
 def test_lines_of_captions_are_read_whatever_is_in_them(pictures, tmp_path):
     for i, content in enumerate(list(pictures.values())[:2]):
         (tmp_path / f"{i}.png").write_bytes(content)
@@ -362,8 +347,6 @@ def test_missing_captions_are_named(folder, coco, tmp_path, vae, capsys):
     more = ("--captions", coco, "--text", encoder)
     message = "no caption for grey/extra.png (images without a caption: 1)"
     fails(capsys, run(folder, tmp_path / "a", vae, *more), message)
-    coco.write_text("{}")
-    fails(capsys, run(folder, tmp_path / "b", vae, *more), "holds no captions", "annotations")
     fails(capsys, run(folder, tmp_path / "c", vae, "--text", encoder), "give them with --captions")
 
 
@@ -372,9 +355,6 @@ def test_missing_captions_are_named(folder, coco, tmp_path, vae, capsys):
 
 @pytest.mark.slow
 def test_killed_for_real_under_torchrun_and_continued(folder, tmp_path, vae):
-    import signal
-    import time
-
     whole, out = tmp_path / "whole", tmp_path / "out"
     # One thread as below: sums in another order would differ in the last bit.
     assert run(folder, whole, vae, "--shard", 1) == 0
