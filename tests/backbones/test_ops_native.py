@@ -25,7 +25,7 @@ SHAPES = [(1, 1, 4), (3, 33, 36), (40, 3, 68)]
 
 
 def operations():
-    return native.ACTIVE.operations["cpu"]
+    return native.OPERATIONS["cpu"]
 
 
 def draw(*shape, seed=0):
@@ -407,7 +407,7 @@ def test_a_block_is_itself_in_float64(name, kept_tokens):
 
 LOAD = (
     "import torch; torch.set_num_threads(1); from backbones.ops import native;"
-    "print((native.library(), native.ACTIVE.operations['cpu'].gelu(torch.ones(3)).tolist())[1], native.library()[0])"
+    "print((native.library(), native.OPERATIONS['cpu'].gelu(torch.ones(3)).tolist())[1], native.library()[0])"
 )
 ONES = "[0.8411920070648193, 0.8411920070648193, 0.8411920070648193]"
 

@@ -296,6 +296,9 @@ def test_an_attachment_is_changed_by_attaching_again():
         attached.route = "0-3"
     with pytest.raises(AttachError, match="did you mean never"):
         attached.when = "nevr"
+    for step in (-1, 2.5):
+        with pytest.raises(AttachError, match=f"step={step}: expected the number of the next routed pass"):
+            attached.step = step
     attached.remove()
     routing.attach(copied, "2-3").remove()
     with routing.attach(blocks, "2-3") as attached:

@@ -196,6 +196,7 @@ def timm_model(name):
         (lambda m: routing.attach(m, "1-3", grid=(-4, -4)), "grid=(-4, -4): expected (rows, columns)"),
         (lambda m: routing.attach("blocks", "1-2"), "blocks: expected a model or its list of blocks"),
         (lambda m: routing.attach(m, "1-3", prefix=1.5), "prefix=1.5: expected"),
+        (lambda m: routing.attach(m, "1-3", seed=1.5), "seed=1.5: expected an integer"),
         (lambda m: routing.attach(m, "1-3", extra="pos"), "extra='pos': expected names in a sequence"),
         (lambda m: routing.attach(m, "1-3", extra=None), "extra=None: expected names in a sequence"),
         (lambda m: routing.attach(m, "1-3", extra=["attn_mas"]), "did you mean attn_mask"),
