@@ -155,14 +155,6 @@ def test_one_prefix_cannot_serve_both_forms_of_ones_own_blocks():
         joined(torch.cat((text, image), 1))
 
 
-@pytest.mark.parametrize("make", [foreign.flux, foreign.wan])
-def test_image_tokens_in_front_can_be_protected(make):
-    model, blocks, inputs, _ = build(make)
-    with routing.attach(blocks, "1-2", protect=slice(0, TEXT)) as attached:
-        run(model, inputs)
-        assert attached.inner[0].prefix == TEXT
-
-
 def test_masks_of_a_shared_subset_that_leave_nothing_to_skip_are_warned_about_once():
     model, _, inputs, _ = build(foreign.flux2)
     keep = torch.zeros(BATCH, IMAGE, dtype=torch.bool)

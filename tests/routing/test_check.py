@@ -228,7 +228,6 @@ def test_a_description_that_cannot_be_right_is_refused():
     block = nn.Linear(2, 2)
     for wrong, part in (
         ({"blocks": []}, "expected a list of modules"),
-        ({"blocks": None}, "expected a list of modules"),
         ({"blocks": [block, block]}, "twice"),
         ({"train": torch.zeros(2)}, "train is a Tensor; expected a function"),
         ({"dense": 3}, "dense is a int; expected a function"),
