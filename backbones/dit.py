@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers import Block, RMSNorm, grid_angles
-from backbones.ops.native import ACTIVE
+from backbones.ops.native import OPERATIONS
 from backbones.options.dit import DiTOptions
 from backbones.sizes import Size
 from routing.layout import Layout
@@ -96,7 +96,7 @@ class DiTBlock(Block):
 
     def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
         """Run the block on tokens (B, T, D) under its modulation (B, 6, 1, D)."""
-        ops = ACTIVE.operations[x.device.type]
+        ops = OPERATIONS[x.device.type]
         shift1, scale1, gate1, shift2, scale2, gate2 = cond.unbind(1)
         x = ops.gated_sum(x, gate1, self.attention(ops.adaln(x, shift1, scale1), layout))
         hidden = ops.gelu(self.fc1(ops.adaln(x, shift2, scale2)))

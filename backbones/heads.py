@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from backbones.dit import DiTBlock
 from backbones.layers import RMSNorm, grid_angles, xavier
-from backbones.ops.native import ACTIVE, modulate
+from backbones.ops.native import OPERATIONS, modulate
 from backbones.options.dit import DiTOptions
 from backbones.sizes import AlignOptions, DecoderOptions, Size
 from routing.layout import Layout, Move
@@ -99,7 +99,7 @@ class Head(nn.Module):
         shift, scale = self.modulate(c)[0].unbind(1)
         if self.norm is not None:
             return self.project(modulate(self.norm(x), shift, scale))
-        return self.project(ACTIVE.operations[x.device.type].adaln(x, shift, scale))
+        return self.project(OPERATIONS[x.device.type].adaln(x, shift, scale))
 
     def initialise(self) -> None:
         """Set it to zero, so that the untrained model predicts 0 everywhere (DiT)."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from backbones.dit import Attention
 from backbones.layers import Block, RMSNorm, SwiGLU
-from backbones.ops.native import ACTIVE, modulate
+from backbones.ops.native import OPERATIONS, modulate
 from backbones.options.lightningdit import LightningDiTOptions, swiglu_width
 from backbones.sizes import Size
 from routing.layout import Layout
@@ -27,7 +27,7 @@ class LightningDiTBlock(Block):
 
     def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
         """Run the block on tokens (B, T, D) under its modulation (B, 6, 1, D)."""
-        ops = ACTIVE.operations[x.device.type]
+        ops = OPERATIONS[x.device.type]
         shift1, scale1, gate1, shift2, scale2, gate2 = cond.unbind(1)
         y = self.attention(modulate(self.norms[0](x), shift1, scale1), layout)
         x = ops.gated_sum(x, gate1, y)

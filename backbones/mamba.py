@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from backbones.layers import Block
 from backbones.ops.mixer import MixerOperations, mixer_operations
-from backbones.ops.native import ACTIVE
+from backbones.ops.native import OPERATIONS
 from backbones.ops.selective_scan import selective_scan
 from backbones.options.mamba import MambaOptions, step_rank
 from backbones.sizes import Size
@@ -176,7 +176,7 @@ class Mamba2(Mixer):
         into_z, into_xbc = self.in_proj.weight.split([self.inner, self.inner + 2 * self.state])
         z, xbc = F.linear(u, into_z), F.linear(u, into_xbc)
         y = self.scan_directions(ops, layout, u, xbc)
-        norm = ACTIVE.operations[u.device.type].gated_rms_norm
+        norm = OPERATIONS[u.device.type].gated_rms_norm
         return self.out_proj(norm(y, z, self.scale))
 
     def scan(
@@ -285,7 +285,7 @@ class MambaBlock(Block):
 
         adaLN puts the tokens into the mixer's scan order, and the gated sum puts them back.
         """
-        ops = ACTIVE.operations[x.device.type]
+        ops = OPERATIONS[x.device.type]
         mixer_ops = mixer_operations(x, self.kernel, self.chunk)
         modulation = cond.unbind(1)
         mixers = [self.one] if self.two is None else [self.one, self.two]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from backbones.layers import Block
 from backbones.ops.biwkv import biwkv
-from backbones.ops.native import ACTIVE
+from backbones.ops.native import OPERATIONS
 from backbones.ops.shift import shift_mix
 from backbones.options.rwkv import RWKVOptions
 from backbones.sizes import Size
@@ -77,7 +77,7 @@ class SpatialMix(nn.Module):
         k, v = layout.to_scan(k, "raster"), layout.to_scan(v, "raster")
         mixed = biwkv(k, v, self.decay, self.bonus, position, length, kernel=self.kernel)
         mixed = layout.from_scan(mixed, "raster").to(receptance.dtype)
-        return self.output(ACTIVE.operations[x.device.type].sigmoid_gate(receptance, mixed))
+        return self.output(OPERATIONS[x.device.type].sigmoid_gate(receptance, mixed))
 
 
 class ChannelMix(nn.Module):
@@ -93,7 +93,7 @@ class ChannelMix(nn.Module):
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Mix channels of tokens (B, T, D)."""
         to_key, to_receptance = self.shift(x, layout)
-        ops = ACTIVE.operations[x.device.type]
+        ops = OPERATIONS[x.device.type]
         hidden = ops.squared_relu(self.key(to_key))
         return ops.sigmoid_gate(self.receptance(to_receptance), self.value(hidden))
 
@@ -119,7 +119,7 @@ class RWKVBlock(Block):
 
     def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
         """Run the block on tokens (B, T, D) under its modulation (B, 6, 1, D)."""
-        ops = ACTIVE.operations[x.device.type]
+        ops = OPERATIONS[x.device.type]
         shift1, scale1, gate1, shift2, scale2, gate2 = cond.unbind(1)
         x = ops.gated_sum(x, gate1, self.spatial(ops.adaln(x, shift1, scale1), layout))
         return ops.gated_sum(x, gate2, self.channel(ops.adaln(x, shift2, scale2), layout))

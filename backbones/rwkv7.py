@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from backbones.layers import Block, rotating_path
 from backbones.ops.matrix_state import rwkv7
-from backbones.ops.native import ACTIVE
+from backbones.ops.native import OPERATIONS
 from backbones.options.rwkv7 import RWKV7Options, low_rank, matrix_head
 from backbones.rwkv import ChannelMix, Shift
 from backbones.sizes import Size, hidden_for
@@ -150,7 +150,7 @@ class RWKV7Block(Block):
         `state` carries the values of block 0.
         """
         state = {} if state is None else state
-        ops = ACTIVE.operations[x.device.type]
+        ops = OPERATIONS[x.device.type]
         shift1, scale1, gate1, shift2, scale2, gate2 = cond.unbind(1)
         x = ops.gated_sum(x, gate1, self.time(ops.adaln(x, shift1, scale1), layout, state))
         return ops.gated_sum(x, gate2, self.channel(ops.adaln(x, shift2, scale2), layout))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers import Block, SwiGLU, rotating_path
-from backbones.ops.native import ACTIVE
+from backbones.ops.native import OPERATIONS
 from backbones.registry import BlockCost, Spec, register
 from backbones.sizes import Size, hidden_for
 from routing import Layout
@@ -55,7 +55,7 @@ class MinGRUBlock(Block):
 
     def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
         """Run the block on tokens (B, T, D) under its modulation (B, 6, 1, D)."""
-        ops = ACTIVE.operations[x.device.type]
+        ops = OPERATIONS[x.device.type]
         shift1, scale1, gate1, shift2, scale2, gate2 = cond.unbind(1)
         order = layout.scan_order(self.scans[0])  # adaLN sorts into scan order, the sum sorts back
         x = ops.gated_sum(x, gate1, self.mixer(ops.adaln(x, shift1, scale1, order), layout), order)

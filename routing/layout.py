@@ -182,8 +182,7 @@ class Layout:
                 the method takes: a scan order, or for `neighbours` the policy.
         """
         for kind, argument in tables:
-            if (kind, argument) not in self.tables:
-                self._table(kind, argument)
+            self._table(kind, argument)
 
     def permutation(self, name: str) -> Tensor:
         """Local index of the token at each step of a scan: int64 `(T,)` or `(B, T)`.
@@ -199,8 +198,7 @@ class Layout:
 
     def scan_order(self, name: str) -> Order | None:
         """Return the permutation of a scan and its inverse for `permute`; None if nothing moves."""
-        key = "scan", name
-        return self.tables[key] if key in self.tables else self._table(*key)
+        return self._table("scan", name)
 
     def to_scan(self, x: Tensor, name: str) -> Tensor:
         """Put tokens from ascending into scan order, `(B, T, C)`; no copy where nothing moves."""

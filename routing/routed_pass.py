@@ -115,13 +115,6 @@ class Routing:
         self.selection = _selection(self.options)
         self.resolve(None)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether this is TREAD without variants (`routing.variants`)."""
-        options = self.options
-        plain = options.reinsert == "identity" and options.remove == "start"
-        return plain and not options.random_end and not options.path_drop
-
     def resolve(self, depth: int | None) -> Route:
         """Return the checked route, with absolute block indices where the depth is known."""
         return _checked(self.route, depth, self.options)

@@ -38,7 +38,7 @@ from routing.learned import Fuse
 from routing.options import RoutingError
 from routing.route import Route
 from routing.routed_pass import RoutedSegment, Routing, Tokens
-from routing.variants import build_segments
+from routing.variants import Dropped, SumInput, draw_ends, fused_segment
 
 
 @dataclass
@@ -123,10 +123,7 @@ class Stack(nn.Module):
         routing = Routing(Route()) if routing is None else routing
         route = routing.resolve(self.depth)
         tokens = Tokens(x, layout.to(x.device), dict(state or {}))
-        if self.fuse is None and routing.is_plain:
-            segments = [RoutedSegment(s.start, s.end, s.rate, s.start) for s in route.segments]
-        else:
-            segments = build_segments(route, routing, self.depth, self.fuse, tokens)
+        segments = self._segments(route, routing, tokens)
         runner = BlockRunner(self, cond, segments, taps)
         if -1 in taps:
             runner.record(-1, tokens)
@@ -153,6 +150,33 @@ class Stack(nn.Module):
             None if tokens.layout.is_full else tokens.layout.mask(),
             tokens.state,
         )
+
+    def _segments(self, route: Route, routing: Routing, tokens: Tokens) -> list[RoutedSegment]:
+        """Return the segments of a pass, of the kind that its options ask for.
+
+        `tokens` are those before block 0. A dense pass has one if the stack has a fused span.
+        """
+        options, segments = routing.options, route.segments
+        if options.random_end:
+            segments = draw_ends(segments, routing)
+        if self.fuse is not None:
+            return [fused_segment(segments, routing, self.fuse)]
+        if options.path_drop:
+            raise RoutingError(
+                f"path_drop={options.path_drop:g}: leaves a fused span out, and this model has "
+                "none; try path_drop=0"
+            )
+        routed: list[RoutedSegment] = []
+        for segment in segments:
+            start, end, rate = segment.start, segment.end, segment.rate
+            drop_before = segment.drop_before(options.remove)
+            if options.reinsert == "none":
+                routed.append(Dropped(start, self.depth - 1, rate, drop_before))
+            elif options.reinsert == "sum_input" and start > 0:
+                routed.append(SumInput(start, end, rate, drop_before, tokens))
+            else:
+                routed.append(RoutedSegment(start, end, rate, drop_before))
+        return routed
 
 
 class BlockRunner:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from routing.learned import Fuse
 from routing.options import RoutingError
-from routing.route import Route, Segment
+from routing.route import Segment
 from routing.routed_pass import RoutedSegment, Routing, RunBlocks, Subset, Tokens
 
 
@@ -85,85 +85,44 @@ class PathDropped(RoutedSegment):
         return replace(tokens, x=self.fuse(tokens.x, None, None, None))
 
 
-def build_segments(
-    route: Route, routing: Routing, depth: int, fuse: Fuse | None, tokens: Tokens
-) -> list[RoutedSegment]:
-    """Return what a pass does at each segment; for a dense pass its fused span, if it has one.
+def fused_segment(segments: Sequence[Segment], routing: Routing, fuse: Fuse) -> RoutedSegment:
+    """Return the segment of a stack with a fusion: its span, which a dense pass has too.
 
     Args:
-        route: The resolved route of the pass.
+        segments: The segments of the pass; none in a dense one.
         routing: Options and random numbers of the pass.
-        depth: Number of blocks.
-        fuse: The stack's fusion, if it has one.
-        tokens: The tokens before block 0.
+        fuse: The stack's fusion.
 
     Raises:
-        RoutingError: The routing asks for a fused span that the stack does not have.
+        RoutingError: The route lies beside the span, or tokens are to return in another way.
     """
-    options = routing.options
-    if options.path_drop and fuse is None:
+    span, options = fuse.segment, routing.options
+    spans = [segment.span for segment in segments]
+    if spans not in ([], [span.span]):
         raise RoutingError(
-            f"path_drop={options.path_drop:g}: leaves a fused span out, and this model has none; "
-            "try path_drop=0"
+            f"route={routing.route}: this model's learned span is {span.span}; try "
+            f"route={span.span}"
         )
-    ends = draw_ends(route.segments, routing)
-    if fuse is not None:
-        check_fused_span(route, ends, options.reinsert, fuse)
-    routed: list[RoutedSegment] = []
-    for segment, end in zip(route.segments, ends, strict=True):
-        if options.reinsert == "none":
-            end = depth - 1
-        drop_before = replace(segment, end=end).drop_before(options.remove)
-        bounds = segment.start, end, segment.rate, drop_before
-        if fuse is not None:
-            routed.append(fused_segment(*bounds, routing, fuse))
-        elif options.reinsert == "sum_input" and segment.start > 0:
-            routed.append(SumInput(*bounds, tokens))
-        elif options.reinsert == "none":
-            routed.append(Dropped(*bounds))
-        else:
-            routed.append(RoutedSegment(*bounds))
-    if fuse is not None and not routed:
-        start, end = fuse.segment.start, fuse.segment.end
-        routed.append(fused_segment(start, end, 0.0, start, routing, fuse))
-    return routed
+    if options.reinsert != "identity":
+        raise RoutingError(f"reinsert {options.reinsert}: a learned span has its own; try identity")
+    rate, drop_before = 0.0, span.start
+    if segments:
+        rate, drop_before = segments[0].rate, segments[0].drop_before(options.remove)
+    bounds = span.start, span.end, rate, drop_before
+    if options.path_drop >= 1:
+        return PathDropped(*bounds, fuse)
+    return Fused(*bounds, fuse, samples_without_span(routing))
 
 
-def fused_segment(
-    start: int, end: int, rate: float, drop_before: int, routing: Routing, fuse: Fuse
-) -> RoutedSegment:
-    """Return a segment with the stack's fusion; the first arguments are those of a segment."""
-    if routing.options.path_drop >= 1:
-        return PathDropped(start, end, rate, drop_before, fuse)
-    return Fused(start, end, rate, drop_before, fuse, samples_without_span(routing))
-
-
-def check_fused_span(route: Route, ends: Sequence[int], reinsert: str, fuse: Fuse) -> None:
-    """Refuse a route beside the stack's fused span, or a second way to reinsert tokens.
-
-    Raises:
-        RoutingError: The message names the span.
-    """
-    span = fuse.segment
-    spans = [(segment.start, end) for segment, end in zip(route.segments, ends, strict=True)]
-    if spans not in ([], [(span.start, span.end)]):
-        raise RoutingError(
-            f"route={route}: this model's learned span is {span.span}; try route={span.span}"
-        )
-    if reinsert != "identity":
-        raise RoutingError(f"reinsert {reinsert}: a learned span has its own; try identity")
-
-
-def draw_ends(segments: Sequence[Segment], routing: Routing) -> list[int]:
-    """Return each segment's end, or with `random_end` one drawn uniformly from its start (v1)."""
-    if not routing.options.random_end:
-        return [segment.end for segment in segments]
+def draw_ends(segments: Sequence[Segment], routing: Routing) -> tuple[Segment, ...]:
+    """Return the segments with ends drawn uniformly from their start on (`random_end`, v1)."""
     draws = routing.require_draws("`draws` for random_end")
-    ends = []
+    drawn = []
     for index, segment in enumerate(segments):
         length = segment.end - segment.start + 1
-        ends.append(segment.start + int(draws.scalar(f"end.{index}") * length))
-    return ends
+        end = segment.start + int(draws.scalar(f"end.{index}") * length)
+        drawn.append(replace(segment, end=end))
+    return tuple(drawn)
 
 
 def samples_without_span(routing: Routing) -> Tensor | None:

@@ -145,12 +145,14 @@ def without_native() -> Iterator[None]:
 
     The library stays loaded; all kernels are probed again inside.
     """
-    saved = dict(vars(native.ACTIVE))
+    saved, operations = dict(vars(native.ACTIVE)), native.OPERATIONS["cpu"]
     native.ACTIVE.reset((False, "switched off"))
+    native.OPERATIONS["cpu"] = native.Plain
     try:
         yield
     finally:
         vars(native.ACTIVE).update(saved)
+        native.OPERATIONS["cpu"] = operations
 
 
 def _refusal(op: str, kernel: str, device: str) -> str | None:
@@ -240,7 +242,7 @@ def choose(
         # like need to see them. `takes` comes first because it is the common case, and cheap.
         if torch.compiler.is_compiling():
             return "torch"
-        if "native" in KERNELS[op] and native.ACTIVE.operations[device].takes(tensors):
+        if "native" in KERNELS[op] and native.OPERATIONS[device].takes(tensors):
             if fits is None or fits("native") is None:
                 return "native"
         elif native.bypassed():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from backbones.ops.conv import causal_conv
-from backbones.ops.native import ACTIVE, REQUESTS
+from backbones.ops.native import OPERATIONS, REQUESTS
 from backbones.ops.ssd import ssd
 
 
@@ -30,7 +30,7 @@ def mixer_operations(x: Tensor, kernel: str, chunk: int) -> MixerOperations:
     They are the native operators themselves if these take such tokens: a mixer on a CPU spends no
     time in Python to choose again. Otherwise every call chooses a kernel for its inputs.
     """
-    native = ACTIVE.operations[x.device.type]
+    native = OPERATIONS[x.device.type]
     if kernel in REQUESTS and not torch.compiler.is_compiling() and native.takes([x]):
         return native
     return MixerOperations(causal_conv, functools.partial(ssd, chunk=chunk, kernel=kernel))

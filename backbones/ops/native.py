@@ -3,7 +3,7 @@
 Besides matmuls, a block on a CPU spends its time streaming activations through memory: every
 element-wise operation reads and writes all of them. Here a chain of them is one pass over memory,
 forward and backward, which saves one tensor for the backward pass where autograd would save
-several, and which also applies a scan order or undoes it. `ACTIVE.operations[x.device.type]` holds
+several, and which also applies a scan order or undoes it. `OPERATIONS[x.device.type]` holds
 these operations, with the same names and signatures on every device. On CPUs they are torch
 operators (`native_operators.cpp`) that accept any tensors: under `torch.compile` and in float64
 they evaluate their formulas. Operators that mix tokens (`conv`, `ssd`, ...) run only where `takes`
@@ -110,15 +110,19 @@ class Plain:
         return F.rms_norm(y * F.silu(z), weight.shape, weight.to(y.dtype), EPS)
 
 
+# The operations of each device type: `torch.ops.tread` for CPUs once the library is loaded, else
+# `Plain`. Filled, so that a compiled block can trace through it without adding entries.
+OPERATIONS: defaultdict[str, Any] = defaultdict(
+    lambda: Plain, dict.fromkeys(("cpu", "cuda", "mps", "xpu"), Plain)
+)
+
+
 class Implementations:
     """Available implementations, determined on first use; `dispatch.without_native` swaps them.
 
     Attributes:
         library: Whether `torch.ops.tread` is loaded, and the compiler that built it or the reason
             why it is not; None before the first call of `library()`.
-        operations: Fused operations by device type: `torch.ops.tread` for CPUs once the library is
-            loaded, else `Plain`. A filled dictionary, so that a compiled block can trace through it
-            without adding entries.
         kernels: By operation and kernel: its function and origin, or None and the reason why it is
             unavailable.
         choices: By operation, requested kernel and device type: what `dispatch.resolve` chose.
@@ -130,11 +134,6 @@ class Implementations:
     def reset(self, library: tuple[bool, str] | None) -> None:
         """Clear all caches, with this status of the library."""
         self.library = library
-        self.operations: defaultdict[str, Any] = defaultdict(
-            lambda: Plain, dict.fromkeys(("cpu", "cuda", "mps", "xpu"), Plain)
-        )
-        if library is not None and library[0]:
-            self.operations["cpu"] = torch.ops.tread
         self.kernels: dict[tuple[str, str], tuple[Any, str]] = {}
         self.choices: dict[tuple[str, str, str], Any] = {}
 
@@ -174,7 +173,7 @@ def library() -> tuple[bool, str]:
             status = _load()
             # Set before the status, which other threads read without the lock.
             if status[0]:
-                ACTIVE.operations["cpu"] = torch.ops.tread
+                OPERATIONS["cpu"] = torch.ops.tread
             ACTIVE.library = status
         return ACTIVE.library
 

@@ -88,13 +88,32 @@ def parse_prefix(prefix: Any, signatures: Sequence[Signature], is_model: bool) -
     )
     if prefix is None:
         return 0
-    integer = isinstance(prefix, Integral) and not isinstance(prefix, bool)
     require(
-        integer and prefix >= 0,
+        _is_integer(prefix) and prefix >= 0,
         f"prefix={prefix}: expected the number of tokens before the image's, an integer >= 0",
         AttachError,
     )
     return int(prefix)
+
+
+def parse_seed(seed: Any) -> int:
+    """Return the seed as a plain integer."""
+    require(_is_integer(seed), f"seed={seed!r}: expected an integer", AttachError)
+    return int(seed)
+
+
+def parse_step(step: Any) -> int:
+    """Return the number of a routed pass as a plain integer."""
+    require(
+        _is_integer(step) and step >= 0,
+        f"step={step!r}: expected the number of the next routed pass, an integer >= 0",
+        AttachError,
+    )
+    return int(step)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_selection(selection: Selection, grid: tuple[int, int] | None) -> None:

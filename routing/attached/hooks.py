@@ -41,6 +41,8 @@ from routing.attached.arguments import (
     grid_of_call,
     parse_grid,
     parse_prefix,
+    parse_seed,
+    parse_step,
     refuse_long_skips,
 )
 from routing.attached.calls import AttachError, Call, Signature, replace_image
@@ -132,7 +134,7 @@ class Attached:
         self.prefix = prefix
         self.protect = protect
         self.keep = keep
-        self.seed, self.when = seed, when
+        self.seed, self.when = parse_seed(seed), when
         self.automatic = isinstance(selection, str)
         self.selection = selection if isinstance(selection, Selection) else Selection(selection)
         check_selection(self.selection, self.grid)
@@ -205,7 +207,7 @@ class Attached:
 
     @step.setter
     def step(self, value: int) -> None:
-        self._passes.step = int(value)
+        self._passes.step = parse_step(value)
 
     def __enter__(self) -> Attached:
         return self

@@ -20,6 +20,7 @@ from routing.check.observed import ModelRuns, ObservedPass
 from routing.check.report import FAIL, NOT_APPLICABLE, PASS, Judgement
 from routing.check.subject import RoutedModel
 from routing.check.tables import table_problems
+from routing.route import Route
 
 NO_ROUTE = "no block saw fewer tokens in training"
 Property = Callable[[ModelRuns], Judgement]
@@ -38,11 +39,15 @@ def of_a_route(judge: Property) -> Property:
 def routed_blocks(runs: ModelRuns) -> Judgement:
     """Whether the blocks of the intended route saw fewer tokens, and no others did."""
     route = runs.model.intended_route()
+    is_none = route == Route()
     intended = "" if route is None else ", ".join(segment.span for segment in route.segments)
-    first = runs.passes[0]
-    if not first.segments:
+    if not runs.routed_passes:
+        if is_none:
+            return PASS, f"{NO_ROUTE}, as the route none says"
         return FAIL, f"{NO_ROUTE}{f'; intended: {intended}' if intended else ''}"
-    evidence = _who_saw_what(first, runs.model.depth)
+    evidence = _who_saw_what(runs.routed_passes[0], runs.model.depth)
+    if is_none:
+        return FAIL, f"{evidence}; the route none skips no blocks"
     spans = {_spans(observed) for observed in runs.passes}
     if intended and spans != {intended}:
         meaning = f"the route {intended} skips blocks {intended}, both ends included"
@@ -79,6 +84,8 @@ def _span(first: int, last: int) -> str:
 @of_a_route
 def rate(runs: ModelRuns) -> Judgement:
     """Whether the fraction of tokens that skip is the stated rate, in every sample and pass."""
+    if runs.model.intended_route() == Route():
+        return NOT_APPLICABLE, "the route none has no rate"
     judgements = [_rate_of_pass(runs.model, observed) for observed in runs.routed_passes]
     failed = [judgement for judgement in judgements if judgement[0] == FAIL]
     return (failed or judgements)[0]

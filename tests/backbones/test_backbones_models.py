@@ -5,10 +5,8 @@ import torch
 from small import random_backbone
 
 import backbones
-from backbones import Backbone
 from backbones.mamba import Conv
 from backbones.ops import conv, ssd
-from backbones.options import ModelConfig
 from backbones.sizes import SIZES, BackboneError, Size, parse_size
 from routing.route import Route
 from routing.routed_pass import Routing
@@ -61,14 +59,11 @@ def test_words_that_yaml_reads_as_truth_values_are_words_again():
     [
         ("mmaba", {}, "did you mean mamba"),
         ("mamba", {"scna": "zigzag"}, "did you mean scan"),
-        ("mamba", {"scan": "zigzg"}, "did you mean zigzag"),
         ("dit", {"rope": "no"}, "dit: rope=no: expected true or false"),  # a word counts as true
         ("mamba", {"mixer": "mamba1", "kernel": "fla"}, "kernel=fla: expected one of .* mixer=mamba1"),
         ("rwkv", {"ratio": float("nan")}, r"ratio=\S+: expected"),
         ("mamba", {"gap": True}, "expected one of"),
-        ("mamba", {"scan": False}, "expected one of"),
         ("mamba", {"attention": [9]}, "expected blocks of 0..3"),
-        ("mamba", {"attention": 5}, "attention=5: expected blocks of 0"),
         ("mamba", {"mixers": 1, "attention": 4}, "attention=4: expected 0 for blocks of 1"),
         ("mamba", {"decoder": {"dept": 1}}, "did you mean depth"),
         ("mamba", {"decoder": {"width": 32, "heads": 5}}, "decoder: heads=5: expected a divisor of width=32, such as 4"),
@@ -82,10 +77,10 @@ def test_words_that_yaml_reads_as_truth_values_are_words_again():
         ("dit", {"context_start": 2}, "context_start=2: expected null without context_tokens"),
         ("rwkv7", {"context_tokens": 4}, "context_tokens=4: expected 0 for rwkv7"),
         ("dit", {"size": "Q/2"}, "S/2"),
-        ("dit", {"size": "S/x"}, "patch"),
         ("dit", {"width": 100}, "width=100"),
         ("dit", {"heads": 7}, "heads=7: expected a divisor of width=32"),
         ("dit", {"depth": 2.5}, "depth=2.5: expected an integer >= 1"),
+        ("dit", {"width": 0}, "width=0: expected an integer >= 1"),
         ("dit", {"size": Size("own", 4, 8, 2), "width": None, "heads": None}, "width=8: expected an integer >= 16"),
         ("dit", {"size": "T/2", "input_size": 5}, "patches of side 2"),
     ],
@@ -100,15 +95,6 @@ def test_size_overrides():
     assert parse_size("S").patch == 2
     assert str(parse_size("S/4", depth=3)) == "custom/4"
     assert parse_size("T/1", width=96).heads == 4
-
-
-@pytest.mark.parametrize(("key", "value"), [("depth", 0), ("width", -2), ("heads", 0), ("width", "64"), ("width", None)])
-def test_a_size_needs_integers_from_one(key, value):
-    with pytest.raises(BackboneError, match=f"^{key}={value}: expected an integer >= 1$"):
-        Size(**{"name": "own", "depth": 4, "width": 32, "heads": 2, key: value})
-    if isinstance(value, int):
-        with pytest.raises(BackboneError, match=f"^{key}={value}: expected"):
-            Backbone(ModelConfig("dit", **{key: value}))
 
 
 @pytest.mark.parametrize("name", backbones.names())

@@ -217,13 +217,9 @@ def test_wrong_weights_say_what_is_wrong():
     refuse({"transformer_blocks.0.attn1.to_q.weight": torch.zeros(2, 2)}, "these have diffusers' names")
     without = {k: v for k, v in state.items() if k != "blocks.1.mlp.fc1.bias"}
     refuse(without, r"lack, .*stack\.blocks\.1\.fc1\.bias")
-    refuse({}, "lack x_embedder")
     refuse(state | {"t_embedder.mlp.2.bias": torch.zeros(3)}, "do not fit.*time.mlp.2.bias")
-    refuse(state | {"blocks.0.adaLN_modulation.1.bias": torch.zeros(2, 3)}, "do not fit, modulate.project.bias")
     refuse(state | {"pos_embed": torch.zeros(1, 4, D)}, "learned positions, or none of a square grid")
-    refuse(state | {"pos_embed": torch.zeros(16)}, r"no weights have the shape \(.*\) at pos_embed")
     refuse(state, "pass heads=", heads=None)
-    refuse(state, "heads=0: expected an integer >= 1", heads=0)
     refuse(state, "did you mean sit", source="sitt")
     turned = published("lightningdit", patch=1)
     turned["feat_rope.freqs_sin"] = rotary(D // HEADS, SIDE).mul(16 / SIDE).sin()

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_ops_biwkv import positions
 
 import backbones
 from backbones.build import describe_kernels
@@ -22,11 +23,6 @@ def generator(seed=0):
 
 def draw(*shape, dtype=torch.float64, seed=0):
     return torch.randn(*shape, generator=generator(seed), dtype=torch.float64).to(dtype).requires_grad_()
-
-
-def some(batch, tokens, length, seed=0):
-    g = generator(seed)
-    return torch.stack([torch.randperm(length, generator=g)[:tokens].sort()[0] for _ in range(batch)])
 
 
 def same(fast, plain, values):
@@ -63,7 +59,7 @@ def test_compact_equals_torchs_conv1d(tokens, width, with_bias, silu):
 def test_taps_by_distance_are_the_dense_convolution_of_the_masked_input(tokens, extra, shared, seed):
     length = tokens + extra
     x, weight, bias = draw(2, length, 3), draw(3, 4, seed=1), draw(3, seed=2)
-    kept = some(1 if shared else 2, tokens, length, seed).expand(2, -1)
+    kept = positions("own", 1 if shared else 2, tokens, length, seed).expand(2, -1)
     rows = torch.arange(2)[:, None]
     mask = torch.zeros(2, length, 1, dtype=torch.float64).index_put((rows, kept), torch.ones(()).double())
     dense = conv1d(x * mask, weight, bias)[rows, kept]
@@ -103,7 +99,7 @@ def test_the_conv_kernel_is_fed_channels_last(monkeypatch):
 )
 def test_a_subset_shifts_as_the_masked_grid(grid, policy, prefix, seed, data):
     total = grid[0] * grid[1]
-    ids = some(2, data.draw(st.integers(1, total)), total, seed)
+    ids = positions("own", 2, data.draw(st.integers(1, total)), total, seed)
     present = torch.ones(2, prefix + total, dtype=torch.bool)
     present[:, prefix:] = torch.zeros(2, total, dtype=torch.bool).scatter(1, ids, True)
     x = draw(2, prefix + total, 8)

@@ -1,6 +1,5 @@
 """SSD, the selective scan and RWKV-7: against libraries' plain versions, loops, each other, and at hard inputs."""
 
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -29,15 +28,9 @@ def ssd_inputs(batch, tokens, heads, width, state, dtype=torch.float64, seed=0, 
     draw = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
     unit = lambda *s: torch.rand(*s, generator=g, dtype=torch.float64)  # noqa: E731
     dt = torch.exp(unit(batch, tokens, heads) * math.log(100) + math.log(1e-3)) * fast
-    values = (
-        draw(batch, tokens, heads, width),
-        dt,
-        -(1 + 15 * unit(heads)),
-        draw(batch, tokens, 1, state),
-        draw(batch, tokens, 1, state),
-        draw(heads),
-    )
-    return [m.to(dtype).requires_grad_() for m in values]
+    x, A = draw(batch, tokens, heads, width), -(1 + 15 * unit(heads))
+    B, C = draw(batch, tokens, 1, state), draw(batch, tokens, 1, state)
+    return [m.to(dtype).requires_grad_() for m in (x, dt, A, B, C, draw(heads))]
 
 
 def ssd(x, dt, A, B, C, D=None, decay_gap=None, **how):
@@ -50,15 +43,8 @@ def scan_inputs(batch, tokens, width, state, dtype=torch.float64, seed=0, fast=1
     draw = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
     dt = torch.exp(torch.rand(batch, tokens, width, generator=g, dtype=torch.float64) * math.log(100) + math.log(1e-3))
     rates = -torch.arange(1.0, state + 1, dtype=torch.float64).expand(width, state)
-    values = (
-        draw(batch, tokens, width),
-        dt * fast,
-        rates,
-        draw(batch, tokens, state),
-        draw(batch, tokens, state),
-        draw(width),
-    )
-    return [m.to(dtype).clone().requires_grad_() for m in values]
+    x, B, C = draw(batch, tokens, width), draw(batch, tokens, state), draw(batch, tokens, state)
+    return [m.to(dtype).clone().requires_grad_() for m in (x, dt * fast, rates, B, C, draw(width))]
 
 
 def same_gradients(fast, plain, values, rtol=1e-10, atol=1e-12):
@@ -200,36 +186,6 @@ def test_chunks_of_rwkv7_equal_the_recurrence(tokens, chunk, strength):
     same_gradients(matrix_state.rwkv7(*values, chunk=chunk), rwkv7_reference(*values), values, 1e-7, 1e-8)
 
 
-# --- the masking oracle: dt = 0 deletes a token
-
-
-@pytest.mark.parametrize(
-    ("scan", "inputs"),
-    [
-        (functools.partial(ssd, chunk=8), ssd_inputs(2, 24, 2, 4, 4)),
-        (ss.selective_scan, scan_inputs(2, 24, 3, 4)),
-    ],
-)
-def test_the_scan_of_the_kept_tokens_is_the_dense_one_with_dt_zero(scan, inputs):
-    x, dt, A, B, C, D = inputs
-    kept = torch.stack([torch.randperm(24, generator=generator(3 + i))[:11].sort()[0] for i in range(2)])
-    rows = torch.arange(2)[:, None]
-    mask = torch.zeros(2, 24, 1, dtype=torch.float64).index_put((rows, kept), torch.ones(()).double())
-    dense = scan(x, dt * mask, A, B, C, D)[rows, kept]
-    routed = scan(x[rows, kept], dt[rows, kept], A, B[rows, kept], C[rows, kept], D)
-    same_gradients(routed, dense, inputs)
-
-
-def test_rwkv7_of_the_kept_tokens_is_the_dense_one_with_the_others_zero():
-    values = [x.detach() for x in rwkv7_inputs(24)]
-    keep = torch.arange(0, 24, 3)
-    masked = []
-    for name, x in zip(NAMES, values, strict=True):
-        masked.append(torch.zeros_like(x).index_copy(1, keep, x[:, keep]) if name in "kgab" else x)
-    kept = matrix_state.rwkv7(*(x[:, keep] for x in values))
-    torch.testing.assert_close(kept, matrix_state.rwkv7(*masked)[:, keep], rtol=1e-9, atol=1e-9)
-
-
 # --- hard inputs in float32 and below
 
 
@@ -305,18 +261,6 @@ def test_autocast_changes_nothing(op):
         assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
 
 
-def test_what_the_selective_scan_saves_grows_with_the_tokens_not_their_square():
-    """The other scans are measured in test_backbones_cost.py."""
-
-    def saved(tokens):
-        sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
-            ss.selective_scan(*scan_inputs(1, tokens, 4, 4, torch.float32))
-        return sum(sizes)
-
-    assert saved(512) < 2.2 * saved(256)
-
-
 # --- what the kernels are fed (they themselves need a GPU)
 
 
@@ -348,20 +292,6 @@ def test_the_ssd_kernels_are_fed_what_they_document(monkeypatch, kernel, gap):
     assert relative(ssd(*values, decay_gap=gaps), dual.reference(*values, gaps)) < 1e-5
     # mamba-ssm adds the skip in the same pass over x, where x has not been scaled.
     assert [skip is not None for skip in skips] == ([] if kernel == "fla" else [not gap])
-
-
-@pytest.mark.parametrize(
-    ("chunk", "state", "tokens", "length"),
-    [
-        (64, 16, 256, 64),  # at least `chunk`
-        (64, 64, 256, 128),  # twice the state
-        (64, 64, 40, 64),  # no longer than the tokens need
-        (64, 64, 3, 16),  # the kernel's smallest tile
-        (100, 8, 256, 128),  # a power of two
-    ],
-)
-def test_chunks_grow_with_the_state(chunk, state, tokens, length):
-    assert dual.chunk_length(chunk, state, tokens) == length
 
 
 @pytest.mark.parametrize("gap", [False, True])

@@ -4,15 +4,14 @@ import itertools
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import test_ops_biwkv
 import torch
+from small import ROOT
+from test_ops_biwkv import positions
 
 from backbones.ops import biwkv, conv, dispatch, native
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def inputs(tokens, channels, width, bias, dtype=torch.float32):
@@ -22,17 +21,10 @@ def inputs(tokens, channels, width, bias, dtype=torch.float32):
     return [m.to(dtype).requires_grad_() for m in (x, weight, *([offset] if bias else []))]
 
 
-def positions(kind, tokens):
-    g = torch.Generator().manual_seed(tokens)
-    # Half of a path: most taps meet someone, and not always the nearest.
-    rows = torch.stack([torch.randperm(2 * tokens, generator=g)[:tokens].sort()[0] for _ in range(2)])
-    return {"compact": None, "shared": rows[0], "own": rows}[kind]
-
-
 def compare(tokens, channels, width, kind, silu, bias, device="cpu", tolerance=1e-5):
     values = [v.detach().to(device).requires_grad_() for v in inputs(tokens, channels, width, bias)]
     x, weight, offset = (*values, None)[:3]
-    position = positions(kind, tokens)
+    position = positions(kind, 2, tokens, 2 * tokens)  # most taps meet someone, not always the nearest
     position = None if position is None else position.to(device)
     fast = conv.causal_conv(x, weight, offset, position, silu, "triton")
     exact = [v.double() for v in (x, weight)], None if offset is None else offset.double()
@@ -46,7 +38,7 @@ def compare(tokens, channels, width, kind, silu, bias, device="cpu", tolerance=1
 
 # One token, fewer than the taps, a ragged second tile, more channels than a tile.
 SHAPES = [(1, 3, 4), (3, 3, 4), (41, 5, 4), (9, 70, 4), (12, 3, 2), (8, 3, 1), (33, 3, 5)]
-FORMS = [("compact", True, True), ("shared", False, False), ("own", True, True), ("own", True, False)]
+FORMS = [("rank", True, True), ("shared", False, False), ("own", True, True), ("own", True, False)]
 
 INTERPRETED = """
 import sys
@@ -181,7 +173,7 @@ def test_the_kernels_equal_the_reference_on_a_gpu(kind, silu, bias):
 @pytest.mark.parametrize("kind", ["rank", "shared", "own"])
 def test_biwkvs_kernel_equals_the_torch_path_on_a_gpu(kind):
     values = [m.detach().cuda().requires_grad_() for m in test_ops_biwkv.inputs(4, 256, 384, torch.float32)]
-    position = test_ops_biwkv.positions(kind, 4, 256, 1024)
+    position = positions(kind, 4, 256, 1024)
     position = None if position is None else position.cuda()
     fast = biwkv.biwkv(*values, position, 1024, kernel="triton")
     plain = biwkv.biwkv(*values, position, 1024, kernel="torch")
