@@ -7,7 +7,9 @@ files; how those are made is known here alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +78,17 @@ def option_types(values: Mapping[str, Any]) -> dict[str, str]:
         for key, field in fields_of(options).items():
             types[prefix + key] = describe(field.annotation)
     return types | {f"{group}.name": "text" for group in GROUPS[:6]}
+
+
+def golden_numbers(path: Path, names: Iterable[str], measure: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the written numbers by case; REGENERATE=1 writes those of `names` first, `missing` those not there."""
+    mode = os.environ.get("REGENERATE")
+    written: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if not mode:
+        return written
+    lines = []
+    for name in names:
+        values = written[name] if mode == "missing" and name in written else measure(name)
+        lines.append(f"{json.dumps(name)}: {json.dumps(values)}")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    return dict(json.loads(path.read_text(encoding="utf-8")))

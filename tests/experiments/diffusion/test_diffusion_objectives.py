@@ -8,7 +8,6 @@ from oracles import GAUSSIAN, Oracle, loss_map
 from torch.distributions import Normal, kl_divergence
 
 from experiments.diffusion import create_objective
-from routing.errors import UserError
 from routing.rng import Draws
 
 OBJECTIVES = ("edm", "flow", "ddpm")
@@ -154,8 +153,3 @@ def test_learned_variance_and_channels_must_agree():
     with pytest.raises(ValueError, match="learn_sigma of both must agree"):
         path = create_objective({"name": "ddpm", "learn_sigma": True})
         loss_map(path, zero, torch.zeros(1, 3, 2, 2), torch.zeros(1, 3, 2, 2), torch.zeros(1))
-
-
-def test_an_objective_has_a_name():
-    with pytest.raises(UserError, match="objective=3: expected a name, or a mapping with a name"):
-        create_objective(3)

@@ -242,7 +242,6 @@ def test_cost_counts_what_runs():
     for name in ("none", "cfg", "interval", "routed"):
         guidance = create_guidance(name, route="1-2")
         model.calls.clear()
-        model.depth = 4
         generate(model, path, walk, guidance, torch.arange(3), batch=3)
         cost = sampling_cost(path, walk, guidance, lambda rate, weak: 1.0)
         assert cost.passes == sum(c.n for c in model.calls) / 3 == cost.macs

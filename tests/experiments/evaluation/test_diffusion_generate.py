@@ -100,16 +100,13 @@ def test_labels_from_seeds():
     assert (labels.bincount() - 600).abs().max() < 5 * (3000 * 0.2 * 0.8) ** 0.5
     assert torch.equal(labels_from_seeds(seeds, 5, "balanced"), seeds % 5)
     assert labels_from_seeds(seeds, 0) is None
-    with pytest.raises(ConfigError, match="from-seed or balanced"):
-        labels_from_seeds(seeds, 5, "random")
 
 
-def test_labels_and_text_must_fit_the_model():
+def test_labels_must_fit_the_model():
     wrong = [
         (random_backbone(), {"labels": torch.tensor([1, 7])}, "class 7: expected 0..4, or 5 for no class"),
         (random_backbone(), {"labels": torch.tensor([1, 2, 3])}, "labels for 3 images, and 2 seeds"),
         (random_backbone(num_classes=0), {"labels": torch.tensor([1, 1])}, "has no classes"),
-        (random_backbone(), {"text": torch.zeros(2, 3, 4)}, "not conditioned on text"),
     ]
     for model, conditions, message in wrong:
         with pytest.raises(ConfigError, match=message):
@@ -124,16 +121,6 @@ def test_unconditional_and_text_models():
     assert not torch.allclose(both[0], both[1])
     none = generate(model, *rest, torch.tensor([1, 1]))
     assert torch.allclose(none[0], none[1], atol=1e-5)
-
-
-def test_a_model_without_weights_is_sampled():
-    class Zero(torch.nn.Module):
-        in_channels, config = 2, {"input_size": 4}
-
-        def forward(self, x, time):
-            return 0 * x
-
-    assert generate(Zero(), *parts("euler", "none"), torch.arange(2)).shape == (2, 2, 4, 4)
 
 
 def test_progress_callbacks_and_modes():
@@ -179,9 +166,6 @@ def test_shards_and_adms_npz_hold_every_image_once(tmp_path):
     assert batch.n == 11 and batch.labels().tolist() == labels.tolist()
     part = torch.cat(list(batch.batches(range(4, 9), batch=2)))
     assert np.array_equal(part.permute(0, 2, 3, 1).numpy(), images[4:9])
-    with pytest.raises(ValueError, match="0 images were given for a file of 12"):
-        write_npz([], 12, tmp_path / "other.npz")
-    assert not (tmp_path / "other.npz").exists()
 
 
 def test_a_killed_call_goes_on(tmp_path):
@@ -240,8 +224,6 @@ def test_sigkill_at_any_moment_costs_one_shard(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("guidance", ["cfg", "routed"])
 def test_a_gpu_makes_the_same_image_to_rounding(guidance):
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     model, rest, seeds = random_backbone(), parts(guidance=guidance), torch.arange(4)
     with full_precision():
         here = generate(model, *rest, seeds, batch=4)

@@ -6,12 +6,9 @@ REGENERATE=1 python -m pytest tests/experiments/evaluation/test_golden_samples.p
 purpose; REGENERATE=missing adds the cases that it does not have, and leaves the other numbers as they are.
 """
 
-import json
-import os
-
 import pytest
 import torch
-from suite import DATA, RESULTS, create_model, pretrained, registered, sample
+from suite import DATA, RESULTS, create_model, golden_numbers, pretrained, registered, sample
 
 GOLDEN = DATA / "golden_samples.json"
 MODELS = sorted(path.stem for path in (RESULTS / "models").glob("*.safetensors"))
@@ -128,17 +125,8 @@ def cases(bundled):
 
 @pytest.fixture(scope="module")
 def golden(bundled):
-    written = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    mode = os.environ.get("REGENERATE")
-    if not mode:
-        return written
-    lines = []
-    for name, (make, *rest) in cases(bundled).items():
-        is_kept = mode == "missing" and name in written
-        values = written[name] if is_kept else projections(make(*rest))
-        lines.append(f"{json.dumps(name)}: {json.dumps(values)}")
-    GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    return json.loads(GOLDEN.read_text(encoding="utf-8"))
+    calls = cases(bundled)
+    return golden_numbers(GOLDEN, calls, lambda name: projections(calls[name][0](*calls[name][1:])))
 
 
 def check(golden, bundled, *beginnings):

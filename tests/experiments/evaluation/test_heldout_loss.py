@@ -104,16 +104,12 @@ def test_a_run_reports_it_beside_its_scores_and_training_leaves_no_trace_in_the_
     assert again["heldout_loss"] == pytest.approx(last["value"], rel=1e-6)
 
 
-def test_a_loss_alone_samples_nothing(tmp_path, monkeypatch):
+def test_a_loss_alone_samples_nothing_and_without_a_held_out_split_it_is_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("experiments.evaluation.pipeline.generate", None)
     held = data(tmp_path, "eval=digits")
-    found = score(held.model, held.config, held.dataset, metrics=("heldout_loss",))
-    assert [s.metric for s in found] == ["heldout-loss-360"]  # no route, no routed pass
-
-
-def test_data_without_a_held_out_split_say_that_the_loss_is_missing(tmp_path, capsys):
-    held = data(tmp_path, "eval=digits")
+    parts = held.model, held.config, held.dataset
+    (found,) = score(*parts, metrics=("heldout_loss",))  # no route, no routed pass
+    assert found.metric == "heldout-loss-360"
     del held.dataset.sizes["test"]
-    metrics = ("heldout_loss",)
-    assert score(held.model, held.config, held.dataset, metrics=metrics, console=Console()) == []
+    assert score(*parts, metrics=("heldout_loss",), console=Console()) == []
     assert "heldout_loss is missing: data=digits has no held-out split" in capsys.readouterr().out

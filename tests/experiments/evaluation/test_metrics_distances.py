@@ -84,8 +84,7 @@ def test_nearest_is_exact_for_copies_far_from_the_origin():
 
 
 def spread_rows(n, d, seed=0, offset=0.0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(n, d, generator=generator) * torch.linspace(0.1, 3, d) + offset
+    return rows(n, d, seed) * torch.linspace(0.1, 3, d) + offset
 
 
 @settings(max_examples=25, deadline=None)
@@ -155,13 +154,9 @@ def test_a_singular_covariance_gives_a_number_and_a_warning():
         assert frechet_distance(np.ones(2), zero, np.zeros(2), np.eye(2)) == pytest.approx(4.0)
 
 
-def test_broken_features_and_those_of_another_width_are_refused():
-    with pytest.raises(UserError, match="same feature extractor"):
-        Moments(4).update(rows(3, 5, 0))
+def test_broken_features_and_too_few_are_refused():
     with pytest.raises(UserError, match="use more samples"):
         Moments(4).update(rows(1, 4, 0)).finish()
     for bad in (np.nan, np.inf):
         with pytest.raises(UserError, match="NaN or infinite"):
             frechet_distance(np.array([0.0, bad]), np.eye(2), np.zeros(2), np.eye(2))
-    with pytest.raises(UserError, match="same feature extractor"):
-        frechet_distance(np.zeros(3), np.eye(3), np.zeros(2), np.eye(2))

@@ -13,8 +13,8 @@ from experiments.evaluation.reference import load_reference, save_reference
 from experiments.options.evaluation import MetricError
 
 
-def other(dim=48):
-    return Features("inception-adm", dim, "1" * 64, pixel_features((4, 4)).measure)
+def other():
+    return Features("inception-adm", 48, "1" * 64, pixel_features((4, 4)).measure)
 
 
 @pytest.fixture
@@ -35,13 +35,6 @@ def test_what_is_written_is_read_back(tmp_path, pixels):
     assert (back.n, back.name, back.features) == (60, "pictures", "pixels@00000000")
     assert back.label == f"pictures@{back.checksum[:8]}"
     assert not list(tmp_path.glob(".*"))
-
-
-def test_a_process_without_an_image_is_an_error_everywhere(pixels, monkeypatch):
-    # As two processes would see it, of which the other one has no image: it must not wait.
-    monkeypatch.setattr("experiments.evaluation.collect.gather_rows", lambda own: torch.cat([own, 0 * own]))
-    with pytest.raises(MetricError, match="3 images are fewer than 2 processes|give more images"):
-        collect(pixels, [pictures(3, 4)])
 
 
 def test_adm_reference_batches_are_read(tmp_path):
@@ -68,8 +61,6 @@ def test_other_features_are_refused(tmp_path, pixels):
     np.savez(adm, mu=np.zeros(48), sigma=np.eye(48))
     with pytest.raises(MetricError, match="use features inception-adm"):
         load_reference(adm, pixels)
-    with pytest.raises(MetricError, match="mu, sigma cannot be statistics of inception-adm's 2048 features"):
-        load_reference(adm, other(2048))
 
 
 def test_missing_parts_are_named(tmp_path):
@@ -82,8 +73,6 @@ def test_missing_parts_are_named(tmp_path):
         load_reference(path, other(), spatial=True)
     with pytest.raises(MetricError, match="has no images .*precision, recall, kid"):
         load_reference(path, other(), rows=True)
-    with pytest.raises(MetricError, match="no such file"):
-        load_reference(tmp_path / "none.npz", other())
 
 
 def test_folders_of_pictures(tmp_path):

@@ -1,6 +1,5 @@
 """The score networks that come with the package: their size, their hashes, their accuracy and how they are trained."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -26,15 +25,9 @@ DATA = [{"name": "digits"}, {"name": "mnist"}, pytest.param({"name": "fashion", 
 KINDS = ["classifier", "autoencoder"]
 
 
-def stored_quality(name):
-    with safe_open(SHIPPED_FOLDER / f"{name}.safetensors", framework="pt") as handle:
+def stored_quality(name, folder=SHIPPED_FOLDER):
+    with safe_open(folder / f"{name}.safetensors", framework="pt") as handle:
         return float(handle.metadata()["accuracy"])
-
-
-def test_the_networks_take_no_more_than_two_and_a_half_megabytes():
-    files = sorted(SHIPPED_FOLDER.iterdir())
-    assert [path.stem for path in files] == sorted(SHIPPED)
-    assert sum(path.stat().st_size for path in files) <= 2.5e6
 
 
 @pytest.mark.parametrize("data", DATA, ids=str)
@@ -56,51 +49,28 @@ def test_a_network_of_the_package_is_used_as_it_is(data, kind, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_a_network_anew_gives_the_quality_of_the_one_in_the_package(kind, tmp_path):
-    data = {"name": "digits"}
-    network = train_score_networks.train(data, kind, tmp_path)
-    # The very same bits on the machines tried so far; other versions of torch may sum in another order.
-    assert network.quality == pytest.approx(stored_quality(f"{data['name']}-{kind}"), abs=0.005)
-    assert network.path.name == f"{data['name']}-{kind}.safetensors"
-
-
-def test_the_command_trains_both_networks(tmp_path, monkeypatch, capsys):
-    quick, quick_code = small_networks.Recipe(epochs=1), small_networks.CodeRecipe(steps=2)
-    monkeypatch.setattr("experiments.evaluation.small_networks.Recipe", lambda epochs: quick)
-    monkeypatch.setattr("experiments.evaluation.small_networks.CodeRecipe", lambda: quick_code)
+def test_the_command_trains_networks_of_the_quality_of_those_in_the_package(tmp_path, capsys):
     assert run_command(train_score_networks.main, ["digits", "--out", str(tmp_path)]) == 0
-    networks = sorted(path.stem for path in tmp_path.iterdir())
-    assert networks == ["digits-autoencoder", "digits-classifier"]
-    assert "digits-classifier: differs from the weights" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    for kind in KINDS:
+        name = f"digits-{kind}"
+        # The very same bits on the machines tried so far; other versions of torch may sum in another order.
+        assert stored_quality(name, tmp_path) == pytest.approx(stored_quality(name), abs=0.005)
+        assert f"{name}: " in printed
 
 
-@pytest.fixture
-def copies(tmp_path, monkeypatch):
-    folder = Path(shutil.copytree(SHIPPED_FOLDER, tmp_path / "copies"))
-    monkeypatch.setattr(small_networks, "SHIPPED_FOLDER", folder)
-    return folder
+def test_other_images_train_a_network_of_their_own_and_other_weights_are_refused(tmp_path, monkeypatch):
+    def shipped(**options):
+        return load_shipped(own_network_plan("classifier", create({"name": "digits", **options})))
 
-
-def shipped_digits(**options):
-    return load_shipped(own_network_plan("classifier", create({"name": "digits", **options})))
-
-
-def test_other_images_train_a_network_of_their_own(copies):
-    assert shipped_digits() is not None
-    assert shipped_digits(split_seed=1) is None
-
-
-@pytest.mark.parametrize("damage", ["missing", "other weights"])
-def test_a_damaged_network_is_refused(copies, damage):
-    path = copies / "digits-classifier.safetensors"
-    if damage == "missing":
-        path.unlink()
-    else:
-        with safe_open(path, framework="pt") as handle:
-            metadata = handle.metadata()
-        weights = load_file(path)
-        weights["head.bias"] += 1e-3
-        save_file(weights, path, metadata=metadata)
+    assert shipped() is not None
+    assert shipped(split_seed=1) is None
+    path = SHIPPED_FOLDER / "digits-classifier.safetensors"
+    with safe_open(path, framework="pt") as handle:
+        metadata = handle.metadata()
+    weights = load_file(path)
+    weights["head.bias"] += 1e-3
+    save_file(weights, tmp_path / path.name, metadata=metadata)
+    monkeypatch.setattr(small_networks, "SHIPPED_FOLDER", tmp_path)
     with pytest.raises(MetricError, match=r"digits-classifier\.safetensors is missing or damaged"):
-        shipped_digits()
+        shipped()

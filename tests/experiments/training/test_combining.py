@@ -91,17 +91,3 @@ def test_a_combination_trains(backbone, tokens, added, tmp_path):
             else:
                 with pytest.raises(UserError):
                     sample(config, run, words)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backbone", BACKBONES)
-def test_everything_that_adds_up_trains_together(backbone, tmp_path):
-    """Class tokens included, which rwkv7 refuses; guidance drops the class in them too."""
-    tokens = 0 if backbone == "rwkv7" else 4
-    words = ["experiment=jit", "route=1-2", *ADDED["Muon"][0], *ADDED["SRA"][0], "train.align_loss=smooth_l1"]
-    words += ["backbone.bottleneck=8", f"backbone.context_tokens={tokens}", "train.precision=bf16", "train.micro_batch=4"]
-    config, run = two_steps(tmp_path, *words, f"backbone={backbone}")
-    assert config.objective.prediction == "x" and config.backbone.name == backbone
-    assert load_model(run).model.prefix == tokens
-    for words in (["guidance=interval", "guidance.high=9.0"], ["guidance=cfg"]):
-        sample(config, run, words)

@@ -9,12 +9,11 @@ on purpose; REGENERATE=missing adds the cases that it does not have, and leaves 
 
 import json
 import math
-import os
 
 import pytest
 from safetensors.numpy import load_file
 from small import overrides
-from suite import DATA, registered, train
+from suite import DATA, golden_numbers, registered, train
 
 GOLDEN = DATA / "golden_losses.json"
 # The gates of adaLN-zero open with the first updates; a large step opens them within five.
@@ -106,18 +105,7 @@ def numbers(folder, words):
 
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory):
-    kept = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    mode = os.environ.get("REGENERATE")
-    if not mode:
-        return kept
-    if mode != "missing":
-        kept = {}
-    lines = []
-    for name, words in CASES.items():
-        values = kept.get(name) or numbers(tmp_path_factory.mktemp("golden"), words)
-        lines.append(f"{json.dumps(name)}: {json.dumps(values)}")
-    GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    return json.loads(GOLDEN.read_text(encoding="utf-8"))
+    return golden_numbers(GOLDEN, CASES, lambda name: numbers(tmp_path_factory.mktemp("golden"), CASES[name]))
 
 
 def check(values, expected, tolerances):

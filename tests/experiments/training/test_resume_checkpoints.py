@@ -30,18 +30,15 @@ def steps(folder):
     return [step for step, _ in run_folder.listed(folder)]
 
 
-def test_last_k_and_every_n_are_kept(tmp_path):
+def test_last_k_every_n_and_the_one_before_a_bad_streak_are_kept(tmp_path):
     for step in range(1, 9):
         write(tmp_path, step, keep=2, keep_every=3)
     assert steps(tmp_path) == [3, 6, 7, 8]
-
-
-def test_the_checkpoint_before_a_bad_streak_stays_until_that_ends(tmp_path):
-    for step, streak in ((1, 0), (2, 0), (3, 1), (4, 2)):
+    for step, streak in ((9, 0), (10, 1), (11, 2)):
         write(tmp_path, step, keep=1, streak=streak)
-    assert steps(tmp_path) == [2, 4]
-    write(tmp_path, 5, keep=1)
-    assert steps(tmp_path) == [5]
+    assert steps(tmp_path) == [9, 11]
+    write(tmp_path, 12, keep=1)
+    assert steps(tmp_path) == [12]
 
 
 @pytest.mark.parametrize("done", [1, 2])
@@ -81,15 +78,6 @@ def test_a_damaged_checkpoint_is_set_aside_with_a_message_and_the_one_before_tak
     assert checkpoint_files.newest(tmp_path, said.append).name == "step-00000001"
     assert len(said) == 1 and "step-00000002 is damaged" in said[0]
     assert (tmp_path / "checkpoints" / "damaged-step-00000002").is_dir()
-
-
-def test_a_half_written_checkpoint_is_never_listed(tmp_path):
-    write(tmp_path, 1)
-    half = tmp_path / "checkpoints" / ".step-00000002.tmp99"
-    half.mkdir()
-    (half / "state.safetensors").write_bytes(b"half")
-    assert checkpoint_files.newest(tmp_path).name == "step-00000001"
-    assert not half.exists()
 
 
 @pytest.mark.parametrize(
@@ -146,14 +134,9 @@ def test_load_model_says_what_is_there(tmp_path):
     assert trained_model.load_model(folder, step=3).step == 3
     raw, ema = (trained_model.load_model(folder, weights=w).model.state_dict() for w in ("raw", "ema"))
     assert any(not torch.equal(raw[k], ema[k]) for k in raw)
-    for call, expected in (
-        (lambda: trained_model.load_model(folder, step=4), "there are 3, 6"),
-        (lambda: trained_model.load_model(folder, weights="best"), "ema or raw"),
-        (lambda: trained_model.load_model(folder / "model.safetensors", step=3), "run folder"),
-        (lambda: trained_model.load_model(folder / "config.yaml"), "not a whole safetensors file"),
-    ):
+    for path, step, expected in ((folder, 4, "there are 3, 6"), (folder / "model.safetensors", 3, "run folder")):
         with pytest.raises(CheckpointError, match=expected):
-            call()
+            trained_model.load_model(path, step=step)
 
 
 @pytest.mark.parametrize(
@@ -203,14 +186,6 @@ def test_a_checkpoint_that_lacks_what_the_run_saves_is_one_sentence(tmp_path):
     with pytest.raises(CheckpointError, match="step-00000006 does not hold what this run saves"):
         train(small(tmp_path, "train.steps=8"), quiet=True)
     assert path.is_dir()
-
-
-def test_a_pipe_is_not_read_as_a_checkpoint(tmp_path):
-    path = write(tmp_path, 1) / "state.safetensors"
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(CheckpointError, match=r"state\.safetensors cannot be .*no regular file"):
-        checkpoint_files.newest(tmp_path)
 
 
 def _rename(folder):

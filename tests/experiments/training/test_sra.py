@@ -66,15 +66,10 @@ def test_the_loss_is_the_papers(family, route, form, tmp_path):
             distances.append(distance(student[sample, row], teacher[sample, token]))
     expected = 0.5 * torch.stack(distances).mean()
     assert term == pytest.approx(float(expected.detach()), abs=1e-5)
-
-
-def test_gradients_reach_the_student_and_its_projector_and_not_the_teacher(tmp_path):
-    loop = perturbed(make_run(small(tmp_path, *ROUTED)))
-    before = [average.clone() for average in loop.state.ema]
+    # Gradients reach the student and its projector, and not the teacher.
     first_loss(loop).backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in loop.model.align.parameters())
-    assert all(p.grad is None for p in loop.training_step.alignment.teacher.parameters())
-    assert all(torch.equal(a, b) for a, b in zip(before, loop.state.ema, strict=True))
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.align.parameters())
+    assert all(p.grad is None for p in step.alignment.teacher.parameters())
 
 
 def test_the_teacher_is_the_ema_after_steps_and_after_loading(tmp_path):

@@ -10,14 +10,10 @@ from small import small
 
 import analysis
 from experiments import components as build
-from experiments.data.dataset import Batch
 from experiments.runtime import environment
 from experiments.training import precision
-from experiments.training.build import build_step
 from experiments.training.precision import resolve_precision
 from experiments.training.session import train
-from experiments.training.step import MicroBatch
-from routing import Route, Routing, rng
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -35,6 +31,8 @@ def test_cpus_with_bf16_in_hardware_take_it(tmp_path, monkeypatch, flags, chosen
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
     monkeypatch.setattr(environment, "Path", lambda _: tmp_path / "cpuinfo")
     assert resolve_precision(small(tmp_path, "train.precision=auto"), CPU) == chosen
+    warning = precision.slow_bf16(small(tmp_path, "train.precision=bf16"), CPU)
+    assert warning is None if chosen == "bf16" else "neither AVX512-BF16 nor AMX" in warning
 
 
 @pytest.mark.parametrize(("capability", "chosen"), [((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")])
@@ -65,41 +63,3 @@ def test_the_precision_of_accelerates_own_configuration_is_not_taken(tmp_path, m
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     AcceleratorState._reset_state()
     assert build.make_accelerator(small(tmp_path)).mixed_precision == "no"
-
-
-def test_bf16_on_a_cpu_that_emulates_it_is_a_warning(tmp_path, monkeypatch):
-    config = small(tmp_path, "train.precision=bf16")
-    for in_hardware in (False, True):
-        monkeypatch.setattr(precision, "has_bf16", lambda device, in_hardware=in_hardware: in_hardware)
-        warning = precision.slow_bf16(config, CPU)
-        assert warning is None if in_hardware else "neither AVX512-BF16 nor AMX" in warning
-
-
-@pytest.mark.parametrize(
-    ("backbone", "objective"), [("dit", "ddpm"), ("mamba", "flow"), ("rwkv", "edm")]
-)
-def test_a_float64_model_trains(tmp_path, backbone, objective):
-    """Its loss and gradients are those of the float32 model to float32's precision."""
-    words = ["backbone.depth=2", "backbone.width=32", "route=0-1", "train.label_drop=0"]
-    config = small(tmp_path, f"backbone={backbone}", f"objective={objective}", *words)
-    index = torch.arange(4)
-    x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    losses, gradients = [], []
-    for dtype in (torch.float32, torch.float64):
-        step = build_step(config, build.make_accelerator(config))
-        model = step.model
-        torch.manual_seed(0)
-        with torch.no_grad():
-            for parameter in model.parameters():  # the zeros of gates and head hide the rest
-                parameter += 0.1 * torch.randn_like(parameter)
-        model.to(dtype)
-        draws = rng.Draws(0, 0, index)
-        batch = Batch(x.to(dtype), torch.zeros(4, dtype=torch.long))
-        loss = step.loss(MicroBatch(batch, draws, Routing(Route.parse("0-1"), draws=draws)))
-        loss.backward()
-        assert loss.dtype == dtype
-        losses.append(loss.item())
-        flat = [p.grad.double().flatten() for p in model.parameters() if p.grad is not None]
-        gradients.append(torch.cat(flat))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and losses[0] != losses[1]
-    assert (gradients[0] - gradients[1]).norm() < 1e-3 * gradients[1].norm()

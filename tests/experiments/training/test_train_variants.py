@@ -5,8 +5,7 @@ import torch
 from small import small
 from training_runs import alignment_term, first_loss, make_run, perturbed
 
-from experiments.config.guidance import check_guidance_routes
-from experiments.config.model import model_arguments, run_cost
+from experiments.config.model import run_cost
 from experiments.evaluation.pipeline import SamplingPipeline
 from experiments.training.session import train
 from experiments.training.summary import read_summary
@@ -14,13 +13,6 @@ from routing.errors import UserError
 
 DROPPING = ["route=0--1", "routing.reinsert=none"]
 MASKDIT = [*DROPPING, "backbone.decoder={depth: 1, width: 32, heads: 2}"]
-
-
-@pytest.mark.parametrize("word", ["guidance.scale=1", "guidance.checkpoint=other"])
-def test_a_weak_pass_that_the_model_never_makes_is_not_asked_of_it(word, tmp_path):
-    words = ["route=1-2@0.75", "routing.selection=quad", "guidance=routed", "guidance.strong=0.75"]
-    config = small(tmp_path, *words, word)
-    check_guidance_routes(config, config.guidance, model_arguments(config, config.data.describe()))
 
 
 @pytest.mark.slow
