@@ -34,6 +34,7 @@ def test_a_dry_run_leaves_out_what_is_finished_or_queued(cli, answers, monkeypat
     text = cli("launch", "--dry-run", "train.steps=30")
     assert "squeue gave no answer; what was submitted earlier counts as in the queue or running" in text
     assert "2 runs on cluster=slurm" in text
+    assert "which runs are live is unknown" in cli("launch", "cluster=slurm", "train.steps=30", code=2)
 
 
 def test_what_the_first_cell_lacks_is_said_before_the_others_are_composed(cli, monkeypatch):
