@@ -135,16 +135,11 @@ def test_a_run_takes_the_emptiest_gpus_of_a_pool():
     assert slots.choose(1, 1) == ["5"]
 
 
-def test_a_pool_has_runs_per_gpu_workers_on_each_visible_gpu(monkeypatch):
+def test_a_pool_has_workers_for_each_gpu_and_needs_gpus_for_all_unless_runs_differ(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     for typed, workers in (({}, 6), ({"workers": "4"}, 4), ({"throttle": "5"}, 5)):
         loaded = resources.load("local", "tiny", {"gpus": "1", "runs_per_gpu": "3", **typed})
         assert loaded.workers == workers
-    assert resources.load("local").workers == 1
-
-
-def test_a_pool_needs_gpus_for_all_workers_unless_runs_differ(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     sweep = Sweep(tmp_path, "g")
     one = resources.load("local", "tiny", {"gpus": "1"})
     two, shared = dataclasses.replace(one, gpus=2), dataclasses.replace(one, runs_per_gpu=2)
