@@ -69,19 +69,12 @@ class Lab:
 def free_ports(count):
     """Return the first of `count` ports in a row that nobody listens on."""
     for start in range(17000 + os.getpid() % 500 * 8, 30000, count):
-        if all(_free(port) for port in range(start, start + count)):
+        with contextlib.suppress(OSError):
+            for port in range(start, start + count):
+                with socket.create_server(("127.0.0.1", port)):  # with SO_REUSEADDR
+                    pass
             return start
     raise RuntimeError("no free ports")
-
-
-def _free(port):
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 @pytest.fixture(scope="session")

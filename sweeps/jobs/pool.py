@@ -70,6 +70,18 @@ def start(
     return {run.name: f"{batch.name}/{run.name}" for run in runs}
 
 
+def running_pools(root: Path) -> list[str]:
+    """Return the grids of the pools on this machine; with their folder of runs, if not `root`."""
+    names = {}
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if words[-3:-1] == ["-m", "sweeps.jobs.pool_process"]:
+            folder = Path(words[-1])
+            grid, pool_root = folder.parents[1].name, folder.parents[3]
+            names[folder] = grid if pool_root == root else f"{grid} in {pool_root}"
+    return list(names.values())
+
+
 def write_jobs(folder: Path, jobs: Sequence[Job], workers: int, **values: Any) -> None:
     """Write the files that a pool reads as it starts: one for each job, and pool.json."""
     files = {}

@@ -140,9 +140,9 @@ def _plan_training(
         raise SweepError(f"{cell.label or 'the cell'}: {error}") from None
     name, unfilled = config.name, format_overrides(cell.overrides)
     if parent and any(PARENT in text for text in unfilled):
-        # The same at each launch, whatever its number of steps.
-        lasting = [text for text in unfilled if not text.startswith("train.steps=")]
-        name = _call_name(cell, lasting, parent)
+        # Like the name of a run folder, but without the weights, which may change.
+        lasting = [text for text in unfilled if PARENT in text]
+        name = _call_name(cell, [load(_without_parent(unfilled)).name, *lasting], parent)
     plan.configs[name] = config
     folder = plan.root / (name if deferred else config.name)
     run = _planned_run(plan, cell, name, arguments, str(folder), steps)

@@ -71,8 +71,10 @@ def _look_in_other_sweep(other: Sweep, rows: dict[str, RunStatus], queue: Queue)
     batches = {}
     if any(not row.live and row.state != "done" for row in rows.values()):
         for name, batch in other.latest_batches().items():
-            if name in rows and not rows[name].live and rows[name].state != "done":
-                batches[name] = batch
+            row = rows.get(name)
+            if row is None or row.live or row.state == "done" or row.run.has_output:
+                continue
+            batches[name] = batch
     jobs, trouble = find_jobs(other, batches, queue, history=False)
     for name, batch in batches.items():
         if jobs[name].live:

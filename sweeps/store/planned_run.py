@@ -59,6 +59,11 @@ class PlannedRun:
         return self.deferred or Path(self.folder).name != self.name
 
     @property
+    def has_output(self) -> bool:
+        """Whether it writes a file in the folder of its sweep, as no job of another sweep does."""
+        return any(str(Path("outputs", self.name)) in argument for argument in self.args)
+
+    @property
     def finished(self) -> bool:
         """Whether the run folder holds a finished run of at least `steps` steps."""
         return run_folder.finished(self.folder, self.steps)

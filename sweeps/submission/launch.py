@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from experiments.runtime.locks import locked
 from sweeps.jobs.job import run_here
 from sweeps.plan.grid import Grid
+from sweeps.status.status import require_queue, statuses
 from sweeps.store.folder import Sweep
 from sweeps.store.planned_run import PlannedRun
 from sweeps.store.resource_options import Resources
-from sweeps.submission.live_jobs import set_throttles
+from sweeps.submission.live_jobs import end_jobs, set_throttles
 from sweeps.submission.missing import Print, Runs, check_entries, find_failed, find_missing
 from sweeps.submission.submit import submit
 
@@ -47,6 +48,7 @@ def retry(
 ) -> Runs | None:  # fmt: skip
     """Submit the failed and stopped runs among `runs` again; each resumes from its last checkpoint.
 
+    Tables of their results are made again; a job of such a table that is queued or running ends.
     `grid` is that of the sweep, if it is one in Python; `resources_by_run` as in `submit`. Returns
     what `launch` returns.
 
@@ -56,11 +58,19 @@ def retry(
     """
     check_entries(sweep, runs, grid)
     with locked(sweep.locked_folder, wait_s=60.0):
-        selected = find_failed(sweep, runs, say)
+        latest = sweep.latest_batches()
+        rows, trouble = statuses(sweep)
+        require_queue(trouble)
+        selected = find_failed(runs, rows, say)
         if not selected:
             say("nothing has failed or stopped")
             return None
         with sweep.undo_if_refused():
             code = grid.code if grid else None
             batch = submit(sweep, selected, resources, code, say, resources_by_run)
+        names = {run.name for run in selected}
+        replaced = [row for row in rows if row.live and row.run.name in names]
+        for row in replaced:
+            say(f"cancelled job {row.job}: {row.run.name} is made again, with these runs")
+        end_jobs(sweep, replaced, rows, latest)
     return run_here(sweep, selected, batch, say) if batch.kind == "debug" else []

@@ -1,12 +1,13 @@
 """Live jobs: what new runs wait for, how many run at once, and how they are cancelled."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from experiments.runtime.locks import locked
 from routing.errors import require
 from sweeps import SweepError
 from sweeps.jobs import pool, slurm
+from sweeps.status.run_status import RunStatus
 from sweeps.status.status import require_queue, statuses
 from sweeps.store.folder import JobBatch, Sweep
 from sweeps.store.planned_run import PlannedRun
@@ -95,20 +96,15 @@ def set_throttles(
 
 def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Callable[[str], None] = print) -> None:
     """Cancel live runs; what they have saved stays."""
-    count = 0
-    job_ids: dict[str, list[str]] = {}  # by cluster
+    names = {run.name for run in runs}
+    cancelled: list[RunStatus] = []
     with locked(sweep.locked_folder, wait_s=60.0):
         latest = sweep.latest_batches()
         rows, trouble = statuses(sweep)
         require_queue(trouble)
-        names = {run.name for run in runs}
-        # Runs may share a task of Slurm with others, which must continue.
-        shared_with_others = {row.job for row in rows if row.live and row.run.name not in names}
         for row in rows:
-            if row.run.name not in names:
-                continue
             name, batch = row.run.name, latest.get(row.run.name)
-            if not row.live:
+            if name not in names or not row.live:
                 continue
             if row.sweep or batch is None:
                 say(f"{name}: {row.why}: {Sweep(sweep.root, row.sweep).command('cancel')}")
@@ -116,13 +112,28 @@ def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Callable[[str], None] 
                 say(f"{name}: runs in another shell: press Ctrl-C there")
             else:
                 sweep.note(name, "cancelled")
-                count += 1
-                if batch.kind == "slurm" and row.job in shared_with_others:
-                    pool.cancel_in_task(sweep, batch, name)
-                elif batch.kind == "slurm":
-                    job_ids.setdefault(batch.slurm_cluster, []).append(row.job)
-                else:
-                    pool.cancel(sweep, batch.name, name)
-        for cluster, ids in job_ids.items():
-            slurm.call(["scancel", *slurm.on_cluster(cluster), *ids])
+                cancelled.append(row)
+        end_jobs(sweep, cancelled, rows, latest)
+    count = len(cancelled)
     say(f"cancelled {count} of {len(runs)} runs" if count else "nothing is in the queue or running")
+
+
+def end_jobs(
+    sweep: Sweep, ended: Sequence[RunStatus], rows: Sequence[RunStatus],
+    latest: Mapping[str, JobBatch],
+) -> None:  # fmt: skip
+    """End the jobs of some live rows; `rows` and `latest` are of all runs of the sweep."""
+    names = {row.run.name for row in ended}
+    # Runs may share a task of Slurm with others, which must continue.
+    shared_with_others = {row.job for row in rows if row.live and row.run.name not in names}
+    job_ids: dict[str, list[str]] = {}  # by cluster
+    for row in ended:
+        name, batch = row.run.name, latest[row.run.name]
+        if batch.kind == "slurm" and row.job in shared_with_others:
+            pool.cancel_in_task(sweep, batch, name)
+        elif batch.kind == "slurm":
+            job_ids.setdefault(batch.slurm_cluster, []).append(row.job)
+        else:
+            pool.cancel(sweep, batch.name, name)
+    for cluster, ids in job_ids.items():
+        slurm.call(["scancel", *slurm.on_cluster(cluster), *ids])

@@ -65,21 +65,27 @@ def _reason(
 
 
 def find_due(runs: Sequence[PlannedRun], rows: Mapping[str, RunStatus]) -> Runs:
-    """Return the failed and stopped runs among `runs`, then the tables of their results."""
+    """Return the failed and stopped runs among `runs`, then the tables that read their results.
+
+    Also tables that are queued or running: their jobs would make them without these runs.
+    """
     due = [run for run in runs if rows[run.name].state in ("failed", "stopped")]
     names = {run.name for run in due}
-    tables = [run for run in runs if run.name not in names and names.intersection(run.after)]
-    return due + tables
+    tables: dict[str, PlannedRun] = {}
+    for run in runs:  # later stages follow those that they read
+        reads_them = names.intersection(run.after) or tables.keys() & set(run.needs)
+        row = rows[run.name]
+        is_elsewhere = row.live and (row.sweep or not row.job)  # of another sweep or shell
+        if reads_them and run.name not in names and not is_elsewhere:
+            tables[run.name] = run
+    return due + list(tables.values())
 
 
-def find_failed(sweep: Sweep, runs: Sequence[PlannedRun], say: Print) -> Runs:
+def find_failed(runs: Sequence[PlannedRun], rows: Sequence[RunStatus], say: Print) -> Runs:
     """Return the runs that are due for a retry and whose parent is done, live or due as well.
 
-    Raises:
-        SweepError: The scheduler does not answer.
+    `rows` has the status of all runs of the sweep.
     """
-    rows, trouble = statuses(sweep)
-    require_queue(trouble)
     by_name = {row.run.name: row for row in rows}
     due = find_due(runs, by_name)
     selected: Runs = []

@@ -44,6 +44,11 @@ def submit(
     sweep.intend(batch)
     if kind == "debug":
         return batch
+    others = pool.running_pools(sweep.root)
+    if others:
+        verb = "is" if len(others) == 1 else "are"
+        text = f"{plural(len(others), 'other pool')} {verb} running on this machine"
+        say(f"{text}: {', '.join(others)}; the runs of all pools share its cores")
     ids = pool.start(sweep, runs, resources.workers, each, batch, live.ids)
     sweep.submitted(batch.name, ids)
     workers = min(resources.workers, len(runs))

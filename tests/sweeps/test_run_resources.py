@@ -24,9 +24,6 @@ from sweeps.store.folder import JobBatch, Sweep
 RUNS = Path("/runs")
 
 
-# --- in a grid -------------------------------------------------------------------------------------------------
-
-
 def test_a_row_of_cells_changes_its_stage_and_the_scale_changes_both(tmp_path):
     chosen = yaml_grid(
         tmp_path,
@@ -47,19 +44,6 @@ def test_a_row_of_cells_changes_its_stage_and_the_scale_changes_both(tmp_path):
     assert only.cluster == routed.cluster | {"cpus": 4}
 
 
-# --- arrays ----------------------------------------------------------------------------------------------------
-
-
-def test_what_is_typed_counts_more_than_the_grid():
-    base = resources.load("slurm", "tiny", {"memory_gb": "2"})
-    run = resources.for_run(base, {"memory_gb": 80, "gpus": 2, "partition": 7, "cpus": None})
-    assert (run.memory_gb, run.gpus, run.partition, run.cpus) == (2, 2, "7", base.cpus)
-    # It is remembered with the launch: a retry does not return to the grid's value.
-    again = resources.resume(dataclasses.asdict(run), {"time": "90"})
-    assert resources.for_run(again, {"memory_gb": 80, "time": "9:00:00"}).memory_gb == 2
-    assert resources.for_run(again, {"time": "9:00:00"}).time == "90"
-
-
 def test_a_shared_task_asks_for_one_gpu_and_for_what_all_its_runs_need():
     shared = resources.load("slurm", "tiny", {"gpus": "1", "runs_per_gpu": "3", "throttle": "7"})
     text = sbatch_script.script(Sweep(Path("/runs"), "g"), shared, 12, Path("/code"))
@@ -69,11 +53,6 @@ def test_a_shared_task_asks_for_one_gpu_and_for_what_all_its_runs_need():
     # A run without a GPU of its own, or with several, shares none.
     for gpus in (0, 2, "a100:2"):
         assert resources.for_run(dataclasses.replace(shared, fixed=[]), {"gpus": gpus}).runs_per_gpu == 1
-
-
-def test_a_damaged_record_of_a_batch_shares_no_tasks():
-    for damaged in ({}, {"runs_per_gpu": 0}, {"runs_per_gpu": "2"}, {"runs_per_gpu": True}):
-        assert JobBatch("b", "slurm", "slurm", ["x", "y"], 1.0, "c", damaged).tasks() == [["x"], ["y"]]
 
 
 def test_more_runs_than_an_array_may_have_tasks_are_several_arrays(cli, answers, submissions):
@@ -145,9 +124,6 @@ def test_a_run_that_hears_no_signal_does_not_keep_its_task_from_the_requeue(tmp_
     assert run_folder.read(Path(job.folder) / "state.json")["runs"] == {"a": "RUNNING"}
 
 
-# --- pools -----------------------------------------------------------------------------------------------------
-
-
 def test_a_run_takes_the_emptiest_gpus_of_a_pool():
     slots = pool_gpus.GpuSlots(["3", "5"])
     assert slots.choose(0, 1) == [] and slots.choose(3, 1) is None
@@ -159,16 +135,11 @@ def test_a_run_takes_the_emptiest_gpus_of_a_pool():
     assert slots.choose(1, 1) == ["5"]
 
 
-def test_a_pool_has_runs_per_gpu_workers_on_each_visible_gpu(monkeypatch):
+def test_a_pool_has_workers_for_each_gpu_and_needs_gpus_for_all_unless_runs_differ(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     for typed, workers in (({}, 6), ({"workers": "4"}, 4), ({"throttle": "5"}, 5)):
         loaded = resources.load("local", "tiny", {"gpus": "1", "runs_per_gpu": "3", **typed})
         assert loaded.workers == workers
-    assert resources.load("local").workers == 1
-
-
-def test_a_pool_needs_gpus_for_all_workers_unless_runs_differ(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     sweep = Sweep(tmp_path, "g")
     one = resources.load("local", "tiny", {"gpus": "1"})
     two, shared = dataclasses.replace(one, gpus=2), dataclasses.replace(one, runs_per_gpu=2)
@@ -206,12 +177,6 @@ def test_a_pool_gives_a_run_the_gpus_of_its_cell_and_says_what_it_ignores(cli, m
         # The two workers share the cores.
         assert summary["threads"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
     assert gpus["2-8"] == "3,5" and gpus["none"] in ("3", "5")
-    (batch,) = cli.sweep.batches()
-    events = [event for run in cli.sweep.runs() for event in cli.sweep.events(run) if event["event"] == "start"]
-    assert {event["code"] for event in events} == {batch.code}
-
-
-# --- retries ---------------------------------------------------------------------------------------------------
 
 
 def test_a_retry_asks_for_what_each_run_had_and_for_what_is_typed(cli, answers, submissions):
@@ -240,40 +205,26 @@ def test_a_retry_asks_for_what_each_run_had_and_for_what_is_typed(cli, answers, 
     assert submitted() == [(stage, memory, gpus, "0:30:00") for stage, memory, gpus, _ in first]
 
 
-# --- memory ----------------------------------------------------------------------------------------------------
-
-
-def test_more_memory_is_asked_for_after_it_ran_out_and_only_then():
+@pytest.mark.parametrize(
+    ("row", "changes", "last_gb", "memory", "message"),
+    [
+        ({"memory_ran_out": True}, {}, None, 15, "r ran out of memory at 10 GB and gets 15 GB"),
+        # Where cluster= is typed again, what it had last counts.
+        ({"memory_ran_out": True}, {}, 15, 20, "gets 20 GB, the most that cluster.max_memory_gb=20 allows"),
+        ({"memory_ran_out": True}, {"memory_gb": 20}, None, 20, "and gets no more: cluster.max_memory_gb=20"),
+        ({"memory_ran_out": True}, {"retry_memory": None}, None, 10, ""),
+        ({"why": "killed by signal 9 (out of memory?)"}, {}, None, 10, ""),
+        # An allocation that fails is one of main memory where there is no GPU.
+        ({"allocation_failed": True}, {}, None, 10, "ran out of GPU memory, which cluster.retry_memory does not change"),
+        ({"allocation_failed": True}, {"gpus": 0}, None, 15, "r ran out of memory at 10 GB and gets 15 GB"),
+    ],
+)  # fmt: skip
+def test_more_memory_is_asked_for_after_it_ran_out_and_only_then(row, changes, last_gb, memory, message):
     asked = {"memory_gb": "10", "retry_memory": "1.5", "max_memory_gb": "20", "gpus": "1"}
-    base = resources.load("slurm", "tiny", asked)
-    row = RunStatus(make_run(RUNS), "failed", why="out of memory", memory_ran_out=True)
-
-    def retried(row, base, last_gb=None, is_typed=False):
-        larger, text = resources_of_retry(row, base, last_gb, is_typed)
-        return larger.memory_gb, text
-
-    assert retried(row, base) == (15, "r ran out of memory at 10 GB and gets 15 GB")
-    # Where cluster= is typed again, what it had last counts.
-    memory, text = retried(row, base, last_gb=15)
-    assert memory == 20 and text.endswith("gets 20 GB, the most that cluster.max_memory_gb=20 allows")
-    memory, text = retried(row, dataclasses.replace(base, memory_gb=20))
-    assert memory == 20 and text == "r ran out of memory at 20 GB and gets no more: cluster.max_memory_gb=20"
-    # The grid's own value does not take it back.
-    larger, _ = resources_of_retry(row, base, None, False)
-    assert resources.for_run(larger, {"memory_gb": 10}).memory_gb == 15
-    for unchanged in (
-        (row, dataclasses.replace(base, retry_memory=None)),
-        (RunStatus(make_run(RUNS), "failed", why="killed by signal 9 (out of memory?)"), base),
-    ):
-        assert retried(*unchanged) == (10, "")
-    assert retried(row, base, is_typed=True) == (10, "")
-
-
-def test_more_main_memory_is_no_help_where_that_of_the_gpu_ran_out():
-    base = resources.load("slurm", "tiny", {"retry_memory": "2", "gpus": "1"})
-    row = RunStatus(make_run(RUNS), "failed", allocation_failed=True)
-    same, text = resources_of_retry(row, base, None, False)
-    assert same == base and "r ran out of GPU memory, which cluster.retry_memory does not change" in text
-    # Without a GPU an allocation that fails is one of main memory.
-    larger, text = resources_of_retry(row, dataclasses.replace(base, gpus=0), None, False)
-    assert larger.memory_gb == 8 and "ran out of memory at 4 GB and gets 8 GB" in text
+    base = dataclasses.replace(resources.load("slurm", "tiny", asked), **changes)
+    row = RunStatus(make_run(RUNS), "failed", **row)
+    larger, text = resources_of_retry(row, base, last_gb, is_typed=False)
+    assert larger.memory_gb == memory and (message in text if message else text == "")
+    # The grid's own value does not take it back; what is typed for the retry stays.
+    assert resources.for_run(larger, {"memory_gb": 10}).memory_gb == memory
+    assert resources_of_retry(row, base, last_gb, is_typed=True) == (base, "")

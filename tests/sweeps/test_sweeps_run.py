@@ -1,19 +1,16 @@
-"""Launching without Slurm: in this process, in a pool, and what the disk says afterwards."""
+"""Launching: in this process, in a pool, and what is submitted and noted; the job itself."""
 
 import errno
-import functools
-import io
 import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import submitit
-from slurm_lab import make_run, note_submission, silent, until, write_grid
+from slurm_lab import make_run, until, write_grid
 
 import experiments.runtime.command
 from experiments.runtime import run_folder
@@ -22,13 +19,9 @@ from experiments.runtime.records import append_jsonl
 from sweeps import SweepError
 from sweeps import command as sweeps_command
 from sweeps.jobs import job, pool_process, sbatch_script, slurm, snapshot
-from sweeps.status import status, status_table
-from sweeps.status.eta import estimate_etas
-from sweeps.status.run_status import RunStatus
+from sweeps.status import status
 from sweeps.store.folder import JobBatch, Sweep
-from sweeps.submission import launch
 
-ROOT = snapshot.ROOT
 pytestmark = pytest.mark.usefixtures("stubs")
 
 
@@ -108,16 +101,13 @@ def test_stages_follow_each_other_in_this_process(cli):
     scores = [json.loads(p.read_text()) for p in (cli.sweep.path / "outputs").iterdir()]
     assert sorted(words[-1] for words in scores) == ["w=2", "w=2", "w=5", "w=5"]
     assert all(words[2] == "n=4" and Path(words[0], "summary.json").exists() for words in scores)
-    assert "nothing to submit" in cli("launch", "cluster=debug", "n=4", "w=2,5")
     # A filter of runs takes what scores them with it.
     assert cli("status", "scale=tiny").splitlines()[-1] == "6 done"
     assert cli("status", "train.steps=20", "w=5").count("done  ") == 2
-    # Longer training is scored again, however often.
-    for steps in (21, 22):
-        cli("launch", "cluster=debug", "n=4", "w=2", "seed=0", f"train.steps={steps}")
-        rows, _ = status.statuses(cli.sweep)
-        assert [row.why for row in rows if row.state != "done"] == ["its run was trained further"]
-    assert len(cli.sweep.events(next(r.run.name for r in rows if r.run.varies.get("w") == "2"))) == 6
+    # Longer training is scored again.
+    cli("launch", "cluster=debug", "n=4", "w=2", "seed=0", "train.steps=21")
+    rows, _ = status.statuses(cli.sweep)
+    assert [row.why for row in rows if row.state != "done"] == ["its run was trained further"]
 
 
 def test_a_command_that_refuses_its_words_is_a_sentence_here_and_a_traceback_in_the_log(cli):
@@ -128,21 +118,17 @@ def test_a_command_that_refuses_its_words_is_a_sentence_here_and_a_traceback_in_
     assert "Traceback" in log.read_text()
 
 
-def test_jobs_choose_for_themselves_how_long_threads_spin_and_are_not_the_job_that_launches(monkeypatch):
-    monkeypatch.setattr(
-        experiments.runtime.command, "_SPIN_VARIABLES", {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"}
-    )
-    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")  # chosen for this process
-    monkeypatch.setenv("KMP_BLOCKTIME", "3")  # the user's
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    for name in ("SLURM_ARRAY_JOB_ID", "SLURM_MEM_PER_CPU", "SLURMD_NODENAME", "SLURM_CONF"):
-        monkeypatch.setenv(name, "7")  # of the shell's own job, but for the last
-    before = dict(os.environ)
+def test_a_job_inherits_nothing_that_holds_for_the_launching_process_alone(monkeypatch):
+    spins = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"}
+    monkeypatch.setattr(experiments.runtime.command, "_SPIN_VARIABLES", spins)
+    # Of this process, of the user, of the shell's own job (two), of the cluster.
+    variables = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "3", "SLURM_ARRAY_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
+    for name, value in {**variables, "SLURM_CONF": "c"}.items():
+        monkeypatch.setenv(name, value)
     with sbatch_script.sbatch_environment(Path("code")):
         assert [name for name in os.environ if name.startswith("SLURM")] == ["SLURM_CONF"]
         assert "GOMP_SPINCOUNT" not in os.environ and os.environ["KMP_BLOCKTIME"] == "3"
-        assert os.environ["PYTHONPATH"] == "code"
-    assert dict(os.environ) == before
+    assert os.environ.items() >= variables.items()
 
 
 # --- a pool on this machine ------------------------------------------------------------------------------------
@@ -243,6 +229,8 @@ def test_status_shows_all_sweeps_and_whose_job_a_run_is(cli):
     assert "nothing to submit" in text and "queued by sweep second" in cli("status", "seed=1")
     assert "python -m sweeps cancel second" in cli("cancel", "seed=1")
     assert "nothing has failed" in cli("retry", "seed=1")
+    text = cli("launch", "cluster=local", "train.steps=30", "seed=0")  # of this sweep, beside the other's pool
+    assert re.search(r"other pools? (is|are) running on this machine: .*\bsecond\b", text)
     capture = cli.capsys.readouterr
     assert sweeps_command.main(["status", f"paths.runs={cli.runs}"]) == 0
     first, second = capture().out.splitlines()
@@ -337,19 +325,6 @@ def test_a_signal_before_training_listens_asks_for_a_requeue(name, code, how, tm
 # --- the disk --------------------------------------------------------------------------------------------------
 
 
-def test_half_written_and_foreign_lines_are_passed_over(tmp_path):
-    sweep = Sweep(tmp_path, "g")
-    note_submission(sweep, "b", {"r": "18"})
-    with (sweep.path / "batches.jsonl").open("a") as handle:
-        handle.write('{"batch": "../b", "cluster": "", "kind": "local", "code": "", "runs": [], "time": 1}\n')
-        handle.write('[1]\nnot json\n{"batch": "z", "ids": {"r": "1"}}\n{"batch": "b", "id')
-    (batch,) = sweep.batches()
-    assert batch.ids == {"r": "18"} and batch.code == "c"
-    # Times beyond the calendar are none that could be shown.
-    append_jsonl(sweep.attempts("r"), [{"event": "end", "time": t} for t in (1e300, 1e9)])
-    assert [event["time"] for event in sweep.events("r")] == [1e9]
-
-
 def test_tasks_of_a_cut_off_submission_are_told_by_their_numbers(tmp_path):
     sweep = Sweep(tmp_path, "g")
     sweep.intend(JobBatch("g.b", "slurm", "slurm", ["r0", "r1", "r2"], 1.0, "c"))
@@ -383,22 +358,6 @@ def test_the_runs_of_a_refused_or_lost_array_are_told_from_those_before_it(secon
     assert cli.states()[2] == "pending" and "nothing to submit" in cli("launch", "cluster=slurm", "seed=0,1,2")
 
 
-def test_a_damaged_list_of_runs_is_named_and_leaves_the_other_sweeps_readable(tmp_path, capsys):
-    Sweep(tmp_path, "good").add("t", [make_run(tmp_path)])
-    torn, outside = Sweep(tmp_path, "torn"), make_run(tmp_path, "..").__dict__
-    torn.add("t", [])
-    for content in ('{"runs": ', '{"runs": {"r": {"name": "r"}}}', json.dumps({"runs": {"r": outside}})):
-        (torn.path / "sweep.json").write_text(content)
-        with pytest.raises(SweepError, match="torn/sweep.json cannot be read; if it is damaged, remove it, then"):
-            torn.add("t", [])
-    assert sweeps_command.main(["status", f"paths.runs={tmp_path}"]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.startswith("good ") and "torn/sweep.json cannot be read" in printed.err
-    (torn.path / "sweep.json").unlink()
-    torn.add("t", [])
-    assert torn.runs() == {}
-
-
 def test_a_snapshot_holds_the_code_once(tmp_path):
     first = snapshot.snapshot(tmp_path)
     stamp = (first / "snapshot.json").stat().st_mtime_ns
@@ -407,182 +366,9 @@ def test_a_snapshot_holds_the_code_once(tmp_path):
     assert not list(first.rglob("*.pyc")) and [p.name for p in tmp_path.iterdir()] == [first.name]
     # A snapshot of a snapshot is the same code; what an editor has beside it is none.
     (first / "sweeps" / ".#launch.py").symlink_to("nobody@nowhere.1")
-    (tmp_path / "again" / ".building" / "half").mkdir(parents=True)  # of a copy that was cut off
-    (tmp_path / "again" / first.name).mkdir()
-    assert snapshot.snapshot(tmp_path / "again", first).name == first.name
-    assert [p.name for p in (tmp_path / "again").iterdir()] == [first.name]
-    assert not (tmp_path / "again" / first.name / "sweeps" / ".#launch.py").is_symlink()
-    assert code_commit(first) == code_commit(ROOT)
-
-
-# --- status ----------------------------------------------------------------------------------------------------
-
-
-def fake_sweep(root, count):
-    """A sweep of `count` runs on Slurm in every state that the disk and the queue can say."""
-    sweep = Sweep(root, "many")
-    runs = [make_run(root, f"r{i:04}", varies={"seed": str(i)}) for i in range(count)]
-    sweep.add("Many", runs)
-    note_submission(sweep, "many.b", {run.name: f"18_{i}" for i, run in enumerate(runs)})
-    queue = {}
-    for i, run in enumerate(runs):
-        kind = ("done", "running", "pending", "failed", "killed", "requeued", "cancelled")[i % 7]
-        folder, note = Path(run.folder), functools.partial(sweep.note, run.name)
-        folder.mkdir()
-        if kind not in ("pending", "cancelled"):
-            note("start", step=0, pid=1)
-        if kind == "done":
-            summary = {"status": "done", "step": 10, "scores": {"FD": 2.5}, "wall_s": 8, "session_s": 9}
-            (folder / "summary.json").write_text(json.dumps(summary))
-        elif kind == "running":
-            beat = {"status": "running", "step": 4, "images_per_s": 7, "eta_s": 75, "time": time.time() + 1}
-            (folder / "status.json").write_text(json.dumps(beat))
-            queue[f"18_{i}"] = slurm.QueueJob(f"18_{i}", "RUNNING", "None", "n1", "many.b")
-        elif kind == "pending":
-            queue[f"18_{i}"] = slurm.QueueJob(f"18_{i}", "PENDING", "Priority", "", "many.b")
-        elif kind == "failed":
-            note("end", how="failed", rank=0, error="ValueError: [red]no[/]\nsecond", where="experiments/x.py:3")
-        elif kind == "requeued":
-            note("end", how="requeued", step=3)
-            queue[f"18_{i}"] = slurm.QueueJob(f"18_{i}", "PENDING", "BeginTime", "", "many.b")
-    return sweep, queue
-
-
-def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
-    sweep, queue = fake_sweep(tmp_path, 7)
-    # The same id in a cluster that was set up anew belongs to somebody else.
-    queue["18_0"] = slurm.QueueJob("18_0", "RUNNING", "", "n9", "other")
-    asked = []
-    monkeypatch.setattr(slurm, "queue", lambda *_: asked.append("squeue") or queue)
-    in_accounting = {"18_4": slurm.QueueJob("18_4", "OUT_OF_MEMORY", "", "n2", "", "0:125")}
-    in_accounting["18_6"] = slurm.QueueJob("18_6", "CANCELLED", "", "", "", "0:0")
-    monkeypatch.setattr(slurm, "history", lambda ids, *_: asked.append(sorted(ids)) or in_accounting)
-    (sweep.logs).mkdir()
-    (sweep.logs / "18_4_0_log.err").write_text("Traceback\nMemoryError: all of it\nslurmstepd: error: killed\n\n")
-    rows = {r.run.name: r for r in status.statuses(sweep)[0]}
-    assert [rows[f"r{i:04}"].state for i in range(7)] == [
-        "done", "running", "pending", "failed", "failed", "requeued", "stopped"
-    ]  # fmt: skip
-    assert asked[0] == "squeue" and len(asked) == 2
-    assert rows["r0004"].why == (
-        "out of memory (cluster.memory_gb= asks for more), saved step 0: MemoryError: all of it"
-    )
-    assert rows["r0003"].why == "ValueError: [red]no[/] second  (experiments/x.py:3)"
-    assert rows["r0004"].allocation_failed and not rows["r0003"].allocation_failed
-    assert (rows["r0001"].step, rows["r0001"].eta, rows["r0002"].why) == (4, 75, "Priority")
-    # Cancelled while it waited to go on, and forgotten by the queue.
-    requeued, ended = queue.pop("18_5"), sweep.runs()["r0005"]
-    ((row,), _), queue["18_5"] = status.statuses(sweep, [ended]), requeued
-    assert (row.state, row.why) == ("stopped", "its job is gone")
-    assert (rows["r0000"].trained, rows["r0000"].elapsed, rows["r0000"].score) == (8, 9, "FD 2.5")
-    # One filtered run has the estimate that it has among all.
-    ((row,), _) = status.statuses(sweep, [sweep.runs()["r0002"]])
-    assert row.eta == pytest.approx(rows["r0002"].eta, abs=2)
-    values = status_table.as_json(sweep, list(rows.values()), "")
-    assert json.loads(json.dumps(values)) == values and values["elapsed"] > 0 and values["eta"] >= 75
-    lines = status_table.plain(list(rows.values()))
-    assert "running   r0001  seed=1  4/10  7 img/s  ETA 1:15  18_1  n1" in lines
-    assert status_table.counts(list(rows.values())) == "1 running, 2 failed, 1 requeued, 1 pending, 1 stopped, 1 done"
-
-
-def test_a_retry_that_has_not_begun_is_starting_whatever_the_killed_run_said(tmp_path, answers):
-    sweep, answers.queue = fake_sweep(tmp_path, 2)
-    run = sweep.runs()["r0001"]  # its beat is of now, its start has no end
-    (Path(run.folder) / "checkpoints" / "step-00000003").mkdir(parents=True)
-    note_submission(sweep, "many.c", {run.name: "19"})
-    answers.queue["19"] = slurm.QueueJob("19", "RUNNING", "None", "n1", "many.c")
-    sweep.attempts(run.name).unlink()
-    append_jsonl(sweep.attempts(run.name), [{"event": "start", "time": 1e9, "batch": "many.b"}])
-    (row,), _ = status.statuses(sweep, [run])
-    assert (row.state, row.step, row.elapsed, row.beat) == ("starting", 3, 0, None)
-    sweep.note(run.name, "start", batch="many.c")
-    (row,), _ = status.statuses(sweep, [run])
-    assert (row.state, row.step) == ("running", 4)
-
-
-def test_a_job_that_ends_before_its_start_says_why_not_an_older_word(tmp_path, answers):
-    sweep, run = Sweep(tmp_path, "g"), make_run(tmp_path)
-    sweep.add("G", [run])
-    answers.history["19"] = slurm.QueueJob("19", "FAILED", exit="1:0")
-
-    def shown():
-        (row,), _ = status.statuses(sweep)
-        return row.state, row.why
-
-    note_submission(sweep, "g.a", {"r": "18"}, time.time())
-    sweep.note("r", "end", how="failed", rank=0, error="old", job="18")
-    assert shown() == ("failed", "old")
-    note_submission(sweep, "g.b", {"r": "19"}, time.time())
-    assert shown() == ("failed", "FAILED with exit code 1, saved step 0")
-    sweep.note("r", "end", how="failed", rank=1, error="no code", where="", job="19")
-    assert shown() == ("failed", "no code")
-
-
-def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypatch):
-    sweep, _ = fake_sweep(tmp_path, 7)
-    monkeypatch.setattr(slurm, "queue", silent)
-    rows, trouble = status.statuses(sweep)
-    assert "no answer" in trouble and {r.state for r in rows} >= {"done", "failed", "pending", "starting"}
-    with pytest.raises(SweepError, match="which runs are live is unknown"):
-        launch.find_missing(sweep, list(sweep.runs().values()), print)
-
-
-@pytest.mark.parametrize(
-    ("values", "seconds"),
-    [
-        # Nothing is known of a run that has only begun.
-        (dict(running=[(3, None, None)], pending=2, throttle=1), None),
-        # One at a time: 50 s are left of this one, which takes 100, and three more follow.
-        (dict(running=[(50, 50, 50)], pending=3, throttle=1), 350),
-        # The steps are done, the last evaluation is not: 150 s each, as the first took.
-        (dict(done=[(150, 100)], running=[(120, 100, None)], pending=3, throttle=1), 30 + 3 * 150),
-        # Two places: the throttle is what they wait for, or as many as run now.
-        (dict(done=[(100, 90)], running=[(60, 50, 40)], pending=3, throttle=2), 200),
-        (dict(done=[(100, 90)], running=[(60, 50, 40)], pending=2, throttle=9, reason="Resources"), 240),
-        # A run slower than those before it says so itself.
-        (dict(done=[(100, 90)], running=[(60, 10, 540)], pending=0, throttle=1), 540),
-    ],
-)  # fmt: skip
-def test_the_estimate_counts_what_waits_what_is_scored_and_how_many_run_at_once(values, seconds, tmp_path):
-    def rows_of(running, pending, throttle, done=(), reason="JobArrayTaskLimit"):
-        """Rows of 100 steps; `done` took (seconds, of these in training), `running` has (elapsed, step, eta)."""
-        rows = []
-        for elapsed, trained in done:
-            rows.append(RunStatus(run, "done", step=100, steps=100, elapsed=elapsed, trained=trained))
-        for elapsed, step, eta in running:
-            rows.append(RunStatus(run, "running", step=step, steps=100, elapsed=elapsed, eta=eta))
-        return rows + [RunStatus(run, "pending", steps=100, why=reason) for _ in range(pending)]
-
-    run = make_run(tmp_path, steps=100)
-    rows = rows_of(**values)
-    estimate_etas(rows, {"r": JobBatch("b", "c", "slurm", ["r"], 1.0, "c", {"throttle": values["throttle"]})})
-    etas = [row.eta for row in rows if row.live]
-    assert etas == [None] * 3 if seconds is None else max(etas) == pytest.approx(seconds)
-
-
-def test_a_table_of_many_runs_fits_the_terminal(tmp_path, answers):
-    sweep, answers.queue = fake_sweep(tmp_path, 140)
-    rows, _ = status.statuses(sweep)
-    assert len(status_table.plain(rows)) == 140
-    for width in (80, 120):
-        text = draw(status_table.table("many", rows, width, height=60), width)
-        lines = [line.rstrip() for line in text.splitlines()]
-        assert len(lines) <= 60 and max(map(len, lines)) <= width
-        assert "20 running" in text and "not shown" in text
-        # One line a run, and nothing that tells runs apart is cut.
-        assert sum("running" in line and "4/10" in line and "1:15" in line for line in lines) == 20
-        assert any(line.split()[:2] == ["failed", "3"] and "ValueError" in line for line in lines)
-    # What a user's data hold is no markup.
-    failed = [row for row in rows if row.state == "failed"]
-    assert "[red]no[/]" in draw(status_table.table("many", failed[:3], 200), 200)
-
-
-def draw(table, width):
-    from rich.console import Console
-
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(table)
-    return console.export_text()
+    again = snapshot.snapshot(tmp_path / "again", first)
+    assert again.name == first.name and not (again / "sweeps" / ".#launch.py").is_symlink()
+    assert code_commit(first) == code_commit(snapshot.ROOT)
 
 
 # --- the command line ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from experiments import preflight
 from experiments.runtime import environment
 from experiments.runtime.files import atomic_write
 from sweeps import command as sweeps_command
+from sweeps.jobs import slurm
 from sweeps.status import status
 from sweeps.store.folder import Sweep
 
@@ -101,6 +102,26 @@ def test_what_starts_from_a_failed_run_waits_for_its_retry(cli):
     assert [event["event"] for event in events] == ["start", "end"] * 2
 
 
+def test_a_retry_replaces_the_job_of_a_table_that_waits_for_the_other_runs(cli, answers, submissions):
+    cli("launch", "cluster=slurm")
+    for batch in cli.sweep.batches():
+        for name, job in batch.ids.items():
+            seed = cli.sweep.runs()[name].varies.get("seed")
+            state = {"0": "RUNNING", "1": "FAILED", None: "PENDING"}[seed]
+            (answers.history if seed == "1" else answers.queue)[job] = slurm.QueueJob(job, state, name=batch.name)
+    table = rows(cli)["table", None]
+    # A table of another sweep is another file.
+    mine, cli.grid = cli.grid, write_grid(cli.folder, "second", seeds=[0], stages=[STAGES[2] | {"after": "train"}])
+    text = cli("launch", "--dry-run")
+    assert "1 of 2 queued by sweep count" in text and "1 runs on cluster=slurm" in text
+    cli.grid, first = mine, len(submissions)
+    text = cli("retry")
+    assert f"cancelled job {table.job}: {table.run.name} is made again" in text
+    assert answers.calls == [["scancel", table.job]]
+    again = [(run.stage, run.varies.get("seed")) for array in submissions[first:] for run in array.runs]
+    assert sorted(again, key=str) == sorted([("train", "1"), ("tune", "1"), ("score", "1"), ("table", None)], key=str)
+
+
 @pytest.mark.slow
 def test_a_pool_starts_a_stage_when_its_parent_is_done(cli):
     cli.stub({"sleep": 0.02, "weights": True}, seed1={"fail": 15})
@@ -136,31 +157,25 @@ def test_slurm_runs_the_stages_through_failure_preemption_and_retry(cli):
 # --- copies of the code -----------------------------------------------------------------------------------------
 
 
-def write_pairs(tmp_path, dense_code, routed_code):
-    sweep, runs = Sweep(tmp_path, "g"), []
-    for route, codes in (("none", dense_code), ("2-8", routed_code)):
-        for seed in ("0", "1"):
-            args = [f"route={route}", f"seed={seed}", "train.steps=5"]
-            run = make_run(tmp_path, f"{route}-{seed}", args=args, varies={})
-            runs.append(run)
-            for code in codes if seed == "0" else ["a"]:
-                sweep.note(run.name, "start", code=code)
-    sweep.add("", runs)
-
-
 @pytest.mark.parametrize(
     ("dense", "routed", "mixed"),
     [
         (["a", "a"], ["a"], []),
-        (["a"], ["a", "b"], ["none-0 used a, 2-8-0 used a, b"]),  # it was resumed with other code
+        (["a"], ["a", "b"], ["none used a, 2-8 used a, b"]),  # it was resumed with other code
         ([None], ["b"], []),  # of a checkout
-        ([], ["b"], ["none-0 used c, 2-8-0 used b"]),  # another sweep trained it: its folder has the hash
+        ([], ["b"], ["none used c, 2-8 used b"]),  # another sweep trained it: its folder has the hash
     ],
 )
 def test_status_names_pairs_of_two_copies_of_the_code(dense, routed, mixed, tmp_path, capsys):
-    write_pairs(tmp_path, dense, routed)
+    sweep = Sweep(tmp_path, "g")
+    pair = [make_run(tmp_path, route, args=[f"route={route}", "seed=0"], varies={}) for route in ("none", "2-8")]
+    sweep.add("", [*pair, make_run(tmp_path, "other", args=["route=2-8", "seed=1"], varies={})])
+    for run, codes in zip(pair, (dense, routed), strict=True):
+        for code in codes:
+            sweep.note(run.name, "start", code=code)
     if not dense:
-        atomic_write(tmp_path / "none-0" / "env.json", '{"snapshot": "c"}')
+        atomic_write(tmp_path / "none" / "env.json", '{"snapshot": "c"}')
+    sweep.note("other", "start", code="z")
     sweeps_command.main(["status", "g", "--json", f"paths.runs={tmp_path}"])
     assert json.loads(capsys.readouterr().out)["mixed_code"] == [f"different code in a pair: {text}" for text in mixed]
 
