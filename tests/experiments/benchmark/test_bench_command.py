@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.tables import make
 from experiments import bench
 from experiments.benchmark import bench_report, block_times, step_times
 from experiments.benchmark.bench_options import BenchOptions, parse
@@ -148,7 +149,7 @@ def test_the_command_prints_tables_and_writes_the_figures(tmp_path, capsys, monk
     monkeypatch.setattr(block_times, "loop_share", functools.partial(block_times.loop_share, steps=2))
     first_steps = {"dit": block_times.first_step("dit"), "mamba": 4.5, "rwkv": 4.5}
     monkeypatch.setattr(block_times, "first_step", first_steps.get)
-    out = tmp_path / "deep" / "figures.json"
+    out = tmp_path / "deep" / "bench.json"
     assert run_command(bench.main, ["device=cpu", *SMALL, f"out={out}"]) == 0
     text = capsys.readouterr().out
     assert "of allowed" in text and "ours over plain dit, route 1-2" in text
@@ -164,6 +165,9 @@ def test_the_command_prints_tables_and_writes_the_figures(tmp_path, capsys, monk
         assert 0 < row["overhead"] < 1 and row["first_step_s"] > 0
         assert row["overhead_s"] == pytest.approx(row["overhead"] * row["step_s"])
     assert figures["environment"]["torch"] == torch.__version__
+    table = make("benchmark", out.parent)
+    assert {"dit-T/2, 16 tokens, dense"} < {row.entries[0].text for row in table.rows}
+    assert len(table.notes) == 1  # none on a file that cannot be read
 
 
 @pytest.mark.gpu
