@@ -195,7 +195,7 @@ def test_figures_are_saved_as_pdf_png_and_csv(tmp_path, made_runs):
 
 
 def test_figures_that_the_runs_do_not_give_are_none_and_unknown_ones_refused(tmp_path):
-    write(tmp_path)
+    (write(tmp_path, samples=True) / "samples" / "final.png").write_bytes(b"\x89PNG nonsense")
     for name in ("convergence", "route_placement", "selection_rate", "samples", "guidance", "cost", "similarity"):
         assert figures.make(name, tmp_path) is None
     with pytest.raises(AnalysisError, match="did you mean route_placement"):

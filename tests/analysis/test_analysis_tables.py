@@ -53,27 +53,21 @@ def test_means_and_paired_differences_of_scores_by_hand(tmp_path):
 
 
 def test_a_tail_is_held_against_runs_that_went_on_as_they_were(tmp_path):
-    init = "/somewhere/runs/dit-T1-digits_{}_s{}-0123abcd@400"
     write_pairs(tmp_path)
-    for seed in range(3):
-        for start, route in (("none", "none"), ("2-8", "2-8"), ("2-8", "none")):
-            more = {"route": route, "seed": seed, "train__lr": 1e-5, "train__steps": 40}
-            write(tmp_path, **more, init=init.format(start, seed))
+    parents = "/somewhere/runs/dit-T1-digits_{}_s{}-0123abcd@400"
+    ends = {("none", "none"): (9, 10, 12), ("2-8", "2-8"): (8, 9, 9), ("2-8", "none"): (7, 7, 8)}
+    for (parent, route), values in ends.items():
+        for seed, value in enumerate(values):
+            scored(tmp_path, route, seed, {40: value}, train__lr=1e-5, init=parents.format(parent, seed))
     table = make("tails", tmp_path)
     # Routed runs with a parent are a control, and no pair of their own.
     assert len({row.group for row in table.rows}) == 1
     row = find(table, "dit-T/1", f"{METRIC} \u2193")
-    frame = analysis.load(tmp_path)
-    frame = frame[frame["config.init"].notna()].set_index("seed")
-    kinds = zip(frame["config.init"].str.contains("none"), frame["route"], strict=True)
-    names = {(True, "none"): "Dense + same", (False, "2-8"): "Routed + same", (False, "none"): "+ tail"}
-    scores = frame[f"score.{METRIC}"].groupby([names[kind] for kind in kinds])
-    values = {name: part for name, part in scores}
-    for name, part in values.items():
-        assert row[name].value == pytest.approx(part.mean()) and row[name].n == 3
-    for name in ("Dense + same", "Routed + same"):
-        known = aggregation.interval(list((values["+ tail"] - values[name]).sort_index()))
-        assert row[f"\u0394 tail, {name.lower()}"].low == pytest.approx(known.low)
+    shown = [(row[name].value, row[name].n) for name in ("Dense + same", "Routed + same", "+ tail")]
+    assert shown == pytest.approx([(31 / 3, 3), (26 / 3, 3), (22 / 3, 3)])
+    for name, differences in (("dense + same", (-2, -3, -4)), ("routed + same", (-1, -2, -1))):
+        change, expected = row[f"\u0394 tail, {name}"], aggregation.interval(differences)
+        assert (change.value, change.low) == pytest.approx((expected.mean, expected.low))
 
 
 def test_equal_cost_may_be_just_above_one_and_is_the_nearest_pair(tmp_path):
