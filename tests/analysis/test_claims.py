@@ -102,11 +102,11 @@ def test_published_numbers_agree_with_those_that_tables_print():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("    metric: ", "    metrics: ", "missing key claims."),
+        ("    metric: ", "    metrics: ", "unknown key claims.*did you mean metric"),
         ("    paper: ", "    paper: un", "expected one of tread, "),
         ("verdict: not tested", "verdict: agrees", "expected ours.records and ours.command"),
         ("records: [", "records: [results/none.tar.gz, ", "ours.records=results/none.tar.gz"),
-        ("- source: ", "- sorce: ", "reproductions.0.*sorce"),
+        ("- source: ", "- sorce: x\n        source: ", "reproductions.0..sorce"),
     ],
 )
 def test_a_wrong_field_is_named(old, new, message, tmp_path):

@@ -75,16 +75,6 @@ def test_endpoints_name_the_run_that_was_trained_too_briefly_and_how_to_train_it
         endpoints_table({DENSE: dense, ROUTED: routed}, 3000)
 
 
-def test_a_routed_arm_of_any_batch_and_depth_is_compared_with_the_dense_runs_of_its_group():
-    own = {"batch": 32, "depth": 6, "group": "own"}
-    dense, routed = dataclasses.replace(DENSE, **own), dataclasses.replace(ROUTED, **own)
-    table = {dense: {0: curve([0.4, 0.3, 0.2], 2e9)}, routed: {0: curve([0.5, 0.4, 0.35, 0.3, 0.25, 0.19], 1e9)}}
-    assert baseline_arm(routed, table) == dense and baseline_arm(dense, table) is None
-    (row,) = endpoints_table(table, 1500)[1:]
-    assert row[:5] == ["dit", "route 2-8, 6 blocks, batch 32", "dense, 6 blocks, batch 32", "1", "-5.00 %"]
-    assert row[5].startswith("0.9")
-
-
 def test_endpoints_are_log_ratios_at_equal_macs_with_holm():
     # m = .5: 6 routed scores cost as much as 3 dense ones; the losses there are .21 and .2, .22 and .2.
     dense = {0: curve([0.4, 0.3, 0.2], 2e9), 1: curve([0.4, 0.3, 0.2], 2e9)}
