@@ -35,21 +35,16 @@ class Browser:
     `errors` holds console errors and uncaught exceptions, `requests` every URL that was asked for.
     """
 
-    def __init__(self, path=None, width=1280, height=900):
+    def __init__(self):
         self.errors, self.requests, self._number, self._replies, self._buffer = [], [], 0, {}, b""
         self._profile = tempfile.mkdtemp()
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
         # Chromium reads commands from descriptor 3 and writes to 4.
-        command = ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "browser", path or find(), *FLAGS]
-        command += [f"--user-data-dir={self._profile}", f"--window-size={width},{height}", "about:blank"]
-        self._process = subprocess.Popen(
-            command,
-            pass_fds=(theirs_in, theirs_out),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        command = ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "browser", find(), *FLAGS]
+        command += [f"--user-data-dir={self._profile}", "--window-size=1280,900", "about:blank"]
+        silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        self._process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), **silent)
         os.close(theirs_in)
         os.close(theirs_out)
         self._session = None

@@ -24,7 +24,6 @@ LIMITS = {
 }
 # Bounds of what was reached; they are lowered where it gets less.
 IN_FUNCTIONS, FOR_TYPES = 23, 0
-FILES_IN_A_FOLDER_OF_SWEEPS = 20
 
 
 def figure(name: str) -> tuple[float, object]:
@@ -76,11 +75,6 @@ def test_subpackages_import_each_other_in_one_order():
         TopologicalSorter(house.imported_subpackages()).prepare()
     except CycleError as error:
         raise AssertionError(" -> ".join(error.args[1])) from None
-
-
-def test_folders_of_sweeps_are_small():
-    counts = Counter(module.path.parent for module in house.modules().values() if module.package == "sweeps")
-    assert max(counts.values()) <= FILES_IN_A_FOLDER_OF_SWEEPS, counts.most_common(1)
 
 
 def test_few_imports_are_hidden_in_functions_or_for_types():

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shutil
 
 import numpy as np
 import pytest
-from hostile import deadline
 from safetensors.numpy import save_file
 from small import small
 
@@ -19,7 +17,6 @@ from experiments.runtime.command import run_command
 from experiments.training.session import train
 from sweeps import command as sweeps_command
 
-NINES = "9" * 5000
 COMMANDS = {
     "run": lambda words: run_command(run.main, words),
     "sample": lambda words: run_command(sample.main, words),
@@ -36,41 +33,29 @@ TABLES = {
     "run": [
         # --- keys and groups
         ("backbone=mmaba", "did you mean mamba?"),
-        ("=mamba", "key=value"),
         ("scale=medium", "expected one of paper, small, tiny"),
-        ("experiment=table1", "dis, dit_ddpm, evidence,"),
         ("rote=2-8", "did you mean route"),
         ("train.learning_rate=1", "did you mean train.lr?"),
-        ("train.betas.x=3", "unknown key train.betas.x; did you mean train.betas?"),
         ("data.path=nowhere", "data=fashion, data=folder and data=latents have it"),
         ("--dry-rum", "did you mean --dry-run?"),
         ("backbone=dit,mamba", "expected one value; -m runs each"),
-        ("backbone=dit,", "backbone=dit,: expected one value; -m runs each"),
-        ("train.steps=,", "train.steps=,: expected one value; -m runs each"),
-        ("data=ImageFolder", "did you mean folder?"),
         ("data=cifar10", "did you mean data=torchvision data.set=CIFAR10?"),
         ("data=imagenet", "for pictures of your own, type data=folder data.path=DIR"),
-        ("data=torchvision data.set=ImageFolder", "for pictures of your own, type data=folder data.path=DIR"),
         ("data=torchvision data.set=CIFAR", "did you mean CIFAR10 or CIFAR100?"),
-        ("train=5", "group of keys"),
-        ("+a.b=1", "expected a.b=1"),
         # --- types and ranges
         ("seed=-3", "expected an integer >= 0 and <= 2,147,483,647"),
         ("paths.runs=", "paths.runs= is empty"),
         ("paths.runs=/proc/x", "cannot be used"),
-        ("paths.runs=~nobody-of-this-name/x", "no user of that name"),
         ("train.betas=[0.9,1.0]", "expected a list of 2, each a number >= 0 and < 1"),
-        ("dry=perhaps", "true or false or full"),
         ("init=nowhere", "does not exist"),
+        ("init={bad}/cut.safetensors", "no complete safetensors file"),
         ("init={run}@x", "whole number"),
-        ("init=/@\u00b2", "RUN@STEP with a whole number"),
         ("train.muon_lr=0.02", "train.muon_lr=0.02: expected train.optimizer=muon"),
         ("init={run}/*", "; expected exactly one"),
         ("experiment=finetune", "name it with init=RUN"),
         # --- routes
         ("route=8-2", "try route=2-8"),
         ("route=2-8@0,5", "decimal point"),
-        ("route=0-4,6-9", "'0-4+6-9'"),
         ("routing.selection=quad route=2-8", "0.75"),
         ("routing.learned=fuse", "route=auto"),
         # --- sizes and families
@@ -79,38 +64,26 @@ TABLES = {
         ("backbone.width=50", "multiple of 16"),
         ("backbone=mamba backbone.scan=spiral", "zigzag"),
         ("backbone.decoder={dept: 2}", "unknown key backbone.decoder.dept; did you mean depth?"),
-        ("backbone.decoder={width: 32, heads: 5}", "backbone.decoder.heads=5: expected a divisor of width=32, such as 4"),
         ("backbone.decoder={depth: 1} objective=ddpm sampler=ddim", "objective=edm"),
         # --- alignment
         ("train.teacher_block=3", "train.teacher_block=3: expected train.encoder=ema"),
         ("train.encoder=ema train.teacher_block=12", "expected an integer >= 0 and <= 11"),
-        ("train.encoder=ema train.teacher_offset=1", "train.teacher_offset=1"),
         ("backbone.align={block:3}", "backbone.align with train.encoder=none: expected train.encoder to be one of"),
         ("train.encoder=ema backbone.align={channels:8}", "expected 64, the features of train.encoder=ema"),
-        ("train.encoder=random train.align_loss=smooth_l1", "expected cosine, or train.encoder=ema"),
         # --- objectives, guidance, scores, data
         ("task=text", "captions"),
         ("guidance=routed", "route"),
         ("guidance=routed route=1-2 guidance.route=2-80", "guidance.strong=0.5 on route 2-80: "),
-        ("guidance=routed route=1-2 routing.remove=after:1 guidance.route=2-3", "block 1 is not in route 2-3"),
-        ("guidance=routed route=1-2 routing.learned=fuse guidance.route=0-1", "fuse: belongs to one span"),
-        ("guidance=routed route=1-2@0.75 routing.selection=quad guidance.strong=0", "guidance.weak=0.9 on "),
         ("guidance=autoguidance", "checkpoint"),
         ("guidance=routed route=1-2 guidance.weak=1", "guidance.weak=1.0: expected a rate >= 0 and < 1, or a schedule"),
-        ("guidance=interval guidance.low=3", "guidance.low=3.0: expected a value below guidance.high=2.9"),
-        ("objective.sigma_max=0.001", "expected a value below objective.sigma_max=0.001"),
         ("objective=ddpm sampler=ddim sampler.steps=1001", "sampler.steps=1001: expected at most objective.steps=1000"),
         ("objective=ddpm sampler=sde sampler.last=mean", "sampler.last=mean: expected euler for objective=ddpm"),
-        ("sampler=churn sampler.churn_min=60", "sampler.churn_min=60.0: expected at most sampler.churn_max=50.0"),
         ("train.graphs=true route=1-2 routing.random_end=true", "expected routing.random_end=false"),
         ("data=latents", "data.path"),
         ("data=latents data.path={tmp}", "latent"),
         ("data=latents data.path={bad}/store", "manifest"),
-        ("data=latents data.path={bad}/pipe", "it is no file"),
         # --- too many, too deep, too long
-        (f"seed={NINES}", "at most 100 digits"),
         (f"train.lr={'[' * 200}", "deeper than 64"),
-        (f"sampler.steps={'9' * 30}", "below 2^63"),
         ("backbone.width=65536 backbone.depth=1024", "GB of memory"),
         ("train.batch=1000000000", "GB of memory"),
         ("-m train.lr=interval(0,1)", "range(0,3)"),
@@ -119,11 +92,9 @@ TABLES = {
         ("-m seed=0 route=none,8-2", "route=8-2"),
         # --- what a dry run refuses, as the run would
         ("dry=true log=trackio", "not installed"),
-        ("dry=true paths.runs={bad}/fits.yaml/runs", "expected a folder, but {bad}/fits.yaml is a file"),
         ("dry=true data=digits eval.reference={tmp}/none.npz", "no such file"),
         ("dry=true data=digits eval.metrics=[fd,is]", "metric is cannot be measured on features digits-classifier"),
         ("dry=true data=digits train.encoder=probe", "data=digits has 8x8"),
-        ("dry=true data=digits sampler.shift=2", "expected 1 for objective=edm"),
         ("dry=true data=digits guidance=autoguidance guidance.checkpoint={tmp}/none", "none does not exist"),
         ("dry=true train.graphs=true", "expected a CUDA GPU, there is none here"),
         ("dry=true data=digits init={bad}/unknown.safetensors", "does not say which model it belongs to"),
@@ -137,9 +108,7 @@ TABLES = {
         ("", "required"),
         ("{run} --nope", "--help"),
         ("{run} nope", "KEY=VALUE"),
-        ("{run} --seeds 99999999999999999999", "below 10^18"),
         ("{run} --seeds 0-99999999999999", "several calls"),
-        ("{run} --seeds 9-3", "seed"),
         ("{run} --seeds 0-4,3", "--seeds: a number is given twice"),
         ("{tmp}/none", "does not exist"),
         ("{tmp}", "no checkpoints"),
@@ -152,7 +121,6 @@ TABLES = {
         ("{run} sampler=heun", "type --sampler heun"),
         ("{run} --guidance autoguidance", "guidance.checkpoint=RUN@STEP"),
         ("{run} --guidance none --scale 2", "scale 2: there is no guidance; add --guidance cfg"),
-        ("{run} --scale 2 guidance.scale=3", "guidance.scale is given twice, also as 2.0"),
         ("{run} --captions cat", "not conditioned on text"),
         ("{run} --classes 3, 7", "a list is one word, such as 3,7"),
     ],
@@ -160,38 +128,27 @@ TABLES = {
         ("", "required"),
         ("{run} --metrics heldout_loss --write-samples x.npz", "draws no samples"),
         ("{run} data.held_out=x", "held_out"),
-        ("{run} --guidance cfg scale=2", "a name comes first, as in NAME,scale=2"),
         ("{run} --data digits", "--data is for images"),
         ("{run} --write-reference x.txt", "must end in .npz"),
-        ("{run} --write-reference x.npz sampler.steps=5", "sampler.steps=5: --write-reference takes"),
         ("{run} --split train", "--split is for --write-reference"),
         ("{run} --write-samples x.npz --guidance none cfg", "one --guidance"),
         ("{run} --reference {bad}/pickle.npz", "pickle"),
-        ("{run}/samples --data latents data.path={tmp}/none", "none is no folder"),
         ("{run} --metrics fd data.test_fraction=0.5", "the run was trained with 0.2"),
         ("{run} --samples 20 --write-samples {tmp}", "it is no file"),
-        ("{run} --samples 20 --write-samples {run}/config.yaml/x.npz", "config.yaml cannot be used"),
-        (f"{{run}} --guidance cfg,scale={'[' * 5000}", "expected a number"),
     ],
     "prepare": [
         ("", "required"),
         ("{tmp}/none {tmp}/out", "none"),
         ("{tmp} {tmp}/out --files /abs/*", "--files"),
-        ("{tmp} {tmp}/out --size=--", "argument --size: expected a value, not --"),
         ("{run}/samples {tmp}/out --vae {bad}", "prepare: --vae FOLDER"),
-        ("{run}/samples {run}/config.yaml", "config.yaml cannot be used"),
-        (f"{{tmp}} {{tmp}}/out --batch {'9' * 30}", "at most 10000000"),
     ],
     "sweeps": [
         ("lanch route_placement", "launch"),
         ("launch route_placment", "route_placement"),
         ("launch route_placement backbone=mmaba cluster=debug --dry-run", "mamba"),
         ("status never_launched", "never_launched"),
-        ("status ...yaml", "a folder gets the name"),
-        ("launch route_placement cluster.workers=1000000000 --dry-run", "expected an integer >= 1 and <= 99,999"),
         ("launch {bad}/fits.yaml --dry-run", "fits=[rout]: expected a list"),
         ("launch {bad}/twice.yaml --dry-run", "'seeds' appears twice"),
-        ("launch route_placement cluster.extra={array: 0-5} --dry-run", "options that the sweep does not set"),
     ],
     "analysis": [
         ("", "required"),
@@ -200,20 +157,14 @@ TABLES = {
         ("report {bad}", "no finished run"),
         ("similarity {run} --levels nan", "noise levels above 0, such as 0.1 1 10"),
         ("tables {run} --out {run}/config.yaml", "cannot be used"),
-        ("report {run}/.. --out {bad}/pipe/manifest.json", "it is no file"),
     ],
     "bench": [
-        ("tokens=x", "tokens"),
         ("tokns=64", "unknown key tokns; did you mean tokens"),
         ("tokens=60", "60 is no square number: try tokens=64"),
         ("batch=many", "batch=many: expected an integer"),
         ("parts=profile", "one of steps, variants, blocks, loop"),
-        ("out=", "expected key=value"),
-        ("threads=0", ">= 1"),
-        ("depth=1000000000", "<= 1,024"),
         ("backbone=dit batch=1000000 parts=steps", "GB of memory"),
         ("route=1-2@0.75", "type route=1-2 rate=0.75"),
-        ("parts=steps out={bad}/pipe/manifest.json", "it is no file"),
     ],
 }
 ROWS = [(command, words, part) for command, rows in TABLES.items() for words, part in rows]
@@ -232,11 +183,8 @@ def places(tmp_path_factory):
         handle.truncate(500)
     save_file({}, bad / "unknown.safetensors")
     np.savez(bad / "pickle.npz", arr_0=np.array([{"a": 1}], dtype=object))
-    (bad / "...yaml").write_text("title: t")
     (bad / "fits.yaml").write_text("fits: [rout]")
     (bad / "twice.yaml").write_text("seeds: [0]\nseeds: [1]")
-    (bad / "pipe").mkdir()
-    os.mkfifo(bad / "pipe" / "manifest.json")
     empty = root / "empty"
     empty.mkdir()
     return {"run": str(run), "bad": str(bad), "tmp": str(empty)}
@@ -262,18 +210,6 @@ def test_wrong_input_is_one_sentence(command, words, part, places, tmp_path, cap
 def split(words: str) -> list[str]:
     """Split at spaces, but not inside braces (backbone.decoder={dept: 2})."""
     return re.findall(r"(?:\{[^}]*\}|\S)+", words)
-
-
-@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "metrics.jsonl"])
-def test_a_pipe_in_a_run_folder_does_not_hang_analysis(name, places, tmp_path, capsys):
-    folder = tmp_path / "run"
-    shutil.copytree(places["run"], folder)
-    (folder / name).unlink()
-    os.mkfifo(folder / name)
-    with deadline(20):
-        code = COMMANDS["analysis"](["list", str(tmp_path)])
-    output = "".join(capsys.readouterr())
-    assert code == 0 and (name == "metrics.jsonl" or f"{name} cannot be read" in output), output
 
 
 def test_notebooks_name_the_package_that_they_lack(monkeypatch, capsys, tmp_path):

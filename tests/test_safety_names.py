@@ -127,9 +127,3 @@ def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
     assert not list(tmp_path.rglob("marker"))
     words = [json.loads(line) for line in (tmp_path / "argv").read_text().splitlines()]
     assert any(str(sweep.logs) in words_of_one for words_of_one in words), words
-
-
-@pytest.mark.parametrize(("key", "value"), [("partition", "a;touch marker"), ("constraint", "a\n#SBATCH --wrap=x"), ("exclude", "a'b")])
-def test_resources_take_no_characters_of_a_shell(key, value):
-    with pytest.raises(UserError, match="characters"):
-        resources.load("slurm", "tiny", {key: value})

@@ -33,13 +33,6 @@ def site(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def browser(site):
-    found = analysis_browser.Browser()
-    yield found
-    found.close()
-
-
 class Loads(html.parser.HTMLParser):
     """What a page loads by itself: links to click are another matter."""
 
@@ -78,9 +71,10 @@ def test_every_page_is_built_and_loads_nothing_from_outside(site):
 
 @analysis_browser.needed
 @pytest.mark.slow
-def test_browser_fits_every_page_at_two_widths_and_asks_for_files_alone(site, browser):
+def test_browser_fits_every_page_at_two_widths_and_asks_for_files_alone(site):
+    browser = analysis_browser.Browser()
     for page in sorted(site.rglob("*.html")):
-        if page.name in ("404.html", "explainer.html"):  # the latter has tests of its own
+        if page.name == "404.html":
             continue
         browser.open(page, ready="document.readyState === 'complete'")
         for width in WIDTHS:
@@ -88,22 +82,7 @@ def test_browser_fits_every_page_at_two_widths_and_asks_for_files_alone(site, br
             assert browser.run("document.documentElement.scrollWidth") <= width, page
     assert browser.errors == []
     assert {url.split(":")[0] for url in browser.requests} <= {"file", "data", "about"}
-
-
-@analysis_browser.needed
-@pytest.mark.slow
-def test_browser_searches_from_disk(site, browser):
-    browser.open(site / "faq.html", ready="document.readyState === 'complete'")
-    browser.run(
-        "{ const field = document.querySelector('.md-search__input'); field.focus();"
-        " field.value = 'unsorted'; field.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true})); }"
-    )
-    found = (
-        "new Promise((done, late) => { const end = Date.now() + 20000; (function look() {"
-        " const links = [...document.querySelectorAll('.md-search-result__link')].map(a => a.href);"
-        " links.length ? done(links) : Date.now() > end ? late('nothing found') : setTimeout(look, 100) })() })"
-    )
-    assert any("method.html" in link for link in browser.run(found))
+    browser.close()
 
 
 # --- what it is built of -------------------------------------------------------------------------

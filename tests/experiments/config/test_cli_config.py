@@ -20,7 +20,6 @@ from small import ROOT, command, overrides, run
 from experiments.config import GROUPS, Config, ConfigError
 from experiments.config.compose import load
 from experiments.config.help import SECTIONS, help_text
-from experiments.config.model import banner_lines, run_cost
 from experiments.run import main
 from experiments.runtime import command as cli
 from routing.errors import UserError
@@ -95,14 +94,6 @@ def test_init_may_be_weights_in_bfloat16_which_numpy_cannot_read(tmp_path):
         save_tensors({"a": torch.full((2, 3), value, dtype=torch.bfloat16)}, path)
         hashes.add(load([f"init={path}"]).hash)
     assert len(hashes) == 2
-
-
-def test_init_from_a_file_that_was_cut_short_is_one_sentence(tmp_path):
-    whole = safetensors(tmp_path / "w.safetensors", [("a", [1.0, 2.0])], {}).read_bytes()
-    for size in (0, 7, 40, len(whole) - 1):  # nothing, within the length, the header, the values
-        (tmp_path / "w.safetensors").write_bytes(whole[:size])
-        with pytest.raises(UserError, match="no complete safetensors file"):
-            load([f"init={tmp_path / 'w.safetensors'}"])
 
 
 def test_a_path_may_hold_what_means_something_to_hydra():
@@ -205,12 +196,6 @@ def test_a_dry_run_names_what_is_not_the_default(tmp_path, capsys, monkeypatch):
     assert any(line.endswith("flow with x-prediction, lr 0.002, precision auto (bf16 here)") for line in lines)
     assert any(re.match(r"optimizer +Muon \(lr 0.01\)", line) for line in lines)
     assert any(re.match(r"SRA +block 3 to block 7 of the EMA, weight 0.5", line) for line in lines)
-    assert not [line for line in lines if line.startswith(("backbone ", "data "))]
-    assert main(["experiment=dis", "backbone.conv=false", f"paths.runs={tmp_path}", "dry=true"]) == 0
-    assert "\nbackbone    scan=raster, conv=none, mixer=mamba1, mixers=1\n" in capsys.readouterr().out
-    config = load(["data=digits", "train.encoder=dinov2-vitb14", "backbone.align={}"])  # all at their defaults
-    lines = banner_lines(config, run_cost(config), [])
-    assert any(re.match(r"REPA +block 7 to features of encoder 'dinov2-vitb14'", line) for line in lines)
 
 
 def test_a_full_dry_run_builds_the_parts_loads_a_weaker_model_and_times_a_step(tmp_path, capsys):
@@ -230,7 +215,6 @@ def test_waiting_threads_spin_briefly_beside_others(monkeypatch):
         ({}, [90.0, 0.0], "1000"),
         ({"LOCAL_WORLD_SIZE": "2"}, [0.0, 0.0], "1000"),
         ({"GOMP_SPINCOUNT": "7"}, [0.0, 0.0], "7"),
-        ({"OMP_WAIT_POLICY": "ACTIVE"}, [0.0, 0.0], None),
     ]
     for name in ("LOCAL_WORLD_SIZE", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
         monkeypatch.delenv(name, raising=False)
