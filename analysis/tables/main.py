@@ -83,8 +83,7 @@ def main(results: Results) -> Table:
         published_row = published_row or paper.main_row(backbone, objective, "B/2")
         if published_row:
             rows.append((heading, [*_paper_row(published_row), Entry(), Entry()]))
-    # Without runs of ours the columns hold the paper's numbers only.
-    columns = Column.each("Dense", "+ TREAD", "\u0394", published=not rows)
+    columns = Column.each("Dense", "+ TREAD", "\u0394")
     if not rows:
         rows = [(NOT_RUN, [*_paper_row(row), Entry(), Entry()]) for row in paper.rows("main")]
     columns += Column.each("s", "s\u00b7m", shown=has_penalty)
@@ -149,7 +148,6 @@ def sota(results: Results) -> Table:
         heading = "Paper, guided" if row["guided"] else "Paper, unguided"
         numbers = [published(row[key]) for _, key, _ in _SOTA.values()]
         rows.append((heading, [row["method"], f"{row['epochs']} epochs", *numbers]))
-    published_rows = len(rows)
     for group in results.groups:
         pair = list(filter(None, group.pair()))
         for variant in pair:
@@ -159,13 +157,9 @@ def sota(results: Results) -> Table:
                 estimate = variant.estimate(metric) if metric else None
                 values.append(measured(estimate, entries.metric_decimals(kind)))
             rows.append((f"Ours: {entries.heading(group, *pair)}", values))
-    # Published rows share the columns: the table is covered only by rows of ours.
-    only_published = len(rows) == published_rows
-    columns = list(
-        Column.each("Method", "Epochs or steps", numeric=False, published=only_published)
-    )
+    columns = list(Column.each("Method", "Epochs or steps", numeric=False))
     for name, _, better in _SOTA.values():
-        columns.append(Column(name, better=better, published=only_published))
+        columns.append(Column(name, better=better))
     notes = entries.paper_notes("sota")
     return build("sota", "State of the art and our runs", columns, rows, notes)
 

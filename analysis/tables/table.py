@@ -40,6 +40,7 @@ class Entry:
     signed: bool = False  # a plus sign too (differences)
     unit: str = ""  # right after the number, such as `x`
     best: bool = False  # of its group
+    published: bool = False  # a number of others, also in a column of ours
 
     @property
     def few(self) -> bool:
@@ -125,7 +126,7 @@ class Table:
         """Whether any number in it is of these runs."""
         for row in self.rows:
             for column, entry in zip(self.columns, row.entries, strict=True):
-                if entry.value is not None and not column.published:
+                if entry.value is not None and not (column.published or entry.published):
                     return True
         return False
 
@@ -163,7 +164,7 @@ def _lacks_numbers(columns: Sequence[Column], entries: Sequence[Entry]) -> bool:
     """Return whether numbers of these runs are missing and none is there."""
     any_missing = False
     for column, entry in zip(columns, entries, strict=True):
-        if column.published:
+        if column.published or entry.published:
             continue
         if entry.value is not None:
             return False
@@ -201,7 +202,7 @@ def published(value: float | None, text: str = "", signed: bool = False) -> Entr
     """Return a published number; None is `not published`."""
     if value is None or value != value:
         return Entry(text or "not published")
-    return Entry(text, float(value), signed=signed)
+    return Entry(text, float(value), signed=signed, published=True)
 
 
 def build(

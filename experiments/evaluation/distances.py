@@ -170,7 +170,8 @@ def precision_recall(
 ) -> tuple[float, float]:
     """Return improved precision and recall (Kynkaanniemi et al. 2019).
 
-    `samples` `(N, d)` and `reference` `(M, d)` are features; `neighbours` is k.
+    `samples` `(N, d)` and `reference` `(M, d)` are features; `neighbours` is k. In a classifier's
+    features noise may lie near real images: a high precision means little where FD is large, too.
     """
     centre = reference.mean(dim=0)
     # cdist uses matrix products, which lose precision far from the origin.

@@ -12,8 +12,8 @@ from analysis.runs.archives import unpack
 
 @pytest.fixture(scope="session")
 def made_runs(tmp_path_factory):
-    """The folder of a small but complete study: placement, rates, selections, baselines and guidance."""
-    return study(tmp_path_factory.mktemp("runs"))
+    """`Results` of a small but complete study: placement, rates, selections, baselines and guidance."""
+    return Results.of(study(tmp_path_factory.mktemp("runs")))
 
 
 @pytest.fixture(scope="session")

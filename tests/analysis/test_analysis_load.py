@@ -64,12 +64,8 @@ def test_a_step_of_a_scheduled_route_costs_what_the_run_counted(tmp_path):
 # File, what it holds (None: it is missing), and the reason that is given.
 DAMAGE = [
     ("summary.json", '{"status": "do', "not JSON"),
-    ("summary.json", "[1]", "holds no mapping"),
-    ("summary.json", r'{"status": "done", "step": 1, "name": "a\ud800"}', "an invalid character"),
-    ("summary.json", '{"status": "done", "step": 1' + "0" * 400 + "}", "a number of more than"),
     ("summary.json", None, "neither summary.json nor status.json"),
     ("config.yaml", "a: [1", "config.yaml"),
-    ("config.yaml", "[" * 40_000, "nested deeper than"),
     ("config.yaml", r'{"backbone": {"name": "dit\0"}, "a": 1}', "an invalid character"),
     ("config.yaml", "a: !!python/object/apply:os.system ['true']", "config.yaml"),
     ("config.yaml", None, "config.yaml cannot be read"),

@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from analysis_runs import similarity_map, study
 from small import ROOT
 
 from analysis.errors import AnalysisError
 from analysis.reports import notebook_files
-from experiments import evaluate, run
 
 QUESTIONS = ("guidance", "main_table", "route_placement", "selection_rate", "similarity")
 
@@ -47,36 +48,20 @@ def test_published_records_are_unpacked_once(tmp_path, monkeypatch):
     assert notebook_files.runs_folder(archive) == folder and (folder / "mine.txt").exists()
 
 
-# Eight narrow blocks on real digits: seconds a run. `auto` is 2-4 at this depth.
-SMALL = (
-    "data=digits backbone=dit backbone.depth=8 backbone.width=32 train.steps=20 train.batch=16 train.warmup=5 "
-    "train.save_every=20 train.sample_every=0 eval.every=10 eval.samples=80 eval.metrics=[fd,accuracy] sampler.steps=4"
-)
-GUIDES = ("none", "cfg,scale=1.5", "routed,scale=1.5,strong=0,weak=0.5")
-
-
-@pytest.fixture(scope="module")
-def real_runs(tmp_path_factory):
-    """Runs trained by the commands that a user types, one of them scored under three guidances."""
-    path = tmp_path_factory.mktemp("runs")
-    for route in ("none", "2-4", "0-4", "2-4@0.25"):
-        assert run.main([*SMALL.split(), f"route={route}", f"paths.runs={path}"]) == 0
-    routed = next(path.glob("dit*_2-4_*"))
-    words = [str(routed), "--samples", "80", "--metrics", "fd", "--guidance", *GUIDES]
-    assert evaluate.main(words) == 0
-    return path
-
-
 @pytest.mark.slow
-def test_the_notebooks_run_in_a_kernel_on_a_users_runs(real_runs, tmp_path):
+def test_the_notebooks_run_in_a_kernel_on_a_users_runs(tmp_path):
     import nbformat
 
-    words = ["-m", "analysis", "notebooks", "--runs", str(real_runs), "--out", str(tmp_path)]
+    runs = study(tmp_path / "runs", seeds=2, backbones=("dit",))
+    for route in ("none", "2-8"):
+        folder = next(runs.glob(f"dit-*_{route}_s0-*"))
+        similarity_map(np.eye(13), route, run=folder.name).save(folder / "similarity.npz")
+    words = ["-m", "analysis", "notebooks", "--runs", str(runs), "--out", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, *words], env=environment, check=True)
     for name in QUESTIONS:
         notebook = nbformat.read(tmp_path / f"{name}.ipynb", as_version=4)
-        assert f"RUNS = {str(real_runs)!r}  # or" in notebook.cells[1].source
+        assert f"RUNS = {str(runs)!r}  # or" in notebook.cells[1].source
         outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
         assert not [out for out in outputs if out.output_type == "error" or out.get("name") == "stderr"]
         kinds = {kind for out in outputs if "data" in out for kind in out["data"]}

@@ -1,6 +1,6 @@
 """`python -m analysis publish`: a folder whose every number can be made again from its archive."""
 
-import gzip
+import io
 import tarfile
 import tracemalloc
 
@@ -137,25 +137,13 @@ def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_p
         publish.fill(PAGE.replace("old\n<!-- end -->", "old"), results)
 
 
-def _packed(path, members):
-    """Write a gzipped tar of `(name, size, kind)`; only headers where nothing is stored."""
-    with gzip.open(path, "wb", compresslevel=1) as packed:
-        for name, size, kind in members:
-            member = tarfile.TarInfo(name)
-            member.size, member.type = size, kind
-            packed.write(member.tobuf())
-            if kind == tarfile.REGTYPE:
-                packed.write(bytes(-(-size // 512) * 512))
-        packed.write(bytes(1024))
-
-
-@pytest.mark.parametrize("kind", ["size", "files", "folders"])
-def test_an_archive_that_unpacks_to_too_much_is_refused(kind, tmp_path, monkeypatch):
-    many = tarfile.REGTYPE if kind == "files" else tarfile.DIRTYPE
-    members = [(f"runs/{place}", 0, many) for place in range(60)]
-    if kind == "size":
-        members = [("runs/a/metrics.jsonl", 64 * 2**20, tarfile.REGTYPE)]
-    _packed(tmp_path / "bomb.tar.gz", members)
+@pytest.mark.parametrize(("count", "size"), [(1, 64 * 2**20), (60, 0)])
+def test_an_archive_that_unpacks_to_too_much_is_refused(count, size, tmp_path, monkeypatch):
+    with tarfile.open(tmp_path / "bomb.tar.gz", "w:gz", compresslevel=1) as tar:
+        for place in range(count):
+            member = tarfile.TarInfo(f"runs/{place}/metrics.jsonl")
+            member.size = size
+            tar.addfile(member, io.BytesIO(bytes(size)))
     monkeypatch.setattr(archives, "MAX_FILES", 50)
     monkeypatch.setattr(archives, "MAX_UNPACKED", 2**20)
     tracemalloc.start()

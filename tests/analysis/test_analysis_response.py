@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from analysis_runs import lines, score, stored_scale, write
+from analysis_runs import append, evaluate, lines, score, stored_scale, write
+from test_analysis_tables import find
 
 import analysis
 from analysis.comparison.aggregation import paired, verdict
@@ -139,3 +140,32 @@ def test_findings_say_what_the_tables_show(runs):
     assert verdict(paired({0: 1.0, 1: 2.0}, {0: 3.0, 1: 4.5}), "lower").startswith("too few seeds")
     with pytest.raises(UserError, match="no findings called 'scal'; .*did you mean scale"):
         findings.make("scal", runs)
+
+
+def test_guidance_table_has_cost_per_step_and_marks_the_best(made_runs):
+    table = analysis.tables.make("guidance", made_runs)
+    sparse = find(table, "dit-T/1", "routed scale=1.5 strong=0.3 weak=0.8")
+    assert sparse["Score"].best and sparse["Paper FID-50K"].value == 1.58
+    assert sparse["GMACs per step"].value == pytest.approx(3.1 / 12)
+    flops = find(table, "dit-T/1", "routed scale=1.5")
+    assert flops["Paper GMACs per step"].value == 97.67
+    assert find(table, "dit-T/1", "none scale=1.0")["Paper FID-50K"].value == 4.89
+
+
+def test_guidance_with_a_checkpoint_per_seed_is_one_row(tmp_path):
+    for seed in range(3):
+        folder = write(tmp_path, route="2-8", seed=seed)
+        append(folder, score({}, 400, 7.0 + seed, guidance=f"autoguidance scale=1.5 checkpoint={folder}@50"))
+    row = find(analysis.tables.make("guidance", tmp_path), "dit", "autoguidance scale=1.5 checkpoint=run@50")
+    assert row["Score"].n == 3 and row["Paper FID-50K"].value == 2.95
+
+
+@pytest.mark.parametrize("other", [{"sampler": "euler steps=4"}, {"reference": "mine.npz@0"}, {"weights": "raw"}])
+def test_guidance_averages_no_two_ways_of_measuring(tmp_path, other):
+    folder = write(tmp_path, route="2-8")
+    guides = ("none scale=1.0", "cfg scale=2.0")
+    for name, guided, value, more in (("a", guides, 10.0, {}), ("b", guides[:1], 50.0, other)):
+        scores = [score({}, 400, value, guidance=text, **more) for text in guided]
+        kind = scores[0].pop("weights") if "weights" in more else "ema"  # as evaluate.py writes it
+        evaluate(folder, name, scores, kind)
+    assert find(analysis.tables.make("guidance", tmp_path), "dit", guides[0])["Score"].value == 10.0

@@ -1,35 +1,26 @@
 """Tables: the numbers in them, what they say about missing ones, and their four formats."""
 
 import csv
-import functools
 import io
 import json
 import math
 import re
 import shutil
-from pathlib import Path
 
 import analysis_runs
 import pandas as pd
 import pytest
-import yaml
-from analysis_runs import ACCURACY, METRIC, append, evaluate, lines, score, write, write_pairs
+from analysis_runs import ACCURACY, METRIC, append, heldout_losses, lines, score, write, write_pairs
 
 import analysis
 from analysis.command import main
 from analysis.comparison import aggregation
 from analysis.comparison.results import Results
-from analysis.figures import FIGURES
 from analysis.figures.convergence import mean_curve
 from analysis.reports import report_sections
-from analysis.tables import TABLES, make, make_all, render
+from analysis.tables import make, make_all, render
 from analysis.tables.speedup import reach
 from analysis.tables.table import Column, build, markdown, measured
-
-
-@pytest.fixture(scope="module")
-def runs(made_runs):
-    return Results.of(analysis.load(made_runs))
 
 
 def find(table, group, first):
@@ -61,58 +52,23 @@ def test_means_and_paired_differences_of_scores_by_hand(tmp_path):
         assert (row["low"], row["high"]) == pytest.approx((mean - half, mean + half))
 
 
-def test_main_table_holds_the_means_of_the_runs(runs):
-    row = find(make("main", runs), "dit-T/1, digits, edm", f"{METRIC} \u2193")
-    frame = runs.runs
-    dense = frame[(frame.backbone == "dit") & (frame.route == "none") & (frame.objective == "edm")][f"score.{METRIC}"]
-    assert row["Dense"].value == pytest.approx(dense.mean()) and row["Dense"].std == pytest.approx(dense.std())
-    assert row["Dense"].n == 3
-    assert row["\u0394"].value == pytest.approx(row["+ TREAD"].value - row["Dense"].value)
-    last = {row.group.split(",")[0]: row.entries for row in make("main", runs).rows}
-    assert [entry.value for entry in last["dit-T/1"][1:]] in ([33.0, 15.98, -16.02], [43.47, 21.34, -22.13])
-    assert "another, unpublished model" in last["mamba-T/1"][0].text
-
-
 def test_a_tail_is_held_against_runs_that_went_on_as_they_were(tmp_path):
-    init = "/somewhere/runs/dit-T1-digits_{}_s{}-0123abcd@400"
     write_pairs(tmp_path)
-    for seed in range(3):
-        for start, route in (("none", "none"), ("2-8", "2-8"), ("2-8", "none")):
-            more = {"route": route, "seed": seed, "train__lr": 1e-5, "train__steps": 40}
-            write(tmp_path, **more, init=init.format(start, seed))
+    parents = "/somewhere/runs/dit-T1-digits_{}_s{}-0123abcd@400"
+    ends = {("none", "none"): (9, 10, 12), ("2-8", "2-8"): (8, 9, 9), ("2-8", "none"): (7, 7, 8)}
+    for (parent, route), values in ends.items():
+        for seed, value in enumerate(values):
+            scored(tmp_path, route, seed, {40: value}, train__lr=1e-5, init=parents.format(parent, seed))
     table = make("tails", tmp_path)
     # Routed runs with a parent are a control, and no pair of their own.
     assert len({row.group for row in table.rows}) == 1
     row = find(table, "dit-T/1", f"{METRIC} \u2193")
-    frame = analysis.load(tmp_path)
-    frame = frame[frame["config.init"].notna()].set_index("seed")
-    kinds = zip(frame["config.init"].str.contains("none"), frame["route"], strict=True)
-    names = {(True, "none"): "Dense + same", (False, "2-8"): "Routed + same", (False, "none"): "+ tail"}
-    scores = frame[f"score.{METRIC}"].groupby([names[kind] for kind in kinds])
-    values = {name: part for name, part in scores}
-    for name, part in values.items():
-        assert row[name].value == pytest.approx(part.mean()) and row[name].n == 3
-    for name in ("Dense + same", "Routed + same"):
-        known = aggregation.interval(list((values["+ tail"] - values[name]).sort_index()))
-        assert row[f"\u0394 tail, {name.lower()}"].low == pytest.approx(known.low)
-
-
-def test_steps_pairs_equal_multiply_adds(tmp_path):
-    for seed in (0, 1, 2):
-        write(tmp_path, route="none", seed=seed, evaluations=4, train__steps=400)
-        # A routed step costs 0.714 of a dense one: after 140 steps it has cost what 100 dense ones do.
-        write(tmp_path, route="2-8", seed=seed, evaluations=5, train__steps=700)
-    results = Results.of(tmp_path)
-    rows = {row.entries[0].text: row.entries for row in make("steps", results).rows}
-    # Scored at 100..400 and at 140, 280 .. 700: never after equal steps, four times at equal cost.
-    assert list(rows) == ["100 \u2192 140", "200 \u2192 280", "300 \u2192 420", "400 \u2192 560"]
-    (group,) = results.groups
-    for steps, entries in rows.items():
-        first, second = map(int, steps.split(" \u2192 "))
-        dense = group.baseline.by_seed(group.metric, first)
-        routed = group.routed[0].by_seed(group.metric, second)
-        assert f"({aggregation.paired(dense, routed).mean:+.2f}" in entries[3].text
-        assert entries[1].value == 3 and entries[2].value == pytest.approx(1.0, abs=0.001)
+    shown = [row[name] for name in ("Dense + same", "Routed + same", "+ tail")]
+    assert [entry.value for entry in shown] == pytest.approx([31 / 3, 26 / 3, 22 / 3])
+    assert all(entry.n == 3 for entry in shown)
+    for name, differences in (("dense + same", (-2, -3, -4)), ("routed + same", (-1, -2, -1))):
+        change, expected = row[f"\u0394 tail, {name}"], aggregation.interval(differences)
+        assert (change.value, change.low) == pytest.approx((expected.mean, expected.low))
 
 
 def test_equal_cost_may_be_just_above_one_and_is_the_nearest_pair(tmp_path):
@@ -122,7 +78,9 @@ def test_equal_cost_may_be_just_above_one_and_is_the_nearest_pair(tmp_path):
         scored(tmp_path, "2-8", seed, {100: 9.5, 274: 8.2, 281: 7.9, 286: 7.8})
     table = make("steps", tmp_path)
     assert [row.entries[0].text for row in table.rows] == ["100", "200 \u2192 281"]
-    assert table.rows[1].entries[2].value == pytest.approx(1.0036, abs=1e-3)
+    _, seeds, share, fd, *_ = table.rows[1].entries
+    assert (seeds.value, share.value) == (3, pytest.approx(1.0036, abs=1e-3))
+    assert fd.text == "8.00 \u2192 7.90 (-0.10 \u00b1 0.00)"
     # Kinds that no run was scored by have no column, and a note.
     assert [column.label for column in table.columns][3:] == ["FD"]
     assert any("precision, recall, accuracy, heldout_loss, w_eff. Scores of a later" in note for note in table.notes)
@@ -136,16 +94,8 @@ def test_equal_cost_is_that_of_most_seeds_where_one_run_is_nearer(tmp_path):
     assert rows == [("100", 4), ("200 \u2192 274", 3)]
 
 
-def test_a_speed_up_needs_two_scored_steps(tmp_path):
-    scored(tmp_path, "none", 0, {400: 9.0})
-    scored(tmp_path, "2-8", 0, {400: 8.0})
-    assert not make("speedup", tmp_path).covered
-    scored(tmp_path, "4-8", 0, {200: 9.5, 400: 8.0})
-    assert [row.entries[0].text for row in make("speedup", tmp_path).rows] == ["4-8"]
-
-
-def test_placement_shows_all_sixteen_routes_and_says_which_are_missing(runs):
-    table = make("route_placement", runs)
+def test_placement_shows_all_sixteen_routes_and_leaves_out_those_not_run_if_asked(made_runs):
+    table = make("route_placement", made_runs)
     rows = [row for row in table.rows if row.group.startswith("rwkv")]
     assert len(rows) == 17
     seen = find(table, "rwkv", "2-8")
@@ -153,31 +103,27 @@ def test_placement_shows_all_sixteen_routes_and_says_which_are_missing(runs):
     unseen = find(table, "rwkv", "0-5")
     assert unseen["Ours"].is_missing and unseen["Paper"].value == 50.81
     assert any(note.startswith("missing") for note in table.notes)
+    ours = table.only(ours=True)
+    routes = [row.entries[0].text for row in ours.rows if row.group.startswith("rwkv")]
+    assert routes == ["dense", "0-8", "0-10", "4-8", "3-8", "2-8"]
+    assert not any(note.startswith("missing") for note in ours.notes)
+    # What only others measured is no row that misses ours.
+    assert make("followups", made_runs).only(ours=True) == make("followups", made_runs)
 
 
-def test_rate_scan_order_routes_and_cost(runs):
-    rate = make("selection_rate", runs)
+def test_rate_scan_order_routes_and_cost(made_runs):
+    rate = make("selection_rate", made_runs)
     assert find(rate, "dit", "0.75 on 2-8")["Paper"].value == 49.29
     assert find(rate, "dit", "0 (dense)")["Paper"].value == 43.47
-    selection = make("scan_order", runs)
+    selection = make("scan_order", made_runs)
     control = find(selection, "mamba", "unsorted (control)")
     assert control["\u0394 to random"].value > 0 and control["\u0394 to random"].low > 0
-    routes = make("one_two_routes", runs)
+    routes = make("one_two_routes", made_runs)
     assert find(routes, "dit", "0-4+6-9")["Paper"].value == 28.80
-    cost = make("throughput", runs)
+    cost = make("throughput", made_runs)
     dense, routed = (find(cost, "rwkv", name) for name in ("dense", "2-8"))
     allowed = dense["GMACs per image"].value / routed["GMACs per image"].value
     assert routed["MACs allow"].value == pytest.approx(allowed) and allowed > 1
-
-
-def test_guidance_table_has_cost_per_step_and_marks_the_best(runs):
-    table = make("guidance", runs)
-    sparse = find(table, "dit-T/1", "routed scale=1.5 strong=0.3 weak=0.8")
-    assert sparse["Score"].best and sparse["Paper FID-50K"].value == 1.58
-    assert sparse["GMACs per step"].value == pytest.approx(3.1 / 12)
-    flops = find(table, "dit-T/1", "routed scale=1.5")
-    assert flops["Paper GMACs per step"].value == 97.67
-    assert find(table, "dit-T/1", "none scale=1.0")["Paper FID-50K"].value == 4.89
 
 
 def test_headline_counts_first_scored_step_that_is_as_good(tmp_path):
@@ -185,6 +131,7 @@ def test_headline_counts_first_scored_step_that_is_as_good(tmp_path):
         scored(tmp_path, "none", seed, {100: 9.0, 200: 5.0, 400: 5.5})
         scored(tmp_path, "2-8", seed, {100: 5.0, 200: 4.0, 400: 4.5})
         scored(tmp_path, "0-10", seed, {400: 6.0})
+        scored(tmp_path, "4-8", seed, {400: 4.0})
     source = Results.of(analysis.load(tmp_path))
     table = make("speedup", source)
     row = find(table, "dit", "2-8")
@@ -197,10 +144,12 @@ def test_headline_counts_first_scored_step_that_is_as_good(tmp_path):
     never = find(table, "dit", "0-10")
     assert never["Speed-up, FLOPs"].text == "not reached"
     assert never["Seeds that reach it, scored steps"].text.startswith("0 of 3, ")
+    # The runs of 4-8 are as good at their only scored step: nobody knows since when.
+    assert [row.entries[0].text for row in table.rows] == ["0-10", "2-8"]
 
 
-def test_headline_works_for_a_metric_where_higher_is_better(runs):
-    source = Results.of(runs.runs, ACCURACY)
+def test_headline_works_for_a_metric_where_higher_is_better(made_runs):
+    source = Results.of(made_runs.runs, ACCURACY)
     base = next(b for b in source.groups if b.label.startswith("rwkv"))
     assert base.better == "higher"
     found = reach(base, base.baseline, base.guideline())
@@ -212,6 +161,10 @@ def test_every_table_is_made_from_nothing_and_says_missing(tmp_path):
     for table in make_all(tmp_path):
         assert table.rows and not table.covered, table.name
         assert "missing" in render.markdown(table) or table.name in without_paper
+    # Published rows in columns that our runs share do not make a table one of ours.
+    heldout_losses(write(tmp_path), {400: 0.3})
+    covered = {table.name: table.covered for table in make_all(tmp_path)}
+    assert covered["all_scores"] and not covered["sota"]
 
 
 def test_scaling_and_resolution_find_their_runs(tmp_path):
@@ -243,62 +196,21 @@ def test_no_csv_holds_a_formula(text, written):
     shutil.which("pdflatex") is None, reason="pdflatex is not installed (texlive-latex-base, texlive-science)"
 )
 def test_all_tables_compile_in_latex_and_stay_inside_their_column(made_runs, tmp_path):
-    assert main(["tables", str(made_runs), "--all", "--out", str(tmp_path)]) == 0
+    assert main(["tables", str(made_runs.folder), "--all", "--out", str(tmp_path)]) == 0
     printed = analysis_runs.compile_latex(tmp_path)
     assert (tmp_path / "tables.pdf").stat().st_size > 10_000
     assert "Missing character" not in printed and "Overfull" not in printed
 
 
-def test_a_wide_table_goes_on_below_with_its_first_column(runs):
-    table = make("high_res", runs)
-    text = render.latex(table)
-    assert len(table.columns) == 11 and text.count(r"\begin{tabular}") == 2
-    assert text.count(r"\shortstack[l]{Model}") == 2 and text.count(r"\label{") == 1
-    assert text.count(r"\shortstack") == len(table.columns) + 1
-
-
-@pytest.mark.parametrize(("rows", "environment"), [(40, "table"), (41, "longtable")])
-def test_a_long_table_goes_on_over_pages(rows, environment):
+def test_a_long_latex_table_goes_on_over_pages():
     columns = [Column("Metric", numeric=False), Column("Dense"), Column("Dense")]
     entry = measured(aggregation.mean_std([2.0, 3.0, 4.0]))
-    table = build("long", "Long", columns, [("a 50 %", [str(k), entry, 1.5]) for k in range(rows)])
+    table = build("long", "Long", columns, [("a 50 %", [str(k), entry, 1.5]) for k in range(41)])
     text = render.latex(table)
-    assert rf"\begin{{{environment}}}" in text and rf"\end{{{environment}}}" in text
-    assert text.count(r"\num{3.00 +- 1.00} {\scriptsize ($n{=}$3)} & \num{1.50} \\") == rows
+    assert r"\begin{longtable}" in text and text.count(r"\endhead") == 1
+    assert text.count(r"\num{3.00 +- 1.00} {\scriptsize ($n{=}$3)} & \num{1.50} \\") == 41
     # The heading of a group stands alone in its line.
     assert re.search(r"(?m)^\\multicolumn\{3\}.*\\emph\{a 50 \\%\}\} \\\\$", text)
-    assert text.count(r"\endhead") == (environment == "longtable")
-
-
-def test_rows_that_miss_every_number_of_ours_are_left_out(runs):
-    table = make("route_placement", runs)
-    lean = table.only(ours=True)
-    routes = [row.entries[0].text for row in lean.rows if row.group.startswith("rwkv")]
-    assert routes == ["dense", "0-8", "0-10", "4-8", "3-8", "2-8"]
-    assert not any(note.startswith("missing") for note in lean.notes)
-    # Nothing of ours is lost, and what only others measured is no row that misses ours.
-    kept = {id(e) for row in lean.rows for e in row.entries}
-    own = [e for row in table.rows for e in row.entries[1:3] if e.value is not None]
-    assert all(id(entry) in kept for entry in own)
-    assert make("followups", runs).only(ours=True) == make("followups", runs)
-
-
-def test_every_grid_says_what_it_makes_and_analysis_makes_it():
-    grids = sorted((Path(__file__).parents[2] / "sweeps" / "grids").glob("*.yaml"))
-    assert len(grids) > 10
-    for grid in grids:
-        for made in yaml.safe_load(grid.read_text()).get("makes", []):
-            kind, name = made.split()
-            known = {"table": TABLES, "figure": FIGURES}
-            assert kind not in known or name in known[kind], f"{grid.name} makes {made}"
-
-
-def test_guidance_with_a_checkpoint_per_seed_is_one_row(tmp_path):
-    for seed in range(3):
-        folder = write(tmp_path, route="2-8", seed=seed)
-        append(folder, score({}, 400, 7.0 + seed, guidance=f"autoguidance scale=1.5 checkpoint={folder}@50"))
-    row = find(make("guidance", tmp_path), "dit", "autoguidance scale=1.5 checkpoint=run@50")
-    assert row["Score"].n == 3 and row["Paper FID-50K"].value == 2.95
 
 
 def test_more_tokens_of_the_same_pictures_stand_in_one_group(tmp_path):
@@ -310,26 +222,19 @@ def test_more_tokens_of_the_same_pictures_stand_in_one_group(tmp_path):
     assert [row.entries[1].value for row in table.rows] == [256, 1024]
 
 
-def memorised(folder, value, fresh):
-    """Give a run its memorisation in features, and what held-out images get."""
-    score_of = functools.partial(score, {}, 400, better="higher")
-    append(
-        folder,
-        score_of(value, metric="memorisation-500", key="memorisation"),
-        score_of(fresh, metric="memorisation-500 held-out", key="memorisation_heldout"),
-    )
-
-
 def test_memorisation_stands_beside_the_score_in_the_features_of_the_score(tmp_path):
     for seed in range(3):
-        for route in ("none", "2-8", "0-8"):
-            memorised(write(tmp_path, route=route, seed=seed), 0.5 + 0.1 * seed + 0.01 * len(route), 0.8)
+        for route, offset in (("none", 0.01), ("2-8", 0.0), ("0-8", 0.0)):
+            more = {"metric": "memorisation-500", "key": "memorisation", "better": "higher"}
+            unseen = more | {"metric": "memorisation-500 held-out", "key": "memorisation_heldout"}
+            lines = [score({}, 400, 0.5 + 0.1 * seed + offset, **more), score({}, 400, 0.8, **unseen)]
+            append(write(tmp_path, route=route, seed=seed), *lines)
     row = find(make("main", tmp_path), "dit", "NN-distance ratio-500")
     dense, routed = row["Dense"], row["+ TREAD"]
-    assert (dense.n, dense.decimals) == (3, 3) and dense.value == pytest.approx(0.64)
-    assert dense.std == pytest.approx(0.1) and routed.value == pytest.approx(0.63)
+    assert (dense.n, dense.decimals) == (3, 3) and dense.value == pytest.approx(0.61)
+    assert dense.std == pytest.approx(0.1) and routed.value == pytest.approx(0.6)
     table = make("route_placement", tmp_path)
-    assert find(table, "dit", "dense")["NN-distance ratio"].value == pytest.approx(0.64)
+    assert find(table, "dit", "dense")["NN-distance ratio"].value == pytest.approx(0.61)
     assert any("never seen get 0.800 on digits" in note for note in table.notes)
     differences = find(make("differences", tmp_path), "dit", "2-8")
     assert differences["\u0394 NN-distance ratio-500"].value == pytest.approx(-0.01)
@@ -338,7 +243,6 @@ def test_memorisation_stands_beside_the_score_in_the_features_of_the_score(tmp_p
     assert "score.memorisation-500" in analysis.load(tmp_path)
     for each in make_all(tmp_path):
         assert "emorisation" not in markdown(each), each.name
-    assert any("lower values indicate copying" in note for note in table.notes)
 
 
 def test_masking_has_paired_differences_at_every_budget(tmp_path):
@@ -363,20 +267,16 @@ def test_masking_has_paired_differences_at_every_budget(tmp_path):
 
 
 def test_benchmark_shows_timed_steps_beside_the_plain_step_of_the_same_shape(tmp_path):
-    def step(backbone, tokens, route="none", **more):
-        return {"backbone": backbone, "size": "T/2", "tokens": tokens, "route": route, "seconds": 1.0, **more}
-
-    steps = [
-        step("dit", 16),
-        step("dit", 16, "2-8", seconds=0.8, speedup=1.25, allowed=1.4),
-        step("plain", 16, ours_faster_by=2.0),
-    ]
-    variants = [step("dit", 16, faster={"compiled": 1.1}, over_plain={"both compiled": 1.2})]
+    step = {"backbone": "dit", "size": "T/2", "tokens": 16, "route": "none", "seconds": 1.0}
     record = {
         "options": {"batch": 2, "precision": "fp32", "compile": "none", "depth": None, "clock": "cpu"},
         "environment": {"device_name": "a CPU", "threads": 1, "torch": "2"},
-        "steps": steps,
-        "variants": variants,
+        "steps": [
+            step,
+            step | {"route": "2-8", "seconds": 0.8, "speedup": 1.25, "allowed": 1.4},
+            step | {"backbone": "plain", "ours_faster_by": 2.0},
+        ],
+        "variants": [step | {"faster": {"compiled": 1.1}, "over_plain": {"both compiled": 1.2}}],
     }
     write(tmp_path)
     # The sweep's files lie in its folder; one that cannot be read is named.
@@ -386,36 +286,12 @@ def test_benchmark_shows_timed_steps_beside_the_plain_step_of_the_same_shape(tmp
     (tmp_path / "bench.json").write_text("{half")
     table = make("benchmark", tmp_path)
     assert table.covered and any("bench.json" in note for note in table.notes)
-    rows = {row.entries[0].text: find(table, "batch 2, fp32, cpu clock", row.entries[0].text) for row in table.rows}
-    dense, routed = rows["dit-T/2, 16 tokens, dense"], rows["dit-T/2, 16 tokens, 2-8"]
+    dense, routed = (find(table, "batch 2, fp32", f"dit-T/2, 16 tokens, {name}") for name in ("dense", "2-8"))
     assert (dense["ms"].value, dense["Over plain DiT"].value) == (1000.0, 2.0)
     assert (dense["Compiled"].value, dense["Both compiled"].value) == (1.1, 1.2)
     assert routed["Share of it"].value == pytest.approx(1.25 / 1.4)
     # No benchmark timed ours eager beside theirs compiled: no column.
     assert "Over compiled plain DiT" not in dense
-
-
-@pytest.mark.slow
-def test_a_file_of_the_benchmark_is_read(tmp_path):
-    from experiments.benchmark.bench_options import BenchOptions
-    from experiments.benchmark.bench_report import run
-
-    small = {"size": ("T/2",), "tokens": (16,), "batch": 2, "rounds": 1, "backbone": ("dit",)}
-    run(BenchOptions(**small, parts=("steps",), out=str(tmp_path / "bench.json")), say=lambda _: None)
-    table = make("benchmark", tmp_path)
-    assert {"dit-T/2, 16 tokens, dense"} < {row.entries[0].text for row in table.rows}
-    assert len(table.notes) == 1  # none on a file that cannot be read
-
-
-@pytest.mark.parametrize("other", [{"sampler": "euler steps=4"}, {"reference": "mine.npz@0"}, {"weights": "raw"}])
-def test_guidance_averages_no_two_ways_of_measuring(tmp_path, other):
-    folder = write(tmp_path, route="2-8")
-    guides = ("none scale=1.0", "cfg scale=2.0")
-    for name, guided, value, more in (("a", guides, 10.0, {}), ("b", guides[:1], 50.0, other)):
-        scores = [score({}, 400, value, guidance=text, **more) for text in guided]
-        kind = scores[0].pop("weights") if "weights" in more else "ema"  # as evaluate.py writes it
-        evaluate(folder, name, scores, kind)
-    assert find(make("guidance", tmp_path), "dit", guides[0])["Score"].value == 10.0
 
 
 def test_a_key_that_was_added_later_does_not_part_old_runs_from_new_ones(tmp_path):

@@ -75,16 +75,6 @@ def test_endpoints_name_the_run_that_was_trained_too_briefly_and_how_to_train_it
         endpoints_table({DENSE: dense, ROUTED: routed}, 3000)
 
 
-def test_a_routed_arm_of_any_batch_and_depth_is_compared_with_the_dense_runs_of_its_group():
-    own = {"batch": 32, "depth": 6, "group": "own"}
-    dense, routed = dataclasses.replace(DENSE, **own), dataclasses.replace(ROUTED, **own)
-    table = {dense: {0: curve([0.4, 0.3, 0.2], 2e9)}, routed: {0: curve([0.5, 0.4, 0.35, 0.3, 0.25, 0.19], 1e9)}}
-    assert baseline_arm(routed, table) == dense and baseline_arm(dense, table) is None
-    (row,) = endpoints_table(table, 1500)[1:]
-    assert row[:5] == ["dit", "route 2-8, 6 blocks, batch 32", "dense, 6 blocks, batch 32", "1", "-5.00 %"]
-    assert row[5].startswith("0.9")
-
-
 def test_endpoints_are_log_ratios_at_equal_macs_with_holm():
     # m = .5: 6 routed scores cost as much as 3 dense ones; the losses there are .21 and .2, .22 and .2.
     dense = {0: curve([0.4, 0.3, 0.2], 2e9), 1: curve([0.4, 0.3, 0.2], 2e9)}
@@ -119,20 +109,17 @@ def test_changes_by_seed_and_their_median():
 
 
 def test_three_backbones_are_corrected_together():
-    table = {}
-    for backbone, lasts in (("dit", (0.21, 0.22)), ("mamba", (0.19, 0.21)), ("rwkv", (0.2, 0.23))):
-        group = GROUP.replace("dit", backbone)
-        table[dataclasses.replace(DENSE, backbone=backbone, group=group)] = {
-            seed: curve([0.4, 0.3, 0.2], 1e9) for seed in (0, 1)
-        }
-        table[dataclasses.replace(ROUTED, backbone=backbone, group=group)] = {
-            seed: curve([0.4, 0.3, last], 1e9) for seed, last in enumerate(lasts)
-        }
+    lasts = {"dit": (0.21, 0.22), "mamba": (0.19, 0.21), "rwkv": (0.2, 0.23)}
+    table, p_values = {}, {}
+    for backbone, losses in lasts.items():
+        own = {"backbone": backbone, "group": GROUP.replace("dit", backbone)}
+        table[dataclasses.replace(DENSE, **own)] = dict.fromkeys((0, 1), curve([0.4, 0.3, 0.2], 1e9))
+        routed = {seed: curve([0.4, 0.3, last], 1e9) for seed, last in enumerate(losses)}
+        table[dataclasses.replace(ROUTED, **own)] = routed
+        p_values[backbone] = ttest_1samp([math.log(last / 0.2) for last in losses], 0).pvalue
     head, *rows = endpoints_table(table, 1500)
     assert head[5] == "p (Holm)"
-    p_values = {row: ttest_1samp([math.log(last / 0.2) for last in lasts], 0).pvalue
-                for row, lasts in enumerate([(0.21, 0.22), (0.19, 0.21), (0.2, 0.23)])}  # fmt: skip
-    assert [row[5] for row in rows] == [f"{holm(p_values)[row]:.3f}" for row in range(3)]
+    assert [row[5] for row in rows] == [f"{holm(p_values)[backbone]:.3f}" for backbone in lasts]
 
 
 def test_holm_by_hand():

@@ -60,6 +60,8 @@ def test_scores_of_a_run_are_of_one_protocol_its_own_if_it_has_one(tmp_path):
 
 
 def test_the_command_prints_tables_with_rows_also_without_scores_on_samples(tmp_path, capsys):
+    assert compute.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "no table: no finished run has scores\n"
     for folder in write_pairs(tmp_path, seeds=2, train__batch=16):
         heldout_losses(folder, {200: 0.4, 400: 0.3})
     assert compute.main([str(tmp_path), "--steps", "250"]) == 0
@@ -71,13 +73,8 @@ def test_the_command_prints_tables_with_rows_also_without_scores_on_samples(tmp_
     assert endpoints.startswith("No table of endpoints: 350 dense steps cost 0.2688T MACs, but dit route 2-8, seed 0")
 
 
-def test_a_folder_without_scores_says_so(tmp_path, capsys):
-    assert compute.main([str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "no table: no finished run has scores\n"
-
-
-def test_arms_name_objective_and_width_and_a_missing_metric_is_empty():
+def test_arms_name_their_options_and_a_missing_metric_is_empty():
     frame = pd.DataFrame({"FD": {0: 2.0}}).reindex(columns=["FD", "precision", "recall", "accuracy"])
-    arm = dataclasses.replace(DENSE, objective="flow", width=32)
+    arm = dataclasses.replace(DENSE, batch=32, objective="flow", width=32)
     (row,) = scores_table({arm: frame})[1:]
-    assert row == ["dit", "dense, flow, width 32", "0", "2.0", "", "", ""]
+    assert row == ["dit", "dense, batch 32, flow, width 32", "0", "2.0", "", "", ""]

@@ -7,11 +7,7 @@ from scipy.stats import t
 from analysis.comparison.objectives import contrasts_table, objective_scores, objectives_table
 from analysis.errors import AnalysisError
 
-SAMPLERS = {
-    "edm": ["heun steps=12"],
-    "ddpm": ["ddpm steps=24", "ddpm steps=250"],
-    "flow": ["heun steps=12"],
-}
+SAMPLERS = {"edm": ["heun steps=12"], "ddpm": ["ddpm steps=24", "ddpm steps=250"], "flow": ["heun steps=12"]}
 FD = {"edm": 20.0, "ddpm": 30.0, "flow": 25.0}
 
 
@@ -41,9 +37,7 @@ def evaluated(folder, values, **over):
 def test_declared_differences_are_paired_by_seed_and_sampler(folder):
     frame = objective_scores(folder, 400)
     _, *means = objectives_table(frame)
-    assert ["dit", "ddpm", "dense", "ddpm steps=250", "0, 1, 2", "26.0"] in [
-        row[:6] for row in means
-    ]
+    assert ["dit", "ddpm", "dense", "ddpm steps=250", "0, 1, 2", "26.0"] in [row[:6] for row in means]
     _, *rows = contrasts_table(frame)
     half = t.ppf(0.975, 2) * (1 / 3) ** 0.5 / 3**0.5  # differences 1, 1 and 2
     routed = f"+1.3 \u00b1 {half:.1f}"
@@ -60,9 +54,7 @@ def test_declared_differences_are_paired_by_seed_and_sampler(folder):
 def test_scores_of_another_step_do_not_count_and_two_runs_of_one_arm_are_refused(folder):
     assert objective_scores(folder, 300).empty
     evaluated(folder, {"heun steps=12": 1.0}, train__lr=1.0)
-    with pytest.raises(
-        AnalysisError, match="several scores of backbone dit, objective edm, routed (False|True)"
-    ):
+    with pytest.raises(AnalysisError, match="several scores of backbone dit, objective edm, routed (False|True)"):
         objective_scores(folder, 400)
 
 

@@ -16,14 +16,7 @@ def curve(exponent, penalty=1.0, growth=0.0, macs=1.0, steps=12000):
     """A run whose loss after n steps is that of a dense run after N, where n = penalty * N ** (1 + growth)."""
     points = list(range(500, steps + 1, 500))
     losses = [(n / penalty) ** (exponent / (1 + growth)) for n in points]
-    return pd.DataFrame(
-        {
-            "step": points,
-            "macs": [n * macs for n in points],
-            "loss": losses,
-            "routed_loss": math.nan,
-        }
-    )
+    return pd.DataFrame({"step": points, "macs": [n * macs for n in points], "loss": losses, "routed_loss": math.nan})
 
 
 def test_the_slope_of_a_known_power_law_is_found_and_tested():
@@ -46,15 +39,7 @@ def test_a_target_that_is_not_reached_is_a_bound_and_outside_the_slope():
     dense = {seed: curve(-0.1) for seed in (5, 6)}
     routed = {5: curve(-0.1, 1.2, 0.0, M, 17400), 6: curve(-0.1, 1.6, 0.0, M, 17400)}
     head, *rows = lengths_table({DENSE: dense, ROUTED: routed})
-    assert [row[2] for row in rows] == [
-        "1,000",
-        "2,000",
-        "3,000",
-        "4,500",
-        "6,000",
-        "9,000",
-        "12,000",
-    ]
+    assert [row[2] for row in rows] == ["1,000", "2,000", "3,000", "4,500", "6,000", "9,000", "12,000"]
     # 12,000 dense steps are 14,400 routed ones of seed 5, and 19,200 of seed 6, which ends at 17,000.
     assert rows[-1][3:] == [f"0.84, > {17000 / 12000 * M:.2f}", "undecided: 1 of 2 seeds censored"]
     assert rows[0][3] == "0.84, 1.12"

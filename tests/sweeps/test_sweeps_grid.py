@@ -6,7 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slurm_lab import yaml_grid
 
+from analysis.figures import FIGURES
+from analysis.tables import TABLES
 from experiments.config import load
+from sweeps.plan import grid
 from sweeps.plan.cells import expand
 from sweeps.store import overrides
 from sweeps.store.overrides import Typed
@@ -106,3 +109,14 @@ def test_values_are_written_as_hydra_reads_them():
 def test_any_text_is_read_back_by_hydra(value):
     parsed = OverridesParser.create().parse_override(f"k={overrides.format_value(value)}").value()
     assert str(parsed) == value
+
+
+def test_every_grid_of_the_project_names_what_it_makes():
+    known = {"table": TABLES, "figure": FIGURES}
+    for name in grid.names():
+        loaded = grid.load(name)
+        assert loaded.makes and loaded.title != name
+        for kind, made in map(str.split, loaded.makes):
+            assert kind not in known or made in known[kind], f"{name} makes {made}"
+    fig8 = expand(grid.load("route_placement"))
+    assert len(fig8) == 17 and {c.varies["route"] for c in fig8} >= {"0-2", "0-10", "7-8", "1-8", "2-8"}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.tables import make
 from experiments import bench
 from experiments.benchmark import step_times
 from experiments.benchmark.bench_options import BenchOptions, parse
@@ -122,7 +123,7 @@ def test_the_plain_step_is_a_variant_of_dit_alone_and_compared_within_rounds(mon
 @pytest.mark.slow
 def test_the_command_prints_a_table_and_writes_the_figures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(step_times, "peak", lambda *a: (lambda: torch.mm(torch.ones(8, 8), torch.ones(8, 8)), 1024))
-    out = tmp_path / "deep" / "figures.json"
+    out = tmp_path / "deep" / "bench.json"
     assert run_command(bench.main, ["device=cpu", *SMALL, f"out={out}"]) == 0
     text = capsys.readouterr().out
     assert "of allowed" in text and "ours over plain dit, route 1-2" in text and str(out) in text
@@ -132,6 +133,9 @@ def test_the_command_prints_a_table_and_writes_the_figures(tmp_path, capsys, mon
         assert row["seconds"] > 0 and row["memory_bytes"] > 0 and len(row["rounds"]) == 2
         assert bool(row["kernels"]) == (row["backbone"] != "plain")
         assert ("speedup" in row) == (row["route"] != "none")
+    table = make("benchmark", out.parent)
+    assert {"dit-T/2, 16 tokens, dense"} < {row.entries[0].text for row in table.rows}
+    assert len(table.notes) == 1  # none on a file that cannot be read
 
 
 @pytest.mark.gpu
