@@ -330,7 +330,7 @@ def endpoints_table(
             if penalty.sm is not None:
                 saving = penalty.sm.text(".2f")
         row = [pair.arm.backbone, label, pair.compared_with, str(estimate.n)]
-        rows.append([*row, _percent(estimate), "", saving])
+        rows.append([*row, percent_change(estimate), "", saving])
     is_complete = len(p_values) == DECLARED_BACKBONES
     shown = holm(p_values) if is_complete else p_values
     for index, p in shown.items():
@@ -371,7 +371,7 @@ def _change(log_ratio: float) -> str:
     return f"{100 * math.expm1(log_ratio):+.2f}"
 
 
-def _percent(estimate: Estimate) -> str:
+def percent_change(estimate: Estimate) -> str:
     """Return a mean of log ratios as a change in per cent, with its interval."""
     text = f"{_change(estimate.mean)} %"
     if estimate.low is None or estimate.high is None:

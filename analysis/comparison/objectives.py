@@ -5,10 +5,13 @@ TREAD's headline compares models that differ in both. The declared differences c
 of the data set's own classifier.
 """
 
+import numpy as np
 import pandas as pd
 
 from analysis.comparison.aggregation import DENSE, interval
+from analysis.comparison.arms import percent_change
 from analysis.comparison.final_scores import METRICS, NETWORK, mean_text
+from analysis.comparison.pair_penalty import LOSS
 from analysis.errors import AnalysisError
 from analysis.runs.loading import Runs, runs_of, scores
 
@@ -28,23 +31,27 @@ def objective_scores(source: Runs, steps: int) -> pd.DataFrame:
         source: What `analysis.load` returned, or a folder of run folders.
         steps: Training steps; a run that goes on counts with its scores at this step.
 
-    Columns are `backbone`, `objective`, `routed`, `sampler`, `seed` and the metrics.
+    Columns are `backbone`, `objective`, `routed`, `sampler`, `seed`, the metrics, and `loss`, the
+    held-out loss of the dense pass (NaN for a run without one).
 
     Raises:
         AnalysisError: Several runs that differ in nothing else, such as in the learning rate.
     """
     frame = scores(runs_of(source))
-    is_wanted = frame["metric"].str.endswith(NETWORK) & (frame["step"] == steps)
-    frame = frame[is_wanted].copy()
+    frame = frame[frame["step"] == steps].copy()
     frame["routed"] = ~frame["variant"].str.startswith(DENSE)  # a fine-tune is dense
     frame["short"] = frame["metric"].str.split("-").str[0]
+    of_run = ["backbone", "objective", "routed", "seed"]
+    losses = frame[frame["key"] == LOSS].drop_duplicates(of_run).set_index(of_run)["value"]
+    frame = frame[frame["metric"].str.endswith(NETWORK)]
     keys = ["backbone", "objective", "routed", "sampler", "seed"]
     repeated = frame[frame.duplicated([*keys, "short"])]
     if len(repeated):
         first = ", ".join(f"{key} {value}" for key, value in repeated[keys].iloc[0].items())
         raise AnalysisError(f"several scores of {first}; expected one run of each, scored once")
     table = frame.pivot(index=keys, columns="short", values="value")
-    return table.reindex(columns=list(METRICS)).reset_index()
+    table = table.reindex(columns=list(METRICS)).reset_index()
+    return table.join(losses.rename("loss"), on=of_run)
 
 
 def objectives_table(frame: pd.DataFrame) -> list[list[str]]:
@@ -70,9 +77,10 @@ def contrasts_table(frame: pd.DataFrame) -> list[list[str]]:
         frame: What `objective_scores` returned.
 
     There is a row for each sampler. One objective is compared with another for each pair of their
-    samplers.
+    samplers. The held-out loss is compared within an objective only: losses of different
+    objectives are different quantities.
     """
-    rows = [["Backbone", "Difference", "Sampler", "Pairs", *METRICS]]
+    rows = [["Backbone", "Difference", "Sampler", "Pairs", *METRICS, "held-out loss (95 %)"]]
     for minuend, subtrahend in CONTRASTS:
         first, second = _arm(frame, *minuend), _arm(frame, *subtrahend)
         pairs = first.merge(second, on=["backbone", "seed"], suffixes=("", "_baseline"))
@@ -86,6 +94,9 @@ def contrasts_table(frame: pd.DataFrame) -> list[list[str]]:
                 texts.append(difference.half_width_text(f"+.{digits}f") if difference else "")
             name = f"{_name(*minuend)} - {_name(*subtrahend)}"
             names = " against ".join(dict.fromkeys(samplers))
+            is_same = minuend[0] == subtrahend[0]
+            loss = interval(np.log(part["loss"] / part["loss_baseline"])) if is_same else None
+            texts.append(percent_change(loss) if loss else "")
             rows.append([backbone, name, names, str(len(part)), *texts])
     return rows
 
