@@ -21,15 +21,18 @@ def final_scores(source: Runs) -> dict[Arm, pd.DataFrame]:
     Args:
         source: What `analysis.load` returned, or a folder of run folders.
 
-    The scores of a run are those of one protocol: its own, or that of its first evaluation where it
-    scored no samples itself. Of two runs of one arm and seed the one that was trained longer
-    counts, as in `arms`.
+    The scores of a run are those of one protocol: its own, or, where it scored no samples itself,
+    that of its evaluations which most runs have (of several such, the same for all runs). Of two
+    runs of one arm and seed the one that was trained longer counts, as in `arms`.
     """
     runs = runs_of(source).sort_values("step", kind="stable")
     table = scores(runs)
     table = table[table["metric"].str.endswith(NETWORK) & (table["step"] == table["last_step"])]
-    first = table.sort_values("own", ascending=False, kind="stable").drop_duplicates("path")
-    table = table.merge(first[["path", *_PROTOCOL]])
+    protocols = table.groupby(_PROTOCOL, sort=False, dropna=False)
+    table = table.assign(runs=protocols["path"].transform("nunique"), protocol=protocols.ngroup())
+    order = ["own", "runs", "protocol"]
+    preferred = table.sort_values(order, ascending=[False, False, True]).drop_duplicates("path")
+    table = table.merge(preferred[["path", "protocol"]])
     table = table.assign(short=table["metric"].str.split("-").str[0])
     table = table[["run", "short", "value"]]
     values: dict[Arm, dict[int, dict[str, float]]] = {}

@@ -47,6 +47,16 @@ def test_the_longer_of_two_runs_of_one_seed_counts(tmp_path):
     assert frame["FD"].to_list() == expected
 
 
+def test_runs_that_were_scored_with_the_same_two_samplers_in_another_order_are_compared_under_one(tmp_path):
+    for seed, samplers in enumerate([(24, 250), (250, 24), (250, 24)]):
+        run = write(tmp_path, seed=seed)
+        lines(run / "scores.jsonl", [score({}, 400, 0.3, "heldout-loss-500", key="heldout_loss")])
+        for order, steps in enumerate(samplers):
+            evaluate(run, str(order), [score({}, 400, float(steps), sampler=f"ddpm steps={steps}")])
+    (frame,) = final_scores(tmp_path).values()
+    assert frame["FD"].nunique() == 1
+
+
 def test_scores_of_a_run_are_of_one_protocol_its_own_if_it_has_one(tmp_path):
     scored, evaluated = write(tmp_path, seed=0), write(tmp_path, seed=1)
     lines(evaluated / "scores.jsonl", [score({}, 400, 0.3, "heldout-loss-500", key="heldout_loss")])
