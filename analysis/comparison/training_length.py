@@ -17,8 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.comparison.aggregation import interval, p_text, two_sided_p
-from analysis.comparison.arms import Arm, Curves, baseline_arm
-from analysis.comparison.step_penalty import Penalty, has_loss_at, paired_penalty
+from analysis.comparison.arms import Arm, Curves, baseline_arm, percent_change
+from analysis.comparison.step_penalty import (
+    Penalty,
+    has_loss_at,
+    log_ratio_at_equal_macs,
+    paired_penalty,
+)
 
 DECLARED_STEPS = (1000, 2000, 3000, 4500, 6000, 9000, 12000)
 
@@ -29,6 +34,7 @@ class LengthTrend:
 
     arm: Arm
     penalties: dict[int, Penalty]  # by N
+    log_ratios: dict[int, dict[int, float]]  # of the losses at equal MACs, by N and seed
     last_steps: dict[int, float]  # of the arm's runs, by seed
 
     def bound(self, steps: int, seed: int) -> float:
@@ -58,18 +64,27 @@ def length_trends(table: Mapping[Arm, Curves]) -> Iterator[LengthTrend]:
             continue
         dense = table[baseline]
         seeds = sorted(curves.keys() & dense.keys())
-        penalties = {}
+        penalties, log_ratios = {}, {}
         for steps in DECLARED_STEPS:
-            if seeds and all(has_loss_at(dense[seed], "step", steps) for seed in seeds):
-                penalties[steps] = paired_penalty(dense, curves, steps)
+            if not seeds or not all(has_loss_at(dense[seed], "step", steps) for seed in seeds):
+                continue
+            penalties[steps] = paired_penalty(dense, curves, steps)
+            macs = float(np.interp(steps, dense[seeds[0]]["step"], dense[seeds[0]]["macs"]))
+            if all(has_loss_at(curves[seed], "macs", macs) for seed in seeds):
+                log_ratios[steps] = log_ratio_at_equal_macs(dense, curves, macs)
         if penalties:
             last = {seed: float(curves[seed]["step"].max()) for seed in seeds}
-            yield LengthTrend(arm, penalties, last)
+            yield LengthTrend(arm, penalties, log_ratios, last)
 
 
 def lengths_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
-    """Return s * m by N: of each seed, and the geometric mean while no seed is censored."""
-    rows = [["Backbone", "Arm", "Dense steps N", "s*m by seed", "s*m (95 %)"]]
+    """Return s * m by N: of each seed, and the geometric mean while no seed is censored.
+
+    Beside it stands the change of the loss at the MACs of N dense steps: late in training, where
+    curves are flat, a small difference of losses is a large one of s * m.
+    """
+    change = "Loss change at equal MACs (95 %)"
+    rows = [["Backbone", "Arm", "Dense steps N", "s*m by seed", "s*m (95 %)", change]]
     for trend in length_trends(table):
         for steps, penalty in trend.penalties.items():
             texts = []
@@ -79,7 +94,9 @@ def lengths_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
                 texts.append(bound if math.isnan(sm) else f"{sm:.2f}")
             mean = penalty.censored_text if penalty.sm is None else penalty.sm.text(".2f")
             name = [trend.arm.backbone, trend.arm.label]
-            rows.append([*name, f"{steps:,}", ", ".join(texts), mean])
+            log_ratio = interval(trend.log_ratios.get(steps, {}).values())
+            loss = percent_change(log_ratio) if log_ratio else ""
+            rows.append([*name, f"{steps:,}", ", ".join(texts), mean, loss])
     return rows
 
 

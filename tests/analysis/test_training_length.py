@@ -41,8 +41,11 @@ def test_a_target_that_is_not_reached_is_a_bound_and_outside_the_slope():
     head, *rows = lengths_table({DENSE: dense, ROUTED: routed})
     assert [row[2] for row in rows] == ["1,000", "2,000", "3,000", "4,500", "6,000", "9,000", "12,000"]
     # 12,000 dense steps are 14,400 routed ones of seed 5, and 19,200 of seed 6, which ends at 17,000.
-    assert rows[-1][3:] == [f"0.84, > {17000 / 12000 * M:.2f}", "undecided: 1 of 2 seeds censored"]
+    assert rows[-1][3:5] == [f"0.84, > {17000 / 12000 * M:.2f}", "undecided: 1 of 2 seeds censored"]
     assert rows[0][3] == "0.84, 1.12"
+    # At the MACs of 3,000 dense steps the routed runs have the losses of 3,000 / 0.84 and 3,000 / 1.12 dense steps.
+    logarithms = [-0.1 * math.log(1 / 0.84), -0.1 * math.log(1 / 1.12)]
+    assert float(rows[2][5].split(" ")[0]) == pytest.approx(100 * math.expm1(sum(logarithms) / 2), abs=0.02)
     (trend,) = length_trends({DENSE: dense, ROUTED: routed})
     assert trend.slopes() == pytest.approx({5: 0, 6: 0}, abs=5e-3)
 
