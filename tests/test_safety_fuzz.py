@@ -22,6 +22,8 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from analysis.runs.run_files import Damaged, read_lines
 from backbones.parsing import Malformed, json_of, yaml_of
@@ -163,15 +165,19 @@ def test_half_written_lines_are_left_out(tmp_path_factory, tail, cut):
 HUGE = {"dtype": "F32", "shape": [2**58], "data_offsets": [0, 2**60]}
 
 
+def tar_header(size, kind):
+    info = tarfile.TarInfo("0.latent.npy")
+    info.size, info.type = size, kind.encode()
+    return info.tobuf(tarfile.GNU_FORMAT) + bytes(2048)
+
+
 def claim(path):
     """Return a small file of a format that claims to hold an exabyte."""
     if path.suffix == ".safetensors":
         header = json.dumps({"latents": HUGE, "labels": HUGE}).encode()
         return struct.pack("<Q", len(header)) + header + bytes(64)
     if path.suffix == ".tar":
-        info = tarfile.TarInfo("0.latent.npy")
-        info.size = 2**60
-        return info.tobuf(tarfile.GNU_FORMAT) + bytes(2048)
+        return tar_header(2**60, "0")
     stream = io.BytesIO()
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(stream, "w") as claims:
         for name in archive.namelist():
@@ -188,6 +194,24 @@ def test_files_that_claim_more_than_they_hold(name, valid, tmp_path):
     for path in hostile.damage_targets(folder, ("**/*.safetensors", "**/*.npz", "*.tar")):
         path.write_bytes(claim(path))
     assert answers(hostile.READERS[name].read, folder)
+
+
+@pytest.mark.parametrize(("size", "kind"), [(2**60, "x"), (2**40, "L")])
+def test_extended_tar_headers_that_claim_a_lot(size, kind, tmp_path):
+    (tmp_path / "a.tar").write_bytes(tar_header(size, kind))
+    assert answers(hostile.read_everything, tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"num_classes": 10**12}, {"text": [10**9, 10**6]}])
+def test_descriptions_of_models_that_no_memory_holds(change, valid, tmp_path):
+    path = shutil.copytree(valid("exported weights"), tmp_path / "copy") / "model.safetensors"
+    with safe_open(path, framework="pt") as handle:
+        metadata = handle.metadata()
+        tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
+    metadata["model"] = json.dumps(json.loads(metadata["model"]) | change)
+    save_file(tensors, path, metadata)
+    assert answers(hostile.read_export, path.parent)
+    assert "it describes a larger model" in answers(hostile.read_pretrained, path.parent)
 
 
 # --- JSON and YAML --------------------------------------------------------------------------------------

@@ -120,3 +120,12 @@ def test_every_grid_of_the_project_names_what_it_makes():
             assert kind not in known or made in known[kind], f"{name} makes {made}"
     fig8 = expand(grid.load("route_placement"))
     assert len(fig8) == 17 and {c.varies["route"] for c in fig8} >= {"0-2", "0-10", "7-8", "1-8", "2-8"}
+
+
+@pytest.mark.parametrize("text", ["010", "0_10"])
+def test_a_number_with_a_leading_zero_is_read_as_on_a_command_line(text, tmp_path):
+    """YAML 1.1 reads 010 as 8."""
+    (tmp_path / "g.yaml").write_text(f"base: {{train.steps: {text}}}\nseeds: [{text.replace('_', '')}]\n")
+    chosen = grid.load(str(tmp_path / "g.yaml"))
+    (cell,) = expand(chosen)
+    assert cell.overrides["train.steps"] == text and cell.varies["seed"] == 10

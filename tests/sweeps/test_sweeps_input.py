@@ -87,6 +87,7 @@ def test_a_wrong_grid_in_python_is_one_sentence(text, message, refused, tmp_path
         ("extra: {wrap: $(x)}", "expected sbatch options"),
         ("extra: {clusters: 'a,b'}", "expected the name of one cluster"),
         ("extra: {job-n: a}", "short for job-name"),
+        ("extra: {array: 0-5}", "options that the sweep does not set"),
         ('setup: ["a\\nb"]', "expected a list of lines such as [module load"),
         ("kind: local\nsetup: ['true']", "setup with kind=local: expected only with kind=slurm"),
         ("kind: debug\nretry_memory: 2\nmemory_gb: null", "cluster.retry_memory=2 with memory_gb"),

@@ -36,16 +36,32 @@ def remove(snapshot):
     (snapshot / "routing" / "errors.py").unlink()
 
 
-@pytest.mark.parametrize("change", [edit, add, remove])
+def link(snapshot):
+    snapshot.rename(snapshot.parent.parent / "theirs")
+    snapshot.symlink_to(snapshot.parent.parent / "theirs")
+
+
+@pytest.mark.parametrize("change", [edit, add, remove, link])
 def test_a_copy_of_the_code_that_was_changed_is_copied_again(change, tmp_path, suite):
     snapshot = take_snapshot(tmp_path / "code", suite)
     before = {p.relative_to(snapshot): p.read_bytes() for p in snapshot.rglob("*.py")}
     change(snapshot)
     with pytest.warns(SnapshotWarning, match="was changed after it was copied"):
         assert take_snapshot(tmp_path / "code", suite) == snapshot
+    assert not snapshot.is_symlink()
     after = [p for p in snapshot.rglob("*") if p.is_file() and p.name != "snapshot.json"]
     assert {p.relative_to(snapshot): p.read_bytes() for p in after} == before
     assert [path.name for path in (tmp_path / "code").iterdir()] == [snapshot.name]
+    # What a link leads to is left alone.
+    assert change is not link or (tmp_path / "theirs" / "snapshot.json").is_file()
+
+
+def test_a_link_in_the_place_of_an_unfinished_copy_is_not_written_through(tmp_path, suite):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / ".building").symlink_to(tmp_path / "elsewhere")
+    assert not take_snapshot(tmp_path / "code", suite).is_symlink()
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_compiled_code_in_a_copy_is_removed_before_it_is_used(tmp_path, suite):

@@ -144,3 +144,10 @@ def test_two_processes_score_as_one(run, tmp_path):
     for a, b in zip(one, two, strict=True):
         assert a["value"] == pytest.approx(b["value"], rel=1e-6, abs=1e-9), a["metric"]
         assert a["features"] == b["features"]
+
+
+@pytest.mark.slow
+def test_other_data_are_scored_anew(run, tmp_path):
+    for changes in ((), ("data.sigma_data=1",)):
+        assert command(run, *changes, "--metrics", "accuracy", "--samples", 4, "--out", tmp_path) == 0
+    assert len(records(tmp_path)) == 2

@@ -6,6 +6,7 @@ import torch
 from evaluation_tools import pictures
 from PIL import Image
 
+from experiments.evaluation import images
 from experiments.evaluation.collect import collect
 from experiments.evaluation.features import Features, pixel_features
 from experiments.evaluation.images import Images
@@ -20,6 +21,13 @@ def other():
 @pytest.fixture
 def pixels():
     return pixel_features((4, 4))
+
+
+def test_an_array_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "x.npz", mu=np.zeros(2**16))
+    monkeypatch.setattr(images, "_UNCHECKED_BYTES", 1000)
+    with pytest.raises(MetricError, match="mu would unpack from"):
+        images.read_arrays(tmp_path / "x.npz", {"mu"})
 
 
 def test_what_is_written_is_read_back(tmp_path, pixels):

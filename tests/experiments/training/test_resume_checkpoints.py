@@ -188,6 +188,14 @@ def test_a_checkpoint_that_lacks_what_the_run_saves_is_one_sentence(tmp_path):
     assert path.is_dir()
 
 
+def test_a_pipe_is_not_read_as_a_checkpoint(tmp_path):
+    path = write(tmp_path, 1) / "state.safetensors"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match=r"state\.safetensors cannot be .*no regular file"):
+        checkpoint_files.newest(tmp_path)
+
+
 def _rename(folder):
     folder.rename(folder.with_name("renamed"))
 

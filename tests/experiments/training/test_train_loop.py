@@ -91,6 +91,8 @@ def test_a_run_without_final_samples_is_the_same_run_and_draws_nothing(tmp_path)
     assert train(config, quiet=True) == folder  # finished, though there are no samples
     train(small(tmp_path, FINAL, "train.steps=7"), quiet=True)
     assert (folder / "samples" / "final.png").is_file()
+    train(small(tmp_path, "train.steps=8", "train.final_samples=false"), quiet=True)
+    assert not (folder / "samples" / "final.png").exists()  # the picture of step 7
 
 
 def test_pictures_of_fewer_steps_are_made_anew_after_a_kill_between_two_of_more(tmp_path, monkeypatch):
