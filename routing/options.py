@@ -48,7 +48,7 @@ class RoutingOptions:
     share of samples whose fused span is left out (SPRINT); 1 skips its blocks.
     """
 
-    # Of a pass.
+    # Per pass.
     selection: Annotated[
         SelectionMode,
         f"Which tokens stay: {', '.join(_SORTED)}; unsorted is the control that breaks scan order.",
@@ -68,7 +68,7 @@ class RoutingOptions:
     random_end: Annotated[
         bool, "v1's random end: a route's end is drawn each step between its start and its end."
     ] = False
-    # Of the model; path_drop acts on the learned part in each training pass.
+    # Per model; path_drop acts on the learned part in each training pass.
     fp32_after: Annotated[
         bool, "The block after a route's end runs in fp32 under autocast, as in the official code."
     ] = True
@@ -81,7 +81,7 @@ class RoutingOptions:
     path_drop: Annotated[
         float, "Share of samples whose fused span is left out while training (SPRINT: 0.1)."
     ] = 0.0
-    # Of the run: the route at each step.
+    # Per run: the route at each step.
     schedule: Annotated[
         str,
         "Factor of the rate over the run: constant, linear:1:0, cosine:0:1:0.2, steps:1@0+0.5@0.6.",

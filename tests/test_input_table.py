@@ -36,6 +36,7 @@ TABLES = {
         ("rote=2-8", "did you mean route"),
         ("train.learning_rate=1", "did you mean train.lr?"),
         ("objective.name=flow", "objective.name=flow: expected objective=flow"),
+        ("+objective.name=flow", "+objective.name=flow: expected objective=flow"),
         ("scale.name=small", "expected scale=small"),
         ("data.path=nowhere", "data=fashion, data=folder and data=latents have it"),
         ("--dry-rum", "did you mean --dry-run?"),

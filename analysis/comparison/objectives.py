@@ -41,17 +41,17 @@ def objective_scores(source: Runs, steps: int) -> pd.DataFrame:
     frame = frame[frame["step"] == steps].copy()
     frame["routed"] = ~frame["variant"].str.startswith(DENSE)  # a fine-tune is dense
     frame["short"] = frame["metric"].str.split("-").str[0]
-    of_run = ["backbone", "objective", "routed", "seed"]
-    losses = frame[frame["key"] == LOSS].drop_duplicates(of_run).set_index(of_run)["value"]
+    losses = frame[frame["key"] == LOSS].drop_duplicates("path").set_index("path")["value"]
     frame = frame[frame["metric"].str.endswith(NETWORK)]
+    frame["loss"] = frame["path"].map(losses)
     keys = ["backbone", "objective", "routed", "sampler", "seed"]
     repeated = frame[frame.duplicated([*keys, "short"])]
     if len(repeated):
         first = ", ".join(f"{key} {value}" for key, value in repeated[keys].iloc[0].items())
         raise AnalysisError(f"several scores of {first}; expected one run of each, scored once")
     table = frame.pivot(index=keys, columns="short", values="value")
-    table = table.reindex(columns=list(METRICS)).reset_index()
-    return table.join(losses.rename("loss"), on=of_run)
+    table = table.reindex(columns=list(METRICS))
+    return table.join(frame.groupby(keys)["loss"].first()).reset_index()
 
 
 def objectives_table(frame: pd.DataFrame) -> list[list[str]]:

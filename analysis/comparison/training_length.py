@@ -80,8 +80,8 @@ def length_trends(table: Mapping[Arm, Curves]) -> Iterator[LengthTrend]:
 def lengths_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
     """Return s * m by N: of each seed, and the geometric mean while no seed is censored.
 
-    Beside it stands the change of the loss at the MACs of N dense steps: late in training, where
-    curves are flat, a small difference of losses is a large one of s * m.
+    The last column has the change of the loss at the MACs of N dense steps: late in training,
+    where curves are flat, a small difference in loss means a large one in s * m.
     """
     change = "Loss change at equal MACs (95 %)"
     rows = [["Backbone", "Arm", "Dense steps N", "s*m by seed", "s*m (95 %)", change]]

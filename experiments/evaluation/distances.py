@@ -171,7 +171,7 @@ def precision_recall(
     """Return improved precision and recall (Kynkaanniemi et al. 2019).
 
     `samples` `(N, d)` and `reference` `(M, d)` are features; `neighbours` is k. In a classifier's
-    features noise may lie near real images: a high precision means little where FD is large, too.
+    features noise may lie near real images: a high precision means little if FD is also large.
     """
     centre = reference.mean(dim=0)
     # cdist uses matrix products, which lose precision far from the origin.

@@ -238,6 +238,10 @@ def _create_meter(
             reference = load_reference(path, features, rows, spatial)
         else:
             reference = heldout_reference(dataset, features, cache, spatial=spatial)
+    if {"precision", "recall"}.intersection(metrics):
+        # Refuses a reference with too few images before training and sampling.
+        assert reference is not None and reference.rows is not None
+        distances.radii(reference.rows[: options.neighbours + 1], options.neighbours)
     if "train" in needs:
         train = heldout_reference(dataset, features, cache, split="train").rows
     return Meter(features, metrics, options, reference, train)

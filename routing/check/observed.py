@@ -77,6 +77,11 @@ class ObservedPass:
         """Shape `(B, T, D)` of the complete sequence."""
         return self.marked.entry.shape
 
+    @property
+    def spans(self) -> str:
+        """First and last block of each segment, such as `1-3, 5-6`; empty without a route."""
+        return ", ".join(f"{segment.start}-{segment.end}" for segment in self.segments)
+
     def routed_inputs(self) -> Iterator[BlockInput]:
         """Return what the blocks of all segments were called with."""
         for segment in self.segments:

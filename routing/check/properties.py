@@ -43,22 +43,24 @@ def routed_blocks(runs: ModelRuns) -> Judgement:
     intended = "" if route is None else ", ".join(segment.span for segment in route.segments)
     if not runs.routed_passes:
         if is_none:
-            return PASS, f"{NO_ROUTE}, as the route none says"
+            return PASS, f"{NO_ROUTE}, as intended (route none)"
         return FAIL, f"{NO_ROUTE}{f'; intended: {intended}' if intended else ''}"
     evidence = _who_saw_what(runs.routed_passes[0], runs.model.depth)
     if is_none:
         return FAIL, f"{evidence}; the route none skips no blocks"
-    spans = {_spans(observed) for observed in runs.passes}
-    if intended and spans != {intended}:
+    deviating = [observed for observed in runs.passes if observed.spans != intended]
+    if intended and deviating:
+        evidence = _who_saw_what(deviating[0], runs.model.depth)
+        if len(deviating) < len(runs.passes):
+            evidence += f" in {len(deviating)} of {len(runs.passes)} passes"
         meaning = f"the route {intended} skips blocks {intended}, both ends included"
         return FAIL, f"{evidence}; {meaning}"
-    if len(spans) > 1:
+    dense = len(runs.passes) - len(runs.routed_passes)
+    if dense:
+        evidence += f"; {dense} of {len(runs.passes)} passes had no route"
+    if len({observed.spans for observed in runs.routed_passes}) > 1:
         evidence += "; other blocks in other passes"
     return PASS, evidence
-
-
-def _spans(observed: ObservedPass) -> str:
-    return ", ".join(f"{segment.start}-{segment.end}" for segment in observed.segments)
 
 
 def _who_saw_what(observed: ObservedPass, depth: int) -> str:

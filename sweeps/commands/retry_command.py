@@ -18,7 +18,7 @@ from sweeps.store.folder import Sweep
 from sweeps.store.resource_options import Resources
 from sweeps.submission.launch import retry
 from sweeps.submission.live_jobs import cancel
-from sweeps.submission.missing import Runs, find_due
+from sweeps.submission.missing import DUE_STATES, Runs, find_due
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ def _group_by_cluster(
     """
     latest, stored = sweep.latest_batches(), sweep.runs()
     groups: dict[str, RetryGroup] = {}
+    keys: dict[str, str] = {}  # of groups, by run
     for run in due:
         batch = latest.get(run.name)
         base = arguments.resources_of_last_launch(stored, run, batch)
@@ -71,6 +72,12 @@ def _group_by_cluster(
             print(explanation)
         # One submission for all of a Slurm cluster, where runs may wait for each other.
         key = f"{base.name} {base.slurm_cluster}" if base.kind == "slurm" else repr(base)
+        if rows[run.name].state not in DUE_STATES:  # a table goes with a run that it reads
+            read = [keys[name] for name in (*run.after, *run.needs) if name in keys]
+            if read and key not in read:
+                key = read[-1]
+                run_resources = by_run(groups[key].resources, [run])[run.name]
+        keys[run.name] = key
         group = groups.setdefault(key, RetryGroup(base))
         group.runs.append(run)
         group.resources_by_run[run.name] = run_resources

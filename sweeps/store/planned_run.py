@@ -60,7 +60,7 @@ class PlannedRun:
 
     @property
     def has_output(self) -> bool:
-        """Whether it writes a file in the folder of its sweep, as no job of another sweep does."""
+        """Whether it writes a file in its sweep's folder, which no job of another sweep does."""
         return any(str(Path("outputs", self.name)) in argument for argument in self.args)
 
     @property

@@ -9,7 +9,7 @@ from sweeps.status.status import require_queue, statuses
 from sweeps.store.folder import Sweep
 from sweeps.store.planned_run import PlannedRun
 from sweeps.store.resource_options import Resources
-from sweeps.submission.live_jobs import end_jobs, set_throttles
+from sweeps.submission.live_jobs import end_replaced, set_throttles
 from sweeps.submission.missing import Print, Runs, check_entries, find_failed, find_missing
 from sweeps.submission.submit import submit
 
@@ -48,7 +48,7 @@ def retry(
 ) -> Runs | None:  # fmt: skip
     """Submit the failed and stopped runs among `runs` again; each resumes from its last checkpoint.
 
-    Tables of their results are made again; a job of such a table that is queued or running ends.
+    Tables of their results are recomputed; a queued or running job of such a table is replaced.
     `grid` is that of the sweep, if it is one in Python; `resources_by_run` as in `submit`. Returns
     what `launch` returns.
 
@@ -69,8 +69,5 @@ def retry(
             code = grid.code if grid else None
             batch = submit(sweep, selected, resources, code, say, resources_by_run)
         names = {run.name for run in selected}
-        replaced = [row for row in rows if row.live and row.run.name in names]
-        for row in replaced:
-            say(f"cancelled job {row.job}: {row.run.name} is made again, with these runs")
-        end_jobs(sweep, replaced, rows, latest)
+        end_replaced(sweep, names, rows, latest, say)
     return run_here(sweep, selected, batch, say) if batch.kind == "debug" else []

@@ -1,6 +1,6 @@
 """Live jobs: what new runs wait for, how many run at once, and how they are cancelled."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from experiments.runtime.locks import locked
@@ -137,3 +137,18 @@ def end_jobs(
             pool.cancel(sweep, batch.name, name)
     for cluster, ids in job_ids.items():
         slurm.call(["scancel", *slurm.on_cluster(cluster), *ids])
+
+
+def end_replaced(
+    sweep: Sweep, names: Collection[str], rows: Sequence[RunStatus],
+    latest: Mapping[str, JobBatch], say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """End the former jobs, in `rows` and `latest`, of live tables that were submitted again."""
+    replaced = [row for row in rows if row.live and row.run.name in names]
+    try:
+        end_jobs(sweep, replaced, rows, latest)
+    except SweepError as error:
+        jobs = ", ".join(row.job for row in replaced)
+        raise SweepError(f"{error}; the new jobs are submitted: cancel {jobs} by hand") from None
+    for row in replaced:
+        say(f"{row.run.name} leaves job {row.job} for one that waits for the retried runs")

@@ -15,6 +15,7 @@ Runs = list[PlannedRun]
 Print = Callable[[str], None]
 BLOCKED = "waiting for a run that has not finished"
 LIVE = "in the queue or running"
+DUE_STATES = ("failed", "stopped")
 
 
 def find_missing(
@@ -69,7 +70,7 @@ def find_due(runs: Sequence[PlannedRun], rows: Mapping[str, RunStatus]) -> Runs:
 
     Also tables that are queued or running: their jobs would make them without these runs.
     """
-    due = [run for run in runs if rows[run.name].state in ("failed", "stopped")]
+    due = [run for run in runs if rows[run.name].state in DUE_STATES]
     names = {run.name for run in due}
     tables: dict[str, PlannedRun] = {}
     for run in runs:  # later stages follow those that they read

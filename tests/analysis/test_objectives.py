@@ -54,6 +54,9 @@ def test_declared_differences_are_paired_by_seed_and_sampler(folder):
 
 def test_scores_of_another_step_do_not_count_and_two_runs_of_one_arm_are_refused(folder):
     assert objective_scores(folder, 300).empty
+    # A run without scores of samples is no arm; its held-out loss replaces none.
+    lines(write(folder, train__lr=9.0) / "scores.jsonl", [score({}, 400, 99.0, "heldout-loss-500", key="heldout_loss")])
+    assert objective_scores(folder, 400)["loss"].max() < 1
     evaluated(folder, {"heun steps=12": 1.0}, train__lr=1.0)
     with pytest.raises(AnalysisError, match="several scores of backbone dit, objective edm, routed (False|True)"):
         objective_scores(folder, 400)

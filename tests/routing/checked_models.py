@@ -44,7 +44,7 @@ class Plain(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4)
         self.table = nn.Parameter(torch.randn(MOST_TOKENS, WIDTH), requires_grad=False)
         self.generator = torch.Generator().manual_seed(0 if fault == "seed unused" else seed)
-        self.rate, self.fault = rate, fault
+        self.rate, self.fault, self.has_trained = rate, fault, False
 
     def select(self, batch, tokens):
         """Return the tokens that stay, `(B, K)`; token 0 always does."""
@@ -72,8 +72,9 @@ class Plain(nn.Module):
         complete_table = table = self.table[: x.shape[1]]
         routed = self.training or fault == "sparse in evaluation"
         end = END - 1 if fault == "end not included" else END
-        if fault == "no route":
+        if fault == "no route" or (fault == "first pass dense" and self.training and not self.has_trained):
             routed = False
+        self.has_trained |= self.training
         full, kept_text = x, text
         for i, block in enumerate(self.blocks):
             if routed and i == START:

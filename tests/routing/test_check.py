@@ -85,10 +85,17 @@ def test_what_is_not_said_is_not_judged():
 
 def test_the_route_none_is_that_of_a_dense_model():
     report = routing.check(described(plain("no route"), route="none"))
-    assert report.ok and report["routed blocks"].evidence == "no block saw fewer tokens in training, as the route none says"
+    assert report.ok and report["routed blocks"].evidence == "no block saw fewer tokens in training, as intended (route none)"
     report = routing.check(described(route="none"))
     assert report.failed == ("routed blocks",) and report["rate"].result == "n/a"
     assert report["routed blocks"].evidence.endswith("blocks 4-5 saw all; the route none skips no blocks")
+
+
+def test_a_pass_without_a_route_among_others_is_named():
+    evidence = routing.check(plain("first pass dense"))["routed blocks"].evidence
+    assert re.match("blocks 0-5 saw all in 1 of [2-9] passes; the route 1-3 skips blocks 1-3", evidence), evidence
+    evidence = routing.check(described(plain("first pass dense"), route=None))["routed blocks"].evidence
+    assert re.search("; 1 of [2-9] passes had no route", evidence), evidence
 
 
 @pytest.mark.parametrize(

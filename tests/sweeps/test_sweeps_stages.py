@@ -94,8 +94,10 @@ def test_what_starts_from_a_failed_run_waits_for_its_retry(cli):
     # Without its parent nothing can be retried.
     assert "waiting for a run that has not finished" in cli("retry", "cluster=debug", "train.steps=10")
     assert states(cli) == SEED_1_FAILED
+    # The next retry has the resources of this one; the table's last launch had others.
+    cli("retry", "cluster=debug", "cluster.memory_gb=1", "seed=1", code=1)
     cli.stub({"sleep": 0, "weights": True})
-    cli("retry", "cluster=debug")
+    cli("retry")
     check_finished(cli)
     # The table, which was made without the failed run, is made again.
     events = cli.sweep.events(rows(cli)["table", None].run.name)
@@ -116,7 +118,7 @@ def test_a_retry_replaces_the_job_of_a_table_that_waits_for_the_other_runs(cli, 
     assert "1 of 2 queued by sweep count" in text and "1 runs on cluster=slurm" in text
     cli.grid, first = mine, len(submissions)
     text = cli("retry")
-    assert f"cancelled job {table.job}: {table.run.name} is made again" in text
+    assert f"{table.run.name} leaves job {table.job} for one that waits" in text
     assert answers.calls == [["scancel", table.job]]
     again = [(run.stage, run.varies.get("seed")) for array in submissions[first:] for run in array.runs]
     assert sorted(again, key=str) == sorted([("train", "1"), ("tune", "1"), ("score", "1"), ("table", None)], key=str)

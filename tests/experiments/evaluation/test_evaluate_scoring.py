@@ -7,11 +7,15 @@ from small import make_model_and_data, small
 from backbones.cost import cost
 from experiments.data import create
 from experiments.evaluation import pipeline, read_shards, scoring
+from experiments.evaluation.collect import collect
+from experiments.evaluation.features import create_features
 from experiments.evaluation.meters import AdherenceMeter, create_meters
 from experiments.evaluation.pipeline import SamplingPipeline
+from experiments.evaluation.reference import save_reference
 from experiments.evaluation.sample_batches import sample_conditions
 from experiments.evaluation.small_networks import checksum
 from experiments.options.evaluation import MetricError
+from experiments.runtime.files import default_cache
 
 
 class Case:
@@ -95,12 +99,17 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(case, tmp_path, monkeypa
     assert calls == [3, 19]
 
 
-def test_what_cannot_be_measured_is_said_before_sampling(case, monkeypatch):
+def test_what_cannot_be_measured_is_said_before_sampling(case, tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "generate", None)
     with pytest.raises(MetricError, match="needs data=scenes, here are data=digits"):
         case.score(metrics=("adherence",))
     with pytest.raises(MetricError, match="with 3 neighbours need more images than that, got 3"):
         case.score(metrics=("recall",), samples=3)
+    features = create_features("autoencoder", cache=default_cache(), dataset=case.dataset)
+    three = collect(features, [case.dataset.to_pixels(case.dataset.batch(torch.arange(3)).x)], ("moments", "rows"))
+    path = str(save_reference(tmp_path / "three.npz", features, three, "three"))
+    with pytest.raises(MetricError, match="need more images than that, got 3"):
+        case.score(metrics=("recall",), features=("autoencoder",), reference=path)
     monkeypatch.setattr("experiments.evaluation.meters.world", lambda: (0, 41))
     with pytest.raises(MetricError, match="40 images are fewer than 41 processes"):
         scoring.check(case.config, case.dataset)  # as before training
