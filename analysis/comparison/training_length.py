@@ -11,10 +11,11 @@ bound lies above the fitted line; otherwise the direction is unknown.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from analysis.comparison.aggregation import interval, p_text, two_sided_p
 from analysis.comparison.arms import Arm, Curves, baseline_arm, percent_change
@@ -26,6 +27,7 @@ from analysis.comparison.step_penalty import (
 )
 
 DECLARED_STEPS = (1000, 2000, 3000, 4500, 6000, 9000, 12000)
+REPEATED_STEPS = 3000  # dense steps of `study_equal_macs`, whose seeds `study_length` repeats
 
 
 @dataclass(frozen=True)
@@ -35,20 +37,21 @@ class LengthTrend:
     arm: Arm
     penalties: dict[int, Penalty]  # by N
     log_ratios: dict[int, dict[int, float]]  # of the losses at equal MACs, by N and seed
+    gaps: dict[int, float]  # after N steps of the arm, mean over seeds; none for a dense arm
     last_steps: dict[int, float]  # of the arm's runs, by seed
 
     def bound(self, steps: int, seed: int) -> float:
         """Return what s * m of a censored seed at N = `steps` lies above."""
         return self.last_steps[seed] / steps * float(self.penalties[steps].seeds["m"][seed])
 
-    def slopes(self) -> dict[int, float]:
-        """Return the slope of ln(s * m) on ln(N) of each seed with at least two points."""
+    def slopes(self, after: int = 0) -> dict[int, float]:
+        """Return each seed's slope of ln(s * m) on ln(N), over two or more points N > `after`."""
         slopes = {}
         for seed in self.last_steps:
             points = []
             for steps, penalty in self.penalties.items():
                 sm = float(penalty.seeds["sm"][seed])
-                if not math.isnan(sm):
+                if steps > after and not math.isnan(sm):
                     points.append((math.log(steps), math.log(sm)))
             if len(points) > 1:
                 x, y = np.array(points).T
@@ -64,27 +67,40 @@ def length_trends(table: Mapping[Arm, Curves]) -> Iterator[LengthTrend]:
             continue
         dense = table[baseline]
         seeds = sorted(curves.keys() & dense.keys())
-        penalties, log_ratios = {}, {}
+        penalties, log_ratios, gaps = {}, {}, {}
         for steps in DECLARED_STEPS:
             if not seeds or not all(has_loss_at(dense[seed], "step", steps) for seed in seeds):
                 continue
             penalties[steps] = paired_penalty(dense, curves, steps)
+            gap = _mean_gap([curves[seed] for seed in seeds], steps)
+            if not math.isnan(gap):
+                gaps[steps] = gap
             macs = float(np.interp(steps, dense[seeds[0]]["step"], dense[seeds[0]]["macs"]))
             if all(has_loss_at(curves[seed], "macs", macs) for seed in seeds):
                 log_ratios[steps] = log_ratio_at_equal_macs(dense, curves, macs)
         if penalties:
             last = {seed: float(curves[seed]["step"].max()) for seed in seeds}
-            yield LengthTrend(arm, penalties, log_ratios, last)
+            yield LengthTrend(arm, penalties, log_ratios, gaps, last)
+
+
+def _mean_gap(curves: Sequence[pd.DataFrame], steps: int) -> float:
+    """Return the mean gap at a step; NaN where a curve has no score of the routed pass there."""
+    gaps = []
+    for curve in curves:
+        scored = curve[curve["step"] == steps]
+        gaps.append(float((scored["routed_loss"] / scored["loss"]).mean()) - 1)
+    return sum(gaps) / len(gaps)
 
 
 def lengths_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
     """Return s * m by N: of each seed, and the geometric mean while no seed is censored.
 
-    The last column has the change of the loss at the MACs of N dense steps: late in training,
-    where curves are flat, a small difference in loss means a large one in s * m.
+    Two more columns have the change of the loss at the MACs of N dense steps (late in training,
+    where curves are flat, a small difference in loss means a large one in s * m) and the gap
+    between the losses of both passes after N routed steps.
     """
     change = "Loss change at equal MACs (95 %)"
-    rows = [["Backbone", "Arm", "Dense steps N", "s*m by seed", "s*m (95 %)", change]]
+    rows = [["Backbone", "Arm", "Dense steps N", "s*m by seed", "s*m (95 %)", change, "Gap"]]
     for trend in length_trends(table):
         for steps, penalty in trend.penalties.items():
             texts = []
@@ -96,21 +112,29 @@ def lengths_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
             name = [trend.arm.backbone, trend.arm.label]
             log_ratio = interval(trend.log_ratios.get(steps, {}).values())
             loss = percent_change(log_ratio) if log_ratio else ""
-            rows.append([*name, f"{steps:,}", ", ".join(texts), mean, loss])
+            gap = f"{100 * trend.gaps[steps]:.2f} %" if steps in trend.gaps else ""
+            rows.append([*name, f"{steps:,}", ", ".join(texts), mean, loss, gap])
     return rows
 
 
 def slopes_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
-    """Return the slope of ln(s * m) on ln(N): of each seed, its mean, and the p of a t-test."""
-    rows = [["Backbone", "Arm", "Seeds", "Slope by seed", "Slope (95 %)", "p (two-sided)"]]
+    """Return the slope of ln(s * m) on ln(N): of each seed, its mean, and the p of a t-test.
+
+    The last column, left out where no run is long enough, has the mean slope of later points only.
+    """
+    head = ["Backbone", "Arm", "Seeds", "Slope by seed", "Slope (95 %)", "p (two-sided)"]
+    rows = [[*head, f"N > {REPEATED_STEPS:,} only"]]
     for trend in length_trends(table):
         slopes = trend.slopes()
-        mean = interval(slopes.values())
+        mean, late = interval(slopes.values()), interval(trend.slopes(REPEATED_STEPS).values())
         if mean is None:
             continue
         p = "" if mean.std is None else p_text(two_sided_p(mean))
         by_seed = ", ".join(f"{slope:+.3f}" for slope in slopes.values())
         seeds = ", ".join(map(str, slopes))
         name = [trend.arm.backbone, trend.arm.label]
-        rows.append([*name, seeds, by_seed, mean.text("+.3f"), p])
+        late_text = late.text("+.3f") if late else ""
+        rows.append([*name, seeds, by_seed, mean.text("+.3f"), p, late_text])
+    if not any(row[-1] for row in rows[1:]):
+        return [row[:-1] for row in rows]
     return rows

@@ -33,16 +33,19 @@ def test_the_slope_of_a_known_power_law_is_found_and_tested():
     (_, row) = slopes_table({DENSE: dense, ROUTED: routed})
     assert row[:3] == ["dit", "route 2-8", "5, 6, 7"]
     assert float(row[5]) == pytest.approx(ttest_1samp(list(slopes.values()), 0).pvalue, abs=5e-4)
+    assert float(row[6].split(" ")[0]) == pytest.approx(0.09, abs=2e-3)
 
 
 def test_a_target_that_is_not_reached_is_a_bound_and_outside_the_slope():
     dense = {seed: curve(-0.1) for seed in (5, 6)}
     routed = {5: curve(-0.1, 1.2, 0.0, M, 17400), 6: curve(-0.1, 1.6, 0.0, M, 17400)}
+    for number, run in enumerate(routed.values()):
+        run["routed_loss"] = run["loss"] * (1.01 + 0.02 * number)
     head, *rows = lengths_table({DENSE: dense, ROUTED: routed})
     assert [row[2] for row in rows] == ["1,000", "2,000", "3,000", "4,500", "6,000", "9,000", "12,000"]
     # 12,000 dense steps are 14,400 routed ones of seed 5, and 19,200 of seed 6, which ends at 17,000.
     assert rows[-1][3:5] == [f"0.84, > {17000 / 12000 * M:.2f}", "undecided: 1 of 2 seeds censored"]
-    assert rows[0][3] == "0.84, 1.12"
+    assert (rows[0][3], rows[0][6]) == ("0.84, 1.12", "2.00 %")
     # At the MACs of 3,000 dense steps the routed runs have the losses of 3,000 / 0.84 and 3,000 / 1.12 dense steps.
     logarithms = [-0.1 * math.log(1 / 0.84), -0.1 * math.log(1 / 1.12)]
     assert float(rows[2][5].split(" ")[0]) == pytest.approx(100 * math.expm1(sum(logarithms) / 2), abs=0.02)
