@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from analysis.comparison.aggregation import interval, p_text, two_sided_p
 from analysis.comparison.arms import Arm, Curves, baseline_arm, percent_change
@@ -72,7 +71,7 @@ def length_trends(table: Mapping[Arm, Curves]) -> Iterator[LengthTrend]:
             if not seeds or not all(has_loss_at(dense[seed], "step", steps) for seed in seeds):
                 continue
             penalties[steps] = paired_penalty(dense, curves, steps)
-            gap = _mean_gap([curves[seed] for seed in seeds], steps)
+            gap = _mean_gap(curves, seeds, steps)
             if not math.isnan(gap):
                 gaps[steps] = gap
             macs = float(np.interp(steps, dense[seeds[0]]["step"], dense[seeds[0]]["macs"]))
@@ -83,11 +82,11 @@ def length_trends(table: Mapping[Arm, Curves]) -> Iterator[LengthTrend]:
             yield LengthTrend(arm, penalties, log_ratios, gaps, last)
 
 
-def _mean_gap(curves: Sequence[pd.DataFrame], steps: int) -> float:
+def _mean_gap(curves: Curves, seeds: Sequence[int], steps: int) -> float:
     """Return the mean gap at a step; NaN where a curve has no score of the routed pass there."""
     gaps = []
-    for curve in curves:
-        scored = curve[curve["step"] == steps]
+    for seed in seeds:
+        scored = curves[seed][curves[seed]["step"] == steps]
         gaps.append(float((scored["routed_loss"] / scored["loss"]).mean()) - 1)
     return sum(gaps) / len(gaps)
 
@@ -124,6 +123,7 @@ def slopes_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
     """
     head = ["Backbone", "Arm", "Seeds", "Slope by seed", "Slope (95 %)", "p (two-sided)"]
     rows = [[*head, f"N > {REPEATED_STEPS:,} only"]]
+    has_late_points = False
     for trend in length_trends(table):
         slopes = trend.slopes()
         mean, late = interval(slopes.values()), interval(trend.slopes(REPEATED_STEPS).values())
@@ -134,7 +134,9 @@ def slopes_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
         seeds = ", ".join(map(str, slopes))
         name = [trend.arm.backbone, trend.arm.label]
         late_text = late.text("+.3f") if late else ""
+        has_late_points = has_late_points or late is not None
         rows.append([*name, seeds, by_seed, mean.text("+.3f"), p, late_text])
-    if not any(row[-1] for row in rows[1:]):
-        return [row[:-1] for row in rows]
+    if not has_late_points:
+        for row in rows:
+            row.pop()
     return rows
