@@ -218,22 +218,30 @@ def arms_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
     for arm, curves in table.items():
         # The shortest seed: some may have been continued.
         step = min(curve["step"].max() for curve in curves.values())
-        losses, gaps = [], []
+        losses = []
         for curve in curves.values():
             last = curve[curve["step"] <= step].iloc[-1]
             losses.append(float(last["loss"]))
-            gaps.append(float(last["routed_loss"] / last["loss"] - 1))
             macs = float(last["macs"])
         loss = interval(losses)
         if loss is None:
             continue
-        gap = "" if math.isnan(gaps[0]) else f"{100 * sum(gaps) / len(gaps):.2f} %"
         cost = f"{macs / 1e12:.2f}T"
         seeds = ", ".join(str(seed) for seed in curves)
         name = [arm.backbone, arm.label]
         text = loss.half_width_text(".4f")
+        gap = gap_text(curves.values(), step)
         rows.append([*name, f"{arm.lr:g}", f"{step:.0f}", cost, seeds, text, gap])
     return rows
+
+
+def gap_text(curves: Iterable[pd.DataFrame], step: float) -> str:
+    """Return the mean gap at the last score up to a step; empty without losses of a routed pass."""
+    gaps = []
+    for curve in curves:
+        last = curve[curve["step"] <= step].iloc[-1]
+        gaps.append(float(last["routed_loss"] / last["loss"] - 1))
+    return "" if math.isnan(gaps[0]) else f"{100 * sum(gaps) / len(gaps):.2f} %"
 
 
 @dataclass(frozen=True)

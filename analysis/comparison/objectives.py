@@ -43,7 +43,7 @@ def objective_scores(source: Runs, steps: int) -> pd.DataFrame:
     frame["short"] = frame["metric"].str.split("-").str[0]
     losses = frame[frame["key"] == LOSS].drop_duplicates("path").set_index("path")["value"]
     frame = frame[frame["metric"].str.endswith(NETWORK)]
-    frame["loss"] = frame["path"].map(losses)
+    frame = frame.assign(loss=frame["path"].map(losses))
     keys = ["backbone", "objective", "routed", "sampler", "seed"]
     repeated = frame[frame.duplicated([*keys, "short"])]
     if len(repeated):

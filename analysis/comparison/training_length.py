@@ -11,13 +11,13 @@ bound lies above the fitted line; otherwise the direction is unknown.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from analysis.comparison.aggregation import interval, p_text, two_sided_p
-from analysis.comparison.arms import Arm, Curves, baseline_arm, percent_change
+from analysis.comparison.arms import Arm, Curves, baseline_arm, gap_text, percent_change
 from analysis.comparison.step_penalty import (
     Penalty,
     has_loss_at,
@@ -36,7 +36,6 @@ class LengthTrend:
     arm: Arm
     penalties: dict[int, Penalty]  # by N
     log_ratios: dict[int, dict[int, float]]  # of the losses at equal MACs, by N and seed
-    gaps: dict[int, float]  # after N steps of the arm, mean over seeds; none for a dense arm
     last_steps: dict[int, float]  # of the arm's runs, by seed
 
     def bound(self, steps: int, seed: int) -> float:
@@ -66,29 +65,17 @@ def length_trends(table: Mapping[Arm, Curves]) -> Iterator[LengthTrend]:
             continue
         dense = table[baseline]
         seeds = sorted(curves.keys() & dense.keys())
-        penalties, log_ratios, gaps = {}, {}, {}
+        penalties, log_ratios = {}, {}
         for steps in DECLARED_STEPS:
             if not seeds or not all(has_loss_at(dense[seed], "step", steps) for seed in seeds):
                 continue
             penalties[steps] = paired_penalty(dense, curves, steps)
-            gap = _mean_gap(curves, seeds, steps)
-            if not math.isnan(gap):
-                gaps[steps] = gap
             macs = float(np.interp(steps, dense[seeds[0]]["step"], dense[seeds[0]]["macs"]))
             if all(has_loss_at(curves[seed], "macs", macs) for seed in seeds):
                 log_ratios[steps] = log_ratio_at_equal_macs(dense, curves, macs)
         if penalties:
             last = {seed: float(curves[seed]["step"].max()) for seed in seeds}
-            yield LengthTrend(arm, penalties, log_ratios, gaps, last)
-
-
-def _mean_gap(curves: Curves, seeds: Sequence[int], steps: int) -> float:
-    """Return the mean gap at a step; NaN where a curve has no score of the routed pass there."""
-    gaps = []
-    for seed in seeds:
-        scored = curves[seed][curves[seed]["step"] == steps]
-        gaps.append(float((scored["routed_loss"] / scored["loss"]).mean()) - 1)
-    return sum(gaps) / len(gaps)
+            yield LengthTrend(arm, penalties, log_ratios, last)
 
 
 def lengths_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
@@ -101,6 +88,7 @@ def lengths_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
     change = "Loss change at equal MACs (95 %)"
     rows = [["Backbone", "Arm", "Dense steps N", "s*m by seed", "s*m (95 %)", change, "Gap"]]
     for trend in length_trends(table):
+        curves = [table[trend.arm][seed] for seed in trend.last_steps]
         for steps, penalty in trend.penalties.items():
             texts = []
             for seed in trend.last_steps:
@@ -111,7 +99,8 @@ def lengths_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
             name = [trend.arm.backbone, trend.arm.label]
             log_ratio = interval(trend.log_ratios.get(steps, {}).values())
             loss = percent_change(log_ratio) if log_ratio else ""
-            gap = f"{100 * trend.gaps[steps]:.2f} %" if steps in trend.gaps else ""
+            is_scored = all(has_loss_at(curve, "step", steps) for curve in curves)
+            gap = gap_text(curves, steps) if is_scored else ""
             rows.append([*name, f"{steps:,}", ", ".join(texts), mean, loss, gap])
     return rows
 

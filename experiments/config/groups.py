@@ -45,6 +45,12 @@ def names(group: str) -> list[str]:
     return sorted(registry.names() if group == "backbone" else REGISTRIES[group])
 
 
+def choosing_key(key: str) -> str:
+    """Return the key that chooses an entry where `key` is its name: `data` for `data.name`."""
+    group, _, option = key.partition(".")
+    return group if group in GROUPS and option == "name" else key
+
+
 def check_name(group: str, name: str) -> None:
     """Refuse a name that a group cannot be set to.
 

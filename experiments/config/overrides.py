@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from backbones.parsing import check_word
-from experiments.config.groups import GROUPS
+from experiments.config.groups import choosing_key
 from experiments.options.roles import ConfigError
 from routing.errors import require, suggest
 
@@ -28,9 +28,7 @@ def normalize(text: str) -> str:
     key, value = text.split("=", 1)
     plain = key.lstrip("-+~")
     if plain != key:
-        group, _, option = plain.partition(".")
-        plain = group if group in GROUPS and option == "name" else plain
-        raise ConfigError(f"{key}={value}: expected {plain}={value}")
+        raise ConfigError(f"{key}={value}: expected {choosing_key(plain)}={value}")
     if key == "route":
         value = _normalize_route(value.strip("'\""))
     return quote(f"{key}={value}")

@@ -15,7 +15,7 @@ def unknown_key(setting: str, valid_keys: Collection[str]) -> ConfigError:
     """Return the error for an override whose key is not among `valid_keys`."""
     key, value = setting.split("=", 1)
     group, _, option = key.partition(".")
-    if group in GROUPS and option == "name":
+    if groups.choosing_key(key) != key:
         return ConfigError(f"{setting}: expected {group}={value or 'NAME'}")
     below = [name for name in sorted(valid_keys) if name.startswith(f"{key}.")]
     example = "".join(f", such as {name}=" for name in below[:1])
