@@ -230,16 +230,19 @@ def arms_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
         seeds = ", ".join(str(seed) for seed in curves)
         name = [arm.backbone, arm.label]
         text = loss.half_width_text(".4f")
-        gap = gap_text(curves.values(), step)
+        gap = gap_text(curves, curves, step)
         rows.append([*name, f"{arm.lr:g}", f"{step:.0f}", cost, seeds, text, gap])
     return rows
 
 
-def gap_text(curves: Iterable[pd.DataFrame], step: float) -> str:
-    """Return the mean gap at the last score up to a step; empty without losses of a routed pass."""
+def gap_text(curves: Curves, seeds: Iterable[int], step: float) -> str:
+    """Return the mean gap at the last score up to a step; empty if a seed has none or ended."""
     gaps = []
-    for curve in curves:
-        last = curve[curve["step"] <= step].iloc[-1]
+    for seed in seeds:
+        logged = curves[seed]["step"]
+        if not logged.min() <= step <= logged.max():
+            return ""
+        last = curves[seed][logged <= step].iloc[-1]
         gaps.append(float(last["routed_loss"] / last["loss"] - 1))
     return "" if math.isnan(gaps[0]) else f"{100 * sum(gaps) / len(gaps):.2f} %"
 

@@ -88,7 +88,6 @@ def lengths_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
     change = "Loss change at equal MACs (95 %)"
     rows = [["Backbone", "Arm", "Dense steps N", "s*m by seed", "s*m (95 %)", change, "Gap"]]
     for trend in length_trends(table):
-        curves = [table[trend.arm][seed] for seed in trend.last_steps]
         for steps, penalty in trend.penalties.items():
             texts = []
             for seed in trend.last_steps:
@@ -99,8 +98,7 @@ def lengths_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
             name = [trend.arm.backbone, trend.arm.label]
             log_ratio = interval(trend.log_ratios.get(steps, {}).values())
             loss = percent_change(log_ratio) if log_ratio else ""
-            is_scored = all(has_loss_at(curve, "step", steps) for curve in curves)
-            gap = gap_text(curves, steps) if is_scored else ""
+            gap = gap_text(table[trend.arm], trend.last_steps, steps)
             rows.append([*name, f"{steps:,}", ", ".join(texts), mean, loss, gap])
     return rows
 
