@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis.errors import AnalysisError
 from analysis.figures import against_macs
 from analysis.reports import pages, studies
 from analysis.runs.archives import PUBLISHED, unpacked
@@ -19,6 +20,7 @@ from analysis.runs.loading import Runs, load, scores
 from experiments.runtime.command import ROOT, run_command
 from experiments.runtime.files import atomic_write
 from experiments.runtime.parser import Parser
+from routing.errors import require
 
 RESULTS = ROOT / "results"
 # Dense steps, and routed steps of about the same multiply-adds, in the exploratory records.
@@ -31,6 +33,9 @@ def _command(words: list[str]) -> int:
     text = f"dense steps of the target ({studies.STEPS})"
     parser.add_argument("--steps", type=int, default=studies.STEPS, help=text)
     options = parser.parse_args(words)
+    require(
+        options.steps > 0, f"--steps {options.steps}: expected a positive number", AnalysisError
+    )
     if options.records is not None:
         runs = load(unpacked(options.records, ROOT / PUBLISHED))
         print(studies.every_table(runs, options.steps) or "no table: no finished run has scores")

@@ -236,7 +236,7 @@ def arms_table(table: Mapping[Arm, Curves]) -> list[list[str]]:
 
 
 def gap_text(curves: Curves, seeds: Iterable[int], step: float) -> str:
-    """Return the mean gap at the last score up to a step; empty if a seed has none or ended."""
+    """Return the mean gap at the last score up to `step`; empty unless all curves span it."""
     gaps = []
     for seed in seeds:
         logged = curves[seed]["step"]

@@ -21,8 +21,8 @@ def final_scores(source: Runs) -> dict[Arm, pd.DataFrame]:
     Args:
         source: What `analysis.load` returned, or a folder of run folders.
 
-    The scores of a run are those of one protocol: its own, or, where it scored no samples itself,
-    the protocol of evaluations that most runs share (ties: the same one for all runs). Of two
+    A run's scores use one protocol: its own or, if it scored no samples itself, that of the
+    evaluations that most runs share (ties: the same one for all runs). Of two
     runs of one arm and seed the one that was trained longer counts, as in `arms`.
     """
     runs = runs_of(source).sort_values("step", kind="stable")

@@ -46,7 +46,7 @@ def names(group: str) -> list[str]:
 
 
 def choosing_key(key: str) -> str:
-    """Return the key that chooses an entry where `key` is its name: `data` for `data.name`."""
+    """Map `data.name` to `data`, the key that selects an entry; keep other keys."""
     group, _, option = key.partition(".")
     return group if group in GROUPS and option == "name" else key
 

@@ -58,7 +58,7 @@ def _group_by_cluster(
     """
     latest, stored = sweep.latest_batches(), sweep.runs()
     groups: dict[str, RetryGroup] = {}
-    keys: dict[str, str] = {}  # of groups, by run
+    keys: dict[str, str] = {}  # of the group of each run, by the run's name
     for run in due:
         batch = latest.get(run.name)
         base = arguments.resources_of_last_launch(stored, run, batch)
@@ -72,7 +72,7 @@ def _group_by_cluster(
             print(explanation)
         # One submission for all of a Slurm cluster, where runs may wait for each other.
         key = f"{base.name} {base.slurm_cluster}" if base.kind == "slurm" else repr(base)
-        if rows[run.name].state not in DUE_STATES:  # a table goes with a run that it reads
+        if rows[run.name].state not in DUE_STATES:  # group a table with a run it reads
             read = [keys[name] for name in (*run.after, *run.needs) if name in keys]
             if read and key not in read:
                 key = read[-1]

@@ -143,7 +143,7 @@ def end_replaced(
     sweep: Sweep, names: Collection[str], rows: Sequence[RunStatus],
     latest: Mapping[str, JobBatch], say: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """End the former jobs, in `rows` and `latest`, of live tables that were submitted again."""
+    """Cancel the old jobs (in `rows` and `latest`) of live tables that were resubmitted."""
     replaced = [row for row in rows if row.live and row.run.name in names]
     try:
         end_jobs(sweep, replaced, rows, latest)
@@ -151,4 +151,4 @@ def end_replaced(
         jobs = ", ".join(row.job for row in replaced)
         raise SweepError(f"{error}; the new jobs are submitted: cancel {jobs} by hand") from None
     for row in replaced:
-        say(f"{row.run.name} leaves job {row.job} for one that waits for the retried runs")
+        say(f"{row.run.name}: job {row.job} is replaced by one that waits for the retried runs")

@@ -152,3 +152,8 @@ def test_the_figure_is_drawn_from_the_records(records):
     assert len(plot.data) == 12 and set(plot.data["n"]) == {3}
     published = pd.read_csv(RESULTS / "figures" / "compute.csv")
     assert plot.data["difference"].to_list() == pytest.approx(published["difference"].to_list())
+
+
+def test_a_length_that_no_run_has_is_refused_before_anything_is_read(capsys):
+    assert compute.main(["nowhere.tar.gz", "--steps", "-4"]) == 2
+    assert "--steps -4: expected a positive number" in capsys.readouterr().err

@@ -118,7 +118,7 @@ def test_a_retry_replaces_the_job_of_a_table_that_waits_for_the_other_runs(cli, 
     assert "1 of 2 queued by sweep count" in text and "1 runs on cluster=slurm" in text
     cli.grid, first = mine, len(submissions)
     text = cli("retry")
-    assert f"{table.run.name} leaves job {table.job} for one that waits" in text
+    assert f"{table.run.name}: job {table.job} is replaced by one that waits" in text
     assert answers.calls == [["scancel", table.job]]
     again = [(run.stage, run.varies.get("seed")) for array in submissions[first:] for run in array.runs]
     assert sorted(again, key=str) == sorted([("train", "1"), ("tune", "1"), ("score", "1"), ("table", None)], key=str)
