@@ -1,11 +1,13 @@
 """Scores of a study's arms on samples after their last step, and their differences from dense."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from analysis.comparison.aggregation import interval
+from analysis.comparison.aggregation import DENSE, interval
 from analysis.comparison.arms import Arm, baseline_arm, rows_with_arms
+from analysis.comparison.pair_penalty import LOSS
+from analysis.errors import AnalysisError
 from analysis.runs.loading import Runs, runs_of, scores
 
 # Printed columns and their decimals; all in the features of the data set's own classifier.
@@ -44,6 +46,37 @@ def final_scores(source: Runs) -> dict[Arm, pd.DataFrame]:
         frame = pd.DataFrame.from_dict(values[arm], orient="index").sort_index()
         frames[arm] = frame.reindex(columns=list(METRICS))
     return frames
+
+
+def scores_after(source: Runs, steps: int, keys: Sequence[str]) -> pd.DataFrame:
+    """Return the scores of every run on samples after `steps` steps, a row for each sampler.
+
+    Args:
+        source: What `analysis.load` returned, or a folder of run folders.
+        steps: Training steps; a run that goes on counts with its scores at this step.
+        keys: Columns of `analysis.scores`, or `routed`, that distinguish the runs of one seed.
+
+    Columns are the keys, `sampler`, `seed`, the metrics, `macs`, the training multiply-adds, and
+    `loss`, the held-out loss of the dense pass (NaN for a run without one).
+
+    Raises:
+        AnalysisError: Several runs that differ in nothing else, such as in the learning rate.
+    """
+    frame = scores(runs_of(source))
+    frame = frame[frame["step"] == steps].copy()
+    frame["routed"] = ~frame["variant"].str.startswith(DENSE)  # a fine-tune is dense
+    frame["short"] = frame["metric"].str.split("-").str[0]
+    losses = frame[frame["key"] == LOSS].drop_duplicates("path").set_index("path")["value"]
+    frame = frame[frame["metric"].str.endswith(NETWORK) & frame["short"].isin(list(METRICS))]
+    frame = frame.assign(loss=frame["path"].map(losses))
+    keys = [*keys, "sampler", "seed"]
+    repeated = frame[frame.duplicated([*keys, "short"])]
+    if len(repeated):
+        first = ", ".join(f"{key} {value}" for key, value in repeated[keys].iloc[0].items())
+        raise AnalysisError(f"several scores of {first}; expected one run of each, scored once")
+    table = frame.pivot(index=keys, columns="short", values="value")
+    table = table.reindex(columns=list(METRICS))
+    return table.join(frame.groupby(keys)[["macs", "loss"]].first()).reset_index()
 
 
 def scores_table(frames: Mapping[Arm, pd.DataFrame]) -> list[list[str]]:

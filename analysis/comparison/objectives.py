@@ -10,10 +10,8 @@ import pandas as pd
 
 from analysis.comparison.aggregation import DENSE, interval
 from analysis.comparison.arms import percent_change
-from analysis.comparison.final_scores import METRICS, NETWORK, mean_text
-from analysis.comparison.pair_penalty import LOSS
-from analysis.errors import AnalysisError
-from analysis.runs.loading import Runs, runs_of, scores
+from analysis.comparison.final_scores import METRICS, mean_text, scores_after
+from analysis.runs.loading import Runs
 
 # Declared before the runs: minuend and subtrahend, each an objective and whether it is routed.
 CONTRASTS = (
@@ -31,27 +29,12 @@ def objective_scores(source: Runs, steps: int) -> pd.DataFrame:
         source: What `analysis.load` returned, or a folder of run folders.
         steps: Training steps; a run that goes on counts with its scores at this step.
 
-    Columns are `backbone`, `objective`, `routed`, `sampler`, `seed`, the metrics, and `loss`, the
-    held-out loss of the dense pass (NaN for a run without one).
+    Columns are `backbone`, `objective`, `routed` and those of `final_scores.scores_after`.
 
     Raises:
         AnalysisError: Several runs that differ in nothing else, such as in the learning rate.
     """
-    frame = scores(runs_of(source))
-    frame = frame[frame["step"] == steps].copy()
-    frame["routed"] = ~frame["variant"].str.startswith(DENSE)  # a fine-tune is dense
-    frame["short"] = frame["metric"].str.split("-").str[0]
-    losses = frame[frame["key"] == LOSS].drop_duplicates("path").set_index("path")["value"]
-    frame = frame[frame["metric"].str.endswith(NETWORK)]
-    frame = frame.assign(loss=frame["path"].map(losses))
-    keys = ["backbone", "objective", "routed", "sampler", "seed"]
-    repeated = frame[frame.duplicated([*keys, "short"])]
-    if len(repeated):
-        first = ", ".join(f"{key} {value}" for key, value in repeated[keys].iloc[0].items())
-        raise AnalysisError(f"several scores of {first}; expected one run of each, scored once")
-    table = frame.pivot(index=keys, columns="short", values="value")
-    table = table.reindex(columns=list(METRICS))
-    return table.join(frame.groupby(keys)["loss"].first()).reset_index()
+    return scores_after(source, steps, ["backbone", "objective", "routed"])
 
 
 def objectives_table(frame: pd.DataFrame) -> list[list[str]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from analysis.comparison.alignment import alignment_table
 from analysis.comparison.arms import (
     Arm,
     Curves,
@@ -56,4 +57,5 @@ KINDS: dict[str, Callable[[Records, int, int], list[list[str]]]] = {
     "slopes": lambda records, steps, pairs: slopes_table(records.arms),
     "objectives": lambda records, steps, pairs: objectives_table(records.scores_at(steps)),
     "contrasts": lambda records, steps, pairs: contrasts_table(records.scores_at(steps)),
+    "alignment": lambda records, steps, pairs: alignment_table(records.runs, steps),
 }

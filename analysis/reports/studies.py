@@ -9,6 +9,7 @@
     slopes       how s * m grows with it
     objectives   dense and routed scores of several objectives after `steps` steps
     contrasts    their declared differences
+    alignment    changes by REPA or SRA, dense and routed, after `steps` steps
 
 An arm is a group and variant (`analysis.comparison.arms`).
 """
