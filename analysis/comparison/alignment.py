@@ -20,7 +20,8 @@ def alignment_table(source: Runs, steps: int) -> list[list[str]]:
 
     An aligned run is compared with the run of the same backbone, objective, route and seed that
     differs in nothing else. There are means over pairs, with the half-width of the 95 % t-interval.
-    *MACs* is the ratio of training multiply-adds, with the encoder's pass.
+    *MACs* is the ratio of training multiply-adds, with the pass of SRA's teacher but not of REPA's
+    encoder.
 
     Raises:
         AnalysisError: Several runs that agree in all this, such as with two learning rates.
