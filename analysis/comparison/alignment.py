@@ -1,44 +1,53 @@
-"""Does alignment to features (REPA, SRA) help? Runs with it against the same route without it."""
+"""Does alignment to features (REPA, SRA) help? Runs with it against runs without it."""
 
 import numpy as np
 
-from analysis.comparison.aggregation import DENSE, interval
+from analysis.comparison.aggregation import interval
 from analysis.comparison.arms import percent_change
 from analysis.comparison.final_scores import METRICS, scores_after
+from analysis.runs.grouping import short_labels, variant_of
 from analysis.runs.loading import Runs, runs_of
 
-_SETTING = ["backbone", "objective", "route"]
-_ENCODER = "config.train.encoder"  # `none` without alignment
+_ENCODER = "config.train.encoder"  # `none`, or missing in older records, without alignment
+_PROTOCOL = ["guidance", "weights", "sample_seed", "n"]
+_COLUMNS = ["Model", "Arm", "Compared with", "MACs ratio", "Pairs", *METRICS]
 
 
 def alignment_table(source: Runs, steps: int) -> list[list[str]]:
-    """Return the changes that alignment makes to dense and routed runs after equal steps.
+    """Return what alignment changes in dense and routed runs after equal steps.
 
     Args:
         source: What `analysis.load` returned, or a folder of run folders.
         steps: Training steps; a run that goes on counts with its scores at this step.
 
-    An aligned run is compared with the run of the same backbone, objective, route and seed that
-    differs in nothing else. There are means over pairs, with the half-width of the 95 % t-interval.
-    *MACs* is the ratio of training multiply-adds, with the pass of SRA's teacher but not of REPA's
-    encoder.
-
-    Raises:
-        AnalysisError: Several runs that agree in all this, such as with two learning rates.
+    An aligned run is compared with the run of the same group and seed that routes tokens in the
+    same way without alignment. Only scores that the runs made themselves count, in the features of
+    the data set's own classifier. A change is aligned minus not aligned, the mean over pairs with
+    the half-width of its 95 % t-interval; that of the held-out loss is in per cent. *MACs ratio* is
+    the ratio of training multiply-adds, with the pass of SRA's teacher, without REPA's encoder.
     """
-    head = ["Backbone", "Arm", "Compared with", "MACs", "Pairs", *METRICS, "held-out loss (95 %)"]
+    rows = [[*_COLUMNS, "held-out loss (95 %)"]]
     runs = runs_of(source)
-    if _ENCODER not in runs or (runs[_ENCODER] == "none").all():
-        return [head]
-    frame = scores_after(runs, steps, [*_SETTING, _ENCODER, "variant"])
-    is_plain = frame["variant"].eq(DENSE) | frame["variant"].eq(frame["route"])
-    aligned = frame[frame[_ENCODER] != "none"]
-    keys = [*_SETTING, "sampler", "seed"]
-    pairs = aligned.merge(frame[is_plain], on=keys, suffixes=("", "_baseline"))
-    rows = [head]
-    for names, part in pairs.groupby(["backbone", "variant", "variant_baseline"]):
+    if _ENCODER not in runs:
+        return rows
+    unaligned_variants = []
+    for run in runs.to_dict("records"):
+        routing_method, _, _ = str(run["method"]).partition(" + ")
+        unaligned_variants.append(variant_of({**run, "method": routing_method}))
+    is_aligned = runs[_ENCODER].fillna("none").ne("none")
+    runs = runs.assign(is_aligned=is_aligned.astype(bool), unaligned=unaligned_variants)
+    keys = ["group", "unaligned", *_PROTOCOL]
+    frame = scores_after(runs, steps, [*keys, "is_aligned", "variant", "own"])
+    frame = frame[frame["own"].astype(bool)]
+    is_aligned = frame["is_aligned"].astype(bool)
+    baselines = frame[~is_aligned & (frame["variant"] == frame["unaligned"])]
+    keys = [*keys, "sampler", "seed"]
+    pairs = frame[is_aligned].merge(baselines, on=keys, suffixes=("", "_baseline"))
+    models = short_labels(pairs["group"].unique())
+    for names, part in pairs.groupby(["group", "variant", "unaligned"]):
+        group, variant, unaligned = map(str, names)
         ratio = (part["macs"] / part["macs_baseline"]).mean()
-        texts = [*map(str, names), f"{ratio:.2f}x", str(len(part))]
+        texts = [models[group], variant, unaligned, f"{ratio:.2f}x", str(len(part))]
         for metric, decimals in METRICS.items():
             change = interval(part[metric] - part[f"{metric}_baseline"])
             texts.append(change.half_width_text(f"+.{decimals}f") if change else "")

@@ -68,7 +68,7 @@ def scores_after(source: Runs, steps: int, keys: Sequence[str]) -> pd.DataFrame:
     frame["short"] = frame["metric"].str.split("-").str[0]
     losses = frame[frame["key"] == LOSS].drop_duplicates("path").set_index("path")["value"]
     frame = frame[frame["metric"].str.endswith(NETWORK) & frame["short"].isin(list(METRICS))]
-    frame = frame.assign(loss=frame["path"].map(losses))
+    frame = frame.assign(loss=frame["path"].map(losses).astype(float))
     keys = [*keys, "sampler", "seed"]
     repeated = frame[frame.duplicated([*keys, "short"])]
     if len(repeated):
@@ -76,7 +76,7 @@ def scores_after(source: Runs, steps: int, keys: Sequence[str]) -> pd.DataFrame:
         raise AnalysisError(f"several scores of {first}; expected one run of each, scored once")
     table = frame.pivot(index=keys, columns="short", values="value")
     table = table.reindex(columns=list(METRICS))
-    return table.join(frame.groupby(keys)[["macs", "loss"]].first()).reset_index()
+    return table.join(frame.groupby(keys, dropna=False)[["macs", "loss"]].first()).reset_index()
 
 
 def scores_table(frames: Mapping[Arm, pd.DataFrame]) -> list[list[str]]:

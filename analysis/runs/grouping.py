@@ -309,4 +309,5 @@ def shared_label(labels: Iterable[str]) -> str:
 
 def _parts(label: str) -> list[str]:
     head, _, tail = label.partition(" (")
-    return [*head.split(", "), *(tail.removesuffix(")").split(", ") if tail else [])]
+    details = re.split(r", (?=[\w.]+=)", tail.removesuffix(")")) if tail else []
+    return [*head.split(", "), *details]
