@@ -30,12 +30,14 @@ def alignment_table(source: Runs, steps: int) -> list[list[str]]:
     runs = runs_of(source)
     if _ENCODER not in runs:
         return rows
+    is_aligned = runs[_ENCODER].fillna("none").ne("none").astype(bool)
+    if not is_aligned.any():
+        return rows
     unaligned_variants = []
     for run in runs.to_dict("records"):
         routing_method, _, _ = str(run["method"]).partition(" + ")
         unaligned_variants.append(variant_of({**run, "method": routing_method}))
-    is_aligned = runs[_ENCODER].fillna("none").ne("none")
-    runs = runs.assign(is_aligned=is_aligned.astype(bool), unaligned=unaligned_variants)
+    runs = runs.assign(is_aligned=is_aligned, unaligned=unaligned_variants)
     keys = ["group", "unaligned", *_PROTOCOL]
     frame = scores_after(runs, steps, [*keys, "is_aligned", "variant", "own"])
     frame = frame[frame["own"].astype(bool)]
