@@ -24,7 +24,7 @@ def alignment_table(source: Runs, steps: int) -> list[list[str]]:
     same way without alignment. Only scores that the runs made themselves count, in the features of
     the data set's own classifier. A change is aligned minus not aligned, the mean over pairs with
     the half-width of its 95 % t-interval; that of the held-out loss is in per cent. *MACs ratio* is
-    the ratio of training multiply-adds, with the pass of SRA's teacher, without REPA's encoder.
+    the ratio of forward multiply-adds, with the pass of SRA's teacher, without REPA's encoder.
     """
     rows = [[*_COLUMNS, "held-out loss (95 %)"]]
     runs = runs_of(source)
