@@ -18,6 +18,7 @@ from analysis.comparison.arms import (
 )
 from analysis.comparison.final_scores import final_scores, scores_table
 from analysis.comparison.objectives import contrasts_table, objective_scores, objectives_table
+from analysis.comparison.signature import signature_table
 from analysis.comparison.training_length import lengths_table, slopes_table
 
 
@@ -58,4 +59,5 @@ KINDS: dict[str, Callable[[Records, int, int], list[list[str]]]] = {
     "objectives": lambda records, steps, pairs: objectives_table(records.scores_at(steps)),
     "contrasts": lambda records, steps, pairs: contrasts_table(records.scores_at(steps)),
     "alignment": lambda records, steps, pairs: alignment_table(records.runs, steps),
+    "signature": lambda records, steps, pairs: signature_table(records.runs),
 }

@@ -12,12 +12,13 @@ from matplotlib.axes import Axes
 
 from analysis.comparison.aggregation import DENSE, mean_std, number_range
 from analysis.comparison.groups import Group, Variant
+from analysis.comparison.guidance_settings import number, parse, setting_order
 from analysis.comparison.results import Results
 from analysis.figures import style
 from analysis.figures.style import Plot, styled
 from analysis.runs.grouping import shared_label, short_labels
 from analysis.tables.entries import metric_decimals, metric_label
-from analysis.tables.guidance import by_seed, evaluations, number, parse, responses, setting_order
+from analysis.tables.guidance import by_seed, evaluations, responses
 
 _MOST_MAPS = 6  # on one page
 _SMALLEST_MAP = 4  # pairs of rates

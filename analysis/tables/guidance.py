@@ -11,6 +11,7 @@ import pandas as pd
 
 from analysis.comparison.aggregation import mean_std, number_range, paired
 from analysis.comparison.groups import Group, Variant
+from analysis.comparison.guidance_settings import UNGUIDED, number, parse, setting, setting_order
 from analysis.comparison.results import Results
 from analysis.tables import entries, paper
 from analysis.tables.main import score_set
@@ -28,31 +29,10 @@ from analysis.tables.table import (
 
 # Kinds of scores that guidance changes.
 _RESPONDING = ("fd", "precision", "recall", "accuracy", "adherence")
-# Default rates of `routed`, which a score leaves out (experiments/options/guidance.py).
-_ROUTED_DEFAULTS = {"strong": "0.5", "weak": "0.9"}
 # Scores are compared over guidances where these are equal.
 _PROTOCOL = ("metric", "sampler", "reference", "weights")
 _COLUMNS = ["path", "seed", "step", "value", "macs_per_sample", "key", "features", "guidance"]
 _COLUMNS += _PROTOCOL
-_KINDS = ("CFG", "SG", "routed")
-
-
-def parse(text: str) -> tuple[str, dict[str, str]]:
-    """Read a score's guidance, such as `cfg scale=1.5`, into its kind and its options.
-
-    A score leaves out options that have their default; the two rates of `routed` are filled in.
-    """
-    kind, _, option_text = str(text).partition(" ")
-    options = dict(re.findall(r"([A-Za-z_]+)=(\S+)", option_text))
-    return kind, {**_ROUTED_DEFAULTS, **options} if kind == "routed" else options
-
-
-def number(text: str | None) -> float | None:
-    """Return a rate or scale as a number; None for a schedule such as `cosine:0.6:0`."""
-    try:
-        return float(text) if text is not None else None
-    except ValueError:
-        return None
 
 
 def evaluations(
@@ -123,30 +103,6 @@ def by_seed(part: pd.DataFrame) -> dict[int, float]:
 # --- response to guidance -------------------------------------------------------------------------
 
 
-def setting(text: str) -> str | None:
-    """Return a guidance's place on the response curve: `CFG 1.5`, `SG 1.5`, `routed`; else None.
-
-    SG guides away from a pass at the rate of training, 0.5, towards a dense one.
-    """
-    kind, options = parse(text)
-    scale = number(options.pop("scale", "1"))
-    options.pop("route", None)
-    if kind in ("none", "cfg") and scale is not None and not options:
-        return f"CFG {scale:g}"
-    strong, weak = number(options.pop("strong", None)), number(options.pop("weak", None))
-    if kind != "routed" or scale is None or options:
-        return None
-    if scale == 1:
-        return "routed" if strong == 0.5 else None
-    return f"SG {scale:g}" if (strong, weak) == (0, 0.5) else None
-
-
-def setting_order(name: str) -> tuple[int, float]:
-    """Return the sort key of a setting: CFG by scale, then SG, then routed."""
-    kind, _, scale = name.partition(" ")
-    return _KINDS.index(kind), float(scale or 0)
-
-
 @functools.lru_cache(maxsize=2)
 def responses(results: Results) -> pd.DataFrame:
     """Return how scores respond to guidance: dense and routed, a row per metric and setting.
@@ -174,7 +130,7 @@ def _response_rows(
     if frame.empty:
         return []
     frame = frame.assign(setting=frame["guidance"].map(setting))
-    guided_seeds = frame.loc[frame["setting"] != "CFG 1", "seed"]
+    guided_seeds = frame.loc[frame["setting"] != UNGUIDED, "seed"]
     rows = []
     for name, part in frame[frame["seed"].isin(guided_seeds)].groupby("setting"):
         estimate = mean_std(by_seed(part).values())

@@ -8,9 +8,9 @@ from test_analysis_tables import find
 
 import analysis
 from analysis.comparison.aggregation import paired, verdict
+from analysis.comparison.guidance_settings import setting
 from analysis.comparison.results import Results
 from analysis.reports import findings
-from analysis.tables.guidance import setting
 from analysis.tables.main import score_set
 from analysis.tables.table import markdown
 from routing.errors import UserError
