@@ -60,7 +60,8 @@ def scores_after(source: Runs, steps: int, keys: Sequence[str]) -> pd.DataFrame:
     `loss`, the held-out loss of the dense pass (NaN for a run without one).
 
     Raises:
-        AnalysisError: Several runs that differ in nothing else, such as in the learning rate.
+        AnalysisError: Several runs of the same keys and seed, or scores of one group in several
+            versions of the classifier or against several references.
     """
     frame = scores(runs_of(source))
     frame = frame[frame["step"] == steps].copy()
@@ -69,6 +70,12 @@ def scores_after(source: Runs, steps: int, keys: Sequence[str]) -> pd.DataFrame:
     losses = frame[frame["key"] == LOSS].drop_duplicates("path").set_index("path")["value"]
     frame = frame[frame["metric"].str.endswith(NETWORK) & frame["short"].isin(list(METRICS))]
     frame = frame.assign(loss=frame["path"].map(losses).astype(float))
+    for column in ("features", "reference"):
+        versions = frame.groupby("group")[column].unique().map(lambda found: found.dropna())
+        for group, found in versions.items():
+            if len(found) > 1:
+                text = f"{group}: scores with {column} {' and '.join(found)}; expected one of them"
+                raise AnalysisError(text)
     keys = [*keys, "sampler", "seed"]
     repeated = frame[frame.duplicated([*keys, "short"])]
     if len(repeated):

@@ -10,7 +10,7 @@
     objectives   dense and routed scores of several objectives after `steps` steps
     contrasts    their declared differences
     alignment    changes by REPA or SRA, dense and routed, after `steps` steps
-    signature    routed and dense scores without guidance, under CFG and under routed inference
+    signature    how a route, guidance and routed inference change scores
 
 An arm is a group and variant (`analysis.comparison.arms`).
 """
@@ -34,8 +34,8 @@ _NOTES = {
     "scores": f"In brackets: difference from dense, paired by seed, {_HALF}.",
     "alignment": f"Changes by alignment, paired by seed, {_HALF}; that of the held-out loss is in "
     "per cent. MACs ratio: with SRA's teacher, without REPA's encoder.",
-    "signature": f"Differences of scores, paired by seed, {_HALF}. Routed inference: the routed "
-    "pass alone; all other samples are from dense inference.",
+    "signature": f"Differences of scores, paired by seed, {_HALF}. Change: the score under a "
+    "setting minus that without guidance. Routed inference: the routed pass alone, at rate 0.5.",
 }
 
 

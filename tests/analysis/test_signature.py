@@ -4,6 +4,7 @@ import pytest
 from analysis_runs import evaluate, lines, score, write
 
 from analysis.comparison.signature import signature_table
+from analysis.errors import AnalysisError
 
 NONE, CFG, ROUTED = "none scale=1.0", "cfg scale=1.5", "routed scale=1 strong=0.5 route=auto"
 
@@ -37,10 +38,10 @@ def test_differences_and_responses_are_paired_by_seed(folder):
     assert {row["Difference"]: (row["Pairs"], row["accuracy"]) for row in rows} == {
         "2-8 - dense": ("3", "+0.020 ± 0.000"),
         "2-8 - dense under CFG 1.5": ("3", "-0.040 ± 0.000"),
-        "change by CFG 1.5, 2-8": ("4", "+0.055 ± 0.048"),
-        "change by CFG 1.5, dense": ("3", "+0.100 ± 0.000"),
-        "change by CFG 1.5, 2-8 - dense": ("3", "-0.060 ± 0.000"),
-        "change by routed inference, 2-8": ("3", "-0.010 ± 0.000"),
+        "2-8, change by CFG 1.5": ("4", "+0.055 ± 0.048"),
+        "dense, change by CFG 1.5": ("3", "+0.100 ± 0.000"),
+        "2-8 - dense, change by CFG 1.5": ("3", "-0.060 ± 0.000"),
+        "2-8, change by routed inference": ("3", "-0.010 ± 0.000"),
     }
     assert {row["Samples"] for row in rows} == {"500"} and {row["FD"] for row in rows} == {""}
 
@@ -51,7 +52,7 @@ def test_each_number_of_steps_has_its_rows(folder):
     evaluate(run, "early-none", [score({}, 200, 0.4, "accuracy-500 (digits-classifier)", guidance=NONE)])
     rows = [row for row in accuracies(signature_table(folder)) if row["Steps"] == "200"]
     assert [(row["Difference"], row["Pairs"], row["accuracy"]) for row in rows] == [
-        ("change by CFG 1.5, dense", "1", "+0.100")
+        ("dense, change by CFG 1.5", "1", "+0.100")
     ]
 
 
@@ -59,3 +60,21 @@ def test_samples_without_guidance_alone_give_no_rows(tmp_path):
     scored(tmp_path, 0, "none", {NONE: 0.7})
     scored(tmp_path, 0, "2-8", {NONE: 0.8})
     assert len(signature_table(tmp_path)) == 1
+
+
+def test_scores_that_cannot_be_told_apart_are_refused(folder):
+    run = next(path for path in folder.iterdir() if "none" in path.name)
+    again = score({}, 400, 0.9, "accuracy-500 (digits-classifier)", guidance="cfg scale=1.0")
+    evaluate(run, "again", [again])
+    with pytest.raises(AnalysisError, match=r"dense: several scores of one seed under CFG 1; expected one"):
+        signature_table(folder)
+    evaluate(run, "again", [{**again, "guidance": "cfg scale=2", "features": "digits-classifier@deadbeef"}])
+    with pytest.raises(AnalysisError, match=r"features .* and digits-classifier@deadbeef; expected one"):
+        signature_table(folder)
+
+
+def test_a_score_that_fewer_pairs_have_says_so(folder):
+    for run in sorted(folder.iterdir())[:5]:
+        evaluate(run, "fd", [score({}, 400, 20.0, "FD-500 (digits-classifier)", guidance=NONE)])
+    difference = accuracies(signature_table(folder))[0]
+    assert (difference["Pairs"], difference["FD"]) == ("3", "+0.0 ± 0.0 (n=2)")
