@@ -83,7 +83,7 @@ def test_the_fixture_holds_every_published_run(runs):
     archives = {path.name for path in RESULTS.glob("*.tar.gz")}
     archives.remove("speed.tar.gz")  # timings, not runs
     assert sources == archives | {p.name for p in (RESULTS / "models").glob("*.safetensors")}
-    assert len(runs) == 510
+    assert len(runs) == 522
     assert sum("recomputed" in run for run in runs) == 36
 
 
