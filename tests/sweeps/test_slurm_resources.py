@@ -91,6 +91,10 @@ def test_runs_that_share_a_gpu_are_processes_of_one_task_and_end_one_by_one(cli)
     assert squeue()[cli.rows()[7].job][0] in ("CANCELLED", "COMPLETING")
 
 
+def _ends(cli, seed):
+    return [event["how"] for event in cli.events(seed) if event["event"] == "end"]
+
+
 def test_usr2_reaches_all_runs_of_a_task_and_those_that_have_not_ended_go_on(cli):
     cli.stub({"sleep": 0.1, "save_every": 1000}, seed1={"fail": 3})
     cli("launch", "cluster.gpus=1", "cluster.runs_per_gpu=3", "train.steps=150", "seed=0,1,2")
@@ -104,8 +108,8 @@ def test_usr2_reaches_all_runs_of_a_task_and_those_that_have_not_ended_go_on(cli
         first, second = cli.starts(seed)
         assert second["job"] == first["job"] == job and second["restart"] == 1
         assert second["step"] >= 5
-        ends = [event["how"] for event in cli.events(seed) if event["event"] == "end"]
-        assert ends == ["requeued", "done"]
+        # A run is done once its summary is there; it notes its end a moment later.
+        until(lambda seed=seed: _ends(cli, seed) == ["requeued", "done"], what=f"two ends of {seed}")
     assert len(cli.starts(1)) == 1 and cli.states()[1] == "failed"
 
 
