@@ -4,12 +4,11 @@ import numpy as np
 
 from analysis.comparison.aggregation import interval
 from analysis.comparison.arms import percent_change
-from analysis.comparison.final_scores import METRICS, scores_after
+from analysis.comparison.final_scores import METRICS, PROTOCOL, scores_after
 from analysis.runs.grouping import short_labels, variant_of
-from analysis.runs.loading import Runs, runs_of
+from analysis.runs.loading import Runs, runs_of, scores
 
 _ENCODER = "config.train.encoder"  # `none`, or missing in older records, without alignment
-_PROTOCOL = ["guidance", "weights", "sample_seed", "n"]
 _COLUMNS = ["Model", "Arm", "Compared with", "MACs ratio", "Pairs", *METRICS]
 
 
@@ -21,7 +20,7 @@ def alignment_table(source: Runs, steps: int) -> list[list[str]]:
         steps: Training steps; a run that goes on counts with its scores at this step.
 
     An aligned run is compared with the run of the same group and seed that routes tokens in the
-    same way without alignment. Only scores that the runs made themselves count, in the features of
+    same way without alignment. Only scores that were made during training count, in the features of
     the data set's own classifier. A change is aligned minus not aligned, the mean over pairs with
     the half-width of its 95 % t-interval; that of the held-out loss is in per cent. *MACs ratio* is
     the ratio of forward multiply-adds, with the pass of SRA's teacher, without REPA's encoder.
@@ -38,13 +37,12 @@ def alignment_table(source: Runs, steps: int) -> list[list[str]]:
         routing_method, _, _ = str(run["method"]).partition(" + ")
         unaligned_variants.append(variant_of({**run, "method": routing_method}))
     runs = runs.assign(is_aligned=is_aligned, unaligned=unaligned_variants)
-    keys = ["group", "unaligned", *_PROTOCOL]
-    frame = scores_after(runs, steps, [*keys, "is_aligned", "variant", "own"])
+    keys = ["group", "unaligned", *PROTOCOL]
+    frame = scores_after(scores(runs), steps, [*keys, "is_aligned", "variant", "own"])
     frame = frame[frame["own"].astype(bool)]
     is_aligned = frame["is_aligned"].astype(bool)
     baselines = frame[~is_aligned & (frame["variant"] == frame["unaligned"])]
-    keys = [*keys, "sampler", "seed"]
-    pairs = frame[is_aligned].merge(baselines, on=keys, suffixes=("", "_baseline"))
+    pairs = frame[is_aligned].merge(baselines, on=[*keys, "seed"], suffixes=("", "_baseline"))
     models = short_labels(pairs["group"].unique())
     for names, part in pairs.groupby(["group", "variant", "unaligned"]):
         group, variant, unaligned = map(str, names)

@@ -14,7 +14,7 @@ from analysis.runs.loading import Runs, runs_of, scores
 METRICS = {"FD": 1, "precision": 3, "recall": 3, "accuracy": 3}
 NETWORK = "-classifier)"
 # How samples were made, and how many; scores of different samples are not compared.
-_PROTOCOL = ["guidance", "sampler", "weights", "sample_seed", "n"]
+PROTOCOL = ["guidance", "sampler", "weights", "sample_seed", "n"]
 
 
 def final_scores(source: Runs) -> dict[Arm, pd.DataFrame]:
@@ -30,7 +30,7 @@ def final_scores(source: Runs) -> dict[Arm, pd.DataFrame]:
     runs = runs_of(source).sort_values("step", kind="stable")
     table = scores(runs)
     table = table[table["metric"].str.endswith(NETWORK) & (table["step"] == table["last_step"])]
-    protocols = table.groupby(_PROTOCOL, sort=False, dropna=False)
+    protocols = table.groupby(PROTOCOL, sort=False, dropna=False)
     table = table.assign(runs=protocols["path"].transform("nunique"), protocol=protocols.ngroup())
     order = ["own", "runs", "protocol"]
     preferred = table.sort_values(order, ascending=[False, False, True]).drop_duplicates("path")
@@ -48,23 +48,22 @@ def final_scores(source: Runs) -> dict[Arm, pd.DataFrame]:
     return frames
 
 
-def scores_after(source: Runs, steps: int, keys: Sequence[str]) -> pd.DataFrame:
-    """Return the scores of every run on samples after `steps` steps, a row for each sampler.
+def scores_after(table: pd.DataFrame, steps: int, keys: Sequence[str]) -> pd.DataFrame:
+    """Return the scores of every run on samples after `steps` steps, a column for each metric.
 
     Args:
-        source: What `analysis.load` returned, or a folder of run folders.
+        table: What `analysis.scores` returned.
         steps: Training steps; a run that goes on counts with its scores at this step.
-        keys: Columns of `analysis.scores`, or `routed`, that distinguish the runs of one seed.
+        keys: Columns of the table, or `routed`, that distinguish the rows of one seed.
 
-    Columns are the keys, `sampler`, `seed`, the metrics, `macs`, the training multiply-adds, and
-    `loss`, the held-out loss of the dense pass (NaN for a run without one).
+    Columns are the keys, `seed`, the metrics, `macs`, the training multiply-adds, and `loss`, the
+    held-out loss of the dense pass (NaN for a run without one).
 
     Raises:
-        AnalysisError: Several runs of the same keys and seed, or scores of one group in several
+        AnalysisError: Several runs of the same keys and seed, or scores of one group with several
             versions of the classifier or against several references.
     """
-    frame = scores(runs_of(source))
-    frame = frame[frame["step"] == steps].copy()
+    frame = table[table["step"] == steps].copy()
     frame["routed"] = ~frame["variant"].str.startswith(DENSE)  # a fine-tune is dense
     frame["short"] = frame["metric"].str.split("-").str[0]
     losses = frame[frame["key"] == LOSS].drop_duplicates("path").set_index("path")["value"]
@@ -74,16 +73,17 @@ def scores_after(source: Runs, steps: int, keys: Sequence[str]) -> pd.DataFrame:
         versions = frame.groupby("group")[column].unique().map(lambda found: found.dropna())
         for group, found in versions.items():
             if len(found) > 1:
-                text = f"{group}: scores with {column} {' and '.join(found)}; expected one of them"
+                text = f"{group}: scores with {column} {' and '.join(found)}; expected one version"
                 raise AnalysisError(text)
-    keys = [*keys, "sampler", "seed"]
+    keys = [*keys, "seed"]
     repeated = frame[frame.duplicated([*keys, "short"])]
     if len(repeated):
         first = ", ".join(f"{key} {value}" for key, value in repeated[keys].iloc[0].items())
         raise AnalysisError(f"several scores of {first}; expected one run of each, scored once")
-    table = frame.pivot(index=keys, columns="short", values="value")
-    table = table.reindex(columns=list(METRICS))
-    return table.join(frame.groupby(keys, dropna=False)[["macs", "loss"]].first()).reset_index()
+    metrics = frame.pivot(index=keys, columns="short", values="value")
+    metrics = metrics.reindex(columns=list(METRICS))
+    costs = frame.groupby(keys, dropna=False)[["macs", "loss"]].first()
+    return metrics.join(costs).reset_index()
 
 
 def scores_table(frames: Mapping[Arm, pd.DataFrame]) -> list[list[str]]:

@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.comparison.aggregation import DENSE, interval
 from analysis.comparison.arms import percent_change
 from analysis.comparison.final_scores import METRICS, mean_text, scores_after
-from analysis.runs.loading import Runs
+from analysis.runs.loading import Runs, runs_of, scores
 
 # Declared before the runs: minuend and subtrahend, each an objective and whether it is routed.
 CONTRASTS = (
@@ -29,12 +29,14 @@ def objective_scores(source: Runs, steps: int) -> pd.DataFrame:
         source: What `analysis.load` returned, or a folder of run folders.
         steps: Training steps; a run that goes on counts with its scores at this step.
 
-    Columns are `backbone`, `objective`, `routed` and those of `final_scores.scores_after`.
+    Columns are `backbone`, `objective`, `routed`, `sampler` and those of
+    `final_scores.scores_after`.
 
     Raises:
         AnalysisError: Several runs that differ in nothing else, such as in the learning rate.
     """
-    return scores_after(source, steps, ["backbone", "objective", "routed"])
+    keys = ["backbone", "objective", "routed", "sampler"]
+    return scores_after(scores(runs_of(source)), steps, keys)
 
 
 def objectives_table(frame: pd.DataFrame) -> list[list[str]]:

@@ -3,15 +3,14 @@
 import pandas as pd
 
 from analysis.comparison.aggregation import DENSE, interval
-from analysis.comparison.final_scores import METRICS, scores_after
+from analysis.comparison.final_scores import METRICS, PROTOCOL, scores_after
 from analysis.comparison.guidance_settings import ROUTED_PASS, UNGUIDED, setting, setting_order
 from analysis.errors import AnalysisError
 from analysis.runs.grouping import short_labels
 from analysis.runs.loading import Runs, runs_of, scores
 
 # How samples were made besides their guidance; samples that differ in it are not compared.
-_PROTOCOL = ["n", "sampler", "weights", "sample_seed"]
-_KEYS = ["group", "variant", "guidance", "n", "weights", "sample_seed"]  # beside the sampler
+_SAMPLING = [column for column in PROTOCOL if column != "guidance"]
 _COLUMNS = ["Model", "Steps", "Samples", "Difference", "Pairs", *METRICS]
 
 
@@ -25,23 +24,22 @@ def signature_table(source: Runs) -> list[list[str]]:
     which samples were scored under CFG, SG, or routed inference (the routed pass alone, at rate
     0.5). *Change* is the score under a setting minus that without guidance. A value is the mean
     over pairs with the half-width of its 95 % t-interval, in the features of the data set's own
-    classifier; `(n=2)` where fewer pairs have that score than another.
+    classifier; `(n=2)` marks a score that fewer pairs have.
 
     Raises:
         AnalysisError: Scores that cannot be told apart: several runs of one seed, a run that was
             scored twice under one setting, or several versions of the classifier.
     """
     rows = [_COLUMNS]
-    runs = runs_of(source)
-    every_score = scores(runs)
+    every_score = scores(runs_of(source))
     every_score["setting"] = every_score["guidance"].map(setting, na_action="ignore")
     settings_per_step = every_score.groupby("step")["setting"].nunique()
     models = short_labels(every_score["group"].unique())
     for step in settings_per_step[settings_per_step > 1].index:
-        frame = scores_after(runs, int(step), _KEYS)
-        frame = frame.assign(setting=frame["guidance"].map(setting)).dropna(subset="setting")
-        several = [name for name in _PROTOCOL[1:] if frame[name].nunique() > 1]
-        for (group, *_), part in frame.groupby(["group", *_PROTOCOL], dropna=False):
+        frame = scores_after(every_score, int(step), ["group", "variant", "setting", *PROTOCOL])
+        frame = frame.dropna(subset="setting")
+        several = [name for name in _SAMPLING if name != "n" and frame[name].nunique() > 1]
+        for (group, *_), part in frame.groupby(["group", *_SAMPLING], dropna=False):
             if part["setting"].nunique() < 2:
                 continue  # such as the scores that training makes on the way
             first = part.iloc[0]
