@@ -1,7 +1,7 @@
 """Suggest a route from a dense model: its held-out loss when half of the tokens skip blocks.
 
-    python -m analysis.suggest_route RUN
-    python -m analysis.suggest_route RUN --trained results/fig8.tar.gz
+    python -m analysis suggest-route RUN
+    python -m analysis suggest-route RUN --trained results/fig8.tar.gz
 
 Exploratory. Every route of the form of TREAD's Fig. 8 is tried at inference on a model that was
 trained without one. A route is suggested where no other saves as much at a lower loss. `--trained`
@@ -10,8 +10,8 @@ beside that of the number of skipped blocks alone, and how often the probe picks
 routes that skip as many blocks.
 """
 
+import argparse
 import dataclasses
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +27,8 @@ from analysis.tables.table import markdown_rows
 from experiments.config.model import run_cost
 from experiments.evaluation.heldout import HeldOut, no_split
 from experiments.evaluation.images import split_indices
-from experiments.runtime.command import ROOT, run_command
-from experiments.runtime.parser import Parser
+from experiments.runtime.command import ROOT
+from routing.errors import require
 
 _BATCH = 100  # held-out samples per pass
 _TIE = 5e-4  # relative difference of probe losses below which two routes are level
@@ -165,13 +165,11 @@ def rank_agreement(losses: Mapping[str, float], trained: Mapping[str, float]) ->
     )
 
 
-def _command(words: list[str]) -> int:
-    parser = Parser("python -m analysis.suggest_route", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("run", type=Path, help="dense run, or exported .safetensors")
-    parser.add_argument("--step", type=int, help="checkpoint (the last)")
-    parser.add_argument("--samples", type=int, default=1000, help="held-out samples (1000)")
-    parser.add_argument("--trained", type=Path, help="archive of runs trained with these routes")
-    options = parser.parse_args(words)
+def command(options: argparse.Namespace) -> int:
+    """Print the held-out loss of every route at inference, and with `trained` the agreement."""
+    text = f"--samples {options.samples}: expected a positive number"
+    require(options.samples > 0, text, AnalysisError)
+    records = unpack(options.trained, ROOT / PUBLISHED) if options.trained is not None else None
     measured = probe(options.run, options.step, options.samples)
     best = undominated(measured.losses, measured.macs)
     head = ["Route", "Blocks", "MACs per step", "Held-out loss", "Suggested"]
@@ -180,8 +178,8 @@ def _command(words: list[str]) -> int:
         macs, loss = f"{measured.macs[route]:.2f}x", f"{measured.losses[route]:.4f}"
         rows.append([route, str(block_count(route)), macs, loss, "yes" if route in best else ""])
     print(markdown_rows(head, rows))
-    if options.trained is not None:
-        trained = trained_losses(unpack(options.trained, ROOT / PUBLISHED), measured.backbone)
+    if records is not None:
+        trained = trained_losses(records, measured.backbone)
         print(_agreement_text(rank_agreement(measured.losses, trained)))
     return 0
 
@@ -192,12 +190,3 @@ def _agreement_text(result: RankAgreement) -> str:
         f"(number of blocks alone: {result.length_correlation:.2f}); of {result.pairs} pairs that "
         f"skip as many blocks {result.agreeing} are ordered as after training, {result.tied} tied"
     )
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit code (2 for a user's mistake)."""
-    return run_command(_command, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from suite import RESULTS
 
-from analysis import suggest_route
+from analysis import command, suggest_route
 from analysis.tables import paper
 from experiments.evaluation.heldout import HeldOut
 from experiments.evaluation.images import split_indices
@@ -53,11 +53,22 @@ def test_the_probe_measures_the_losses_of_both_passes_and_the_dense_one_once(mon
         assert (probe.dense, loss) == pytest.approx(tuple(map(float, both)), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [(["--samples", "0"], "--samples 0: expected a positive"), (["--trained", "README.md"], "holds no records")],
+)
+def test_wrong_options_are_refused_before_a_loss_is_measured(words, sentence, monkeypatch, capsys):
+    monkeypatch.setattr(suggest_route, "probe", None)
+    monkeypatch.chdir(RESULTS)
+    assert command.main(["suggest-route", "models/dit_none.safetensors", *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_bundled_dense_model(capsys):
     model = str(RESULTS / "models" / "dit_none.safetensors")
-    words = [model, "--samples", "100", "--trained", str(RESULTS / "fig8.tar.gz")]
-    assert suggest_route.main(words) == 0
+    words = ["suggest-route", model, "--samples", "100", "--trained", str(RESULTS / "fig8.tar.gz")]
+    assert command.main(words) == 0
     text = capsys.readouterr().out
     assert "rank correlation with 16 trained routes" in text
     (row,) = (line for line in text.splitlines() if line.startswith("| 2-8 |"))
