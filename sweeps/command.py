@@ -1,4 +1,4 @@
-"""The command `python -m sweeps`: launch, predict, status, retry, cancel, show and list."""
+"""The command `python -m sweeps`: launch, status, retry, cancel, show and list."""
 
 import argparse
 import sys
@@ -23,7 +23,6 @@ Many runs, one grid per table or figure of the paper.
   python -m sweeps launch route_placement backbone=dit,mamba cluster=slurm \\
       scale=paper
   python -m sweeps launch search_route --trials 20  a search with Optuna
-  python -m sweeps predict evidence steps=600       does the route save compute?
   python -m sweeps launch mygrid.py                 a grid in Python (executed)
   python -m sweeps status                           all sweeps, any shell, later
   python -m sweeps status route_placement           one, run by run
@@ -39,7 +38,6 @@ tasks: 2} in a stage or an entry of cells applies to its runs only.
 # What each command does.
 COMMANDS = {
     "launch": "submit the runs of a grid that are missing, and return",
-    "predict": "predict what a grid's routes save or cost, from short pilot runs or finished runs",
     "status": "status of every run of a sweep; without a grid, of all sweeps",
     "retry": "submit failed and stopped runs again",
     "cancel": "cancel what is in the queue or running",
@@ -81,12 +79,6 @@ def parser() -> argparse.ArgumentParser:
     launch.add_argument(
         "--trials", type=int, metavar="N", help="total number of trials of a search"
     )
-    parsers["predict"].add_argument(
-        "--from",
-        dest="source",
-        metavar="RUNS",
-        help="finished runs, a folder or an archive of records; nothing is trained then",
-    )
     status.add_argument(
         "--once", action="store_true", help="print the table once, also on a terminal"
     )
@@ -121,10 +113,6 @@ def _dispatch(arguments: list[str]) -> int | None:
         from sweeps.commands.launch_command import launch_command
 
         return launch_command(options)
-    if options.command == "predict":
-        from sweeps.commands.predict_command import predict_command
-
-        return predict_command(options)
     if options.command == "retry":
         return retry_command(options)
     others = {

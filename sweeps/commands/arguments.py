@@ -17,7 +17,7 @@ from sweeps.store.planned_run import PlannedRun
 from sweeps.store.resource_options import Resources
 
 # Keys that belong to some commands only; elsewhere they are refused.
-_COMMANDS_OF = {"cluster": ("launch", "predict", "retry"), "dry": ("launch",)}
+_COMMANDS_OF = {"cluster": ("launch", "retry"), "dry": ("launch",)}
 
 
 class Arguments:

@@ -4,9 +4,9 @@ import json
 import subprocess
 import sys
 
-import house_figures as house
 import pytest
 from small import ROOT
+from test_imports import PACKAGES
 
 LIMITS = {"dit": (12, 60, 500), "mamba": (15, 120, 500)}
 
@@ -38,7 +38,7 @@ finally:
 @pytest.mark.parametrize("backbone", list(LIMITS))
 def test_a_reader_of_one_training_step_turns_few_pages(backbone, tmp_path):
     run = [f"backbone={backbone}", "route=2-8", "train.steps=4", "train.batch=8", "eval=none", "train.final_samples=false"]
-    command = [sys.executable, "-c", STEP, str(ROOT), " ".join(house.PACKAGES), *run, f"paths.runs={tmp_path}"]
+    command = [sys.executable, "-c", STEP, str(ROOT), " ".join(PACKAGES), *run, f"paths.runs={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     files = json.loads(done.stdout.splitlines()[-1])
     changes = sum(a != b for a, b in zip(files, files[1:], strict=False))

@@ -123,11 +123,6 @@ PREDICT = "base: {data: digits, eval: digits, train.steps: 400}\naxes: {route: [
         ("launch random.py", "could not import random, a module; rename it"),
         ("launch code.yaml", "rename it"),  # its folder would be that of the copies of the code
         ("retry route_placement dry=true", "dry= belongs to launch"),
-        ("predict tiny.yaml steps=9", "steps=9: expected at least 10"),
-        ("predict tiny.yaml seed=1", "expected seeds=0,1,2"),
-        ("predict tiny.yaml --from .", "no pair of runs"),
-        ("predict tiny.yaml route=none", "expected a routed run"),
-        ("predict tiny.yaml train.schedule=cosine", "train.schedule=cosine: expected constant"),
     ],
 )
 def test_a_wrong_command_is_one_sentence(words, message, refused, tmp_path):

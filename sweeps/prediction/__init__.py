@@ -1,1 +1,0 @@
-"""`predict`: what a route saves or costs in a full run, from pairs of short ones."""
